@@ -1,0 +1,71 @@
+"""The command line. Each command is a module that is imported when it is called.
+
+`normrnn --help` must answer at once: nothing here or in `commands` imports torch at the top.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from normrnn.errors import UserError
+
+COMMANDS = {
+    "train": "train a recipe, or go on with a run",
+    "recipes": "list the recipes and what they reproduce",
+    "evaluate": "perplexities of a trained run, under all statistics",
+    "compare": "train a recipe with several normalisations and compare them",
+    "prepare": "check the data of a recipe",
+    "score": "score a text with a trained run",
+    "sample": "let a trained run write",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command; a user's mistake is one sentence and an exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        sys.exit(_run(arguments))
+    except UserError as error:
+        print(f"normrnn: {error}", file=sys.stderr)
+        sys.exit(error.code)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"normrnn: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from normrnn import __version__
+
+        print(__version__)
+        return 0
+    command, *rest = arguments
+    if command not in COMMANDS:
+        print(f"normrnn: no command {command!r}\n\n{_usage()}", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"normrnn.commands.{command}").run(rest)
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: normrnn COMMAND ...",
+            "",
+            "Batch-normalised recurrent networks (Laurent et al. 2015).",
+            "",
+            *lines,
+            "",
+            "normrnn COMMAND --help says more.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""`normrnn train RECIPE`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from normrnn.commands.options import parse, split_recipe
+from normrnn.recipes.config import Config
+
+
+def run(arguments: list[str]) -> int:
+    """Train a recipe, or go on with a run."""
+    default, rest = split_recipe("train", arguments)
+
+    def options(
+        config: Annotated[Config, arg(name="")] = default,
+        out: Annotated[Path | None, arg(metavar="DIR")] = None,
+    ) -> tuple[Config, Path | None]:
+        """Train a recipe. Starting again in the same directory resumes it.
+
+        Args:
+            config: The experiment.
+            out: Run directory; runs/RECIPE-NORM-SEED unless given.
+        """
+        return config, out
+
+    config, out = parse(options, f"train {default.recipe}", rest)
+    out = out or Path("runs") / f"{config.recipe}-{config.norm}-{config.seed}"
+    return train_and_report(config, out)
+
+
+def train_and_report(config: Config, out: Path) -> int:
+    """Train with the display that suits the output; 130 when interrupted."""
+    from normrnn.train.display import LiveDisplay, PlainDisplay
+    from normrnn.train.interrupt import Interrupted
+    from normrnn.train.start import train
+
+    try:
+        train(config, out, LiveDisplay if sys.stdout.isatty() else PlainDisplay)
+    except Interrupted:
+        print(f"stopped; the same command goes on from the checkpoint in {out}", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,1 @@
+"""Text streams: file -> vocabulary ids -> contiguous streams -> (T, B) windows."""

@@ -1,0 +1,118 @@
+"""From a path to the lines of a training, a validation and a test text."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from normrnn.errors import UserError
+
+SPLITS = ("train", "valid", "test")
+BUILTIN = "builtin:python-topics"
+# Penn Treebank's names first: they are what the paper's experiments use.
+PATTERNS = ("ptb.{}.txt", "{}.txt")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Lines of the three texts, where they came from, and a hash of the bytes behind them."""
+
+    train: list[str]
+    valid: list[str]
+    test: list[str]
+    source: str
+    sha256: str
+
+
+def read_texts(data: str) -> Texts:
+    """Lines of `data`: a directory with three texts, one file split 90/5/5, or the builtin."""
+    if not data:
+        raise UserError(
+            "this recipe needs a text: pass --data DIR with train, valid and test text, or one"
+            " file (`normrnn prepare ptb DIR` checks a Penn Treebank directory)",
+            code=2,
+        )
+    if data == BUILTIN:
+        text = _python_topics()
+        return _split_lines(_lines(text), "Python's own documentation", _sha256(text.encode()))
+    path = Path(data).expanduser()
+    if path.is_dir():
+        return _read_directory(path)
+    if not path.exists():
+        raise UserError(f"{path} does not exist")
+    raw = _read_bytes(path)
+    return _split_lines(_lines(_decode(raw, path)), str(path), _sha256(raw))
+
+
+def read_lines(path: Path) -> list[str]:
+    """Lines of one UTF-8 text file, with a clear error for anything else."""
+    return _lines(_decode(_read_bytes(path), path))
+
+
+def find_files(directory: Path) -> dict[str, Path]:
+    """Split -> file, by Penn Treebank's names or plain ones."""
+    for pattern in PATTERNS:
+        files = {split: directory / pattern.format(split) for split in SPLITS}
+        if any(f.is_file() for f in files.values()):
+            missing = [f.name for f in files.values() if not f.is_file()]
+            if missing:
+                raise UserError(f"{directory} has no {' and no '.join(missing)}")
+            return files
+    names = " or ".join(p.format("train") for p in PATTERNS)
+    raise UserError(f"{directory} holds no text: expected {names}, and valid and test likewise")
+
+
+def _read_directory(directory: Path) -> Texts:
+    files = find_files(directory)
+    raw = {split: _read_bytes(path) for split, path in files.items()}
+    lines = {split: _lines(_decode(raw[split], path)) for split, path in files.items()}
+    sha = _sha256("".join(_sha256(raw[s]) for s in SPLITS).encode())
+    return Texts(**lines, source=str(directory), sha256=sha)
+
+
+def _split_lines(lines: list[str], source: str, sha256: str) -> Texts:
+    if len(lines) < 20:
+        raise UserError(
+            f"{source} has {len(lines)} lines; a split 90/5/5 by lines needs at least 20 (or give"
+            " a directory with train.txt, valid.txt and test.txt)"
+        )
+    a, b = len(lines) * 90 // 100, len(lines) * 95 // 100
+    source = f"{source}, split 90/5/5 by lines"
+    return Texts(lines[:a], lines[a:b], lines[b:], source, sha256)
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    if not raw.strip():
+        raise UserError(f"{path} is empty")
+    return raw
+
+
+def _decode(raw: bytes, path: Path) -> str:
+    if b"\0" in raw:
+        raise UserError(f"{path} is a binary file, not text: it has a zero byte")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 text: byte 0x{raw[error.start]:02x} at offset {error.start}"
+        ) from None
+
+
+def _lines(text: str) -> list[str]:
+    """Lines without their ends; only newlines end a line, as in Mikolov's preparation."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _python_topics() -> str:
+    from pydoc_data.topics import topics
+
+    lines = (line for topic in sorted(topics) for line in topics[topic].split("\n"))
+    return "\n".join(line for line in lines if line.strip())
+
+
+def _sha256(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()

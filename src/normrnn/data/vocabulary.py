@@ -1,0 +1,114 @@
+"""Symbols and their ids."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+
+from normrnn.errors import UserError
+
+EOS = "<eos>"
+UNKNOWN = "<unk>"
+Level = Literal["word", "char"]
+
+
+def tokens(line: str, level: Level) -> list[str]:
+    """Symbols of one line, <eos> included.
+
+    >>> tokens(" no it was n't ", "word")
+    ['no', 'it', 'was', "n't", '<eos>']
+    >>> tokens(" no", "char")
+    ['n', 'o', '<eos>']
+    """
+    return [*(line.split() if level == "word" else line.strip()), EOS]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Symbols in the order of their ids, most frequent first."""
+
+    symbols: tuple[str, ...]
+    level: Level = "word"
+
+    @classmethod
+    def build(
+        cls, lines: Iterable[str], level: Level, limit: int = 0, unknown: bool = True
+    ) -> "Vocabulary":
+        """The symbols of `lines`; with a `limit` the most frequent ones, ties alphabetical.
+
+        >>> Vocabulary.build(["a b b", "b a c"], "word", limit=4).symbols
+        ('b', '<eos>', 'a', '<unk>')
+        """
+        counts = Counter(chain.from_iterable(tokens(line, level) for line in lines))
+        ranked = sorted(counts, key=lambda s: (-counts[s], s))
+        required = [EOS] + ([UNKNOWN] if unknown else [])
+        if limit and len(ranked) + (UNKNOWN not in counts and unknown) > limit:
+            if limit < len(required) + 1:
+                raise UserError(f"text.max_vocab {limit} leaves no room for words", code=2)
+            free = limit - len(required)
+            kept = {*[s for s in ranked if s not in required][:free], *required}
+            ranked = [s for s in ranked if s in kept]
+        return cls((*ranked, *(s for s in required if s not in ranked)), level)
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Symbol -> id."""
+        return {symbol: i for i, symbol in enumerate(self.symbols)}
+
+    @property
+    def eos(self) -> int:
+        """Id of the end of a line."""
+        return self.index[EOS]
+
+    def encode(self, lines: Sequence[str]) -> np.ndarray:
+        """Ids of all lines, one after another, (N,) int64."""
+        index = self.index
+        symbols = chain.from_iterable(tokens(line, self.level) for line in lines)
+        unknown = index.get(UNKNOWN, -1)
+        ids = np.fromiter((index.get(s, unknown) for s in symbols), np.int64)
+        if unknown < 0 and (ids < 0).any():
+            bad = next(s for line in lines for s in tokens(line, self.level) if s not in index)
+            raise UserError(f"the text has {bad!r}, which the vocabulary lacks, and no {UNKNOWN}")
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`: a new line for each <eos>.
+
+        >>> v = Vocabulary(("a", "<eos>", "b"))
+        >>> v.decode([0, 2, 1, 2])
+        'a b\\nb'
+        """
+        between = " " if self.level == "word" else ""
+        lines: list[list[str]] = [[]]
+        for i in ids:
+            if self.symbols[i] == EOS:
+                lines.append([])
+            else:
+                lines[-1].append(self.symbols[i])
+        return "\n".join(between.join(line) for line in lines)
+
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        return json.dumps({"level": self.level, "symbols": self.symbols}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Vocabulary":
+        """The vocabulary that `to_json` wrote; UserError for anything else."""
+        try:
+            values = json.loads(text)
+            symbols, level = tuple(values["symbols"]), values["level"]
+        except (ValueError, KeyError, TypeError):
+            raise UserError("the vocabulary file is damaged") from None
+        if level not in ("word", "char") or not all(isinstance(s, str) for s in symbols):
+            raise UserError("the vocabulary file is damaged")
+        if len(set(symbols)) != len(symbols) or EOS not in symbols:
+            raise UserError(f"the vocabulary file repeats a symbol or lacks {EOS}")
+        return cls(symbols, level)

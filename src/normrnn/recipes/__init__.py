@@ -1,0 +1,35 @@
+"""One function per experiment, each returning one complete typed config.
+
+>>> recipe("ptb-small").train.steps
+20
+"""
+
+import difflib
+from collections.abc import Callable
+
+from normrnn.errors import UsageError
+from normrnn.recipes.config import Config
+from normrnn.recipes.ptb import ptb_large, ptb_medium, ptb_small, ptb_small_authors
+from normrnn.recipes.quickstart import quickstart
+
+RECIPES: dict[str, Callable[[], Config]] = {
+    "quickstart": quickstart,
+    "ptb-small": ptb_small,
+    "ptb-small-authors": ptb_small_authors,
+    "ptb-medium": ptb_medium,
+    "ptb-large": ptb_large,
+}
+
+
+def recipe(name: str) -> Config:
+    """The config of the named recipe; an unknown name is an error that lists the choices."""
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"no recipe {name!r}{hint} There are: {', '.join(RECIPES)}")
+    return RECIPES[name]()
+
+
+def summary(name: str) -> str:
+    """What the recipe reproduces: the first line of its docstring."""
+    return (RECIPES[name].__doc__ or "").strip().splitlines()[0]

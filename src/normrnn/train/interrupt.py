@@ -1,0 +1,48 @@
+"""Ctrl-C as a request to stop at the next safe point."""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupted(Exception):  # noqa: N818  no error: the user wished it
+    """The run was asked to stop; everything done so far is in the checkpoint."""
+
+
+class Interrupt:
+    """While entered, SIGINT and SIGTERM set `requested`; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+
+    def __enter__(self) -> "Interrupt":
+        # Only the main thread may set handlers; elsewhere nothing can be asked of us.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._request)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._restore()
+
+    def poll(self) -> None:
+        """Raise Interrupted if a stop was requested."""
+        if self.requested:
+            raise Interrupted
+
+    def _request(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.requested = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()

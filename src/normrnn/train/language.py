@@ -1,0 +1,168 @@
+"""Language modelling as a task for the loop."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from normrnn.data.corpus import Corpus
+from normrnn.data.streams import Streams
+from normrnn.models.language import LanguageModel, State
+from normrnn.recipes.config import Config
+from normrnn.train.rundir import MODEL
+from normrnn.train.scoring import (
+    Score,
+    Statistics,
+    population_statistics,
+    score,
+    set_statistics,
+    statistics_of,
+    using,
+)
+from normrnn.train.task import Loss, Poll, Row, Tensors, Validation
+
+RUNNING = "running_statistics.safetensors"
+"""Beside the best model, when that one holds recalibrated statistics."""
+
+
+def build_model(config: Config, vocab_size: int) -> LanguageModel:
+    """The network the config describes, freshly initialised."""
+    m = config.model
+    return LanguageModel(
+        vocab_size,
+        m.hidden,
+        m.layers,
+        embedding=m.embedding or None,
+        dropout=m.dropout,
+        norm=None if config.norm == "none" else config.norm,
+        peephole=None if m.peephole == "none" else m.peephole,
+        gamma=m.gamma,
+        eps=m.eps,
+        momentum=m.momentum,
+        time_steps=m.time_steps or None,
+        init=m.init,
+    )
+
+
+def deciding_statistics(config: Config) -> Statistics:
+    """The statistics that decide which model is best, and that it is saved with.
+
+    Under dropout p the variance of W_x x is 1/(1−p) times that without: running statistics are
+    biased then, and population statistics without dropout take their place.
+    """
+    return "recalibrated" if config.norm != "none" and config.model.dropout > 0 else "running"
+
+
+class Evaluator:
+    """The evaluations of one corpus under one config, for the loop and `normrnn evaluate`."""
+
+    def __init__(self, config: Config, corpus: Corpus, device: torch.device) -> None:
+        self.config = config
+        self.steps = config.train.steps
+        self.train = Streams(corpus.train, config.train.batch, "training text").to(device)
+        self.texts = {"valid": corpus.valid, "test": corpus.test}
+        tokens = config.evaluation.train_tokens
+        if tokens:
+            self.texts["train_eval"] = corpus.train[: tokens + 1]
+        self.device = device
+        self._streams: dict[tuple[str, int], Streams] = {}
+
+    def streams(self, split: str, batch: int | None = None) -> Streams:
+        """The text as the training batch's number of streams, fewer if it is very short."""
+        text = self.texts[split]
+        batch = min(batch or self.config.train.batch, max(1, len(text) - 1))
+        if (split, batch) not in self._streams:
+            name = {"valid": "validation text", "test": "test text"}.get(split, "training text")
+            self._streams[split, batch] = Streams(text, batch, name).to(self.device)
+        return self._streams[split, batch]
+
+    def score(self, model: LanguageModel, split: str, poll: Poll) -> Score:
+        """With the statistics the model has at the moment."""
+        return score(model, self.streams(split), self.steps, poll)
+
+    def batch_score(self, model: LanguageModel, split: str, poll: Poll) -> Score:
+        """With each window's own statistics."""
+        return score(model, self.streams(split), self.steps, poll, own_statistics=True)
+
+    def population(self, model: LanguageModel, poll: Poll) -> Tensors:
+        """Recalibrated statistics; none for a network without normalisers."""
+        if self.config.norm == "none":
+            return {}
+        windows = self.config.evaluation.recalibrate_windows
+        return population_statistics(model, self.train, self.steps, windows, poll)
+
+    def rows(
+        self, model: LanguageModel, split: str, population: Tensors, poll: Poll
+    ) -> Iterator[Row]:
+        """One row per kind of statistics that says something about this network."""
+        yield self.score(model, split, poll).row(split, "running")
+        if self.config.norm == "none":
+            return
+        with using(model, population):
+            yield self.score(model, split, poll).row(split, "recalibrated")
+        # Sequence-wise, the window's own statistics see its future: that would be no perplexity.
+        if self.config.norm != "sequence" and self.streams(split).inputs.shape[1] > 1:
+            yield self.batch_score(model, split, poll).row(split, "batch")
+
+
+class LanguageTask:
+    """Windows of contiguous streams, the state carried on, cross entropy of the next token."""
+
+    unit = "tokens"
+
+    def __init__(self, config: Config, corpus: Corpus, device: torch.device) -> None:
+        self.config = config
+        self.model = build_model(config, len(corpus.vocabulary)).to(device)
+        self.evaluator = Evaluator(config, corpus, device)
+        self.state: State | None = None
+
+    def updates(self, epoch: int) -> int:  # noqa: ARG002  every epoch is the same text
+        """Windows of the training text, a shorter last one included."""
+        return self.evaluator.train.count(self.config.train.steps)
+
+    def reset(self) -> None:
+        """Zero state."""
+        self.state = None
+
+    def loss(self, epoch: int, index: int) -> Loss:  # noqa: ARG002
+        """Loss of window `index`; the state flows on, its gradient does not."""
+        window = self.evaluator.train.window(index, self.config.train.steps)
+        nats, (h, c) = self.model.loss(window.inputs, window.targets, self.state)
+        self.state = (h.detach(), c.detach())
+        return Loss(nats, window.targets.numel(), window.targets.shape[1])
+
+    def validate(self, poll: Poll) -> Validation:
+        """Validation with all statistics, and the fixed training tokens with the deciding ones."""
+        deciding = deciding_statistics(self.config)
+        population = self.evaluator.population(self.model, poll)
+        rows = list(self.evaluator.rows(self.model, "valid", population, poll))
+        decided = next(row["loss"] for row in rows if row["statistics"] == deciding)
+        chosen = population if deciding == "recalibrated" else {}
+        with using(self.model, chosen):
+            if "train_eval" in self.evaluator.texts:
+                fixed = self.evaluator.score(self.model, "train_eval", poll)
+                rows.append(fixed.row("train_eval", deciding))
+            weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+        files = {MODEL: weights}
+        if chosen:
+            files[RUNNING] = statistics_of(self.model)
+        return Validation(rows, decided, files)
+
+    def test(self, files: Mapping[str, Tensors], poll: Poll) -> list[Row]:
+        """The best model on the test text; the model in training is left alone."""
+        best = copy.deepcopy(self.model)
+        best.load_state_dict(files[MODEL])
+        set_statistics(best, files.get(RUNNING, {}))
+        population = self.evaluator.population(best, poll)
+        return list(self.evaluator.rows(best, "test", population, poll))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The carried LSTM state."""
+        return {"state": self.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Carry on from that state."""
+        kept = state["state"]
+        device = self.evaluator.device
+        self.state = None if kept is None else (kept[0].to(device), kept[1].to(device))

@@ -1,0 +1,86 @@
+"""metrics.jsonl, and the running sums of the row that is not written yet."""
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from normrnn.errors import UserError
+
+PERPLEXITY_LIMIT = 50.0
+"""Perplexities are capped at e^50 (5e21): one diverging batch must not give an infinite mean."""
+
+
+def perplexity(loss: float) -> float:
+    """exp of nats per token, capped.
+
+    >>> round(perplexity(math.log(120)), 6)
+    120.0
+    """
+    return math.exp(min(loss, PERPLEXITY_LIMIT))
+
+
+@dataclass
+class RowSums:
+    """Sums since the last train row; part of the checkpoint, so that a resume splits no row."""
+
+    nats: float = 0.0
+    count: int = 0
+    updates: int = 0
+    batch_ppl: float = 0.0
+    grad_norm: float = 0.0
+
+    def add(self, nats: float, count: int, grad_norm: float) -> None:
+        """One more update."""
+        self.nats += nats
+        self.count += count
+        self.updates += 1
+        self.batch_ppl += perplexity(nats / count)
+        self.grad_norm += grad_norm
+
+    def row(self) -> dict[str, float | int]:
+        """Loss per token, and means over the updates."""
+        return {
+            "loss": self.nats / self.count,
+            "count": self.count,
+            "batch_ppl": self.batch_ppl / self.updates,
+            "grad_norm": self.grad_norm / self.updates,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for the checkpoint."""
+        return asdict(self)
+
+
+class MetricsFile:
+    """One JSON object a line, only ever appended to, and cut back when a run resumes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def size(self) -> int:
+        """Bytes so far."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write one row through to the disk: no checkpoint may know more than the file."""
+        line = json.dumps(row, allow_nan=False) + "\n"
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written: {error.strerror or error}") from None
+
+    def cut(self, size: int) -> None:
+        """Drop what the checkpoint does not know, a torn last line included."""
+        if self.size() < size:
+            raise UserError(
+                f"{self.path} is shorter ({self.size()} bytes) than when the checkpoint was written"
+                f" ({size}): rows are missing"
+            )
+        if self.path.exists():
+            os.truncate(self.path, size)

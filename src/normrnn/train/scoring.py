@@ -1,0 +1,123 @@
+"""Scoring a text with a language model: which statistics, how many streams (TRAPS 11a, 11b, 21).
+
+- running: the buffers as training left them;
+- recalibrated: population statistics over training windows, in order, without dropout;
+- batch: each window's own statistics, as the authors' code validated.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from normrnn import batch_statistics, recalibrate
+from normrnn.data.streams import Streams, Window
+from normrnn.models.language import LanguageModel, State
+from normrnn.train.metrics import perplexity
+from normrnn.train.task import Poll, Row, Tensors
+
+Statistics = Literal["running", "recalibrated", "batch"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Cross entropy summed over every predicted token, and the authors' way to average it."""
+
+    nats: float
+    count: int
+    batch_ppl: float
+    """Arithmetic mean of the mini-batches' perplexities, remainder dropped: the authors' figure."""
+    streams: int
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.count
+
+    def row(self, split: str, statistics: Statistics) -> Row:
+        """As metrics.jsonl and evaluation.json have it."""
+        return {
+            "split": split,
+            "statistics": statistics,
+            "loss": self.loss,
+            "count": self.count,
+            "batch_ppl": self.batch_ppl,
+            "streams": self.streams,
+        }
+
+
+@torch.no_grad()
+def score(
+    model: LanguageModel, text: Streams, steps: int, poll: Poll, *, own_statistics: bool = False
+) -> Score:
+    """Every token but the first, predicted once; state carried from zero; eval mode."""
+    was_training = model.training
+    model.eval()
+    nats, count, ppls, partial = 0.0, 0, [], []
+    state: State | None = None
+    for window in text.windows(steps):
+        poll()
+        rows = window.inputs.shape[1]
+        if state is not None:
+            # The tail's streams are the first ones.
+            state = (state[0][:, :rows].contiguous(), state[1][:, :rows].contiguous())
+        # One row has no statistics of its own.
+        use_own = own_statistics and rows > 1
+        with batch_statistics(model) if use_own else contextlib.nullcontext():
+            loss, state = model.loss(window.inputs, window.targets, state)
+        value, n = loss.item(), window.targets.numel()
+        nats, count = nats + value, count + n
+        full = window.targets.shape == (steps, text.inputs.shape[1])
+        (ppls if full else partial).append(perplexity(value / n))
+    model.train(was_training)
+    ppls = ppls or partial  # a text shorter than one window
+    return Score(nats, count, sum(ppls) / len(ppls), text.inputs.shape[1])
+
+
+def statistics_of(model: LanguageModel) -> Tensors:
+    """A copy of the normalisers' buffers; empty without normalisers."""
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def set_statistics(model: LanguageModel, statistics: Tensors) -> None:
+    """Put such a copy back."""
+    buffers = dict(model.named_buffers())
+    with torch.no_grad():
+        for name, value in statistics.items():
+            buffers[name].copy_(value)
+
+
+def population_statistics(
+    model: LanguageModel, train: Streams, steps: int, windows: int, poll: Poll
+) -> Tensors:
+    """Recalibrated statistics over the first training windows; the model keeps its own."""
+    state: State | None = None
+
+    def step(model: LanguageModel, window: Window) -> Tensor:
+        nonlocal state
+        poll()
+        features, state = model.features(window.inputs, state)
+        return features
+
+    some = (train.window(i, steps) for i in range(min(windows, train.count(steps))))
+    before = statistics_of(model)
+    try:
+        with torch.no_grad():
+            recalibrate(model, some, step=step)
+        return statistics_of(model)
+    finally:
+        set_statistics(model, before)
+
+
+@contextlib.contextmanager
+def using(model: LanguageModel, statistics: Tensors) -> Iterator[None]:
+    """These statistics inside, the model's own outside."""
+    before = statistics_of(model)
+    set_statistics(model, statistics)
+    try:
+        yield
+    finally:
+        set_statistics(model, before)

@@ -1,0 +1,79 @@
+"""The seam between the loop and an experiment: what a task must offer."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+Row = dict[str, Any]
+"""One line of metrics.jsonl."""
+Poll = Callable[[], None]
+"""Called between batches of an evaluation; raises when the run was asked to stop."""
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Cross entropy of one batch, summed over `count` tokens or frames of `sequences` streams."""
+
+    nats: Tensor
+    count: int
+    sequences: int
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Rows for metrics.jsonl, the loss that decides which model is best, and that model."""
+
+    rows: list[Row]
+    loss: float
+    files: Mapping[str, Tensors]
+    """File name in the run directory -> tensors, kept when this is the best model so far."""
+
+
+class Task(Protocol):
+    """An experiment as the loop sees it.
+
+    A batch is known by its epoch and number, so the position in the data needs no state of its
+    own; what does flow from batch to batch (a carried LSTM state) is in `state_dict`.
+    Evaluations change neither the model nor a random number generator.
+    """
+
+    @property
+    def model(self) -> nn.Module:
+        """The network in training."""
+        ...
+
+    @property
+    def unit(self) -> str:
+        """What is counted: tokens or frames."""
+        ...
+
+    def updates(self, epoch: int) -> int:
+        """Batches of this epoch (0-based)."""
+        ...
+
+    def reset(self) -> None:
+        """A segment begins: forget the carried state."""
+        ...
+
+    def loss(self, epoch: int, index: int) -> Loss:
+        """Differentiable loss of a batch; carries the state on."""
+        ...
+
+    def validate(self, poll: Poll) -> Validation:
+        """Rows of all validations due at the end of a segment."""
+        ...
+
+    def test(self, files: Mapping[str, Tensors], poll: Poll) -> list[Row]:
+        """Rows of the test of the best model, as `Validation.files` kept it."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What flows between batches, as plain values and tensors."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        ...
