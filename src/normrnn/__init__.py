@@ -1,3 +1,34 @@
-"""Normalised recurrent networks in PyTorch (Laurent et al. 2015)."""
+"""Normalised recurrent networks in PyTorch (Laurent et al. 2015).
+
+Names are imported when they are first used, so that ``normrnn --help`` needs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from normrnn.nn import GRU as GRU
+    from normrnn.nn import LSTM as LSTM
+    from normrnn.nn import RNN as RNN
+    from normrnn.nn import batch_statistics as batch_statistics
+    from normrnn.nn import convert as convert
+    from normrnn.nn import fold as fold
+    from normrnn.nn import recalibrate as recalibrate
+
+_HOMES = dict.fromkeys(
+    ["GRU", "LSTM", "RNN", "batch_statistics", "convert", "fold", "recalibrate"], "normrnn.nn"
+)
+
+__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'normrnn' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,197 @@
+"""What is done to a whole model: recalibrate, batch_statistics, fold, convert."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from normrnn.nn.layers import GRU, LSTM, RNN, Norm, _Normalised
+from normrnn.nn.normaliser import Normaliser
+
+_OURS: dict[type[nn.RNNBase], type[_Normalised]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
+
+
+def _normalisers(model: nn.Module) -> list[Normaliser]:
+    return [module for module in model.modules() if isinstance(module, Normaliser)]
+
+
+def _call(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Tensor | PackedSequence):
+        model(batch)
+    elif isinstance(batch, dict):
+        model(**batch)
+    elif isinstance(batch, tuple):
+        model(*batch)
+    else:
+        raise ValueError(
+            f"a batch is a tensor, a PackedSequence, a tuple or a dict, got {type(batch).__name__}; "
+            "for anything else give step=, a function of the model and the batch"
+        )
+
+
+def _run(
+    model: nn.Module, batches: Iterable[Any], step: Callable[[nn.Module, Any], Any] | None
+) -> int:
+    count = 0
+    with torch.no_grad():
+        for batch in batches:
+            (step or _call)(model, batch)
+            count += 1
+    return count
+
+
+@contextmanager
+def _eval(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def recalibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    step: Callable[[nn.Module, Any], Any] | None = None,
+) -> nn.Module:
+    """Replaces running statistics by population statistics from one pass over ``batches``.
+
+    Dropout is off and every normaliser uses the batch's statistics, pooled by row count. With
+    dropout in training this is not a luxury: the variance of W_x x under dropout p is about
+    1/(1 − p) times the one at test time.
+
+    Args:
+        batches: each the input (tensor or PackedSequence), a tuple of ``*args`` or a dict of
+            ``**kwargs``.
+        step: called as ``step(model, batch)`` instead, to carry a state from batch to batch.
+
+    Returns:
+        The model, its modes as they were.
+
+    >>> import torch
+    >>> layer = LSTM(3, 4)
+    >>> data = torch.randn(20, 6, 3)
+    >>> pre = data.view(-1, 3) @ layer.weight_ih_l0.t()
+    >>> _ = recalibrate(layer, data.split(4))
+    >>> torch.allclose(layer.norm_l0.running_mean, pre.mean(0), atol=1e-6)
+    True
+    """
+    normalisers = _normalisers(model)
+    with ExitStack() as stack:
+        stack.enter_context(_eval(model))
+        populations = [stack.enter_context(n.collecting()) for n in normalisers]
+        count = _run(model, batches, step)
+    if not count:
+        raise ValueError("recalibrate needs at least one batch, got none")
+    for normaliser, population in zip(normalisers, populations, strict=True):
+        normaliser.adopt(population)
+    return model
+
+
+@contextmanager
+def batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
+    """Eval mode, but every normaliser uses the batch's own statistics; nothing is updated."""
+    with ExitStack() as stack:
+        stack.enter_context(_eval(model))
+        for normaliser in _normalisers(model):
+            stack.enter_context(normaliser.from_batch())
+        yield model
+
+
+def _replace(
+    module: nn.Module,
+    change: Callable[[nn.Module], nn.Module | None],
+    done: dict[nn.Module, nn.Module],
+) -> nn.Module:
+    """The module, or what ``change`` makes of it; one used in two places stays one."""
+    if module not in done:
+        done[module] = change(module) or module
+        if done[module] is module:
+            for name, child in module._modules.items():
+                if child is not None:
+                    module._modules[name] = _replace(child, change, done)
+    return done[module]
+
+
+def fold(model: nn.Module) -> nn.Module:
+    """A copy with the plain ``torch.nn`` layers of the same eval output; the model is unchanged.
+
+    >>> import torch
+    >>> model = nn.Sequential(LSTM(3, 4)).eval()
+    >>> plain = fold(model)
+    >>> type(plain[0]), torch.allclose(plain(x := torch.randn(5, 2, 3))[0], model(x)[0])
+    (<class 'torch.nn.modules.rnn.LSTM'>, True)
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _Normalised):
+            module.check_foldable(name or type(module).__name__)
+    return _replace(
+        copy.deepcopy(model), lambda m: m.fold() if isinstance(m, _Normalised) else None, {}
+    )
+
+
+def convert(
+    model: nn.Module,
+    norm: Norm = "sequence",
+    batches: Iterable[Any] | None = None,
+    step: Callable[[nn.Module, Any], Any] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """A copy in which every ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` is ours, the function kept.
+
+    The statistics of W_x x over ``batches`` give γ = √(σ² + ε) and β = μ + b: the normaliser
+    undoes itself (the paper's remark in section 2), so eval outputs are the original ones, and
+    on a batch with the same statistics so are those of training.
+
+    Args:
+        norm: ``"sequence"`` or ``"frame"``.
+        batches, step: as for :func:`recalibrate`; the batches to keep the function on.
+        options: of the layers, as ``momentum=`` or ``eps=``.
+    """
+    if norm not in ("sequence", "frame") or options.get("time_steps") is not None:
+        raise ValueError(
+            f"convert keeps the function for norm='sequence' or 'frame' with statistics shared "
+            f"over time, got norm={norm!r}, time_steps={options.get('time_steps')}"
+        )
+    if options.get("affine") is False or options.get("track_running_stats") is False:
+        raise ValueError("convert needs γ, β and running statistics to keep the function")
+    if batches is None:
+        raise ValueError("convert needs batches=, to keep the function of the model on them")
+    converted = _replace(copy.deepcopy(model), lambda m: _converted(m, norm, options), {})
+    normalisers = _normalisers(converted)
+    if not normalisers:
+        raise ValueError("the model has no torch.nn.RNN, LSTM or GRU to convert")
+    with ExitStack() as stack:
+        stack.enter_context(_eval(converted))
+        populations = [stack.enter_context(n.collecting(use=False)) for n in normalisers]
+        _run(converted, batches, step)
+    for normaliser, population in zip(normalisers, populations, strict=True):
+        if not population.batches:
+            raise ValueError("convert needs at least one batch of finite values, got none")
+        normaliser.absorb(population)
+    return converted
+
+
+def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> nn.Module | None:
+    """Our layer with torch's weights and a normaliser that does nothing yet."""
+    ours = _OURS.get(type(module))  # type: ignore[arg-type]
+    if ours is None:
+        return None
+    assert isinstance(module, nn.RNNBase)
+    if module.proj_size:
+        raise ValueError(f"an LSTM with proj_size={module.proj_size} cannot be normalised")
+    names = "input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional"
+    kept = {name: getattr(module, name) for name in names}
+    if isinstance(module, nn.RNN):
+        kept["nonlinearity"] = module.nonlinearity
+    like = {"device": module.weight_ih_l0.device, "dtype": module.weight_ih_l0.dtype}
+    new = ours(**kept, **like, norm=norm, **options)
+    new.train(module.training)
+    new.take_weights(module)
+    return new
