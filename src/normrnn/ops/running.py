@@ -39,8 +39,8 @@ def _update_(
     momentum: float | None,
 ) -> None:
     good = enough & (batch.mean.isfinite() | ~enough).all() & (batch.var.isfinite() | ~enough).all()
-    share = 1.0 / (tracked + 1) if momentum is None else torch.full_like(batch.count, momentum)
-    share = share.to(batch.mean.dtype)
+    one = torch.ones_like(batch.count, dtype=batch.mean.dtype)
+    share = one / (tracked + 1) if momentum is None else one * momentum
     for buffer, value in ((mean, batch.mean), (var, unbiased(batch))):
         old = buffer.to(value.dtype)
         buffer.copy_(torch.where(good, old + share * (value - old), old))
