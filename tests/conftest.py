@@ -1,0 +1,24 @@
+"""Settings for every test: one thread per worker, reproducible draws."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("normrnn", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("normrnn")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Tiny tensors gain nothing from threads, and workers would fight over the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

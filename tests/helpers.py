@@ -1,0 +1,200 @@
+"""What the tests of ops and nn share: random layers, the reference beside them, comparison."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import (
+    PackedSequence,
+    pack_padded_sequence,
+    pad_packed_sequence,
+)
+
+import normrnn
+from normrnn.ops import reference
+
+CELLS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "tanh": (normrnn.RNN, {"nonlinearity": "tanh"}),
+    "relu": (normrnn.RNN, {"nonlinearity": "relu"}),
+    "lstm": (normrnn.LSTM, {}),
+    "lstm-output": (normrnn.LSTM, {"peephole": "output"}),
+    "lstm-all": (normrnn.LSTM, {"peephole": "all"}),
+    "gru": (normrnn.GRU, {}),
+}
+
+NORMS: dict[str, dict[str, Any]] = {
+    "sequence": {"norm": "sequence"},
+    "frame": {"norm": "frame"},
+    "frame-slots": {"norm": "frame", "time_steps": 3},
+    "hidden": {"norm": "hidden", "time_steps": 3},
+    "none": {"norm": None},
+}
+
+INPUT, HIDDEN = 3, 2
+
+
+def build(cell: str, norm: str, *, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
+    """A layer whose γ, β and buffers are as random as its weights; slot 1 has seen nothing."""
+    make, own = CELLS[cell]
+    layer = make(INPUT, HIDDEN, dtype=dtype, **{**own, **NORMS[norm], **options})
+    randomise(layer)
+    return layer
+
+
+@torch.no_grad()
+def randomise(model: torch.nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.uniform_(-1, 1)
+        if name.endswith(("norm.weight", "weight")) and parameter.dim() == 1:
+            parameter.abs_().add_(0.5)
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.uniform_(-1, 1)
+        elif name.endswith("running_var"):
+            buffer.uniform_(0.5, 2)
+        elif buffer.dim() == 1:
+            buffer.copy_(torch.tensor([2, 0, 1, 3, 0, 1][: len(buffer)]))
+        else:
+            buffer.fill_(3)
+
+
+def settings_of(layer: Any, batch_statistics: bool | None = None) -> reference.Settings:
+    cell = {"RNN_TANH": "tanh", "RNN_RELU": "relu", "LSTM": "lstm", "GRU": "gru"}[layer.mode]
+    normalisers = layer.normalisers()
+    return reference.Settings(
+        cell=cell,  # type: ignore[arg-type]
+        norm=layer.norm,
+        num_layers=layer.num_layers,
+        bidirectional=layer.bidirectional,
+        batch_statistics=layer.training if batch_statistics is None else batch_statistics,
+        eps=normalisers[0].eps if normalisers else 1e-5,
+        momentum=normalisers[0].momentum if normalisers else 0.1,
+    )
+
+
+def tensors_of(layer: Any) -> dict[str, Tensor]:
+    """Copies of parameters (leaves that want a gradient) and buffers, by name."""
+    parameters = {n: p.detach().clone().requires_grad_() for n, p in layer.named_parameters()}
+    return parameters | {n: b.clone() for n, b in layer.named_buffers()}
+
+
+def inputs(T: int, lengths: Sequence[int], padding: float = float("nan")) -> Tensor:
+    """(T, B, I) whose padding holds ``padding``."""
+    x = torch.randn(T, len(lengths), INPUT, dtype=torch.float64)
+    for b, n in enumerate(lengths):
+        x[n:, b] = padding
+    return x.requires_grad_()
+
+
+def states(layer: Any, batch: int) -> tuple[Tensor, Tensor]:
+    shape = layer.num_layers * (2 if layer.bidirectional else 1), batch, layer.hidden_size
+    h, c = (torch.randn(shape, dtype=torch.float64).requires_grad_() for _ in "hc")
+    return h, c
+
+
+def run(
+    layer: Any, x: Tensor, lengths: Sequence[int], form: str, state: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, ...]:
+    """The layer on a padded (T, B, I) given in some form: padded (T, B, D·H), h and (LSTM) c."""
+    hx: Any = None
+    if state is not None:
+        hx = state if layer.mode == "LSTM" else state[0]
+    T = x.shape[0]
+    if form == "dense":
+        output, final = layer(x, hx)
+    elif form == "padded":
+        output, final = layer(x, hx, lengths=lengths)
+    elif form == "batch_first":
+        output, final = layer(x.transpose(0, 1), hx, lengths=torch.tensor(lengths))
+        output = output.transpose(0, 1)
+    elif form == "unbatched":
+        hx = None if hx is None else _squeezed(hx)
+        output, final = layer(x.squeeze(1), hx)
+        output, final = output.unsqueeze(1), _unsqueezed(final)
+    else:
+        packed = pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=form == "sorted")
+        output, final = layer(packed, hx)
+        assert isinstance(output, PackedSequence)
+        output, seen = pad_packed_sequence(output, total_length=T)
+        assert seen.tolist() == list(lengths)
+    return (output, *(final if isinstance(final, tuple) else (final,)))
+
+
+def _squeezed(hx: Any) -> Any:
+    return tuple(s.squeeze(1) for s in hx) if isinstance(hx, tuple) else hx.squeeze(1)
+
+
+def _unsqueezed(hx: Any) -> Any:
+    return tuple(s.unsqueeze(1) for s in hx) if isinstance(hx, tuple) else hx.unsqueeze(1)
+
+
+def pull(outputs: Iterable[Tensor]) -> None:
+    """Backward from all outputs with fixed random cotangents."""
+    generator = torch.Generator().manual_seed(7)
+    loss = sum(
+        (out * torch.randn(out.shape, generator=generator, dtype=torch.float64)).sum()
+        for out in outputs
+    )
+    assert isinstance(loss, Tensor)
+    loss.backward()
+
+
+def close(actual: Tensor | None, expected: Tensor | None, what: str, tol: float = 1e-10) -> None:
+    assert actual is not None, f"{what} is missing"
+    assert expected is not None, f"{what} has no reference"
+    torch.testing.assert_close(
+        actual, expected, rtol=tol, atol=tol, msg=lambda message: f"{what}: {message}"
+    )
+
+
+def same_mapping(
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tol: float = 1e-10
+) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        close(actual[name], value, name, tol)
+
+
+def check_against_reference(
+    layer: Any,
+    lengths: Sequence[int],
+    form: str,
+    *,
+    T: int | None = None,
+    with_state: bool = True,
+    batch_statistics: bool | None = None,
+    tol: float = 1e-10,
+) -> None:
+    """Outputs, final states, every gradient and every buffer; NaN in the padding."""
+    T = max(lengths) if T is None else T
+    x = inputs(T, lengths)
+    state = states(layer, len(lengths)) if with_state else None
+    own = tensors_of(layer)
+    outputs = run(layer, x, lengths, form, state)
+    pull(outputs)
+    copies = [v.detach().clone().requires_grad_() for v in (x, *(state or ()))]
+    their_state = (copies[1], copies[2]) if with_state else None
+    how = settings_of(layer, batch_statistics)
+    result = reference.stack(copies[0], lengths, own, how, their_state)
+    expected = (result.output, result.h, result.c)[: len(outputs)]
+    pull(expected)
+
+    for name, a, e in zip(("output", "h_n", "c_n"), outputs, expected, strict=False):
+        close(a, e, name, tol)
+    for b, n in enumerate(lengths):
+        assert torch.equal(outputs[0][n:, b], torch.zeros_like(outputs[0][n:, b]))
+        assert x.grad is not None
+        assert torch.equal(x.grad[n:, b], torch.zeros_like(x.grad[n:, b]))
+    close(x.grad, copies[0].grad, "gradient of the input", tol)
+    if state is not None:
+        close(state[0].grad, copies[1].grad, "gradient of h_0", tol)
+        if layer.mode == "LSTM":
+            close(state[1].grad, copies[2].grad, "gradient of c_0", tol)
+    for name, parameter in layer.named_parameters():
+        close(parameter.grad, own[name].grad, f"gradient of {name}", tol)
+    if how.batch_statistics and batch_statistics is None:
+        same_mapping(dict(layer.named_buffers()), result.buffers, tol)
+    else:
+        before = {n: own[n] for n, _ in layer.named_buffers()}
+        same_mapping(dict(layer.named_buffers()), before, 0.0)
