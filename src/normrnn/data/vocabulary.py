@@ -100,7 +100,7 @@ class Vocabulary:
         return json.dumps({"level": self.level, "symbols": self.symbols}, ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, text: str) -> "Vocabulary":
+    def from_json(cls, text: str | bytes) -> "Vocabulary":
         """The vocabulary that `to_json` wrote; UserError for anything else."""
         try:
             values = json.loads(text)

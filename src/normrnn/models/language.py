@@ -1,5 +1,7 @@
 """The language model of section 5.2: Zaremba's stacked LSTM with normalised layers."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -32,8 +34,8 @@ class LanguageModel(nn.Module):
         *,
         embedding: int | None = None,
         dropout: float = 0.0,
-        norm: str | None = None,
-        peephole: str | None = None,
+        norm: Literal["sequence", "frame", "hidden"] | None = None,
+        peephole: Literal["output", "all"] | None = None,
         gamma: float = 1.0,
         eps: float = 1e-5,
         momentum: float = 0.1,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from normrnn import batch_statistics, recalibrate
 from normrnn.data.streams import Streams, Window
@@ -96,7 +97,7 @@ def population_statistics(
     """Recalibrated statistics over the first training windows; the model keeps its own."""
     state: State | None = None
 
-    def step(model: LanguageModel, window: Window) -> Tensor:
+    def step(_: nn.Module, window: Window) -> Tensor:
         nonlocal state
         poll()
         features, state = model.features(window.inputs, state)
@@ -121,3 +122,52 @@ def using(model: LanguageModel, statistics: Tensors) -> Iterator[None]:
         yield
     finally:
         set_statistics(model, before)
+
+
+LONG_WINDOW = 2000
+"""Steps per window where the window's length does not matter: one stream is slow in short ones."""
+
+
+@torch.no_grad()
+def token_nats(model: LanguageModel, ids: Tensor, steps: int) -> Tensor:
+    """Cross entropy (N - 1,) of every token of `ids` (N,) but the first, as one stream."""
+    model.eval()
+    state: State | None = None
+    parts = []
+    for window in Streams(ids, 1).windows(steps):
+        logits, state = model(window.inputs, state)
+        nats = F.cross_entropy(logits.flatten(0, 1), window.targets.flatten(), reduction="none")
+        parts.append(nats)
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def sample(
+    model: LanguageModel,
+    start: list[int],
+    count: int,
+    steps: int,
+    temperature: float,
+    generator: torch.Generator,
+) -> list[int]:
+    """`count` ids that follow `start`, drawn one at a time.
+
+    With statistics kept per position the window's tokens are read again at every step, so that
+    each meets the statistics of its own position; `steps` is 1 otherwise.
+    """
+    model.eval()
+    state: State | None = None
+    window: list[int] = []
+    drawn: list[int] = []
+    feed = list(start)
+    while True:
+        for token in feed:
+            window.append(token)
+            logits, after = model(torch.tensor(window)[:, None], state)
+            if len(window) == steps:
+                state, window = after, []
+        if len(drawn) == count:
+            return drawn
+        probabilities = torch.softmax(logits[-1, 0] / temperature, 0)  # type: ignore[possibly-unbound]
+        drawn.append(int(torch.multinomial(probabilities, 1, generator=generator)))
+        feed = drawn[-1:]

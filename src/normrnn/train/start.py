@@ -51,7 +51,7 @@ def train(
         with Interrupt() as interrupt, display(config.epochs, task.unit) as shown:
             trainer = Trainer(config, task, run, shown, interrupt)
             if checkpoint:
-                if Vocabulary.from_json(run.read(VOCABULARY).decode()) != corpus.vocabulary:
+                if Vocabulary.from_json(run.read(VOCABULARY)) != corpus.vocabulary:
                     raise UserError(f"{out / VOCABULARY} does not match the checkpoint beside it")
                 trainer.load(checkpoint)
                 say(f"resuming {out} at update {trainer.progress.updates}")

@@ -1,0 +1,71 @@
+"""`normrnn evaluate RUN`."""
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from normrnn.commands.options import parse
+
+
+def run(arguments: list[str]) -> int:
+    """Perplexities of a trained run."""
+
+    def options(
+        run: Annotated[Positional[Path], arg(metavar="RUN")],
+        data: str = "",
+        device: str = "cpu",
+        threads: int = 0,
+        one_stream: bool = True,
+    ) -> None:
+        """Perplexity of the best model of a run with running, recalibrated and batch statistics.
+
+        Writes evaluation.json into the run directory.
+
+        Args:
+            run: Run directory.
+            data: Where the text is now, if not where it was in training.
+            device: Where to compute.
+            threads: Threads of the tensor library; 0 is its own choice.
+            one_stream: Also read the test text as one stream, as Zaremba did: slow for large nets.
+        """
+        import torch
+
+        from normrnn.train.evaluate import evaluate
+
+        if threads:
+            torch.set_num_threads(threads)
+        _show(evaluate(run, data, device, one_stream))
+
+    parse(options, "evaluate", arguments)
+    return 0
+
+
+def _show(result: dict[str, Any]) -> None:
+    table = Table(title=f"{result['recipe']}, norm {result['norm']}, seed {result['seed']}")
+    for name in ("text", "statistics"):
+        table.add_column(name)
+    for name in ("streams", "tokens", "loss", "perplexity", "mean of batch perplexities"):
+        table.add_column(name, justify="right")
+    for row in result["rows"]:
+        table.add_row(
+            row["split"],
+            row["statistics"],
+            str(row["streams"]),
+            f"{row['count']:,}",
+            f"{row['loss']:.4f}",
+            f"{math.exp(row['loss']):,.2f}",
+            f"{row['batch_ppl']:,.2f}" if "batch_ppl" in row else "",
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    for row in result["authors_protocol"]:
+        console.print(
+            f"authors' protocol, {row['split']}: {row['batch_ppl']:,.2f} ({row['statistics']}"
+            " statistics, mean of the mini-batches' perplexities)"
+        )
+    for note in result["notes"]:
+        console.print(note)

@@ -1,0 +1,61 @@
+"""`normrnn sample RUN`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from normrnn.commands.options import parse
+from normrnn.errors import UsageError
+
+
+def run(arguments: list[str]) -> int:
+    """Let a trained run write."""
+
+    def options(
+        run: Annotated[Positional[Path], arg(metavar="RUN")],
+        tokens: int = 100,
+        temperature: float = 1.0,
+        prompt: str = "",
+        seed: int | None = None,
+    ) -> None:
+        """Text drawn from the best model of a run.
+
+        Args:
+            run: Run directory.
+            tokens: Words or characters to draw.
+            temperature: Below 1: nearer to the likeliest words; above: wilder.
+            prompt: Text to go on from.
+            seed: The same seed gives the same text.
+        """
+        if tokens < 1:
+            raise UsageError(f"--tokens must be at least 1, not {tokens}")
+        if not temperature > 0:
+            raise UsageError(f"--temperature must be positive, not {temperature}")
+        print(_sample(run, tokens, temperature, prompt, seed))
+
+    parse(options, "sample", arguments)
+    return 0
+
+
+def _sample(run: Path, count: int, temperature: float, prompt: str, seed: int | None) -> str:
+    import torch
+
+    from normrnn.train.load import load
+    from normrnn.train.rundir import RunDirectory
+    from normrnn.train.scoring import sample
+
+    model = load(run)
+    assert model.vocabulary is not None
+    vocabulary = model.vocabulary
+    config = RunDirectory(run).config()
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    # The prompt's last line goes on: its <eos> is left out.
+    said = vocabulary.encode(prompt.split("\n"))[:-1].tolist()
+    steps = config.train.steps if config.model.time_steps else 1
+    drawn = sample(model, [vocabulary.eos, *said], count, steps, temperature, generator)
+    return vocabulary.decode([*said, *drawn])

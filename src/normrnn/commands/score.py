@@ -1,0 +1,61 @@
+"""`normrnn score RUN FILE`."""
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from normrnn.commands.options import parse
+
+
+def run(arguments: list[str]) -> int:
+    """Score a text."""
+
+    def options(
+        run: Annotated[Positional[Path], arg(metavar="RUN")],
+        file: Annotated[Positional[Path], arg(metavar="FILE")],
+        lines: bool = False,
+    ) -> None:
+        """Perplexity of a text under the best model of a run, read as one stream.
+
+        Args:
+            run: Run directory.
+            file: UTF-8 text.
+            lines: Also print, for each line, its perplexity, tokens and text, tab-separated.
+        """
+        _score(run, file, lines)
+
+    parse(options, "score", arguments)
+    return 0
+
+
+def _score(run: Path, file: Path, show_lines: bool) -> None:
+    import torch
+
+    from normrnn.data.text import read_lines
+    from normrnn.data.vocabulary import UNKNOWN, tokens
+    from normrnn.train.evaluate import window_for_one_stream
+    from normrnn.train.load import load
+    from normrnn.train.rundir import RunDirectory
+    from normrnn.train.scoring import token_nats
+
+    model = load(run)
+    assert model.vocabulary is not None
+    vocabulary = model.vocabulary
+    text = read_lines(file)
+    ids = torch.from_numpy(vocabulary.encode(text))
+    # The end of an imagined line before the text, so that its first word is predicted too.
+    before = torch.tensor([vocabulary.eos])
+    steps = window_for_one_stream(RunDirectory(run).config())
+    nats = token_nats(model, torch.cat([before, ids]), steps)
+    if show_lines:
+        counts = [len(tokens(line, vocabulary.level)) for line in text]
+        for line, part in zip(text, nats.split(counts), strict=True):
+            print(f"{math.exp(part.mean().item()):.2f}\t{len(part)}\t{line}")
+    loss = nats.double().mean().item()
+    unknown = int((ids == vocabulary.index.get(UNKNOWN, -1)).sum())
+    print(
+        f"{file}: {len(nats):,} tokens ({unknown:,} {UNKNOWN}), loss {loss:.4f} nats,"
+        f" perplexity {math.exp(loss):,.2f}"
+    )

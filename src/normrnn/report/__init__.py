@@ -1,0 +1,1 @@
+"""Tables, curves and verdicts, from run directories alone: nothing here imports torch."""

@@ -1,0 +1,95 @@
+"""Everything that can be said about a trained run, for `normrnn evaluate`."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normrnn.data.corpus import encode_texts
+from normrnn.data.text import read_texts
+from normrnn.models.language import LanguageModel
+from normrnn.recipes.config import Config
+from normrnn.train.language import RUNNING, Evaluator, deciding_statistics
+from normrnn.train.load import load
+from normrnn.train.rundir import EVALUATION, RunDirectory
+from normrnn.train.scoring import LONG_WINDOW, score, set_statistics, using
+from normrnn.train.task import Row, Tensors
+
+NO_PERPLEXITY = (
+    "batch statistics refused: sequence-wise they see the future of the window, so that what they"
+    " give a language model is no perplexity"
+)
+
+
+def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = True) -> Any:
+    """Evaluate the best model of `run` and write evaluation.json; its content.
+
+    `data` is where the text is now, if not where it was.
+    """
+    directory = RunDirectory(run)
+    model = load(run, device)
+    assert model.vocabulary is not None
+    config = directory.config()
+    texts = read_texts(data or config.data)
+    evaluator = Evaluator(config, encode_texts(texts, model.vocabulary), torch.device(device))
+    if deciding_statistics(config) == "recalibrated":
+        set_statistics(model, directory.read_tensors(RUNNING))
+    population = evaluator.population(model, _never)
+    rows = [row for s in ("valid", "test") for row in evaluator.rows(model, s, population, _never)]
+    rows += _train_eval(model, evaluator, population)
+    if one_stream:
+        rows += _one_stream(model, evaluator, population)
+    result = {
+        "recipe": config.recipe,
+        "norm": config.norm,
+        "seed": config.seed,
+        "data_sha256": texts.sha256,
+        "same_data": texts.sha256 == config.data_sha256,
+        "rows": rows,
+        "authors_protocol": _authors(config, rows),
+        "notes": [NO_PERPLEXITY] if config.norm == "sequence" else [],
+    }
+    directory.write_json(EVALUATION, result)
+    return result
+
+
+def window_for_one_stream(config: Config) -> int:
+    """Long windows, except where statistics belong to positions in the training window."""
+    return config.train.steps if config.model.time_steps else LONG_WINDOW
+
+
+def _authors(config: Config, rows: list[Row]) -> list[Row]:
+    """The authors' own figure: batch statistics, mean of the mini-batches' perplexities."""
+    wanted = "running" if config.norm == "none" else "batch"
+    return [
+        {k: row[k] for k in ("split", "statistics", "batch_ppl", "streams")}
+        for row in rows
+        if row["statistics"] == wanted and row["split"] in ("valid", "test") and "batch_ppl" in row
+    ]
+
+
+def _train_eval(model: LanguageModel, evaluator: Evaluator, population: Tensors) -> list[Row]:
+    if "train_eval" not in evaluator.texts:
+        return []
+    deciding = deciding_statistics(evaluator.config)
+    with using(model, population if deciding == "recalibrated" else {}):
+        return [evaluator.score(model, "train_eval", _never).row("train_eval", deciding)]
+
+
+def _one_stream(model: LanguageModel, evaluator: Evaluator, population: Tensors) -> list[Row]:
+    text, steps = evaluator.streams("test", 1), window_for_one_stream(evaluator.config)
+    kinds: dict[Any, Tensors] = {"running": {}, "recalibrated": population}
+    if not population:
+        del kinds["recalibrated"]
+    rows = []
+    for kind, statistics in kinds.items():
+        with using(model, statistics):
+            row = score(model, text, steps, _never).row("test", kind)
+        # A mean over these long windows is nobody's protocol.
+        del row["batch_ppl"]
+        rows.append(row)
+    return rows
+
+
+def _never() -> None:
+    """Nobody asks an evaluation to stop but Ctrl-C itself."""
