@@ -15,19 +15,27 @@ def update_shared_(
     the new value, as in torch; None means the average of all updates so far.
     """
     pooled = pool(batch)
-    _update_(
-        mean.unsqueeze(1), var.unsqueeze(1), tracked.view(1), pooled, pooled.count > 1, momentum
-    )
+    good = (pooled.count > 1) & _finite(pooled)
+    _update_(mean.unsqueeze(1), var.unsqueeze(1), tracked.view(1), pooled, good, momentum)
 
 
 def update_steps_(
     mean: Tensor, var: Tensor, tracked: Tensor, batch: Statistics, momentum: float | None
 ) -> None:
-    """Updates slots (K, C) from the first K steps of the batch that have more than one row."""
+    """Updates slots (K, C) from the first K steps of the batch that have more than one row.
+
+    A non-finite value at any step, a lone row's or one past the last slot, prevents them all.
+    """
     used = min(mean.shape[0], batch.mean.shape[1])
     first = Statistics(batch.mean[:, :used], batch.var[:, :used], batch.count[:used])
     slots = mean[:used].t(), var[:used].t(), tracked[:used]
-    _update_(*slots, first, first.count > 1, momentum)
+    _update_(*slots, first, (first.count > 1) & _finite(batch), momentum)
+
+
+def _finite(batch: Statistics) -> Tensor:
+    """Whether all rows of the batch were finite: a mean is not if one of its rows is not."""
+    empty = batch.count == 0
+    return ((batch.mean.isfinite() & batch.var.isfinite()) | empty).all()
 
 
 def _update_(
@@ -35,10 +43,9 @@ def _update_(
     var: Tensor,
     tracked: Tensor,
     batch: Statistics,
-    enough: Tensor,
+    good: Tensor,
     momentum: float | None,
 ) -> None:
-    good = enough & (batch.mean.isfinite() | ~enough).all() & (batch.var.isfinite() | ~enough).all()
     one = torch.ones_like(batch.count, dtype=batch.mean.dtype)
     share = one / (tracked + 1) if momentum is None else one * momentum
     for buffer, value in ((mean, batch.mean), (var, unbiased(batch))):
