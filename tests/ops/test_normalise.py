@@ -1,0 +1,179 @@
+"""Normalisation of columns: against torch's batch norm, numerically, and where it is hard."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from normrnn.ops import (
+    Groups,
+    Statistics,
+    Steps,
+    batch_fold,
+    column_statistics,
+    fold,
+    normalise,
+    pool,
+    unbiased,
+    unfold,
+)
+
+C = 3
+SIZES = [(4, 4, 4), (4, 3, 2, 2), (5,)]
+
+
+def columns(steps: Steps, dtype: torch.dtype = torch.float64) -> Tensor:
+    return (torch.randn(C, steps.rows, dtype=dtype) * 2 + 3).requires_grad_()
+
+
+def affine(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    weight, bias = torch.randn(2, C, dtype=dtype)
+    return weight.requires_grad_(), bias.requires_grad_()
+
+
+@pytest.mark.parametrize("kind", [Groups.sequence, Groups.frame])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_equals_batch_norm_of_each_group(sizes: tuple[int, ...], kind: Any) -> None:
+    steps = Steps(sizes)
+    x, (weight, bias) = columns(steps), affine()
+    out, statistics = normalise(x, weight, bias, kind(steps))
+    cotangent = torch.randn_like(out)
+    out.backward(cotangent)
+    y, w, b = (v.detach().clone().requires_grad_() for v in (x, weight, bias))
+    parts = [y] if kind is Groups.sequence else steps.cut(y)
+    expected = torch.cat([F.batch_norm(p.t(), None, None, w, b, True).t() for p in parts], 1)
+    expected.backward(cotangent)
+    for actual, wanted in ((out, expected), (x.grad, y.grad), (weight.grad, w.grad)):
+        torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(bias.grad, b.grad, rtol=1e-10, atol=1e-10)
+    means = torch.stack([p.mean(1) for p in parts], 1)
+    variances = torch.stack([p.var(1, correction=0) for p in parts], 1)
+    torch.testing.assert_close(statistics.mean, means, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(statistics.var, variances, rtol=1e-12, atol=1e-12)
+    assert statistics.count.tolist() == [p.shape[1] for p in parts]
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (3, 2, 1), (4,)])
+@pytest.mark.parametrize("kind", [Groups.sequence, Groups.frame])
+def test_numerical_gradients(sizes: tuple[int, ...], kind: Any) -> None:
+    """With a lone row at the end of (3, 2, 1), which the fixed statistics serve."""
+    steps = Steps(sizes)
+    fixed = torch.randn(C, 1).double(), torch.rand(C, 1).double() + 0.5
+
+    def f(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return normalise(x, weight, bias, kind(steps), fixed=fixed)[0]
+
+    assert gradcheck(f, (columns(steps), *affine()))
+
+
+def test_numerical_gradients_with_fixed_statistics() -> None:
+    steps = Steps((3, 2))
+    fixed = torch.randn(C, 2).double(), torch.rand(C, 2).double() + 0.5
+
+    def f(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return normalise(x, weight, bias, Groups.frame(steps), fixed=fixed, batch=False)[0]
+
+    assert gradcheck(f, (columns(steps), *affine()))
+
+
+@pytest.mark.parametrize("kind", [Groups.sequence, Groups.frame])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_rows_come_out_with_mean_0_and_variance_1(sizes: tuple[int, ...], kind: Any) -> None:
+    steps = Steps(sizes)
+    out, _ = normalise(columns(steps), None, None, kind(steps), eps=1e-12)
+    for part in [out] if kind is Groups.sequence else steps.cut(out):
+        assert part.mean(1).abs().max() < 1e-10
+        assert (part.var(1, correction=0) - 1).abs().max() < 1e-10
+
+
+def test_large_mean_small_variance() -> None:
+    """TRAPS 4: E[x²] − E[x]² would be negative or far off in float32."""
+    steps = Steps((64, 64))
+    x = (torch.randn(C, 128, dtype=torch.float64) * 0.01 + 1000).float()
+    for kind in (Groups.sequence, Groups.frame):
+        statistics = column_statistics(x, kind(steps))
+        parts = [x] if kind is Groups.sequence else steps.cut(x)
+        exact = torch.stack([p.double().var(1, correction=0) for p in parts], 1)
+        torch.testing.assert_close(statistics.var.double(), exact, rtol=1e-3, atol=0)
+        pooled = pool(statistics)
+        whole = x.double().var(1, correction=0, keepdim=True)
+        torch.testing.assert_close(pooled.var.double(), whole, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_statistics_of_low_precision_are_float32(dtype: torch.dtype) -> None:
+    steps = Steps((200, 200, 100))
+    x = (torch.randn(C, steps.rows) * 3 + 50).to(dtype)
+    out, statistics = normalise(x, None, None, Groups.sequence(steps))
+    assert out.dtype == dtype
+    assert statistics.mean.dtype == statistics.var.dtype == torch.float32
+    exact = x.double()
+    torch.testing.assert_close(statistics.mean[:, 0].double(), exact.mean(1), rtol=1e-5, atol=0)
+    variance = exact.var(1, correction=0)
+    torch.testing.assert_close(statistics.var[:, 0].double(), variance, rtol=1e-5, atol=0)
+    assert normalise(x, None, None, Groups.frame(steps), dtype=torch.float32)[0].dtype == (
+        torch.float32
+    )
+
+
+def test_constant_features_have_finite_gradients() -> None:
+    """TRAPS 9."""
+    steps = Steps((3, 3, 2))
+    for kind in (Groups.sequence, Groups.frame):
+        x = torch.full((C, steps.rows), 2.5, dtype=torch.float64).requires_grad_()
+        weight, bias = affine()
+        out, _ = normalise(x, weight, bias, kind(steps))
+        torch.testing.assert_close(out, bias.detach().unsqueeze(1).expand_as(out))
+        out.backward(torch.randn_like(out))
+        assert x.grad is not None
+        assert bool(x.grad.isfinite().all())
+        assert weight.grad is not None
+        assert bool(weight.grad.isfinite().all())
+
+
+def test_a_lone_row_needs_given_statistics() -> None:
+    steps = Steps((2, 1))
+    with pytest.raises(ValueError, match=r"single row.*running statistics.*track_running_stats"):
+        normalise(columns(steps), None, None, Groups.frame(steps))
+    with pytest.raises(ValueError, match=r"more than one row.*counts \[1\]"):
+        normalise(columns(Steps((1,))), None, None, Groups.sequence(Steps((1,))))
+
+
+def test_pool_is_weighted_by_count() -> None:
+    """TRAPS 3: not the mean of means."""
+    a, b = torch.tensor([[0.0, 2.0]]), torch.tensor([[6.0, 7.0, 8.0, 9.0, 10.0, 11.0]])
+    parts = [
+        Statistics(p.mean(1), p.var(1, correction=0), torch.tensor(p.shape[1])) for p in (a, b)
+    ]
+    both = Statistics(*(torch.stack(list(v), -1) for v in zip(*parts, strict=True)))
+    pooled, joined = pool(both), torch.cat([a, b], 1)
+    torch.testing.assert_close(pooled.mean[:, 0], joined.mean(1))
+    torch.testing.assert_close(pooled.var[:, 0], joined.var(1, correction=0))
+    torch.testing.assert_close(unbiased(pooled)[:, 0], joined.var(1))
+    assert pooled.count.tolist() == [8]
+
+
+def test_folded_weights_do_what_the_normaliser_does() -> None:
+    x, w = torch.randn(50, 4).double(), torch.randn(C, 4).double()
+    weight, bias = affine()
+    mean, var = torch.randn(C).double(), torch.rand(C).double() + 0.1
+    expected = F.batch_norm(x @ w.t(), mean, var, weight, bias, False)
+    w_, b_ = fold(w, weight, bias, mean, var, 1e-5)
+    torch.testing.assert_close(x @ w_.t() + b_, expected, rtol=1e-10, atol=1e-10)
+    w_, b_, mean, var = batch_fold(x, w, weight, bias, 1e-5)
+    expected = F.batch_norm(x @ w.t(), None, None, weight, bias, True)
+    torch.testing.assert_close(x @ w_.t() + b_, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(mean, (x @ w.t()).mean(0), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(var, (x @ w.t()).var(0, correction=0), rtol=1e-10, atol=1e-10)
+
+
+def test_unfold_is_the_papers_remark() -> None:
+    """Section 2: γ = σ and β = mean recover the original representation."""
+    x, w, b = torch.randn(50, 4).double(), torch.randn(C, 4).double(), torch.randn(C).double()
+    pre = x @ w.t()
+    gamma, beta = unfold(b, pre.mean(0), pre.var(0, correction=0), 1e-5)
+    again = F.batch_norm(pre, None, None, gamma, beta, True)
+    torch.testing.assert_close(again, pre + b, rtol=1e-10, atol=1e-10)
