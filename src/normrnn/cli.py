@@ -5,7 +5,7 @@
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from normrnn.errors import UserError
 
@@ -21,19 +21,23 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one command; a user's mistake is one sentence and an exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Run one command and exit."""
+    sys.exit(guarded(_run, list(sys.argv[1:] if argv is None else argv)))
+
+
+def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """The exit code; a user's mistake becomes one sentence instead of a stack trace."""
     try:
-        sys.exit(_run(arguments))
+        return command(arguments)
     except UserError as error:
         print(f"normrnn: {error}", file=sys.stderr)
-        sys.exit(error.code)
+        return error.code
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"normrnn: {where}{error.strerror or error}", file=sys.stderr)
-        sys.exit(1)
+        return 1
     except KeyboardInterrupt:
-        sys.exit(130)
+        return 130
 
 
 def _run(arguments: list[str]) -> int:

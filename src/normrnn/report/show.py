@@ -17,9 +17,13 @@ def table(runs: Sequence[Run]) -> Table:
     """Perplexities of each run: best epoch in training, best validation under all statistics."""
     kinds = ("running", "recalibrated", "batch")
     shown = [k for k in kinds if any(run.split("valid", k) for run in runs)]
-    result = Table(title="perplexity")
-    for name in ("run", "epochs", "train", *(f"valid, {k}" for k in shown), "test", "seconds"):
-        result.add_column(name, justify="left" if name == "run" else "right")
+    result = Table(
+        title="perplexity",
+        caption="test: recalibrated statistics where there are any",
+        caption_justify="left",
+    )
+    for name in ("run", "epochs", "train", *(f"valid {k}" for k in shown), "test", "seconds"):
+        result.add_column(name, justify="left" if name == "run" else "right", no_wrap=name == "run")
     for run in runs:
         averages = epoch_averages(run)
         rows = [best(run, "valid", k) for k in shown]

@@ -125,7 +125,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         while progress.index < end:
-            self._update(lr)
+            self.update(lr)
             if progress.index % config.log_every == 0 or progress.index == end:
                 self._write({"split": "train", **self.sums.row(), "lr": lr})
                 self.sums = RowSums()
@@ -136,7 +136,8 @@ class Trainer:
                 self._stop_if_asked()
         progress.validation_due = True
 
-    def _update(self, lr: float) -> None:
+    def update(self, lr: float) -> None:
+        """One batch: loss, gradient, step."""
         start = time.perf_counter()
         progress = self.progress
         loss = self.task.loss(progress.epoch, progress.index)

@@ -1,0 +1,20 @@
+"""One arm of a comparison as a process: `python -m normrnn.commands.worker DIR < config.json`."""
+
+import json
+import sys
+from pathlib import Path
+
+from normrnn.cli import guarded
+from normrnn.commands.train import train_and_report
+from normrnn.recipes.config import Config
+from normrnn.recipes.jsonio import from_dict
+
+
+def run(arguments: list[str]) -> int:
+    """Train the config on standard input in the directory named."""
+    config = from_dict(Config, json.load(sys.stdin))
+    return train_and_report(config, Path(arguments[0]))
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(run, sys.argv[1:]))
