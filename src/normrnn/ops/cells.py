@@ -47,27 +47,29 @@ def recurrent_gradient(grad: Tensor, hs: Tensor, h0: Tensor, steps: Steps, rever
     return total
 
 
-class _StateGradient:
+class StateGradient:
     """Carries dL/dh_{t−1} to the step before, or to h0 where a sequence began."""
 
     def __init__(self, dhs: Tensor, h0: Tensor, steps: Steps, reverse: bool):
-        self.steps, self.dh0 = steps, torch.zeros_like(h0)
-        self.dhs = steps.cut(dhs)
-        visited = steps.order(reverse)
-        self.backwards = visited[::-1]
-        self.before = {t: visited[k - 1] if k else None for k, t in enumerate(visited)}
+        self.sizes, self.dhs, self.dh0 = steps.sizes, steps.cut(dhs), torch.zeros_like(h0)
+        self.backwards = steps.order(not reverse)
+        self._toward = 1 if reverse else -1
 
-    def into(self, t: int) -> list[tuple[Tensor, slice]]:
-        """(where the gradient of the state before step t goes, which columns of t go there)."""
-        width, p = self.steps.sizes[t], self.before[t]
-        if p is None:
-            return [(self.dh0[:, :width], slice(0, width))]
-        have = self.steps.sizes[p]
+    def send(self, t: int, weight_t: Tensor, grad: Tensor) -> None:
+        """Adds Wᵀ grad to the gradient of the state before step t; ``grad`` is (C, width of t)."""
+        for target, columns in self.before(t):
+            target.addmm_(weight_t, grad if columns is None else grad[:, columns])
+
+    def before(self, t: int) -> list[tuple[Tensor, slice | None]]:
+        """Where that gradient goes, and which columns of step t go there; None: all."""
+        width, p = self.sizes[t], t + self._toward
+        have = self.sizes[p] if 0 <= p < len(self.sizes) else 0
         if have == width:
-            return [(self.dhs[p], slice(None))]
+            return [(self.dhs[p], None)]
         if have > width:
-            return [(self.dhs[p][:, :width], slice(0, width))]
-        return [(self.dhs[p], slice(0, have)), (self.dh0[:, have:width], slice(have, width))]
+            return [(self.dhs[p][:, :width], None)]
+        begun = (self.dh0[:, have:width], slice(have, width))
+        return [(self.dhs[p], slice(0, have)), begun] if have else [begun]
 
 
 def rnn_forward(
@@ -92,11 +94,10 @@ def rnn_backward(
 ) -> tuple[Tensor, Tensor]:
     """Turns dhs (H, N), in place, into the gradient of the gate inputs; also dL/dh0."""
     slope = (hs > 0).to(hs.dtype) if relu else torch.addcmul(torch.ones_like(hs), hs, hs, value=-1)
-    slopes, flow = steps.cut(slope), _StateGradient(dhs, h0, steps, reverse)
+    slopes, flow = steps.cut(slope), StateGradient(dhs, h0, steps, reverse)
     for t in flow.backwards:
         d = flow.dhs[t].mul_(slopes[t])
-        for target, columns in flow.into(t):
-            target.addmm_(weight_t, d[:, columns])
+        flow.send(t, weight_t, d)
     return dhs, flow.dh0
 
 
@@ -175,7 +176,7 @@ def lstm_backward(
     all_i, all_f, all_o = steps.cut(d_i), steps.cut(d_f), steps.cut(d_o)
     all_hc, all_forget = steps.cut(h_to_c), steps.cut(f)
     pi, pf, po = (None if p is None else p.unsqueeze(1) for p in peephole)
-    flow = _StateGradient(dhs, h0, steps, reverse)
+    flow = StateGradient(dhs, h0, steps, reverse)
     width = dc.shape[1]
     for t in flow.backwards:
         b = steps.sizes[t]
@@ -191,8 +192,7 @@ def lstm_backward(
             dc_t.addcmul_(all_i[t], pi)
         if pf is not None:
             dc_t.addcmul_(all_f[t], pf)
-        for target, columns in flow.into(t):
-            target.addmm_(weight_t, all_d[t][:, columns])
+        flow.send(t, weight_t, all_d[t])
     return grad, flow.dh0, dc
 
 
@@ -275,7 +275,7 @@ def gru_backward(
     all_dr, all_dz, all_dn = steps.cut(d_r), steps.cut(d_z), steps.cut(d_n)
     all_r, all_z = steps.cut(r), steps.cut(z)
     w_rz, w_n = weight_t[:, : 2 * H], weight_t[:, 2 * H :]
-    flow = _StateGradient(dhs, h0, steps, reverse)
+    flow = StateGradient(dhs, h0, steps, reverse)
     for t in flow.backwards:
         dh = flow.dhs[t]
         all_dz[t].mul_(dh)
@@ -283,7 +283,8 @@ def gru_backward(
         all_dr[t].mul_(dn)
         dq = torch.mul(dn, all_r[t], out=all_q[t])
         direct = dh.mul_(all_z[t])
-        for target, columns in flow.into(t):
-            target.add_(direct[:, columns])
-            target.addmm_(w_rz, all_rz[t][:, columns]).addmm_(w_n, dq[:, columns])
+        for target, columns in flow.before(t):
+            target.add_(direct if columns is None else direct[:, columns])
+        flow.send(t, w_rz, all_rz[t])
+        flow.send(t, w_n, dq)
     return grad, d_q, flow.dh0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from normrnn.ops import cells
+from normrnn.ops import cells, native
 from normrnn.ops.cells import Peephole
 from normrnn.ops.steps import Steps
 
@@ -70,7 +70,8 @@ class _LSTM(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         peephole = Peephole(w_ci, w_cf, w_co)
         w_t = w_hh.t().contiguous()
-        trace = cells.lstm_forward(gates.data, h0, c0, w_t.t(), peephole, steps, reverse)
+        own = native if native.usable(gates) else cells
+        trace = own.lstm_forward(gates.data, h0, c0, w_t.t(), peephole, steps, reverse)
         ctx.save_for_backward(*trace, h0, c0, w_t, *peephole)
         ctx.how = steps, reverse
         ctx.set_materialize_grads(False)
@@ -83,7 +84,8 @@ class _LSTM(torch.autograd.Function):
         trace = cells.LSTMTrace(*trace)
         peephole, (steps, reverse) = Peephole(w_ci, w_cf, w_co), ctx.how
         dhs, dc = _owned(grads[0], trace.hs), _owned(grads[1], c0)
-        grad, dh0, dc0 = cells.lstm_backward(dhs, dc, trace, h0, c0, w_t, peephole, steps, reverse)
+        own = native if native.usable(dhs) else cells
+        grad, dh0, dc0 = own.lstm_backward(dhs, dc, trace, h0, c0, w_t, peephole, steps, reverse)
         d_w = cells.recurrent_gradient(grad, trace.hs, h0, steps, reverse)
         d_peep = cells.peephole_gradient(grad, trace.cs, c0, peephole, steps, reverse)
         return grad, dh0, dc0, d_w, *d_peep, None, None
