@@ -95,7 +95,7 @@ class _Normalised(nn.RNNBase):
             for name in names:
                 vector = nn.Parameter(torch.empty(self.hidden_size, **factory))
                 self.register_parameter(f"{name}_{suffix}", vector)
-        self.reset_parameters()
+                self._draw(vector)
 
     @property
     def _suffixes(self) -> list[str]:
@@ -104,12 +104,15 @@ class _Normalised(nn.RNNBase):
 
     def reset_parameters(self) -> None:
         """Weights as torch draws them; γ to its initial value, β to 0, statistics forgotten."""
-        bound = self.hidden_size**-0.5
         for parameter in self.parameters(recurse=False):
-            nn.init.uniform_(parameter, -bound, bound)
+            self._draw(parameter)
         for normaliser in self.children():
             assert isinstance(normaliser, Normaliser)
             normaliser.reset_parameters()
+
+    def _draw(self, parameter: Tensor) -> None:
+        bound = self.hidden_size**-0.5
+        nn.init.uniform_(parameter, -bound, bound)
 
     def flatten_parameters(self) -> None:
         """As in torch; with a normaliser there is nothing to flatten."""
@@ -248,12 +251,13 @@ class _Normalised(nn.RNNBase):
             return "own" if slow or self.peephole is not None else "torch"
         if self.norm == "hidden" or self.peephole is not None or (on_cpu and packed) or autocast:
             return "own"
-        normaliser = self.normalisers()[0]
-        if normaliser.is_collecting:
+        normalisers = self.normalisers()
+        if any(n.is_collecting for n in normalisers):
             return "own"
-        if not normaliser.uses_batch:
+        by_batch = [n.uses_batch for n in normalisers]  # frozen ones may stand among others
+        if not any(by_batch):
             return "own" if self.time_steps is not None else "folded"
-        foldable = self.norm == "sequence" and not normaliser.sync
+        foldable = self.norm == "sequence" and not normalisers[0].sync and all(by_batch)
         return "folded" if foldable and not on_cpu else "own"
 
     def _packed(self, input: PackedSequence, hx: Any, path: str) -> Any:
@@ -283,10 +287,14 @@ class _Normalised(nn.RNNBase):
         if T == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
         if B == 0:
-            raise ValueError("a normalised layer needs at least one sequence, got a batch of 0")
-        rows = x.reshape(T * B, -1)
-        output, final = stack.run(self, rows, Steps.dense(T, B), state, None, path)
-        output = output.view(T, B, -1)
+            if any(n.uses_batch for n in self.normalisers()):
+                raise ValueError("batch statistics need at least one sequence, got a batch of 0")
+            width = self.hidden_size * (2 if self.bidirectional else 1)
+            output, final = x.new_zeros(T, 0, width), state
+        else:
+            rows = x.reshape(T * B, -1)
+            output, final = stack.run(self, rows, Steps.dense(T, B), state, None, path)
+            output = output.view(T, B, -1)
         if self.batch_first:
             output = output.transpose(0, 1)
         if not batched:

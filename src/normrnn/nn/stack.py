@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
 from normrnn.ops.direction import (
     State,
     Weights,
@@ -115,6 +114,8 @@ def _test_time(
         weights,
         batch_sizes=batch_sizes,
         num_layers=layer.num_layers,
+        dropout=layer.dropout,
+        training=layer.training,  # with frozen normalisers it may be: dropout stays
         bidirectional=layer.bidirectional,
     )
     return output.reshape(steps.rows, -1), tuple(final)
