@@ -1,0 +1,83 @@
+"""Configs as JSON: complete, typed, and named when they differ."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from normrnn.errors import UserError
+from normrnn.recipes import RECIPES, recipe
+from normrnn.recipes.config import Config, ModelConfig
+from normrnn.recipes.jsonio import differences, from_dict, to_dict
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_round_trip(name: str) -> None:
+    config = recipe(name)
+    values = json.loads(json.dumps(to_dict(config)))
+    assert values["recipe"] == name
+    assert values["norm"] == "none"
+    assert from_dict(Config, values) == config
+
+
+def test_missing_field_takes_its_default_unless_it_has_none() -> None:
+    values = to_dict(recipe("ptb-small"))
+    del values["train"]["segments"]
+    assert from_dict(Config, values).train.segments == 1
+    del values["recipe"]
+    with pytest.raises(UserError, match="lacks the field recipe"):
+        from_dict(Config, values)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("hidden", "many", r"model\.hidden should be int, not 'many'"),
+        ("hidden", 1.5, r"model\.hidden should be int"),
+        ("peephole", "some", r"model\.peephole is 'some', not one of none, output, all"),
+        ("colour", 1, r"unknown field model\.colour"),
+    ],
+)
+def test_wrong_values_are_named(field: str, value: object, said: str) -> None:
+    values = to_dict(recipe("ptb-small"))
+    values["model"][field] = value
+    with pytest.raises(UserError, match=said):
+        from_dict(Config, values)
+
+
+def test_whole_numbers_are_fine_for_fractions() -> None:
+    config = from_dict(ModelConfig, {"dropout": 0})
+    assert isinstance(config.dropout, float)
+
+
+def test_differences_have_dotted_names() -> None:
+    config = recipe("ptb-small")
+    other = replace(config, seed=2, model=replace(config.model, hidden=7))
+    assert differences(config, config) == {}
+    assert differences(config, other) == {"seed": (1, 2), "model.hidden": (200, 7)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"model": ModelConfig(dropout=1.0)}, "model.dropout"),
+        ({"model": ModelConfig(hidden=0)}, "model.hidden"),
+        ({"norm": "hidden"}, "time_steps"),
+        ({"norm": "sequence", "model": ModelConfig(time_steps=3)}, "time_steps"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(change: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said) as raised:
+        replace(recipe("ptb-small"), **change)
+    assert raised.value.code == 2
+
+
+def test_no_torch_behind_recipes_reports_and_the_command_line() -> None:
+    modules = "normrnn.cli, normrnn.recipes, normrnn.report.show, normrnn.report.compare"
+    commands = "train, recipes, evaluate, compare, prepare, score, sample"
+    code = f"import sys, {modules}; from normrnn.commands import {commands}; "
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,44 @@
+"""The paper's settings, field by field."""
+
+import pytest
+
+from normrnn.errors import UsageError
+from normrnn.recipes import RECIPES, recipe, summary
+
+PAPER = {
+    # hidden, init, dropout, steps, clip, epochs, decay, after epoch
+    "ptb-small": (200, 0.1, 0.0, 20, 10, 15, 2.0, 6),
+    "ptb-medium": (650, 0.05, 0.5, 35, 5, 40, 1.2, 6),
+    "ptb-large": (1500, 0.04, 0.65, 35, 5, 55, 1.15, 15),
+    "ptb-small-authors": (200, 0.1, 0.0, 20, 5, 5, 2.0, 4),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_penn_treebank_settings(name: str) -> None:
+    config = recipe(name)
+    m, o, t = config.model, config.optimizer, config.train
+    settings = (m.hidden, m.init, m.dropout, t.steps, o.clip_norm, config.epochs, o.decay)
+    assert (*settings, o.decay_after) == PAPER[name]
+    assert (m.layers, m.peephole, m.gamma, t.batch) == (2, "none", 1.0, 32)
+    assert (o.name, o.lr, o.momentum, o.weight_decay) == ("sgd", 1.0, 0.0, 0.0)
+    assert o.loss == "sum_over_time"
+    assert config.norm == "none"
+
+
+def test_authors_script_validates_and_forgets_every_half_epoch() -> None:
+    assert recipe("ptb-small-authors").train.segments == 2
+    assert recipe("ptb-small-authors").model.eps == 1e-6
+    assert recipe("ptb-small").train.segments == 1
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_knows_its_name_and_what_it_reproduces(name: str) -> None:
+    assert recipe(name).recipe == name
+    assert len(summary(name)) > 20
+
+
+def test_unknown_recipe_lists_the_choices() -> None:
+    with pytest.raises(UsageError, match="did you mean ptb-small") as raised:
+        recipe("ptb-smal")
+    assert all(name in str(raised.value) for name in RECIPES)
