@@ -1,0 +1,249 @@
+"""Population statistics from one pass."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import normrnn
+from tests.helpers import NORMS, build
+
+NORMALISED = [name for name in NORMS if name != "none"]
+
+
+def first_layer(layer: Any) -> tuple[Tensor, Tensor]:
+    return layer.norm_l0.running_mean, layer.norm_l0.running_var
+
+
+def rows_of(x: Tensor, lengths: list[int]) -> Tensor:
+    """The unpadded frames of (T, B, I), (N, I)."""
+    return torch.cat([x[:n, b] for b, n in enumerate(lengths)])
+
+
+def same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4).filter(
+        lambda batches: sum(map(sum, batches)) > 1
+    ),
+    st.sampled_from(["sequence", "frame"]),
+    st.sampled_from(["lstm", "gru", "tanh"]),
+)
+def test_first_layer_equals_the_whole_set_for_any_split(
+    batches: list[list[int]], norm: str, cell: str
+) -> None:
+    """TRAPS 11: pooled by frame count. Single rows and lone slices are rows like any other."""
+    torch.manual_seed(sum(map(sum, batches)))
+    layer = build(cell, norm, bidirectional=True, num_layers=2)
+    data = [(torch.randn(max(b), len(b), 3, dtype=torch.float64) * 2 + 1, b) for b in batches]
+    normrnn.recalibrate(layer, [{"input": x, "lengths": lengths} for x, lengths in data])
+    rows = torch.cat([rows_of(x, lengths) for x, lengths in data])
+    for suffix in ("", "_reverse"):
+        pre = rows @ getattr(layer, f"weight_ih_l0{suffix}").detach().t()
+        normaliser = getattr(layer, f"norm_l0{suffix}")
+        same(normaliser.running_mean, pre.mean(0))
+        same(normaliser.running_var, pre.var(0))
+        assert normaliser.num_batches_tracked.item() == len(batches)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_slots_equal_the_whole_set_for_any_split(batches: list[list[int]], reverse: bool) -> None:
+    """Per step t < K: over all frames t; slots with fewer than two rows stay as they were."""
+    torch.manual_seed(sum(map(sum, batches)))
+    layer = build("gru", "frame-slots", bidirectional=reverse)
+    before = {name: b.clone() for name, b in layer.named_buffers()}
+    data = [(torch.randn(max(b), len(b), 3, dtype=torch.float64), b) for b in batches]
+    normrnn.recalibrate(layer, [{"input": x, "lengths": lengths} for x, lengths in data])
+    for suffix in ("", "_reverse") if reverse else ("",):
+        weight = getattr(layer, f"weight_ih_l0{suffix}").detach()
+        normaliser = getattr(layer, f"norm_l0{suffix}")
+        for t in range(3):
+            frames = [x[t, b] for x, n in data for b in range(len(n)) if n[b] > t]
+            if len(frames) < 2:
+                name = f"norm_l0{suffix}.running_mean"
+                assert torch.equal(normaliser.running_mean[t], before[name][t])
+                continue
+            pre = torch.stack(frames) @ weight.t()
+            same(normaliser.running_mean[t], pre.mean(0))
+            same(normaliser.running_var[t], pre.var(0))
+
+
+@pytest.mark.parametrize("norm", NORMALISED)
+def test_all_layers_on_a_single_batch(norm: str) -> None:
+    """With one batch every layer's population is that batch: momentum 1 gives the same."""
+    layer = build("lstm", norm, num_layers=2, bidirectional=True, dropout=0.0)
+    twin = build("lstm", norm, num_layers=2, bidirectional=True, momentum=1.0)
+    twin.load_state_dict(layer.state_dict())
+    x = torch.randn(3, 4, 3, dtype=torch.float64)
+    normrnn.recalibrate(layer, [x])
+    twin(x)
+    for name, buffer in layer.named_buffers():
+        if name.endswith(("mean", "var")):
+            same(buffer, dict(twin.named_buffers())[name])
+
+
+def test_deeper_layers_see_inputs_normalised_per_batch() -> None:
+    """As in the paper: the second layer's population is over what training would feed it."""
+    layer = build("gru", "sequence", num_layers=2)
+    batches = [torch.randn(4, 3, 3, dtype=torch.float64) * k for k in (1.0, 5.0)]
+    bottom = normrnn.GRU(3, 2, dtype=torch.float64)
+    state = {k: v for k, v in layer.state_dict().items() if "l0" in k}
+    bottom.load_state_dict(state)
+    bottom.train()
+    inner = torch.cat([bottom(x)[0].flatten(0, 1) for x in batches])
+    pre = inner @ layer.weight_ih_l1.detach().t()
+    normrnn.recalibrate(layer, batches)
+    same(layer.norm_l1.running_mean, pre.detach().mean(0))
+    same(layer.norm_l1.running_var, pre.detach().var(0))
+
+
+class TestBatches:
+    def whole(self, layer: Any, rows: Tensor) -> None:
+        pre = rows @ layer.weight_ih_l0.detach().t()
+        same(layer.norm_l0.running_mean, pre.mean(0))
+        same(layer.norm_l0.running_var, pre.var(0))
+
+    def test_tensors_and_packed_sequences(self) -> None:
+        layer = build("lstm", "sequence")
+        x, y = torch.randn(4, 3, 3).double(), torch.randn(5, 2, 3).double()
+        packed = pack_padded_sequence(y, torch.tensor([5, 2]))
+        assert normrnn.recalibrate(layer, [x, packed]) is layer
+        self.whole(layer, torch.cat([x.flatten(0, 1), rows_of(y, [5, 2])]))
+
+    def test_tuples_are_args_and_dicts_are_kwargs(self) -> None:
+        layer = build("lstm", "sequence")
+        x, y = torch.randn(4, 3, 3).double(), torch.randn(5, 2, 3).double()
+        y[2:, 1] = float("nan")
+        normrnn.recalibrate(layer, [(x, None, [4, 1, 2]), {"input": y, "lengths": [5, 2]}])
+        self.whole(layer, torch.cat([rows_of(x, [4, 1, 2]), rows_of(y, [5, 2])]))
+
+    def test_an_iterator_is_consumed_once(self) -> None:
+        layer = build("lstm", "sequence")
+        x = torch.randn(6, 3, 3).double()
+        normrnn.recalibrate(layer, iter(x.split(2)))
+        self.whole(layer, x.flatten(0, 1))
+
+    def test_step_carries_a_state(self) -> None:
+        """With hidden normalisation the state matters: windows with it differ from without."""
+        x = torch.randn(6, 4, 3).double()
+        layers = [build("lstm", "hidden", num_layers=2) for _ in range(2)]
+        layers[1].load_state_dict(layers[0].state_dict())
+        carried: list[Any] = [None]
+        seen: list[Any] = []
+
+        def step(model: nn.Module, window: Tensor) -> None:
+            seen.append(model)
+            _, carried[0] = model(window, carried[0])
+
+        normrnn.recalibrate(layers[0], x.split(3), step=step)
+        normrnn.recalibrate(layers[1], x.split(3))
+        assert seen == [layers[0]] * 2
+        a, b = layers[0].norm_l0.running_mean, layers[1].norm_l0.running_mean
+        assert not torch.isclose(a, b).all()
+        # By hand: step 0 of both windows, the second from the carried state.
+        layer = layers[0]
+        with torch.no_grad(), normrnn.batch_statistics(layer):
+            _, (h, _) = layer(x[:3])
+        w_x, w_h = layer.weight_ih_l0.detach(), layer.weight_hh_l0.detach()
+        sums = torch.cat([x[0] @ w_x.t(), x[3] @ w_x.t() + h[0] @ w_h.t()])
+        same(a[0], sums.mean(0))
+        same(layer.norm_l0.running_var[0], sums.var(0))
+
+    @pytest.mark.parametrize("bad", [3, "text", [torch.zeros(2, 2, 3)]])
+    def test_anything_else_is_refused(self, bad: Any) -> None:
+        with pytest.raises(ValueError, match=rf"tensor.*dict, got {type(bad).__name__}; .*step="):
+            normrnn.recalibrate(build("lstm", "sequence"), [bad])
+
+    def test_no_batches(self) -> None:
+        with pytest.raises(ValueError, match="at least one batch, got none"):
+            normrnn.recalibrate(build("lstm", "sequence"), [])
+
+    def test_a_broken_batch_is_left_out(self) -> None:
+        layer = build("lstm", "sequence")
+        x = torch.randn(4, 3, 3).double()
+        normrnn.recalibrate(layer, [x, torch.full_like(x, float("nan"))])
+        self.whole(layer, x.flatten(0, 1))
+
+
+class TestModes:
+    def model(self) -> nn.Sequential:
+        model = nn.Sequential(build("lstm", "sequence", num_layers=2, dropout=0.9), nn.Dropout(0.5))
+        model[1].eval()
+        return model
+
+    def modes(self, model: nn.Module) -> list[bool]:
+        return [m.training for m in model.modules()]
+
+    def step(self, model: nn.Module, x: Tensor) -> None:
+        assert not any(self.modes(model))
+        assert not torch.is_grad_enabled()
+        assert isinstance(model, nn.Sequential)
+        model[0](x)
+
+    def test_restored(self) -> None:
+        for training in (True, False):
+            model = self.model()
+            model[0].train(training)
+            before = self.modes(model)
+            x = torch.randn(4, 3, 3, dtype=torch.float64)
+            normrnn.recalibrate(model, [x], step=self.step)
+            assert self.modes(model) == before
+            model[0].eval()
+            assert torch.equal(model[0](x)[0], model[0](x)[0])
+
+    def test_restored_after_an_exception_with_buffers_untouched(self) -> None:
+        model = self.model()
+        modes, state = self.modes(model), {k: v.clone() for k, v in model.state_dict().items()}
+
+        def batches() -> Any:
+            yield torch.randn(4, 3, 3, dtype=torch.float64)
+            raise OSError("the disk is gone")
+
+        with pytest.raises(OSError, match="disk"):
+            normrnn.recalibrate(model, batches(), step=self.step)
+        assert self.modes(model) == modes
+        assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+        model[0](torch.randn(4, 3, 3, dtype=torch.float64))  # and training goes on as before
+        name = "0.norm_l0.running_mean"
+        assert not torch.equal(model.state_dict()[name], state[name])
+
+    def test_dropout_is_off(self) -> None:
+        """TRAPS 11a: the statistics do not depend on the dropout rate."""
+        x = torch.randn(4, 5, 3, dtype=torch.float64)
+        found = []
+        for dropout in (0.0, 0.9):
+            torch.manual_seed(1)
+            layer = build("lstm", "sequence", num_layers=2, dropout=dropout)
+            normrnn.recalibrate(layer, [x])
+            found.append(layer.norm_l1.running_var)
+        assert torch.equal(*found)
+
+    def test_parameters_get_no_gradient(self) -> None:
+        layer = build("lstm", "sequence")
+        normrnn.recalibrate(layer, [torch.randn(4, 5, 3, dtype=torch.float64)])
+        assert all(p.grad is None for p in layer.parameters())
+
+
+def test_test_time_then_equals_the_whole_batch() -> None:
+    """What it is for: eval on the set it was calibrated with is nearly training's own output."""
+    layer = build("lstm", "sequence", eps=1e-12)
+    x = torch.randn(40, 50, 3, dtype=torch.float64)
+    wanted = layer(x)[0]
+    normrnn.recalibrate(layer, x.split(8, dim=1))
+    assert (layer.eval()(x)[0] - wanted).abs().max() < 1e-2
+
+
+def test_a_model_without_normalisers_is_left_as_it_is() -> None:
+    layer = build("lstm", "none")
+    before = {k: v.clone() for k, v in layer.state_dict().items()}
+    normrnn.recalibrate(layer, [torch.randn(4, 5, 3, dtype=torch.float64)])
+    assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
