@@ -47,9 +47,9 @@ class StepNormaliser:
 
     def __call__(self, t: int, sums: Tensor, channels: slice = slice(None)) -> Tensor:
         """(C′, width of step t) for C′ of the C channels; parts of a step come in order."""
-        weight = None if self.weight is None else self.weight[channels]
-        bias = None if self.bias is None else self.bias[channels]
         x, width = sums.unsqueeze(0).to(wide(sums.dtype)), sums.shape[1]
+        weight = None if self.weight is None else self.weight[channels].to(x.dtype)
+        bias = None if self.bias is None else self.bias[channels].to(x.dtype)
         if self.batch and width > 1:
             mean, var = x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
             out = F.batch_norm(x, mean, var, weight, bias, True, 1.0, self.eps)
