@@ -28,7 +28,8 @@ def _call(model: nn.Module, batch: Any) -> None:
         model(*batch)
     else:
         raise ValueError(
-            f"a batch is a tensor, a PackedSequence, a tuple or a dict, got {type(batch).__name__}; "
+            f"a batch is a tensor, a PackedSequence, a tuple or a dict, "
+            f"got {type(batch).__name__}; "
             "for anything else give step=, a function of the model and the batch"
         )
 
@@ -163,8 +164,15 @@ def convert(
         raise ValueError("convert needs γ, β and running statistics to keep the function")
     if batches is None:
         raise ValueError("convert needs batches=, to keep the function of the model on them")
-    converted = _replace(copy.deepcopy(model), lambda m: _converted(m, norm, options), {})
-    normalisers = _normalisers(converted)
+    made: list[_Normalised] = []
+
+    def change(module: nn.Module) -> nn.Module | None:
+        new = _converted(module, norm, options)
+        made.extend([] if new is None else [new])
+        return new
+
+    converted = _replace(copy.deepcopy(model), change, {})
+    normalisers = [n for layer in made for n in layer.normalisers()]  # not those there before
     if not normalisers:
         raise ValueError("the model has no torch.nn.RNN, LSTM or GRU to convert")
     with ExitStack() as stack:
@@ -178,9 +186,12 @@ def convert(
     return converted
 
 
-def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> nn.Module | None:
+def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> _Normalised | None:
     """Our layer with torch's weights and a normaliser that does nothing yet."""
-    ours = _OURS.get(type(module))  # type: ignore[arg-type]
+    if isinstance(module, _Normalised) and module.norm is None and module.peephole is None:
+        ours = type(module)
+    else:
+        ours = _OURS.get(type(module))  # type: ignore[arg-type]
     if ours is None:
         return None
     assert isinstance(module, nn.RNNBase)
