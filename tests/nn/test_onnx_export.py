@@ -1,0 +1,66 @@
+"""fold → ONNX → onnxruntime: the real LSTM operator, with dynamic T and B."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normrnn
+from tests.helpers import build
+
+
+class Batched(nn.Module):
+    """ONNX wants plain inputs and outputs: a state given, a state returned."""
+
+    def __init__(self, layer: Any):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        if self.layer.mode == "LSTM":
+            output, (h, c) = self.layer(x, (h, c))
+            return output, h, c
+        output, h = self.layer(x, h)
+        return output, h, c + 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # torch's own checks of shapes
+@pytest.mark.filterwarnings("ignore:Exporting a model to ONNX with a batch_size other than 1")
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("cell", ["tanh", "lstm", "gru"])
+def test_export(cell: str, bidirectional: bool, tmp_path: Path) -> None:
+    layer = build(cell, "sequence", num_layers=2, bidirectional=bidirectional, dtype=torch.float32)
+    model = normrnn.fold(Batched(layer).eval())
+    D = 2 if bidirectional else 1
+
+    def example(T: int, B: int) -> tuple[Tensor, ...]:
+        return torch.randn(T, B, 3), torch.randn(2 * D, B, 2), torch.randn(2 * D, B, 2)
+
+    file = tmp_path / "model.onnx"
+    torch.onnx.export(
+        model,
+        example(4, 2),
+        str(file),
+        dynamo=False,
+        input_names=["x", "h", "c"],
+        output_names=["output", "h_n", "c_n"],
+        dynamic_axes={"x": {0: "T", 1: "B"}, "h": {1: "B"}, "c": {1: "B"}, "output": {0: "T"}},
+    )
+    operators = [node.op_type for node in onnx.load(str(file)).graph.node]
+    assert operators.count({"tanh": "RNN", "lstm": "LSTM", "gru": "GRU"}[cell]) == 2
+    assert "Loop" not in operators
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    for T, B in ((4, 2), (9, 5), (1, 1)):
+        given = example(T, B)
+        wanted = Batched(layer).eval()(*given)
+        feed = {n: v.numpy() for n, v in zip(("x", "h", "c"), given, strict=True)}
+        found: list[Any] = list(session.run(None, feed))
+        assert len(found) == 3
+        for name, a, b in zip(("output", "h_n", "c_n"), found, wanted, strict=True):
+            np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-4, atol=1e-5, err_msg=name)

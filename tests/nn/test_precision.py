@@ -1,0 +1,185 @@
+"""Dtypes, autocast, compilation, differentiating twice."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import normrnn
+from tests.helpers import NORMS, build
+
+NORMALISED = [name for name in NORMS if name != "none"]
+CELLS = ["tanh", "lstm", "lstm-all", "gru"]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("norm", list(NORMS))
+@pytest.mark.parametrize("cell", CELLS)
+class TestAutocast:
+    def test_training(self, cell: str, norm: str, ragged: bool) -> None:
+        """TRAPS 4: statistics in float32, results finite and near those of float32."""
+        layer = build(cell, norm, num_layers=2, bidirectional=True, dtype=torch.float32)
+        twin = build(cell, norm, num_layers=2, bidirectional=True, dtype=torch.float32)
+        twin.load_state_dict(layer.state_dict())
+        x = torch.randn(5, 8, 3) + 3
+        lengths = [5, 5, 4, 4, 4, 3, 3, 3] if ragged else None
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out, _ = layer(x, lengths=lengths)
+            loss = out.float().square().mean()
+        loss.backward()
+        wanted, _ = twin(x, lengths=lengths)
+        assert bool(out.isfinite().all())
+        assert (out.float() - wanted).abs().mean() < 0.05
+        for name, parameter in layer.named_parameters():
+            assert parameter.dtype == torch.float32
+            assert parameter.grad is not None, name
+            assert bool(parameter.grad.isfinite().all()), name
+        for (name, buffer), other in zip(layer.named_buffers(), twin.buffers(), strict=True):
+            if name.endswith(("mean", "var")):
+                assert buffer.dtype == torch.float32
+                torch.testing.assert_close(buffer, other, rtol=0.05, atol=0.05)
+
+    def test_test_time(self, cell: str, norm: str, ragged: bool) -> None:
+        layer = build(cell, norm, dtype=torch.float32).eval()
+        x = torch.randn(5, 3, 3)
+        lengths = [5, 2, 4] if ragged else None
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out, _ = layer(x, lengths=lengths)
+        assert (out.float() - layer(x, lengths=lengths)[0]).abs().max() < 0.1
+
+
+def test_autocast_statistics_are_not_computed_in_bfloat16() -> None:
+    """A mean of 1000 rows near 100 in bfloat16 would be off by a per cent or more."""
+    layer: Any = normrnn.RNN(1, 1, momentum=1.0)
+    with torch.no_grad():
+        layer.weight_ih_l0.fill_(1)
+    x = (torch.rand(50, 40, 1) * 8 + 100).bfloat16().float()  # exact in bfloat16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(x)
+    state = layer.state_dict()
+    torch.testing.assert_close(state["norm_l0.running_mean"], x.mean().view(1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(state["norm_l0.running_var"], x.var().view(1), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("norm", list(NORMS))
+@pytest.mark.parametrize("cell", CELLS)
+class TestDtypes:
+    def test_to_float64_and_back(self, cell: str, norm: str) -> None:
+        layer = build(cell, norm, dtype=torch.float32).eval()
+        x = torch.randn(5, 4, 3)
+        wanted = layer(x)[0]
+        assert wanted.dtype == torch.float32
+        for double in (layer.to(torch.float64), layer.double()):
+            out, final = double(x.double())
+            assert out.dtype == torch.float64
+            assert (final[0] if isinstance(final, tuple) else final).dtype == torch.float64
+            assert {b.dtype for b in double.buffers()} <= {torch.float64, torch.int64}
+            torch.testing.assert_close(out.float(), wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(layer.float()(x)[0], wanted, rtol=1e-5, atol=1e-5)
+
+    def test_a_bfloat16_module(self, cell: str, norm: str) -> None:
+        layer = build(cell, norm, dtype=torch.float32)
+        low = build(cell, norm, dtype=torch.float32)
+        low.load_state_dict(layer.state_dict())
+        low.to(torch.bfloat16)
+        x = torch.randn(5, 6, 3)
+        lengths = [5, 5, 4, 4, 4, 4]
+        out, _ = low(x.bfloat16(), lengths=lengths)
+        assert out.dtype == torch.bfloat16
+        out.float().sum().backward()
+        for parameter in low.parameters():
+            assert parameter.grad is not None
+            assert parameter.grad.dtype == torch.bfloat16
+            assert bool(parameter.grad.isfinite().all())
+        assert (out.float() - layer(x, lengths=lengths)[0]).abs().mean() < 0.1
+        assert all(bool(b.isfinite().all()) for b in low.buffers())
+
+    def test_the_wrong_dtype_is_torchs_error(self, cell: str, norm: str) -> None:
+        plain = {"tanh": nn.RNN, "gru": nn.GRU}.get(cell, nn.LSTM)(3, 2)
+        x = torch.randn(5, 4, 3, dtype=torch.float64)
+        with pytest.raises((ValueError, RuntimeError)) as theirs:
+            plain(x)
+        with pytest.raises(theirs.type, match="dtype"):
+            build(cell, norm, dtype=torch.float32)(x)
+
+
+@pytest.mark.parametrize("norm", ["sequence", "frame"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_differentiating_twice_works_or_says_that_it_does_not(cell: str, norm: str) -> None:
+    """TRAPS 17."""
+    layer = build(cell, norm)
+    x = torch.randn(4, 3, 3, dtype=torch.float64).requires_grad_()
+    (grad,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.square().sum().backward()
+
+
+def test_hidden_differentiates_twice() -> None:
+    """Plain autograd: what DESIGN's appendix variant can do, checked numerically."""
+    layer = build("tanh", "hidden")
+    h0 = torch.zeros(1, 3, 2, dtype=torch.float64)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with normrnn.batch_statistics(layer):
+            return layer(x, h0)[0]
+
+    x = torch.randn(2, 3, 3, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradgradcheck(f, (x,))
+
+
+@pytest.mark.parametrize("norm", list(NORMS))
+@pytest.mark.parametrize("training", [True, False])
+def test_compile_with_a_graph_break(norm: str, training: bool) -> None:
+    """TRAPS 18: no loop over time is traced; the rest of the model is compiled around it."""
+    torch.compiler.reset()
+    model = Head(build("lstm", norm, dtype=torch.float32)).train(training)
+    x = torch.randn(5, 4, 3)
+    twin = copy.deepcopy(model)
+    compiled: Any = torch.compile(model, backend="eager")
+    for runner in (compiled, twin):
+        out = runner(x, [5, 3, 3, 2])
+        out.square().sum().backward()
+    for (name, a), b in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert a.grad is not None
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(compiled(x, [5, 3, 3, 2]), twin(x, [5, 3, 3, 2]))
+
+
+class Head(nn.Module):
+    def __init__(self, layer: Any):
+        super().__init__()
+        self.layer, self.linear = layer, nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+        return self.linear(self.layer(x * 2, lengths=lengths)[0])
+
+
+@pytest.mark.parametrize("norm", list(NORMS))
+def test_inference_mode(norm: str) -> None:
+    layer = build("gru", norm).eval()
+    x = torch.randn(5, 4, 3, dtype=torch.float64)
+    with torch.inference_mode():
+        out = layer(x, lengths=[5, 1, 2, 3])[0]
+    torch.testing.assert_close(out, layer(x, lengths=[5, 1, 2, 3])[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("norm", list(NORMS))
+def test_only_some_parameters_train(norm: str) -> None:
+    """Frozen weights get no gradient, and the others the same as before."""
+    layer = build("lstm", norm, num_layers=2)
+    x = torch.randn(5, 4, 3, dtype=torch.float64)
+    layer(x)[0].square().sum().backward()
+    wanted = {name: p.grad.clone() for name, p in layer.named_parameters()}
+    layer.zero_grad()
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_("l1" in name and "hh" not in name)
+    layer(x)[0].square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-12, atol=1e-12)
+        else:
+            assert parameter.grad is None
