@@ -48,9 +48,10 @@ class _Normalised(nn.RNNBase):
         sizes: tuple[int, int, int],
         torch_options: dict[str, Any],
         factory: dict[str, Any],
+        peephole: Literal["output", "all"] | None = None,
+        /,
         *,
         bias: bool,
-        peephole: Literal["output", "all"] | None = None,
         norm: Norm = "sequence",
         eps: float = 1e-5,
         momentum: float | None = 0.1,
@@ -63,6 +64,8 @@ class _Normalised(nn.RNNBase):
         _check_norm(norm, time_steps, sync, torch_options.get("proj_size", 0))
         if peephole not in PEEPHOLES:
             raise ValueError(f"unknown peephole={peephole!r}: choose None, 'output' or 'all'")
+        if peephole is not None and torch_options.get("proj_size", 0) > 0:
+            raise ValueError(f"peephole={peephole!r} does not work with proj_size: leave one out")
         if not eps > 0:
             raise ValueError(f"eps must be positive, got {eps}")
         if momentum is not None and not 0 <= momentum <= 1:
@@ -342,7 +345,8 @@ def _check_norm(norm: Any, time_steps: Any, sync: bool, proj_size: int) -> None:
             f"time_steps={time_steps} has no meaning with norm='sequence', whose statistics are "
             "shared over time: use norm='frame' or 'hidden', or leave it out"
         )
-    if time_steps is not None and (not isinstance(time_steps, int) or time_steps < 1):
+    count = isinstance(time_steps, int) and not isinstance(time_steps, bool) and time_steps > 0
+    if time_steps is not None and not count:
         raise ValueError(f"time_steps must be a positive integer, got {time_steps!r}")
 
 
@@ -442,8 +446,8 @@ class LSTM(_Normalised, nn.LSTM):
                 "proj_size": proj_size,
             },
             {"device": device, "dtype": dtype},
+            peephole,
             bias=bias,
-            peephole=peephole,
             **norm_options,
         )
 
