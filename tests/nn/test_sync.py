@@ -1,0 +1,217 @@
+"""Statistics pooled over two real processes, against one process on the joined batch."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import normrnn
+from tests.helpers import build, check_against_reference
+
+RANKS = 2
+LENGTHS = ([2, 6, 3], [4, 1])  # different counts of frames, sequences and time steps
+
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "sequence": ("lstm", "sequence", {}),
+    "sequence-stack": ("gru", "sequence", {"num_layers": 2, "bidirectional": True}),
+    "frame": ("gru", "frame", {}),
+    "frame-stack": ("lstm-all", "frame", {"num_layers": 2, "bidirectional": True}),
+    "slots": ("tanh", "frame-slots", {"num_layers": 2, "bidirectional": True}),
+    "cumulative": ("lstm", "sequence", {"momentum": None, "affine": False}),
+}
+
+
+def layer_of(case: str, **more: Any) -> Any:
+    cell, norm, options = CASES[case]
+    torch.manual_seed(11)
+    return build(cell, norm, **options, **more)
+
+
+def batch_of(rank: int) -> tuple[Tensor, list[int]]:
+    generator = torch.Generator().manual_seed(rank)
+    lengths = LENGTHS[rank]
+    x = torch.randn(max(lengths), len(lengths), 3, dtype=torch.float64, generator=generator)
+    return x * (1 + rank) + rank, lengths
+
+
+def cotangent(rank: int, output: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(100 + rank)
+    return torch.randn(output.shape, dtype=torch.float64, generator=generator)
+
+
+def step(case: str, rank: int, sync: bool) -> dict[str, Any]:
+    """One training step of a rank: everything that has to agree."""
+    layer = layer_of(case, sync=sync)
+    x, lengths = batch_of(rank)
+    x.requires_grad_()
+    output, _ = layer(x, lengths=lengths)
+    (output * cotangent(rank, output)).sum().backward()
+    return {
+        "output": output.detach(),
+        "input": x.grad,
+        "parameters": {name: p.grad for name, p in layer.named_parameters()},
+        "buffers": dict(layer.named_buffers()),
+    }
+
+
+def worker(rank: int, folder: Path) -> None:
+    """Run by the test below in a process of its own."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    found: dict[str, Any] = {case: step(case, rank, sync=True) for case in CASES}
+    found["recalibrated"] = recalibrated(rank)
+    found["lone"] = lone_rows(rank)
+    found["refused"] = refused(rank)
+    torch.save(found, folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+def recalibrated(rank: int) -> dict[str, Tensor]:
+    layer = layer_of("sequence", sync=True)
+    x, lengths = batch_of(rank)
+    normrnn.recalibrate(layer, [{"input": x, "lengths": lengths}])
+    return dict(layer.named_buffers())
+
+
+def lone_rows(rank: int) -> dict[str, Any]:
+    """One sequence per rank: together each step has two rows, until the shorter one ends."""
+    layer = layer_of("frame", sync=True)
+    x = batch_of(rank)[0][: 3 + rank, :1]
+    output, _ = layer(x)
+    return {"output": output.detach(), "buffers": dict(layer.named_buffers())}
+
+
+def refused(rank: int) -> str:
+    """A single row on each of the ranks is two rows; a single row on one of them is refused."""
+    layer = layer_of("sequence", sync=True)
+    layer(batch_of(rank)[0][:1, :1])
+    return str(layer.norm_l0.num_batches_tracked.item())
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    code = f"from pathlib import Path; from {__name__.split('.')[-1]} import worker; worker"
+    here = Path(__file__)
+    root = here.parents[2]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"{code}({rank}, Path({str(folder)!r}))"],
+            cwd=root,
+            env={**_environment(), "PYTHONPATH": f"{root}:{here.parent}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        logs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * RANKS, "\n".join(logs)
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def joined() -> tuple[Tensor, list[int]]:
+    """Both ranks' sequences in one batch, padded with NaN."""
+    batches = [batch_of(rank) for rank in range(RANKS)]
+    T = max(x.shape[0] for x, _ in batches)
+    lengths = [n for _, ns in batches for n in ns]
+    x = torch.full((T, len(lengths), 3), float("nan"), dtype=torch.float64)
+    first = 0
+    for own, _ in batches:
+        x[: own.shape[0], first : first + own.shape[1]] = own
+        first += own.shape[1]
+    return x.requires_grad_(), lengths
+
+
+def close(actual: Tensor, expected: Tensor | None, what: str) -> None:
+    assert expected is not None
+    torch.testing.assert_close(
+        actual, expected, rtol=1e-10, atol=1e-10, msg=lambda m: f"{what}: {m}"
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_equal_one(ranks: list[dict[str, Any]], case: str) -> None:
+    """TRAPS 3: outputs, input gradients, summed parameter gradients and buffers."""
+    layer = layer_of(case)
+    x, lengths = joined()
+    output, _ = layer(x, lengths=lengths)
+    weights, first = torch.zeros_like(output), 0
+    for rank in range(RANKS):
+        own = ranks[rank][case]["output"]
+        T, B, _ = own.shape
+        weights[:T, first : first + B] = cotangent(rank, own)
+        first += B
+    (output * weights).sum().backward()
+    first = 0
+    assert x.grad is not None
+    for rank in range(RANKS):
+        mine = ranks[rank][case]
+        T, B, _ = mine["output"].shape
+        close(mine["output"], output[:T, first : first + B], f"output of rank {rank}")
+        close(mine["input"], x.grad[:T, first : first + B], f"input gradient of rank {rank}")
+        first += B
+        for name, buffer in layer.named_buffers():
+            close(mine["buffers"][name], buffer, f"{name} of rank {rank}")
+    for name, parameter in layer.named_parameters():
+        total = sum(ranks[rank][case]["parameters"][name] for rank in range(RANKS))
+        close(total, parameter.grad, f"gradient of {name}")  # type: ignore[arg-type]
+
+
+def test_pooling_matters(ranks: list[dict[str, Any]]) -> None:
+    """Without it the numbers differ, so the comparison above could have failed."""
+    alone = step("sequence", 0, sync=False)
+    assert not torch.isclose(alone["output"], ranks[0]["sequence"]["output"]).all()
+
+
+def test_recalibrate_pools_too(ranks: list[dict[str, Any]]) -> None:
+    layer = layer_of("sequence")
+    x, lengths = joined()
+    normrnn.recalibrate(layer, [{"input": x.detach(), "lengths": lengths}])
+    for rank in range(RANKS):
+        for name, buffer in layer.named_buffers():
+            close(ranks[rank]["recalibrated"][name], buffer, name)
+
+
+def test_a_lone_row_is_lone_over_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    layer = layer_of("frame")
+    x = torch.full((4, 2, 3), float("nan"), dtype=torch.float64)
+    for rank in range(RANKS):
+        x[: 3 + rank, rank] = batch_of(rank)[0][: 3 + rank, 0]
+    output, _ = layer(x, lengths=[3, 4])
+    for rank in range(RANKS):
+        close(ranks[rank]["lone"]["output"][:, 0], output[: 3 + rank, rank], f"rank {rank}")
+        for name, buffer in layer.named_buffers():
+            close(ranks[rank]["lone"]["buffers"][name], buffer, name)
+
+
+def test_one_row_on_each_rank_is_two_rows(ranks: list[dict[str, Any]]) -> None:
+    assert [ranks[rank]["refused"] for rank in range(RANKS)] == ["4", "4"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_a_process_group_it_is_local(case: str) -> None:
+    assert not dist.is_initialized()
+    layer = layer_of(case, sync=True)
+    check_against_reference(layer, [3, 5, 3], "padded")
+
+
+def test_hidden_with_sync_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sync=True does not work with norm='hidden'.*'sequence'"):
+        normrnn.LSTM(3, 2, norm="hidden", time_steps=3, sync=True)
