@@ -1,8 +1,11 @@
 """Small texts and settings that train in a second."""
 
+import json
 import random
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,8 @@ from normrnn.recipes.config import (
     OptimizerConfig,
     TrainConfig,
 )
+from normrnn.train.display import Status
+from normrnn.train.start import train
 
 
 def write_text(path: Path, lines: int, seed: int) -> None:
@@ -57,3 +62,45 @@ def tiny(text_dir: Path) -> Config:
 def tiny_frame(tiny: Config) -> Config:
     """The same, normalised frame-wise."""
     return replace(tiny, norm="frame")
+
+
+class Silent:
+    """A display that shows nothing and may ask the run to stop after some update."""
+
+    def __init__(self, stop_at: int = -1) -> None:
+        self.stop_at = stop_at
+
+    def __call__(self, epochs: int, unit: str) -> "Silent":
+        assert epochs >= 1
+        assert unit == "tokens"
+        return self
+
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, status: Status) -> None:
+        """Press Ctrl-C at the right moment."""
+        if status.updates == self.stop_at:
+            signal.raise_signal(signal.SIGINT)
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Nothing to see."""
+
+
+def run_tiny(config: Config, out: Path, stop_at: int = -1) -> list[str]:
+    """Train; what was said on the way."""
+    said: list[str] = []
+    train(config, out, Silent(stop_at), said.append)
+    return said
+
+
+def rows_of(out: Path) -> list[dict[str, Any]]:
+    """The rows of a run, `seconds` aside: two equal runs never take the same time."""
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for row in rows:
+        assert row.pop("seconds") >= 0
+    return rows
