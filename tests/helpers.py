@@ -168,6 +168,7 @@ def check_against_reference(
 ) -> None:
     """Outputs, final states, every gradient and every buffer; NaN in the padding."""
     T = max(lengths) if T is None else T
+    layer.zero_grad()
     x = inputs(T, lengths)
     state = states(layer, len(lengths)) if with_state else None
     own = tensors_of(layer)
