@@ -34,13 +34,18 @@ def write_text(path: Path, lines: int, seed: int) -> None:
             file.write(" ".join(line) + "\n")
 
 
-@pytest.fixture
-def text_dir(tmp_path: Path) -> Path:
-    """A directory with train.txt, valid.txt and test.txt: about 2,000 and twice 250 tokens."""
-    directory = tmp_path / "text"
-    directory.mkdir()
+def write_texts(directory: Path) -> None:
+    """train.txt, valid.txt and test.txt: about 2,000 and twice 250 tokens."""
     for seed, (name, lines) in enumerate((("train", 320), ("valid", 40), ("test", 40))):
         write_text(directory / f"{name}.txt", lines, seed)
+
+
+@pytest.fixture
+def text_dir(tmp_path: Path) -> Path:
+    """A directory with those three texts."""
+    directory = tmp_path / "text"
+    directory.mkdir()
+    write_texts(directory)
     return directory
 
 
@@ -78,7 +83,7 @@ class Silent:
     def __enter__(self) -> "Silent":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
     def update(self, status: Status) -> None:

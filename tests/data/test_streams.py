@@ -1,5 +1,7 @@
 """Every token but the first is predicted exactly once, after the token before it."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -21,7 +23,7 @@ def test_every_token_but_the_first_is_predicted_once(
     for window in windows:
         assert torch.equal(window.targets, window.inputs + 1)
     # A column goes on where it stopped in the window before.
-    for before, after in zip(windows, windows[1:], strict=False):
+    for before, after in pairwise(windows):
         columns = after.inputs.shape[1]
         assert torch.equal(after.inputs[0], before.inputs[-1, :columns] + 1)
     assert all(w.inputs.shape == (steps, batch) for w in windows[: len(streams) // steps])

@@ -52,8 +52,15 @@ def test_json_round_trip() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"symbols": ["a"], "level": "word"}', '{"symbols": [1], "level": "word"}']
-    + ['{"symbols": ["<eos>", "<eos>"], "level": "word"}', '{"symbols": ["<eos>"], "level": "x"}'],
+    [
+        "",
+        "[]",
+        "{}",
+        '{"symbols": ["a"], "level": "word"}',
+        '{"symbols": [1], "level": "word"}',
+        '{"symbols": ["<eos>", "<eos>"], "level": "word"}',
+        '{"symbols": ["<eos>"], "level": "x"}',
+    ],
 )
 def test_damaged_json(text: str) -> None:
     with pytest.raises(UserError, match="vocabulary file"):

@@ -39,7 +39,11 @@ def test_one_trained_bias_per_gate() -> None:
 def test_dropout_between_all_layers_and_nowhere_else() -> None:
     model = LanguageModel(50, 16, 2, dropout=0.5)
     seen: list[torch.Tensor] = []
-    model.dropout.register_forward_hook(lambda _m, _i, output: seen.append(output))
+
+    def keep(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
+        seen.append(output)
+
+    model.dropout.register_forward_hook(keep)
     model(torch.randint(0, 50, (30, 8)))
     embedding, before_softmax = seen
     assert embedding.shape == before_softmax.shape == (30, 8, 16)

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol
 
 from normrnn.train.metrics import perplexity
@@ -27,12 +26,7 @@ class Display(Protocol):
 
     def __enter__(self) -> "Display": ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     def update(self, status: Status) -> None:
         """After every update."""
@@ -79,12 +73,7 @@ class PlainDisplay(_Display):
     def __enter__(self) -> "PlainDisplay":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
     def update(self, status: Status) -> None:
@@ -117,12 +106,7 @@ class LiveDisplay(_Display):
         self.bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
     def update(self, status: Status) -> None:

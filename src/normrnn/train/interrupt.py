@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 
@@ -25,12 +25,7 @@ class Interrupt:
                 self._before[number] = signal.signal(number, self._request)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._restore()
 
     def poll(self) -> None:

@@ -1,0 +1,317 @@
+"""The command line as a user meets it: answers, exit codes, one sentence for a mistake."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import normrnn
+from normrnn.cli import COMMANDS, main
+from normrnn.recipes import RECIPES
+from normrnn.train.load import load
+from tests.tiny_runs import rows_of, write_texts
+
+Cli = Callable[..., tuple[int, str, str]]
+SMALL = ["--model.hidden", "12", "--train.batch", "8", "--train.steps", "5", "--epochs", "2"]
+SMALL += ["--train.log-every", "10", "--train.checkpoint-every", "20"]
+SMALL += ["--evaluation.train-tokens", "200", "--evaluation.recalibrate-windows", "5"]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Call the command line: exit code, standard output, standard error."""
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exited:
+            main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        code = exited.value.code
+        assert isinstance(code, int)
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, normalised frame-wise, trained once for all tests here."""
+    data, out = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("runs") / "run"
+    write_texts(data)
+    call = ["train", "ptb-small", "--data", str(data), "--out", str(out), "--norm", "frame"]
+    with pytest.raises(SystemExit) as exited:
+        main([*call, *SMALL])
+    assert exited.value.code == 0
+    return out
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of that run; its text is the same as `text_dir`."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_help_comes_without_torch() -> None:
+    code = "import sys; from normrnn.cli import main\ntry: main(sys.argv[1:])\n"
+    code += "finally: print('torch' in sys.modules, file=sys.stderr)"
+    for arguments in (["--help"], ["train", "ptb-small", "--help"]):
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0
+        assert done.stderr.strip() == "False"
+        assert "usage: normrnn" in done.stdout
+
+
+def test_help_lists_commands_and_recipes(cli: Cli) -> None:
+    code, out, _ = cli("--help")
+    assert code == 0
+    assert all(name in out for name in COMMANDS)
+    code, out, _ = cli("recipes")
+    assert code == 0
+    assert all(name in out for name in RECIPES)
+    code, out, _ = cli("train", "--help")
+    assert code == 0
+    assert all(name in out for name in RECIPES)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(cli: Cli, command: str) -> None:
+    code, out, _ = cli(command, "--help")
+    assert code == 0
+    assert f"normrnn {command}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "usage"),
+        (["fly"], "no command 'fly'"),
+        (["train"], "train needs a recipe"),
+        (["train", "ptb-smal"], "did you mean ptb-small"),
+        (["train", "ptb-small", "--norm", "layer"], "invalid choice 'layer'"),
+        (["train", "ptb-small", "--colour", "red"], "--colour"),
+        (["train", "ptb-small", "--epochs", "many"], "--epochs"),
+        (["train", "ptb-small", "--epochs", "0"], "epochs must be at least 1, not 0"),
+        (["train", "ptb-small"], "pass --data DIR"),
+        (["train", "ptb-small", "--device", "abacus"], "no device 'abacus'"),
+        (["compare", "ptb-small", "--norms", "none,layer"], "--norms has 'layer'"),
+        (["compare", "ptb-small", "--seeds", "0"], "--seeds"),
+        (["prepare", "wine"], "prepare needs one of ptb"),
+        (["recipes", "please"], "takes no arguments"),
+        (["sample", "nowhere", "--temperature", "0"], "--temperature must be positive"),
+    ],
+)
+def test_wrong_calls_exit_with_2(cli: Cli, arguments: list[str], said: str) -> None:
+    code, out, err = cli(*arguments)
+    assert code == 2
+    assert said in out + err
+
+
+def test_missing_things_exit_with_1(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a b\n")
+    for arguments, said in (
+        (["train", "ptb-small", "--data", tmp_path / "no"], "does not exist"),
+        (["evaluate", tmp_path / "no"], "is no run directory"),
+        (["score", tmp_path / "no", tmp_path / "a.txt"], "is no run directory"),
+        (["sample", tmp_path / "no"], "is no run directory"),
+        (["prepare", "ptb", tmp_path], "simple-examples.tgz"),
+    ):
+        code, _, err = cli(*arguments)
+        assert code == 1, arguments
+        assert said in err
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_run_directory_and_plain_lines(cli: Cli, text_dir: Path, run: Path) -> None:
+    names = {"config.json", "metrics.jsonl", "model.safetensors", "checkpoint.pt"}
+    assert names <= {path.name for path in run.iterdir()}
+    config = json.loads((run / "config.json").read_text())
+    assert (config["recipe"], config["norm"]) == ("ptb-small", "frame")
+    assert config["model"]["hidden"] == 12
+    same = ["train", "ptb-small", "--data", text_dir, "--out", run, "--norm", "frame", *SMALL]
+    code, out, _ = cli(*same)
+    assert code == 0
+    assert "is finished" in out
+    code, out, _ = cli(*same, "--epochs", "3")
+    assert code == 0
+    assert "epoch 3/3" in out
+    assert "tokens/s" in out
+    assert rows_of(run)[-1]["epoch"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--seed", "2"], "seed was 1, is now 2"),
+        (["--norm", "none"], "norm was frame, is now none"),
+        (["--optimizer.name", "adam"], "optimizer.name was sgd, is now adam"),
+        (["--epochs", "1"], "epochs was 2, is now 1"),
+    ],
+)
+def test_changed_fields_are_refused_by_name(
+    cli: Cli, text_dir: Path, run: Path, change: list[str], said: str
+) -> None:
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    call = ["train", "ptb-small", "--data", text_dir, "--out", run, "--norm", "frame", *SMALL]
+    code, _, err = cli(*call, *change)
+    assert code == 2
+    assert said in err
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_directory_of_another_recipe(cli: Cli, text_dir: Path, run: Path) -> None:
+    code, _, err = cli("train", "ptb-medium", "--data", text_dir, "--out", run)
+    assert code == 2
+    assert "recipe was ptb-small, is now ptb-medium" in err
+
+
+def test_diverging_run_stops_and_keeps_its_checkpoint(
+    cli: Cli, text_dir: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "wild"
+    call = ["train", "ptb-small", "--data", text_dir, "--out", out, *SMALL]
+    call += ["--optimizer.lr", "1e36", "--optimizer.clip-norm", "0"]
+    code, _, err = cli(*call, "--train.checkpoint-every", "1")
+    assert code == 1
+    assert "at update" in err
+    checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
+    saved = checkpoint["progress"]["updates"]
+    assert f"at update {saved + 1}; the checkpoint of update {saved} is kept" in err
+
+
+def test_full_disk_keeps_what_was_there(
+    cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, whole = tmp_path / "full", tmp_path / "whole"
+    call = ["train", "ptb-small", "--data", text_dir, *SMALL]
+    assert cli(*call, "--out", whole)[0] == 0
+    fsync, calls = os.fsync, 0
+
+    def filling(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", filling)
+    code, _, err = cli(*call, "--out", out)
+    assert code == 1
+    assert "No space left on device" in err
+    monkeypatch.undo()
+    assert torch.load(out / "checkpoint.pt", weights_only=True)["progress"]["updates"] > 0
+    assert cli(*call, "--out", out)[0] == 0
+    assert rows_of(out) == rows_of(whole)
+
+
+def test_checkpoint_and_vocabulary_of_others(cli: Cli, text_dir: Path, run: Path) -> None:
+    call = ["train", "ptb-small", "--data", text_dir, "--out", run, "--norm", "frame", *SMALL]
+    call += ["--epochs", "3"]
+    vocabulary = (run / "vocabulary.json").read_text()
+    changed = json.loads(vocabulary)
+    changed["symbols"][0], changed["symbols"][1] = changed["symbols"][1], changed["symbols"][0]
+    (run / "vocabulary.json").write_text(json.dumps(changed))
+    code, _, err = cli(*call)
+    assert code == 1
+    assert "does not match the checkpoint" in err
+    changed["symbols"].append("extra")
+    (run / "vocabulary.json").write_text(json.dumps(changed))
+    code, _, err = cli("evaluate", run)
+    assert code == 1
+    assert "do not belong together" in err
+    (run / "vocabulary.json").write_text(vocabulary)
+    (run / "checkpoint.pt").write_bytes((run / "checkpoint.pt").read_bytes()[:1000])
+    rows = (run / "metrics.jsonl").read_text()
+    code, _, err = cli(*call)
+    assert code == 1
+    assert "checkpoint.pt cannot be read" in err
+    assert (run / "metrics.jsonl").read_text() == rows
+
+
+def test_evaluate_writes_its_own_file(cli: Cli, text_dir: Path, run: Path) -> None:
+    metrics = (run / "metrics.jsonl").read_bytes()
+    code, out, _ = cli("evaluate", run)
+    assert code == 0
+    assert (run / "metrics.jsonl").read_bytes() == metrics
+    result = json.loads((run / "evaluation.json").read_text())
+    rows = {(r["split"], r["statistics"], r["streams"]): r for r in result["rows"]}
+    kinds = ("running", "recalibrated", "batch")
+    expected = {(split, kind, 8) for split in ("valid", "test") for kind in kinds}
+    expected |= {("test", "running", 1), ("test", "recalibrated", 1), ("train_eval", "running", 8)}
+    assert rows.keys() == expected
+    counts = {row["count"] for key, row in rows.items() if key[0] == "test"}
+    words = (text_dir / "test.txt").read_text().replace("\n", " <eos> ").split()
+    assert counts == {len(words) - 1}
+    # The best model as the run itself measured it.
+    best = min(
+        r["loss"]
+        for r in rows_of(run)
+        if r.get("statistics") == "running" and r["split"] == "valid"
+    )
+    assert rows["valid", "running", 8]["loss"] == pytest.approx(best, rel=1e-6)
+    test = next(r for r in rows_of(run) if r["split"] == "test" and r["statistics"] == "batch")
+    assert rows["test", "batch", 8]["loss"] == pytest.approx(test["loss"], rel=1e-6)
+    authors = {row["split"]: row for row in result["authors_protocol"]}
+    assert authors["valid"]["batch_ppl"] == rows["valid", "batch", 8]["batch_ppl"]
+    assert "authors' protocol" in out
+
+
+def test_sequence_wise_batch_statistics_are_refused(
+    cli: Cli, text_dir: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "sequence"
+    call = ["train", "ptb-small", "--data", text_dir, "--out", out, "--norm", "sequence", *SMALL]
+    assert cli(*call)[0] == 0
+    assert {row.get("statistics") for row in rows_of(out)} == {None, "running", "recalibrated"}
+    code, shown, _ = cli("evaluate", out, "--no-one-stream")
+    assert code == 0
+    assert "no perplexity" in " ".join(shown.split())
+    result = json.loads((out / "evaluation.json").read_text())
+    assert {row["statistics"] for row in result["rows"]} == {"running", "recalibrated"}
+    assert result["authors_protocol"] == []
+
+
+def test_score_reads_every_line(cli: Cli, run: Path, tmp_path: Path) -> None:
+    text = tmp_path / "new.txt"
+    text.write_text("w1 w3 w9\nw2 strange w6\n")
+    code, out, _ = cli("score", run, text, "--lines")
+    assert code == 0
+    first, second, summary = out.splitlines()
+    assert first.split("\t")[1:] == ["4", "w1 w3 w9"]
+    assert second.split("\t")[1:] == ["4", "w2 strange w6"]
+    assert "8 tokens (1 <unk>)" in summary
+    model = load(run)
+    assert model.vocabulary is not None
+    index = model.vocabulary.index
+    words = ["<eos>", "w1", "w3", "w9", "<eos>", "w2", "<unk>", "w6", "<eos>"]
+    ids = torch.tensor([index[word] for word in words])
+    with torch.no_grad():
+        logits, _ = model(ids[:-1, None])
+    nats = -torch.log_softmax(logits[:, 0], 1)[range(8), ids[1:]]
+    assert f"perplexity {nats.mean().exp().item():,.2f}" in summary
+    assert first.split("\t")[0] == f"{nats[:4].mean().exp().item():.2f}"
+
+
+def test_sample_goes_on_from_the_prompt(cli: Cli, run: Path) -> None:
+    call = ["sample", run, "--tokens", "12", "--seed", "5", "--prompt", "w1 w3"]
+    code, out, _ = cli(*call)
+    assert code == 0
+    assert out.startswith("w1 w3")
+    assert cli(*call)[1] == out
+    drawn = out.replace("\n", " <eos> ").split()[2:]
+    assert len(drawn) in (12, 13)  # the newline that `print` adds reads as one more
+
+
+def test_load_gives_an_eval_model_with_its_vocabulary(run: Path) -> None:
+    model = load(run)
+    assert not model.training
+    assert model.vocabulary is not None
+    assert model.embedding.num_embeddings == len(model.vocabulary)
+    assert normrnn.fold(model) is not None

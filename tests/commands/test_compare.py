@@ -1,0 +1,105 @@
+"""Arms of a comparison: processes, refusals, interruptions."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from normrnn.cli import main
+from normrnn.commands.arms import Arm, Arms, plan
+from normrnn.errors import UserError
+from normrnn.recipes.config import Config
+
+
+def test_plan_has_one_arm_per_norm_and_seed(tiny: Config, tmp_path: Path) -> None:
+    arms = plan(replace(tiny, seed=3), ["none", "frame"], 2, tmp_path)
+    assert [arm.out.name for arm in arms] == ["none-3", "frame-3", "none-4", "frame-4"]
+    assert all(arm.config.threads == 1 for arm in arms)
+    assert [arm.config.norm for arm in arms] == ["none", "frame"] * 2
+    assert [arm.config.seed for arm in arms] == [3, 3, 4, 4]
+
+
+def test_compare_from_the_command_line(
+    text_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "both"
+    settings = ["--model.hidden", "12", "--train.batch", "8", "--train.steps", "5"]
+    settings += ["--epochs", "2", "--train.log-every", "5", "--evaluation.train-tokens", "0"]
+    with pytest.raises(SystemExit) as exited:
+        main(["compare", "ptb-small", "--data", str(text_dir), "--out", str(out), *settings])
+    shown = capsys.readouterr().out
+    assert exited.value.code == 0
+    for name in ("none-1", "frame-1"):
+        config = json.loads((out / name / "config.json").read_text())
+        assert config["norm"] == name.split("-")[0]
+        assert config["threads"] == 1
+        assert f"{name}: epoch 2/2" in shown
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "baseline, seed 1" in shown
+    assert "baseline's best training loss" in " ".join(shown.split())
+
+
+def test_failing_arm_is_named_with_its_reason(tiny: Config, tmp_path: Path) -> None:
+    (Path(tiny.data) / "valid.txt").write_bytes(b"\xff\xfe")
+    arm = Arm(tiny, tmp_path / "none-1")
+    with pytest.raises(UserError, match=r"none-1 failed: .*valid\.txt is not UTF-8"):
+        Arms([arm], 1).run(lambda: None, interval=0.05)
+
+
+def test_never_more_processes_than_jobs(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 0
+
+    class Sleeper:
+        def __init__(self) -> None:
+            self.polls = 0
+
+        def poll(self) -> int | None:
+            self.polls += 1
+            return 0 if self.polls > 3 else None
+
+        def wait(self) -> int:
+            return 0
+
+    def start(arm: Arm) -> None:
+        nonlocal most
+        arm.process = Sleeper()  # type: ignore[assignment]
+        most = max(most, sum(a.state == "running" for a in arms))
+
+    monkeypatch.setattr(Arm, "start", start)
+    arms = plan(tiny, ["none", "frame"], 3, tmp_path)
+    Arms(arms, 2).run(lambda: None, interval=0.001)
+    assert most == 2
+    assert [arm.state for arm in arms] == ["done"] * 6
+
+
+def test_ctrl_c_stops_all_arms_with_checkpoints(tiny: Config, tmp_path: Path) -> None:
+    out = tmp_path / "stopped"
+    arguments = ["compare", "ptb-small", "--data", tiny.data, "--out", str(out), "--epochs", "500"]
+    arguments += ["--model.hidden", "12", "--train.batch", "8", "--train.log-every", "5"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "normrnn.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    metrics = [out / name / "metrics.jsonl" for name in ("none-1", "frame-1")]
+    deadline = time.monotonic() + 120
+    while not all(path.exists() and path.stat().st_size for path in metrics):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"goes on from the checkpoints" in shown
+    for path in metrics:
+        assert (path.parent / "checkpoint.pt").exists()
+        assert "stopped; the same command" in (path.parent / "log.txt").read_text()

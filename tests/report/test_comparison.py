@@ -1,0 +1,121 @@
+"""Averages, savings and sentences from rows with known answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from normrnn.errors import UserError
+from normrnn.report.compare import (
+    Point,
+    best,
+    epoch_averages,
+    first_below,
+    savings,
+    sentence,
+    trailing_average,
+    verdict,
+)
+from normrnn.report.runs import Run, load
+from normrnn.report.show import curves, table
+
+
+def _train(updates: int, epoch: int, loss: float, count: int = 10) -> dict:
+    seconds = updates / 2
+    row = {"updates": updates, "epoch": epoch, "split": "train", "loss": loss, "count": count}
+    return {**row, "seconds": seconds, "lr": 1.0, "grad_norm": 1.0, "batch_ppl": 2.0}
+
+
+def _run(norm: str, losses: list[float], seed: int = 1) -> Run:
+    """Two train rows of ten tokens an epoch, the validation half a nat above."""
+    rows = []
+    for i, loss in enumerate(losses):
+        rows.append(_train(5 * (i + 1), i // 2 + 1, loss))
+        if i % 2:
+            kinds = ("running",) if norm == "none" else ("running", "recalibrated", "batch")
+            for kind in kinds:
+                row = {**rows[-1], "split": "valid", "statistics": kind, "loss": loss + 0.5}
+                rows.append(row)
+    return Run(Path(norm), {"norm": norm, "seed": seed, "epochs": len(losses) // 2}, rows)
+
+
+def test_epoch_averages_pool_tokens() -> None:
+    rows = [_train(1, 1, 4.0, 10), _train(2, 1, 1.0, 20), _train(3, 2, 1.0)]
+    points = epoch_averages(Run(Path(), {"norm": "none"}, rows))
+    assert points == [Point(2, 1.0, 2.0), Point(3, 1.5, 1.0)]
+
+
+def test_trailing_average_covers_one_epochs_worth() -> None:
+    run = _run("none", [5.0, 3.0, 3.0, 1.0, 1.0, 1.0])
+    points = trailing_average(run)
+    assert [p.updates for p in points] == [10, 15, 20, 25, 30]
+    assert [p.loss for p in points] == pytest.approx([4, 3, 2, 1, 1])
+    assert trailing_average(Run(Path(), {}, [])) == []
+
+
+def test_savings_against_the_same_seed() -> None:
+    baseline = _run("none", [5, 4, 4, 3, 3, 2.5, 2.4, 2.4])
+    quick = _run("frame", [5, 3, 2.4, 2.2, 2, 2, 2, 2])
+    (saving,) = savings([baseline], [quick, _run("frame", [9] * 8, seed=2)])
+    assert saving.loss == pytest.approx(2.4)
+    assert saving.baseline.updates == 40
+    assert saving.other is not None
+    assert saving.other == pytest.approx(Point(20, 10.0, 2.3))
+    text = sentence("frame", [saving])
+    assert "50% fewer updates and 50% less time" in text
+    assert "20 instead of 40 updates" in text
+    assert "10 instead of 20 seconds" in text
+
+
+def test_sentences_for_the_other_cases() -> None:
+    baseline = _run("none", [5, 4, 3, 3])
+    assert "did not reach" in sentence("frame", savings([baseline], [_run("frame", [5] * 4)]))
+    assert "no baseline" in sentence("frame", [])
+    late = _run("frame", [5, 4, 3.5, 3.1, 2.9, 2.9])
+    assert "25% more updates" in sentence("frame", savings([baseline], [late]))
+    runs = [_run(n, [5, 4, 3, 3], s) for s in (1, 2) for n in ("none", "frame")]
+    (text,) = verdict(runs)
+    assert "mean of 2 seeds" in text
+
+
+def test_best_and_first() -> None:
+    run = _run("frame", [5, 4, 3, 3.5])
+    row = best(run, "valid", "batch")
+    assert row is not None
+    assert row["loss"] == 4.0
+    assert best(run, "test", "batch") is None
+    assert first_below([Point(1, 1, 3.0), Point(2, 2, 2.0)], 2.5) == Point(2, 2, 2.0)
+    assert first_below([], 1.0) is None
+
+
+def test_run_directory_as_data_torn_line_left_out(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"norm": "none", "seed": 1}')
+    assert load(tmp_path).rows == []
+    row = _train(1, 1, 2.0)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + '\n{"updates": 2, "ep')
+    assert load(tmp_path).rows == [row]
+    assert load(tmp_path).split("train") == [row]
+    (tmp_path / "metrics.jsonl").write_text("what\n")
+    with pytest.raises(UserError, match="damaged"):
+        load(tmp_path)
+    with pytest.raises(UserError, match="no run directory"):
+        load(tmp_path / "nowhere")
+
+
+def test_table_and_picture(tmp_path: Path) -> None:
+    runs = [
+        _run("none", [5, 4, 3, 3]),
+        _run("frame", [4, 3, 2, 2]),
+        Run(Path(), {"norm": "frame", "seed": 2, "epochs": 2}, []),
+    ]
+    console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
+    console.print(table(runs))
+    text = console.export_text()
+    console.file.close()
+    assert "baseline, seed 1" in text
+    assert "20.1" in text  # e^3, the baseline's best epoch
+    assert "33.1" in text  # e^3.5, its best validation
+    assert "0/2" in text  # the run that has not begun
+    curves(runs, tmp_path / "new" / "curves.png")
+    assert (tmp_path / "new" / "curves.png").read_bytes().startswith(b"\x89PNG")
