@@ -270,7 +270,7 @@ class _Normalised(nn.RNNBase):
         if hx is not None and sorted_indices is not None:
             state = tuple(s.index_select(1, sorted_indices) for s in state)
         steps = Steps.packed(batch_sizes)
-        output, final = stack.run(self, data, steps, state, batch_sizes, path)
+        output, final = stack.run(self, data, steps, state, batch_sizes, path, hx is None)
         if unsorted_indices is not None:
             final = tuple(s.index_select(1, unsorted_indices) for s in final)
         packed = PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices)
@@ -296,7 +296,7 @@ class _Normalised(nn.RNNBase):
             output, final = x.new_zeros(T, 0, width), state
         else:
             rows = x.reshape(T * B, -1)
-            output, final = stack.run(self, rows, Steps.dense(T, B), state, None, path)
+            output, final = stack.run(self, rows, Steps.dense(T, B), state, None, path, hx is None)
             output = output.view(T, B, -1)
         if self.batch_first:
             output = output.transpose(0, 1)

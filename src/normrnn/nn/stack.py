@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +34,7 @@ def run(
     state: State,
     batch_sizes: Tensor | None,
     path: str,
+    from_zero: bool = False,
 ) -> tuple[Tensor, State]:
     """Rows (N, I) and states (layers × directions, B, H) -> rows (N, directions × H), states.
 
@@ -46,7 +48,9 @@ def run(
         outputs = []
         for k in range(depth * directions, (depth + 1) * directions):
             one = _folded_direction if path == "folded" else _own_direction
-            output, final = one(layer, k, rows, steps, tuple(s[k] for s in state), batch_sizes)
+            output, final = one(
+                layer, k, rows, steps, tuple(s[k] for s in state), batch_sizes, from_zero
+            )
             outputs.append(output)
             finals.append(final)
         rows = outputs[0] if directions == 1 else torch.cat(outputs, 1)
@@ -62,23 +66,35 @@ def _own_direction(
     steps: Steps,
     state: State,
     batch_sizes: Tensor | None,  # noqa: ARG001 (the folded way needs it)
+    from_zero: bool,
 ) -> tuple[Tensor, State]:
     weights, normaliser = layer.weights(k), layer.normaliser(k)
-    how = {"reverse": layer.is_reverse(k), "donate": True}
+    reverse, dtype = layer.is_reverse(k), weights.w_hh.dtype
     pre = project(rows, weights.w_ih)
-    dtype = weights.w_hh.dtype
-    with torch.autocast(pre.device.type, enabled=False):
+    autocast = torch.is_autocast_enabled(pre.device.type)
+    with torch.autocast(pre.device.type, enabled=False) if autocast else nullcontext():
         state = tuple(s.to(dtype) for s in state)
         if normaliser is None:
             gates, weights = add_bias(layer.mode, pre.to(dtype), weights)
         elif layer.norm == "hidden":
             norm = normaliser.step_normaliser(steps)
-            result = recur(layer.mode, pre.to(dtype), state, weights, steps, norm=norm, **how)
+            result = recur(
+                layer.mode, pre.to(dtype), state, weights, steps, reverse=reverse, norm=norm
+            )
             normaliser.observe(norm.statistics())
             return result
         else:
             gates = normaliser(pre, steps, dtype)
-        return recur(layer.mode, gates, state, weights, steps, **how)
+        return recur(
+            layer.mode,
+            gates,
+            state,
+            weights,
+            steps,
+            reverse=reverse,
+            donate=True,
+            from_zero=from_zero,
+        )
 
 
 def _folded_direction(
@@ -88,6 +104,7 @@ def _folded_direction(
     steps: Steps,
     state: State,
     batch_sizes: Tensor | None,
+    from_zero: bool,  # noqa: ARG001 (our own way needs it)
 ) -> tuple[Tensor, State]:
     """Training, sequence-wise: torch's kernel with weights folded by the batch itself."""
     weights: Weights = layer.weights(k)

@@ -35,23 +35,27 @@ def carry(state: Tensor, width: int, start: Tensor) -> Tensor:
     return torch.cat([state, start[:, have:width]], 1)
 
 
-def recurrent_gradient(grad: Tensor, hs: Tensor, h0: Tensor, steps: Steps, reverse: bool) -> Tensor:
-    """Σ_t grad_t h_{t−1}ᵀ, (C, N) with (H, N) -> (C, H)."""
+def recurrent_gradient(
+    grad: Tensor, hs: Tensor, h0: Tensor | None, steps: Steps, reverse: bool
+) -> Tensor:
+    """Σ_t grad_t h_{t−1}ᵀ, (C, N) with (H, N) -> (C, H); ``h0`` None stands for 0."""
     total = None
     for columns, before in steps.previous(hs, h0, reverse):
         if total is None:
             total = grad[:, columns] @ before.t()
         else:
             total.addmm_(grad[:, columns], before.t())
-    assert total is not None
-    return total
+    return grad.new_zeros(grad.shape[0], hs.shape[0]) if total is None else total
 
 
 class StateGradient:
-    """Carries dL/dh_{t−1} to the step before, or to h0 where a sequence began."""
+    """Carries dL/dh_{t−1} to the step before, or to h0 where a sequence began.
 
-    def __init__(self, dhs: Tensor, h0: Tensor, steps: Steps, reverse: bool):
-        self.sizes, self.dhs, self.dh0 = steps.sizes, steps.cut(dhs), torch.zeros_like(h0)
+    ``dh0`` (H, B) starts at 0; None if nobody asks for it.
+    """
+
+    def __init__(self, dhs: Tensor, dh0: Tensor | None, steps: Steps, reverse: bool):
+        self.sizes, self.dhs, self.dh0 = steps.sizes, steps.cut(dhs), dh0
         self.backwards = steps.order(not reverse)
         self._toward = 1 if reverse else -1
 
@@ -68,17 +72,29 @@ class StateGradient:
             return [(self.dhs[p], None)]
         if have > width:
             return [(self.dhs[p][:, :width], None)]
-        begun = (self.dh0[:, have:width], slice(have, width))
-        return [(self.dhs[p], slice(0, have)), begun] if have else [begun]
+        targets: list[tuple[Tensor, slice | None]] = []
+        if have:
+            targets.append((self.dhs[p], slice(0, have)))
+        if self.dh0 is not None:
+            targets.append((self.dh0[:, have:width], slice(have, width)))
+        return targets
 
 
 def rnn_forward(
-    gates: Tensor, h0: Tensor, weight: Tensor, steps: Steps, reverse: bool, relu: bool
+    gates: Tensor,
+    h0: Tensor,
+    weight: Tensor,
+    steps: Steps,
+    reverse: bool,
+    relu: bool,
+    from_zero: bool,
 ) -> Tensor:
     """h_t = φ(a_t + W_h h_{t−1}): gates (H, N) become the states, in place."""
     h, cut = h0, steps.cut(gates)
     for t in steps.order(reverse):
-        g = cut[t].addmm_(weight, carry(h, steps.sizes[t], h0))
+        g = cut[t]
+        if h is not h0 or not from_zero:
+            g.addmm_(weight, carry(h, steps.sizes[t], h0))
         h = g.relu_() if relu else g.tanh_()
     return gates
 
@@ -86,19 +102,22 @@ def rnn_forward(
 def rnn_backward(
     dhs: Tensor,
     hs: Tensor,
-    h0: Tensor,
+    dh0: Tensor | None,
     weight_t: Tensor,
     steps: Steps,
     reverse: bool,
     relu: bool,
-) -> tuple[Tensor, Tensor]:
-    """Turns dhs (H, N), in place, into the gradient of the gate inputs; also dL/dh0."""
+) -> Tensor:
+    """Turns dhs (H, N), in place, into the gradient of the gate inputs.
+
+    What flows into the initial state is added to dh0 (H, B).
+    """
     slope = (hs > 0).to(hs.dtype) if relu else torch.addcmul(torch.ones_like(hs), hs, hs, value=-1)
-    slopes, flow = steps.cut(slope), StateGradient(dhs, h0, steps, reverse)
+    slopes, flow = steps.cut(slope), StateGradient(dhs, dh0, steps, reverse)
     for t in flow.backwards:
         d = flow.dhs[t].mul_(slopes[t])
         flow.send(t, weight_t, d)
-    return dhs, flow.dh0
+    return dhs
 
 
 class LSTMTrace(NamedTuple):
@@ -118,6 +137,7 @@ def lstm_forward(
     peephole: Peephole,
     steps: Steps,
     reverse: bool,
+    from_zero: bool,
 ) -> LSTMTrace:
     """Paper, section 3.1. Gate inputs (4H, N), order i, f, g, o, are activated in place."""
     H = h0.shape[0]
@@ -130,9 +150,10 @@ def lstm_forward(
     h, c = h0, c0
     for t in steps.order(reverse):
         b = steps.sizes[t]
-        h, c = carry(h, b, h0), carry(c, b, c0)
+        c = carry(c, b, c0)
         i, f, g, o, tc = all_i[t], all_f[t], all_c[t], all_o[t], all_tc[t]
-        all_g[t].addmm_(weight, h)
+        if h is not h0 or not from_zero:
+            all_g[t].addmm_(weight, carry(h, b, h0))
         if pi is not None:
             i.addcmul_(pi, c)
         if pf is not None:
@@ -152,15 +173,18 @@ def lstm_backward(
     dhs: Tensor,
     dc: Tensor,
     trace: LSTMTrace,
-    h0: Tensor,
+    dh0: Tensor | None,
     c0: Tensor,
     weight_t: Tensor,
     peephole: Peephole,
     steps: Steps,
     reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the gate inputs (4H, N), of h0 and of c0. Overwrites dhs (H, N), dc (H, B)."""
-    H = h0.shape[0]
+) -> Tensor:
+    """The gradient of the gate inputs (4H, N).
+
+    Overwrites dhs (H, N), leaves the gradient of c0 in dc (H, B), adds that of h0 to dh0 (H, B).
+    """
+    H = c0.shape[0]
     i, f, g, o = trace.gates.chunk(4)
     grad = torch.empty_like(trace.gates)
     d_i, d_f, d_g, d_o = grad.chunk(4)
@@ -176,7 +200,7 @@ def lstm_backward(
     all_i, all_f, all_o = steps.cut(d_i), steps.cut(d_f), steps.cut(d_o)
     all_hc, all_forget = steps.cut(h_to_c), steps.cut(f)
     pi, pf, po = (None if p is None else p.unsqueeze(1) for p in peephole)
-    flow = StateGradient(dhs, h0, steps, reverse)
+    flow = StateGradient(dhs, dh0, steps, reverse)
     width = dc.shape[1]
     for t in flow.backwards:
         b = steps.sizes[t]
@@ -193,7 +217,7 @@ def lstm_backward(
         if pf is not None:
             dc_t.addcmul_(all_f[t], pf)
         flow.send(t, weight_t, all_d[t])
-    return grad, flow.dh0, dc
+    return grad
 
 
 def peephole_gradient(
@@ -257,11 +281,12 @@ def gru_backward(
     dhs: Tensor,
     trace: GRUTrace,
     h0: Tensor,
+    dh0: Tensor | None,
     weight_t: Tensor,
     steps: Steps,
     reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the gate inputs (3H, N), of q (H, N) and of h0. Overwrites dhs."""
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the gate inputs (3H, N) and of q (H, N). Overwrites dhs, adds to dh0."""
     H = h0.shape[0]
     r, z, n = trace.gates.chunk(3)
     grad, d_q = torch.empty_like(trace.gates), torch.empty_like(trace.q)
@@ -275,7 +300,7 @@ def gru_backward(
     all_dr, all_dz, all_dn = steps.cut(d_r), steps.cut(d_z), steps.cut(d_n)
     all_r, all_z = steps.cut(r), steps.cut(z)
     w_rz, w_n = weight_t[:, : 2 * H], weight_t[:, 2 * H :]
-    flow = StateGradient(dhs, h0, steps, reverse)
+    flow = StateGradient(dhs, dh0, steps, reverse)
     for t in flow.backwards:
         dh = flow.dhs[t]
         all_dz[t].mul_(dh)
@@ -287,4 +312,4 @@ def gru_backward(
             target.add_(direct if columns is None else direct[:, columns])
         flow.send(t, w_rz, all_rz[t])
         flow.send(t, w_n, dq)
-    return grad, d_q, flow.dh0
+    return grad, d_q

@@ -1,6 +1,6 @@
 """One layer in one direction: the cells behind one signature, on rows."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,9 +26,30 @@ class Weights(NamedTuple):
     peephole: Peephole = Peephole()
 
 
+class _Project(torch.autograd.Function):
+    """W_x x; the gradient of x comes in the layout of x, so that nobody has to turn it round."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, w_ih: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, w_ih)
+        return torch.mm(w_ih, rows.t())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (d,), (rows, w_ih) = grads, ctx.saved_tensors
+        d_rows = d_w = None
+        if ctx.needs_input_grad[0]:
+            d_rows = d.t() @ w_ih if rows.is_contiguous() else (w_ih.t() @ d).t()
+        if ctx.needs_input_grad[1]:
+            d_w = d @ rows
+        return d_rows, d_w
+
+
 def project(rows: Tensor, w_ih: Tensor) -> Tensor:
     """W_x x, feature-major: rows (N, I) -> (C, N)."""
-    return torch.mm(w_ih, rows.t())
+    if torch.is_autocast_enabled(rows.device.type):
+        return torch.mm(w_ih, rows.t())
+    return _Project.apply(rows, w_ih)  # type: ignore
 
 
 def add_bias(mode: str, pre: Tensor, weights: Weights) -> tuple[Tensor, Weights]:
@@ -53,17 +74,19 @@ def recur(
     reverse: bool = False,
     norm: StepNormaliser | None = None,
     donate: bool = False,
+    from_zero: bool = False,
 ) -> tuple[Tensor, State]:
     """Gate inputs (C, N) and an initial state of (B, H) each -> rows (N, H), final state.
 
     ``mode`` is torch's: RNN_TANH, RNN_RELU, LSTM or GRU. With ``norm`` the sums inside the
     recurrence are normalised (the appendix), else the gate inputs are taken as they are.
+    ``from_zero`` says that the initial state is known to be 0, which saves its products.
     The rows are a transposed view, which the next layer's projection takes without a copy.
     """
     start = [s.t().contiguous() for s in state]
     how = {"reverse": reverse}
     if norm is None:
-        how["donate"] = donate
+        how |= {"donate": donate, "from_zero": from_zero}
     extra = (steps,) if norm is None else (steps, norm)
     cells = recurrence if norm is None else hidden
     if mode == "LSTM":

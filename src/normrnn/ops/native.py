@@ -1,8 +1,8 @@
-"""An optional C kernel for the element-wise half of an LSTM step.
+"""Optional C kernels: the element-wise half of an LSTM step, normalisation, transposition.
 
-It is compiled with the system's C compiler when it is first wanted, kept in the user's cache
-directory, and called through ctypes. Without a compiler, or with ``NORMRNN_NATIVE=0``, the same
-numbers come from torch's own kernels; see ``benchmarks/NOTES.md`` for what it pays.
+They are compiled with the system's C compiler when they are first wanted, kept in the user's
+cache directory, and called through ctypes. Without a compiler, or with ``NORMRNN_NATIVE=0``, the
+same numbers come from torch's own kernels; see ``benchmarks/NOTES.md`` for what they pay.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from torch import Tensor
 from normrnn.ops.cells import LSTMTrace, Peephole, StateGradient, carry
 from normrnn.ops.steps import Steps
 
-_SOURCE = Path(__file__).with_name("lstm_step.c")
+_SOURCE = Path(__file__).with_name("native.c")
 _FLAGS = ["-O3", "-std=c99", "-fPIC", "-shared", "-march=native", "-funroll-loops"]
 # Fused multiply-add, and no errno or floating-point traps to preserve; NaN keeps its meaning.
 _FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
@@ -49,19 +49,29 @@ def usable(gates: Tensor) -> bool:
 def _compiled(compiler: str) -> Path:
     """Builds the library, or finds it built: the name says source, flags and kind of CPU."""
     key = hashlib.sha256(_SOURCE.read_bytes())
-    for part in (*_FLAGS, compiler, platform.machine(), _cpu_features()):
+    flags = [*_FLAGS, *_sharing()]
+    for part in (*flags, compiler, platform.machine(), _cpu_features()):
         key.update(part.encode())
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "normrnn"
-    target = folder / f"lstm_step-{key.hexdigest()[:16]}.so"
+    target = folder / f"native-{key.hexdigest()[:16]}.so"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             built = Path(scratch) / "built.so"
-            command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(built)]
+            command = [compiler, *flags, str(_SOURCE), "-o", str(built), "-lm"]
             subprocess.run(command, check=True, capture_output=True, timeout=60)
             built.replace(target)  # atomic: two processes may get here at once
     return target
+
+
+def _sharing() -> list[str]:
+    """OpenMP, if torch brings the GNU runtime under its own name: then it is the same threads.
+
+    Otherwise the loader would bring a second runtime, whose threads fight with torch's.
+    """
+    runtime = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
+    return ["-fopenmp"] if runtime.exists() else []
 
 
 def _cpu_features() -> str:
@@ -78,8 +88,49 @@ def _load(path: Path) -> ctypes.CDLL:
     size, pointer = ctypes.c_int64, ctypes.c_void_p
     loaded.normrnn_lstm_forward.argtypes = [size] * 4 + [pointer] * 8
     loaded.normrnn_lstm_backward.argtypes = [size] * 5 + [pointer] * 9
-    loaded.normrnn_lstm_forward.restype = loaded.normrnn_lstm_backward.restype = None
+    loaded.normrnn_normalise.argtypes = [size] * 3 + [ctypes.c_float] + [pointer] * 7
+    loaded.normrnn_transpose.argtypes = [size] * 2 + [pointer] * 2
+    loaded.normrnn_update.argtypes = [size] * 2 + [ctypes.c_float] * 2 + [pointer] * 4
+    for name in ("lstm_forward", "lstm_backward", "normalise", "transpose"):
+        getattr(loaded, f"normrnn_{name}").restype = None
     return loaded
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def transposed(matrix: Tensor) -> Tensor:
+    """A contiguous copy of the transpose."""
+    if not (usable(matrix) and matrix.is_contiguous()):
+        return matrix.t().contiguous()
+    copy = matrix.new_empty(matrix.shape[1], matrix.shape[0])
+    _kernels().normrnn_transpose(*matrix.shape, matrix.data_ptr(), copy.data_ptr())
+    return copy
+
+
+def normalise(
+    pre: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(C, N) in ``groups`` equal parts -> normalised, mean, biased variance, 1/√(var + ε)."""
+    C, N = pre.shape
+    out = torch.empty_like(pre)
+    mean, var, invstd = pre.new_empty(3, C, groups).unbind(0)
+    vectors = weight, bias, out, mean, var, invstd
+    sizes = C * groups, N // groups, groups
+    _kernels().normrnn_normalise(*sizes, eps, pre.data_ptr(), *map(_address, vectors))
+    return out, mean, var, invstd
+
+
+def update_running(
+    mean: Tensor, var: Tensor, batch_mean: Tensor, batch_var: Tensor, width: int, share: float
+) -> bool:
+    """Buffers (C,) from K groups of ``width`` rows, (C, K); False if a value is not finite."""
+    C, K = batch_mean.shape
+    rows = K * width
+    tensors = batch_mean, batch_var, mean, var
+    unbias = rows / (rows - 1)
+    return bool(_kernels().normrnn_update(C, K, share, unbias, *map(_address, tensors)))
 
 
 def lstm_forward(
@@ -90,22 +141,23 @@ def lstm_forward(
     peephole: Peephole,
     steps: Steps,
     reverse: bool,
+    from_zero: bool,
 ) -> LSTMTrace:
     """As :func:`normrnn.ops.cells.lstm_forward`."""
     kernel = _kernels().normrnn_lstm_forward
     H, N = h0.shape[0], gates.shape[1]
     hs = gates.new_empty(H, N)
     cs, tanh_cs = torch.empty_like(hs), torch.empty_like(hs)
-    bases = [gates.data_ptr(), cs.data_ptr(), tanh_cs.data_ptr(), hs.data_ptr()]
-    diagonals = [None if p is None else p.data_ptr() for p in peephole]
+    g0, cs0, tc0, hs0 = (x.data_ptr() for x in (gates, cs, tanh_cs, hs))
+    diagonals = [_address(p) for p in peephole]
     cells = _Before(cs, c0, steps, reverse)
     all_g, all_h, h = steps.cut(gates), steps.cut(hs), h0
     for t in steps.order(reverse):
-        b, shift = steps.sizes[t], 4 * steps.offsets[t]
-        all_g[t].addmm_(weight, carry(h, b, h0))
+        b, at = steps.sizes[t], 4 * steps.offsets[t]
+        if h is not h0 or not from_zero:
+            all_g[t].addmm_(weight, carry(h, b, h0))
         before, stride = cells.at(t)
-        g, c, tc, out = [base + shift for base in bases]
-        kernel(H, b, N, stride, g, before, c, tc, out, *diagonals)
+        kernel(H, b, N, stride, g0 + at, before, cs0 + at, tc0 + at, hs0 + at, *diagonals)
         h = all_h[t]
     return LSTMTrace(gates, cs, tanh_cs, hs)
 
@@ -114,29 +166,30 @@ def lstm_backward(
     dhs: Tensor,
     dc: Tensor,
     trace: LSTMTrace,
-    h0: Tensor,
+    dh0: Tensor | None,
     c0: Tensor,
     weight_t: Tensor,
     peephole: Peephole,
     steps: Steps,
     reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Tensor:
     """As :func:`normrnn.ops.cells.lstm_backward`."""
     kernel = _kernels().normrnn_lstm_backward
     H, N = trace.hs.shape
     grad = torch.empty_like(trace.gates)
-    read = [trace.gates.data_ptr(), trace.tanh_cs.data_ptr(), dhs.data_ptr(), grad.data_ptr()]
-    diagonals = [None if p is None else p.data_ptr() for p in peephole]
+    g0, tc0, dhs0, d0 = (x.data_ptr() for x in (trace.gates, trace.tanh_cs, dhs, grad))
+    diagonals = [_address(p) for p in peephole]
     cells = _Before(trace.cs, c0, steps, reverse)
-    flow, all_d = StateGradient(dhs, h0, steps, reverse), steps.cut(grad)
-    width, dc_base = dc.shape[1], dc.data_ptr()
+    flow, all_d = StateGradient(dhs, dh0, steps, reverse), steps.cut(grad)
+    width, dc0 = dc.shape[1], dc.data_ptr()
     for t in flow.backwards:
-        b, shift = steps.sizes[t], 4 * steps.offsets[t]
+        b, at = steps.sizes[t], 4 * steps.offsets[t]
         before, stride = cells.at(t)
-        g, tc, dh, d = [base + shift for base in read]
-        kernel(H, b, N, stride, width, g, before, tc, dh, dc_base, d, *diagonals)
+        kernel(
+            H, b, N, stride, width, g0 + at, before, tc0 + at, dhs0 + at, dc0, d0 + at, *diagonals
+        )
         flow.send(t, weight_t, all_d[t])
-    return grad, flow.dh0, dc
+    return grad
 
 
 class _Before:
@@ -144,17 +197,18 @@ class _Before:
 
     def __init__(self, cs: Tensor, c0: Tensor, steps: Steps, reverse: bool):
         self.cs, self.c0, self.steps = cs, c0.contiguous(), steps
-        self._toward = 1 if reverse else -1
+        self._toward, self._end = (1, len(steps)) if reverse else (-1, -1)
+        self._first = self.c0.data_ptr(), steps.batch
+        self._cs, self._stride = cs.data_ptr(), cs.shape[1]
         self._joined: Tensor | None = None  # kept alive until the kernel has read it
 
     def at(self, t: int) -> tuple[int, int]:
         steps, p = self.steps, t + self._toward
-        have = steps.sizes[p] if 0 <= p < len(steps.sizes) else 0
-        if not have:
-            return self.c0.data_ptr(), steps.batch
-        start = steps.offsets[p]
+        if p == self._end:
+            return self._first
+        start, have = steps.offsets[p], steps.sizes[p]
         if have >= steps.sizes[t]:
-            return self.cs.data_ptr() + 4 * start, self.cs.shape[1]
+            return self._cs + 4 * start, self._stride
         self._joined = carry(self.cs[:, start : start + have], steps.sizes[t], self.c0)
         return self._joined.data_ptr(), steps.sizes[t]
 

@@ -1,11 +1,12 @@
 """Batch normalisation of feature-major columns (paper, sections 2 and 4.1)."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from normrnn.ops import native
 from normrnn.ops.statistics import (
     Groups,
     Statistics,
@@ -76,6 +77,78 @@ def _lone(statistics: Statistics, fixed: Fixed | None, lenient: bool) -> Tensor 
     return lone
 
 
+class _Normalised(NamedTuple):
+    out: Tensor
+    mean: Tensor
+    """What was subtracted, and the factor 1/√(var + ε), each (C, K)."""
+    invstd: Tensor
+    statistics: Statistics
+    """The batch's; those that were given without a batch's."""
+    fixed: Tensor | None
+    """Which groups were not normalised by their own statistics; None if all were."""
+
+
+def _by_kernel(
+    pre: Tensor, weight: Tensor | None, bias: Tensor | None, groups: Groups, eps: float
+) -> _Normalised:
+    """By the batch's statistics, in one go."""
+    out, mean, var, invstd = native.normalise(pre, weight, bias, len(groups), eps)
+    count = torch.full((len(groups),), float(groups.runs[0].width))
+    return _Normalised(out, mean, invstd, Statistics(mean, var, count), None)
+
+
+def _by_batch(
+    pre: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: Groups,
+    eps: float,
+    fixed: Fixed | None,
+    lenient: bool,
+    sync: bool,
+) -> _Normalised:
+    statistics, centred = _batch_statistics(pre, groups, sync)
+    mean, var, _ = statistics
+    lone = _lone(statistics, fixed, lenient)
+    if lone is not None:
+        assert fixed is not None
+        mean = torch.where(lone, _spread(fixed[0], mean), mean)
+        var = torch.where(lone, _spread(fixed[1], var), var)
+        centred = _centre(pre, mean, groups)
+    invstd = (var + eps).rsqrt_()
+    out = _affine_(centred, invstd, weight, bias, groups)
+    return _Normalised(out, mean, invstd, statistics, lone)
+
+
+def _by_fixed(
+    pre: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: Groups,
+    eps: float,
+    fixed: Fixed,
+) -> _Normalised:
+    mean, var = (value.to(wide(pre.dtype)).expand(-1, len(groups)) for value in fixed)
+    invstd = (var + eps).rsqrt_()
+    out = _affine_(_centre(pre, mean, groups), invstd, weight, bias, groups)
+    everywhere = torch.ones(len(groups), dtype=torch.bool, device=pre.device)
+    return _Normalised(out, mean, invstd, Statistics(mean, var, mean.new_empty(0)), everywhere)
+
+
+def _affine_(
+    centred: Tensor, invstd: Tensor, weight: Tensor | None, bias: Tensor | None, groups: Groups
+) -> Tensor:
+    scale = invstd if weight is None else invstd * weight.unsqueeze(1)
+    return _scale_(centred, scale, bias, groups)
+
+
+def _kernel_serves(pre: Tensor, weight: Tensor | None, groups: Groups) -> bool:
+    """Equal groups of more than one row, in the one type the kernel is written for."""
+    right_type = weight is None or weight.dtype == pre.dtype
+    equal = groups.uniform and groups.runs[0].width > 1
+    return equal and right_type and pre.is_contiguous() and native.usable(pre)
+
+
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -90,30 +163,22 @@ class _Normalise(torch.autograd.Function):
         lenient: bool,
         sync: bool,
         dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        ctx.fixed_groups = None  # which groups were not normalised by their own statistics
-        if batch:
-            statistics, out = _batch_statistics(pre, groups, sync)
-            mean, var = statistics.mean, statistics.var
-            lone = _lone(statistics, fixed, lenient)
-            if lone is not None:
-                assert fixed is not None
-                mean = torch.where(lone, _spread(fixed[0], mean), mean)
-                var = torch.where(lone, _spread(fixed[1], var), var)
-                out, ctx.fixed_groups = _centre(pre, mean, groups), lone
+    ) -> tuple[Tensor, ...]:
+        shared = batch and synchronised(sync)
+        if batch and not shared and _kernel_serves(pre, weight, groups):
+            result = _by_kernel(pre, weight, bias, groups, eps)
+        elif batch:
+            result = _by_batch(pre, weight, bias, groups, eps, fixed, lenient, sync)
         else:
             assert fixed is not None
-            mean, var = (value.to(wide(pre.dtype)).expand(-1, len(groups)) for value in fixed)
-            out, statistics = _centre(pre, mean, groups), Statistics(mean, var, mean.new_empty(0))
-            ctx.fixed_groups = torch.ones(len(groups), dtype=torch.bool, device=pre.device)
-        invstd = (var + eps).rsqrt_()
-        scale = invstd if weight is None else invstd * weight.unsqueeze(1)
-        out = _scale_(out, scale, bias, groups)
-        ctx.save_for_backward(pre, weight, mean, invstd, statistics.count)
-        ctx.how = groups, eps, bias is not None, batch and synchronised(sync)
+            result = _by_fixed(pre, weight, bias, groups, eps, fixed)
+        statistics = result.statistics
+        ctx.save_for_backward(pre, weight, result.mean, result.invstd, statistics.count)
+        ctx.fixed_groups = result.fixed
+        ctx.how = groups, eps, bias is not None, shared
         ctx.mark_non_differentiable(*statistics)
         ctx.set_materialize_grads(False)
-        return out.to(dtype), *statistics
+        return result.out.to(dtype), *statistics
 
     @staticmethod
     @once_differentiable
@@ -200,8 +265,8 @@ def _backward(
         for run in groups.runs:
             groups.view(run, d_pre).add_(groups.of(run, d_mean))
         d_pre = torch.sub(d, d_pre, out=d_pre)
-    scale = invstd if weight is None else invstd * weight.unsqueeze(1)
-    return _scale_(d_pre, scale, None, groups).to(pre.dtype), d_weight, d_bias
+    d_pre = _affine_(d_pre, invstd, weight, None, groups)
+    return d_pre.to(pre.dtype), d_weight, d_bias
 
 
 def column_statistics(pre: Tensor, groups: Groups, sync: bool = False) -> Statistics:

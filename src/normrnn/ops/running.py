@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from normrnn.ops import native
 from normrnn.ops.statistics import Statistics, pool, unbiased
 
 
@@ -14,6 +15,10 @@ def update_shared_(
     A batch with a non-finite value leaves everything as it was. ``momentum`` is the weight of
     the new value, as in torch; None means the average of all updates so far.
     """
+    if momentum is not None and _kernel_serves(mean, var, batch):
+        width = int(batch.count[0])
+        tracked += native.update_running(mean, var, batch.mean, batch.var, width, momentum)
+        return
     pooled = pool(batch)
     good = (pooled.count > 1) & _finite(pooled)
     _update_(mean.unsqueeze(1), var.unsqueeze(1), tracked.view(1), pooled, good, momentum)
@@ -32,10 +37,17 @@ def update_steps_(
     _update_(*slots, first, (first.count > 1) & _finite(batch), momentum)
 
 
+def _kernel_serves(mean: Tensor, var: Tensor, batch: Statistics) -> bool:
+    """Groups of one width, and everything in the one type the kernel is written for."""
+    tensors = mean, var, batch.mean, batch.var
+    right = all(native.usable(x) and x.is_contiguous() for x in tensors)
+    return right and bool(batch.count[0] == batch.count[-1]) and bool(batch.count[0] > 1)
+
+
 def _finite(batch: Statistics) -> Tensor:
     """Whether all rows of the batch were finite: a mean is not if one of its rows is not."""
-    empty = batch.count == 0
-    return ((batch.mean.isfinite() & batch.var.isfinite()) | empty).all()
+    # The sum is finite unless a part of it is not: one look at both.
+    return ((batch.mean + batch.var).isfinite() | (batch.count == 0)).all()
 
 
 def _update_(
@@ -50,7 +62,7 @@ def _update_(
     share = one / (tracked + 1) if momentum is None else one * momentum
     for buffer, value in ((mean, batch.mean), (var, unbiased(batch))):
         old = buffer.to(value.dtype)
-        buffer.copy_(torch.where(good, old + share * (value - old), old))
+        buffer.copy_(old.lerp(torch.where(good, value, old), share))
     tracked += good.to(tracked.dtype)
 
 

@@ -130,12 +130,13 @@ class Steps:
         return (torch.tensor(self.offsets)[mirrored] + sequence).to(device)
 
     def previous(
-        self, states: Tensor, start: Tensor, reverse: bool
+        self, states: Tensor, start: Tensor | None, reverse: bool
     ) -> Iterator[tuple[slice, Tensor]]:
         """Pairs (columns, the state before them) that together cover all N columns.
 
-        ``states`` (H, N) are the states after every step and ``start`` (H, B) the initial one.
-        A run of equal widths is one pair, shifted by a step; its entry is another one or two.
+        ``states`` (H, N) are the states after every step and ``start`` (H, B) the initial one;
+        if that is None, the columns it stands before are left out. A run of equal widths is one
+        pair, shifted by a step; its entry is another one or two.
         """
         runs = self.runs
         for k, run in enumerate(runs):
@@ -148,14 +149,15 @@ class Steps:
                     yield slice(run.start, entry), states[:, inner]
                 if after:
                     yield slice(entry, entry + after), states[:, run.stop : run.stop + after]
-                yield slice(entry + after, run.stop), start[:, after:b]
+                if start is not None:
+                    yield slice(entry + after, run.stop), start[:, after:b]
             else:
-                if k == 0:
-                    before = start
-                else:
+                entry = slice(run.start, run.start + b)
+                if k:
                     begin = run.start - runs[k - 1].width
-                    before = states[:, begin : begin + b]
-                yield slice(run.start, run.start + b), before
+                    yield entry, states[:, begin : begin + b]
+                elif start is not None:
+                    yield entry, start
                 if run.steps > 1:
                     yield inner, states[:, run.start : run.stop - b]
 
