@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from normrnn.ops.cells import LSTMTrace, Peephole, StateGradient, carry
+from normrnn.ops.cells import LSTMTrace, Peephole, StateGradient, add_product_, carry
 from normrnn.ops.steps import Steps
 
 _SOURCE = Path(__file__).with_name("native.c")
@@ -155,7 +155,7 @@ def lstm_forward(
     for t in steps.order(reverse):
         b, at = steps.sizes[t], 4 * steps.offsets[t]
         if h is not h0 or not from_zero:
-            all_g[t].addmm_(weight, carry(h, b, h0))
+            add_product_(all_g[t], weight, carry(h, b, h0))
         before, stride = cells.at(t)
         kernel(H, b, N, stride, g0 + at, before, cs0 + at, tc0 + at, hs0 + at, *diagonals)
         h = all_h[t]
