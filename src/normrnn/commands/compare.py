@@ -109,7 +109,8 @@ def _live_table(arms: list[Arm]) -> Table:
     for arm in arms:
         rows = read_rows(arm.out / "metrics.jsonl")
         train = next((r for r in reversed(rows) if r["split"] == "train"), None)
-        valid = next((r for r in reversed(rows) if r["split"] == "valid"), None)
+        serving = [r for r in rows if r["split"] == "valid" and r["statistics"] != "batch"]
+        valid = serving[-1] if serving else None
         cells = ["", "", "", "", ""]
         if train:
             cells = [
