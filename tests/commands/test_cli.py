@@ -129,6 +129,22 @@ def test_missing_things_exit_with_1(cli: Cli, tmp_path: Path) -> None:
         assert len(err.strip().splitlines()) == 1
 
 
+def test_texts_too_short_are_found_before_training(
+    cli: Cli, text_dir: Path, tmp_path: Path
+) -> None:
+    call = ["train", "ptb-small", "--data", text_dir, "--out", tmp_path / "run", *SMALL]
+    code, _, err = cli(*call, "--train.batch", "5000")
+    assert code == 1
+    assert "5000 streams need at least 5001" in err
+    (text_dir / "test.txt").write_text("w1")
+    (text_dir / "valid.txt").write_text("w2")
+    assert cli(*call)[0] == 0
+    (text_dir / "empty").mkdir()
+    code, _, err = cli(*call, "--data", text_dir / "empty")
+    assert code == 1
+    assert "holds no text" in err
+
+
 def test_run_directory_and_plain_lines(cli: Cli, text_dir: Path, run: Path) -> None:
     names = {"config.json", "metrics.jsonl", "model.safetensors", "checkpoint.pt"}
     assert names <= {path.name for path in run.iterdir()}
@@ -261,6 +277,8 @@ def test_evaluate_writes_its_own_file(cli: Cli, text_dir: Path, run: Path) -> No
     authors = {row["split"]: row for row in result["authors_protocol"]}
     assert authors["valid"]["batch_ppl"] == rows["valid", "batch", 8]["batch_ppl"]
     assert "authors' protocol" in out
+    assert [row["epoch"] for row in result["train_epochs"]] == [1, 2]
+    assert "running average of epoch 2" in out
 
 
 def test_sequence_wise_batch_statistics_are_refused(

@@ -40,10 +40,13 @@ def _run(norm: str, losses: list[float], seed: int = 1) -> Run:
     return Run(Path(norm), {"norm": norm, "seed": seed, "epochs": len(losses) // 2}, rows)
 
 
-def test_epoch_averages_pool_tokens() -> None:
-    rows = [_train(1, 1, 4.0, 10), _train(2, 1, 1.0, 20), _train(3, 2, 1.0)]
-    points = epoch_averages(Run(Path(), {"norm": "none"}, rows))
-    assert points == [Point(2, 1.0, 2.0), Point(3, 1.5, 1.0)]
+def test_epoch_averages_pool_tokens_and_updates() -> None:
+    rows = [_train(1, 1, 4.0, 10), _train(4, 1, 1.0, 20), _train(5, 2, 1.0)]
+    rows[1]["batch_ppl"] = 6.0  # over three updates
+    first, second = epoch_averages(Run(Path(), {"norm": "none"}, rows))
+    expected = {"epoch": 1, "updates": 4, "seconds": 2.0, "count": 30, "loss": 2.0}
+    assert first == {**expected, "batch_ppl": 5.0}
+    assert (second["epoch"], second["updates"], second["loss"]) == (2, 5, 1.0)
 
 
 def test_trailing_average_covers_one_epochs_worth() -> None:

@@ -62,6 +62,12 @@ def _show(result: dict[str, Any]) -> None:
         )
     console = Console(highlight=False)
     console.print(table)
+    if result["train_epochs"]:
+        best = min(result["train_epochs"], key=lambda row: row["loss"])
+        console.print(
+            f"train, running average of epoch {best['epoch']}: perplexity"
+            f" {math.exp(best['loss']):,.2f}, mean of the mini-batches' {best['batch_ppl']:,.2f}"
+        )
     for row in result["authors_protocol"]:
         console.print(
             f"authors' protocol, {row['split']}: {row['batch_ppl']:,.2f} ({row['statistics']}"

@@ -16,13 +16,29 @@ class Point(NamedTuple):
     loss: float
 
 
-def epoch_averages(run: Run) -> list[Point]:
-    """The running average of each epoch's training loss, at the epoch's end."""
-    points = []
-    for epoch in sorted({row["epoch"] for row in run.split("train")}):
-        rows = [row for row in run.split("train") if row["epoch"] == epoch]
-        points.append(Point(rows[-1]["updates"], rows[-1]["seconds"], pooled_loss(rows)))
-    return points
+def epoch_averages(run: Run) -> list[Row]:
+    """The running average of each epoch in training: loss over its tokens, `batch_ppl` over its
+    mini-batches, at the epoch's end."""
+    epochs: list[Row] = []
+    before = 0
+    for row in run.split("train"):
+        if not epochs or epochs[-1]["epoch"] != row["epoch"]:
+            epochs.append({"epoch": row["epoch"], "nats": 0.0, "count": 0, "ppl": 0.0, "n": 0})
+        sums, n = epochs[-1], row["updates"] - before
+        before = row["updates"]
+        sums["nats"] += row["loss"] * row["count"]
+        sums["count"] += row["count"]
+        sums["ppl"] += row["batch_ppl"] * n
+        sums["n"] += n
+        sums |= {"updates": row["updates"], "seconds": row["seconds"]}
+    return [
+        {
+            **{key: sums[key] for key in ("epoch", "updates", "seconds", "count")},
+            "loss": sums["nats"] / sums["count"],
+            "batch_ppl": sums["ppl"] / sums["n"],
+        }
+        for sums in epochs
+    ]
 
 
 def trailing_average(run: Run) -> list[Point]:
@@ -46,11 +62,6 @@ def trailing_average(run: Run) -> list[Point]:
         if count >= epoch_count:
             points.append(Point(row["updates"], row["seconds"], nats / count))
     return points
-
-
-def pooled_loss(rows: Sequence[Row]) -> float:
-    """Loss per token over all rows: sums and counts, never a mean of means."""
-    return sum(r["loss"] * r["count"] for r in rows) / sum(r["count"] for r in rows)
 
 
 def best(run: Run, split: str, statistics: str) -> Row | None:

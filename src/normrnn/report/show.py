@@ -32,7 +32,7 @@ def table(runs: Sequence[Run]) -> Table:
         result.add_row(
             run.label,
             f"{last['epoch']}/{run.config['epochs']}",
-            _ppl(min((p.loss for p in averages), default=None)),
+            _ppl(min((row["loss"] for row in averages), default=None)),
             *(_ppl(row["loss"] if row else None) for row in rows),
             _ppl(tests[0]["loss"] if tests else None),
             f"{last['seconds']:,.0f}",
@@ -59,13 +59,13 @@ def curves(runs: Sequence[Run], path: Path) -> None:
             name = "" if run.norm in named else run.label.split(",")[0]
             named.add(run.norm)
             colour = COLOURS.get(run.norm)
-            points = epoch_averages(run)
-            x, y = [getattr(p, key) for p in points], [math.exp(p.loss) for p in points]
-            axes.plot(x, y, ":", color=colour, label=name and f"{name}, train")
             kind = "recalibrated" if run.split("valid", "recalibrated") else "running"
-            rows = run.split("valid", kind)
-            x, y = [row[key] for row in rows], [math.exp(row["loss"]) for row in rows]
-            axes.plot(x, y, "-", color=colour, label=name and f"{name}, valid")
+            for rows, line, what in (
+                (epoch_averages(run), ":", "train"),
+                (run.split("valid", kind), "-", "valid"),
+            ):
+                x, y = [row[key] for row in rows], [math.exp(row["loss"]) for row in rows]
+                axes.plot(x, y, line, color=colour, label=name and f"{name}, {what}")
         axes.set_yscale("log")
         axes.set_xlabel(key)
         axes.grid(alpha=0.3)

@@ -9,6 +9,8 @@ from normrnn.data.corpus import encode_texts
 from normrnn.data.text import read_texts
 from normrnn.models.language import LanguageModel
 from normrnn.recipes.config import Config
+from normrnn.report.compare import epoch_averages
+from normrnn.report.runs import load as load_run
 from normrnn.train.language import RUNNING, Evaluator, deciding_statistics
 from normrnn.train.load import load
 from normrnn.train.rundir import EVALUATION, RunDirectory
@@ -17,7 +19,7 @@ from normrnn.train.task import Row, Tensors
 
 NO_PERPLEXITY = (
     "batch statistics refused: sequence-wise they see the future of the window, so that what they"
-    " give a language model is no perplexity"
+    " give a language model is no perplexity; the same holds for its losses in training mode"
 )
 
 
@@ -46,6 +48,7 @@ def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = 
         "data_sha256": texts.sha256,
         "same_data": texts.sha256 == config.data_sha256,
         "rows": rows,
+        "train_epochs": epoch_averages(load_run(run)),
         "authors_protocol": _authors(config, rows),
         "notes": [NO_PERPLEXITY] if config.norm == "sequence" else [],
     }

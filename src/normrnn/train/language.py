@@ -67,6 +67,8 @@ class Evaluator:
             self.texts["train_eval"] = corpus.train[: tokens + 1]
         self.device = device
         self._streams: dict[tuple[str, int], Streams] = {}
+        for split in self.texts:
+            self.streams(split)  # a text too short to score is found now, not after an epoch
 
     def streams(self, split: str, batch: int | None = None) -> Streams:
         """The text as the training batch's number of streams, fewer if it is very short."""
