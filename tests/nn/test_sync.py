@@ -1,5 +1,6 @@
 """Statistics pooled over two real processes, against one process on the joined batch."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -104,7 +105,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         subprocess.Popen(
             [sys.executable, "-c", f"{code}({rank}, Path({str(folder)!r}))"],
             cwd=root,
-            env={**_environment(), "PYTHONPATH": f"{root}:{here.parent}"},
+            env=_environment(root, here.parent),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -120,10 +121,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
-def _environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+def _environment(*folders: Path) -> dict[str, str]:
+    path = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
+    own = {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return {**os.environ, **own}
 
 
 def joined() -> tuple[Tensor, list[int]]:
