@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import normrnn
-from tests.helpers import CELLS, NORMS, build, randomise
+from tests.helpers import CELLS, build, randomise
 
 PLAIN_CELLS = ["tanh", "relu", "lstm", "gru"]
 TORCHS = {"tanh": nn.RNN, "relu": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
@@ -278,4 +278,3 @@ def test_fold_is_free_of_our_types() -> None:
         folded = nn.Sequential(normrnn.fold(build("lstm", norm, num_layers=2)))
         assert not [m for m in folded.modules() if "normrnn" in type(m).__module__]
         assert set(folded[0].state_dict()) == set(nn.LSTM(3, 2, 2).state_dict())
-    assert set(NORMS) == {"sequence", "frame", "frame-slots", "hidden", "none"}
