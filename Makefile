@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 .PHONY: quickstart test test-slow lint types format bench clean
 
 quickstart: $(READY)
-	$(BIN)/python -m benchmarks.layers --only small --no-memory
+	$(BIN)/normrnn compare quickstart
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2
@@ -27,6 +27,7 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.layers
+	$(BIN)/python -m benchmarks.training
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

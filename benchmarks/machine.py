@@ -13,10 +13,14 @@ def describe() -> str:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":")[1] for line in info.read_text().splitlines() if "model name" in line]
+        names = [
+            line.split(":")[1] for line in info.read_text().splitlines() if "model name" in line
+        ]
         model = names[0].strip() if names else model
     threads = torch.get_num_threads()
-    return f"{model}, {threads} threads, torch {torch.__version__}, Python {platform.python_version()}"
+    return (
+        f"{model}, {threads} threads, torch {torch.__version__}, Python {platform.python_version()}"
+    )
 
 
 def best_gemm(m: int, k: int, n: int) -> float:

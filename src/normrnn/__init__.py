@@ -16,12 +16,22 @@ if TYPE_CHECKING:
     from normrnn.nn import convert as convert
     from normrnn.nn import fold as fold
     from normrnn.nn import recalibrate as recalibrate
+    from normrnn.train.load import load as load
 
-_HOMES = dict.fromkeys(
-    ["GRU", "LSTM", "RNN", "batch_statistics", "convert", "fold", "recalibrate"], "normrnn.nn"
-)
+_LAYERS = ["GRU", "LSTM", "RNN", "batch_statistics", "convert", "fold", "recalibrate"]
+_HOMES = {**dict.fromkeys(_LAYERS, "normrnn.nn"), "load": "normrnn.train.load"}
 
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "__version__",
+    "batch_statistics",
+    "convert",
+    "fold",
+    "load",
+    "recalibrate",
+]
 
 
 def __getattr__(name: str) -> Any:

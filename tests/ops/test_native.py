@@ -96,8 +96,8 @@ def test_normalise(groups, affine, without):
     kind = Groups.sequence if groups == 1 else Groups.frame
     layout = kind(Steps((width,) * groups))
     out, statistics = normalise(pre, weight, bias, layout)
-    double = [None if v is None else v.double() for v in (weight, bias)]
-    truth, expected = normalise(pre.double(), *double, layout)
+    weight64, bias64 = (None if v is None else v.double() for v in (weight, bias))
+    truth, expected = normalise(pre.double(), weight64, bias64, layout)
     torch.testing.assert_close(out.double(), truth, rtol=1e-4, atol=1e-5)
     for ours, right in zip(statistics, expected, strict=True):
         torch.testing.assert_close(ours.double(), right, rtol=1e-5, atol=1e-6)
@@ -141,7 +141,8 @@ def test_running_update_refuses_what_is_not_finite(bad, which):
     values = [torch.ones(3, 1), torch.ones(3, 1)]
     values[which][1] = bad
     mean, var, tracked = torch.zeros(3), torch.ones(3), torch.tensor(0)
-    update_shared_(mean, var, tracked, Statistics(*values, torch.tensor([8.0])), 0.1)
+    batch = Statistics(values[0], values[1], torch.tensor([8.0]))
+    update_shared_(mean, var, tracked, batch, 0.1)
     assert (mean.tolist(), var.tolist(), tracked.item()) == ([0.0] * 3, [1.0] * 3, 0)
 
 

@@ -6,6 +6,7 @@ torch's layer. The choice between torch's fused kernels and the recurrence of
 :mod:`normrnn.ops` is made here, per call, by :meth:`_Normalised._path`.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -41,6 +42,9 @@ class NormOptions(TypedDict, total=False):
 
 class _Normalised(nn.RNNBase):
     """What the three layers share: construction, the door, and the choice of a path."""
+
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
 
     def __init__(
         self,
@@ -145,7 +149,8 @@ class _Normalised(nn.RNNBase):
 
         names = "weight_ih", "weight_hh", "bias_ih", "bias_hh", "bias_hn"
         peephole = Peephole(*(find(f"weight_c{gate}") for gate in "ifo"))
-        return Weights(*map(find, names), peephole)
+        w_ih, w_hh, b_ih, b_hh, bias_hn = map(find, names)
+        return Weights(w_ih, w_hh, b_ih, b_hh, bias_hn, peephole)
 
     def folded_weights(self) -> list[Flat]:
         """Plain weights of the same eval output, per layer and direction."""
@@ -211,7 +216,6 @@ class _Normalised(nn.RNNBase):
                 b_hh = torch.cat([b_hh[: -self.hidden_size], torch.zeros_like(bias_hn)])
             normaliser.start_neutral(b_ih + b_hh)
 
-    @torch.compiler.disable
     def forward(
         self, input: Any, hx: Any = None, lengths: Tensor | Sequence[int] | None = None
     ) -> Any:
@@ -225,16 +229,24 @@ class _Normalised(nn.RNNBase):
         Returns:
             What torch's layer returns for such an input. Padded output has 0 in the padding.
         """
+        if "torch._dynamo" in sys.modules:  # else nobody compiles
+            from normrnn.nn.uncompiled import run
+
+            return run(self, input, hx, lengths)
+        return self.run(input, hx, lengths)
+
+    def run(self, input: Any, hx: Any, lengths: Tensor | Sequence[int] | None) -> Any:
+        """``forward``, out of sight of torch.compile: a loop over time is never traced."""
         if lengths is not None:
             packed = door.pack(input, lengths, self.batch_first)
             time = input.shape[1 if self.batch_first else 0]
             if packed.data.shape[0] == input.shape[0] * input.shape[1]:
-                return self.forward(input, hx)
-            output, final = self.forward(packed, hx)
+                return self.run(input, hx, None)
+            output, final = self.run(packed, hx, None)
             return door.unpack(output, self.batch_first, time), final
         path = self._path(input)
         if path == "torch":
-            return super().forward(input, hx)
+            return super().forward(input, hx)  # type: ignore[call-arg]
         if isinstance(input, PackedSequence):
             return self._packed(input, hx, path)
         return self._tensor(input, hx, path)

@@ -17,6 +17,7 @@ from normrnn.ops.direction import (
     project,
     recur,
     recur_fused,
+    row_major,
 )
 from normrnn.ops.fold import batch_fold, fused
 from normrnn.ops.statistics import Statistics
@@ -56,7 +57,7 @@ def run(
         rows = outputs[0] if directions == 1 else torch.cat(outputs, 1)
         if depth + 1 < layer.num_layers:
             rows = F.dropout(rows, layer.dropout, layer.training)
-    return rows.contiguous(), tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
+    return row_major(rows), tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
 
 
 def _own_direction(

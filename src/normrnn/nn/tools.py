@@ -191,7 +191,7 @@ def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> _Norma
     if isinstance(module, _Normalised) and module.norm is None and module.peephole is None:
         ours = type(module)
     else:
-        ours = _OURS.get(type(module))  # type: ignore[arg-type]
+        ours: Any = _OURS.get(type(module))  # type: ignore[arg-type]
     if ours is None:
         return None
     assert isinstance(module, nn.RNNBase)

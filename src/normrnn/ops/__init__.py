@@ -1,7 +1,7 @@
 """Pure functions on tensors; torch and nothing else."""
 
 from normrnn.ops.cells import Peephole
-from normrnn.ops.direction import Weights, add_bias, flat, project, recur, recur_fused
+from normrnn.ops.direction import Weights, add_bias, flat, project, recur, recur_fused, row_major
 from normrnn.ops.fold import batch_fold, fold, fused, unfold
 from normrnn.ops.hidden import StepNormaliser
 from normrnn.ops.normalise import column_statistics, normalise
@@ -32,6 +32,7 @@ __all__ = [
     "recur",
     "recur_fused",
     "rnn",
+    "row_major",
     "slots_for",
     "unbiased",
     "unfold",

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normrnn.ops import hidden, recurrence
+from normrnn.ops import hidden, native, recurrence
 from normrnn.ops.cells import Peephole
 from normrnn.ops.fold import Flat, fused
 from normrnn.ops.hidden import StepNormaliser
@@ -52,6 +52,25 @@ def project(rows: Tensor, w_ih: Tensor) -> Tensor:
     return _Project.apply(rows, w_ih)  # type: ignore
 
 
+class _RowMajor(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:  # noqa: ARG004 (nothing to keep)
+        return native.transposed(rows.t())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004
+        return grads[0]
+
+
+def row_major(rows: Tensor) -> Tensor:
+    """Contiguous rows (N, H), whether they are held row by row or feature-major."""
+    if rows.is_contiguous():
+        return rows
+    if not rows.t().is_contiguous():
+        return rows.contiguous()
+    return _RowMajor.apply(rows)  # type: ignore
+
+
 def add_bias(mode: str, pre: Tensor, weights: Weights) -> tuple[Tensor, Weights]:
     """W_x x + b; the part of the GRU's b_hh that is inside r ⊙ (…) stays with the recurrence."""
     if weights.b_ih is None or weights.b_hh is None:
@@ -88,7 +107,7 @@ def recur(
     if norm is None:
         how |= {"donate": donate, "from_zero": from_zero}
     extra = (steps,) if norm is None else (steps, norm)
-    cells = recurrence if norm is None else hidden
+    cells: Any = recurrence if norm is None else hidden
     if mode == "LSTM":
         hs, cn = cells.lstm(gates, *start, weights.w_hh, *extra, peephole=weights.peephole, **how)
         return hs.t(), (steps.final(hs, reverse).t(), cn.t())

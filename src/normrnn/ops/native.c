@@ -138,6 +138,37 @@ void normrnn_normalise(int64_t R, int64_t n, int64_t share, float eps, const flo
     }
 }
 
+/* The gradient of the above: d is that of out. sum_d and sum_dx are Σ d and Σ d x̂ of each row,
+ * the gradients of bias and weight before they are added up over rows that share them. */
+void normrnn_normalise_backward(int64_t R, int64_t n, int64_t share, const float *restrict d,
+                                const float *restrict x, const float *weight,
+                                const float *restrict mean, const float *restrict invstd,
+                                float *restrict dx, float *restrict sum_d,
+                                float *restrict sum_dx) {
+#pragma omp parallel for schedule(static) if (R * n > WORTH_SHARING)
+    for (int64_t k = 0; k < R; k++) {
+        const float *restrict dk = d + k * n, *restrict xk = x + k * n;
+        float *restrict to = dx + k * n;
+        const float m = mean[k], inv = invstd[k];
+        double total = 0.0, dot = 0.0;
+        for (int64_t j = 0; j < n; j += 256) {
+            int64_t end = j + 256 < n ? j + 256 : n, whole = j + (end - j) / 8 * 8;
+            float a[8] = {0}, b[8] = {0}, at = 0.0f, bt = 0.0f;
+            for (int64_t i = j; i < whole; i += 8)
+                for (int l = 0; l < 8; l++)
+                    a[l] += dk[i + l], b[l] += dk[i + l] * (xk[i + l] - m);
+            for (int64_t i = whole; i < end; i++) at += dk[i], bt += dk[i] * (xk[i] - m);
+            for (int l = 0; l < 8; l++) at += a[l], bt += b[l];
+            total += at, dot += bt;
+        }
+        const float scale = (weight ? weight[k / share] : 1.0f) * inv;
+        const float level = (float)(total / (double)n);
+        const float slope = (float)(dot / (double)n) * inv * inv;
+        for (int64_t j = 0; j < n; j++) to[j] = (dk[j] - level - (xk[j] - m) * slope) * scale;
+        sum_d[k] = (float)total, sum_dx[k] = (float)dot * inv;
+    }
+}
+
 /* (rows, cols) -> (cols, rows), in blocks that fit the cache. */
 void normrnn_transpose(int64_t rows, int64_t cols, const float *restrict from, float *restrict to) {
     enum { BLOCK = 32 };

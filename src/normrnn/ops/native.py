@@ -89,9 +89,10 @@ def _load(path: Path) -> ctypes.CDLL:
     loaded.normrnn_lstm_forward.argtypes = [size] * 4 + [pointer] * 8
     loaded.normrnn_lstm_backward.argtypes = [size] * 5 + [pointer] * 9
     loaded.normrnn_normalise.argtypes = [size] * 3 + [ctypes.c_float] + [pointer] * 7
+    loaded.normrnn_normalise_backward.argtypes = [size] * 3 + [pointer] * 8
     loaded.normrnn_transpose.argtypes = [size] * 2 + [pointer] * 2
     loaded.normrnn_update.argtypes = [size] * 2 + [ctypes.c_float] * 2 + [pointer] * 4
-    for name in ("lstm_forward", "lstm_backward", "normalise", "transpose"):
+    for name in ("lstm_forward", "lstm_backward", "normalise", "normalise_backward", "transpose"):
         getattr(loaded, f"normrnn_{name}").restype = None
     return loaded
 
@@ -120,6 +121,19 @@ def normalise(
     sizes = C * groups, N // groups, groups
     _kernels().normrnn_normalise(*sizes, eps, pre.data_ptr(), *map(_address, vectors))
     return out, mean, var, invstd
+
+
+def normalise_backward(
+    d: Tensor, pre: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of ``pre`` (C, N), and of weight and bias, (C, groups) to be added up."""
+    C, N = pre.shape
+    d_pre = torch.empty_like(pre)
+    sum_d, sum_dx = pre.new_empty(2, C, groups).unbind(0)
+    tensors = d, pre, weight, mean, invstd, d_pre, sum_d, sum_dx
+    sizes = C * groups, N // groups, groups
+    _kernels().normrnn_normalise_backward(*sizes, *map(_address, tensors))
+    return d_pre, sum_dx, sum_d
 
 
 def update_running(

@@ -182,7 +182,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         d = grads[0]
         if d is None:
             return (None,) * 10
@@ -220,7 +220,10 @@ def _fused_backward(
     groups: Groups,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same through torch's own kernel: every (channel, group) is a channel of its own."""
+    """The same in one kernel, ours or torch's: every (channel, group) is a channel of its own."""
+    if _kernel_serves(pre, weight, groups) and d.is_contiguous():
+        parts = native.normalise_backward(d, pre, weight, mean, invstd, len(groups))
+        return parts[0], parts[1].sum(1), parts[2].sum(1)
     C, K, width = pre.shape[0], len(groups), groups.runs[0].width
     repeated = None if weight is None or K == 1 else weight.repeat_interleave(K)
     d_pre, d_weight, d_bias = torch.ops.aten.native_batch_norm_backward(

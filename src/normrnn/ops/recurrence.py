@@ -31,6 +31,8 @@ def _input(gates: Tensor, donate: bool) -> Tensor:
 def _owned(grad: Tensor | None, like: Tensor) -> Tensor:
     if grad is None:
         return torch.zeros_like(like)
+    if not grad.is_contiguous() and grad.t().is_contiguous():
+        return native.transposed(grad.t())
     return grad.clone(memory_format=torch.contiguous_format)
 
 
@@ -58,7 +60,7 @@ class _RNN(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hs, h0, w_t = ctx.saved_tensors
         steps, reverse, from_zero, relu = ctx.how
         dh0 = _gradient_of(h0, ctx.needs_input_grad[1])
@@ -94,7 +96,7 @@ class _LSTM(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         *trace, h0, c0, w_t, w_ci, w_cf, w_co = ctx.saved_tensors
         trace = cells.LSTMTrace(*trace)
         peephole, (steps, reverse, from_zero) = Peephole(w_ci, w_cf, w_co), ctx.how
@@ -128,7 +130,7 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         *trace, h0, w_t = ctx.saved_tensors
         trace = cells.GRUTrace(*trace)
         steps, reverse, from_zero, biased = ctx.how

@@ -20,7 +20,7 @@ class Statistics(NamedTuple):
 
     mean: Tensor
     var: Tensor
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

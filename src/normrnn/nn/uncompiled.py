@@ -1,0 +1,20 @@
+"""The graph break of our layers under torch.compile.
+
+A module of its own, imported only once the compiler is: ``torch.compiler.disable`` imports the
+compiler, which takes seconds that most programs never need.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from normrnn.nn.layers import _Normalised
+
+
+def _run(layer: "_Normalised", input: Any, hx: Any, lengths: Any) -> Any:
+    return layer.run(input, hx, lengths)
+
+
+run: Any = torch.compiler.disable(_run)
+"""Runs the layer eagerly."""
