@@ -109,6 +109,7 @@ def test_public_names_are_pinned() -> None:
         "batch_statistics",
         "convert",
         "fold",
+        "load",
         "recalibrate",
     ]
     assert dir(normrnn) == sorted(normrnn.__all__)

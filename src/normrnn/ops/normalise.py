@@ -184,10 +184,11 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         d = grads[0]
-        if d is None:
-            return (None,) * 10
         pre, weight, mean, invstd, count = ctx.saved_tensors
         groups, eps, biased, shared = ctx.how
+        if d is None and not shared:
+            return (None,) * 10
+        d = torch.zeros_like(pre) if d is None else d  # the other ranks wait for ours
         simple = groups.uniform and not shared and ctx.fixed_groups is None
         if simple and pre.dtype == d.dtype == mean.dtype:
             d_pre, d_weight, d_bias = _fused_backward(d, pre, weight, mean, invstd, groups, eps)
