@@ -2,10 +2,10 @@
 
     python -m benchmarks.layers [--json FILE] [--only small,medium] [--rounds N] [--no-memory]
 
-nn.LSTM on a PackedSequence is timed once, without a warm-up: it takes the better part of a minute
-at T=800. Every other contender of a shape is timed in turn, round after round, in one process, and the best
-round counts: the machines are shared, so only ratios taken that way mean anything. Peak memory
-is the growth of a fresh process over its size before the first step.
+Every contender of a shape is timed in turn, round after round, in one process, and the best round
+counts: the machines are shared, so only ratios taken that way mean anything. nn.LSTM on a
+PackedSequence is timed once, without a warm-up: at T=800 it takes the better part of a minute. Peak
+memory is the growth of a fresh process over its size before the first step.
 """
 
 import argparse
