@@ -24,12 +24,12 @@ from normrnn.ops.statistics import Statistics
 from normrnn.ops.steps import Steps
 
 if TYPE_CHECKING:
-    from normrnn.nn.layers import _Normalised
+    from normrnn.nn.base import Normalised
     from normrnn.nn.normaliser import Normaliser
 
 
 def run(
-    layer: _Normalised,
+    layer: Normalised,
     rows: Tensor,
     steps: Steps,
     state: State,
@@ -61,7 +61,7 @@ def run(
 
 
 def _own_direction(
-    layer: _Normalised,
+    layer: Normalised,
     k: int,
     rows: Tensor,
     steps: Steps,
@@ -99,7 +99,7 @@ def _own_direction(
 
 
 def _folded_direction(
-    layer: _Normalised,
+    layer: Normalised,
     k: int,
     rows: Tensor,
     steps: Steps,
@@ -120,7 +120,7 @@ def _folded_direction(
 
 
 def _test_time(
-    layer: _Normalised, rows: Tensor, steps: Steps, state: State, batch_sizes: Tensor | None
+    layer: Normalised, rows: Tensor, steps: Steps, state: State, batch_sizes: Tensor | None
 ) -> tuple[Tensor, State]:
     """With statistics shared over time the whole stack is one call of torch's kernel."""
     weights = [tensor for plain in layer.folded_weights() for tensor in plain]

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from normrnn.nn.layers import GRU, LSTM, RNN, Norm, _Normalised
+from normrnn.nn.base import Norm, Normalised
+from normrnn.nn.layers import GRU, LSTM, RNN
 from normrnn.nn.normaliser import Normaliser
 
-_OURS: dict[type[nn.RNNBase], type[_Normalised]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
+_OURS: dict[type[nn.RNNBase], type[Normalised]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
 
 
 def _normalisers(model: nn.Module) -> list[Normaliser]:
@@ -130,10 +131,10 @@ def fold(model: nn.Module) -> nn.Module:
     (<class 'torch.nn.modules.rnn.LSTM'>, True)
     """
     for name, module in model.named_modules():
-        if isinstance(module, _Normalised):
+        if isinstance(module, Normalised):
             module.check_foldable(name or type(module).__name__)
     return _replace(
-        copy.deepcopy(model), lambda m: m.fold() if isinstance(m, _Normalised) else None, {}
+        copy.deepcopy(model), lambda m: m.fold() if isinstance(m, Normalised) else None, {}
     )
 
 
@@ -164,7 +165,7 @@ def convert(
         raise ValueError("convert needs γ, β and running statistics to keep the function")
     if batches is None:
         raise ValueError("convert needs batches=, to keep the function of the model on them")
-    made: list[_Normalised] = []
+    made: list[Normalised] = []
 
     def change(module: nn.Module) -> nn.Module | None:
         new = _converted(module, norm, options)
@@ -186,9 +187,9 @@ def convert(
     return converted
 
 
-def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> _Normalised | None:
+def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> Normalised | None:
     """Our layer with torch's weights and a normaliser that does nothing yet."""
-    if isinstance(module, _Normalised) and module.norm is None and module.peephole is None:
+    if isinstance(module, Normalised) and module.norm is None and module.peephole is None:
         ours = type(module)
     else:
         ours: Any = _OURS.get(type(module))  # type: ignore[arg-type]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from normrnn.nn.layers import _Normalised
+    from normrnn.nn.base import Normalised
 
 
-def _run(layer: "_Normalised", input: Any, hx: Any, lengths: Any) -> Any:
+def _run(layer: "Normalised", input: Any, hx: Any, lengths: Any) -> Any:
     return layer.run(input, hx, lengths)
 
 
