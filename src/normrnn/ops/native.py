@@ -32,13 +32,14 @@ def library() -> ctypes.CDLL | None:
     """The compiled kernel, or None where there is none to be had."""
     if os.environ.get("NORMRNN_NATIVE", "1") == "0":
         return None
-    compiler = shutil.which(os.environ.get("CC", "cc"))
+    wanted = [os.environ["CC"]] if "CC" in os.environ else ["cc", "gcc", "clang"]
+    compiler = next(filter(None, map(shutil.which, wanted)), None)
     if compiler is None:
         return None
     try:
         return _load(_compiled(compiler))
-    except (OSError, subprocess.SubprocessError, AttributeError):
-        return None
+    except (OSError, RuntimeError, subprocess.SubprocessError, AttributeError):
+        return None  # optional in every way: no home directory, a compiler too old, …
 
 
 def usable(gates: Tensor) -> bool:
