@@ -254,8 +254,8 @@ class Normalised(nn.RNNBase):
     def _path(self, input: Tensor | PackedSequence) -> str:
         """The fastest right way: torch's layer, its kernel with folded weights, or our own.
 
-        On a CPU torch leaves its fused kernel for packed input, and then takes 20 to 40 times
-        as long; and our recurrence beats folding in training. Elsewhere the fused kernel wins.
+        On a CPU torch leaves its fused kernel for packed input, and then takes time that grows
+        with T²; and our recurrence beats folding in training. Elsewhere the fused kernel wins.
         """
         packed = isinstance(input, PackedSequence)
         on_cpu = (input.data if packed else input).device.type == "cpu"
