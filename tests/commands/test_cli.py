@@ -102,6 +102,7 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
         (["train", "ptb-small"], "pass --data DIR"),
         (["train", "ptb-small", "--device", "abacus"], "no device 'abacus'"),
         (["compare", "ptb-small", "--norms", "none,layer"], "--norms has 'layer'"),
+        (["compare", "ptb-small", "--norm", "frame"], "compare takes --norms"),
         (["compare", "ptb-small", "--seeds", "0"], "--seeds"),
         (["prepare", "wine"], "prepare needs one of ptb"),
         (["recipes", "please"], "takes no arguments"),

@@ -41,6 +41,8 @@ def run(arguments: list[str]) -> int:
         return config, norms, seeds, jobs, out
 
     config, norms, seeds, jobs, out = parse(options, f"compare {default.recipe}", rest)
+    if config.norm != default.norm:
+        raise UsageError(f"compare takes --norms, as in --norms none,{config.norm}, not --norm")
     names = list(dict.fromkeys(norms.split(",")))
     unknown = [name for name in names if name not in get_args(Norm)]
     if unknown:
