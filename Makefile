@@ -31,7 +31,7 @@ bench: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install -q -e '.[dev,report,export]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install -q -e '.[dev,report,export,search,speech]'
 	touch $(READY)
 
 clean:
