@@ -21,7 +21,7 @@ from torch import nn
 from normrnn.data.corpus import Corpus
 from normrnn.data.vocabulary import EOS, Vocabulary
 from normrnn.recipes import recipe
-from normrnn.recipes.config import Config
+from normrnn.recipes.language import LanguageConfig
 from normrnn.train.display import PlainDisplay
 from normrnn.train.interrupt import Interrupt
 from normrnn.train.language import LanguageTask
@@ -46,7 +46,7 @@ class HandWritten(nn.Module):
         return self.decoder(self.dropout(output)), state
 
 
-def hand_written(config: Config, ids: torch.Tensor) -> Callable[[], None]:
+def hand_written(config: LanguageConfig, ids: torch.Tensor) -> Callable[[], None]:
     """One update per call."""
     B, T = config.train.batch, config.train.steps
     model = HandWritten(config.model.hidden, config.model.layers, config.model.dropout)
@@ -72,7 +72,7 @@ def hand_written(config: Config, ids: torch.Tensor) -> Callable[[], None]:
     return update
 
 
-def engine(config: Config, ids: torch.Tensor, where: Path) -> Callable[[], None]:
+def engine(config: LanguageConfig, ids: torch.Tensor, where: Path) -> Callable[[], None]:
     """One update of the real trainer per call."""
     symbols = (EOS, *(f"w{i}" for i in range(VOCABULARY - 1)))
     task = LanguageTask(config, Corpus(ids, ids, ids, Vocabulary(symbols)), torch.device("cpu"))
@@ -85,6 +85,7 @@ def engine(config: Config, ids: torch.Tensor, where: Path) -> Callable[[], None]
 def measure(name: str, rounds: int, updates: int) -> None:
     """Print one line per contender."""
     config = recipe(name)
+    assert isinstance(config, LanguageConfig)
     tokens = config.train.batch * config.train.steps
     torch.manual_seed(1)
     ids = torch.randint(0, VOCABULARY, (tokens * (rounds * updates + 2) + 1,))

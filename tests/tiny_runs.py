@@ -9,13 +9,8 @@ from typing import Any
 
 import pytest
 
-from normrnn.recipes.config import (
-    Config,
-    EvaluationConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from normrnn.recipes.config import OptimizerConfig
+from normrnn.recipes.language import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig
 from normrnn.train.display import Status
 from normrnn.train.start import train
 
@@ -50,9 +45,9 @@ def text_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tiny(text_dir: Path) -> Config:
+def tiny(text_dir: Path) -> LanguageConfig:
     """A complete config on that text: 50-odd updates an epoch in two segments, dropout, decay."""
-    return Config(
+    return LanguageConfig(
         recipe="ptb-small",
         data=str(text_dir),
         epochs=3,
@@ -64,7 +59,7 @@ def tiny(text_dir: Path) -> Config:
 
 
 @pytest.fixture
-def tiny_frame(tiny: Config) -> Config:
+def tiny_frame(tiny: LanguageConfig) -> LanguageConfig:
     """The same, normalised frame-wise."""
     return replace(tiny, norm="frame")
 
@@ -95,7 +90,7 @@ class Silent:
         """Nothing to see."""
 
 
-def run_tiny(config: Config, out: Path, stop_at: int = -1) -> list[str]:
+def run_tiny(config: LanguageConfig, out: Path, stop_at: int = -1) -> list[str]:
     """Train; what was said on the way."""
     said: list[str] = []
     train(config, out, Silent(stop_at), said.append)

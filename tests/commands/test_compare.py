@@ -14,10 +14,10 @@ import pytest
 from normrnn.cli import main
 from normrnn.commands.arms import Arm, Arms, plan
 from normrnn.errors import UserError
-from normrnn.recipes.config import Config
+from normrnn.recipes.language import LanguageConfig
 
 
-def test_plan_has_one_arm_per_norm_and_seed(tiny: Config, tmp_path: Path) -> None:
+def test_plan_has_one_arm_per_norm_and_seed(tiny: LanguageConfig, tmp_path: Path) -> None:
     arms = plan(replace(tiny, seed=3), ["none", "frame"], 2, tmp_path)
     assert [arm.out.name for arm in arms] == ["none-3", "frame-3", "none-4", "frame-4"]
     assert all(arm.config.threads == 1 for arm in arms)
@@ -45,7 +45,7 @@ def test_compare_from_the_command_line(
     assert "baseline's best training loss" in " ".join(shown.split())
 
 
-def test_failing_arm_is_named_with_its_reason(tiny: Config, tmp_path: Path) -> None:
+def test_failing_arm_is_named_with_its_reason(tiny: LanguageConfig, tmp_path: Path) -> None:
     (Path(tiny.data) / "valid.txt").write_bytes(b"\xff\xfe")
     arm = Arm(tiny, tmp_path / "none-1")
     with pytest.raises(UserError, match=r"none-1 failed: .*valid\.txt is not UTF-8"):
@@ -53,7 +53,7 @@ def test_failing_arm_is_named_with_its_reason(tiny: Config, tmp_path: Path) -> N
 
 
 def test_never_more_processes_than_jobs(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: LanguageConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 0
 
@@ -80,7 +80,7 @@ def test_never_more_processes_than_jobs(
     assert [arm.state for arm in arms] == ["done"] * 6
 
 
-def test_ctrl_c_stops_all_arms_with_checkpoints(tiny: Config, tmp_path: Path) -> None:
+def test_ctrl_c_stops_all_arms_with_checkpoints(tiny: LanguageConfig, tmp_path: Path) -> None:
     out = tmp_path / "stopped"
     arguments = ["compare", "ptb-small", "--data", tiny.data, "--out", str(out), "--epochs", "500"]
     arguments += ["--model.hidden", "12", "--train.batch", "8", "--train.log-every", "5"]

@@ -7,7 +7,7 @@ import pytest
 from normrnn.data.corpus import build_corpus
 from normrnn.data.text import BUILTIN, read_texts
 from normrnn.errors import UserError
-from normrnn.recipes.config import TextConfig
+from normrnn.recipes.language import TextConfig
 
 
 @pytest.mark.parametrize("pattern", ["{}.txt", "ptb.{}.txt"])

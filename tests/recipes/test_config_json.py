@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from normrnn.errors import UserError
-from normrnn.recipes import RECIPES, recipe
-from normrnn.recipes.config import Config, ModelConfig
+from normrnn.recipes import RECIPES, read_config, recipe
 from normrnn.recipes.jsonio import differences, from_dict, to_dict
+from normrnn.recipes.language import LanguageConfig, ModelConfig
+from normrnn.recipes.ptb import ptb_small
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -19,16 +20,21 @@ def test_round_trip(name: str) -> None:
     values = json.loads(json.dumps(to_dict(config)))
     assert values["recipe"] == name
     assert values["norm"] == "none"
-    assert from_dict(Config, values) == config
+    assert read_config(values) == config
+
+
+def test_a_recipe_that_is_not_known_here() -> None:
+    with pytest.raises(UserError, match="config has a recipe 'ptb-huge' that is not known here"):
+        read_config({"recipe": "ptb-huge"})
 
 
 def test_missing_field_takes_its_default_unless_it_has_none() -> None:
     values = to_dict(recipe("ptb-small"))
     del values["train"]["segments"]
-    assert from_dict(Config, values).train.segments == 1
+    assert from_dict(LanguageConfig, values).train.segments == 1
     del values["recipe"]
     with pytest.raises(UserError, match="lacks the field recipe"):
-        from_dict(Config, values)
+        from_dict(LanguageConfig, values)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +50,7 @@ def test_wrong_values_are_named(field: str, value: object, said: str) -> None:
     values = to_dict(recipe("ptb-small"))
     values["model"][field] = value
     with pytest.raises(UserError, match=said):
-        from_dict(Config, values)
+        from_dict(LanguageConfig, values)
 
 
 def test_whole_numbers_are_fine_for_fractions() -> None:
@@ -53,7 +59,7 @@ def test_whole_numbers_are_fine_for_fractions() -> None:
 
 
 def test_differences_have_dotted_names() -> None:
-    config = recipe("ptb-small")
+    config = ptb_small()
     other = replace(config, seed=2, model=replace(config.model, hidden=7))
     assert differences(config, config) == {}
     assert differences(config, other) == {"seed": (1, 2), "model.hidden": (200, 7)}

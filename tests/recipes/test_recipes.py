@@ -4,6 +4,8 @@ import pytest
 
 from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, recipe, summary
+from normrnn.recipes.language import LanguageConfig
+from normrnn.recipes.ptb import ptb_small, ptb_small_authors
 
 PAPER = {
     # hidden, init, dropout, steps, clip, epochs, decay, after epoch
@@ -17,6 +19,7 @@ PAPER = {
 @pytest.mark.parametrize("name", PAPER)
 def test_penn_treebank_settings(name: str) -> None:
     config = recipe(name)
+    assert isinstance(config, LanguageConfig)
     m, o, t = config.model, config.optimizer, config.train
     settings = (m.hidden, m.init, m.dropout, t.steps, o.clip_norm, config.epochs, o.decay)
     assert (*settings, o.decay_after) == PAPER[name]
@@ -27,9 +30,9 @@ def test_penn_treebank_settings(name: str) -> None:
 
 
 def test_authors_script_validates_and_forgets_every_half_epoch() -> None:
-    assert recipe("ptb-small-authors").train.segments == 2
-    assert recipe("ptb-small-authors").model.eps == 1e-6
-    assert recipe("ptb-small").train.segments == 1
+    assert ptb_small_authors().train.segments == 2
+    assert ptb_small_authors().model.eps == 1e-6
+    assert ptb_small().train.segments == 1
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from normrnn.models.language import LanguageModel
-from normrnn.recipes.config import Config
+from normrnn.recipes.language import LanguageConfig
 from tests.tiny_runs import rows_of, run_tiny
 
 
@@ -21,7 +21,7 @@ def _ids(path: Path, index: dict[str, int]) -> torch.Tensor:
     return torch.tensor([index[w] for w in words])
 
 
-def _by_hand(config: Config, symbols: list[str]) -> tuple[LanguageModel, list[dict]]:
+def _by_hand(config: LanguageConfig, symbols: list[str]) -> tuple[LanguageModel, list[dict]]:
     """Windows cut by indexing, losses unfused, clipping and steps spelled out."""
     ids = _ids(Path(config.data) / "train.txt", {s: i for i, s in enumerate(symbols)})
     B, T = config.train.batch, config.train.steps
@@ -73,7 +73,7 @@ def _double() -> Iterator[None]:
 @pytest.mark.usefixtures("_double")
 @pytest.mark.parametrize("norm", ["none", "frame", "sequence"])
 def test_rows_and_weights_are_those_of_the_hand_written_loop(
-    tiny: Config, tmp_path: Path, norm
+    tiny: LanguageConfig, tmp_path: Path, norm
 ) -> None:
     config = replace(tiny, norm=norm)
     out = tmp_path / "run"
@@ -108,7 +108,7 @@ def test_rows_and_weights_are_those_of_the_hand_written_loop(
         torch.testing.assert_close(value, expected[name], rtol=1e-8, atol=1e-9, msg=name)
 
 
-def test_rows_of_a_run(tiny_frame: Config, tmp_path: Path) -> None:
+def test_rows_of_a_run(tiny_frame: LanguageConfig, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run_tiny(tiny_frame, out)
     rows = rows_of(out)
@@ -132,7 +132,7 @@ def test_rows_of_a_run(tiny_frame: Config, tmp_path: Path) -> None:
     assert rows[-1]["updates"] == max(row["updates"] for row in rows)
 
 
-def test_training_learns(tiny: Config, tmp_path: Path) -> None:
+def test_training_learns(tiny: LanguageConfig, tmp_path: Path) -> None:
     steeper = replace(tiny.optimizer, clip_norm=5.0, lr=2.0, decay=1.0)
     config = replace(tiny, epochs=6, optimizer=steeper)
     run_tiny(config, tmp_path / "run")
@@ -143,7 +143,7 @@ def test_training_learns(tiny: Config, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
 def test_best_model_is_saved_with_the_statistics_that_decide(
-    tiny_frame: Config, tmp_path: Path, dropout: float
+    tiny_frame: LanguageConfig, tmp_path: Path, dropout: float
 ) -> None:
     config = replace(tiny_frame, model=replace(tiny_frame.model, dropout=dropout))
     out = tmp_path / "run"

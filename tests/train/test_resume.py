@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from normrnn.errors import UserError
-from normrnn.recipes.config import Config
 from normrnn.recipes.jsonio import to_dict
+from normrnn.recipes.language import LanguageConfig
 from normrnn.train.interrupt import Interrupted
 from tests.tiny_runs import rows_of, run_tiny
 
@@ -33,18 +33,18 @@ def _same(a: Path, b: Path) -> None:
 
 
 @pytest.fixture
-def whole(tiny_frame: Config, tmp_path: Path) -> Path:
+def whole(tiny_frame: LanguageConfig, tmp_path: Path) -> Path:
     """An uninterrupted run."""
     run_tiny(tiny_frame, tmp_path / "whole")
     return tmp_path / "whole"
 
 
-def test_two_runs_are_equal(tiny_frame: Config, whole: Path, tmp_path: Path) -> None:
+def test_two_runs_are_equal(tiny_frame: LanguageConfig, whole: Path, tmp_path: Path) -> None:
     run_tiny(tiny_frame, tmp_path / "again")
     _same(whole, tmp_path / "again")
 
 
-def test_ctrl_c_at_any_update(tiny_frame: Config, whole: Path, tmp_path: Path) -> None:
+def test_ctrl_c_at_any_update(tiny_frame: LanguageConfig, whole: Path, tmp_path: Path) -> None:
     epoch = rows_of(whole)[-1]["updates"] // 3
     out = tmp_path / "stopped"
     # Inside a row, at a row's end, at a checkpoint, at the end of a segment and of an epoch.
@@ -58,7 +58,7 @@ def test_ctrl_c_at_any_update(tiny_frame: Config, whole: Path, tmp_path: Path) -
 
 
 def test_rows_after_the_checkpoint_and_a_torn_line_are_cut(
-    tiny_frame: Config, whole: Path, tmp_path: Path
+    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "torn"
     with pytest.raises(Interrupted):
@@ -70,7 +70,7 @@ def test_rows_after_the_checkpoint_and_a_torn_line_are_cut(
 
 
 def test_no_checkpoint_yet_means_start_over(
-    tiny_frame: Config, whole: Path, tmp_path: Path
+    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "early"
     with pytest.raises(Interrupted):
@@ -80,7 +80,9 @@ def test_no_checkpoint_yet_means_start_over(
     _same(whole, out)
 
 
-def test_larger_number_of_epochs_extends(tiny_frame: Config, whole: Path, tmp_path: Path) -> None:
+def test_larger_number_of_epochs_extends(
+    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "extended"
     run_tiny(replace(tiny_frame, epochs=1), out)
     assert [row["split"] for row in rows_of(out)].count("test") == 3
@@ -90,14 +92,14 @@ def test_larger_number_of_epochs_extends(tiny_frame: Config, whole: Path, tmp_pa
     assert json.loads((out / "config.json").read_text())["epochs"] == 3
 
 
-def test_finished_run_says_so_and_changes_nothing(tiny_frame: Config, whole: Path) -> None:
+def test_finished_run_says_so_and_changes_nothing(tiny_frame: LanguageConfig, whole: Path) -> None:
     before = {p.name: p.read_bytes() for p in whole.iterdir()}
     assert "is finished: 3 epochs" in run_tiny(tiny_frame, whole)[-1]
     assert {p.name: p.read_bytes() for p in whole.iterdir()} == before
 
 
 def test_moved_data_is_the_same_data_changed_data_is_not(
-    tiny_frame: Config, whole: Path, tmp_path: Path
+    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
 ) -> None:
     moved = tmp_path / "elsewhere"
     Path(tiny_frame.data).rename(moved)
@@ -109,7 +111,7 @@ def test_moved_data_is_the_same_data_changed_data_is_not(
         run_tiny(config, whole)
 
 
-def _start(config: Config, out: Path) -> subprocess.Popen[bytes]:
+def _start(config: LanguageConfig, out: Path) -> subprocess.Popen[bytes]:
     """A run as a process of its own; what it complains about goes to a file beside it."""
     wanted = out.with_suffix(".json")
     wanted.write_text(json.dumps(to_dict(config)))
@@ -131,7 +133,7 @@ def _wait_for_rows(process: subprocess.Popen[bytes], metrics: Path, rows: int) -
         time.sleep(0.005)
 
 
-def test_killed_processes_resume(tiny_frame: Config, tmp_path: Path) -> None:
+def test_killed_processes_resume(tiny_frame: LanguageConfig, tmp_path: Path) -> None:
     """Real processes, ended at moments nobody chose, the second one politely."""
     config = replace(tiny_frame, epochs=8, threads=1)
     whole, out = tmp_path / "whole", tmp_path / "killed"

@@ -41,14 +41,15 @@ def run(arguments: list[str]) -> int:
 def _sample(run: Path, count: int, temperature: float, prompt: str, seed: int | None) -> str:
     import torch
 
-    from normrnn.train.load import load
+    from normrnn.recipes.language import LanguageConfig
+    from normrnn.train.load import load_language
     from normrnn.train.rundir import RunDirectory
     from normrnn.train.scoring import sample
 
-    model = load(run)
+    model = load_language(run)
     assert model.vocabulary is not None
     vocabulary = model.vocabulary
-    config = RunDirectory(run).config()
+    config = RunDirectory(run).config(LanguageConfig)
     generator = torch.Generator()
     if seed is None:
         generator.seed()

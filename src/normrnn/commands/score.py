@@ -35,19 +35,20 @@ def _score(run: Path, file: Path, show_lines: bool) -> None:
 
     from normrnn.data.text import read_lines
     from normrnn.data.vocabulary import UNKNOWN, tokens
+    from normrnn.recipes.language import LanguageConfig
     from normrnn.train.evaluate import window_for_one_stream
-    from normrnn.train.load import load
+    from normrnn.train.load import load_language
     from normrnn.train.rundir import RunDirectory
     from normrnn.train.scoring import token_nats
 
-    model = load(run)
+    model = load_language(run)
     assert model.vocabulary is not None
     vocabulary = model.vocabulary
     text = read_lines(file)
     ids = torch.from_numpy(vocabulary.encode(text))
     # The end of an imagined line before the text, so that its first word is predicted too.
     before = torch.tensor([vocabulary.eos])
-    steps = window_for_one_stream(RunDirectory(run).config())
+    steps = window_for_one_stream(RunDirectory(run).config(LanguageConfig))
     nats = token_nats(model, torch.cat([before, ids]), steps)
     if show_lines:
         counts = [len(tokens(line, vocabulary.level)) for line in text]

@@ -6,13 +6,12 @@ from pathlib import Path
 
 from normrnn.cli import guarded
 from normrnn.commands.train import train_and_report
-from normrnn.recipes.config import Config
-from normrnn.recipes.jsonio import from_dict
+from normrnn.recipes import read_config
 
 
 def run(arguments: list[str]) -> int:
     """Train the config on standard input in the directory named."""
-    config = from_dict(Config, json.load(sys.stdin))
+    config = read_config(json.load(sys.stdin))
     return train_and_report(config, Path(arguments[0]))
 
 

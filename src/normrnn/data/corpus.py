@@ -8,7 +8,7 @@ from torch import Tensor
 from normrnn.data.text import Texts
 from normrnn.data.vocabulary import EOS, UNKNOWN, Vocabulary
 from normrnn.errors import UserError
-from normrnn.recipes.config import TextConfig
+from normrnn.recipes.language import TextConfig
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@
 """
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from normrnn.errors import UsageError
+from normrnn.errors import UsageError, UserError
 from normrnn.recipes.config import Config
+from normrnn.recipes.jsonio import from_dict
 from normrnn.recipes.ptb import ptb_large, ptb_medium, ptb_small, ptb_small_authors
 from normrnn.recipes.quickstart import quickstart
 
@@ -28,6 +30,14 @@ def recipe(name: str) -> Config:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"no recipe {name!r}{hint} There are: {', '.join(RECIPES)}")
     return RECIPES[name]()
+
+
+def read_config(values: Mapping[str, Any]) -> Config:
+    """The config that a run saved; its recipe's name says of which kind it is."""
+    name = values.get("recipe") if isinstance(values, Mapping) else None
+    if name not in RECIPES:
+        raise UserError(f"config has a recipe {name!r} that is not known here")
+    return from_dict(type(RECIPES[name]()), values)
 
 
 def summary(name: str) -> str:

@@ -6,51 +6,13 @@ run directories stay readable.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from tyro.conf import Suppress
 
 from normrnn.errors import UsageError
 
 Norm = Literal["none", "frame", "sequence", "hidden"]
-
-
-@dataclass(frozen=True)
-class TextConfig:
-    """How a text becomes symbols."""
-
-    level: Literal["word", "char"] = "word"
-    """Words separated by blanks, or characters; a line ends with <eos> in both."""
-    max_vocab: int = 0
-    """Keep this many most frequent symbols, <unk> for the rest. 0: all of the training text."""
-    unknown: bool = True
-    """Keep a class <unk> for symbols outside the vocabulary; without it they are an error."""
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Embedding, stacked LSTM, softmax."""
-
-    hidden: int = 200
-    """Cells per layer."""
-    layers: int = 2
-    """Stacked LSTM layers."""
-    embedding: int = 0
-    """Size of the lookup table's vectors. 0: as many as cells."""
-    dropout: float = 0.0
-    """On the embedding, between layers and before the softmax; never on the recurrence."""
-    init: float = 0.1
-    """Weights from U(-init, init); γ and β are not drawn."""
-    peephole: Literal["none", "output", "all"] = "none"
-    """Diagonal peepholes of the LSTM: the paper's W_co, or all three."""
-    gamma: float = 1.0
-    """Initial γ of the normalisers."""
-    eps: float = 1e-5
-    """ε of the normalisers (the authors' code: 1e-6)."""
-    momentum: float = 0.1
-    """Weight of the new value in the running statistics."""
-    time_steps: int = 0
-    """Running statistics kept per position in the window, this many. 0: shared over time."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +39,11 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class LoopConfig:
     """Batches, and when to log and save."""
 
     batch: int = 32
-    """Parallel streams."""
-    steps: int = 20
-    """Time steps of a window: how far gradients flow back."""
+    """Streams or utterances of an update."""
     segments: int = 1
     """Parts of an epoch. Each starts from zero state and ends with a validation."""
     log_every: int = 100
@@ -92,71 +52,46 @@ class TrainConfig:
     """Updates between checkpoints inside an epoch."""
 
 
-@dataclass(frozen=True)
-class EvaluationConfig:
-    """What is measured when a segment ends."""
-
-    train_tokens: int = 50_000
-    """Tokens from the start of the training text scored in eval mode. 0: none."""
-    recalibrate_windows: int = 100
-    """Training windows, in order and without dropout, behind recalibrated statistics."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One complete experiment, as saved in `config.json`."""
+    """What every experiment has; the recipe's name tells which kind it is."""
 
+    noun: ClassVar[str] = "an experiment"
+    """What is trained, in words."""
     recipe: Suppress[str]
     norm: Norm = "none"
     """Normalisation of the recurrent layers; none is the baseline."""
     data: str = ""
-    """Directory with train, valid and test text, or one text file, or builtin:python-topics."""
+    """What to train on."""
     data_sha256: Suppress[str] = ""
     epochs: int = 15
     """Passes over the training data."""
     seed: int = 1
-    """Seed of weights and dropout."""
+    """Seed of weights, dropout and the order of the data."""
     device: str = "cpu"
     """Where to train: cpu, cuda, cuda:1 ..."""
     threads: int = 0
     """Threads of the tensor library. 0: its own choice."""
-    text: TextConfig = field(default_factory=TextConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    train: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
-        for name, value, low in (
+        self._at_least(
             ("epochs", self.epochs, 1),
             ("threads", self.threads, 0),
-            ("text.max_vocab", self.text.max_vocab, 0),
-            ("model.hidden", self.model.hidden, 1),
-            ("model.layers", self.model.layers, 1),
-            ("model.embedding", self.model.embedding, 0),
-            ("model.init", self.model.init, 0),
-            ("model.eps", self.model.eps, 0),
-            ("model.time_steps", self.model.time_steps, 0),
             ("optimizer.lr", self.optimizer.lr, 0),
             ("optimizer.clip_norm", self.optimizer.clip_norm, 0),
             ("optimizer.decay_after", self.optimizer.decay_after, 1),
             ("train.batch", self.train.batch, 1),
-            ("train.steps", self.train.steps, 1),
             ("train.segments", self.train.segments, 1),
             ("train.log_every", self.train.log_every, 1),
             ("train.checkpoint_every", self.train.checkpoint_every, 1),
-            ("evaluation.train_tokens", self.evaluation.train_tokens, 0),
-            ("evaluation.recalibrate_windows", self.evaluation.recalibrate_windows, 1),
-        ):
-            if not value >= low:
-                raise UsageError(f"{name} must be at least {low}, not {value}")
-        if not 0 <= self.model.dropout < 1:
-            raise UsageError(f"model.dropout must lie in [0, 1), not {self.model.dropout}")
+        )
         if not self.optimizer.decay > 0:
             raise UsageError(f"optimizer.decay must be positive, not {self.optimizer.decay}")
-        if self.norm != "none" and self.train.batch < 2:
-            raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
-        if self.norm == "sequence" and self.model.time_steps:
-            raise UsageError("model.time_steps is for norm frame or hidden, not sequence")
-        if self.norm == "hidden" and not self.model.time_steps:
-            raise UsageError("norm hidden needs model.time_steps: one set of statistics per step")
+
+    @staticmethod
+    def _at_least(*checks: tuple[str, float, float]) -> None:
+        for name, value, low in checks:
+            if not value >= low:
+                raise UsageError(f"{name} must be at least {low}, not {value}")

@@ -18,7 +18,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """The config that `to_dict` came from. A missing field takes its default.
 
-    >>> from normrnn.recipes.config import TextConfig
+    >>> from normrnn.recipes.language import TextConfig
     >>> from_dict(TextConfig, {"level": "char"})
     TextConfig(level='char', max_vocab=0, unknown=True)
     """
@@ -59,7 +59,7 @@ def _value(kind: Any, value: Any, name: str) -> Any:
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     """Dotted name -> (old value, new value) of the fields that differ.
 
-    >>> from normrnn.recipes.config import TextConfig
+    >>> from normrnn.recipes.language import TextConfig
     >>> differences(TextConfig(), TextConfig(level="char"))
     {'level': ('word', 'char')}
     """

@@ -3,12 +3,13 @@
 The paper changed Zaremba's settings: batch 32, clip norm 10/5/5, 15/40/55 epochs.
 """
 
-from normrnn.recipes.config import Config, ModelConfig, OptimizerConfig, TrainConfig
+from normrnn.recipes.config import OptimizerConfig
+from normrnn.recipes.language import LanguageConfig, ModelConfig, TrainConfig
 
 
-def ptb_small() -> Config:
+def ptb_small() -> LanguageConfig:
     """Table 2, small LSTM (paper, train/valid: 78.5/119.2; normalised 62.5/120.9)."""
-    return Config(
+    return LanguageConfig(
         recipe="ptb-small",
         epochs=15,
         model=ModelConfig(hidden=200, layers=2, init=0.1, dropout=0.0),
@@ -17,9 +18,9 @@ def ptb_small() -> Config:
     )
 
 
-def ptb_medium() -> Config:
+def ptb_medium() -> LanguageConfig:
     """Table 2, medium LSTM (paper, train/valid: 49.1/89.0; normalised 41.0/90.6)."""
-    return Config(
+    return LanguageConfig(
         recipe="ptb-medium",
         epochs=40,
         model=ModelConfig(hidden=650, layers=2, init=0.05, dropout=0.5),
@@ -28,12 +29,12 @@ def ptb_medium() -> Config:
     )
 
 
-def ptb_large() -> Config:
+def ptb_large() -> LanguageConfig:
     """Table 2 and Figure 2, large LSTM (paper: 49.3/81.8; normalised 35.0/97.4).
 
     The paper gives no dropout rate; 0.65 is the authors' code's and Zaremba's.
     """
-    return Config(
+    return LanguageConfig(
         recipe="ptb-large",
         epochs=55,
         model=ModelConfig(hidden=1500, layers=2, init=0.04, dropout=0.65),
@@ -42,13 +43,13 @@ def ptb_large() -> Config:
     )
 
 
-def ptb_small_authors() -> Config:
+def ptb_small_authors() -> LanguageConfig:
     """Table 2, small LSTM as the authors' script was left: 5 epochs, half-epoch segments.
 
     ε and per-position batch statistics are their code's as well. Running statistics stay shared
     over time: theirs were never used in validation.
     """
-    return Config(
+    return LanguageConfig(
         recipe="ptb-small-authors",
         epochs=5,
         model=ModelConfig(hidden=200, layers=2, init=0.1, dropout=0.0, eps=1e-6),

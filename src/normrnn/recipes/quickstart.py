@@ -1,18 +1,18 @@
 """A comparison that needs no data: the text that ships inside every Python."""
 
-from normrnn.recipes.config import (
-    Config,
+from normrnn.recipes.config import OptimizerConfig
+from normrnn.recipes.language import (
     EvaluationConfig,
+    LanguageConfig,
     ModelConfig,
-    OptimizerConfig,
     TextConfig,
     TrainConfig,
 )
 
 
-def quickstart() -> Config:
+def quickstart() -> LanguageConfig:
     """Two minutes on two cores with Python's own documentation; Figure 2 in the small."""
-    return Config(
+    return LanguageConfig(
         recipe="quickstart",
         data="builtin:python-topics",
         epochs=6,

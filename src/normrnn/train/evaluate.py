@@ -8,11 +8,11 @@ import torch
 from normrnn.data.corpus import encode_texts
 from normrnn.data.text import read_texts
 from normrnn.models.language import LanguageModel
-from normrnn.recipes.config import Config
+from normrnn.recipes.language import LanguageConfig
 from normrnn.report.compare import epoch_averages
 from normrnn.report.runs import load as load_run
 from normrnn.train.language import RUNNING, Evaluator, deciding_statistics
-from normrnn.train.load import load
+from normrnn.train.load import load_language
 from normrnn.train.rundir import EVALUATION, RunDirectory
 from normrnn.train.scoring import LONG_WINDOW, score, set_statistics, using
 from normrnn.train.task import Row, Tensors
@@ -29,9 +29,9 @@ def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = 
     `data` is where the text is now, if not where it was.
     """
     directory = RunDirectory(run)
-    model = load(run, device)
+    model = load_language(run, device)
     assert model.vocabulary is not None
-    config = directory.config()
+    config = directory.config(LanguageConfig)
     texts = read_texts(data or config.data)
     evaluator = Evaluator(config, encode_texts(texts, model.vocabulary), torch.device(device))
     if deciding_statistics(config) == "recalibrated":
@@ -56,12 +56,12 @@ def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = 
     return result
 
 
-def window_for_one_stream(config: Config) -> int:
+def window_for_one_stream(config: LanguageConfig) -> int:
     """Long windows, except where statistics belong to positions in the training window."""
     return config.train.steps if config.model.time_steps else LONG_WINDOW
 
 
-def _authors(config: Config, rows: list[Row]) -> list[Row]:
+def _authors(config: LanguageConfig, rows: list[Row]) -> list[Row]:
     """The authors' own figure: batch statistics, mean of the mini-batches' perplexities."""
     wanted = "running" if config.norm == "none" else "batch"
     return [

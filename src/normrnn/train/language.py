@@ -2,15 +2,17 @@
 
 import copy
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from normrnn.data.corpus import Corpus
+from normrnn.data.corpus import Corpus, build_corpus
 from normrnn.data.streams import Streams
+from normrnn.data.text import BUILTIN, read_texts
 from normrnn.models.language import LanguageModel, State
-from normrnn.recipes.config import Config
-from normrnn.train.rundir import MODEL
+from normrnn.recipes.language import LanguageConfig
+from normrnn.train.rundir import MODEL, VOCABULARY
 from normrnn.train.scoring import (
     Score,
     Statistics,
@@ -20,13 +22,13 @@ from normrnn.train.scoring import (
     statistics_of,
     using,
 )
-from normrnn.train.task import Loss, Poll, Row, Tensors, Validation
+from normrnn.train.task import Experiment, Loss, Poll, Row, Tensors, Validation
 
 RUNNING = "running_statistics.safetensors"
 """Beside the best model, when that one holds recalibrated statistics."""
 
 
-def build_model(config: Config, vocab_size: int) -> LanguageModel:
+def build_model(config: LanguageConfig, vocab_size: int) -> LanguageModel:
     """The network the config describes, freshly initialised."""
     m = config.model
     return LanguageModel(
@@ -45,7 +47,7 @@ def build_model(config: Config, vocab_size: int) -> LanguageModel:
     )
 
 
-def deciding_statistics(config: Config) -> Statistics:
+def deciding_statistics(config: LanguageConfig) -> Statistics:
     """The statistics that decide which model is best, and that it is saved with.
 
     Under dropout p the variance of W_x x is 1/(1−p) times that without: running statistics are
@@ -54,10 +56,21 @@ def deciding_statistics(config: Config) -> Statistics:
     return "recalibrated" if config.norm != "none" and config.model.dropout > 0 else "running"
 
 
+def open_language(config: LanguageConfig) -> Experiment:
+    """The texts of the config."""
+    texts = read_texts(config.data)
+    where = config.data if config.data == BUILTIN else str(Path(config.data).expanduser().resolve())
+
+    def build(device: torch.device) -> LanguageTask:
+        return LanguageTask(config, build_corpus(texts, config.text), device)
+
+    return Experiment(where, texts.sha256, texts.source, build)
+
+
 class Evaluator:
     """The evaluations of one corpus under one config, for the loop and `normrnn evaluate`."""
 
-    def __init__(self, config: Config, corpus: Corpus, device: torch.device) -> None:
+    def __init__(self, config: LanguageConfig, corpus: Corpus, device: torch.device) -> None:
         self.config = config
         self.steps = config.train.steps
         self.train = Streams(corpus.train, config.train.batch, "training text").to(device)
@@ -113,11 +126,17 @@ class LanguageTask:
 
     unit = "tokens"
 
-    def __init__(self, config: Config, corpus: Corpus, device: torch.device) -> None:
+    def __init__(self, config: LanguageConfig, corpus: Corpus, device: torch.device) -> None:
         self.config = config
+        self.vocabulary = corpus.vocabulary
         self.model = build_model(config, len(corpus.vocabulary)).to(device)
         self.evaluator = Evaluator(config, corpus, device)
         self.state: State | None = None
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """The vocabulary."""
+        return {VOCABULARY: self.vocabulary.to_json().encode()}
 
     def updates(self, epoch: int) -> int:  # noqa: ARG002  every epoch is the same text
         """Windows of the training text, a shorter last one included."""

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from normrnn.data.vocabulary import Vocabulary
 from normrnn.errors import UserError
 from normrnn.models.language import LanguageModel
+from normrnn.recipes.language import LanguageConfig
 from normrnn.train.language import build_model
-from normrnn.train.rundir import MODEL, VOCABULARY, RunDirectory
+from normrnn.train.rundir import CONFIG, MODEL, VOCABULARY, RunDirectory
 
 
 def load(run: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
@@ -16,11 +18,14 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
 
     A UserError says what is wrong with a directory that holds no usable model.
     """
+    return load_language(run, device)
+
+
+def load_language(run: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
+    """The same for what must be a language model."""
     directory = RunDirectory(Path(run))
-    config = directory.config()
-    if not directory.has(MODEL):
-        raise UserError(f"{run} has no {MODEL} yet: the first validation writes it")
-    weights = directory.read_tensors(MODEL)
+    config = directory.config(LanguageConfig)
+    weights = _weights(directory)
     vocabulary = Vocabulary.from_json(directory.read(VOCABULARY))
     known = len(weights.get("embedding.weight", ()))
     if known != len(vocabulary):
@@ -29,10 +34,22 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
             " not belong together"
         )
     model = build_model(config, len(vocabulary))
+    _fill(model, weights, directory)
+    model.vocabulary = vocabulary
+    return model.to(device).eval()
+
+
+def _weights(directory: RunDirectory) -> dict[str, Tensor]:
+    if not directory.has(MODEL):
+        raise UserError(f"{directory.path} has no {MODEL} yet: the first validation writes it")
+    return directory.read_tensors(MODEL)
+
+
+def _fill(model: nn.Module, weights: dict[str, Tensor], directory: RunDirectory) -> None:
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{MODEL} of {run} does not fit its {'config.json'}: {reason}") from None
-    model.vocabulary = vocabulary
-    return model.to(device).eval()
+        raise UserError(
+            f"{MODEL} of {directory.path} does not fit its {CONFIG}: {reason}"
+        ) from None

@@ -149,7 +149,7 @@ class Trainer:
         norm = clip_gradients(self.parameters, self.config.optimizer.clip_norm)
         self._check_finite("gradient", norm)
         self.optimizer.step()
-        self.sums.add(nats, loss.count, norm)
+        self.sums.add(nats, loss.count, norm, loss.errors)
         progress.index += 1
         progress.updates += 1
         progress.seconds += time.perf_counter() - start

@@ -31,9 +31,13 @@ class RowSums:
     updates: int = 0
     batch_ppl: float = 0.0
     grad_norm: float = 0.0
+    errors: int | None = None
+    """Wrong frames, where they are counted."""
 
-    def add(self, nats: float, count: int, grad_norm: float) -> None:
+    def add(self, nats: float, count: int, grad_norm: float, errors: int | None = None) -> None:
         """One more update."""
+        if errors is not None:
+            self.errors = errors + (self.errors or 0)
         self.nats += nats
         self.count += count
         self.updates += 1
@@ -42,8 +46,10 @@ class RowSums:
 
     def row(self) -> dict[str, float | int]:
         """Loss per token, and means over the updates."""
+        fer = {} if self.errors is None else {"fer": self.errors / self.count}
         return {
             "loss": self.nats / self.count,
+            **fer,
             "count": self.count,
             "batch_ppl": self.batch_ppl / self.updates,
             "grad_norm": self.grad_norm / self.updates,

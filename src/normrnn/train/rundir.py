@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -19,8 +19,9 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from normrnn.errors import UsageError, UserError
+from normrnn.recipes import read_config
 from normrnn.recipes.config import Config
-from normrnn.recipes.jsonio import differences, from_dict, to_dict
+from normrnn.recipes.jsonio import differences, to_dict
 from normrnn.train.metrics import MetricsFile
 
 CONFIG = "config.json"
@@ -30,6 +31,9 @@ CHECKPOINT = "checkpoint.pt"
 VOCABULARY = "vocabulary.json"
 EVALUATION = "evaluation.json"
 CHECKPOINT_FORMAT = "normrnn checkpoint 1"
+
+
+C = TypeVar("C", bound=Config)
 
 
 class RunDirectory:
@@ -106,13 +110,16 @@ class RunDirectory:
         """Save the config."""
         self.write_json(CONFIG, to_dict(config))
 
-    def config(self) -> Config:
-        """The config the run was started with."""
+    def config(self, kind: type[C] = Config) -> C:
+        """The config the run was started with; UserError if it is of another kind."""
         try:
             values = json.loads(self.read(CONFIG))
         except ValueError:
             raise UserError(f"{self.path / CONFIG} is damaged: not JSON") from None
-        return from_dict(Config, values)
+        config = read_config(values)
+        if not isinstance(config, kind):
+            raise UserError(f"{self.path} is a run of {config.recipe}, not of {kind.noun}")
+        return config
 
     def has(self, name: str) -> bool:
         """Is the file there?"""
@@ -153,7 +160,7 @@ class RunDirectory:
             raise UserError(f"{name} cannot be read ({type(error).__name__}): truncated?") from None
         if not isinstance(payload, dict) or payload.get("format") != CHECKPOINT_FORMAT:
             raise UserError(f"{name} is not a checkpoint of this program")
-        changed = changed_fields(from_dict(Config, payload["config"]), config)
+        changed = changed_fields(read_config(payload["config"]), config)
         if changed:
             raise UserError(f"{name} belongs to another run: {changed}")
         return payload

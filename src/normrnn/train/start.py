@@ -6,16 +6,15 @@ from pathlib import Path
 
 import torch
 
-from normrnn.data.corpus import build_corpus
-from normrnn.data.text import BUILTIN, read_texts
-from normrnn.data.vocabulary import Vocabulary
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes.config import Config
+from normrnn.recipes.language import LanguageConfig
 from normrnn.train.display import Display
 from normrnn.train.interrupt import Interrupt
-from normrnn.train.language import LanguageTask
+from normrnn.train.language import open_language
 from normrnn.train.loop import Trainer
-from normrnn.train.rundir import CONFIG, VOCABULARY, RunDirectory, changed_fields
+from normrnn.train.rundir import CONFIG, RunDirectory, changed_fields
+from normrnn.train.task import Experiment
 
 
 def train(
@@ -29,9 +28,8 @@ def train(
     `display` is made from the number of epochs and the name of what is counted.
     """
     device = _device(config.device)
-    texts = read_texts(config.data)
-    where = config.data if config.data == BUILTIN else str(Path(config.data).expanduser().resolve())
-    config = dataclasses.replace(config, data=where, data_sha256=texts.sha256)
+    experiment = _open(config)
+    config = dataclasses.replace(config, data=experiment.where, data_sha256=experiment.sha256)
     run = RunDirectory(out)
     run.create()
     with run.locked():
@@ -42,25 +40,32 @@ def train(
         if checkpoint and checkpoint["finished"] >= config.epochs:
             say(f"{out} is finished: {config.epochs} epochs. A larger --epochs goes on from there.")
             return
-        say(f"data: {texts.source}")
+        say(f"data: {experiment.source}")
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        corpus = build_corpus(texts, config.text)
-        task = LanguageTask(config, corpus, device)
+        task = experiment.build(device)
         with Interrupt() as interrupt, display(config.epochs, task.unit) as shown:
             trainer = Trainer(config, task, run, shown, interrupt)
             if checkpoint:
-                if Vocabulary.from_json(run.read(VOCABULARY)) != corpus.vocabulary:
-                    raise UserError(f"{out / VOCABULARY} does not match the checkpoint beside it")
+                for name, content in task.files.items():
+                    if run.read(name) != content:
+                        raise UserError(f"{out / name} does not match the checkpoint beside it")
                 trainer.load(checkpoint)
                 say(f"resuming {out} at update {trainer.progress.updates}")
             else:
-                run.write(VOCABULARY, corpus.vocabulary.to_json().encode())
+                for name, content in task.files.items():
+                    run.write(name, content)
                 run.metrics.cut(0)
             run.write_config(config)
             trainer.run()
     say(f"{out} is finished: {config.epochs} epochs.")
+
+
+def _open(config: Config) -> Experiment:
+    if isinstance(config, LanguageConfig):
+        return open_language(config)
+    raise TypeError(f"no task for {type(config).__name__}")
 
 
 def _refuse_changes(old: Config, new: Config, out: Path) -> None:

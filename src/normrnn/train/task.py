@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 Row = dict[str, Any]
@@ -20,6 +21,8 @@ class Loss:
     nats: Tensor
     count: int
     sequences: int
+    errors: int | None = None
+    """Frames whose most probable class was wrong, where that is counted."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,19 @@ class Validation:
     loss: float
     files: Mapping[str, Tensors]
     """File name in the run directory -> tensors, kept when this is the best model so far."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Data that was found and read, and the task to train on it."""
+
+    where: str
+    """Its place, as config.json keeps it."""
+    sha256: str
+    """Stands for its content: a run goes on only with the same."""
+    source: str
+    """The same in words."""
+    build: "Callable[[torch.device], Task]"
 
 
 class Task(Protocol):
@@ -48,6 +64,11 @@ class Task(Protocol):
     @property
     def unit(self) -> str:
         """What is counted: tokens or frames."""
+        ...
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """What a model needs beside its weights, by its name in the run directory."""
         ...
 
     def updates(self, epoch: int) -> int:
