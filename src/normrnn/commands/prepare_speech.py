@@ -1,0 +1,128 @@
+"""`normrnn prepare librispeech` and `normrnn prepare kaldi`."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from normrnn.errors import UsageError
+
+if TYPE_CHECKING:
+    from normrnn.data.preparation import Costs, Job, Report
+
+_PLAIN_SECONDS = 15.0
+
+
+def librispeech(
+    directory: Annotated[Positional[Path], arg(metavar="DIR")],
+    out: Annotated[Path, arg(metavar="DIR")],
+    targets: Literal["senone", "phone"] = "senone",
+    lexicon: Annotated[Path | None, arg(metavar="FILE")] = None,
+    dev_speakers: Annotated[Path | None, arg(metavar="FILE")] = None,
+    dev_fraction: float = 0.1,
+    processes: int = 0,
+) -> int:
+    """Features and frame labels of a folder in LibriSpeech's layout, by forced alignment.
+
+    What was begun goes on when it is started again. Sound must be at 16 kHz: other rates are
+    skipped, several channels are averaged.
+
+    Args:
+        directory: Holds LibriSpeech/, is it, or is one of its subsets.
+        out: Where the prepared data goes: train, dev, statistics and a summary.
+        targets: Clustered triphone states, or context-independent phone states.
+        lexicon: More pronunciations: lines of a word and its phones.
+        dev_speakers: Speakers for development, one per line.
+        dev_fraction: Without --dev-speakers, this share of the speakers.
+        processes: Working processes; 0: one for each core.
+    """
+    from normrnn.data.librispeech import librispeech_job
+
+    job = librispeech_job(directory, targets, lexicon, dev_speakers, dev_fraction)
+    return _prepare(job, out, processes)
+
+
+def kaldi() -> int:
+    """Not yet."""
+    raise UsageError("not yet")
+
+
+def _prepare(job: "Job", out: Path, processes: int) -> int:
+    from normrnn.data.preparation import finished, prepare
+
+    if processes < 0:
+        raise UsageError(f"--processes must be at least 1, or 0 for all cores, not {processes}")
+    summary = finished(out, job.settings)
+    if summary is not None:
+        print(f"{out} is finished: nothing to do")
+        _show(summary, None, out)
+        return 0
+    try:
+        with _progress() as report:
+            summary, costs = prepare(job, out, processes or _cores(), report)
+    except KeyboardInterrupt:
+        print(f"stopped; {out} keeps what is done, the same command goes on", file=sys.stderr)
+        return 130
+    _show(summary, costs, out)
+    return 0
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _show(summary: dict[str, Any], costs: "Costs | None", out: Path) -> None:
+    for name in ("train", "dev"):
+        s = summary[name]
+        print(
+            f"{name:<6}{s['hours']:.2f} hours, {s['utterances']:,} utterances, {s['frames']:,}"
+            f" frames, {s['speakers']:,} speakers, {s['classes_seen']:,} of"
+            f" {summary['classes']:,} classes seen"
+        )
+    skipped = summary["skipped"]
+    where = f": {out / 'skipped.tsv'}" if skipped["utterances"] else ""
+    print(f"skipped {skipped['utterances']:,} utterances ({skipped['share']:.1%}){where}")
+    if summary["channels_averaged"]:
+        print(f"several channels averaged in {summary['channels_averaged']:,} utterances")
+    if costs is not None:
+        parts = {"features": costs.features, "alignment": costs.alignment}
+        factors = [f"{n} {s / costs.sound:.4f}" for n, s in parts.items() if s]
+        if factors:
+            print(f"× real time on one core: {', '.join(factors)}")
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator["Report"]:
+    """A progress bar on a terminal, now and then a line elsewhere."""
+    if not sys.stderr.isatty():
+        yield _plain()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    skipped = TextColumn("{task.fields[skipped]} skipped")
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), skipped, Remaining())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None, skipped=0)
+        yield lambda done, total, skipped: bar.update(
+            task, completed=done, total=total, skipped=skipped
+        )
+
+
+def _plain() -> "Report":
+    last = time.monotonic() - _PLAIN_SECONDS
+
+    def report(done: int, total: int, skipped: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done == total or now - last >= _PLAIN_SECONDS:
+            last = now
+            print(f"{done:,} of {total:,} utterances, {skipped:,} skipped", file=sys.stderr)
+
+    return report

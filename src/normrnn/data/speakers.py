@@ -1,0 +1,47 @@
+"""Which speakers are kept for development: nobody is heard on both sides."""
+
+import hashlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from normrnn.errors import UsageError, UserError
+
+
+def choose_dev(speakers: Collection[str], listed: Path | None, fraction: float) -> set[str]:
+    """The development speakers: those listed in a file, or a fraction of all.
+
+    The fraction takes the speakers whose names have the smallest hashes: the same on every machine,
+    and in no order that a corpus may have.
+    """
+    if listed is not None:
+        return _read_listed(set(speakers), listed)
+    if not 0 < fraction < 1:
+        raise UsageError(f"--dev-fraction must lie between 0 and 1, not {fraction}")
+    if len(speakers) < 2:
+        raise UserError(
+            f"there is {len(speakers)} speaker; train and dev need one each at the least"
+        )
+    count = min(max(round(fraction * len(speakers)), 1), len(speakers) - 1)
+    return set(sorted(speakers, key=lambda name: hashlib.sha256(name.encode()).digest())[:count])
+
+
+def dev_settings(dev: Collection[str], listed: Path | None, fraction: float) -> dict[str, Any]:
+    """The choice, for the settings of a preparation."""
+    if listed is None:
+        return {"dev_fraction": fraction}
+    return {"dev_speakers": " ".join(sorted(dev))}
+
+
+def _read_listed(speakers: set[str], listed: Path) -> set[str]:
+    try:
+        dev = set(listed.read_text(encoding="utf-8").split())
+    except UnicodeDecodeError:
+        raise UserError(f"{listed} is no UTF-8 text") from None
+    if not dev:
+        raise UserError(f"{listed} names no speaker")
+    if unknown := sorted(dev - speakers):
+        raise UserError(f"{listed} names speakers that are not in the data: {', '.join(unknown)}")
+    if dev == speakers:
+        raise UserError(f"{listed} names every speaker; train needs one at the least")
+    return dev
