@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from normrnn.errors import UsageError
 
@@ -47,9 +47,58 @@ def librispeech(
     return _prepare(job, out, processes)
 
 
-def kaldi() -> int:
-    """Not yet."""
-    raise UsageError("not yet")
+def kaldi(
+    data: Annotated[Path, arg(metavar="DIR")],
+    ali: Annotated[Path, arg(metavar="DIR")],
+    out: Annotated[Path, arg(metavar="DIR")],
+    dev_data: Annotated[Path | None, arg(metavar="DIR")] = None,
+    dev_ali: Annotated[Path | None, arg(metavar="DIR")] = None,
+    deltas: Annotated[bool, FlagCreatePairsOff] = False,
+    allow_pipes: Annotated[bool, FlagCreatePairsOff] = False,
+    classes: int | None = None,
+    sample_rate: int = 16_000,
+    dev_speakers: Annotated[Path | None, arg(metavar="FILE")] = None,
+    dev_fraction: float = 0.1,
+    processes: int = 0,
+) -> int:
+    """Features and frame labels of Kaldi data directories with pdf-level alignments.
+
+    feats.scp is taken as it is; without it, features are computed from wav.scp (and segments),
+    with deltas. What was begun goes on when it is started again.
+
+    Args:
+        data: Kaldi data directory to train on.
+        ali: Its alignments: archives of int vectors as ali-to-pdf writes them.
+        out: Where the prepared data goes: train, dev, statistics and a summary.
+        dev_data: Kaldi data directory for development; without it, speakers of --data are split.
+        dev_ali: Its alignments.
+        deltas: Add deltas and delta-deltas to the features of feats.scp.
+        allow_pipes: Run the commands that feats.scp or wav.scp holds.
+        classes: Number of pdfs; without it, from the alignment directory's num_pdfs or final.mdl,
+            else the largest label plus one.
+        sample_rate: Of the sound in wav.scp; other rates are skipped.
+        dev_speakers: Speakers for development, one per line.
+        dev_fraction: Without --dev-data and --dev-speakers, this share of the speakers.
+        processes: Working processes; 0: one for each core.
+    """
+    from normrnn.data.kaldi import Side, kaldi_job
+
+    if (dev_data is None) != (dev_ali is None):
+        raise UsageError("--dev-data and --dev-ali go together")
+    dev = Side(dev_data, dev_ali) if dev_data and dev_ali else None
+    if dev and dev_speakers:
+        raise UsageError("--dev-speakers splits --data; with --dev-data there is nothing to split")
+    job = kaldi_job(
+        Side(data, ali),
+        dev,
+        deltas,
+        allow_pipes,
+        classes,
+        sample_rate,
+        dev_speakers,
+        dev_fraction,
+    )
+    return _prepare(job, out, processes)
 
 
 def _prepare(job: "Job", out: Path, processes: int) -> int:

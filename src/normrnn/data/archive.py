@@ -139,6 +139,8 @@ def read_table(path: Path) -> dict[str, str]:
 
 def locate(target: str, folder: Path) -> Entry:
     """The archive and offset behind an scp entry `PATH` or `PATH:OFFSET` of a file in `folder`."""
+    if target.endswith("]"):
+        raise Unusable(f"{target} is a range of rows: not read here, copy-feats writes it out")
     name, colon, digits = target.rpartition(":")
     path, offset = (Path(name), int(digits)) if colon and digits.isdigit() else (Path(target), None)
     # First beside the scp file, then as Kaldi would open it, then relative to the scp file.

@@ -46,9 +46,14 @@ def read_sound(source: Path | IO[bytes], rate: int = SAMPLE_RATE) -> Sound:
         raise Unusable("its sound holds samples that are no numbers")
     mono = values.mean(axis=1) if channels > 1 else values[:, 0]
     samples = np.clip(np.round(mono * 32768.0), -32768, 32767).astype(np.int16)
-    if samples.min() == samples.max():
-        raise Unusable("it is silent: every sample is the same")
+    check_not_silent(samples)
     return Sound(samples, rate, channels)
+
+
+def check_not_silent(samples: NDArray[np.int16]) -> None:
+    """Refuse digital silence: nothing can be learnt or aligned there."""
+    if len(samples) and samples.min() == samples.max():
+        raise Unusable("it is silent: every sample is the same")
 
 
 def _check_size(path: Path) -> None:

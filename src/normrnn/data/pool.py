@@ -10,18 +10,38 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
-from normrnn.errors import UserError
-
 T = TypeVar("T")
 R = TypeVar("R")
 _AHEAD = 4  # items per process that are under way: enough to bridge a long one
 
 
-def in_order(function: Callable[[T], R], items: Sequence[T], processes: int) -> Iterator[R]:
-    """function(item) for each item; one process works here, more work in fresh processes."""
+def in_order(
+    function: Callable[[T], R], items: Sequence[T], processes: int, crashed: R
+) -> Iterator[R]:
+    """function(item) for each item; one process works here, more work in fresh processes.
+
+    Where C code takes a fresh process down, the items under way are tried again, the first of them
+    alone; if that crashes too, its result is `crashed`.
+    """
     if processes <= 1:
         yield from map(function, items)
         return
+    done = 0
+    while done < len(items):
+        try:
+            for result in _pooled(function, items[done:], processes):
+                done += 1
+                yield result
+        except BrokenProcessPool:
+            try:
+                result = next(_pooled(function, items[done : done + 1], 1))
+            except BrokenProcessPool:
+                result = crashed
+            done += 1
+            yield result
+
+
+def _pooled(function: Callable[[T], R], items: Sequence[T], processes: int) -> Iterator[R]:
     # Not forked: the parent may hold threads.
     pool = ProcessPoolExecutor(
         processes, get_context("spawn"), initializer=_start_worker, initargs=(function,)
@@ -34,11 +54,6 @@ def in_order(function: Callable[[T], R], items: Sequence[T], processes: int) -> 
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
-    except BrokenProcessPool:
-        raise UserError(
-            "a working process was ended from outside (out of memory?); what was prepared is kept:"
-            " start again to go on, with fewer --processes if memory is short"
-        ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

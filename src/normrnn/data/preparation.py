@@ -43,6 +43,7 @@ SETTINGS = ".preparation.json"
 JOURNAL = ".journal.jsonl"
 ARCHIVES = tuple(f"{split}/{name}.ark" for split in SPLITS for name in ("feats", "labels"))
 _COMMIT_SECONDS = 1.0
+_CRASHED = "the process that worked on it crashed, twice"
 Record = dict[str, Any]
 
 
@@ -137,7 +138,9 @@ def prepare(job: Job, out: Path, processes: int, report: Report) -> tuple[dict[s
             todo = job.utterances[len(journal.records) :]
             report(len(journal.records), len(job.utterances), journal.skipped)
             work = _Checked(job.work, job.classes)
-            for utterance, result in zip(todo, in_order(work, todo, processes), strict=True):
+            for utterance, result in zip(
+                todo, in_order(work, todo, processes, _CRASHED), strict=True
+            ):
                 journal.add(utterance, result)
                 report(len(journal.records), len(job.utterances), journal.skipped)
         summary = _finish(out, job, journal.records)
@@ -321,7 +324,9 @@ def _finish(out: Path, job: Job, records: Sequence[Record]) -> dict[str, Any]:
 
 def _write_tables(folder: Path, kept: Sequence[tuple[Utterance, Record]]) -> None:
     def write(name: str, value: Callable[[Utterance, Record], Any]) -> None:
-        write_text(folder / name, "".join(f"{u.key} {value(u, r)}\n" for u, r in kept))
+        write_text(
+            folder / name, "".join(f"{u.key} {value(u, r)}".rstrip() + "\n" for u, r in kept)
+        )
 
     absolute = folder.resolve()
     write("feats.scp", lambda _, r: f"{absolute}/feats.ark:{r['feats']}")

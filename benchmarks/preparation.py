@@ -1,0 +1,59 @@
+"""What preparing speech costs on one core, in multiples of the length of the sound.
+
+    python -m benchmarks.preparation DIR [--utterances 40]
+
+DIR is in LibriSpeech's layout. Processor time of utterances spread over it, reading from disk
+included. Asked for: features at most 0.02, alignment at most 0.06.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.machine import describe
+from normrnn.cli import guarded
+from normrnn.data.archive import Unusable
+from normrnn.data.librispeech import AlignWords, find_utterances
+from normrnn.data.preparation import Prepared, Utterance
+from normrnn.errors import UserError
+
+
+def prepared(directory: Path, wanted: int) -> Iterator[Prepared]:
+    """Utterances from all over the directory that can be aligned without a lexicon."""
+    found = find_utterances(directory)
+    step = max(len(found) // wanted, 1)
+    work = AlignWords("senone", {})
+    for item in (item for first in range(step) for item in found[first::step]):
+        if item.path is not None and item.text:
+            try:
+                yield work(Utterance(item.key, item.speaker, "train", item.text, item.path))
+            except Unusable:  # most often a word without a pronunciation
+                continue
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("--utterances", type=int, default=40)
+    args = parser.parse_args(arguments)
+    if args.utterances < 1:
+        parser.error("--utterances must be at least 1")
+    results = list(islice(prepared(args.directory, args.utterances), args.utterances))
+    if not results:
+        raise UserError(f"no utterance of {args.directory} could be aligned")
+    sound = sum(result.seconds for result in results)
+    costs = {
+        "features": (sum(result.feature_seconds for result in results), 0.02),
+        "alignment": (sum(result.alignment_seconds for result in results), 0.06),
+    }
+    print(describe())
+    print(f"{len(results)} utterances, {sound:.0f} s of sound, one core; × real time:")
+    for name, (cost, asked) in costs.items():
+        print(f"  {name:<10} {cost / sound:.4f}   (asked: at most {asked})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main, sys.argv[1:]))
