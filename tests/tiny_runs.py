@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from normrnn.recipes.config import OptimizerConfig
+from normrnn.recipes.config import Config, OptimizerConfig
 from normrnn.recipes.language import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig
 from normrnn.train.display import Status
 from normrnn.train.start import train
@@ -72,7 +72,7 @@ class Silent:
 
     def __call__(self, epochs: int, unit: str) -> "Silent":
         assert epochs >= 1
-        assert unit == "tokens"
+        assert unit in ("tokens", "characters", "frames")
         return self
 
     def __enter__(self) -> "Silent":
@@ -90,7 +90,7 @@ class Silent:
         """Nothing to see."""
 
 
-def run_tiny(config: LanguageConfig, out: Path, stop_at: int = -1) -> list[str]:
+def run_tiny(config: Config, out: Path, stop_at: int = -1) -> list[str]:
     """Train; what was said on the way."""
     said: list[str] = []
     train(config, out, Silent(stop_at), said.append)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from normrnn.models import loss as fused
-from normrnn.models.loss import linear_cross_entropy
+from normrnn.models.loss import linear_cross_entropy, nats_and_errors
 
 
 def _inputs() -> list[torch.Tensor]:
@@ -35,10 +35,27 @@ def test_huge_logits_stay_finite() -> None:
     assert rows.grad.isfinite().all()
 
 
+def test_in_pieces_with_gradients_and_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, weight, bias = _inputs()
+    targets = torch.randint(0, 11, (17,))
+    logits = F.linear(rows, weight, bias)
+    expected = F.cross_entropy(logits, targets, reduction="sum")
+    wrong = int((logits.argmax(1) != targets).sum())
+    assert 0 < wrong < 17
+    wanted = torch.autograd.grad(expected, (rows, weight, bias))
+    monkeypatch.setattr(fused, "CHUNK_ROWS", 4)
+    nats, errors = nats_and_errors(rows, weight, bias, targets)
+    assert errors.item() == wrong
+    torch.testing.assert_close(nats, expected)
+    torch.testing.assert_close(torch.autograd.grad(nats, (rows, weight, bias)), wanted)
+    with torch.no_grad():
+        assert nats_and_errors(rows, weight, bias, targets)[1].item() == wrong
+
+
 def test_without_gradients_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, weight, bias = _inputs()
     targets = torch.randint(0, 11, (17,))
     expected = linear_cross_entropy(rows, weight, bias, targets)
-    monkeypatch.setattr(fused, "EVAL_ROWS", 4)
+    monkeypatch.setattr(fused, "CHUNK_ROWS", 4)
     with torch.no_grad():
         torch.testing.assert_close(linear_cross_entropy(rows, weight, bias, targets), expected)

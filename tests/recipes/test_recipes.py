@@ -1,11 +1,14 @@
 """The paper's settings, field by field."""
 
+from dataclasses import replace
+
 import pytest
 
 from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, recipe, summary
 from normrnn.recipes.language import LanguageConfig
 from normrnn.recipes.ptb import ptb_small, ptb_small_authors
+from normrnn.recipes.speech import librispeech_mini, wsj
 
 PAPER = {
     # hidden, init, dropout, steps, clip, epochs, decay, after epoch
@@ -35,6 +38,23 @@ def test_authors_script_validates_and_forgets_every_half_epoch() -> None:
     assert ptb_small().train.segments == 1
 
 
+def test_wsj_settings() -> None:
+    config = wsj()
+    m, o, t = config.model, config.optimizer, config.train
+    assert (m.layers, m.hidden, m.bidirectional, m.peephole) == (5, 250, True, "output")
+    assert (o.name, o.lr, o.momentum, o.loss) == ("sgd", 1e-4, 0.9, "sum_over_time")
+    assert (o.clip_norm, o.decay, o.weight_decay) == (0.0, 1.0, 0.0)  # a fixed learning rate
+    assert (t.batch, t.max_frames, t.piece_frames) == (24, 1300, 0)
+    assert config.norm == "none"
+
+
+def test_librispeech_mini_is_the_same_network_without_peephole() -> None:
+    config, paper = librispeech_mini(), wsj()
+    assert replace(config.model, peephole="output") == paper.model
+    assert (config.train.max_frames, config.train.piece_frames) == (0, 400)
+    assert config.train.batch < paper.train.batch
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_knows_its_name_and_what_it_reproduces(name: str) -> None:
     assert recipe(name).recipe == name
@@ -45,3 +65,18 @@ def test_unknown_recipe_lists_the_choices() -> None:
     with pytest.raises(UsageError, match="did you mean ptb-small") as raised:
         recipe("ptb-smal")
     assert all(name in str(raised.value) for name in RECIPES)
+
+
+def test_the_appendix() -> None:
+    """The best setting of the paper's baseline; --norm hidden is all the other arm needs."""
+    config = recipe("ptb-char")
+    assert isinstance(config, LanguageConfig)
+    m, o, t = config.model, config.optimizer, config.train
+    assert (m.cell, m.hidden, m.layers, m.embedding) == ("rnn", 250, 3, 250)
+    assert (m.initialiser, m.dropout, m.time_steps, t.steps) == ("glorot", 0, 100, 100)
+    assert (o.name, o.lr, o.momentum, t.batch, o.loss) == ("sgd", 0.42, 0.95, 32, "mean")
+    assert (o.clip_norm, o.decay, config.epochs) == (0, 1, 20)
+    assert (config.text.level, config.text.unknown, t.reading) == ("char", False, "sequences")
+    assert replace(config, norm="hidden").norm == "hidden"
+    with pytest.raises(UsageError, match="peephole is for cell lstm"):
+        replace(config, model=replace(m, peephole="all"))

@@ -12,7 +12,7 @@ from normrnn.commands.options import parse
 
 
 def run(arguments: list[str]) -> int:
-    """Perplexities of a trained run."""
+    """Losses of a trained run."""
 
     def options(
         run: Annotated[Positional[Path], arg(metavar="RUN")],
@@ -21,13 +21,15 @@ def run(arguments: list[str]) -> int:
         threads: int = 0,
         one_stream: bool = True,
     ) -> None:
-        """Perplexity of the best model of a run with running, recalibrated and batch statistics.
+        """The best model of a run with running, recalibrated and batch statistics.
+
+        Perplexities of a language model, cross entropy and error rate per frame of an acoustic one.
 
         Writes evaluation.json into the run directory.
 
         Args:
             run: Run directory.
-            data: Where the text is now, if not where it was in training.
+            data: Where the data is now, if not where it was in training.
             device: Where to compute.
             threads: Threads of the tensor library; 0 is its own choice.
             one_stream: Also read the test text as one stream, as Zaremba did: slow for large nets.
@@ -38,17 +40,31 @@ def run(arguments: list[str]) -> int:
 
         if threads:
             torch.set_num_threads(threads)
-        _show(evaluate(run, data, device, one_stream))
+        result = evaluate(run, data, device, one_stream)
+        (_show_speech if "fer" in result["rows"][0] else _show)(result)
 
     parse(options, "evaluate", arguments)
     return 0
+
+
+def _show_speech(result: dict[str, Any]) -> None:
+    table = Table(title=f"{result['recipe']}, norm {result['norm']}, seed {result['seed']}")
+    for name in ("set", "statistics"):
+        table.add_column(name)
+    for name in ("frames", "FCE", "FER"):
+        table.add_column(name, justify="right")
+    for row in result["rows"]:
+        count, loss, fer = f"{row['count']:,}", f"{row['loss']:.4f}", f"{row['fer']:.2%}"
+        table.add_row(row["split"], row["statistics"], count, loss, fer)
+    Console(highlight=False).print(table)
 
 
 def _show(result: dict[str, Any]) -> None:
     table = Table(title=f"{result['recipe']}, norm {result['norm']}, seed {result['seed']}")
     for name in ("text", "statistics"):
         table.add_column(name)
-    for name in ("streams", "tokens", "loss", "perplexity", "mean of batch perplexities"):
+    bits = ["bpc"] if "bpc" in result["rows"][0] else []
+    for name in ("streams", "tokens", "loss", *bits, "perplexity", "mean of batch perplexities"):
         table.add_column(name, justify="right")
     for row in result["rows"]:
         table.add_row(
@@ -57,6 +73,7 @@ def _show(result: dict[str, Any]) -> None:
             str(row["streams"]),
             f"{row['count']:,}",
             f"{row['loss']:.4f}",
+            *(f"{row['bpc']:.4f}" for _ in bits),
             f"{math.exp(row['loss']):,.2f}",
             f"{row['batch_ppl']:,.2f}" if "batch_ppl" in row else "",
         )

@@ -19,6 +19,8 @@ class Status:
     loss: float
     count: int
     lr: float
+    fer: float | None = None
+    """Share of wrong frames, where they are counted."""
 
 
 class Display(Protocol):
@@ -121,7 +123,7 @@ class LiveDisplay(_Display):
             description=f"epoch {status.epoch}/{self.epochs}",
             completed=status.index,
             total=status.epoch_updates,
-            state=f"loss {status.loss:.3f}  ppl {perplexity(status.loss):,.1f}"
+            state=f"loss {status.loss:.3f}  {_quality(status.loss, status.fer)}"
             f"  lr {status.lr:g}  {self.speed()}",
         )
 
@@ -140,8 +142,13 @@ def describe(row: dict[str, Any], epochs: int) -> str:
     """
     kind = f" ({row['statistics']} statistics)" if "statistics" in row else ""
     text = f"epoch {row['epoch']}/{epochs}  update {row['updates']}  {row['split']}{kind}"
-    text += f"  loss {row['loss']:.4f}  ppl {perplexity(row['loss']):,.2f}"
+    text += f"  loss {row['loss']:.4f}  {_quality(row['loss'], row.get('fer'))}"
+    text += f"  bpc {row['bpc']:.4f}" if "bpc" in row else ""
     return f"{text}  lr {row['lr']:g}" if "lr" in row else text
+
+
+def _quality(loss: float, fer: float | None) -> str:
+    return f"ppl {perplexity(loss):,.2f}" if fer is None else f"frame errors {fer:.2%}"
 
 
 def duration(seconds: float) -> str:

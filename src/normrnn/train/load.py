@@ -7,22 +7,40 @@ from torch import Tensor, nn
 
 from normrnn.data.vocabulary import Vocabulary
 from normrnn.errors import UserError
+from normrnn.models.acoustic import AcousticModel
 from normrnn.models.language import LanguageModel
 from normrnn.recipes.language import LanguageConfig
+from normrnn.recipes.speech import SpeechConfig
 from normrnn.train.language import build_model
 from normrnn.train.rundir import CONFIG, MODEL, VOCABULARY, RunDirectory
+from normrnn.train.speech import build_model as build_acoustic
+
+Model = LanguageModel | AcousticModel
 
 
-def load(run: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
-    """The best model of a run, in eval mode; `.vocabulary` says what its ids mean.
+def load(run: str | Path, device: str | torch.device = "cpu") -> Model:
+    """The best model of a run, in eval mode.
 
-    A UserError says what is wrong with a directory that holds no usable model.
+    `.vocabulary` of a language model says what its ids mean. A UserError says what is wrong with a
+    directory that holds no usable model.
     """
-    return load_language(run, device)
+    is_speech = isinstance(RunDirectory(Path(run)).config(), SpeechConfig)
+    return load_acoustic(run, device) if is_speech else load_language(run, device)
+
+
+def load_acoustic(run: str | Path, device: str | torch.device = "cpu") -> AcousticModel:
+    """What must be an acoustic model."""
+    directory = RunDirectory(Path(run))
+    config = directory.config(SpeechConfig)
+    weights = _weights(directory)
+    dim, classes = (len(weights.get(name, ())) for name in ("mean", "label_counts"))
+    model = build_acoustic(config, dim, classes)
+    _fill(model, weights, directory)
+    return model.to(device).eval()
 
 
 def load_language(run: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
-    """The same for what must be a language model."""
+    """What must be a language model."""
     directory = RunDirectory(Path(run))
     config = directory.config(LanguageConfig)
     weights = _weights(directory)

@@ -1,0 +1,48 @@
+"""`normrnn posteriors RUN --data DIR --out PREFIX`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from normrnn.commands.options import parse
+
+
+def run(arguments: list[str]) -> int:
+    """Write an acoustic model's outputs for Kaldi."""
+
+    def options(
+        run: Annotated[Positional[Path], arg(metavar="RUN")],
+        data: Annotated[Path, arg(metavar="DIR")],
+        out: Annotated[Path, arg(metavar="PREFIX")],
+        priors: bool = False,
+        prior_floor: float = 1.0,
+        device: str = "cpu",
+        threads: int = 0,
+    ) -> None:
+        """Natural-log posteriors per frame and state, as Kaldi's decoders read them.
+
+        Writes PREFIX.ark and PREFIX.scp.
+
+        Args:
+            run: Run directory.
+            data: Kaldi directory with feats.scp, of the features the network was trained on.
+            out: Where to write.
+            priors: Subtract the log priors of the states: scaled log-likelihoods, which is what a
+                hybrid decoder wants.
+            prior_floor: Training frames that a state counts as having at least.
+            device: Where to compute.
+            threads: Threads of the tensor library; 0 is its own choice.
+        """
+        import torch
+
+        from normrnn.train.posteriors import write_posteriors
+
+        if threads:
+            torch.set_num_threads(threads)
+        floor = prior_floor if priors else None
+        utterances, frames = write_posteriors(run, data, out, floor, device)
+        print(f"{out}.scp: {utterances:,} utterances, {frames:,} frames")
+
+    parse(options, "posteriors", arguments)
+    return 0

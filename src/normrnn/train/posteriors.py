@@ -1,0 +1,56 @@
+"""What a hybrid decoder needs of a trained acoustic model."""
+
+import contextlib
+from pathlib import Path
+
+import torch
+
+from normrnn.data.archive import write_matrix
+from normrnn.data.speech import read_features
+from normrnn.errors import UsageError, UserError
+from normrnn.train.load import load_acoustic
+
+
+@torch.no_grad()
+def write_posteriors(
+    run: Path, data: Path, prefix: Path, prior_floor: float | None = None, device: str = "cpu"
+) -> tuple[int, int]:
+    """Natural-log posteriors of every utterance of `data` into `prefix`.ark and `prefix`.scp.
+
+    With a `prior_floor`, scaled log-likelihoods: minus the log priors of the training labels, each
+    state counted as seen in at least so many frames. Both files appear when all is written; gives
+    the number of utterances and frames.
+    """
+    if prior_floor is not None and not prior_floor > 0:
+        raise UsageError(f"--prior-floor must be positive, not {prior_floor}")
+    model = load_acoustic(run, device)
+    minus = 0.0 if prior_floor is None else model.log_priors(prior_floor)
+    ark, scp = (prefix.with_name(f"{prefix.name}.{kind}") for kind in ("ark", "scp"))
+    temporary = [path.with_name(f".{path.name}.tmp") for path in (ark, scp)]
+    utterances = frames = 0
+    try:
+        ark.parent.mkdir(parents=True, exist_ok=True)
+        with temporary[0].open("wb") as archive, temporary[1].open("w", encoding="utf-8") as table:
+            for key, features in read_features(data):
+                if features.shape[1] != len(model.mean):
+                    raise UserError(
+                        f"{key} of {data} has {features.shape[1]} features a frame; the network was"
+                        f" trained on {len(model.mean)}"
+                    )
+                if not len(features):
+                    raise UserError(f"{key} of {data} has no frames")
+                rows = model.log_posteriors(features.to(device)) - minus
+                offset = write_matrix(archive, key, rows.cpu().numpy())
+                table.write(f"{key} {ark.resolve()}:{offset}\n")
+                utterances, frames = utterances + 1, frames + len(rows)
+        if not utterances:
+            raise UserError(f"{data / 'feats.scp'} lists no utterances")
+        for source, target in zip(temporary, (ark, scp), strict=True):
+            source.replace(target)
+    except OSError as error:
+        raise UserError(f"{ark} cannot be written: {error.strerror or error}") from None
+    finally:
+        for path in temporary:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+    return utterances, frames
