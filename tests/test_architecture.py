@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "models": {"models", "nn", "ops", "data"},  # data never imports nn, see below
 }
 NEVER = {"data": {"nn", "models", "train"}, "recipes": {"nn", "models", "train", "ops"}}
-TORCH_FREE = ["recipes"]
+NEVER["report"] = {"nn", "models", "train", "ops", "data"}  # run directories only
+TORCH_FREE = ["recipes", "report"]
 
 
 def imports(file: Path) -> set[str]:
@@ -90,6 +91,8 @@ def test_the_check_itself_sees_imports(tmp_path: Path) -> None:
         "import normrnn; normrnn.__version__; dir(normrnn)",
         "from normrnn.cli import main",
         "import normrnn.recipes",
+        "import normrnn; normrnn.report.load; normrnn.report.figure; normrnn.compare",
+        "import normrnn.report.write, normrnn.commands.report",
     ],
 )
 def test_torch_is_imported_late(code: str) -> None:
@@ -107,10 +110,12 @@ def test_public_names_are_pinned() -> None:
         "RNN",
         "__version__",
         "batch_statistics",
+        "compare",
         "convert",
         "fold",
         "load",
         "recalibrate",
+        "report",
     ]
     assert dir(normrnn) == sorted(normrnn.__all__)
     for name in normrnn.__all__:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from normrnn import report as report
+    from normrnn.commands.compare import compare as compare
     from normrnn.nn import GRU as GRU
     from normrnn.nn import LSTM as LSTM
     from normrnn.nn import RNN as RNN
@@ -19,7 +21,11 @@ if TYPE_CHECKING:
     from normrnn.train.load import load as load
 
 _LAYERS = ["GRU", "LSTM", "RNN", "batch_statistics", "convert", "fold", "recalibrate"]
-_HOMES = {**dict.fromkeys(_LAYERS, "normrnn.nn"), "load": "normrnn.train.load"}
+_HOMES = {
+    **dict.fromkeys(_LAYERS, "normrnn.nn"),
+    "compare": "normrnn.commands.compare",
+    "load": "normrnn.train.load",
+}
 
 __all__ = [
     "GRU",
@@ -27,14 +33,18 @@ __all__ = [
     "RNN",
     "__version__",
     "batch_statistics",
+    "compare",
     "convert",
     "fold",
     "load",
     "recalibrate",
+    "report",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "report":
+        return import_module("normrnn.report")
     if name not in _HOMES:
         raise AttributeError(f"module 'normrnn' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "train a recipe, or go on with a run",
     "recipes": "list the recipes and what they reproduce",
     "evaluate": "perplexities of a trained run, under all statistics",
+    "report": "write a report of runs: verdict, curves, tables",
     "compare": "train a recipe with several normalisations and compare them",
     "prepare": "check the data of a recipe",
     "score": "score a text with a trained run",

@@ -17,8 +17,10 @@ from normrnn.report.compare import (
     trailing_average,
     verdict,
 )
+from normrnn.report.groups import Group
+from normrnn.report.pictures import figure, save
 from normrnn.report.runs import Run, load
-from normrnn.report.show import curves, table
+from normrnn.report.tables import runs_table
 
 
 def _train(updates: int, epoch: int, loss: float, count: int = 10) -> dict:
@@ -113,12 +115,12 @@ def test_table_and_picture(tmp_path: Path) -> None:
         Run(Path(), {"norm": "frame", "seed": 2, "epochs": 2}, []),
     ]
     console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
-    console.print(table(runs))
+    console.print(runs_table(Group("mine", "", runs)).rich())
     text = console.export_text()
     console.file.close()
     assert "baseline, seed 1" in text
     assert "20.1" in text  # e^3, the baseline's best epoch
     assert "33.1" in text  # e^3.5, its best validation
-    assert "0/2" in text  # the run that has not begun
-    curves(runs, tmp_path / "new" / "curves.png")
+    assert "not begun" in text
+    save(figure(runs), tmp_path / "new" / "curves.png")
     assert (tmp_path / "new" / "curves.png").read_bytes().startswith(b"\x89PNG")

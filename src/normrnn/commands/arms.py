@@ -23,6 +23,7 @@ class Arm:
 
     config: Config
     out: Path
+    options: Sequence[str] = ()
     process: subprocess.Popen[bytes] | None = None
     code: int | None = None
 
@@ -39,7 +40,7 @@ class Arm:
         # A process group of its own: Ctrl-C in the terminal reaches only us, who pass it on once.
         with (self.out / LOG).open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "normrnn.commands.worker", str(self.out)],
+                [sys.executable, "-m", "normrnn.commands.worker", str(self.out), *self.options],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

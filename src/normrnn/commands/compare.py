@@ -1,11 +1,11 @@
 """`normrnn compare RECIPE`."""
 
 import contextlib
-import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from rich.console import Console
 from rich.live import Live
@@ -16,6 +16,10 @@ from normrnn.commands.arms import Arm, Arms, plan
 from normrnn.commands.options import parse, split_recipe
 from normrnn.errors import UsageError
 from normrnn.recipes.config import Config, Norm
+from normrnn.recipes.jsonio import to_dict
+
+if TYPE_CHECKING:
+    from normrnn.report.runs import Run
 
 
 def run(arguments: list[str]) -> int:
@@ -24,11 +28,12 @@ def run(arguments: list[str]) -> int:
 
     def options(
         config: Annotated[Config, arg(name="")] = default,
-        norms: str = "none,frame",
+        norms: str = ",".join(_usual(default.recipe)),
         seeds: int = 1,
         jobs: int = 0,
         out: Annotated[Path | None, arg(metavar="DIR")] = None,
-    ) -> tuple[Config, str, int, int, Path | None]:
+        tensorboard: bool = False,
+    ) -> tuple[Config, str, int, int, Path | None, bool]:
         """Train every normalisation with every seed, one process each, and compare them.
 
         Args:
@@ -36,42 +41,102 @@ def run(arguments: list[str]) -> int:
             norms: Normalisations to compare, comma-separated; none is the baseline.
             seeds: How many seeds, from --seed on.
             jobs: Processes at a time; 0 for as many as there are cores.
-            out: Holds one run directory per process; runs/RECIPE unless given.
+            out: Holds one run directory per process, curves.png and report.html; runs/RECIPE
+                unless given.
+            tensorboard: Also write the rows for tensorboard, in the run directories.
         """
-        return config, norms, seeds, jobs, out
+        return config, norms, seeds, jobs, out, tensorboard
 
-    config, norms, seeds, jobs, out = parse(options, f"compare {default.recipe}", rest)
+    config, norms, seeds, jobs, out, board = parse(options, f"compare {default.recipe}", rest)
     if config.norm != default.norm:
         raise UsageError(f"compare takes --norms, as in --norms none,{config.norm}, not --norm")
-    names = list(dict.fromkeys(norms.split(",")))
-    unknown = [name for name in names if name not in get_args(Norm)]
+    _compare(config, norms.split(","), seeds, jobs, out, board)
+    return 0
+
+
+def compare(
+    recipe: str,
+    norms: Sequence[str] | None = None,
+    seeds: int = 1,
+    out: str | Path | None = None,
+    data: str | Path | None = None,
+    jobs: int = 0,
+    tensorboard: bool = False,
+    **fields: Any,
+) -> "list[Run]":
+    """What `normrnn compare RECIPE` does, the runs given back as plain data.
+
+    `norms` are ("none", "frame") unless given, or the pair that the paper compared; `fields` are
+    settings of the recipe, those of a part as a dict: `epochs=2, model={"hidden": 64}`. The runs
+    train in processes of their own, in `out`/NORM-SEED; calling again goes on where they stopped.
+    `normrnn.report.figure(runs)` draws them.
+    """
+    from normrnn.recipes import read_config
+    from normrnn.recipes import recipe as named
+
+    values = to_dict(named(recipe))
+    if data is not None:
+        values["data"] = str(data)
+    for name, value in fields.items():
+        part = values.get(name)
+        values[name] = {**part, **value} if isinstance(part, dict) else value
+    config = read_config(values)
+    where = None if out is None else Path(out)
+    return _compare(config, norms or _usual(recipe), seeds, jobs, where, tensorboard)
+
+
+def _usual(recipe: str) -> tuple[str, str]:
+    """The pair that the paper compared in this experiment."""
+    from normrnn.report.measure import PAPER
+
+    return "none", PAPER[recipe].norm if recipe in PAPER else "frame"
+
+
+def _compare(
+    config: Config,
+    norms: Sequence[str],
+    seeds: int,
+    jobs: int,
+    out: Path | None,
+    tensorboard: bool,
+) -> "list[Run]":
+    from normrnn.report.compare import verdict
+    from normrnn.report.groups import groups
+    from normrnn.report.pictures import figure, save
+    from normrnn.report.runs import find
+    from normrnn.report.tables import runs_table
+    from normrnn.report.write import write_report
+
+    unknown = [name for name in norms if name not in get_args(Norm)]
     if unknown:
         raise UsageError(f"--norms has {unknown[0]!r}, not one of {', '.join(get_args(Norm))}")
     if seeds < 1 or jobs < 0:
         raise UsageError(f"--seeds must be at least 1 and --jobs 0, not {seeds} and {jobs}")
     out = out or Path("runs") / config.recipe
-    _compare(plan(config, names, seeds, out), jobs or os.cpu_count() or 1, out)
-    return 0
+    arms = plan(config, list(dict.fromkeys(norms)), seeds, out)
+    if tensorboard:
+        from normrnn.train.tensorboard import require_tensorboard
 
-
-def _compare(arms: list[Arm], jobs: int, out: Path) -> None:
-    from normrnn.report.compare import verdict
-    from normrnn.report.runs import load
-    from normrnn.report.show import curves, table
-
+        require_tensorboard()
+        arms = [replace(arm, options=["--tensorboard"]) for arm in arms]
     console = Console(highlight=False)
     try:
         with _watching(arms, console) as watch:
-            Arms(arms, jobs).run(watch)
+            Arms(arms, jobs or os.cpu_count() or 1).run(watch)
     except KeyboardInterrupt:
         console.print(f"stopped; the same command goes on from the checkpoints in {out}")
         raise
-    runs = [load(arm.out) for arm in arms]
-    console.print(table(runs))
-    curves(runs, out / "curves.png")
+    found = find([arm.out for arm in arms])
+    runs = [one.run for one in found if one.run is not None]
+    for group in groups(runs):
+        console.print(runs_table(group, authors=False).rich())
+    save(figure(runs), out / "curves.png")
+    write_report(found, out / "report.html", f"normrnn compare {config.recipe}")
     console.print(f"curves: {out / 'curves.png'}")
+    console.print(f"report: {out / 'report.html'}")
     for sentence in verdict(runs):
         console.print(sentence)
+    return runs
 
 
 @contextlib.contextmanager
@@ -103,25 +168,27 @@ def _line_printer(arms: list[Arm], console: Console) -> Callable[[], None]:
 
 
 def _live_table(arms: list[Arm]) -> Table:
-    from normrnn.report.runs import read_rows
+    from normrnn.report.measure import measure
+    from normrnn.report.runs import Run, read_rows
 
+    runs = [Run(a.out, to_dict(a.config), read_rows(a.out / "metrics.jsonl")) for a in arms]
+    shown = measure(runs)
     table = Table()
-    for name in ("arm", "state", "epoch", "updates", "train ppl", "valid ppl", "lr", "seconds"):
+    figures = (f"train {shown.name}", f"{shown.held_out} {shown.name}")
+    for name in ("arm", "state", "epoch", "updates", *figures, "lr", "seconds"):
         table.add_column(name, justify="left" if name in ("arm", "state") else "right")
-    for arm in arms:
-        rows = read_rows(arm.out / "metrics.jsonl")
-        train = next((r for r in reversed(rows) if r["split"] == "train"), None)
-        serving = [r for r in rows if r["split"] == "valid" and r["statistics"] != "batch"]
-        valid = serving[-1] if serving else None
-        cells = ["", "", "", "", ""]
-        if train:
+    for arm, run in zip(arms, runs, strict=True):
+        cells = [""] * 6
+        if train := run.split("train"):
+            last = train[-1]
+            valid = run.split("valid", run.serving)
             cells = [
-                f"{train['epoch']}/{arm.config.epochs}",
-                f"{train['updates']:,}",
-                f"{math.exp(train['loss']):,.1f}",
-                f"{math.exp(valid['loss']):,.1f}" if valid else "",
-                f"{train['lr']:g}",
+                f"{last['epoch']}/{arm.config.epochs}",
+                f"{last['updates']:,}",
+                shown.text(last["loss"]),
+                shown.text(valid[-1]["loss"]) if valid else "",
+                f"{last['lr']:g}",
+                f"{last['seconds']:,.0f}",
             ]
-        seconds = f"{train['seconds']:,.0f}" if train else ""
-        table.add_row(arm.out.name, arm.state, *cells, seconds)
+        table.add_row(arm.out.name, arm.state, *cells)
     return table

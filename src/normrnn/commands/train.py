@@ -17,29 +17,39 @@ def run(arguments: list[str]) -> int:
     def options(
         config: Annotated[Config, arg(name="")] = default,
         out: Annotated[Path | None, arg(metavar="DIR")] = None,
-    ) -> tuple[Config, Path | None]:
+        tensorboard: bool = False,
+    ) -> tuple[Config, Path | None, bool]:
         """Train a recipe. Starting again in the same directory resumes it.
 
         Args:
             config: The experiment.
             out: Run directory; runs/RECIPE-NORM-SEED unless given.
+            tensorboard: Also write the rows for tensorboard, in the run directory.
         """
-        return config, out
+        return config, out, tensorboard
 
-    config, out = parse(options, f"train {default.recipe}", rest)
+    config, out, tensorboard = parse(options, f"train {default.recipe}", rest)
     out = out or Path("runs") / f"{config.recipe}-{config.norm}-{config.seed}"
-    return train_and_report(config, out)
+    return train_and_report(config, out, tensorboard)
 
 
-def train_and_report(config: Config, out: Path) -> int:
+def train_and_report(config: Config, out: Path, tensorboard: bool = False) -> int:
     """Train with the display that suits the output; 130 when interrupted."""
     from normrnn.train.display import LiveDisplay, PlainDisplay
     from normrnn.train.interrupt import Interrupted
     from normrnn.train.start import train
+    from normrnn.train.tensorboard import TensorBoard, beside
 
+    display = LiveDisplay if sys.stdout.isatty() else PlainDisplay
+    board = TensorBoard(out) if tensorboard else None
     try:
-        train(config, out, LiveDisplay if sys.stdout.isatty() else PlainDisplay)
+        train(config, out, beside(display, board) if board else display)
+        if board:
+            board.complete()
     except Interrupted:
         print(f"stopped; the same command goes on from the checkpoint in {out}", file=sys.stderr)
         return 130
+    finally:
+        if board:
+            board.close()
     return 0

@@ -12,7 +12,7 @@ from normrnn.recipes import read_config
 def run(arguments: list[str]) -> int:
     """Train the config on standard input in the directory named."""
     config = read_config(json.load(sys.stdin))
-    return train_and_report(config, Path(arguments[0]))
+    return train_and_report(config, Path(arguments[0]), "--tensorboard" in arguments[1:])
 
 
 if __name__ == "__main__":

@@ -1,22 +1,33 @@
-"""A run directory as plain data."""
+"""A run directory as plain data, whatever state it is in."""
 
 import json
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from normrnn.errors import UserError
+from normrnn.recipes import RECIPES, recipe
+from normrnn.recipes.jsonio import to_dict
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Run:
-    """`config.json` and the complete rows of `metrics.jsonl`."""
+    """`config.json` and the complete rows of `metrics.jsonl`.
+
+    `environments` is where it ran, from `environment.json`: empty if that was not recorded.
+    """
 
     path: Path
     config: dict[str, Any]
     rows: list[Row]
+    environments: list[dict[str, Any]] = field(default_factory=list)
+    training: bool = False
+    """A process was training in the directory when it was read."""
 
     @property
     def norm(self) -> str:
@@ -24,36 +35,200 @@ class Run:
         return self.config["norm"]
 
     @property
+    def recipe(self) -> str:
+        """The experiment."""
+        return self.config.get("recipe", "")
+
+    @property
+    def seed(self) -> int:
+        """Seed of weights and dropout."""
+        return self.config["seed"]
+
+    @property
     def label(self) -> str:
         """Arm and seed."""
-        return f"{'baseline' if self.norm == 'none' else self.norm}, seed {self.config['seed']}"
+        return f"{'baseline' if self.norm == 'none' else self.norm}, seed {self.seed}"
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The config with dotted names; fields younger than the run have the recipe's values."""
+        defaults = to_dict(recipe(self.recipe)) if self.recipe in RECIPES else {}
+        return {**flat(defaults), **flat(self.config)}
+
+    @property
+    def finished(self) -> bool:
+        """All epochs that were asked for are done."""
+        asked = self.settings.get("epochs")
+        return bool(self.split("test")) or (bool(self.rows) and self.epochs_done == asked)
+
+    @property
+    def epochs_done(self) -> int:
+        """Whole epochs, validated."""
+        last = self.rows[-1]["epoch"] if self.rows else 0
+        validated = {row["updates"] for row in self.split("valid") if row["epoch"] == last}
+        parts = self.settings.get("train.segments", 1)
+        whole = self.split("test") or len(validated) >= (parts if isinstance(parts, int) else 1)
+        return last if whole else max(last - 1, 0)
+
+    @property
+    def updates(self) -> int:
+        """Updates so far."""
+        return self.rows[-1]["updates"] if self.rows else 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent in updates so far."""
+        return self.rows[-1]["seconds"] if self.rows else 0.0
+
+    @property
+    def serving(self) -> str:
+        """The statistics that serve a user: recalibrated where there are any."""
+        return "recalibrated" if self.split("valid", "recalibrated") else "running"
+
+    @property
+    def progress(self) -> str:
+        """How far the run got, against the recipe's own epochs."""
+        epochs = recipe(self.recipe).epochs if self.recipe in RECIPES else self.config.get("epochs")
+        if not self.rows:
+            return "not begun"
+        if not self.epochs_done:
+            return f"{self.updates:,} updates"
+        return f"all {epochs}" if self.epochs_done == epochs else f"{self.epochs_done} of {epochs}"
 
     def split(self, name: str, statistics: str | None = None) -> list[Row]:
         """Rows of one split, and of one kind of statistics if given."""
-        wanted = (None, statistics) if statistics is None else (statistics,)
         return [
             row
             for row in self.rows
-            if row["split"] == name and (statistics is None or row.get("statistics") in wanted)
+            if row["split"] == name and statistics in (None, row.get("statistics"))
         ]
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a directory holds: a run, or part of one, and what is wrong with it."""
+
+    path: Path
+    run: Run | None
+    problem: str = ""
+
+
 def load(path: str | Path) -> Run:
-    """Read a run directory, finished, running or broken off; a torn last line is left out."""
-    path = Path(path)
+    """Read a run directory, finished, running or broken off; a torn last line is left out.
+
+    The run's `config` is a plain dict, its `rows` a list of plain dicts as in metrics.jsonl.
+    """
+    found = examine(Path(path))
+    if found.run is None or found.problem:
+        raise UserError(f"{path} {found.problem}")
+    return found.run
+
+
+def examine(path: Path) -> Found:
+    """Read what can be read of a run directory."""
+    config = _config(path / "config.json")
+    if config is None:
+        empty = path.is_dir() and not any(path.iterdir())
+        why = "it is empty" if empty else "config.json is missing or damaged"
+        return Found(path, None, f"is no run directory: {why}")
+    rows, problem = _rows(path / "metrics.jsonl")
+    run = Run(path, config, rows, _environments(path / "environment.json"), _locked(path))
+    return Found(path, run, problem and f"is damaged: {problem}")
+
+
+def _config(path: Path) -> dict[str, Any] | None:
+    """What a config.json holds, if it has what every report needs."""
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise UserError(f"{path} is no run directory: config.json is missing or damaged") from None
-    return Run(path, config, read_rows(path / "metrics.jsonl"))
+        return None
+    kinds = {"norm": str, "seed": int}
+    if not isinstance(config, dict) or not isinstance(config.get("recipe", ""), str):
+        return None
+    return config if all(isinstance(config.get(k), kinds[k]) for k in kinds) else None
+
+
+def find(paths: Sequence[Path]) -> list[Found]:
+    """Runs in these directories, or in the directories right inside them; each once."""
+    found: dict[Path, Found] = {}
+    for path in paths:
+        if not path.is_dir():
+            what = "is a file, not a run directory" if path.exists() else "does not exist"
+            raise UserError(f"{path} {what}")
+        inside = sorted(p.parent for p in path.glob("*/config.json"))
+        for one in inside if inside and not (path / "config.json").exists() else [path]:
+            found.setdefault(one.resolve(), examine(one))
+    return list(found.values())
 
 
 def read_rows(path: Path) -> list[Row]:
     """The complete rows of a metrics file; none if there is no file yet."""
+    rows, problem = _rows(path)
+    if problem:
+        raise UserError(f"{path} is damaged: {problem}")
+    return rows
+
+
+def _rows(path: Path) -> tuple[list[Row], str]:
+    """The rows up to the first that is none, and what is wrong with that."""
     if not path.exists():
-        return []
+        return [], ""
     *complete, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    rows: list[Row] = []
+    for number, line in enumerate(complete, 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if row is None or not _is_row(row):
+            return rows, f"line {number} of {path.name} is no row of metrics"
+        rows.append(row)
+    return rows, ""
+
+
+_NUMBERS = ("updates", "epoch", "loss", "count", "seconds")
+
+
+def _is_row(row: Any) -> bool:
+    if not isinstance(row, dict) or not isinstance(row.get("split"), str):
+        return False
+    if not all(type(row.get(key)) in (int, float) for key in _NUMBERS):
+        return False
+    return all(math.isfinite(row[key]) for key in _NUMBERS) and row["count"] > 0
+
+
+def _environments(path: Path) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in complete]
-    except ValueError:
-        raise UserError(f"{path} is damaged: not one JSON object a line") from None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
+
+
+def _locked(path: Path) -> bool:
+    """Does a process hold the lock of this run?"""
+    try:
+        import fcntl
+
+        with (path / ".lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values under dotted names.
+
+    >>> flat({"seed": 1, "model": {"hidden": 200}})
+    {'seed': 1, 'model.hidden': 200}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

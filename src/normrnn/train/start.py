@@ -10,6 +10,7 @@ from normrnn.errors import UsageError, UserError
 from normrnn.recipes.config import Config
 from normrnn.recipes.language import LanguageConfig
 from normrnn.train.display import Display
+from normrnn.train.environment import record
 from normrnn.train.interrupt import Interrupt
 from normrnn.train.language import open_language
 from normrnn.train.loop import Trainer
@@ -58,6 +59,7 @@ def train(
                     run.write(name, content)
                 run.metrics.cut(0)
             run.write_config(config)
+            record(run)
             trainer.run()
     say(f"{out} is finished: {config.epochs} epochs.")
 

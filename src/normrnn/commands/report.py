@@ -1,0 +1,51 @@
+"""`normrnn report RUN...`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from normrnn.commands.options import parse
+from normrnn.errors import UsageError
+
+
+def run(arguments: list[str]) -> int:
+    """Write a report of runs."""
+
+    def options(
+        runs: Annotated[Positional[list[Path]], arg(metavar="RUN...")],
+        out: Annotated[Path, arg(metavar="FILE", aliases=["-o"])] = Path("report.html"),
+        png: Annotated[Path | None, arg(metavar="DIR")] = None,
+        markdown: bool = False,
+    ) -> None:
+        """Verdict, curves, tables and settings of runs, in one HTML file.
+
+        Args:
+            runs: Run directories, finished or not, or directories that hold some.
+            out: The report.
+            png: Also write every picture there.
+            markdown: Also print the verdicts and tables as Markdown.
+        """
+        _report(runs, out, png, markdown)
+
+    parse(options, "report", arguments)
+    return 0
+
+
+def _report(paths: list[Path], out: Path, png: Path | None, markdown: bool) -> None:
+    from normrnn.report import page
+    from normrnn.report.groups import without_repeats
+    from normrnn.report.runs import find
+    from normrnn.report.write import write_pictures, write_report
+
+    if not paths:
+        raise UsageError("report needs at least one run directory")
+    found = without_repeats(find(paths))
+    write_report(found, out)
+    if png is not None:
+        for path in write_pictures(found, png):
+            print(f"picture: {path}", file=sys.stderr)
+    if markdown:
+        print(page.markdown(found), end="")
+    print(f"report: {out}", file=sys.stderr if markdown else sys.stdout)

@@ -1,0 +1,219 @@
+"""Tables as plain data, in the paper's form; for a terminal, as Markdown and as HTML."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rich.table import Table as RichTable
+
+from normrnn.report.compare import best, rate, spread, whole_epochs
+from normrnn.report.groups import Arm, Group
+from normrnn.report.measure import WORDS, bits
+from normrnn.report.runs import Row, Run
+
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns come in groups, named or not; the first column names the row."""
+
+    title: str
+    columns: list[tuple[str, list[str]]]
+    rows: list[list[str]]
+    note: str = ""
+
+    @property
+    def head(self) -> list[str]:
+        """The columns with the names of their groups."""
+        return [f"{g} {c}".strip() for g, names in self.columns for c in names]
+
+    def markdown(self) -> str:
+        """As Markdown, without title and note."""
+        cells = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
+        return "\n".join(f"| {' | '.join(map(_markdown, row))} |" for row in cells)
+
+    def rich(self) -> RichTable:
+        """For a terminal."""
+        result = RichTable(title=self.title, caption=self.note, caption_justify="left")
+        for i, name in enumerate(self.head):
+            result.add_column(name, justify="right" if i else "left", no_wrap=not i)
+        for row in self.rows:
+            result.add_row(*row)
+        return result
+
+    def html(self) -> str:
+        """For the report."""
+        title = escape(self.title)
+        named = any(name for name, _ in self.columns)
+        groups = [
+            f'<th scope="colgroup" colspan="{len(names)}">{escape(name)}</th>'
+            if name
+            else f'<td colspan="{len(names)}"></td>'
+            for name, names in self.columns
+        ]
+        lines = [
+            f'<p class="caption" aria-hidden="true">{title}</p>',
+            f'<div class="scroll" role="region" tabindex="0" aria-label="{title}">',
+            f'<table aria-label="{title}"><thead>',
+            f"<tr>{''.join(groups)}</tr>" if named else "",
+            "<tr>",
+            *(f'<th scope="col">{escape(c)}</th>' for _, names in self.columns for c in names),
+            "</tr></thead><tbody>",
+        ]
+        for first, *rest in self.rows:
+            cells = "".join(f"<td>{escape(cell)}</td>" for cell in rest)
+            lines.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
+        lines.append("</tbody></table></div>")
+        lines += [f'<p class="note">{escape(self.note)}</p>'] if self.note else []
+        return "\n".join(line for line in lines if line)
+
+
+def _markdown(text: str) -> str:
+    text = " ".join(text.split())
+    return "".join(f"\\{c}" if c in "\\`*_|<>[]" else c for c in text)
+
+
+Figure = Callable[[Run], float | None]
+
+
+def _train(key: str) -> Figure:
+    return lambda run: min((row[key] for row in whole_epochs(run) if key in row), default=None)
+
+
+def _held_out(key: str, statistics: str | None = None) -> Figure:
+    def figure(run: Run) -> float | None:
+        row = best(run, "valid", statistics or run.serving, key)
+        return None if row is None else row[key]
+
+    return figure
+
+
+def _authors_valid(run: Run) -> float | None:
+    """Mean of the mini-batches' perplexities, under the mini-batch's own statistics."""
+    return _held_out("batch_ppl", "running" if run.norm == "none" else "batch")(run)
+
+
+def _of(figure: Figure, convert: Callable[[float], float]) -> Figure:
+    def converted(run: Run) -> float | None:
+        value = figure(run)
+        return None if value is None else convert(value)
+
+    return converted
+
+
+def paper_table(group: Group) -> Table:
+    """A row per arm in the paper's form, beside the paper's own figures where there are some."""
+    shown, paper = group.measure, group.paper
+    train, held_out = _of(_train("loss"), shown.of), _of(_held_out("loss"), shown.of)
+    place = shown.held_out.capitalize()
+    here: list[tuple[str, list[tuple[str, Figure, int]]]]
+    if shown.held_out == "dev":
+        here = [
+            ("here, train", [("FCE", train, 2), ("FER", _train("fer"), 2)]),
+            ("here, dev", [("FCE", held_out, 2), ("FER", _held_out("fer"), 2)]),
+        ]
+        names = [("paper, train", ["FCE", "FER"]), ("paper, dev", ["FCE", "FER"])]
+    else:
+        here = [("here", [("Train", train, shown.digits), (place, held_out, shown.digits)])]
+        names = [("paper", ["Train", place])]
+    if shown.name == "cross entropy":
+        figures = [("Train", _of(_train("loss"), bits), 3), (place, _of(held_out, bits), 3)]
+        here.append(("here, bits", figures))
+    if paper and shown is WORDS:
+        figures = [("Train", _train("batch_ppl"), 1), (place, _authors_valid, 1)]
+        here.append(("here, authors' protocol", figures))
+    rows = []
+    for arm in group.arms:
+        row = [_model(group, arm), _range(arm)]
+        for _, columns in here:
+            row += [
+                _cell([figure(run) for run in arm.runs], digits) for _, figure, digits in columns
+            ]
+        if paper:
+            figures = paper.of(arm.norm)
+            flat = [x for part in figures for x in part] if figures else []
+            row += [f"{x:.{1 if shown is WORDS else 2}f}" for x in flat]
+            row += [DASH] * (sum(len(c) for _, c in names) - len(flat))
+        rows.append(row)
+    columns = [("", ["Model", "epochs"]), *((name, [c for c, _, _ in cs]) for name, cs in here)]
+    title = f"Best {shown.long}"
+    title += f", in the form of the paper's {paper.table}" if paper else ""
+    return Table(title, [*columns, *(names if paper else [])], rows, _paper_note(group))
+
+
+def _model(group: Group, arm: Arm) -> str:
+    model = group.paper.model if group.paper else ""
+    if not model:
+        return arm.name
+    if arm.norm == "none":
+        return model
+    return f"{model} ({'BN' if group.paper and arm.norm == group.paper.norm else arm.name})"
+
+
+def _range(arm: Arm) -> str:
+    return " / ".join(dict.fromkeys(run.progress for run in arm.runs))
+
+
+def _cell(values: Sequence[float | None], digits: int) -> str:
+    found = [value for value in values if value is not None]
+    return spread(found, digits) if found else DASH
+
+
+def _paper_note(group: Group) -> str:
+    shown = group.measure
+    parts = ["Train: the best epoch's running average in training mode."]
+    if any(run.serving == "recalibrated" for run in group.runs):
+        parts.append("Held-out figures of normalised networks: recalibrated statistics.")
+    if group.paper and shown is WORDS:
+        parts.append(
+            "The authors' protocol: arithmetic mean of the mini-batches' perplexities, the"
+            " normalised network validated with the mini-batch's own statistics."
+        )
+    seeds = max((len(arm.runs) for arm in group.arms), default=0)
+    parts += ["± is the standard deviation over the seeds."] if seeds > 1 else []
+    parts += [group.paper.remark] if group.paper and group.paper.remark else []
+    return " ".join(parts)
+
+
+KINDS = ("recalibrated", "running", "batch")
+
+
+def runs_table(group: Group, *, authors: bool = True) -> Table:
+    """A row per run: how far, best figures under all statistics, speed.
+
+    `authors`: their protocol too, where the paper has figures to compare.
+    """
+    shown = group.measure
+    kinds = [k for k in KINDS if any(run.split("valid", k) for run in group.runs)]
+    tests = any(run.split("test") for run in group.runs)
+    errors = shown.held_out == "dev"
+    authors = authors and bool(group.paper) and shown is WORDS
+    train = ["corpus", "authors'"] if authors else ["train"]
+    columns: list[tuple[str, list[str]]] = [("", ["run", "epochs"])]
+    columns += [("train" if authors else "", train)]
+    columns += [(shown.held_out, [*kinds, *(["authors'"] if authors else [])])] if kinds else []
+    columns += [("FER", ["train", "dev"])] if errors else []
+    columns += [("", [*(["test"] if tests else []), f"{shown.unit}/s", "seconds"])]
+    rows = []
+    for run in (run for arm in group.arms for run in arm.runs):
+        row = [run.label, run.progress + (", running" if run.training else "")]
+        row += [shown.text(_train("loss")(run))]
+        row += [_number(_train("batch_ppl")(run), 1)] if authors else []
+        row += [shown.text(_held_out("loss", kind)(run)) for kind in kinds]
+        row += [_number(_authors_valid(run), 1)] if authors and kinds else []
+        row += [_number(f(run), 3) for f in (_train("fer"), _held_out("fer")) if errors]
+        row += [shown.text(_test(run))] if tests else []
+        row += [_number(rate(run), 0), f"{run.seconds:,.0f}"]
+        rows.append(row)
+    note = "Test: recalibrated statistics where there are any." if tests else ""
+    return Table(f"Every run: {shown.long}", columns, rows, note)
+
+
+def _test(run: Run) -> float | None:
+    rows: list[Row] = run.split("test", "recalibrated") or run.split("test", "running")
+    return rows[0]["loss"] if rows else None
+
+
+def _number(value: float | None, digits: int) -> str:
+    return DASH if value is None else f"{value:,.{digits}f}"
