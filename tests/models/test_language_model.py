@@ -1,5 +1,7 @@
 """Zaremba's network: what is initialised how, where dropout falls, what it computes."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -83,3 +85,59 @@ def test_state_dict_keys_do_not_change() -> None:
     }
     plain = LanguageModel(20, 8, 1).state_dict()
     assert set(plain) - set(frame) == {"rnn.bias_ih_l0", "rnn.bias_hh_l0"}
+
+
+@pytest.mark.parametrize("cell", ["lstm", "rnn", "gru"])
+@pytest.mark.parametrize("norm", [None, "hidden"])
+def test_glorot_initialisation(cell, norm) -> None:
+    """The appendix: lookup table from N(0, 1), Glorot per gate, biases zero, γ and β alone."""
+    torch.manual_seed(1)
+    options = {"embedding": 40, "norm": norm, "time_steps": 7, "init": "glorot"}
+    model = LanguageModel(50, 90, 2, cell=cell, **options)
+    assert model.embedding.weight.std().item() == pytest.approx(1, abs=0.05)
+    assert model.embedding.weight.abs().max() > 2.5
+    sizes = {"rnn.weight_ih_l0": 40 + 90, "decoder.weight": 90 + 50}
+    sizes |= dict.fromkeys(("rnn.weight_hh_l0", "rnn.weight_ih_l1", "rnn.weight_hh_l1"), 90 + 90)
+    for name, parameter in model.named_parameters():
+        if name in sizes:
+            bound = math.sqrt(6 / sizes[name])
+            assert 0.99 * bound < parameter.abs().max() <= bound, name
+        elif name.endswith("weight") and "norm_l" in name:
+            assert torch.equal(parameter, torch.ones_like(parameter))
+        elif name != "embedding.weight":
+            assert torch.equal(parameter, torch.zeros_like(parameter)), name
+
+
+def test_arms_of_one_seed_start_with_the_same_matrices() -> None:
+    models = []
+    for norm in (None, "hidden"):
+        torch.manual_seed(3)
+        models.append(LanguageModel(9, 6, 3, cell="rnn", norm=norm, time_steps=4, init="glorot"))
+    plain, normalised = (dict(model.named_parameters()) for model in models)
+    matrices = [name for name in plain if "bias" not in name]
+    assert len(matrices) == 8
+    for name in matrices:
+        assert torch.equal(plain[name], normalised[name]), name
+
+
+@pytest.mark.parametrize(("cell", "plain"), [("rnn", nn.RNN), ("gru", nn.GRU)])
+def test_other_cells_are_torchs(cell, plain) -> None:
+    model = LanguageModel(20, 8, 2, cell=cell, init="glorot").double()
+    layer = plain(8, 8, 2).double()
+    layer.load_state_dict(model.rnn.state_dict())
+    tokens, start = torch.randint(0, 20, (6, 3)), torch.randn(2, 3, 8, dtype=torch.float64)
+    logits, (after,) = model(tokens, (start,))
+    output, expected = layer(model.embedding(tokens), start)
+    torch.testing.assert_close(logits, model.decoder(output))
+    torch.testing.assert_close(after, expected)
+
+
+def test_gru_trains_one_bias_of_r_and_z_and_both_of_the_candidate() -> None:
+    model = LanguageModel(20, 8, 1, cell="gru")
+    model(torch.randint(0, 20, (6, 3)))[0].sum().backward()
+    rest = model.rnn.bias_hh_l0
+    assert isinstance(rest, torch.Tensor)
+    assert rest.grad is not None
+    assert torch.equal(rest[:16], torch.zeros(16))
+    assert torch.equal(rest.grad[:16], torch.zeros(16))
+    assert (rest.grad[16:] != 0).all()

@@ -120,7 +120,7 @@ def test_population_statistics_are_those_of_the_first_windows_without_dropout(
 
 def test_one_stream_token_by_token(model: LanguageModel) -> None:
     ids = torch.randint(0, 9, (30,))
-    nats = token_nats(model, ids, 8)
+    nats = token_nats(model, Streams(ids, 1), 8)
     model.train()
     torch.testing.assert_close(nats.tolist(), _stepwise(model, ids), rtol=1e-4, atol=1e-5)
 

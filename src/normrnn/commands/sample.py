@@ -57,6 +57,8 @@ def _sample(run: Path, count: int, temperature: float, prompt: str, seed: int | 
         generator.manual_seed(seed)
     # The prompt's last line goes on: its <eos> is left out.
     said = vocabulary.encode(prompt.split("\n"))[:-1].tolist()
-    steps = config.train.steps if config.model.time_steps else 1
-    drawn = sample(model, [vocabulary.eos, *said], count, steps, temperature, generator)
+    carried = config.train.reading == "streams"
+    steps = config.train.steps if config.model.time_steps or not carried else 1
+    start = [vocabulary.eos, *said]
+    drawn = sample(model, start, count, steps, temperature, generator, carried=carried)
     return vocabulary.decode([*said, *drawn])

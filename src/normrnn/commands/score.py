@@ -17,7 +17,8 @@ def run(arguments: list[str]) -> int:
         file: Annotated[Positional[Path], arg(metavar="FILE")],
         lines: bool = False,
     ) -> None:
-        """Perplexity of a text under the best model of a run, read as one stream.
+        """Perplexity of a text under the best model of a run, read as one stream, or as sequences
+        from zero state if the run was trained on such.
 
         Args:
             run: Run directory.
@@ -37,6 +38,7 @@ def _score(run: Path, file: Path, show_lines: bool) -> None:
     from normrnn.data.vocabulary import UNKNOWN, tokens
     from normrnn.recipes.language import LanguageConfig
     from normrnn.train.evaluate import window_for_one_stream
+    from normrnn.train.language import read_ids
     from normrnn.train.load import load_language
     from normrnn.train.rundir import RunDirectory
     from normrnn.train.scoring import token_nats
@@ -48,15 +50,17 @@ def _score(run: Path, file: Path, show_lines: bool) -> None:
     ids = torch.from_numpy(vocabulary.encode(text))
     # The end of an imagined line before the text, so that its first word is predicted too.
     before = torch.tensor([vocabulary.eos])
-    steps = window_for_one_stream(RunDirectory(run).config(LanguageConfig))
-    nats = token_nats(model, torch.cat([before, ids]), steps)
+    config = RunDirectory(run).config(LanguageConfig)
+    stream = read_ids(config, torch.cat([before, ids]), 1)
+    nats = token_nats(model, stream, window_for_one_stream(config))
     if show_lines:
         counts = [len(tokens(line, vocabulary.level)) for line in text]
         for line, part in zip(text, nats.split(counts), strict=True):
             print(f"{math.exp(part.mean().item()):.2f}\t{len(part)}\t{line}")
     loss = nats.double().mean().item()
     unknown = int((ids == vocabulary.index.get(UNKNOWN, -1)).sum())
+    bits = f", {loss / math.log(2):.4f} bits per character" if vocabulary.level == "char" else ""
     print(
-        f"{file}: {len(nats):,} tokens ({unknown:,} {UNKNOWN}), loss {loss:.4f} nats,"
+        f"{file}: {len(nats):,} tokens ({unknown:,} {UNKNOWN}), loss {loss:.4f} nats{bits},"
         f" perplexity {math.exp(loss):,.2f}"
     )

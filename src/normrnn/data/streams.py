@@ -28,12 +28,16 @@ class Streams:
     ([[0, 3, 5], [1, 4, 6]], [[2]], [[3]])
     """
 
+    carried = True
+    """Whether the state goes on from window to window."""
+
     def __init__(self, ids: Tensor, batch: int, name: str = "text") -> None:
         positions = len(ids) - 1
         if positions < batch:
             raise UserError(
                 f"the {name} has {len(ids)} tokens; {batch} streams need at least {batch + 1}"
             )
+        self.batch = batch
         length, extra = divmod(positions, batch)
         b = torch.arange(batch)
         starts = b * length + b.clamp(max=extra)

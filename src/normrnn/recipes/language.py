@@ -21,18 +21,23 @@ class TextConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Embedding, stacked LSTM, softmax."""
+    """Embedding, stacked recurrent layers, softmax."""
 
+    cell: Literal["lstm", "rnn", "gru"] = "lstm"
+    """Kind of the layers; rnn is the simple one with tanh."""
     hidden: int = 200
     """Cells per layer."""
     layers: int = 2
-    """Stacked LSTM layers."""
+    """Stacked layers."""
     embedding: int = 0
     """Size of the lookup table's vectors. 0: as many as cells."""
     dropout: float = 0.0
     """On the embedding, between layers and before the softmax; never on the recurrence."""
+    initialiser: Literal["uniform", "glorot"] = "uniform"
+    """All weights from U(-init, init), or, as in the appendix, the lookup table from N(0, 1), the
+    other matrices Glorot's way, biases zero. γ and β are not drawn."""
     init: float = 0.1
-    """Weights from U(-init, init); γ and β are not drawn."""
+    """Bound of the uniform initialiser."""
     peephole: Literal["none", "output", "all"] = "none"
     """Diagonal peepholes of the LSTM: the paper's W_co, or all three."""
     gamma: float = 1.0
@@ -47,10 +52,15 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig(LoopConfig):
-    """Windows of parallel streams."""
+    """How the text is read."""
 
+    reading: Literal["streams", "sequences"] = "streams"
+    """Windows of parallel streams, the state carried from window to window; or sequences of
+    `steps` tokens, each from zero state, in another order every epoch."""
     steps: int = 20
-    """Time steps of a window: how far gradients flow back."""
+    """Time steps of a window or sequence: how far gradients flow back."""
+    epoch_tokens: int = 0
+    """An epoch ends after this many tokens, rounded down to whole updates. 0: with the text."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,8 @@ class EvaluationConfig:
     """Tokens from the start of the training text scored in eval mode. 0: none."""
     recalibrate_windows: int = 100
     """Training windows, in order and without dropout, behind recalibrated statistics."""
+    tokens: int = 0
+    """Tokens scored of the validation and of the test text, from their start. 0: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +98,8 @@ class LanguageConfig(Config):
             ("model.eps", self.model.eps, 0),
             ("model.time_steps", self.model.time_steps, 0),
             ("train.steps", self.train.steps, 1),
+            ("train.epoch_tokens", self.train.epoch_tokens, 0),
+            ("evaluation.tokens", self.evaluation.tokens, 0),
             ("evaluation.train_tokens", self.evaluation.train_tokens, 0),
             ("evaluation.recalibrate_windows", self.evaluation.recalibrate_windows, 1),
         )
@@ -94,6 +108,8 @@ class LanguageConfig(Config):
         if self.norm != "none" and self.train.batch < 2:
             raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
         if self.norm == "sequence" and self.model.time_steps:
-            raise UsageError("model.time_steps is for norm frame or hidden, not sequence")
+            raise UsageError("model.time_steps is for norm frame or hidden; 0 for norm sequence")
         if self.norm == "hidden" and not self.model.time_steps:
             raise UsageError("norm hidden needs model.time_steps: one set of statistics per step")
+        if self.model.peephole != "none" and self.model.cell != "lstm":
+            raise UsageError(f"model.peephole is for cell lstm, not {self.model.cell}")

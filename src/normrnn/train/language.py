@@ -1,13 +1,15 @@
 """Language modelling as a task for the loop."""
 
 import copy
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from normrnn.data.corpus import Corpus, build_corpus
+from normrnn.data.sequences import Sequences
 from normrnn.data.streams import Streams
 from normrnn.data.text import BUILTIN, read_texts
 from normrnn.models.language import LanguageModel, State
@@ -16,6 +18,7 @@ from normrnn.train.rundir import MODEL, VOCABULARY
 from normrnn.train.scoring import (
     Score,
     Statistics,
+    Text,
     population_statistics,
     score,
     set_statistics,
@@ -35,6 +38,7 @@ def build_model(config: LanguageConfig, vocab_size: int) -> LanguageModel:
         vocab_size,
         m.hidden,
         m.layers,
+        cell=m.cell,
         embedding=m.embedding or None,
         dropout=m.dropout,
         norm=None if config.norm == "none" else config.norm,
@@ -43,7 +47,7 @@ def build_model(config: LanguageConfig, vocab_size: int) -> LanguageModel:
         eps=m.eps,
         momentum=m.momentum,
         time_steps=m.time_steps or None,
-        init=m.init,
+        init=m.init if m.initialiser == "uniform" else m.initialiser,
     )
 
 
@@ -54,6 +58,11 @@ def deciding_statistics(config: LanguageConfig) -> Statistics:
     biased then, and population statistics without dropout take their place.
     """
     return "recalibrated" if config.norm != "none" and config.model.dropout > 0 else "running"
+
+
+def read_ids(config: LanguageConfig, ids: torch.Tensor, batch: int, name: str = "text") -> Text:
+    """Ids (N,) as the config reads them."""
+    return (Sequences if config.train.reading == "sequences" else Streams)(ids, batch, name)
 
 
 def open_language(config: LanguageConfig) -> Experiment:
@@ -73,32 +82,33 @@ class Evaluator:
     def __init__(self, config: LanguageConfig, corpus: Corpus, device: torch.device) -> None:
         self.config = config
         self.steps = config.train.steps
-        self.train = Streams(corpus.train, config.train.batch, "training text").to(device)
-        self.texts = {"valid": corpus.valid, "test": corpus.test}
+        self.train = read_ids(config, corpus.train, config.train.batch, "training text").to(device)
+        limit = config.evaluation.tokens + 1 if config.evaluation.tokens else None
+        self.texts = {"valid": corpus.valid[:limit], "test": corpus.test[:limit]}
         tokens = config.evaluation.train_tokens
         if tokens:
             self.texts["train_eval"] = corpus.train[: tokens + 1]
         self.device = device
-        self._streams: dict[tuple[str, int], Streams] = {}
+        self._texts: dict[tuple[str, int], Text] = {}
         for split in self.texts:
-            self.streams(split)  # a text too short to score is found now, not after an epoch
+            self.text(split)  # a text too short to score is found now, not after an epoch
 
-    def streams(self, split: str, batch: int | None = None) -> Streams:
-        """The text as the training batch's number of streams, fewer if it is very short."""
+    def text(self, split: str, batch: int | None = None) -> Text:
+        """The text with the training batch's number of rows, fewer if it is very short."""
         text = self.texts[split]
         batch = min(batch or self.config.train.batch, max(1, len(text) - 1))
-        if (split, batch) not in self._streams:
+        if (split, batch) not in self._texts:
             name = {"valid": "validation text", "test": "test text"}.get(split, "training text")
-            self._streams[split, batch] = Streams(text, batch, name).to(self.device)
-        return self._streams[split, batch]
+            self._texts[split, batch] = read_ids(self.config, text, batch, name).to(self.device)
+        return self._texts[split, batch]
 
     def score(self, model: LanguageModel, split: str, poll: Poll) -> Score:
         """With the statistics the model has at the moment."""
-        return score(model, self.streams(split), self.steps, poll)
+        return score(model, self.text(split), self.steps, poll)
 
     def batch_score(self, model: LanguageModel, split: str, poll: Poll) -> Score:
         """With each window's own statistics."""
-        return score(model, self.streams(split), self.steps, poll, own_statistics=True)
+        return score(model, self.text(split), self.steps, poll, own_statistics=True)
 
     def population(self, model: LanguageModel, poll: Poll) -> Tensors:
         """Recalibrated statistics; none for a network without normalisers."""
@@ -117,14 +127,12 @@ class Evaluator:
         with using(model, population):
             yield self.score(model, split, poll).row(split, "recalibrated")
         # Sequence-wise, the window's own statistics see its future: that would be no perplexity.
-        if self.config.norm != "sequence" and self.streams(split).inputs.shape[1] > 1:
+        if self.config.norm != "sequence" and self.text(split).batch > 1:
             yield self.batch_score(model, split, poll).row(split, "batch")
 
 
 class LanguageTask:
-    """Windows of contiguous streams, the state carried on, cross entropy of the next token."""
-
-    unit = "tokens"
+    """Cross entropy of the next token, over windows of contiguous streams or fixed sequences."""
 
     def __init__(self, config: LanguageConfig, corpus: Corpus, device: torch.device) -> None:
         self.config = config
@@ -132,6 +140,8 @@ class LanguageTask:
         self.model = build_model(config, len(corpus.vocabulary)).to(device)
         self.evaluator = Evaluator(config, corpus, device)
         self.state: State | None = None
+        self.unit = "characters" if config.text.level == "char" else "tokens"
+        self.updates(0)  # a text too short for a batch is found now
 
     @property
     def files(self) -> Mapping[str, bytes]:
@@ -139,18 +149,26 @@ class LanguageTask:
         return {VOCABULARY: self.vocabulary.to_json().encode()}
 
     def updates(self, epoch: int) -> int:  # noqa: ARG002  every epoch is the same text
-        """Windows of the training text, a shorter last one included."""
-        return self.evaluator.train.count(self.config.train.steps)
+        """Windows of the training text, or as many as `epoch_tokens` make."""
+        config = self.config.train
+        windows = self.evaluator.train.count(config.steps)
+        limit = config.epoch_tokens // (config.batch * config.steps)
+        return min(windows, max(1, limit)) if config.epoch_tokens else windows
 
     def reset(self) -> None:
         """Zero state."""
         self.state = None
 
-    def loss(self, epoch: int, index: int) -> Loss:  # noqa: ARG002
-        """Loss of window `index`; the state flows on, its gradient does not."""
-        window = self.evaluator.train.window(index, self.config.train.steps)
-        nats, (h, c) = self.model.loss(window.inputs, window.targets, self.state)
-        self.state = (h.detach(), c.detach())
+    def loss(self, epoch: int, index: int) -> Loss:
+        """Loss of window `index`; the state of streams flows on, its gradient does not."""
+        text, steps = self.evaluator.train, self.config.train.steps
+        if isinstance(text, Sequences):
+            window = text.shuffled(self.config.seed, epoch, index, steps)
+            nats, _ = self.model.loss(window.inputs, window.targets)
+        else:
+            window = text.window(index, steps)
+            nats, state = self.model.loss(window.inputs, window.targets, self.state)
+            self.state = tuple(s.detach() for s in state)
         return Loss(nats, window.targets.numel(), window.targets.shape[1])
 
     def validate(self, poll: Poll) -> Validation:
@@ -159,6 +177,7 @@ class LanguageTask:
         population = self.evaluator.population(self.model, poll)
         rows = list(self.evaluator.rows(self.model, "valid", population, poll))
         decided = next(row["loss"] for row in rows if row["statistics"] == deciding)
+        rows = _finite(rows)
         chosen = population if deciding == "recalibrated" else {}
         with using(self.model, chosen):
             if "train_eval" in self.evaluator.texts:
@@ -176,14 +195,19 @@ class LanguageTask:
         best.load_state_dict(files[MODEL])
         set_statistics(best, files.get(RUNNING, {}))
         population = self.evaluator.population(best, poll)
-        return list(self.evaluator.rows(best, "test", population, poll))
+        return _finite(self.evaluator.rows(best, "test", population, poll))
 
     def state_dict(self) -> dict[str, Any]:
-        """The carried LSTM state."""
+        """The carried state."""
         return {"state": self.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Carry on from that state."""
         kept = state["state"]
         device = self.evaluator.device
-        self.state = None if kept is None else (kept[0].to(device), kept[1].to(device))
+        self.state = None if kept is None else tuple(s.to(device) for s in kept)
+
+
+def _finite(rows: Iterable[Row]) -> list[Row]:
+    """One kind of statistics may diverge before the others: JSON has no number for that."""
+    return [row for row in rows if math.isfinite(row["loss"])]

@@ -22,6 +22,15 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, PERPLEXITY_LIMIT))
 
 
+def with_bits(row: dict[str, Any]) -> dict[str, Any]:
+    """A row about characters, with its loss in bits per character as well.
+
+    >>> with_bits({"loss": math.log(2)})
+    {'loss': 0.6931471805599453, 'bpc': 1.0}
+    """
+    return {**row, "bpc": row["loss"] / math.log(2)}
+
+
 @dataclass
 class RowSums:
     """Sums since the last train row; part of the checkpoint, so that a resume splits no row."""

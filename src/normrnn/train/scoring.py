@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normrnn import batch_statistics, recalibrate
+from normrnn.data.sequences import Sequences
 from normrnn.data.streams import Streams, Window
 from normrnn.models.language import LanguageModel, State
 from normrnn.train.metrics import perplexity
 from normrnn.train.task import Poll, Row, Tensors
 
 Statistics = Literal["running", "recalibrated", "batch"]
+Text = Streams | Sequences
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,12 @@ class Score:
 
 @torch.no_grad()
 def score(
-    model: LanguageModel, text: Streams, steps: int, poll: Poll, *, own_statistics: bool = False
+    model: LanguageModel, text: Text, steps: int, poll: Poll, *, own_statistics: bool = False
 ) -> Score:
-    """Every token but the first, predicted once; state carried from zero; eval mode."""
+    """Every token but the first, predicted once; eval mode.
+
+    The state of streams is carried on from zero, sequences start from zero each.
+    """
     was_training = model.training
     model.eval()
     nats, count, ppls, partial = 0.0, 0, [], []
@@ -62,28 +67,30 @@ def score(
     for window in text.windows(steps):
         poll()
         rows = window.inputs.shape[1]
-        if state is not None:
+        if not text.carried:
+            state = None
+        elif state is not None:
             # The tail's streams are the first ones.
-            state = (state[0][:, :rows].contiguous(), state[1][:, :rows].contiguous())
+            state = tuple(s[:, :rows].contiguous() for s in state)
         # One row has no statistics of its own.
         use_own = own_statistics and rows > 1
         with batch_statistics(model) if use_own else contextlib.nullcontext():
             loss, state = model.loss(window.inputs, window.targets, state)
         value, n = loss.item(), window.targets.numel()
         nats, count = nats + value, count + n
-        full = window.targets.shape == (steps, text.inputs.shape[1])
+        full = window.targets.shape == (steps, text.batch)
         (ppls if full else partial).append(perplexity(value / n))
     model.train(was_training)
     ppls = ppls or partial  # a text shorter than one window
-    return Score(nats, count, sum(ppls) / len(ppls), text.inputs.shape[1])
+    return Score(nats, count, sum(ppls) / len(ppls), text.batch)
 
 
-def statistics_of(model: LanguageModel) -> Tensors:
+def statistics_of(model: nn.Module) -> Tensors:
     """A copy of the normalisers' buffers; empty without normalisers."""
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
-def set_statistics(model: LanguageModel, statistics: Tensors) -> None:
+def set_statistics(model: nn.Module, statistics: Tensors) -> None:
     """Put such a copy back."""
     buffers = dict(model.named_buffers())
     with torch.no_grad():
@@ -92,7 +99,7 @@ def set_statistics(model: LanguageModel, statistics: Tensors) -> None:
 
 
 def population_statistics(
-    model: LanguageModel, train: Streams, steps: int, windows: int, poll: Poll
+    model: LanguageModel, train: Text, steps: int, windows: int, poll: Poll
 ) -> Tensors:
     """Recalibrated statistics over the first training windows; the model keeps its own."""
     state: State | None = None
@@ -100,7 +107,7 @@ def population_statistics(
     def step(_: nn.Module, window: Window) -> Tensor:
         nonlocal state
         poll()
-        features, state = model.features(window.inputs, state)
+        features, state = model.features(window.inputs, state if train.carried else None)
         return features
 
     some = (train.window(i, steps) for i in range(min(windows, train.count(steps))))
@@ -114,7 +121,7 @@ def population_statistics(
 
 
 @contextlib.contextmanager
-def using(model: LanguageModel, statistics: Tensors) -> Iterator[None]:
+def using(model: nn.Module, statistics: Tensors) -> Iterator[None]:
     """These statistics inside, the model's own outside."""
     before = statistics_of(model)
     set_statistics(model, statistics)
@@ -129,13 +136,13 @@ LONG_WINDOW = 2000
 
 
 @torch.no_grad()
-def token_nats(model: LanguageModel, ids: Tensor, steps: int) -> Tensor:
-    """Cross entropy (N - 1,) of every token of `ids` (N,) but the first, as one stream."""
+def token_nats(model: LanguageModel, text: Text, steps: int) -> Tensor:
+    """Cross entropy (N - 1,) of every token but the first of a text read with batch 1."""
     model.eval()
     state: State | None = None
     parts = []
-    for window in Streams(ids, 1).windows(steps):
-        logits, state = model(window.inputs, state)
+    for window in text.windows(steps):
+        logits, state = model(window.inputs, state if text.carried else None)
         nats = F.cross_entropy(logits.flatten(0, 1), window.targets.flatten(), reduction="none")
         parts.append(nats)
     return torch.cat(parts)
@@ -149,11 +156,14 @@ def sample(
     steps: int,
     temperature: float,
     generator: torch.Generator,
+    *,
+    carried: bool = True,
 ) -> list[int]:
     """`count` ids that follow `start`, drawn one at a time.
 
     With statistics kept per position the window's tokens are read again at every step, so that
-    each meets the statistics of its own position; `steps` is 1 otherwise.
+    each meets the statistics of its own position; `steps` is 1 otherwise. Where no state is
+    carried on, a full window is followed by one that begins with its second half.
     """
     model.eval()
     state: State | None = None
@@ -165,7 +175,7 @@ def sample(
             window.append(token)
             logits, after = model(torch.tensor(window)[:, None], state)
             if len(window) == steps:
-                state, window = after, []
+                state, window = (after, []) if carried else (None, window[steps - steps // 2 :])
         if len(drawn) == count:
             return drawn
         probabilities = torch.softmax(logits[-1, 0] / temperature, 0)  # type: ignore[possibly-unbound]
