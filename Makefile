@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test test-slow lint types format bench clean
+.PHONY: quickstart results test test-slow lint types format bench clean
 
 quickstart: $(READY)
 	$(BIN)/normrnn compare quickstart
@@ -24,6 +24,10 @@ types: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# RESULTS.md, and the table and pictures of the README, from results/
+results: $(READY)
+	$(BIN)/python results/table.py
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.layers

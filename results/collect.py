@@ -1,31 +1,56 @@
 """Copies what is committed of finished or running runs: settings and metrics, no weights.
 
-    python results/collect.py RUN...
+    python results/collect.py RUN... [--suffix NAME]
 
-Each run directory becomes results/RECIPE-NORM-SEED/ with `config.json`, in which the path of the
-data is replaced by its name (its sha256 is there already), and `metrics.jsonl` without a torn line.
+Each run directory becomes results/RECIPE-NORM-SEED/ (with -NAME for a variant of the recipe) with
+`config.json`, in which the path of the data is replaced by its name (its sha256 is there already),
+`metrics.jsonl` without a torn line and `environment.json`. `make results` then writes the rest.
 """
 
+import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+MAY_CHANGE = ("epochs", "data", "threads")
 
 
-def collect(run: Path) -> Path:
-    config = json.loads((run / "config.json").read_text())
-    config["data"] = Path(config["data"]).name
-    target = HERE / f"{config['recipe']}-{config['norm']}-{config['seed']}"
+def collect(run: Path, suffix: str = "", here: Path = HERE) -> Path:
+    config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    if not config["data"].startswith("builtin:"):
+        config["data"] = Path(config["data"]).name
+    parts = [config["recipe"], config["norm"], str(config["seed"]), suffix]
+    target = here / "-".join(part for part in parts if part)
+    if (target / "config.json").exists():
+        old = json.loads((target / "config.json").read_text(encoding="utf-8"))
+        # A field that only one of them has is younger than the other.
+        same = (config.keys() & old.keys()) - set(MAY_CHANGE)
+        changed = sorted(key for key in same if _fits(old[key], config[key]) is False)
+        if changed:
+            raise SystemExit(f"{target} holds another run ({', '.join(changed)}): give a --suffix")
     target.mkdir(exist_ok=True)
-    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    whole = [
-        line for line in (run / "metrics.jsonl").read_text().splitlines(True) if line[-1] == "\n"
-    ]
-    (target / "metrics.jsonl").write_text("".join(whole))
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(True)
+    whole = "".join(line for line in lines if line[-1] == "\n")
+    (target / "metrics.jsonl").write_text(whole, encoding="utf-8")
+    if (run / "environment.json").exists():
+        shutil.copyfile(run / "environment.json", target / "environment.json")
     return target
 
 
+def _fits(old: object, new: object) -> bool:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return all(_fits(old[key], new[key]) for key in old.keys() & new.keys())
+    return old == new
+
+
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        print(collect(Path(argument)))
+    parser = argparse.ArgumentParser(description="Copy what is committed of runs.")
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--suffix", default="", help="name of a variant of the recipe")
+    given = parser.parse_args()
+    for path in given.runs:
+        print(collect(path, given.suffix))
+    print("now: make results", file=sys.stderr)

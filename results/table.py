@@ -1,89 +1,136 @@
-"""Writes RESULTS.md from the metrics under results/.
+"""Writes RESULTS.md, the results in README.md and the pictures of both from results/.
 
-python results/table.py
+    python results/table.py            (or: make results)
+    python results/table.py --check    says what is stale and changes nothing
+
+Texts are compared whole, the inputs by a hash in RESULTS.md; pictures never by their bytes.
 """
 
-import math
+import hashlib
+import sys
 from pathlib import Path
 
-from normrnn.report import compare
-from normrnn.report.runs import Run, load
+from normrnn.report.compare import statistics_sentence, verdict
+from normrnn.report.groups import Group, groups
+from normrnn.report.measure import WORDS
+from normrnn.report.pictures import figure, headline, save
+from normrnn.report.runs import load
+from normrnn.report.tables import Table, paper_table, runs_table
 
-HERE = Path(__file__).parent
-PAPER = {  # Table 2: train / valid
-    ("ptb-small", "none"): (78.5, 119.2),
-    ("ptb-small", "frame"): (62.5, 120.9),
-    ("ptb-medium", "none"): (49.1, 89.0),
-    ("ptb-medium", "frame"): (41.0, 90.6),
-    ("ptb-large", "none"): (49.3, 81.8),
-    ("ptb-large", "frame"): (35.0, 97.4),
-}
+ROOT = Path(__file__).parent.parent
+ORDER = ("ptb-small", "ptb-small-authors", "ptb-medium", "ptb-large", "librispeech-mini", "wsj")
+HEADLINE = ("ptb-small", "librispeech-mini")
+PICTURE = "docs/results.png"
 TEXT = """# Results
 
-Written by `python results/table.py` from the committed metrics under `results/`. A line per run;
-the best epoch of each column. Perplexities:
+Written by `make results` from the committed settings and metrics under `results/`; the best epoch
+of each column. "2 of 40": two epochs of the forty of the recipe. Perplexities:
 
-- **train, corpus**: exponential of the mean loss over an epoch, in training mode, as it went;
-- **valid, right protocol**: corpus perplexity over all 73,759 predicted tokens, state carried,
-  with population statistics recalibrated over 100 training windows (the baseline has none);
-- **authors'**: arithmetic mean of the mini-batches' perplexities; in validation with the
+- **here**: train is the exponential of the mean loss over an epoch, in training mode, as it went;
+  valid is the corpus perplexity over all 73,759 predicted tokens, state carried, with population
+  statistics recalibrated over 100 training windows (the baseline has none);
+- **authors' protocol**: arithmetic mean of the mini-batches' perplexities; in validation with the
   mini-batch's own statistics, which is what the authors' code did (see below);
 - **running**, **batch**: corpus perplexity on validation with running and batch statistics.
-
 """
 
 
-def ppl(loss: float | None) -> str:
-    return "" if loss is None else f"{math.exp(loss):.1f}"
+def experiments(root: Path) -> list[Group]:
+    """The committed runs, in the paper's order."""
+    runs = [load(path.parent) for path in sorted(root.glob("results/*/config.json"))]
+    known = {name: i for i, name in enumerate(ORDER)}
+    return sorted(groups(runs), key=lambda g: (known.get(g.recipe, len(ORDER)), g.title))
 
 
-def lowest(run: Run, split: str, statistics: str) -> float | None:
-    row = compare.best(run, split, statistics)
-    return None if row is None else row["loss"]
+def inputs_hash(root: Path) -> str:
+    """Of everything that the texts and pictures are made from."""
+    digest = hashlib.sha256()
+    files = [root / "results/NOTES.md", *root.glob("results/*/*.json*")]
+    for path in sorted(files, key=lambda p: p.relative_to(root).as_posix()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
-def authors_valid(run: Run) -> str:
-    rows = run.split("valid", "running" if run.norm == "none" else "batch")
-    return f"{min(row['batch_ppl'] for row in rows):.1f}" if rows else ""
+def picture_path(group: Group) -> str:
+    name = "".join(c if c.isalnum() or c in "-." else "-" for c in group.title)
+    return f"results/pictures/{name}.png"
 
 
-def line(run: Run) -> list[str]:
-    epochs = compare.epoch_averages(run)
-    total = run.config["epochs"]
-    ended = any(row["split"] == "test" for row in run.rows)
-    done = max((row["epoch"] for row in run.split("valid")), default=0)
-    right = "running" if run.norm == "none" else "recalibrated"
-    paper = PAPER.get((run.config["recipe"].removesuffix("-authors"), run.norm))
-    return [
-        run.path.name,
-        f"all {total}" if ended else f"{done} of {total}",
-        ppl(min((e["loss"] for e in epochs[:done]), default=None)),
-        ppl(lowest(run, "valid", right)),
-        f"{min(e['batch_ppl'] for e in epochs[:done]):.1f}" if done else "",
-        authors_valid(run),
-        ppl(lowest(run, "valid", "running")),
-        ppl(lowest(run, "valid", "batch")),
-        "" if paper is None else f"{paper[0]}",
-        "" if paper is None else f"{paper[1]}",
+def has_curves(group: Group) -> bool:
+    return any(run.epochs_done for run in group.runs)
+
+
+def results_md(root: Path) -> str:
+    parts = [TEXT.strip()]
+    for group in experiments(root):
+        parts.append(f"## {group.title}")
+        parts += [text for text in (*verdict(group.runs), statistics_sentence(group.runs)) if text]
+        for table in (paper_table(group), runs_table(group)):
+            parts += [f"**{table.title}**", table.markdown(), *([table.note] if table.note else [])]
+        if has_curves(group):
+            parts.append(f"![Curves of {group.title}]({picture_path(group)})")
+    parts.append((root / "results/NOTES.md").read_text(encoding="utf-8").strip())
+    parts.append(f"<!-- inputs: sha256 {inputs_hash(root)} -->")
+    return "\n\n".join(parts) + "\n"
+
+
+def readme_parts(root: Path) -> dict[str, str]:
+    """What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->` in the README."""
+    found = experiments(root)
+    tables = [paper_table(g) for g in found if g.measure is WORDS and g.paper]
+    merged = []
+    if tables:
+        rows = [
+            [f"{row[0]} · {group.title}", *row[1:]]
+            for group in found
+            if group.measure is WORDS and group.paper
+            for row in paper_table(group).rows
+        ]
+        merged.append(Table("Perplexity", tables[0].columns, rows))
+    merged += [paper_table(group) for group in found if group.measure is not WORDS]
+    texts = [f"**{table.title}**\n\n{table.markdown()}" for table in merged]
+    texts += [
+        f"**{g.title}.** {text}" for g in found if g.recipe in HEADLINE for text in verdict(g.runs)
     ]
+    words = "train dotted, validation solid; baseline blue, normalised red"
+    return {"picture": f"![Curves: {words}]({PICTURE})", "results": "\n\n".join(texts)}
 
 
-def table(runs: list[Run]) -> str:
-    head = ["run", "epochs", "train, corpus", "valid, right protocol", "train, authors'"]
-    head += ["valid, authors'", "valid, running", "valid, batch", "paper, train", "paper, valid"]
-    rows = [head, ["---"] * len(head), *(line(run) for run in runs)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+def readme_md(root: Path) -> str:
+    text = (root / "README.md").read_text(encoding="utf-8")
+    for name, part in readme_parts(root).items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise SystemExit(f"README.md needs one {begin} and one {end}")
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{part}\n{end}{rest.split(end)[1]}"
+    return text
 
 
-def main() -> None:
-    runs = [load(path.parent) for path in sorted(HERE.glob("*/config.json"))]
-    parts = [TEXT, "## Language modelling (paper: Table 2)\n\n", table(runs), "\n"]
-    for recipe in dict.fromkeys(run.config["recipe"] for run in runs):
-        same = [run for run in runs if run.config["recipe"] == recipe]
-        parts += [f"\n**{recipe}.** {sentence}\n" for sentence in compare.verdict(same)]
-    parts += ["\n", (HERE / "NOTES.md").read_text()]
-    (HERE.parent / "RESULTS.md").write_text("".join(parts))
+def texts(root: Path) -> dict[str, str]:
+    return {"RESULTS.md": results_md(root), "README.md": readme_md(root)}
+
+
+def stale(root: Path) -> list[str]:
+    """What `make results` would change, pictures aside; and pictures that are not there."""
+    old = [n for n, text in texts(root).items() if (root / n).read_text(encoding="utf-8") != text]
+    wanted = [PICTURE, *(picture_path(g) for g in experiments(root) if has_curves(g))]
+    return old + [name for name in wanted if not (root / name).exists()]
+
+
+def write(root: Path) -> None:
+    found = experiments(root)
+    for name, text in texts(root).items():
+        (root / name).write_text(text, encoding="utf-8")
+    for group in filter(has_curves, found):
+        save(figure(group.runs), root / picture_path(group))
+    heads = [group for group in found if group.recipe in HEADLINE and not group.variant]
+    save(headline(heads or found[:1]), root / PICTURE)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(f"stale, run `make results`: {', '.join(names)}" if (names := stale(ROOT)) else 0)
+    write(ROOT)

@@ -173,7 +173,9 @@ def _arm_verdict(norm: str, baselines: Sequence[Run], others: Sequence[Run]) -> 
     if baselines and not both:
         return f"No seed is common to the baseline and the {network(norm)}: no verdict."
     going = any(not run.finished for pair in both for run in pair)
-    parts = [sentence(norm, savings(baselines, others), compared=bool(both), going=going)]
+    found = savings(baselines, others)
+    parts = [sentence(norm, found, compared=bool(both), going=going)]
+    parts += [speeds(both)] if both and not found else []
     parts += [validation(both)] if any(best(r, "valid", r.serving) for _, r in both) else []
     if going and len(parts) > 1:
         parts.append("Not all of these runs have finished: this can still change.")
@@ -214,6 +216,20 @@ def sentence(
         f" {mean(o.seconds for _, o in reached):,.0f} instead of"
         f" {mean(b.seconds for b, _ in reached):,.0f} seconds"
         " (seconds also depend on what else the machine was doing)."
+    )
+
+
+def speeds(both: Sequence[tuple[Run, Run]]) -> str:
+    """How fast both arms train; empty before the first rows."""
+    rates = [(a, b) for x, y in both if (a := rate(x)) and (b := rate(y))]
+    if not rates:
+        return ""
+    base, other = (mean(pair[i] for pair in rates) for i in (0, 1))
+    unit = measure([run for pair in both for run in pair]).unit
+    return (
+        f"In {min(run.updates for pair in both for run in pair):,} updates the normalised network"
+        f" processed {other:,.0f} {unit} a second, {other / base:.2f} times the baseline's"
+        f" {base:,.0f} (which also depends on what else the machine was doing)."
     )
 
 

@@ -1,0 +1,136 @@
+"""RESULTS.md, the README's results and their pictures are those of results/."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from results.collect import collect
+from results.table import PICTURE, experiments, inputs_hash, readme_md, results_md, stale, write
+from tests.report.made_runs import make_run
+
+ROOT = Path(__file__).parent.parent
+README = "<!-- picture:begin -->\n<!-- picture:end -->\nWords.\n<!-- results:begin -->\nold\n"
+README += "<!-- results:end -->\nMore words.\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with results of three recipes, not written yet."""
+    root = tmp_path / "project"
+    results = root / "results"
+    for norm in ("none", "frame"):
+        for seed in (1, 2, 3):
+            make_run(results, "ptb-small-authors", norm, seed, segments=2)
+        make_run(results, "ptb-medium", norm, epochs=2)
+        make_run(results, "ptb-large", norm, until=100)
+    make_run(results, "librispeech-mini", "none", kind="speech")
+    (results / "NOTES.md").write_text("## Notes\nWhat differs.\n")
+    (root / "README.md").write_text(README)
+    (root / "RESULTS.md").write_text("")
+    return root
+
+
+@pytest.fixture
+def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures that take no time: what they look like is tested elsewhere."""
+
+    def touch(_: object, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+
+    monkeypatch.setattr("results.table.figure", lambda _: None)
+    monkeypatch.setattr("results.table.headline", lambda _: None)
+    monkeypatch.setattr("results.table.save", touch)
+
+
+def test_committed_results_are_fresh() -> None:
+    assert stale(ROOT) == [], "run `make results`"
+    assert f"<!-- inputs: sha256 {inputs_hash(ROOT)} -->" in (ROOT / "RESULTS.md").read_text()
+
+
+def test_no_paths_of_anybody_are_committed() -> None:
+    for path in ROOT.glob("results/*/config.json"):
+        assert "/" not in json.loads(path.read_text())["data"], path
+
+
+def test_results_are_written_with_pictures(project: Path) -> None:
+    write(project)
+    assert (project / PICTURE).read_bytes().startswith(b"\x89PNG")
+    links = re.findall(r"!\[.*?\]\((.*?)\)", (project / "RESULTS.md").read_text())
+    assert len(links) == 3  # none of ptb-large, which has not finished an epoch
+    for link in links:
+        assert (project / link).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("quick_pictures")
+def test_written_results_are_fresh_until_something_changes(project: Path) -> None:
+    assert stale(project)[:2] == ["RESULTS.md", "README.md"]
+    write(project)
+    assert stale(project) == []
+    readme = (project / "README.md").read_text()
+    assert "Words." in readme
+    assert "More words." in readme
+    assert "old" not in readme
+
+    notes = project / "results/NOTES.md"
+    notes.write_text(notes.read_text() + "More.\n")
+    assert stale(project) == ["RESULTS.md"]
+    write(project)
+    metrics = project / "results/ptb-medium-none-1/metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    valid = next(i for i, row in enumerate(rows) if row["split"] == "valid")
+    rows[valid]["loss"] -= 1
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert stale(project) == ["RESULTS.md", "README.md"]
+    write(project)
+    (project / PICTURE).unlink()
+    assert stale(project) == [PICTURE]
+
+
+@pytest.mark.usefixtures("quick_pictures")
+def test_a_change_that_no_table_shows_is_seen_by_the_hash(project: Path) -> None:
+    write(project)
+    metrics = project / "results/ptb-medium-none-1/metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"grad_norm": 5', '"grad_norm": 6', 1))
+    assert stale(project) == ["RESULTS.md"]
+
+
+def test_how_far_is_judged_by_the_recipe(project: Path) -> None:
+    text = results_md(project)
+    assert "| Medium LSTM | 2 of 40 |" in text
+    assert "| Large LSTM | 100 updates |" in text
+    assert "| Small LSTM (BN) | all 5 |" in text
+    assert "In 100 updates the normalised network processed" in text
+    assert next(group.recipe for group in experiments(project)) == "ptb-small-authors"
+
+
+def test_every_seed_and_what_they_say(project: Path) -> None:
+    text = results_md(project)
+    for seed in (1, 2, 3):
+        assert f"| frame, seed {seed} | all 5 |" in text
+    assert "(worse in 3 of 3 seeds)" in text or "(worse in 0 of 3 seeds)" in text
+    assert " ± " in readme_md(project)
+
+
+def test_collect_keeps_other_runs(project: Path, tmp_path: Path) -> None:
+    here = project / "results"
+    run = make_run(tmp_path, "ptb-small", "frame", model={"hidden": 200})
+    (run / "environment.json").write_text("[]")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"torn')
+    target = collect(run, here=here)
+    assert target == here / "ptb-small-frame-1"
+    assert "torn" not in (target / "metrics.jsonl").read_text()
+    assert json.loads((target / "config.json").read_text())["data"] == "mine"
+    assert (target / "environment.json").exists()
+    shutil.rmtree(run)
+    other = make_run(tmp_path, "ptb-small", "frame", model={"hidden": 100, "younger": 1})
+    with pytest.raises(SystemExit, match=r"holds another run \(model\): give a --suffix"):
+        collect(other, here=here)
+    assert collect(other, "narrow", here).name == "ptb-small-frame-1-narrow"
+    shutil.rmtree(other)
+    longer = make_run(tmp_path, "ptb-small", "frame", epochs=9, model={"hidden": 200, "new": 1})
+    assert collect(longer, here=here) == target
