@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from normrnn.errors import UsageError, UserError
+from normrnn.recipes.char import ptb_char
 from normrnn.recipes.config import Config
 from normrnn.recipes.jsonio import from_dict
 from normrnn.recipes.ptb import ptb_large, ptb_medium, ptb_small, ptb_small_authors
 from normrnn.recipes.quickstart import quickstart
+from normrnn.recipes.speech import librispeech_mini, wsj
 
 RECIPES: dict[str, Callable[[], Config]] = {
     "quickstart": quickstart,
@@ -20,6 +22,9 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "ptb-small-authors": ptb_small_authors,
     "ptb-medium": ptb_medium,
     "ptb-large": ptb_large,
+    "ptb-char": ptb_char,
+    "wsj": wsj,
+    "librispeech-mini": librispeech_mini,
 }
 
 

@@ -6,15 +6,19 @@ from typing import Any
 import torch
 
 from normrnn.data.corpus import encode_texts
+from normrnn.data.speech import read_speech
 from normrnn.data.text import read_texts
 from normrnn.models.language import LanguageModel
 from normrnn.recipes.language import LanguageConfig
+from normrnn.recipes.speech import SpeechConfig
 from normrnn.report.compare import epoch_averages
 from normrnn.report.runs import load as load_run
 from normrnn.train.language import RUNNING, Evaluator, deciding_statistics
-from normrnn.train.load import load_language
+from normrnn.train.load import load_acoustic, load_language
+from normrnn.train.metrics import with_bits
 from normrnn.train.rundir import EVALUATION, RunDirectory
 from normrnn.train.scoring import LONG_WINDOW, score, set_statistics, using
+from normrnn.train.speech import SpeechEvaluator
 from normrnn.train.task import Row, Tensors
 
 NO_PERPLEXITY = (
@@ -29,6 +33,8 @@ def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = 
     `data` is where the text is now, if not where it was.
     """
     directory = RunDirectory(run)
+    if isinstance(directory.config(), SpeechConfig):
+        return _evaluate_speech(directory, data, device)
     model = load_language(run, device)
     assert model.vocabulary is not None
     config = directory.config(LanguageConfig)
@@ -39,8 +45,11 @@ def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = 
     population = evaluator.population(model, _never)
     rows = [row for s in ("valid", "test") for row in evaluator.rows(model, s, population, _never)]
     rows += _train_eval(model, evaluator, population)
-    if one_stream:
+    # Sequences from zero state are the same however many are read at once.
+    if one_stream and config.train.reading == "streams":
         rows += _one_stream(model, evaluator, population)
+    if config.text.level == "char":
+        rows = [with_bits(row) for row in rows]
     result = {
         "recipe": config.recipe,
         "norm": config.norm,
@@ -56,13 +65,32 @@ def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = 
     return result
 
 
+def _evaluate_speech(directory: RunDirectory, data: str, device: str) -> Any:
+    config = directory.config(SpeechConfig)
+    model = load_acoustic(directory.path, device)
+    corpus = read_speech(data or config.data)
+    result = {
+        "recipe": config.recipe,
+        "norm": config.norm,
+        "seed": config.seed,
+        "data_sha256": corpus.sha256,
+        "same_data": corpus.sha256 == config.data_sha256,
+        "rows": list(SpeechEvaluator(config, corpus, torch.device(device)).rows(model, _never)),
+    }
+    directory.write_json(EVALUATION, result)
+    return result
+
+
 def window_for_one_stream(config: LanguageConfig) -> int:
     """Long windows, except where statistics belong to positions in the training window."""
-    return config.train.steps if config.model.time_steps else LONG_WINDOW
+    fixed = config.model.time_steps or config.train.reading == "sequences"
+    return config.train.steps if fixed else LONG_WINDOW
 
 
 def _authors(config: LanguageConfig, rows: list[Row]) -> list[Row]:
     """The authors' own figure: batch statistics, mean of the mini-batches' perplexities."""
+    if config.text.level == "char":
+        return []  # their code that we know of is the one for words
     wanted = "running" if config.norm == "none" else "batch"
     return [
         {k: row[k] for k in ("split", "statistics", "batch_ppl", "streams")}
@@ -80,7 +108,7 @@ def _train_eval(model: LanguageModel, evaluator: Evaluator, population: Tensors)
 
 
 def _one_stream(model: LanguageModel, evaluator: Evaluator, population: Tensors) -> list[Row]:
-    text, steps = evaluator.streams("test", 1), window_for_one_stream(evaluator.config)
+    text, steps = evaluator.text("test", 1), window_for_one_stream(evaluator.config)
     kinds: dict[Any, Tensors] = {"running": {}, "recalibrated": population}
     if not population:
         del kinds["recalibrated"]

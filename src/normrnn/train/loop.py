@@ -11,10 +11,10 @@ from normrnn.errors import UserError
 from normrnn.recipes.config import Config
 from normrnn.train.display import Display, Status
 from normrnn.train.interrupt import Interrupt, Interrupted
-from normrnn.train.metrics import RowSums
+from normrnn.train.metrics import RowSums, with_bits
 from normrnn.train.rundir import RunDirectory
 from normrnn.train.schedule import build_optimizer, clip_gradients, learning_rate
-from normrnn.train.task import Row, Task
+from normrnn.train.task import Loss, Row, Task
 
 
 @dataclass
@@ -153,7 +153,7 @@ class Trainer:
         progress.index += 1
         progress.updates += 1
         progress.seconds += time.perf_counter() - start
-        self.display.update(self._status(nats / loss.count, loss.count, lr))
+        self.display.update(self._status(nats, loss, lr))
 
     def _validate(self) -> None:
         # Saved first: a run stopped in a long validation repeats only that.
@@ -191,6 +191,7 @@ class Trainer:
         progress = self.progress
         epoch = progress.epoch + 1 if epoch is None else epoch
         at = {"updates": progress.updates, "epoch": epoch}
+        row = with_bits(row) if self.task.unit == "characters" else row
         full = {**at, **row, "seconds": round(progress.seconds, 3)}
         self.run_directory.metrics.append(full)
         self.display.row(full)
@@ -205,7 +206,7 @@ class Trainer:
         if self.interrupt.requested:
             raise Interrupted
 
-    def _status(self, loss: float, count: int, lr: float) -> Status:
+    def _status(self, nats: float, loss: Loss, lr: float) -> Status:
         progress = self.progress
         return Status(
             epoch=progress.epoch + 1,
@@ -213,9 +214,10 @@ class Trainer:
             seconds=progress.seconds,
             index=progress.index,
             epoch_updates=self.task.updates(progress.epoch),
-            loss=loss,
-            count=count,
+            loss=nats / loss.count,
+            count=loss.count,
             lr=lr,
+            fer=None if loss.errors is None else loss.errors / loss.count,
         )
 
 
