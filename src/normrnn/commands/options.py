@@ -1,7 +1,10 @@
 """A recipe's config with the flags of the command line on top."""
 
+import contextlib
+import functools
+import io
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
@@ -26,5 +29,38 @@ def split_recipe(command: str, arguments: list[str]) -> tuple[Config, list[str]]
 
 
 def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
-    """Call `function` with what tyro reads from the arguments; exit code 2 on a mistake."""
-    return tyro.cli(function, args=arguments, prog=f"normrnn {command}")
+    """Call `function` with what tyro reads from the arguments; UsageError on a mistake."""
+    said = io.StringIO()
+    with contextlib.ExitStack() as quiet:
+        quiet.enter_context(contextlib.redirect_stderr(said))
+
+        @functools.wraps(function)
+        def understood(*args: Any, **kwargs: Any) -> T:
+            quiet.close()  # what the command itself says is for the user as it stands
+            return function(*args, **kwargs)
+
+        try:
+            return tyro.cli(understood, args=arguments, prog=f"normrnn {command}")
+        except SystemExit as end:
+            if said.getvalue() and end.code:
+                raise UsageError(_sentence(said.getvalue(), command)) from None
+            raise
+
+
+def _sentence(box: str, command: str) -> str:
+    """tyro explains a mistake in a box of several parts; this is the gist of it.
+
+    >>> _sentence("╭─ Oh ─╮\\n│ Missing │\\n│ value. │\\n│ ──── │\\n│ For more │\\n╰──╯", "train")
+    'missing value; normrnn train --help lists the options'
+    """
+    parts: list[list[str]] = [[]]  # the title, the problem, similar names, where to read on
+    for line in box.splitlines():
+        text = line.strip("│╭╮╰╯ ")  # without these where the terminal has plain ASCII only
+        if not text.strip("─-") or line.startswith("╭"):
+            parts.append([])
+        else:
+            parts[-1].append(text)
+    problem = " ".join(parts[1]).rstrip(".").removeprefix("Error parsing ")
+    near = [lines[1].split()[0] for lines in parts if lines and lines[0].startswith("Perhaps you")]
+    meant = f"; perhaps {near[0]}?" if near else ";"
+    return f"{problem[:1].lower()}{problem[1:]}{meant} normrnn {command} --help lists the options"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normrnn import batch_statistics, recalibrate
 from normrnn.data.batches import Piece, cut, read_batch, shuffled_batches, sorted_batches
 from normrnn.data.speech import SpeechCorpus, SpeechSplit, read_speech
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 from normrnn.models.acoustic import AcousticModel
 from normrnn.recipes.speech import SpeechConfig
 from normrnn.train.rundir import MODEL
@@ -46,6 +46,11 @@ def training_pieces(config: SpeechConfig, lengths: Sequence[int]) -> list[Piece]
 
 def open_speech(config: SpeechConfig) -> Experiment:
     """The prepared directory of the config."""
+    if not config.data:
+        raise UsageError(
+            f"{config.recipe} needs prepared speech: pass --data DIR, made by normrnn prepare"
+            " librispeech or normrnn prepare kaldi"
+        )
     corpus = read_speech(config.data)
     lengths = corpus.train.lengths
     pieces = training_pieces(config, lengths)

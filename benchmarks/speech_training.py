@@ -1,0 +1,118 @@
+"""Updates of the speech recipe beside the same network with `torch.nn.LSTM`.
+
+Part of `python -m benchmarks.training`. Features and labels are made up and held in memory.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
+
+from normrnn.data.speech import SpeechCorpus, SpeechSplit
+from normrnn.recipes.speech import SpeechConfig, librispeech_mini
+from normrnn.train.display import PlainDisplay
+from normrnn.train.interrupt import Interrupt
+from normrnn.train.loop import Trainer
+from normrnn.train.rundir import RunDirectory
+from normrnn.train.speech import SpeechTask
+
+CLASSES, DIM = 5126, 123
+SHAPES = {  # utterances, shortest, longest
+    "nearly equal lengths": (24, 760, 800),
+    "ragged": (24, 200, 800),
+    "librispeech-mini": (8, 200, 400),
+}
+
+
+@dataclass(frozen=True)
+class _Made(SpeechSplit):
+    """Noise instead of speech."""
+
+    def features(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(self.lengths[index], self.dim, generator=generator)[start:stop]
+
+    def labels(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(0, self.classes, (self.lengths[index],), generator=generator)[
+            start:stop
+        ]
+
+
+class HandWritten(nn.Module):
+    """The same network as one would write it with `torch.nn.LSTM`."""
+
+    def __init__(self, packed: bool) -> None:
+        super().__init__()
+        self.packed = packed
+        self.lstm = nn.LSTM(DIM, 250, 5, bidirectional=True)
+        self.decoder = nn.Linear(500, CLASSES)
+
+    def forward(self, utterances: PackedSequence) -> Tensor:
+        if self.packed:
+            return self.decoder(self.lstm(utterances)[0].data)
+        padded, lengths = pad_packed_sequence(utterances)
+        output = self.lstm(padded)[0]
+        valid = torch.arange(len(padded))[:, None] < lengths
+        return self.decoder(output[valid])
+
+
+def hand_written(features: list[Tensor], labels: list[Tensor], packed: bool) -> Callable[[], None]:
+    """One update per call, always of the same batch."""
+    model = HandWritten(packed)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
+    utterances, targets = pack_sequence(features), pack_sequence(labels).data
+
+    def update() -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(utterances), targets, reduction="sum")
+        (loss / len(features)).backward()
+        optimizer.step()
+        loss.item()
+
+    return update
+
+
+def engine(config: SpeechConfig, split: SpeechSplit, where: Path) -> Callable[[], None]:
+    """The same by the real trainer, reading and batching included."""
+    corpus = SpeechCorpus(
+        where,
+        CLASSES,
+        DIM,
+        split,
+        split,
+        torch.zeros(DIM),
+        torch.ones(DIM),
+        torch.ones(CLASSES, dtype=torch.long),
+        "",
+    )
+    task = SpeechTask(config, corpus, torch.device("cpu"))
+    display = PlainDisplay(config.epochs, task.unit)
+    trainer = Trainer(config, task, RunDirectory(where), display, Interrupt())
+    task.model.train()
+
+    def update() -> None:
+        trainer.progress.index = 0  # the split is one batch, again and again
+        trainer.update(config.optimizer.lr)
+
+    return update
+
+
+def contenders(shape: str, where: Path) -> tuple[dict[str, Callable[[], None]], int]:
+    """Updates by label, and frames per update."""
+    batch, shortest, longest = SHAPES[shape]
+    lengths = torch.linspace(longest, shortest, batch).round().int().tolist()
+    split = _Made([str(i) for i in range(batch)], lengths, where, CLASSES, DIM, [], [])
+    features = [split.features(i) for i in range(batch)]
+    labels = [split.labels(i) for i in range(batch)]
+    config = librispeech_mini()
+    config = replace(config, train=replace(config.train, batch=batch, piece_frames=0))
+    found = {"nn.LSTM, padded": hand_written(features, labels, packed=False)}
+    for norm in ("none", "sequence"):
+        found[f"normrnn, norm {norm}"] = engine(replace(config, norm=norm), split, where)
+    found["nn.LSTM, packed"] = hand_written(features, labels, packed=True)
+    return found, sum(lengths)
