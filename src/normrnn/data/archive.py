@@ -70,10 +70,10 @@ def read_matrix(
         first, last, _ = slice(start, stop).indices(rows)
         wanted = max(last - first, 0) * columns
         file.seek(first * columns * 4, 1)
-        values = np.frombuffer(file.read(wanted * 4), dtype="<f4")
-    if len(values) < wanted:
+        body = file.read(wanted * 4)
+    if len(body) < wanted * 4:
         raise Unusable(f"{entry.path} ends in the middle of {key}")
-    return values.reshape(-1, columns).astype(np.float32)
+    return np.frombuffer(body, dtype="<f4").reshape(-1, columns).astype(np.float32)
 
 
 def matrix_shape(entry: Entry, key: str) -> tuple[int, int]:
@@ -210,8 +210,11 @@ def _key(file: BufferedIOBase) -> tuple[str, bool]:
 
 
 def _numbers(line: bytes, key: str, path: Path) -> NDArray[np.int32]:
+    words = line.split()
+    if words[:1] == [b"["] and words[-1] == b"]":  # as kaldiio writes them
+        words = words[1:-1]
     try:
-        return np.array([int(word) for word in line.split()], dtype=np.int32)
+        return np.array([int(word) for word in words], dtype=np.int32)
     except (ValueError, OverflowError):
         shown = line[:20].decode("utf-8", "replace").strip()
         raise UserError(f"{path} holds no int vector for {key}: {shown!r}...") from None

@@ -102,9 +102,9 @@ def _rspecifier(files: list[Path]) -> str:
 def _transition_ids(path: Path, labels: Labels) -> bool:
     """Are these ids of transitions?
 
-    They count from 1 and exceed the number of pdfs, where that is known. And their pattern tells: a
-    stay in a state is one frame of the transition that leaves it and, before or after it, any number
-    of its self-loop, whose id is a near one.
+    They count from 1 and exceed the number of pdfs, where that is known. And they have a pattern: a
+    stay in a state is one frame of the transition that leaves it and, before or after that, any
+    number of its self-loop, whose id is a near one.
     """
     filled = [values for values in labels.values() if len(values)]
     if not filled or min(int(values.min()) for values in filled) < 1:
