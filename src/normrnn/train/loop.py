@@ -17,6 +17,10 @@ from normrnn.train.schedule import build_optimizer, clip_gradients, learning_rat
 from normrnn.train.task import Loss, Row, Task
 
 
+class Diverged(UserError):
+    """The loss or its gradient is no finite number any more."""
+
+
 @dataclass
 class Progress:
     """Where a run stands."""
@@ -200,7 +204,7 @@ class Trainer:
         if not math.isfinite(value):
             at = self.progress.updates + (what != "validation loss")
             kept = f"the checkpoint of update {self.saved_at} is kept" if self.saved_at else ""
-            raise UserError(f"the {what} is {value} at update {at}; {kept or 'nothing was saved'}")
+            raise Diverged(f"the {what} is {value} at update {at}; {kept or 'nothing was saved'}")
 
     def _stop_if_asked(self) -> None:
         if self.interrupt.requested:
