@@ -106,5 +106,5 @@ def librispeech_mini() -> SpeechConfig:
         epochs=12,
         model=AcousticConfig(hidden=250, layers=5),
         optimizer=OptimizerConfig(lr=1e-3, momentum=0.9),
-        train=UtteranceConfig(batch=8, piece_frames=400),
+        train=UtteranceConfig(batch=16, segments=3, piece_frames=400),
     )
