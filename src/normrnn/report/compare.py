@@ -169,17 +169,25 @@ def verdict(runs: Sequence[Run]) -> list[str]:
 
 
 def _arm_verdict(norm: str, baselines: Sequence[Run], others: Sequence[Run]) -> str:
-    both = pairs(baselines, others)
-    if baselines and not both:
+    every = pairs(baselines, others)
+    if baselines and not every:
         return f"No seed is common to the baseline and the {network(norm)}: no verdict."
-    going = any(not run.finished for pair in both for run in pair)
-    found = savings(baselines, others)
+    both = _comparable(every)
+    going = not all(run.finished for pair in both for run in pair)
+    found = savings(*([pair[i] for pair in both] for i in (0, 1)))
     parts = [sentence(norm, found, compared=bool(both), going=going)]
-    parts += [speeds(both)] if both and not found else []
-    parts += [validation(both)] if any(best(r, "valid", r.serving) for _, r in both) else []
-    if going and len(parts) > 1:
+    parts += [speeds(both)] if both and not found else [validation(both)] if both else []
+    if going and found:
         parts.append("Not all of these runs have finished: this can still change.")
+    if left := len(every) - len(both):
+        parts.append(f"{left} more seed{'s' if left > 1 else ''} had not finished.")
     return " ".join(part for part in parts if part)
+
+
+def _comparable(both: Sequence[tuple[Run, Run]]) -> list[tuple[Run, Run]]:
+    """Pairs that have finished, or all where none has: a mean over both kinds says nothing."""
+    finished = [pair for pair in both if all(run.finished for run in pair)]
+    return finished or list(both)
 
 
 def sentence(
@@ -283,7 +291,9 @@ def statistics_sentence(runs: Sequence[Run]) -> str:
     shown = measure(runs)
     norm = next((run.norm for run in runs if run.split("valid", "batch")), None)
     both = pairs([r for r in runs if r.norm == "none"], [r for r in runs if r.norm == norm])
-    both = [(a, b) for a, b in both if best(a, "valid", a.serving) and best(b, "valid", "batch")]
+    both = _comparable(
+        [(a, b) for a, b in both if best(a, "valid", a.serving) and best(b, "valid", "batch")]
+    )
     if not both or shown.name != "perplexity":
         return ""
     parts = []

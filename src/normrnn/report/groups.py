@@ -15,6 +15,7 @@ _APART = ("norm", "seed")
 # What changes nothing in the curves of a run, or only in those of a normalised one.
 _NORMALISER = ("model.gamma", "model.eps", "model.momentum", "model.time_steps")
 _HARMLESS = ("threads", "device", "data", "epochs", "train.log_every", "train.checkpoint_every")
+_HARMLESS += ("evaluation.train_tokens",)
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _key(run: Run) -> tuple[tuple[str, str], ...]:
     return tuple(
         (name, str(value))
         for name, value in sorted(run.settings.items())
-        if name not in left_out and not name.startswith("evaluation.")
+        if name not in left_out
     )
 
 

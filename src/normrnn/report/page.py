@@ -1,5 +1,6 @@
 """The report: one HTML file that loads nothing from elsewhere."""
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from html import escape
@@ -8,7 +9,7 @@ from normrnn import __version__
 from normrnn.recipes import RECIPES, summary
 from normrnn.report.compare import statistics_sentence, verdict
 from normrnn.report.groups import Group, command, data_name, differing, groups
-from normrnn.report.pictures import pictures, svg
+from normrnn.report.pictures import Picture, pictures, svg
 from normrnn.report.runs import Found, Run
 from normrnn.report.tables import DASH, Table, paper_table, runs_table
 
@@ -172,7 +173,7 @@ def _section(group: Group, anchor: str) -> str:
         f'<section aria-labelledby="{anchor}">',
         f'<h2 id="{anchor}">{escape(group.title or "unknown recipe")}</h2>',
         f'<p class="quiet">{escape(about)}</p>',
-        f'<div class="verdict">{"".join(f"<p>{escape(text)}</p>" for text in said if text)}</div>',
+        f'<div class="verdict">{"".join(_said(text) for text in said if text)}</div>',
         paper_table(group).html(),
     ]
     if curves:
@@ -198,7 +199,17 @@ def _section(group: Group, anchor: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _grid(shown: Sequence, group: Group, anchor: str) -> str:
+_HEAVY = re.compile(
+    r"No saving|[\d.]+% (fewer updates|more updates|less time|more time|better|worse)"
+)
+
+
+def _said(text: str) -> str:
+    """A paragraph of the verdict, with what counts in bold."""
+    return f"<p>{_HEAVY.sub(lambda found: f'<b>{found[0]}</b>', escape(text))}</p>"
+
+
+def _grid(shown: Sequence[Picture], group: Group, anchor: str) -> str:
     if not shown:
         return ""
     figures = [

@@ -93,7 +93,9 @@ class Run:
             return "not begun"
         if not self.epochs_done:
             return f"{self.updates:,} updates"
-        return f"all {epochs}" if self.epochs_done == epochs else f"{self.epochs_done} of {epochs}"
+        done = f"all {epochs}" if self.epochs_done == epochs else f"{self.epochs_done} of {epochs}"
+        short = self.settings.get("train.epoch_tokens")
+        return f"{done}, each {short:,} tokens" if isinstance(short, int) and short else done
 
     def split(self, name: str, statistics: str | None = None) -> list[Row]:
         """Rows of one split, and of one kind of statistics if given."""

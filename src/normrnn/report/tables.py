@@ -125,11 +125,13 @@ def paper_table(group: Group) -> Table:
         here.append(("here, authors' protocol", figures))
     rows = []
     for arm in group.arms:
-        row = [_model(group, arm), _range(arm)]
+        # A mean over runs that got differently far says nothing.
+        most = max(run.epochs_done for run in arm.runs)
+        alike = [run for run in arm.runs if run.epochs_done == most]
+        some = f" ({len(alike)} of {len(arm.runs)} seeds)" if len(alike) < len(arm.runs) else ""
+        row = [_model(group, arm), alike[0].progress + some]
         for _, columns in here:
-            row += [
-                _cell([figure(run) for run in arm.runs], digits) for _, figure, digits in columns
-            ]
+            row += [_cell([figure(run) for run in alike], digits) for _, figure, digits in columns]
         if paper:
             figures = paper.of(arm.norm)
             flat = [x for part in figures for x in part] if figures else []
@@ -149,10 +151,6 @@ def _model(group: Group, arm: Arm) -> str:
     if arm.norm == "none":
         return model
     return f"{model} ({'BN' if group.paper and arm.norm == group.paper.norm else arm.name})"
-
-
-def _range(arm: Arm) -> str:
-    return " / ".join(dict.fromkeys(run.progress for run in arm.runs))
 
 
 def _cell(values: Sequence[float | None], digits: int) -> str:

@@ -19,11 +19,10 @@ def write_report(found: Sequence[Found], path: Path, title: str = "normrnn repor
         with path.open("rb") as file:
             if file.read(len(MARK)) not in (MARK.encode(), b""):
                 raise UserError(f"{path} is there and is no report: not overwriting it")
-    text = page(found, title)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(page(found, title), encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -12,7 +12,7 @@ from normrnn.train.display import Display, Status
 from normrnn.train.rundir import METRICS
 
 DIRECTORY = "tensorboard"
-SCALARS = ("loss", "fer", "batch_ppl", "grad_norm", "lr")
+SCALARS = ("loss", "bpc", "fer", "batch_ppl", "grad_norm", "lr")
 
 
 def require_tensorboard() -> None:

@@ -1,0 +1,147 @@
+"""`normrnn report`, `compare` with its report, and both from Python."""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import normrnn
+from normrnn.cli import main
+from normrnn.errors import UsageError, UserError
+from normrnn.recipes import read_config
+from normrnn.recipes.config import Config
+from normrnn.recipes.jsonio import to_dict
+from normrnn.report.groups import command
+from normrnn.report.runs import load
+from tests.report.made_runs import make_run
+
+Cli = Callable[..., tuple[int, str, str]]
+TINY: dict[str, Any] = {"model": {"hidden": 12}, "train": {"batch": 8, "steps": 5, "log_every": 5}}
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Call the command line: exit code, standard output, standard error."""
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exited:
+            main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        assert isinstance(exited.value.code, int)
+        assert "Traceback" not in captured.err
+        return exited.value.code, captured.out, captured.err
+
+    return call
+
+
+def test_report_pictures_and_markdown(cli: Cli, tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, norm=norm, epochs=2) for norm in ("none", "frame")]
+    html, png = tmp_path / "out" / "my.html", tmp_path / "png"
+    code, out, err = cli("report", *runs, "-o", html, "--png", png, "--markdown")
+    assert code == 0
+    assert html.read_text().startswith("<!doctype html>")
+    names = ("updates", "epochs", "seconds")
+    expected = {f"ptb-small-curves-{name}.png" for name in names}
+    expected |= {f"ptb-small-{name}.png" for name in ("gap", "grad-norm", "lr")}
+    assert {path.name for path in png.iterdir()} == expected
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in png.iterdir())
+    assert "| Small LSTM (BN) | 2 of 15 |" in out
+    assert f"report: {html}" in err
+    assert "report:" not in out
+
+
+def test_wrong_calls(cli: Cli, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs", until=100)
+    (tmp_path / "file").write_text("mine")
+    for arguments, expected, said in (
+        ([], 2, "at least one run directory"),
+        ([tmp_path / "nowhere"], 1, "nowhere does not exist"),
+        ([tmp_path / "file"], 1, "is a file, not a run directory"),
+        ([run, "-o", tmp_path / "file"], 1, "is no report: not overwriting it"),
+        ([run, "-o", tmp_path], 1, "is a directory"),
+        ([run, "-o", "/proc/nowhere/report.html"], 1, "cannot be written"),
+    ):
+        code, _, err = cli("report", *arguments)
+        assert code == expected, arguments
+        assert said in err
+        assert len(err.strip().splitlines()) == 1
+    assert (tmp_path / "file").read_text() == "mine"
+    assert cli("report", run, "--colour")[0] == 2
+
+
+def test_missing_matplotlib_is_said(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run = make_run(tmp_path, until=100)
+    code, _, err = cli("report", run, "-o", tmp_path / "r.html")
+    assert code == 1
+    assert "pip install 'normrnn[report]'" in err
+    assert list(tmp_path.glob("*.html*")) == []
+
+
+def test_the_command_in_the_report_repeats_the_run(
+    cli: Cli, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the settings, the flags give the same config back; the data goes by its name."""
+    values = to_dict(tiny)
+    values |= {"norm": "frame", "seed": 7}
+    values["text"]["unknown"] = False
+    values["model"]["gamma"] = 0.1
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(values))
+    caught: list[Config] = []
+
+    def catch(config: Config, *_: object) -> int:
+        caught.append(config)
+        return 0
+
+    monkeypatch.setattr("normrnn.commands.train.train_and_report", catch)
+    words = shlex.split(command(load(tmp_path / "run")))
+    assert words[0] == "normrnn"
+    assert cli(*words[1:])[0] == 0
+    assert caught == [read_config(values | {"data": Path(values["data"]).name})]
+
+
+def test_compare_from_python(
+    text_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "both"
+    runs = normrnn.compare("ptb-small", out=out, data=text_dir, epochs=2, **TINY)
+    assert [run.path.name for run in runs] == ["none-1", "frame-1"]
+    assert all(run.finished for run in runs)
+    assert runs[0].config["model"]["hidden"] == 12
+    assert runs[1].rows == normrnn.report.load(out / "frame-1").rows
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    report = (out / "report.html").read_text()
+    assert "normrnn compare ptb-small" in report
+    assert "threads" in report
+    shown = capsys.readouterr().out
+    assert "report.html" in shown.replace("\n", "")
+    (place,) = runs[0].environments
+    assert place.keys() == {
+        *("normrnn", "torch", "numpy", "python", "cpu", "cores", "threads", "system")
+    }
+    figure = normrnn.report.figure(runs)
+    assert [axes.get_xlabel() for axes in figure.axes[:2]] == [
+        "updates",
+        "seconds spent in updates",
+    ]
+    assert len(normrnn.report.figure(out / "none-1").axes) == 3
+
+
+def test_wrong_comparisons_from_python(tmp_path: Path) -> None:
+    for arguments, kind, said in (
+        ({"recipe": "ptb-smal"}, UsageError, "did you mean ptb-small"),
+        ({"norms": ("none", "layer")}, UsageError, "'layer'"),
+        ({"seeds": 0}, UsageError, "--seeds must be at least 1"),
+        ({"model": {"hiden": 3}}, UserError, "unknown field model.hiden"),
+        ({"epochs": "two"}, UserError, "epochs should be int"),
+    ):
+        with pytest.raises(kind, match=said):
+            normrnn.compare(**{"recipe": "ptb-small", "out": tmp_path / "out", **arguments})
+    assert not (tmp_path / "out").exists()
