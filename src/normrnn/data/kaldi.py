@@ -3,6 +3,7 @@
 import hashlib
 import io
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,9 +12,9 @@ from time import process_time
 import numpy as np
 from numpy.typing import NDArray
 
-from normrnn.data.archive import Unusable, locate, read_matrix, read_table
+from normrnn.data.archive import Entry, Unusable, locate, read_matrix, read_table
 from normrnn.data.audio import Sound, check_not_silent, read_sound
-from normrnn.data.extras import speech_extra, versions
+from normrnn.data.extras import versions
 from normrnn.data.features import FRAME_SHIFT, add_deltas, fbank
 from normrnn.data.pdfs import Labels, class_count, read_alignments
 from normrnn.data.preparation import Job, Prepared, Utterance
@@ -123,7 +124,7 @@ def _utterances(side: Side, labels: Labels, split: str, allow_pipes: bool) -> li
     speakers = _optional(side.data / "utt2spk")
     texts = _optional(side.data / "text") or {}
     found = []
-    for key in sources.keys() | labels.keys():
+    for key in sorted(sources.keys() | labels.keys()):
         source, problem = sources.get(key), ""
         speaker = key if speakers is None else speakers.get(key, "")
         if source is None:
@@ -181,14 +182,15 @@ def _optional(path: Path) -> dict[str, str] | None:
 
 
 def _given(source: Source, key: str) -> NDArray[np.float32]:
-    if source.target.endswith("|"):
-        stream = io.BytesIO(_output(source.target))
+    if not source.target.endswith("|"):
+        return read_matrix(locate(source.target, source.folder), key)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "matrix"
+        path.write_bytes(_output(source.target))
         try:
-            return np.asarray(speech_extra("kaldiio").load_mat(stream), dtype=np.float32)
-        # kaldiio raises whatever its parser meets; any of it means the same to the user.
-        except Exception as error:
-            raise Unusable(f"{source.target} writes no matrix ({error})") from None
-    return read_matrix(locate(source.target, source.folder), key)
+            return read_matrix(Entry(path, None), key)
+        except Unusable:
+            raise Unusable(f"its command writes no matrix: {source.target}") from None
 
 
 @lru_cache(maxsize=1)

@@ -6,6 +6,7 @@ these are good. A preparation that was killed cuts the archives there and goes o
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -192,7 +193,7 @@ class _Journal:
         self.dim: int | None = next((r["dim"] for r in self.records if "dim" in r), None)
         self._files: dict[str, IO[bytes]] = {}
         self._committed = 0
-        self._time = time.monotonic()
+        self._time = -math.inf  # the first result is on disk at once
 
     def __enter__(self) -> "_Journal":
         ends = self.records[-1]["ends"] if self.records else [0] * len(ARCHIVES)
