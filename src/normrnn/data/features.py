@@ -45,9 +45,11 @@ def add_deltas(features: NDArray[np.float32]) -> NDArray[np.float32]:
     last frame are repeated beyond the edges. So delta-deltas are not the deltas of the deltas near
     an edge.
 
-    >>> add_deltas(np.array([[0.0], [0.0], [1.0]], dtype=np.float32)).round(2).tolist()
-    [[0.0, 0.20000000298023224, 0.14000000059604645], [0.0, 0.30000001192092896, \
-0.09000000357627869], [1.0, 0.30000001192092896, -0.019999999552965164]]
+    >>> for row in add_deltas(np.array([[0.0], [0.0], [1.0]], dtype=np.float32)):
+    ...     print([f"{value:.2f}" for value in row])
+    ['0.00', '0.20', '0.09']
+    ['0.00', '0.30', '0.05']
+    ['1.00', '0.30', '-0.05']
     """
     steps = len(features)
     orders = [features]
