@@ -80,8 +80,8 @@ def test_never_more_processes_than_jobs(
     assert [arm.state for arm in arms] == ["done"] * 6
 
 
-def test_ctrl_c_stops_all_arms_with_checkpoints(tiny: LanguageConfig, tmp_path: Path) -> None:
-    out = tmp_path / "stopped"
+def _started(tiny: LanguageConfig, out: Path) -> tuple[subprocess.Popen[bytes], list[Path]]:
+    """A long comparison whose two arms have both begun, and their directories."""
     arguments = ["compare", "ptb-small", "--data", tiny.data, "--out", str(out), "--epochs", "500"]
     arguments += ["--model.hidden", "12", "--train.batch", "8", "--train.log-every", "5"]
     process = subprocess.Popen(
@@ -90,16 +90,32 @@ def test_ctrl_c_stops_all_arms_with_checkpoints(tiny: LanguageConfig, tmp_path: 
         stderr=subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    metrics = [out / name / "metrics.jsonl" for name in ("none-1", "frame-1")]
+    runs = [out / name for name in ("none-1", "frame-1")]
     deadline = time.monotonic() + 120
-    while not all(path.exists() and path.stat().st_size for path in metrics):
+    while not all((run / "metrics.jsonl").exists() for run in runs):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    return process, runs
+
+
+def test_ctrl_c_stops_all_arms_with_checkpoints(tiny: LanguageConfig, tmp_path: Path) -> None:
+    process, runs = _started(tiny, tmp_path / "stopped")
     process.send_signal(signal.SIGINT)
     shown, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"goes on from the checkpoints" in shown
-    for path in metrics:
-        assert (path.parent / "checkpoint.pt").exists()
-        assert "stopped; the same command" in (path.parent / "log.txt").read_text()
+    for run in runs:
+        assert (run / "checkpoint.pt").exists()
+        assert "stopped; the same command" in (run / "log.txt").read_text()
+
+
+def test_arms_end_with_a_comparison_that_was_killed(tiny: LanguageConfig, tmp_path: Path) -> None:
+    process, runs = _started(tiny, tmp_path / "killed")
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 60
+    while not all("stopped; the same" in (run / "log.txt").read_text() for run in runs):
+        assert time.monotonic() < deadline, "the arms outlive their parent"
+        time.sleep(0.1)
+    assert all((run / "checkpoint.pt").exists() for run in runs)
