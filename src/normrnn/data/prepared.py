@@ -8,13 +8,12 @@
 `preparation` writes it, `speech` reads it. Features are not normalised.
 """
 
-import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from normrnn.errors import UserError
+from normrnn.files import write_whole
 
 FORMAT = "normrnn speech 1"
 SPLITS = ("train", "dev")
@@ -58,14 +57,4 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """A text file, replaced whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+    write_whole(path, text.encode())

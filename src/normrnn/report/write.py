@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from normrnn.errors import UserError
+from normrnn.files import write_whole
 from normrnn.report.groups import groups
 from normrnn.report.page import MARK, page
 from normrnn.report.pictures import pictures, png
@@ -19,13 +20,11 @@ def write_report(found: Sequence[Found], path: Path, title: str = "normrnn repor
         with path.open("rb") as file:
             if file.read(len(MARK)) not in (MARK.encode(), b""):
                 raise UserError(f"{path} is there and is no report: not overwriting it")
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(page(found, title), encoding="utf-8")
-        temporary.replace(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+    write_whole(path, page(found, title).encode())
 
 
 def write_pictures(found: Sequence[Found], directory: Path) -> list[Path]:

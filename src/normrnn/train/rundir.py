@@ -7,7 +7,6 @@ needed to go on), vocabulary.json; evaluation.json from `normrnn evaluate`.
 import contextlib
 import io
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from normrnn.errors import UsageError, UserError
+from normrnn.files import write_whole
 from normrnn.recipes import read_config
 from normrnn.recipes.config import Config
 from normrnn.recipes.jsonio import differences, to_dict
@@ -74,24 +74,7 @@ class RunDirectory:
 
     def write(self, name: str, content: bytes | memoryview) -> None:
         """Replace a file whole or not at all."""
-        target, temporary = self.path / name, self.path / f".{name}.tmp"
-        try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-            directory = os.open(self.path, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise UserError(
-                f"{target} cannot be written: {error.strerror or error}; what was there is kept"
-            ) from None
+        write_whole(self.path / name, content)
 
     def read(self, name: str) -> bytes:
         """The bytes of a file that must be there."""

@@ -1,0 +1,29 @@
+"""Files that are there whole or not at all."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from normrnn.errors import UserError
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Replace a file through to the disk; UserError, and the old one kept, if that fails."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise UserError(
+            f"{path} cannot be written: {error.strerror or error}; what was there is kept"
+        ) from None
