@@ -12,15 +12,18 @@ from normrnn.report.compare import (
     best,
     epoch_averages,
     first_below,
+    gap,
+    rate,
     savings,
     sentence,
+    statistics_sentence,
     trailing_average,
     verdict,
 )
 from normrnn.report.groups import Group
 from normrnn.report.pictures import figure, save
 from normrnn.report.runs import Run, load
-from normrnn.report.tables import runs_table
+from normrnn.report.tables import paper_table, runs_table
 
 
 def _train(updates: int, epoch: int, loss: float, count: int = 10) -> dict:
@@ -124,3 +127,53 @@ def test_table_and_picture(tmp_path: Path) -> None:
     assert "not begun" in text
     save(figure(runs), tmp_path / "new" / "curves.png")
     assert (tmp_path / "new" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_unfinished_runs_are_compared_as_far_as_both_got() -> None:
+    """The baseline has gone on to losses that the other has not had time for."""
+    baseline = _run("none", [5, 4, 3, 3, 2, 2])
+    other = _run("frame", [4, 3, 2.5, 2.5])
+    other.config["epochs"] = 3
+    (text,) = verdict([baseline, other])
+    assert "best training loss of 3.000 nats" in text  # that of two epochs, not of three
+    assert "25% fewer updates" in text  # 15 instead of 20
+    assert "was 20.1 against the baseline's 33.1" in text  # e^3 and e^3.5
+    assert "compared are the updates that both have" in text
+    (text,) = verdict([baseline, _run("frame", [4, 3, 2.5, 2.5])])  # finished as asked
+    assert "No saving: the frame-wise normalised network did not reach" in text
+    assert "was 20.1 against the baseline's 12.2" in text
+
+
+def test_finished_seeds_alone_are_averaged() -> None:
+    runs = [_run(norm, [5, 4, 3, 3], seed) for seed in (1, 2) for norm in ("none", "frame")]
+    late = [_run(norm, [9, 9], 3) for norm in ("none", "frame")]
+    for run in late:
+        run.config["epochs"] = 2
+    (text,) = verdict([*runs, *late])
+    assert "(mean of 2 seeds)" in text
+    assert "33.1 ± 0.0" in text
+    assert "1 more seed had not finished." in text
+    rows = paper_table(Group("mine", "", [*runs, *late])).rows
+    assert rows[0][1:] == ["all 2 (2 of 3 seeds)", "20.1 ± 0.0", "33.1 ± 0.0"]
+
+
+def test_gap_and_rate() -> None:
+    run = _run("none", [5, 4, 3, 3])
+    # Two rows of ten tokens, pooled: (5 + 4) / 2; the validation lies half a nat above the second.
+    assert [row["gap"] for row in gap(run)] == pytest.approx([0.0, 0.5])
+    assert [row["updates"] for row in gap(run)] == [10, 20]
+    assert rate(run) == 40 / 10
+
+
+def test_batch_and_population_statistics_in_words() -> None:
+    runs = [_run(norm, [5, 4, 3, 3], seed) for seed in (1, 2) for norm in ("none", "frame")]
+    for run in runs:
+        for row in run.rows:
+            if row.get("statistics") == "batch":
+                row["loss"] += 0.1
+            if row.get("statistics") == "recalibrated" and run.seed == 1:
+                row["loss"] -= 0.1
+    text = statistics_sentence(runs)
+    assert "36.6 ± 0.0, 3.5 above the baseline's 33.1 ± 0.0 (worse in 2 of 2 seeds)" in text
+    assert "31.5 ± 2.2, 1.6 below the baseline's 33.1 ± 0.0 (worse in 0 of 2 seeds)" in text
+    assert statistics_sentence(runs[:1]) == ""

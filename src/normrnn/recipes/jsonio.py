@@ -63,15 +63,20 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     >>> differences(TextConfig(), TextConfig(level="char"))
     {'level': ('word', 'char')}
     """
-    a, b = _flat(to_dict(old)), _flat(to_dict(new))
+    a, b = flat(to_dict(old)), flat(to_dict(new))
     return {k: (a.get(k), b.get(k)) for k in [*a, *(b.keys() - a.keys())] if a.get(k) != b.get(k)}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values under dotted names.
+
+    >>> flat({"seed": 1, "model": {"hidden": 200}})
+    {'seed': 1, 'model.hidden': 200}
+    """
+    found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
+            found |= flat(value, f"{prefix}{name}.")
         else:
-            flat[f"{prefix}{name}"] = value
-    return flat
+            found[f"{prefix}{name}"] = value
+    return found

@@ -1,7 +1,7 @@
 """How two arms of an experiment compare: the figures behind the tables and the sentences."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import mean, stdev
 from typing import NamedTuple
@@ -173,21 +173,31 @@ def _arm_verdict(norm: str, baselines: Sequence[Run], others: Sequence[Run]) -> 
     if baselines and not every:
         return f"No seed is common to the baseline and the {network(norm)}: no verdict."
     both = _comparable(every)
-    going = not all(run.finished for pair in both for run in pair)
+    going = not any(all(run.finished for run in pair) for pair in every)
     found = savings(*([pair[i] for pair in both] for i in (0, 1)))
     parts = [sentence(norm, found, compared=bool(both), going=going)]
     parts += [speeds(both)] if both and not found else [validation(both)] if both else []
     if going and found:
-        parts.append("Not all of these runs have finished: this can still change.")
+        parts.append(
+            "Not all of these runs have finished: compared are the updates that both have, and"
+            " this can still change."
+        )
     if left := len(every) - len(both):
         parts.append(f"{left} more seed{'s' if left > 1 else ''} had not finished.")
     return " ".join(part for part in parts if part)
 
 
 def _comparable(both: Sequence[tuple[Run, Run]]) -> list[tuple[Run, Run]]:
-    """Pairs that have finished, or all where none has: a mean over both kinds says nothing."""
+    """Pairs that have finished, or all, as far as both got, where none has."""
     finished = [pair for pair in both if all(run.finished for run in pair)]
-    return finished or list(both)
+    return finished or [_as_far(*pair) for pair in both]
+
+
+def _as_far(*runs: Run) -> tuple[Run, Run]:
+    """Both runs up to the last update that both have."""
+    last = min(run.updates for run in runs)
+    a, b = (replace(r, rows=[row for row in r.rows if row["updates"] <= last]) for r in runs)
+    return a, b
 
 
 def sentence(
@@ -206,10 +216,9 @@ def sentence(
     loss = mean(s.loss for s in found)
     if len(reached) < len(found):
         of = f" in {len(found) - len(reached)} of {len(found)} seeds" if len(found) > 1 else ""
-        did = "has not reached" if going else "did not reach"
         return (
-            f"No saving: the {network(norm)} {did} the baseline's best training loss"
-            f" of {loss:.3f} nats{of}{' yet' if going else ''}."
+            f"No saving{' so far' if going else ''}: the {network(norm)} did not reach the"
+            f" baseline's best training loss of {loss:.3f} nats{of}."
         )
     updates = 1 - mean(o.updates / b.updates for b, o in reached)
     seconds = 1 - mean(o.seconds / b.seconds for b, o in reached)

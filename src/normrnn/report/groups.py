@@ -7,9 +7,9 @@ from pathlib import PurePath
 from typing import Any
 
 from normrnn.recipes import RECIPES, recipe
-from normrnn.recipes.jsonio import to_dict
+from normrnn.recipes.jsonio import flat, to_dict
 from normrnn.report.measure import PAPER, Measure, Paper, measure
-from normrnn.report.runs import Found, Run, flat
+from normrnn.report.runs import Found, Run
 
 _APART = ("norm", "seed")
 # What changes nothing in the curves of a run, or only in those of a normalised one.
@@ -121,9 +121,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 def _key(run: Run) -> tuple[tuple[str, str], ...]:
     left_out = (*_APART, *_HARMLESS, *_NORMALISER)
     return tuple(
-        (name, str(value))
-        for name, value in sorted(run.settings.items())
-        if name not in left_out
+        (name, str(value)) for name, value in sorted(run.settings.items()) if name not in left_out
     )
 
 

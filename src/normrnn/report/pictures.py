@@ -198,8 +198,8 @@ def _curve(
             color=colour,
             marker=mark,
             markersize=3.5,
-            linewidth=0.9 if several else 1.7,
-            alpha=0.7 if several else 1.0,
+            linewidth=1.0 if several else 1.7,
+            alpha=0.8 if several else 1.0,
             label="" if several else label,
         )
     if several:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from normrnn.errors import UserError
 from normrnn.recipes import RECIPES, recipe
-from normrnn.recipes.jsonio import to_dict
+from normrnn.recipes.jsonio import flat, to_dict
 
 Row = dict[str, Any]
 
@@ -219,18 +219,3 @@ def _locked(path: Path) -> bool:
     except (ImportError, OSError):
         return False
     return False
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values under dotted names.
-
-    >>> flat({"seed": 1, "model": {"hidden": 200}})
-    {'seed': 1, 'model.hidden': 200}
-    """
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
