@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
+from benchmarks.machine import peak_growth
 from normrnn.data.speech import SpeechCorpus, SpeechSplit
 from normrnn.recipes.speech import SpeechConfig, librispeech_mini
 from normrnn.train.display import PlainDisplay
@@ -24,7 +25,11 @@ CLASSES, DIM = 5126, 123
 SHAPES = {  # utterances, shortest, longest
     "nearly equal lengths": (24, 760, 800),
     "ragged": (24, 200, 800),
-    "librispeech-mini": (8, 200, 400),
+    "librispeech-mini": (16, 200, 400),
+}
+LONGEST = {  # batches that need the most memory
+    "wsj": (24, 1300, 1300),
+    "librispeech-mini": (16, 400, 400),
 }
 
 
@@ -102,17 +107,30 @@ def engine(config: SpeechConfig, split: SpeechSplit, where: Path) -> Callable[[]
     return update
 
 
-def contenders(shape: str, where: Path) -> tuple[dict[str, Callable[[], None]], int]:
-    """Updates by label, and frames per update."""
-    batch, shortest, longest = SHAPES[shape]
+def made(batch: int, shortest: int, longest: int, where: Path) -> tuple[SpeechConfig, SpeechSplit]:
+    """The recipe for a split that is one batch of noise."""
     lengths = torch.linspace(longest, shortest, batch).round().int().tolist()
     split = _Made([str(i) for i in range(batch)], lengths, where, CLASSES, DIM, [], [])
-    features = [split.features(i) for i in range(batch)]
-    labels = [split.labels(i) for i in range(batch)]
     config = librispeech_mini()
-    config = replace(config, train=replace(config.train, batch=batch, piece_frames=0))
+    return replace(config, train=replace(config.train, batch=batch, piece_frames=0)), split
+
+
+def contenders(shape: str, where: Path) -> tuple[dict[str, Callable[[], None]], int]:
+    """Updates by label, and frames per update."""
+    config, split = made(*SHAPES[shape], where)
+    features = [split.features(i) for i in range(len(split.lengths))]
+    labels = [split.labels(i) for i in range(len(split.lengths))]
     found = {"nn.LSTM, padded": hand_written(features, labels, packed=False)}
     for norm in ("none", "sequence"):
         found[f"normrnn, norm {norm}"] = engine(replace(config, norm=norm), split, where)
     found["nn.LSTM, packed"] = hand_written(features, labels, packed=True)
-    return found, sum(lengths)
+    return found, sum(split.lengths)
+
+
+def print_memory(where: Path) -> None:
+    """Peak of an update with the longest batch, over the process before it; any corpus."""
+    for name, shape in LONGEST.items():
+        for norm in ("none", "sequence"):
+            config, split = made(*shape, where)
+            update = engine(replace(config, norm=norm), split, where)
+            print(f"{name:<20} norm {norm:<10} {peak_growth(update):>7,.0f} MiB", flush=True)

@@ -1,6 +1,7 @@
 """Tokens and frames per second of the training engine beside minimal hand-written loops.
 
     python -m benchmarks.training [--recipes ptb-small,ptb-medium] [--speech SHAPE,...]
+    python -m benchmarks.training --memory
 
 The same network, batch, clipping and step, written down with `torch.nn.LSTM` in the fewest lines,
 against `Trainer.update` with and without normalisation. The contenders take turns in one process
@@ -133,10 +134,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--memory", action="store_true", help="peak of a speech update, no speed")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rounds, updates = options.rounds, options.updates
     with tempfile.TemporaryDirectory() as where:
+        if options.memory:
+            speech_training.print_memory(Path(where))
+            return
         for name in filter(None, options.recipes.split(",")):
             found, tokens = text_contenders(name, rounds * updates, Path(where))
             measure(name, found, tokens, "tokens", rounds, updates)
