@@ -12,10 +12,13 @@ from normrnn.errors import UserError
 COMMANDS = {
     "train": "train a recipe, or go on with a run",
     "recipes": "list the recipes and what they reproduce",
-    "evaluate": "perplexities of a trained run, under all statistics",
+    "evaluate": "losses of a trained run, under all statistics",
     "report": "write a report of runs: verdict, curves, tables",
     "compare": "train a recipe with several normalisations and compare them",
-    "prepare": "check the data of a recipe",
+    "search": "search the settings of a recipe, every arm with each",
+    "gradients": "what back-propagation does: gradients of the states, step by step",
+    "prepare": "check or make the data of a recipe",
+    "posteriors": "write an acoustic model's outputs for Kaldi",
     "score": "score a text with a trained run",
     "sample": "let a trained run write",
 }

@@ -8,8 +8,9 @@ I input, H hidden, G gates (RNN 1, GRU 3, LSTM 4), D directions, L layers.
 Parameters go by the names of the layers' state dict: ``weight_ih_l0``, ``norm_l0_reverse.bias``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -19,6 +20,9 @@ Cell = Literal["tanh", "relu", "lstm", "gru"]
 Norm = Literal["sequence", "frame", "hidden"]
 State = tuple[Tensor, Tensor]
 Parameters = Mapping[str, Tensor]
+Watch = Callable[[str, str, int, Tensor], None]
+"""Called with layer and direction ("l0_reverse"), what it is, t, and its rows (n, features):
+"sums" before the appendix's BN, "pre", what the non-linearities see, and "h", the states."""
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -53,6 +57,7 @@ def stack(
     parameters: Parameters,
     settings: Settings,
     state: State | None = None,
+    watch: Watch | None = None,
 ) -> Result:
     """Section 3: a stack of layers, each of one or two directions.
 
@@ -76,7 +81,8 @@ def stack(
         for suffix in suffixes:
             own, updated = _of_direction(parameters, f"_l{level}{suffix}")
             start = (state[0][len(last_h)], state[1][len(last_h)])
-            output, (h, c) = direction(x, lengths, own, settings, suffix != "", start, updated)
+            see = None if watch is None else partial(watch, f"l{level}{suffix}")
+            output, (h, c) = direction(x, lengths, own, settings, suffix != "", start, updated, see)
             outputs.append(output)
             last_h.append(h)
             last_c.append(c)
@@ -93,6 +99,7 @@ def direction(
     reverse: bool,
     state: State,
     updated: dict[str, Tensor],
+    see: Callable[[str, int, Tensor], None] | None = None,
 ) -> tuple[Tensor, State]:
     """Section 3: one direction of one layer over (T, B, I); ``updated`` collects new buffers.
 
@@ -118,7 +125,9 @@ def direction(
         if not running[t]:
             continue
         rows = torch.tensor(running[t])
-        new_h, new_c = step(slices[t], (h[rows], c[rows]), p, settings, t, summed)
+        new_h, new_c = step(slices[t], (h[rows], c[rows]), p, settings, t, summed, see)
+        if see is not None:
+            see("h", t, new_h)
         h, c = h.index_copy(0, rows, new_h), c.index_copy(0, rows, new_c)
         outputs[t] = outputs[t].index_copy(0, rows, new_h)
     if settings.norm == "hidden":
@@ -127,7 +136,13 @@ def direction(
 
 
 def step(
-    wx: Tensor, state: State, p: Parameters, settings: Settings, t: int, summed: dict
+    wx: Tensor,
+    state: State,
+    p: Parameters,
+    settings: Settings,
+    t: int,
+    summed: dict,
+    see: Callable[[str, int, Tensor], None] | None = None,
 ) -> State:
     """One time step: ``wx`` (n, G·H) is W_x x_t, normalised already unless norm is "hidden"."""
     h, c = state
@@ -137,13 +152,17 @@ def step(
 
     def bn(rows: Tensor, first: int) -> Tensor:
         """The appendix's BN of features ``first``…; the identity for the other norms."""
-        if settings.norm != "hidden":
-            return rows
-        summed.setdefault(t, []).append(rows)
-        own = _normaliser(p)
-        for name in own.keys() - {"norm.num_batches_tracked"}:
-            own[name] = own[name][..., first : first + rows.shape[1]]
-        return _normalise_slice(rows, t, own, settings)
+        normalised = rows
+        if settings.norm == "hidden":
+            summed.setdefault(t, []).append(rows)
+            own = _normaliser(p)
+            for name in own.keys() - {"norm.num_batches_tracked"}:
+                own[name] = own[name][..., first : first + rows.shape[1]]
+            normalised = _normalise_slice(rows, t, own, settings)
+        if see is not None:
+            see("sums", t, rows)
+            see("pre", t, normalised)
+        return normalised
 
     if settings.cell == "lstm":
         return _lstm(bn(wx + wh, 0), c, p)

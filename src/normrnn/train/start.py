@@ -9,12 +9,14 @@ import torch
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes.config import Config
 from normrnn.recipes.language import LanguageConfig
+from normrnn.recipes.speech import SpeechConfig
 from normrnn.train.display import Display
 from normrnn.train.environment import record
 from normrnn.train.interrupt import Interrupt
 from normrnn.train.language import open_language
 from normrnn.train.loop import Trainer
 from normrnn.train.rundir import CONFIG, RunDirectory, changed_fields
+from normrnn.train.speech import open_speech
 from normrnn.train.task import Experiment
 
 
@@ -29,7 +31,7 @@ def train(
     `display` is made from the number of epochs and the name of what is counted.
     """
     device = _device(config.device)
-    experiment = _open(config)
+    experiment = open_experiment(config)
     config = dataclasses.replace(config, data=experiment.where, data_sha256=experiment.sha256)
     run = RunDirectory(out)
     run.create()
@@ -64,9 +66,12 @@ def train(
     say(f"{out} is finished: {config.epochs} epochs.")
 
 
-def _open(config: Config) -> Experiment:
+def open_experiment(config: Config) -> Experiment:
+    """The data of a config, found and read."""
     if isinstance(config, LanguageConfig):
         return open_language(config)
+    if isinstance(config, SpeechConfig):
+        return open_speech(config)
     raise TypeError(f"no task for {type(config).__name__}")
 
 

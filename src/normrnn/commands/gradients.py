@@ -1,0 +1,116 @@
+"""`normrnn gradients RUN|RECIPE`."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from normrnn.commands.options import parse, split_recipe
+from normrnn.errors import UsageError, UserError
+from normrnn.recipes.config import Config
+
+if TYPE_CHECKING:
+    from normrnn.train.task import Task
+
+Output = Annotated[Path, arg(aliases=["-o"], metavar="FILE")]
+
+
+def run(arguments: list[str]) -> int:
+    """Record gradients and spreads of a run or of an untrained recipe."""
+    if arguments and (Path(arguments[0]) / "config.json").exists():
+        return _of_runs(arguments)
+    default, rest = split_recipe("gradients", arguments)
+
+    def options(
+        config: Annotated[Config, arg(name="")] = default,
+        norms: str = "",
+        batches: int = 4,
+        output: Output = Path("gradients.json"),
+    ) -> None:
+        """Norms of dL/dh_t and spread of pre-activations at initialisation, step by step.
+
+        Of a trained run: normrnn gradients RUN [RUN ...] [--data ...] [-o FILE].
+
+        Args:
+            config: The experiment.
+            norms: Several normalisations at once, comma-separated; --norm unless given.
+            batches: Training batches to measure on.
+            output: JSON file; a picture of the same name is written beside it.
+        """
+        from normrnn.train.start import open_experiment
+
+        records = []
+        for norm in norms.split(",") if norms else [config.norm]:
+            one = replace(config, norm=norm)  # type: ignore[arg-type]
+            experiment = open_experiment(one)
+            records.append(_record(one, f"norm {norm}", _built(one, experiment), batches))
+        _write(records, output)
+
+    parse(options, f"gradients {default.recipe}", rest)
+    return 0
+
+
+def _of_runs(arguments: list[str]) -> int:
+    def options(
+        runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")],
+        data: str = "",
+        batches: int = 4,
+        output: Output = Path("gradients.json"),
+    ) -> None:
+        """Norms of dL/dh_t and spread of pre-activations of the best models, step by step.
+
+        Args:
+            runs: Run directories.
+            data: Where the data is now, if not where it was in training.
+            batches: Training batches to measure on.
+            output: JSON file; a picture of the same name is written beside it.
+        """
+        from normrnn.train.load import load
+        from normrnn.train.rundir import RunDirectory
+        from normrnn.train.start import open_experiment
+
+        records = []
+        for path in runs:
+            config = RunDirectory(path).config()
+            config = replace(config, data=data or config.data)
+            model = load(path)
+            task = _built(config, open_experiment(config))
+            try:
+                task.model.load_state_dict(model.state_dict())
+            except RuntimeError:
+                raise UserError(f"{config.data} is not what {path} was trained on") from None
+            records.append(_record(config, path.name, task, batches))
+        _write(records, output)
+
+    parse(options, "gradients RUN", arguments)
+    return 0
+
+
+def _built(config: Config, experiment: Any) -> "Task":
+    import torch
+
+    torch.manual_seed(config.seed)
+    return experiment.build(torch.device("cpu"))
+
+
+def _record(config: Config, label: str, task: "Task", batches: int) -> dict[str, Any]:
+    from normrnn.train.gradients import record, sentence
+
+    if batches < 1:
+        raise UsageError(f"--batches must be at least 1, not {batches}")
+    found = {"label": label, **record(config, task, batches)}
+    for name, layer in found["layers"].items():
+        print(f"{label}, {sentence(name, layer)}")
+    return found
+
+
+def _write(records: list[dict[str, Any]], output: Path) -> None:
+    from normrnn.report.study import gradients_figure, save
+
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    picture = output.with_suffix(".png")
+    save(gradients_figure(records), picture)
+    print(f"wrote {output} and {picture}")

@@ -1,0 +1,238 @@
+"""`normrnn search RECIPE`."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from tyro.conf import arg
+
+from normrnn.commands.options import parse, split_recipe
+from normrnn.errors import UsageError, UserError
+from normrnn.recipes.config import Config, Norm
+from normrnn.search.space import read_space, with_fields
+
+if TYPE_CHECKING:
+    from normrnn.search.study import Study
+
+
+def run(arguments: list[str]) -> int:
+    """Search the settings of a recipe."""
+    default, rest = split_recipe("search", arguments)
+
+    def options(
+        config: Annotated[Config, arg(name="")] = default,
+        trials: int = 52,
+        storage: Annotated[str, arg(metavar="URL")] = "",
+        study: str = "",
+        space: Annotated[Path | None, arg(metavar="FILE")] = None,
+        norms: str = "none,hidden",
+        sampler: str = "random",
+        pruner: str = "none",
+        workers: int = 1,
+        heartbeat: int = 60,
+        out: Annotated[Path | None, arg(metavar="DIR")] = None,
+    ) -> dict[str, Any]:
+        """Train every arm with the same settings, drawn from a space, and compare them.
+
+        A trial is one setting with all arms; its objective is the lower validation loss. The same
+        command, here or on another machine, joins the study; starting again goes on.
+
+        Args:
+            config: The experiment; the space and --norms set the rest.
+            trials: Settings of the study, over all workers.
+            storage: sqlite:///FILE (default: study.db in DIR), journal:FILE, or
+                postgresql://USER@HOST/DATABASE for workers on several machines.
+            study: Name of the study in the storage; the recipe's unless given.
+            space: JSON file: field to a list of values or to {"low", "high", "log"}; the paper's
+                unless given, where the paper has one.
+            norms: Arms of a trial, comma-separated; none is the baseline.
+            sampler: Optuna's: random, tpe, gp, cmaes, qmc, nsgaii, bruteforce.
+            pruner: Optuna's: none, median, hyperband, successivehalving.
+            workers: Processes of this command, one thread each unless --threads says otherwise.
+            heartbeat: Seconds between signs of life in a database; a worker silent for three
+                times as long is dead, and its trial is run again.
+            out: Run directories and results; runs/RECIPE-search unless given.
+        """
+        return dict(locals())
+
+    chosen = parse(options, f"search {default.recipe}", rest)
+    chosen = {k: v for k, v in chosen.items() if k != "default"}
+    config, norms = chosen["config"], tuple(dict.fromkeys(chosen["norms"].split(",")))
+    _check(config, default, norms, chosen)
+    out = chosen["out"] or Path("runs") / f"{config.recipe}-search"
+    space = read_space(chosen["space"], config)
+    for norm in norms:
+        with_fields(config, {"norm": norm})
+    return _search(config, space, norms, out, chosen)
+
+
+def _check(config: Config, default: Config, norms: tuple[str, ...], chosen: dict[str, Any]) -> None:
+    if config.norm != default.norm:
+        raise UsageError(f"search takes --norms, as in --norms none,{config.norm}, not --norm")
+    unknown = [name for name in norms if name not in get_args(Norm)]
+    if unknown:
+        raise UsageError(f"--norms has {unknown[0]!r}, not one of {', '.join(get_args(Norm))}")
+    for name in ("trials", "workers", "heartbeat"):
+        if chosen[name] < 1:
+            raise UsageError(f"--{name} must be at least 1, not {chosen[name]}")
+
+
+def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str, Any]) -> int:
+    try:
+        from normrnn.search.study import Plan, Study, storage_errors
+    except ImportError:
+        raise UserError("search needs Optuna: pip install 'normrnn[search]'") from None
+    from normrnn.search.worker import Order
+    from normrnn.train.start import open_experiment
+
+    experiment = open_experiment(config)
+    config = replace(config, data=experiment.where, data_sha256=experiment.sha256)
+    plan = Plan(config, space, norms, chosen["sampler"], chosen["pruner"])
+    storage = chosen["storage"]
+    if not storage:
+        out.mkdir(parents=True, exist_ok=True)
+        storage = f"sqlite:///{(out / 'study.db').resolve()}"
+    name, trials, heartbeat = (
+        chosen["study"] or config.recipe,
+        chosen["trials"],
+        chosen["heartbeat"],
+    )
+    with storage_errors():
+        study = Study(name, storage, plan, trials, heartbeat)
+        study.reclaim()
+        order = Order(name, storage, trials, heartbeat, str(out), plan.to_json())
+        workers = [_Worker(out, k, order.send()) for k in range(chosen["workers"])]
+        try:
+            _watch(study, workers)
+        finally:
+            _stop(workers)
+        return _conclude(study, workers, out)
+
+
+class _Worker:
+    """A process that claims trials; what it says goes to a file."""
+
+    def __init__(self, out: Path, number: int, order: bytes) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.log = out / f"worker-{os.getpid()}-{number}.log"
+        with self.log.open("wb") as log:
+            # A group of its own: Ctrl-C in the terminal reaches only us, who pass it on once.
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "normrnn.search.worker"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | os.environ,
+            )
+        assert self.process.stdin is not None
+        with self.process.stdin as stdin:
+            stdin.write(order)
+
+    def last_words(self) -> str:
+        """Why it ended."""
+        code = self.process.returncode
+        if code < 0:
+            return f"was ended by signal {-code}"
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        said = [line for line in lines if line.strip()]
+        return said[-1].removeprefix("normrnn: ") if said else f"ended with exit code {code}"
+
+
+def _watch(study: "Study", workers: list[_Worker]) -> None:
+    """Show the study until our workers have ended."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with _shown(study) as show:
+            while any(worker.process.poll() is None for worker in workers):
+                time.sleep(0.5)
+                show()
+            show()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(workers: list[_Worker]) -> None:
+    """Ask what still runs to give its trial back, and wait until it has."""
+    for worker in workers:
+        if worker.process.poll() is None:
+            worker.process.send_signal(signal.SIGINT)
+    for worker in workers:
+        worker.process.wait()
+
+
+def _conclude(study: "Study", workers: list[_Worker], out: Path) -> int:
+    from normrnn.report.study import sentences, table, write
+
+    console = Console(highlight=False)
+    rows = study.rows()
+    if rows:
+        paper = study.plan.config.recipe == "ptb-char"
+        console.print(table(rows, paper=paper).rich())
+        for sentence in sentences(rows):
+            console.print(f"{sentence}.", soft_wrap=True)
+        for path in write(rows, out, paper=paper):
+            console.print(f"wrote {path}", soft_wrap=True)
+    console.print(f"{len(rows)} of {study.count} trials are done", soft_wrap=True)
+    if len(rows) < study.count:
+        failed = [worker for worker in workers if worker.process.returncode]
+        reason = f": a worker {failed[0].last_words()}" if failed else ""
+        raise UserError(f"the study is not finished{reason}; the same command goes on")
+    return 0
+
+
+@contextmanager
+def _shown(study: "Study") -> Iterator[Callable[[], None]]:
+    """A function that shows the study: a live table on a terminal, a line per trial elsewhere."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        seen: set[int] = set()
+        yield lambda: _print_new(study, seen, console)
+        return
+    with Live(_live(study), console=console, refresh_per_second=2) as live:
+        yield lambda: live.update(_live(study))
+
+
+def _print_new(study: "Study", seen: set[int], console: Console) -> None:
+    rows = study.rows()
+    for row in rows:
+        if row["trial"] not in seen:
+            seen.add(row["trial"])
+            arms = "  ".join(f"{arm} {_figure(found)}" for arm, found in row["arms"].items())
+            settings = " ".join(
+                f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
+                for k, v in row["settings"].items()
+            )
+            line = f"{len(seen)}/{study.count}  trial {row['trial']}  {settings}  {arms}"
+            console.print(line, soft_wrap=True)
+
+
+def _figure(found: dict[str, Any]) -> str:
+    return "diverged" if found["diverged"] else f"{found['loss']:.4f}"
+
+
+def _live(study: "Study", most: int = 12) -> Table:
+    rows, norms = study.rows(), study.plan.norms
+    running = sum(t.state.name == "RUNNING" for t in study.trials())
+    title = f"{study.name}: {len(rows)} of {study.count} trials done, {running} running"
+    shown = Table(title=title, caption=f"the best {most}" if len(rows) > most else None)
+    names = list(study.plan.space)
+    for name in ("trial", *(n.split(".")[-1] for n in names), *(f"norm {n}" for n in norms)):
+        shown.add_column(name, justify="right")
+    ranked = sorted(rows, key=lambda r: float("inf") if r["value"] is None else r["value"])
+    for row in ranked[:most]:
+        settings = [row["settings"].get(n, "") for n in names]
+        cells = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in settings]
+        arms = [_figure(row["arms"][n]) if n in row["arms"] else "" for n in norms]
+        shown.add_row(str(row["trial"]), *cells, *arms)
+    return shown

@@ -1,0 +1,389 @@
+"""A study: slots in a storage that any number of workers share.
+
+A study of N trials has N slots, each one setting. A slot is an Optuna trial that waits to be
+claimed; its setting is drawn when a worker claims it. When the worker dies, its trial fails and
+the slot is queued again with the same setting. So N settings end up accounted for, whoever comes
+and goes: a slot is done once, by the one trial that finished it.
+"""
+
+import contextlib
+import json
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from normrnn.errors import UsageError, UserError
+from normrnn.recipes import read_config
+from normrnn.recipes.config import Config
+from normrnn.recipes.jsonio import to_dict
+from normrnn.report.runs import flat
+from normrnn.search.space import Space
+
+SLOT, ARMS = "slot", "arms"
+"""User attributes of a trial: which slot it fills, what its arms came to."""
+IDENTITY = "normrnn"
+"""User attribute of a study: what it is about."""
+DONE = (TrialState.COMPLETE, TrialState.PRUNED)
+OPEN = (TrialState.WAITING, TrialState.RUNNING)
+GRACE = 3
+"""A worker is dead after this many heartbeats without a sign."""
+SAMPLERS = {
+    "random": "RandomSampler",
+    "tpe": "TPESampler",
+    "gp": "GPSampler",
+    "cmaes": "CmaEsSampler",
+    "qmc": "QMCSampler",
+    "nsgaii": "NSGAIISampler",
+    "bruteforce": "BruteForceSampler",
+}
+PRUNERS = {
+    "none": "NopPruner",
+    "median": "MedianPruner",
+    "hyperband": "HyperbandPruner",
+    "successivehalving": "SuccessiveHalvingPruner",
+}
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a study is about; workers share one only if they mean the same."""
+
+    config: Config
+    space: Space
+    norms: tuple[str, ...] = ("none", "hidden")
+    sampler: str = "random"
+    pruner: str = "none"
+
+    def __post_init__(self) -> None:
+        for what, name, known in (
+            ("sampler", self.sampler, SAMPLERS),
+            ("pruner", self.pruner, PRUNERS),
+        ):
+            if name not in known:
+                raise UsageError(f"no {what} {name!r}: there are {', '.join(sorted(known))}")
+
+    def identity(self) -> dict[str, Any]:
+        """Plain values. Where the data lies and how it is computed may differ between workers."""
+        config = to_dict(self.config)
+        for name in ("data", "device", "threads", "norm"):
+            del config[name]
+        names = ("norms", "sampler", "pruner", "space")
+        return json.loads(json.dumps({n: getattr(self, n) for n in names} | {"config": config}))
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        return {**self.identity(), "config": to_dict(self.config)}
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> "Plan":
+        """In another process."""
+        config, norms = read_config(values["config"]), tuple(values["norms"])
+        return Plan(config, values["space"], norms, values["sampler"], values["pruner"])
+
+
+def open_storage(url: str, heartbeat: int = 60) -> BaseStorage:
+    """sqlite:///FILE, postgresql://… or journal:FILE; UserError if it cannot be reached."""
+    if url.startswith("journal:"):
+        return _journal(Path(url.removeprefix("journal:")))
+    if "://" not in url:
+        raise UsageError(
+            f"--storage {url!r} is none of sqlite:///FILE, journal:FILE,"
+            " postgresql://USER@HOST/DATABASE"
+        )
+    scheme = url.split(":")[0]
+    try:
+        return _database(url, heartbeat)
+    except DBAPIError as error:
+        shown = make_url(url).render_as_string(hide_password=True)
+        reason = str(error.orig).strip().splitlines()[0]
+        raise UserError(f"the storage {shown} cannot be reached: {reason}") from None
+    except (ArgumentError, NoSuchModuleError, ImportError, ValueError) as error:
+        raise UsageError(f"--storage {scheme}://… cannot be used: {error}") from None
+    except (SQLAlchemyError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the storage {scheme}://… cannot be used: {reason}") from None
+
+
+def _database(url: str, heartbeat: int) -> RDBStorage:
+    scheme, rest = url.split("://", 1)
+    if scheme in ("postgres", "postgresql"):
+        url = f"postgresql+psycopg://{rest}"
+    options = {"timeout": 60} if scheme.startswith("sqlite") else {"connect_timeout": 10}
+    for attempt in range(5):
+        try:
+            with _quiet():
+                return RDBStorage(
+                    url,
+                    engine_kwargs={"connect_args": options, "pool_pre_ping": True},
+                    heartbeat_interval=heartbeat,
+                    grace_period=GRACE * heartbeat,
+                )
+        except DBAPIError as error:
+            # Two workers that make the tables at once: the slower one finds them made.
+            said = str(error).lower()
+            if attempt == 4 or not ("already exists" in said or "unique" in said):
+                raise
+            time.sleep(0.2 * (attempt + 1))
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _journal(path: Path) -> BaseStorage:
+    try:
+        if path.exists():
+            with path.open("rb") as file:
+                json.loads(file.readline() or b"{}")
+        return JournalStorage(JournalFileBackend(str(path)))
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"the journal {path} cannot be opened: {reason}") from None
+    except (ValueError, KeyError):
+        raise UserError(f"{path} is not a journal of Optuna's: not touching it") from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Optuna calls heartbeats experimental at every step."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield
+
+
+class Study:
+    """One study, as one worker sees it."""
+
+    def __init__(self, name: str, url: str, plan: Plan, count: int, heartbeat: int = 60) -> None:
+        """Begin the study or join it; UserError if there is another one under its name."""
+        self.name, self.plan, self.count, self.heartbeat = name, plan, count, heartbeat
+        self._opened = open_storage(url, heartbeat)
+        self.storage = optuna.storages.get_storage(self._opened)
+        journal = url.startswith("journal:")
+        self.locks = Path(f"{url.removeprefix('journal:')}.locks") if journal else None
+        self._held: dict[int, TextIOWrapper] = {}
+        with storage_errors():
+            self.optuna = self._join()
+            self.id = self.storage.get_study_id_from_name(name)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        if isinstance(self._opened, RDBStorage):
+            self._opened.remove_session()
+            self._opened.engine.dispose()
+
+    def _join(self) -> optuna.Study:
+        pruner = getattr(optuna.pruners, PRUNERS[self.plan.pruner])()
+        known = self.name in optuna.get_all_study_names(self.storage)
+        with _quiet():
+            study = optuna.create_study(
+                storage=self.storage, study_name=self.name, pruner=pruner, load_if_exists=True
+            )
+        mine = self.plan.identity()
+        if not known:
+            study.set_user_attr(IDENTITY, mine)
+            return study
+        theirs = self._identity_of(study)
+        if theirs is None:
+            raise UserError(f"the study {self.name!r} in this storage is not one of normrnn search")
+        a, b = flat(theirs), flat(mine)
+        changed = [k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
+        if changed:
+            said = ", ".join(
+                f"{k.removeprefix('config.')} was {a.get(k)}, is now {b.get(k)}" for k in changed
+            )
+            raise UserError(
+                f"the study {self.name!r} in this storage has other settings ({said}): use another"
+                " --study or --storage"
+            )
+        return study
+
+    @staticmethod
+    def _identity_of(study: optuna.Study) -> dict[str, Any] | None:
+        # Somebody may have made the study a moment ago and not said yet what it is about.
+        for _ in range(20):
+            if IDENTITY in study.user_attrs:
+                return study.user_attrs[IDENTITY]
+            if study.get_trials(deepcopy=False):
+                break
+            time.sleep(0.1)
+        return None
+
+    def trials(self, *states: TrialState) -> list[FrozenTrial]:
+        """The trials of our slots in these states, or in any."""
+        found = self.optuna.get_trials(deepcopy=False, states=states or None)
+        return [t for t in found if t.user_attrs.get(SLOT, self.count) < self.count]
+
+    def done(self) -> dict[int, FrozenTrial]:
+        """Slot -> the trial that finished it."""
+        return {t.user_attrs[SLOT]: t for t in reversed(self.trials(*DONE))}
+
+    def open_slots(self) -> None:
+        """Queue every slot that nobody has done, runs, or will run."""
+        trials = self.trials()
+        taken = {t.user_attrs[SLOT] for t in trials if t.state in (*DONE, *OPEN)}
+        drawn = {t.user_attrs[SLOT]: t.params for t in trials}
+        for slot in range(self.count):
+            if slot not in taken:
+                self.optuna.enqueue_trial(drawn.get(slot, {}), user_attrs={SLOT: slot})
+
+    def claim(self) -> Trial | None:
+        """A waiting slot that is ours from now on, with a sign of life; None if there is none."""
+        for waiting in self.trials(TrialState.WAITING):
+            trial_id = self._id_of(waiting)
+            # Before the claim: a worker killed right after it is missed all the same.
+            if not self._sign(trial_id, waiting.number):
+                continue
+            if self._set(trial_id, TrialState.RUNNING):
+                if self._only_one(waiting):
+                    slot = waiting.user_attrs[SLOT]
+                    self.optuna.sampler = self._sampler(slot)
+                    return Trial(self.optuna, trial_id)
+                self._set(trial_id, TrialState.FAIL)
+            self._unlock(waiting.number)
+        return None
+
+    def _only_one(self, mine: FrozenTrial) -> bool:
+        """Two workers may queue a dead one's slot at the same moment; it is run once."""
+        others = self.trials(TrialState.RUNNING, *DONE)
+        slot = mine.user_attrs[SLOT]
+        return not any(t.user_attrs[SLOT] == slot and t.number != mine.number for t in others)
+
+    def _sampler(self, slot: int) -> optuna.samplers.BaseSampler:
+        """Seeded by the slot: settings do not depend on who draws them, or when."""
+        name = SAMPLERS[self.plan.sampler]
+        seed = (self.plan.config.seed * 1_000_003 + slot) % 2**32
+        try:
+            with _quiet():
+                return getattr(optuna.samplers, name)(seed=seed)
+        except ImportError as error:
+            raise UserError(f"the sampler {self.plan.sampler} needs more: {error}") from None
+
+    def finish(self, trial: Trial, value: float | None) -> None:
+        """Its objective, or None if it was pruned; nothing if it was given up for dead."""
+        state = TrialState.PRUNED if value is None else TrialState.COMPLETE
+        self.optuna.tell(trial, value, state=state, skip_if_finished=True)
+
+    def give_back(self, trial: Trial) -> None:
+        """Not finished: somebody else may have it."""
+        self._set(trial._trial_id, TrialState.FAIL)
+        self.open_slots()
+
+    def reclaim(self) -> None:
+        """Queue again what dead workers had."""
+        if self.locks is None:
+            with _quiet():
+                optuna.storages.fail_stale_trials(self.optuna)
+        else:
+            for running in self.trials(TrialState.RUNNING):
+                if self._lock(running.number):
+                    self._set(self._id_of(running), TrialState.FAIL)
+                    self._unlock(running.number)
+        self.open_slots()
+
+    @contextlib.contextmanager
+    def alive(self, trial: Trial) -> Iterator[None]:
+        """Signs of life while inside."""
+        stop = threading.Event()
+
+        def beat() -> None:
+            while not stop.wait(self.heartbeat):
+                # A storage out of reach for a moment is no reason to die.
+                with contextlib.suppress(SQLAlchemyError, StorageInternalError):
+                    self._record(trial._trial_id)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        if self.locks is None:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            if self.locks is None:
+                thread.join()
+            else:
+                self._unlock(trial.number)
+
+    def _sign(self, trial_id: int, number: int) -> bool:
+        if self.locks is not None:
+            return self._lock(number)
+        try:
+            self._record(trial_id)
+        except (SQLAlchemyError, StorageInternalError):
+            return False  # somebody else signs this one at this moment
+        return True
+
+    def _record(self, trial_id: int) -> None:
+        with _quiet():
+            self.storage.record_heartbeat(trial_id)  # type: ignore[attr-defined]
+
+    def _lock(self, number: int) -> bool:
+        """A journal has no heartbeat; the system gives up the locks of a dead process."""
+        assert self.locks is not None
+        try:
+            import fcntl
+        except ImportError:  # no such lock on this system: whoever asks is believed
+            return True
+        self.locks.mkdir(parents=True, exist_ok=True)
+        file = (self.locks / f"{self.name}-{number}").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return False
+        self._held[number] = file
+        return True
+
+    def _unlock(self, number: int) -> None:
+        file = self._held.pop(number, None)
+        if file is not None:
+            file.close()
+
+    def _set(self, trial_id: int, state: TrialState) -> bool:
+        """Whether the trial changed its state: only one worker hears yes."""
+        try:
+            return self.storage.set_trial_state_values(trial_id, state)
+        except UpdateFinishedTrialError:
+            return False
+
+    def _id_of(self, trial: FrozenTrial) -> int:
+        return self.storage.get_trial_id_from_study_id_trial_number(self.id, trial.number)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The trial table: one row per finished slot."""
+        return [_row(slot, trial) for slot, trial in sorted(self.done().items())]
+
+
+def _row(slot: int, trial: FrozenTrial) -> dict[str, Any]:
+    """As trials.jsonl has it: JSON has no infinity."""
+    finite = trial.value is not None and trial.value < float("inf")
+    return {
+        "trial": slot,
+        "state": trial.state.name.lower(),
+        "value": trial.value if finite else None,
+        "settings": trial.params,
+        "arms": trial.user_attrs.get(ARMS, {}),
+    }
+
+
+@contextlib.contextmanager
+def storage_errors() -> Iterator[None]:
+    """A storage that fails in the middle, as one sentence."""
+    try:
+        yield
+    except (StorageInternalError, DBAPIError) as error:
+        cause = error.__cause__ or error
+        reason = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
+        raise UserError(f"the storage does not answer any more: {reason}") from None

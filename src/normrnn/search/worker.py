@@ -1,0 +1,162 @@
+"""A worker of a study as a process: `python -m normrnn.search.worker < order.json`."""
+
+import contextlib
+import json
+import math
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+
+from normrnn.cli import guarded
+from normrnn.recipes.config import Config
+from normrnn.report.runs import load
+from normrnn.search.space import draw, with_fields
+from normrnn.search.study import ARMS, SLOT, Plan, Study, storage_errors
+from normrnn.train.display import PlainDisplay
+from normrnn.train.interrupt import Interrupted
+from normrnn.train.language import RUNNING
+from normrnn.train.loop import Diverged
+from normrnn.train.rundir import MODEL, RunDirectory
+from normrnn.train.start import train
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker is told."""
+
+    study: str
+    storage: str
+    trials: int
+    heartbeat: int
+    out: str
+    plan: dict[str, Any]
+
+    def send(self) -> bytes:
+        """For the worker's standard input: a storage may hold a password."""
+        return json.dumps(asdict(self)).encode()
+
+
+class Reporter(PlainDisplay):
+    """Tells the pruner of every validation: the lowest loss of the trial so far."""
+
+    def __init__(self, epochs: int, unit: str, trial: optuna.Trial, first: int) -> None:
+        super().__init__(epochs, unit)
+        self.trial, self.step = trial, first
+
+    def row(self, row: dict[str, Any]) -> None:
+        """One value per validation; kinds of statistics that do not decide come after it."""
+        super().row(row)
+        if row["split"] != "valid" or row["statistics"] != "running":
+            return
+        before = self.trial.storage.get_trial(self.trial._trial_id).intermediate_values
+        self.trial.report(min([row["loss"], *before.values()]), self.step)
+        self.step += 1
+        if self.trial.should_prune():
+            raise optuna.TrialPruned
+
+
+def work(study: Study, out: Path) -> None:
+    """Claim slots until all are done."""
+    while True:
+        study.reclaim()
+        trial = study.claim()
+        if trial is None:
+            if len(study.done()) == study.count:
+                return
+            # Somebody runs the last ones, and may die of it.
+            time.sleep(min(2.0, study.heartbeat))
+            continue
+        with study.alive(trial):
+            try:
+                value = run_trial(trial, study.plan, out)
+            except optuna.TrialPruned:
+                study.finish(trial, None)
+            except UpdateFinishedTrialError:
+                print("given up for dead and run by another worker", flush=True)
+            except BaseException:
+                study.give_back(trial)
+                raise
+            else:
+                study.finish(trial, value)
+
+
+def run_trial(trial: optuna.Trial, plan: Plan, out: Path) -> float:
+    """All arms with one setting: the lowest validation loss of those that did not diverge."""
+    slot = trial.user_attrs[SLOT]
+    settings = draw(trial, plan.space, plan.config)
+    print(f"trial {slot}: {settings}", flush=True)
+    results: dict[str, Any] = {}
+    for k, norm in enumerate(plan.norms):
+        config = with_fields(plan.config, {**settings, "norm": norm})
+        directory = out / "trials" / f"{slot:04d}" / norm
+        results[norm] = run_arm(config, directory, trial, first=k * 1000)
+        trial.set_user_attr(ARMS, results)
+    losses = [r["loss"] for r in results.values() if not r["diverged"]]
+    return min(losses, default=math.inf)
+
+
+def run_arm(config: Config, out: Path, trial: optuna.Trial, first: int) -> dict[str, Any]:
+    """Train, or go on with, one arm; what came of it."""
+    try:
+        train(config, out, lambda epochs, unit: Reporter(epochs, unit, trial, first))
+    except Diverged as error:
+        print(f"diverged: {error}", flush=True)
+        return {"diverged": True, "loss": None, "reason": str(error).split(";")[0]}
+    return result(out)
+
+
+def result(out: Path) -> dict[str, Any]:
+    """Of a finished arm, from its run directory: best and last validation, last epoch's training.
+
+    It diverged if its last validation is worse than twice a uniform guess.
+    """
+    run, directory = load(out), RunDirectory(out)
+    deciding = "recalibrated" if directory.has(RUNNING) else "running"
+    valid = [r for r in run.rows if r["split"] == "valid" and r["statistics"] == deciding]
+    train = [r for r in run.rows if r["split"] == "train"]
+    last = [r for r in train if r["epoch"] == train[-1]["epoch"]]
+    tested = [r for r in run.rows if r["split"] == "test" and r["statistics"] == deciding]
+    fixed = [r for r in run.rows if r["split"] == "train_eval"]
+    classes = len(directory.read_tensors(MODEL)["decoder.bias"])
+    final = valid[-1]["loss"]
+    at_end = [r for r in run.rows if r["split"] == "valid" and r["updates"] == valid[-1]["updates"]]
+    diverged = final > 2 * math.log(classes)
+    found = {
+        "diverged": diverged,
+        "loss": min(r["loss"] for r in valid),
+        "final": final,
+        "statistics": {r["statistics"]: r["loss"] for r in at_end},
+        "train": sum(r["loss"] * r["count"] for r in last) / sum(r["count"] for r in last),
+        "train_eval": fixed[-1]["loss"] if fixed else None,
+        "test": tested[-1]["loss"] if tested else None,
+        "updates": train[-1]["updates"],
+        "count": sum(r["count"] for r in train),
+        "seconds": train[-1]["seconds"],
+    }
+    if diverged:
+        found["reason"] = f"the last validation loss is {final:.4g}, above 2 log {classes}"
+    return found
+
+
+def run(arguments: list[str]) -> int:  # noqa: ARG001  everything is on standard input
+    """Work as the order on standard input says."""
+    order = Order(**json.load(sys.stdin))
+    plan = Plan.from_json(order.plan)
+    plan = replace(plan, config=replace(plan.config, threads=plan.config.threads or 1))
+    with storage_errors():
+        study = Study(order.study, order.storage, plan, order.trials, order.heartbeat)
+        try:
+            work(study, Path(order.out))
+        except (Interrupted, KeyboardInterrupt):
+            return 130
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(guarded(run, sys.argv[1:]))

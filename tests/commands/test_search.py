@@ -1,0 +1,92 @@
+"""`normrnn search` as a user meets it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from normrnn.cli import main
+from tests.search.conftest import flags, text_dir, tiny_plan
+
+__all__ = ["flags", "text_dir", "tiny_plan"]
+
+Flags = Callable[..., list[str]]
+Cli = Callable[[list[str]], tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    def call(arguments: list[str]) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exited:
+            main(arguments)
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return exited.value.code, captured.out, captured.err  # type: ignore[return-value]
+
+    return call
+
+
+def test_a_study_and_its_continuation(cli: Cli, flags: Flags, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, said, err = cli(flags(trials=2, workers=2, out=out))
+    assert code == 0, err
+    assert "2/2  trial" in said
+    assert "2 of 2 trials are done" in said
+    assert "norm hidden against none with the same settings" in said
+    first = (out / "trials.jsonl").read_text()
+    rows = [json.loads(line) for line in first.splitlines()]
+    assert [row["trial"] for row in rows] == [0, 1]
+    assert {norm for row in rows for norm in row["arms"]} == {"none", "hidden"}
+    assert "best baseline" in (out / "summary.md").read_text()
+    assert (out / "study.db").exists()
+
+    code, said, err = cli(flags(trials=3, workers=1, out=out))
+    assert code == 0, err
+    lines = (out / "trials.jsonl").read_text().splitlines()
+    assert lines[:2] == first.splitlines()
+    assert len(lines) == 3
+
+    before = {p: p.stat().st_mtime_ns for p in (out / "trials").rglob("metrics.jsonl")}
+    code, _, err = cli([*flags(trials=3, out=out), "--evaluation.tokens", "100"])
+    assert code == 1
+    assert "evaluation.tokens was 200, is now 100" in err
+    assert {p: p.stat().st_mtime_ns for p in (out / "trials").rglob("metrics.jsonl")} == before
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        ({"trials": 0}, 2, "--trials must be at least 1"),
+        ({"workers": 0}, 2, "--workers must be at least 1"),
+        ({"norms": "none,layer"}, 2, "--norms has 'layer'"),
+        ({"norm": "hidden"}, 2, "search takes --norms"),
+        ({"norms": "none,sequence"}, 2, "model.time_steps is for norm frame or hidden"),
+        ({"sampler": "lucky"}, 2, "no sampler 'lucky'"),
+        ({"storage": "somewhere"}, 2, "none of sqlite:///FILE, journal:FILE"),
+        ({"storage": "postgresql://a:secret@127.0.0.1:9/x"}, 1, "cannot be reached"),
+        ({"data": "/nowhere/at/all"}, 1, "does not exist"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    cli: Cli, flags: Flags, tmp_path: Path, more: dict[str, str], code: int, said: str
+) -> None:
+    got, _, err = cli(flags(**{"out": tmp_path / "out", **more}))
+    assert (got, err.count("\n")) == (code, 1), err
+    assert said in err
+    assert "secret" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_fields_and_empty_ranges(cli: Cli, flags: Flags, tmp_path: Path) -> None:
+    for text, said in (
+        ('{"optimizer.speed": [1]}', "optimizer.speed, which is no field of ptb-char"),
+        ('{"optimizer.lr": {"low": 1, "high": 0.1}}', "is empty: low 1 is above high 0.1"),
+    ):
+        (tmp_path / "bad.json").write_text(text)
+        code, _, err = cli(flags(space=tmp_path / "bad.json", out=tmp_path / "out"))
+        assert code == 2
+        assert said in err
+    code, _, err = cli(["search", "ptb-small", "--data", "x"])
+    assert code == 2
+    assert "pass --space FILE" in err

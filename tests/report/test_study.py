@@ -1,0 +1,132 @@
+"""The result of a search, from a trial table made by hand."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from normrnn.errors import UserError
+from normrnn.report.study import (
+    best,
+    figure,
+    gradients_figure,
+    markdown,
+    pairs,
+    read_trials,
+    sentences,
+    table,
+    write,
+)
+
+
+def _arm(loss: float | None, diverged: bool = False) -> dict[str, Any]:
+    if loss is None:
+        return {"diverged": True, "loss": None, "reason": "the loss is nan at update 3"}
+    return {"diverged": diverged, "loss": loss, "final": loss, "train": loss - 0.125, "updates": 9}
+
+
+def _trial(number: int, lr: float, none: dict[str, Any], hidden: dict[str, Any]) -> dict[str, Any]:
+    good = [a["loss"] for a in (none, hidden) if not a["diverged"]]
+    return {
+        "trial": number,
+        "state": "complete",
+        "value": min(good, default=None),
+        "settings": {"optimizer.lr": lr, "train.batch": 32},
+        "arms": {"none": none, "hidden": hidden},
+    }
+
+
+TRIALS = [
+    _trial(0, 0.001, _arm(2.0), _arm(2.25)),
+    _trial(1, 0.25, _arm(1.5), _arm(1.75)),
+    _trial(2, 0.5, _arm(None), _arm(1.625)),
+    _trial(3, 0.75, _arm(9.0, diverged=True), _arm(2.5)),
+    _trial(4, 0.01, _arm(1.875), _arm(1.8125)),
+    _trial(5, 1.0, _arm(None), _arm(8.5, diverged=True)),
+]
+
+
+def test_pairs_and_the_best_of_each_arm() -> None:
+    found = pairs(TRIALS, "none", "hidden")
+    assert (found.better, found.worse) == ([4], [0, 1])
+    assert (found.only_other, found.only_baseline, found.neither) == ([2, 3], [], [5])
+    top = [best(TRIALS, arm) for arm in ("none", "hidden")]
+    assert [t["trial"] for t in top if t] == [1, 2]  # 8.5 and 9.0 diverged: no candidates
+    assert best(TRIALS[5:], "none") is None
+
+
+def test_in_words() -> None:
+    none, hidden, both = sentences(TRIALS)
+    assert none == (
+        "norm none: best validation loss 1.5000, trial 1 (lr 0.25, batch 32); 3 of 6 diverged"
+    )
+    assert "1.6250, trial 2" in hidden
+    assert "lower loss in 1 of 3 pairs where both trained" in both
+    assert "2 where only norm hidden trained (learning rates from 0.5 on)" in both
+    assert "0 where only none did, 1 where neither did" in both
+
+
+def test_table_3() -> None:
+    rows = table(TRIALS, paper=True).rows
+    assert rows == [
+        ["best baseline", "1.375", "1.500", "2.164", "0.25", "32"],
+        ["best baseline, paper", "1.05", "1.10", "1.59", "0.42", "32"],
+        ["best norm hidden", "1.500", "1.625", "2.344", "0.5", "32"],
+        ["best norm hidden, paper", "1.07", "1.11", "1.60", "0.000371", "128"],
+    ]
+    text = markdown(TRIALS)
+    assert text.startswith("| model | train | valid |")
+    assert "| best norm hidden | 1.500 | 1.625 |" in text
+    assert "paper" not in text
+
+
+def test_files(tmp_path: Path) -> None:
+    paths = write(TRIALS, tmp_path)
+    assert [p.name for p in paths] == [
+        "trials.jsonl",
+        "trials.csv",
+        "summary.md",
+        "loss-by-learning-rate.png",
+    ]
+    assert read_trials(tmp_path / "trials.jsonl") == TRIALS
+    with (tmp_path / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["hidden.loss"] for row in rows] == ["2.25", "1.75", "1.625", "2.5", "1.8125", "8.5"]
+    assert rows[2]["none.reason"] == "the loss is nan at update 3"
+    assert [p.name for p in write([], tmp_path / "none")] == [
+        "trials.jsonl",
+        "trials.csv",
+        "summary.md",
+    ]
+    (tmp_path / "trials.jsonl").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        read_trials(tmp_path / "trials.jsonl")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_trials(tmp_path / "nothing.jsonl")
+
+
+def test_picture_of_losses() -> None:
+    axes = figure(TRIALS).axes[0]
+    assert axes.get_xscale() == "log"
+    points = {c.get_label(): np.asarray(c.get_offsets()) for c in axes.collections}
+    assert set(points) == {
+        "baseline",
+        "baseline, diverged",
+        "norm hidden",
+        "norm hidden, diverged",
+    }
+    assert sorted(map(tuple, points["baseline"])) == [(0.001, 2.0), (0.01, 1.875), (0.25, 1.5)]
+    assert sorted(x for x, _ in points["baseline, diverged"]) == [0.5, 0.75, 1.0]
+    assert len(axes.lines) == 3  # a line per pair that trained
+
+
+def test_picture_of_gradients() -> None:
+    layer = {"gradient": [1.0, 2.0], "gradient_of_the_end": [0.0, 2.0], "spread": [1.0, 1.0]}
+    records = [{"label": f"norm {n}", "layers": {"l0": layer, "l1": layer}} for n in ("a", "b")]
+    drawn = gradients_figure(records)
+    assert [len(axes.lines) for axes in drawn.axes] == [4, 4, 4]
+    assert np.asarray(drawn.axes[0].lines[0].get_ydata()).tolist() == [1.0, 2.0]
+    assert json.dumps(records)

@@ -1,0 +1,180 @@
+"""The recorder against values worked out by hand, and on whole recipes."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normrnn
+from normrnn.cli import main
+from normrnn.nn.base import Norm
+from normrnn.recipes.char import ptb_char
+from normrnn.recipes.language import EvaluationConfig, LanguageConfig
+from normrnn.train.gradients import growth, record, watched
+from normrnn.train.start import open_experiment
+from normrnn.train.task import Loss
+from tests.tiny_runs import run_tiny
+
+
+class Toy:
+    """A layer with one unit on given inputs (T, B, 1); the loss is Σ c_b h_tb over all steps."""
+
+    unit = "tokens"
+
+    def __init__(self, norm: Norm, inputs: list[list[float]], signs: list[float]) -> None:
+        options = {"time_steps": 9, "eps": 0.5} if norm else {}
+        self.rnn = normrnn.RNN(1, 1, norm=norm, dtype=torch.float64, **options)  # type: ignore[arg-type]
+        self.model = nn.ModuleList([self.rnn])
+        self.inputs = torch.tensor(inputs, dtype=torch.float64)[:, :, None]
+        self.signs = torch.tensor(signs, dtype=torch.float64)
+        with torch.no_grad():
+            for name, value in {"weight_ih_l0": 0.7, "weight_hh_l0": -1.3}.items():
+                getattr(self.rnn, name).fill_(value)
+
+    def set(self, **values: float) -> None:
+        for name, value in values.items():
+            with torch.no_grad():
+                self.rnn.get_parameter(name.replace("__", ".")).fill_(value)
+
+    def updates(self, epoch: int) -> int:
+        return 1 + epoch
+
+    def reset(self) -> None:
+        pass
+
+    def loss(self, epoch: int, index: int) -> Loss:
+        assert epoch == index == 0
+        output, _ = self.rnn(self.inputs)
+        return Loss((output[:, :, 0] * self.signs).sum(), 1, 1)
+
+
+def _record(toy: Toy) -> dict[str, Any]:
+    return record(ptb_char(), toy, 1)["layers"]["l0"]  # type: ignore[arg-type]
+
+
+def test_plain_recurrence_by_hand() -> None:
+    toy = Toy(None, [[0.4], [-0.2], [0.9]], [1.0])
+    toy.set(bias_ih_l0=0.1, bias_hh_l0=0.0)
+    w, u, b = 0.7, -1.3, 0.1
+    a1 = w * 0.4 + b
+    a2 = w * -0.2 + u * math.tanh(a1) + b
+    a3 = w * 0.9 + u * math.tanh(a2) + b
+    slope2, slope3 = (1 - math.tanh(a) ** 2 for a in (a2, a3))
+    found = _record(toy)
+    # The total derivative: directly, and through every later state.
+    d2 = 1 + u * slope3
+    assert found["gradient"] == pytest.approx([abs(1 + u * slope2 * d2), abs(d2), 1])
+    end = [abs(u * slope2 * u * slope3), abs(u * slope3), 1]
+    assert found["gradient_of_the_end"] == pytest.approx(end)
+    assert found["growth_per_step"] == pytest.approx(math.sqrt(end[0]))
+    assert "spread_before" not in found
+
+
+def test_normalised_recurrence_by_hand() -> None:
+    """Two rows ±d: x̂ = ±f(d), f(d) = d/√(d²+ε); a push of one row moves both by half of it."""
+    gamma, eps, w, u = 1.7, 0.5, 0.7, -1.3
+    toy = Toy("hidden", [[0.4, -0.4], [0.9, -0.9]], [1.0, -1.0])
+    toy.set(norm_l0__weight=gamma, norm_l0__bias=0.0)
+
+    def f(d: float) -> float:
+        return d / math.sqrt(d * d + eps)
+
+    d1 = w * 0.4
+    d2 = w * 0.9 + u * math.tanh(gamma * f(d1))
+    slope = (1 - math.tanh(gamma * f(d2)) ** 2) * gamma * eps / (d2 * d2 + eps) ** 1.5
+    back = u * slope  # dL/dh_1 of the first row through step 2; of the second row, its opposite
+    found = _record(toy)
+    both = math.sqrt(2)
+    assert found["gradient"] == pytest.approx([abs(1 + back) * both, both])
+    assert found["gradient_of_the_end"] == pytest.approx([abs(back) * both, both])
+    assert found["growth_per_step"] == pytest.approx(abs(back))
+    assert found["spread_before"] == pytest.approx([abs(d) for d in (d1, d2)])
+    assert found["spread"] == pytest.approx([abs(gamma * f(d)) for d in (d1, d2)])
+    assert found["mean_gamma"] == pytest.approx(gamma)
+
+
+def test_growth_needs_steps() -> None:
+    assert growth([1.0]) is None
+    assert growth([0.0, 0.0]) is None
+    assert growth([4.0, 2.0, 1.0]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("norm", [None, "frame", "hidden"])
+def test_watched_layers_compute_the_same(kind: str, norm: str | None) -> None:
+    options: Mapping[str, Any] = {"time_steps": 4} if norm == "hidden" else {}
+    layer = getattr(normrnn, kind)(3, 2, 2, bidirectional=True, norm=norm, **options).double()
+    x: Tensor = torch.randn(4, 5, 3, dtype=torch.float64)
+    expected, final = layer(x)
+    buffers = {name: value.clone() for name, value in layer.named_buffers()}
+    with watched(layer) as passes:
+        output, last = layer(x)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(last, final)
+    assert passes[0].output is output
+    assert set(passes[0].layers) == {"l0", "l0_reverse", "l1", "l1_reverse"}
+    for name, value in layer.named_buffers():
+        assert torch.equal(value, buffers[name])
+    torch.testing.assert_close(layer(x)[0], expected)
+
+
+@pytest.fixture
+def small(text_dir: Path) -> LanguageConfig:
+    config = ptb_char()
+    return replace(
+        config,
+        data=str(text_dir),
+        epochs=1,
+        model=replace(config.model, hidden=7, embedding=5, layers=2, time_steps=10),
+        train=replace(config.train, batch=12, steps=10, epoch_tokens=2000),
+        evaluation=EvaluationConfig(train_tokens=0, recalibrate_windows=2),
+    )
+
+
+def _cli(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main([str(a) for a in arguments])
+    assert exited.value.code == 0
+
+
+def test_the_command_on_runs_and_on_recipes(small: LanguageConfig, tmp_path: Path, capsys) -> None:
+    for norm in ("none", "hidden"):
+        run_tiny(replace(small, norm=norm), tmp_path / norm)
+    out = tmp_path / "g.json"
+    _cli("gradients", tmp_path / "none", tmp_path / "hidden", "--batches", 2, "-o", out)
+    said = capsys.readouterr().out
+    assert "hidden, l1: a gradient from the last step" in said
+    assert out.with_suffix(".png").stat().st_size > 1000
+    plain, hidden = json.loads(out.read_text())
+    assert (plain["norm"], hidden["norm"]) == ("none", "hidden")
+    for found in (plain, hidden):
+        assert set(found["layers"]) == {"l0", "l1"}
+        assert all(len(layer["gradient"]) == 10 for layer in found["layers"].values())
+        # A loss of the last step says nothing about other outputs of the top layer directly.
+        top = found["layers"]["l1"]
+        assert top["gradient_of_the_end"][-1] == pytest.approx(top["gradient"][-1])
+    # β is 0-ish and γ 1-ish: what tanh sees is about normal, whatever the sums were.
+    assert hidden["layers"]["l0"]["spread"][5] == pytest.approx(1, abs=0.2)
+
+    flags = ["--data", small.data, "--model.hidden", 7, "--train.batch", 12, "--train.steps", 8]
+    _cli("gradients", "ptb-char", *flags, "--batches", 1, "--norms", "none,hidden", "-o", out)
+    fresh = json.loads(out.read_text())
+    assert [r["label"] for r in fresh] == ["norm none", "norm hidden"]
+    assert fresh[0]["loss"] != plain["loss"]
+    assert len(fresh[1]["layers"]["l2"]["gradient"]) == 8
+
+
+def test_streams_and_lstms_too(small: LanguageConfig) -> None:
+    model = replace(small.model, cell="lstm", time_steps=0, dropout=0.5)
+    train = replace(small.train, reading="streams")
+    config = replace(small, norm="frame", model=model, train=train)
+    task = open_experiment(config).build(torch.device("cpu"))
+    first = record(config, task, 3)
+    assert math.isfinite(first["loss"])
+    assert record(config, task, 3) == first  # no dropout, nothing left behind
