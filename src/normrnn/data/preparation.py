@@ -203,14 +203,14 @@ class _Journal:
             self._files[name] = file = path.open("r+b")
             file.truncate(end)
             file.seek(end)
-        # Rewritten: a torn last line goes, and lines whose data did not reach the disk.
-        write_text(self.out / JOURNAL, "".join(map(_line, self.records)))
-        self._committed = len(self.records)
+        # A torn last line goes, and lines whose data did not reach the disk.
+        self._rewrite()
         return self
 
     def __exit__(self, *error: object) -> None:
         try:
-            self._commit()
+            # Not appended to: what stopped us may have come in the middle of that.
+            self._rewrite()
         finally:
             for file in self._files.values():
                 file.close()
@@ -246,15 +246,23 @@ class _Journal:
         new = self.records[self._committed :]
         if not new:
             return
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
+        self._flush()
         with (self.out / JOURNAL).open("a", encoding="utf-8") as file:
             file.write("".join(map(_line, new)))
             file.flush()
             os.fsync(file.fileno())
         self._committed = len(self.records)
         self._time = time.monotonic()
+
+    def _rewrite(self) -> None:
+        self._flush()
+        write_text(self.out / JOURNAL, "".join(map(_line, self.records)))
+        self._committed = len(self.records)
+
+    def _flush(self) -> None:
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _line(record: Record) -> str:
