@@ -22,7 +22,11 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> Model:
     """The best model of a run, in eval mode.
 
     `.vocabulary` of a language model says what its ids mean. A UserError says what is wrong with a
-    directory that holds no usable model.
+    directory that holds no usable model. docs/notebook.md has a whole example.
+
+    >>> load("no-such-run")
+    Traceback (most recent call last):
+    normrnn.errors.UserError: no-such-run is no run directory with a config.json
     """
     is_speech = isinstance(RunDirectory(Path(run)).config(), SpeechConfig)
     return load_acoustic(run, device) if is_speech else load_language(run, device)
