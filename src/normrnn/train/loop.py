@@ -17,7 +17,7 @@ from normrnn.train.schedule import build_optimizer, clip_gradients, learning_rat
 from normrnn.train.task import Loss, Row, Task
 
 
-class Diverged(UserError):
+class Diverged(UserError):  # noqa: N818  a finding, in a search
     """The loss or its gradient is no finite number any more."""
 
 
