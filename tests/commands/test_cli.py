@@ -14,8 +14,9 @@ import torch
 
 import normrnn
 from normrnn.cli import COMMANDS, main
+from normrnn.models.language import LanguageModel
 from normrnn.recipes import RECIPES
-from normrnn.train.load import load
+from normrnn.train.load import load, load_language
 from tests.tiny_runs import rows_of, write_texts
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -311,7 +312,7 @@ def test_score_reads_every_line(cli: Cli, run: Path, tmp_path: Path) -> None:
     assert first.split("\t")[1:] == ["4", "w1 w3 w9"]
     assert second.split("\t")[1:] == ["4", "w2 strange w6"]
     assert "8 tokens (1 <unk>)" in summary
-    model = load(run)
+    model = load_language(run)
     assert model.vocabulary is not None
     index = model.vocabulary.index
     words = ["<eos>", "w1", "w3", "w9", "<eos>", "w2", "<unk>", "w6", "<eos>"]
@@ -335,6 +336,7 @@ def test_sample_goes_on_from_the_prompt(cli: Cli, run: Path) -> None:
 
 def test_load_gives_an_eval_model_with_its_vocabulary(run: Path) -> None:
     model = load(run)
+    assert isinstance(model, LanguageModel)
     assert not model.training
     assert model.vocabulary is not None
     assert model.embedding.num_embeddings == len(model.vocabulary)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from normrnn.models.initial import glorot_, train_one_bias
 from normrnn.models.loss import nats_and_errors
 from normrnn.nn import LSTM
 
@@ -60,23 +61,9 @@ class AcousticModel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot's uniform bound √(6/(I+H)) for each gate's matrix, zero biases, γ and β alone.
-
-        A stacked (4H, I) matrix counts as four of (H, I). A diagonal peephole is drawn like the
-        diagonal of an (H, H) matrix. `bias_hh` stays at zero, as far as there is one: torch's two
-        biases would learn at twice the rate of β.
-        """
-        hidden = self.rnn.hidden_size
-        with torch.no_grad():
-            for name, parameter in self.rnn.named_parameters(recurse=False):
-                if name.startswith("bias"):
-                    parameter.zero_().requires_grad_("bias_hh" not in name)
-                else:
-                    inputs = parameter.shape[1] if parameter.dim() == 2 else hidden
-                    bound = (6 / (inputs + hidden)) ** 0.5
-                    parameter.uniform_(-bound, bound)
-            nn.init.xavier_uniform_(self.decoder.weight)
-            self.decoder.bias.zero_()
+        """Glorot per gate, zero biases, γ and β left alone, one trained bias per gate."""
+        glorot_(self.rnn, self.decoder)
+        train_one_bias(self.rnn)
 
     def features(self, utterances: PackedSequence) -> Tensor:
         """What the softmax sees, rows (N, directions · H)."""
