@@ -40,6 +40,13 @@ def test_a_study_and_its_continuation(cli: Cli, flags: Flags, tmp_path: Path) ->
     assert {norm for row in rows for norm in row["arms"]} == {"none", "hidden"}
     assert "best baseline" in (out / "summary.md").read_text()
     assert (out / "study.db").exists()
+    report = (out / "report.html").read_text()
+    assert "<h1>normrnn search ptb-char</h1>" in report
+    assert "2 settings tried, 4 runs" in report
+    assert "0.001 to 0.1 log-uniform" in report
+    assert "normrnn train ptb-char --norm hidden" in report  # a run of the best trial
+    assert str(tmp_path) not in report
+    assert str(tmp_path) not in (out / "study.json").read_text()
 
     code, said, err = cli(flags(trials=3, workers=1, out=out))
     assert code == 0, err

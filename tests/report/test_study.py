@@ -10,6 +10,7 @@ import pytest
 
 from normrnn.errors import UserError
 from normrnn.report.study import (
+    Study,
     best,
     figure,
     gradients_figure,
@@ -84,9 +85,10 @@ def test_table_3() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    paths = write(TRIALS, tmp_path)
+    paths = write(Study(tmp_path, TRIALS))
     assert [p.name for p in paths] == [
         "trials.jsonl",
+        "study.json",
         "trials.csv",
         "summary.md",
         "loss-by-learning-rate.png",
@@ -96,8 +98,9 @@ def test_files(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["hidden.loss"] for row in rows] == ["2.25", "1.75", "1.625", "2.5", "1.8125", "8.5"]
     assert rows[2]["none.reason"] == "the loss is nan at update 3"
-    assert [p.name for p in write([], tmp_path / "none")] == [
+    assert [p.name for p in write(Study(tmp_path / "none", []))] == [
         "trials.jsonl",
+        "study.json",
         "trials.csv",
         "summary.md",
     ]

@@ -11,7 +11,7 @@ from normrnn.errors import UsageError
 
 
 def run(arguments: list[str]) -> int:
-    """Write a report of runs."""
+    """Write a report of runs and studies."""
 
     def options(
         runs: Annotated[Positional[list[Path]], arg(metavar="RUN...")],
@@ -22,7 +22,8 @@ def run(arguments: list[str]) -> int:
         """Verdict, curves, tables and settings of runs, in one HTML file.
 
         Args:
-            runs: Run directories, finished or not, or directories that hold some.
+            runs: Run directories, finished or not, studies of `normrnn search`, or directories
+                that hold some.
             out: The report.
             png: Also write every picture there.
             markdown: Also print the verdicts and tables as Markdown.
@@ -37,15 +38,17 @@ def _report(paths: list[Path], out: Path, png: Path | None, markdown: bool) -> N
     from normrnn.report import page
     from normrnn.report.groups import without_repeats
     from normrnn.report.runs import find
+    from normrnn.report.study import find_studies
     from normrnn.report.write import write_pictures, write_report
 
     if not paths:
         raise UsageError("report needs at least one run directory")
-    found = without_repeats(find(paths))
-    write_report(found, out)
+    studies, places = find_studies(paths)
+    found = without_repeats(find(places))
+    write_report(found, out, studies=studies)
     if png is not None:
-        for path in write_pictures(found, png):
+        for path in write_pictures(found, png, studies):
             print(f"picture: {path}", file=sys.stderr)
     if markdown:
-        print(page.markdown(found), end="")
+        print(page.markdown(found, studies), end="")
     print(f"report: {out}", file=sys.stderr if markdown else sys.stdout)

@@ -172,16 +172,24 @@ def _stop(workers: list[_Worker]) -> None:
 
 
 def _conclude(study: "Study", workers: list[_Worker], out: Path) -> int:
+    from normrnn.report.runs import find
+    from normrnn.report.study import Study as Found
     from normrnn.report.study import sentences, table, write
+    from normrnn.report.write import write_report
 
     console = Console(highlight=False)
     rows = study.rows()
     if rows:
-        paper = study.plan.config.recipe == "ptb-char"
-        console.print(table(rows, paper=paper).rich())
+        about = {"study": study.name, "trials": study.count, **study.plan.identity()}
+        found = Found(out, rows, about)
+        console.print(table(rows, paper=found.paper).rich())
         for sentence in sentences(rows):
             console.print(f"{sentence}.", soft_wrap=True)
-        for path in write(rows, out, paper=paper):
+        report = out / "report.html"
+        title = f"normrnn search {study.plan.config.recipe}"
+        written = write(found)
+        write_report(find(found.runs()), report, title, [found])
+        for path in (*written, report):
             console.print(f"wrote {path}", soft_wrap=True)
     console.print(f"{len(rows)} of {study.count} trials are done", soft_wrap=True)
     if len(rows) < study.count:

@@ -7,10 +7,13 @@ from html import escape
 
 from normrnn import __version__
 from normrnn.recipes import RECIPES, summary
+from normrnn.report import study_page
 from normrnn.report.compare import statistics_sentence, verdict
 from normrnn.report.groups import Group, command, data_name, differing, groups
 from normrnn.report.pictures import Picture, pictures, svg
 from normrnn.report.runs import Found, Run
+from normrnn.report.study import Study
+from normrnn.report.study import markdown as study_markdown
 from normrnn.report.tables import DASH, Table, paper_table, runs_table
 
 MARK = '<!doctype html>\n<html lang="en" data-by="normrnn report">'
@@ -77,6 +80,7 @@ figcaption b { color: var(--text); font-weight: 600; }
   list-style: none; font-size: .9rem; }
 .legend svg { width: 2.4em; height: .8em; vertical-align: middle; margin-right: .45em; }
 .scroll { overflow-x: auto; margin: .2rem 0 .3rem; }
+.tall .scroll { max-height: 30rem; overflow-y: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 .caption { font-size: .9rem; margin: 1.2rem 0 0; }
 th, td { padding: .3rem .7rem; text-align: right; white-space: nowrap; }
@@ -91,12 +95,14 @@ summary { cursor: pointer; font-weight: 600; }
 code { font: .86em ui-monospace, monospace; background: var(--box); border-radius: 3px;
   padding: .1em .3em; overflow-wrap: anywhere; }
 :focus-visible { outline: 2px solid var(--arm0); outline-offset: 2px; }
-@media print { details > * { display: block; } }
+@media print { details > * { display: block; } .tall .scroll { max-height: none; } }
 """
 
 
-def page(found: Sequence[Found], title: str = "normrnn report") -> str:
-    """The whole report, of runs and of directories that are none."""
+def page(
+    found: Sequence[Found], title: str = "normrnn report", studies: Sequence[Study] = ()
+) -> str:
+    """The whole report, of studies, of runs and of directories that are none."""
     runs = [one.run for one in found if one.run is not None]
     parts = groups(runs)
     themes = {
@@ -104,12 +110,14 @@ def page(found: Sequence[Found], title: str = "normrnn report") -> str:
         for name, theme in THEMES.items()
     }
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+    several = f"{len(studies)} stud{'y' if len(studies) == 1 else 'ies'}, " if studies else ""
     recipes = ", ".join(dict.fromkeys(part.recipe or "unknown recipe" for part in parts))
     body = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="quiet">{count}{escape(f" of {recipes}" if recipes else "")}</p>',
-        _state(found),
-        _contents(parts),
+        f'<p class="quiet">{several}{count}{escape(f" of {recipes}" if recipes else "")}</p>',
+        _state(found, studies),
+        _contents([study_page.title(s) for s in studies], [part.title for part in parts]),
+        *(study_page.section(study, f"t{i}") for i, study in enumerate(studies)),
         *(_section(part, f"s{i}") for i, part in enumerate(parts)),
         f'<p class="note">Written by normrnn {escape(__version__)},'
         f" {datetime.now():%d %B %Y, %H:%M}.</p>",
@@ -129,9 +137,13 @@ def page(found: Sequence[Found], title: str = "normrnn report") -> str:
     )
 
 
-def _state(found: Sequence[Found]) -> str:
+def _state(found: Sequence[Found], studies: Sequence[Study]) -> str:
     """What is not as it should be, in words."""
-    lines = []
+    lines = [
+        f"<code>{escape(study.name)}</code> {escape(said)}."
+        for study in studies
+        if (said := study_page.state(study))
+    ]
     for one in found:
         run = one.run
         name = escape(one.path.name or str(one.path))
@@ -146,7 +158,7 @@ def _state(found: Sequence[Found]) -> str:
         else:
             how = f"has not finished: it stopped after {at}" if at else "has no rows yet"
         lines.append(f"<code>{name}</code> ({escape(run.label)}) {how}.")
-    if not any(one.run for one in found):
+    if not studies and not any(one.run for one in found):
         lines.append("There is nothing to show: none of these directories holds a run.")
     if not lines:
         return ""
@@ -154,10 +166,14 @@ def _state(found: Sequence[Found]) -> str:
     return f'<div class="warn" role="note"><ul>{items}</ul></div>'
 
 
-def _contents(parts: Sequence[Group]) -> str:
-    if len(parts) < 2:
+def _contents(studies: Sequence[str], parts: Sequence[str]) -> str:
+    if len(studies) + len(parts) < 2:
         return ""
-    links = (f'<a href="#s{i}">{escape(part.title)}</a>' for i, part in enumerate(parts))
+    links = [
+        f'<a href="#{kind}{i}">{escape(title)}</a>'
+        for kind, titles in (("t", studies), ("s", parts))
+        for i, title in enumerate(titles)
+    ]
     return f"<nav><p>{' · '.join(links)}</p></nav>"
 
 
@@ -303,13 +319,17 @@ def _commands(group: Group) -> str:
     )
 
 
-def markdown(found: Sequence[Found]) -> str:
+def markdown(found: Sequence[Found], studies: Sequence[Study] = ()) -> str:
     """Verdicts and tables as Markdown."""
     parts = []
+    for study in studies:
+        parts.append(f"## {study_page.title(study)}")
+        parts += [study_markdown(study.trials, paper=study.paper).strip()] if study.trials else []
     for group in groups([one.run for one in found if one.run is not None]):
         parts.append(f"## {group.title}")
         parts += [text for text in (*verdict(group.runs), statistics_sentence(group.runs)) if text]
         for table in (paper_table(group), runs_table(group)):
             parts += [f"**{table.title}**", table.markdown(), *([table.note] if table.note else [])]
     problems = [f"{one.path.name} {one.problem}." for one in found if one.problem]
+    problems += [f"{s.name} {said}." for s in studies if (said := study_page.state(s))]
     return "\n\n".join([*parts, *problems]) + "\n"

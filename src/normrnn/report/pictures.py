@@ -79,7 +79,7 @@ def figure(runs: Any) -> "Figure":
     """
     several = runs if isinstance(runs, list | tuple) else [runs]
     parts = groups([run if isinstance(run, Run) else load(run) for run in several])
-    new, _ = _matplotlib()
+    new, _ = drawing()
     figure = new(figsize=(13, max(1, len(parts)) * 4.1), layout="constrained")
     axes = figure.subplots(max(1, len(parts)), 3, squeeze=False)
     for line, group in zip(axes, parts, strict=False):
@@ -94,7 +94,7 @@ def figure(runs: Any) -> "Figure":
 
 def headline(parts: Sequence[Group]) -> "Figure":
     """One panel per group, against updates."""
-    new, _ = _matplotlib()
+    new, _ = drawing()
     figure = new(figsize=(6 * len(parts), 4.1), layout="constrained")
     for axes, group in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
         _by_updates(axes, group, COLOURS)
@@ -112,7 +112,7 @@ def save(figure: "Figure", path: Path) -> None:
 
 def png(picture: Picture, group: Group, path: Path) -> None:
     """One picture as a file."""
-    new, _ = _matplotlib()
+    new, _ = drawing()
     figure = new(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     picture.draw(axes, group, COLOURS)
@@ -123,20 +123,31 @@ def png(picture: Picture, group: Group, path: Path) -> None:
 
 
 def svg(picture: Picture, group: Group, prefix: str) -> str:
-    """One picture as SVG for the page: no background, colours from the page's variables."""
-    new, context = _matplotlib()
+    """One picture of a group for the page."""
+
+    def draw(axes: "Axes", colours: Sequence[str], ink: str, grid: str) -> None:
+        picture.draw(axes, group, colours)
+        _dress(axes, ink, grid)
+
+    return themed(draw, prefix, picture.title, picture.words)
+
+
+def themed(
+    draw: Callable[["Axes", Sequence[str], str, str], None], prefix: str, title: str, words: str
+) -> str:
+    """What `draw` draws, given the colours of arms, ink and grid, as SVG for the page: no
+    background, colours from the page's variables."""
+    new, context = drawing()
     text = io.StringIO()
     plain = {"svg.fonttype": "none", "svg.hashsalt": prefix, "font.size": 10.5}
     with context({**plain, "font.family": "sans-serif"}):
         figure = new(figsize=(4.7, 3.1), layout="constrained")
-        axes = figure.subplots()
-        picture.draw(axes, group, list(_VARIABLES)[2:])
-        _dress(axes, _INK, _GRID)
+        draw(figure.subplots(), list(_VARIABLES)[2:], _INK, _GRID)
         figure.savefig(text, format="svg", transparent=True)
-    return _inline(text.getvalue(), prefix, picture)
+    return _inline(text.getvalue(), prefix, title, words)
 
 
-def _inline(text: str, prefix: str, picture: Picture) -> str:
+def _inline(text: str, prefix: str, title: str, words: str) -> str:
     """A matplotlib SVG as a part of an HTML page: named, described, ids its own."""
     body = text[text.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
@@ -151,12 +162,12 @@ def _inline(text: str, prefix: str, picture: Picture) -> str:
         body = body.replace(colour, variable)
     return (
         f'<svg viewBox="{box[1]}" role="img" aria-labelledby="{prefix}-t {prefix}-d">'
-        f'<title id="{prefix}-t">{escape(picture.title)}</title>'
-        f'<desc id="{prefix}-d">{escape(picture.words)}</desc>{body}'
+        f'<title id="{prefix}-t">{escape(title)}</title>'
+        f'<desc id="{prefix}-d">{escape(words)}</desc>{body}'
     )
 
 
-def _matplotlib() -> tuple[Callable[..., "Figure"], Callable[..., Any]]:
+def drawing() -> tuple[Callable[..., "Figure"], Callable[..., Any]]:
     """A figure with its own canvas, so that nothing global is touched; and rc_context."""
     try:
         from matplotlib import rc_context

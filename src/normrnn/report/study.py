@@ -1,26 +1,30 @@
 """What a search found: the best of each arm, the pairs, loss against learning rate (Table 3).
 
-Reads `trials.jsonl`, the trial table that `normrnn search` writes.
+Reads what `normrnn search` writes: `trials.jsonl`, the trial table, and `study.json`, the plan.
 """
 
+import contextlib
 import csv
 import io
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normrnn.errors import UserError
 from normrnn.report.measure import bits
-from normrnn.report.pictures import COLOURS, _matplotlib, save
+from normrnn.report.pictures import COLOURS, drawing, save
 from normrnn.report.tables import DASH, Table
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Trial = dict[str, Any]
 LR = "optimizer.lr"
+TRIALS, ABOUT, PICTURE = "trials.jsonl", "study.json", "loss-by-learning-rate.png"
 PAPER = {
     # arm: train, valid, settings (Table 3 and the appendix)
     "none": (1.05, 1.10, {LR: 0.42, "optimizer.momentum": 0.95, "train.batch": 32}),
@@ -28,14 +32,119 @@ PAPER = {
 }
 
 
+@dataclass(frozen=True)
+class Study:
+    """The output of a search, or what was kept of it, and what is wrong with it."""
+
+    path: Path
+    trials: list[Trial]
+    about: dict[str, Any] = field(default_factory=dict)
+    """The plan: study, trials, space, norms, sampler, pruner, config; empty if not recorded."""
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """The directory's."""
+        return self.path.resolve().name
+
+    @property
+    def recipe(self) -> str:
+        """The experiment, if recorded."""
+        return str(self.about.get("config", {}).get("recipe", ""))
+
+    @property
+    def paper(self) -> bool:
+        """The paper's search; without a plan, one of the same arms and settings."""
+        if self.recipe:
+            return self.recipe == "ptb-char"
+        fields = PAPER["none"][2].keys()
+        return set(arms_of(self.trials)) == PAPER.keys() and all(
+            t["settings"].keys() == fields for t in self.trials
+        )
+
+    @property
+    def drawable(self) -> bool:
+        """Whether every trial has a learning rate."""
+        return bool(self.trials) and all(_number(t["settings"].get(LR)) for t in self.trials)
+
+    def runs(self) -> list[Path]:
+        """The runs that are here: those kept beside the trials, and all of the best trials."""
+        found = sorted(p.parent for p in self.path.glob("*/config.json"))
+        tops = [best(self.trials, arm) for arm in arms_of(self.trials)]
+        for number in dict.fromkeys(t["trial"] for t in tops if t is not None):
+            found += sorted(p.parent for p in self.path.glob(f"trials/{number:04d}/*/config.json"))
+        return found
+
+
+def read_study(path: Path) -> Study:
+    """What can be read of a study's directory."""
+    trials, problem = _trials(path / TRIALS)
+    try:
+        about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        about = {}
+    known = isinstance(about, dict) and isinstance(about.get("config"), dict)
+    return Study(path, trials, about if known else {}, problem)
+
+
+def find_studies(paths: Sequence[Path]) -> tuple[list[Study], list[Path]]:
+    """Studies in these directories, or right inside them, each once; and where runs may be."""
+    found: dict[Path, Study] = {}
+    rest = []
+    for path in paths:
+        inside = sorted(p.parent for p in path.glob(f"*/{TRIALS}"))
+        own = (path / TRIALS).is_file()
+        for one in [path] if own else inside:
+            if one.resolve() not in found:
+                study = found[one.resolve()] = read_study(one)
+                rest += study.runs()
+        if not own and (not inside or any(path.glob("*/config.json"))):
+            rest.append(path)
+    return list(found.values()), rest
+
+
 def read_trials(path: Path) -> list[Trial]:
     """The rows of a trial table."""
+    trials, problem = _trials(path)
+    if problem:
+        raise UserError(f"{path.name} in {path.parent} {problem}")
+    return trials
+
+
+def _trials(path: Path) -> tuple[list[Trial], str]:
+    """The rows up to the first that is none, and what is wrong with that."""
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise UserError(f"{path} is damaged: not one JSON object a line") from None
+        return [], f"cannot be read: {error.strerror}"
+    trials: list[Trial] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        trial: Any = None
+        with contextlib.suppress(ValueError):
+            trial = json.loads(line)
+        if not _is_trial(trial):
+            return trials, f"is damaged: line {number} of {path.name} is no trial"
+        trials.append(trial)
+    return trials, ""
+
+
+def _is_trial(trial: Any) -> bool:
+    if not isinstance(trial, dict) or type(trial.get("trial")) is not int:
+        return False
+    settings, arms = trial.get("settings"), trial.get("arms")
+    if not isinstance(settings, dict) or not isinstance(arms, dict):
+        return False
+    return isinstance(trial.get("state"), str) and all(map(_is_arm, arms.values()))
+
+
+def _is_arm(arm: Any) -> bool:
+    if not isinstance(arm, dict) or type(arm.get("diverged")) is not bool:
+        return False
+    return arm["diverged"] or all(_number(arm.get(key)) for key in ("loss", "train"))
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def as_csv(trials: Sequence[Trial]) -> str:
@@ -159,11 +268,44 @@ def table(trials: Sequence[Trial], *, paper: bool = False) -> Table:
             rows.append(_row(f"{_model(arm)}, paper", train, valid, settings, names, digits=2))
     columns = ["model", "train", "valid", "valid, bits", *(k.split(".")[-1] for k in names)]
     note = "Cross entropy in nats per symbol; train is the running average of the last epoch."
-    return Table("Best of each arm", [("", columns)], rows, note)
+    title = "Best of each arm" + (", in the form of the paper's Table 3" if paper else "")
+    return Table(title, [("", columns)], rows, note)
+
+
+def trials_table(trials: Sequence[Trial]) -> Table:
+    """Every trial, the lowest loss first: settings, and validation loss of each arm."""
+    names = list(dict.fromkeys(k for t in trials for k in t["settings"]))
+    arms = arms_of(trials)
+    rows = [
+        [
+            str(t["trial"]) + ("" if t["state"] == "complete" else f", {t['state']}"),
+            *(_value(t["settings"][n]) if n in t["settings"] else DASH for n in names),
+            *(_loss(t, arm) for arm in arms),
+        ]
+        for t in sorted(trials, key=lambda t: min(_losses(t), default=math.inf))
+    ]
+    columns = [("", ["trial", *(n.split(".")[-1] for n in names)])]
+    columns += [("validation loss", [arm_name(arm) for arm in arms])] if arms else []
+    return Table("Every trial, the lowest loss first", columns, rows)
+
+
+def _losses(trial: Trial) -> list[float]:
+    return [found["loss"] for arm, found in trial["arms"].items() if trained(trial, arm)]
+
+
+def _loss(trial: Trial, arm: str) -> str:
+    if arm not in trial["arms"]:
+        return DASH
+    return f"{trial['arms'][arm]['loss']:.4f}" if trained(trial, arm) else "diverged"
+
+
+def arm_name(arm: str) -> str:
+    """An arm in a legend or the head of a column."""
+    return "baseline" if arm == "none" else f"norm {arm}"
 
 
 def _model(arm: str) -> str:
-    return "best baseline" if arm == "none" else f"best norm {arm}"
+    return f"best {arm_name(arm)}"
 
 
 def _row(
@@ -185,64 +327,77 @@ def markdown(trials: Sequence[Trial], *, paper: bool = False) -> str:
     return f"{shown.markdown()}\n\n{shown.note}\n\n{listed}\n"
 
 
-def figure(trials: Sequence[Trial], field: str = LR) -> "Figure":
-    """Validation loss against a setting, a point per run and a thin line per pair.
-
-    Runs that diverged are crosses on the top edge.
-    """
-    new, _ = _matplotlib()
+def figure(trials: Sequence[Trial]) -> "Figure":
+    """Validation loss against learning rate."""
+    new, _ = drawing()
     drawn = new(figsize=(6.8, 4.4), layout="constrained")
     axes = drawn.subplots()
-    arms = arms_of(trials)
-    top = max((t["arms"][a]["loss"] for t in trials for a in arms if trained(t, a)), default=1.0)
-    for t in trials:
-        both = [t["arms"][a]["loss"] for a in arms if trained(t, a)]
-        if len(both) > 1:
-            x = t["settings"][field]
-            axes.plot([x] * len(both), both, color="#bbbbbb", linewidth=0.8, zorder=1)
-    for arm, colour in zip(arms, COLOURS, strict=False):
-        label = "baseline" if arm == "none" else f"norm {arm}"
-        good = [t for t in trials if trained(t, arm)]
-        x, y = [t["settings"][field] for t in good], [t["arms"][arm]["loss"] for t in good]
-        axes.scatter(x, y, color=colour, s=18, label=label)
-        lost = [t["settings"][field] for t in trials if arm in t["arms"] and not trained(t, arm)]
-        if lost:
-            height = top * (1.06 + 0.04 * arms.index(arm))
-            axes.scatter(
-                lost, [height] * len(lost), color=colour, marker="x", label=f"{label}, diverged"
-            )
-    values = [t["settings"][field] for t in trials]
-    if values and min(values) > 0 and max(values) / min(values) > 20:
-        axes.set_xscale("log")
-    axes.set_xlabel("learning rate" if field == LR else field)
-    axes.set_ylabel("validation loss, nats")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8)
+    draw(axes, trials)
+    for text in axes.legend(fontsize=8).get_texts():
+        text.set_parse_math(False)
     return drawn
 
 
-def write(trials: Sequence[Trial], out: Path, *, paper: bool = False) -> list[Path]:
-    """trials.jsonl, trials.csv and summary.md, and a picture where there is a learning rate."""
+def draw(
+    axes: "Axes",
+    trials: Sequence[Trial],
+    colours: Sequence[str] = COLOURS,
+    ink: str = "#222222",
+    grid: str = "#dddddd",
+) -> None:
+    """A point per run and a thin line per pair; diverged runs are crosses on the top edge."""
+    arms = arms_of(trials)
+    top = max((loss for t in trials for loss in _losses(t)), default=1.0)
+    for t in trials:
+        if len(both := _losses(t)) > 1:
+            x = [t["settings"][LR]] * len(both)
+            axes.plot(x, both, color=ink, alpha=0.25, linewidth=0.8, zorder=1)
+    for i, arm in enumerate(arms):
+        colour, label = colours[i % len(colours)], arm_name(arm)
+        good = [t for t in trials if trained(t, arm)]
+        x, y = [t["settings"][LR] for t in good], [t["arms"][arm]["loss"] for t in good]
+        axes.scatter(x, y, color=colour, s=18, label=label)
+        lost = [t["settings"][LR] for t in trials if arm in t["arms"] and not trained(t, arm)]
+        if lost:
+            height = [top * (1.06 + 0.04 * i)] * len(lost)
+            axes.scatter(lost, height, color=colour, marker="x", s=24, label=f"{label}, diverged")
+    rates = [t["settings"][LR] for t in trials]
+    if rates and min(rates) > 0 and max(rates) / min(rates) > 20:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("learning rate", color=ink)
+    axes.set_ylabel("validation loss, nats", color=ink)
+    axes.grid(color=grid, linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.tick_params(which="both", color=ink, labelcolor=ink)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(ink)
+
+
+def write(study: Study) -> list[Path]:
+    """trials.jsonl, study.json, trials.csv and summary.md, and a picture where there is a learning
+    rate, in the study's directory."""
+    trials, out = study.trials, study.path
     out.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(t, allow_nan=False) + "\n" for t in trials)
     files = {
-        "trials.jsonl": lines,
+        TRIALS: "".join(json.dumps(t, allow_nan=False) + "\n" for t in trials),
+        ABOUT: json.dumps(study.about, indent=2) + "\n",
         "trials.csv": as_csv(trials),
-        "summary.md": markdown(trials, paper=paper),
+        "summary.md": markdown(trials, paper=study.paper),
     }
     for name, text in files.items():
         (out / name).write_text(text, encoding="utf-8")
     paths = [out / name for name in files]
-    if trials and all(LR in t["settings"] for t in trials):
-        save(figure(trials), out / "loss-by-learning-rate.png")
-        paths.append(out / "loss-by-learning-rate.png")
+    if study.drawable:
+        save(figure(trials), out / PICTURE)
+        paths.append(out / PICTURE)
     return paths
 
 
 def gradients_figure(records: Sequence[dict[str, Any]]) -> "Figure":
     """Of `normrnn gradients`: norms of dL/dh_t for the whole loss, for the last step's alone, and
     the spread of what the non-linearities see; a colour per record, darker in deeper layers."""
-    new, _ = _matplotlib()
+    new, _ = drawing()
     drawn = new(figsize=(13, 4.1), layout="constrained")
     panels = {
         "gradient": "‖dL/dh‖, loss of all steps",

@@ -1,18 +1,25 @@
 """Reports and pictures as files."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from normrnn.errors import UserError
 from normrnn.files import write_whole
 from normrnn.report.groups import groups
 from normrnn.report.page import MARK, page
-from normrnn.report.pictures import pictures, png
+from normrnn.report.pictures import pictures, png, save
 from normrnn.report.runs import Found
+from normrnn.report.study import PICTURE, Study, figure
 
 
-def write_report(found: Sequence[Found], path: Path, title: str = "normrnn report") -> None:
+def write_report(
+    found: Sequence[Found],
+    path: Path,
+    title: str = "normrnn report",
+    studies: Sequence[Study] = (),
+) -> None:
     """Write the report, over an older one if need be, but over nothing else."""
     if path.is_dir():
         raise UserError(f"{path} is a directory: name the file to write, as in {path}/report.html")
@@ -24,19 +31,29 @@ def write_report(found: Sequence[Found], path: Path, title: str = "normrnn repor
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
-    write_whole(path, page(found, title).encode())
+    write_whole(path, page(found, title, studies).encode())
 
 
-def write_pictures(found: Sequence[Found], directory: Path) -> list[Path]:
-    """Every picture as DIRECTORY/RECIPE-NAME.png."""
-    written = []
+def write_pictures(
+    found: Sequence[Found], directory: Path, studies: Sequence[Study] = ()
+) -> list[Path]:
+    """Every picture as DIRECTORY/RECIPE-NAME.png, or DIRECTORY/STUDY-NAME.png."""
+    wanted: dict[Path, Callable[[Path], None]] = {}
+    for study in (s for s in studies if s.drawable):
+        path = directory / f"{safe(study.name)}-{PICTURE}"
+        wanted[path] = lambda path, trials=study.trials: save(figure(trials), path)
     for group in groups([one.run for one in found if one.run is not None]):
-        safe = re.sub(r"[^\w.-]+", "-", group.title).strip("-") or "runs"
         for picture in pictures(group):
-            path = directory / f"{safe}-{picture.name}.png"
-            try:
-                png(picture, group, path)
-            except OSError as error:
-                raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
-            written.append(path)
-    return written
+            path = directory / f"{safe(group.title)}-{picture.name}.png"
+            wanted[path] = partial(png, picture, group)
+    for path, write in wanted.items():
+        try:
+            write(path)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+    return list(wanted)
+
+
+def safe(title: str) -> str:
+    """A title as the name of a file."""
+    return re.sub(r"[^\w.-]+", "-", title).strip("-") or "runs"

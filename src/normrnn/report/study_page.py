@@ -1,0 +1,147 @@
+"""A study's part of the report."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from normrnn.report.pictures import themed
+from normrnn.report.study import (
+    Study,
+    Trial,
+    arm_name,
+    arms_of,
+    draw,
+    sentences,
+    table,
+    trials_table,
+)
+from normrnn.report.tables import DASH, Table
+
+
+def section(study: Study, anchor: str) -> str:
+    """The result in words, Table 3, losses against learning rates, every trial, the space."""
+    trials = study.trials
+    lines = [
+        f'<section aria-labelledby="{anchor}">',
+        f'<h2 id="{anchor}">{escape(title(study))}</h2>',
+        f'<p class="quiet">{escape(_budget(study))}</p>',
+    ]
+    if trials:
+        said = "".join(f"<p>{escape(sentence)}.</p>" for sentence in sentences(trials))
+        lines += [
+            f'<div class="verdict">{said}</div>',
+            table(trials, paper=study.paper).html(),
+            _picture(study, anchor),
+            "<h3>Trials</h3>",
+            f'<div class="tall">{trials_table(trials).html()}</div>',
+        ]
+    lines += [_space(study), "</section>"]
+    return "\n".join(line for line in lines if line)
+
+
+def title(study: Study) -> str:
+    """The study by name."""
+    return f"Study {study.name}" + (f" of {study.recipe}" if study.recipe else "")
+
+
+def state(study: Study) -> str:
+    """What is not as it should be, in words."""
+    parts = []
+    if study.problem:
+        also = "; the trials before that are shown" if study.trials else ""
+        parts.append(f"{study.problem}{also}")
+    elif not study.trials:
+        parts.append("has no finished trials yet")
+    asked = study.about.get("trials")
+    if isinstance(asked, int) and 0 < len(study.trials) < asked:
+        parts.append(f"has not finished: {len(study.trials)} of {asked} trials are done")
+    return "; it ".join(parts)
+
+
+def _picture(study: Study, anchor: str) -> str:
+    if not study.drawable:
+        return ""
+    name = "Validation loss against learning rate"
+    words = "A point per run, a thin line per pair with the same settings; crosses on the top edge"
+    words += " are runs that diverged."
+
+    picture = themed(
+        lambda axes, colours, ink, grid: draw(axes, study.trials, colours, ink, grid),
+        f"{anchor}-loss",
+        name,
+        words,
+    )
+    return (
+        f'<h3>{name}</h3>{_legend(study.trials)}<div class="pictures"><figure>{picture}'
+        f"<figcaption>{words}</figcaption></figure></div>"
+    )
+
+
+def _legend(trials: Sequence[Trial]) -> str:
+    items = []
+    for i, arm in enumerate(arms_of(trials)):
+        for what, path in (("", "M12 4h0"), (", diverged", "M9 1l6 6m0-6l-6 6")):
+            width = 1.5 if what else 6
+            items.append(
+                f'<li><svg viewBox="0 0 24 8" aria-hidden="true"><path d="{path}" fill="none"'
+                f' stroke="var(--arm{i % 5})" stroke-width="{width}" stroke-linecap="round"/></svg>'
+                f"{escape(arm_name(arm))}{what}</li>"
+            )
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _budget(study: Study) -> str:
+    """How much was tried, as far as it was recorded."""
+    trials, about = study.trials, study.about
+    arms = [found for t in trials for found in t["arms"].values()]
+    said = f"{len(trials)} settings tried, {len(arms)} runs"
+    for key, words in (("updates", "updates"), ("seconds", "seconds in updates")):
+        if total := sum(found.get(key) or 0 for found in arms):
+            said += f", {total:,.0f} {words}"
+    if any(found.get("loss") is None for found in arms):
+        said += " (without those of runs that broke off)"
+    parts = [said]
+    if about:
+        pruner = about.get("pruner", "none")
+        said = f"Settings drawn by the {about.get('sampler', 'unknown')} sampler"
+        parts.append(said + (f", pruned by {pruner}" if pruner != "none" else ", none pruned"))
+        tokens = about["config"].get("train", {}).get("epoch_tokens")
+        each = f" of {tokens:,} tokens each" if isinstance(tokens, int) and tokens else ""
+        parts.append(f"Epochs of a run: {about['config'].get('epochs', 'unknown')}{each}")
+    else:
+        parts.append("The plan of the study (study.json) is not there")
+    return ". ".join(parts) + "."
+
+
+def _space(study: Study) -> str:
+    """What was searched, beside what was drawn."""
+    space = study.about.get("space")
+    space = space if isinstance(space, dict) else {}
+    drawn: dict[str, list[Any]] = {name: [] for name in space}
+    for trial in study.trials:
+        for name, value in trial["settings"].items():
+            drawn.setdefault(name, []).append(value)
+    if not drawn:
+        return ""
+    rows = [
+        [name, _searched(space[name]) if name in space else DASH, _drawn(values)]
+        for name, values in drawn.items()
+    ]
+    return (
+        "<h3>Space</h3>" + Table("The space", [("", ["setting", "searched", "drawn"])], rows).html()
+    )
+
+
+def _searched(values: Any) -> str:
+    if not isinstance(values, dict):
+        return ", ".join(map(str, values)) if isinstance(values, list) else str(values)
+    how = " log-uniform" if values.get("log") else ""
+    step = f" in steps of {values['step']}" if values.get("step") else ""
+    return f"{values.get('low')} to {values.get('high')}{how}{step}"
+
+
+def _drawn(values: Sequence[Any]) -> str:
+    different = list(dict.fromkeys(map(str, values)))
+    if all(type(v) in (int, float) for v in values) and len(different) > 6:
+        return f"{min(values):.3g} to {max(values):.3g}"
+    return ", ".join(sorted(different)) or DASH
