@@ -75,6 +75,7 @@ def test_settings_depend_on_the_slot_alone(study: Open, tmp_path: Path) -> None:
         draw(trial, PLAN.space, PLAN.config)
         other.finish(trial, 1.0)
     assert _settings(other) == _settings(one)
+    other.close()
     rates = [params["optimizer.lr"] for params in _settings(one).values()]
     assert all(1e-4 <= lr <= 1 for lr in rates)
     seeded = replace(PLAN, config=replace(PLAN.config, seed=2))
@@ -83,6 +84,7 @@ def test_settings_depend_on_the_slot_alone(study: Open, tmp_path: Path) -> None:
     for _ in range(4):
         _do(third, 1.0)
     assert not set(rates) & {p["optimizer.lr"] for p in _settings(third).values()}
+    third.close()
 
 
 def test_two_queued_at_once_are_run_once(study: Open) -> None:

@@ -179,7 +179,9 @@ class Study:
             self.id = self.storage.get_study_id_from_name(name)
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Let go of the database and of every lock."""
+        for number in list(self._held):
+            self._unlock(number)
         if isinstance(self._opened, RDBStorage):
             self._opened.remove_session()
             self._opened.engine.dispose()
