@@ -1,10 +1,13 @@
 """Copies what is committed of finished or running runs: settings and metrics, no weights.
 
-    python results/collect.py RUN... [--suffix NAME]
+    python results/collect.py RUN... [--suffix NAME] [--study NAME]
 
 Each run directory becomes results/RECIPE-NORM-SEED/ (with -NAME for a variant of the recipe) with
 `config.json`, in which the path of the data is replaced by its name (its sha256 is there already),
-`metrics.jsonl` without a torn line and `environment.json`. `make results` then writes the rest.
+`metrics.jsonl` without a torn line and `environment.json`. With --study the runs go to
+results/studies/NAME/RECIPE-NORM-SEED/ instead, and the output of `normrnn search` may be among
+them, of which results/studies/NAME/ then has `trials.jsonl` and `study.json`, which hold no paths;
+a `NOTES.md` there is yours to write. `make results` then writes the rest.
 """
 
 import argparse
@@ -12,6 +15,8 @@ import json
 import shutil
 import sys
 from pathlib import Path
+
+from normrnn.report.study import ABOUT, TRIALS, read_study, read_trials
 
 HERE = Path(__file__).parent
 MAY_CHANGE = ("epochs", "data", "threads")
@@ -30,13 +35,31 @@ def collect(run: Path, suffix: str = "", here: Path = HERE) -> Path:
         changed = sorted(key for key in same if _fits(old[key], config[key]) is False)
         if changed:
             raise SystemExit(f"{target} holds another run ({', '.join(changed)}): give a --suffix")
-    target.mkdir(exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(True)
     whole = "".join(line for line in lines if line[-1] == "\n")
     (target / "metrics.jsonl").write_text(whole, encoding="utf-8")
     if (run / "environment.json").exists():
         shutil.copyfile(run / "environment.json", target / "environment.json")
+    return target
+
+
+def collect_study(found: Path, name: str, here: Path = HERE) -> Path:
+    study = read_study(found)
+    if study.problem or not study.trials:
+        raise SystemExit(f"{found} {study.problem or 'has no trials'}")
+    target = here / "studies" / name
+    if (target / TRIALS).exists():
+        # A study goes on; another one has other trials under the same numbers.
+        old = {t["trial"]: t["settings"] for t in read_trials(target / TRIALS)}
+        new = {t["trial"]: t["settings"] for t in study.trials}
+        if any(new.get(number) != settings for number, settings in old.items()):
+            raise SystemExit(f"{target} holds another study: give another --study")
+    target.mkdir(parents=True, exist_ok=True)
+    for file in (TRIALS, ABOUT):
+        if (found / file).exists():
+            shutil.copyfile(found / file, target / file)
     return target
 
 
@@ -50,7 +73,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Copy what is committed of runs.")
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--suffix", default="", help="name of a variant of the recipe")
+    parser.add_argument("--study", default="", help="collect into results/studies/NAME")
     given = parser.parse_args()
+    place = HERE / "studies" / given.study if given.study else HERE
     for path in given.runs:
-        print(collect(path, given.suffix))
+        if given.study and (path / TRIALS).exists():
+            print(collect_study(path, given.study))
+        else:
+            print(collect(path, given.suffix, place))
     print("now: make results", file=sys.stderr)

@@ -8,19 +8,26 @@ Texts are compared whole, the inputs by a hash in RESULTS.md; pictures never by 
 
 import hashlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from normrnn.report.compare import statistics_sentence, verdict
 from normrnn.report.groups import Group, groups
 from normrnn.report.measure import WORDS
 from normrnn.report.pictures import figure, headline, save
 from normrnn.report.runs import load
+from normrnn.report.study import TRIALS, Study, read_study
+from normrnn.report.study import figure as study_figure
+from normrnn.report.study import markdown as study_markdown
 from normrnn.report.tables import Table, paper_table, runs_table
 
 ROOT = Path(__file__).parent.parent
 ORDER = ("ptb-small", "ptb-small-authors", "ptb-medium", "ptb-large", "librispeech-mini", "wsj")
 HEADLINE = ("ptb-small", "librispeech-mini")
 PICTURE = "docs/results.png"
+APPENDIX = "## The appendix: normalisation inside the recurrence (Table 3, Figure 3)"
 TEXT = """# Results
 
 Written by `make results` from the committed settings and metrics under `results/`; the best epoch
@@ -36,8 +43,23 @@ of each column. "2 of 40": two epochs of the forty of the recipe. Perplexities:
 
 
 def experiments(root: Path) -> list[Group]:
-    """The committed runs, in the paper's order."""
-    runs = [load(path.parent) for path in sorted(root.glob("results/*/config.json"))]
+    """The committed runs, in the paper's order; those of studies apart."""
+    return _in_order(root / "results")
+
+
+def studies(root: Path) -> dict[Path, tuple[Study | None, list[Group]]]:
+    """The committed studies: the trials, if there are any, and runs kept beside them."""
+    found = {}
+    for path in sorted(p for p in root.glob("results/studies/*") if p.is_dir()):
+        study = read_study(path) if (path / TRIALS).exists() else None
+        if study and (study.problem or not study.trials):
+            raise SystemExit(f"{path} {study.problem or 'has no trials'}")
+        found[path] = (study, _in_order(path))
+    return found
+
+
+def _in_order(directory: Path) -> list[Group]:
+    runs = [load(path.parent) for path in sorted(directory.glob("*/config.json"))]
     known = {name: i for i, name in enumerate(ORDER)}
     return sorted(groups(runs), key=lambda g: (known.get(g.recipe, len(ORDER)), g.title))
 
@@ -46,6 +68,8 @@ def inputs_hash(root: Path) -> str:
     """Of everything that the texts and pictures are made from."""
     digest = hashlib.sha256()
     files = [root / "results/NOTES.md", *root.glob("results/*/*.json*")]
+    files += root.glob("results/studies/*/NOTES.md")
+    files += [p for p in root.glob("results/studies/**/*.json*") if p not in files]
     for path in sorted(files, key=lambda p: p.relative_to(root).as_posix()):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode())
@@ -53,9 +77,26 @@ def inputs_hash(root: Path) -> str:
     return digest.hexdigest()
 
 
-def picture_path(group: Group) -> str:
-    name = "".join(c if c.isalnum() or c in "-." else "-" for c in group.title)
+def picture_path(title: str) -> str:
+    name = "".join(c if c.isalnum() or c in "-." else "-" for c in title)
     return f"results/pictures/{name}.png"
+
+
+def pictures(root: Path) -> dict[str, Callable[[], Figure]]:
+    """Path of every picture of RESULTS.md -> what draws it."""
+    found: dict[str, Callable[[], Figure]] = {}
+    for group in filter(has_curves, experiments(root)):
+        found[picture_path(group.title)] = lambda runs=group.runs: figure(runs)
+    for path, (study, parts) in studies(root).items():
+        if study and study.drawable:
+            found[study_picture(path)] = lambda trials=study.trials: study_figure(trials)
+        for group in filter(has_curves, parts):
+            found[study_picture(path, group)] = lambda runs=group.runs: figure(runs)
+    return found
+
+
+def study_picture(path: Path, group: Group | None = None) -> str:
+    return picture_path(f"study {path.name}{f' {group.title}' if group else ''}")
 
 
 def has_curves(group: Group) -> bool:
@@ -70,10 +111,31 @@ def results_md(root: Path) -> str:
         for table in (paper_table(group), runs_table(group)):
             parts += [f"**{table.title}**", table.markdown(), *([table.note] if table.note else [])]
         if has_curves(group):
-            parts.append(f"![Curves of {group.title}]({picture_path(group)})")
+            parts.append(f"![Curves of {group.title}]({picture_path(group.title)})")
+    parts += _appendix(root)
     parts.append((root / "results/NOTES.md").read_text(encoding="utf-8").strip())
     parts.append(f"<!-- inputs: sha256 {inputs_hash(root)} -->")
     return "\n\n".join(parts) + "\n"
+
+
+def _appendix(root: Path) -> list[str]:
+    """The studies; nothing if there are none."""
+    found = studies(root)
+    parts = [APPENDIX] if found else []
+    for path, (study, several) in found.items():
+        parts.append(f"### {path.name}")
+        if (path / "NOTES.md").exists():
+            parts.append((path / "NOTES.md").read_text(encoding="utf-8").strip())
+        if study:
+            parts.append(study_markdown(study.trials, paper=study.paper).strip())
+        if study and study.drawable:
+            parts.append(f"![Loss against learning rate]({study_picture(path)})")
+        for group in several:
+            table = paper_table(group)
+            parts += [f"**{group.title}**", *verdict(group.runs), table.markdown(), table.note]
+            if has_curves(group):
+                parts.append(f"![Curves of {group.title}]({study_picture(path, group)})")
+    return parts
 
 
 def readme_parts(root: Path) -> dict[str, str]:
@@ -116,16 +178,15 @@ def texts(root: Path) -> dict[str, str]:
 def stale(root: Path) -> list[str]:
     """What `make results` would change, pictures aside; and pictures that are not there."""
     old = [n for n, text in texts(root).items() if (root / n).read_text(encoding="utf-8") != text]
-    wanted = [PICTURE, *(picture_path(g) for g in experiments(root) if has_curves(g))]
-    return old + [name for name in wanted if not (root / name).exists()]
+    return old + [name for name in (PICTURE, *pictures(root)) if not (root / name).exists()]
 
 
 def write(root: Path) -> None:
     found = experiments(root)
     for name, text in texts(root).items():
         (root / name).write_text(text, encoding="utf-8")
-    for group in filter(has_curves, found):
-        save(figure(group.runs), root / picture_path(group))
+    for name, draw in pictures(root).items():
+        save(draw(), root / name)
     heads = [group for group in found if group.recipe in HEADLINE and not group.variant]
     save(headline(heads or found[:1]), root / PICTURE)
 

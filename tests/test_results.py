@@ -4,12 +4,14 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from results.collect import collect
+from results.collect import collect, collect_study
 from results.table import PICTURE, experiments, inputs_hash, readme_md, results_md, stale, write
 from tests.report.made_runs import make_run
+from tests.report.test_study import TRIALS
 
 ROOT = Path(__file__).parent.parent
 README = "<!-- picture:begin -->\n<!-- picture:end -->\nWords.\n<!-- results:begin -->\nold\n"
@@ -42,6 +44,7 @@ def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_bytes(b"")
 
     monkeypatch.setattr("results.table.figure", lambda _: None)
+    monkeypatch.setattr("results.table.study_figure", lambda _: None)
     monkeypatch.setattr("results.table.headline", lambda _: None)
     monkeypatch.setattr("results.table.save", touch)
 
@@ -52,8 +55,10 @@ def test_committed_results_are_fresh() -> None:
 
 
 def test_no_paths_of_anybody_are_committed() -> None:
-    for path in ROOT.glob("results/*/config.json"):
+    for path in ROOT.glob("results/**/config.json"):
         assert "/" not in json.loads(path.read_text())["data"], path
+    for path in (*ROOT.glob("results/studies/*/*.json"), *ROOT.glob("results/studies/*/*.jsonl")):
+        assert '"/' not in path.read_text(), path
 
 
 def test_results_are_written_with_pictures(project: Path) -> None:
@@ -134,3 +139,70 @@ def test_collect_keeps_other_runs(project: Path, tmp_path: Path) -> None:
     shutil.rmtree(other)
     longer = make_run(tmp_path, "ptb-small", "frame", epochs=9, model={"hidden": 200, "new": 1})
     assert collect(longer, here=here) == target
+
+
+def _searched(parent: Path, trials: list[dict[str, Any]]) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps(trial) + "\n" for trial in trials)
+    (parent / "trials.jsonl").write_text("".join(lines))
+    about = {"trials": 6, "config": {"recipe": "ptb-char", "data_sha256": "ab"}}
+    (parent / "study.json").write_text(json.dumps(about))
+    return parent
+
+
+@pytest.mark.usefixtures("quick_pictures")
+def test_studies_stand_in_the_appendix(project: Path, tmp_path: Path) -> None:
+    here = project / "results"
+    assert "appendix" not in results_md(project)
+    assert collect_study(_searched(tmp_path / "out", TRIALS), "char", here).name == "char"
+    for norm in ("none", "hidden"):
+        run = make_run(tmp_path, "ptb-char", norm, kind="char")
+        target = collect(run, here=here / "studies" / "char")
+        assert target == here / "studies" / "char" / f"ptb-char-{norm}-1"
+        assert json.loads((target / "config.json").read_text())["data"] == "mine"
+    (here / "studies" / "char" / "NOTES.md").write_text("What was *scaled down*.\n")
+    write(project)
+    text = (project / "RESULTS.md").read_text()
+    title = "## The appendix: normalisation inside the recurrence (Table 3, Figure 3)"
+    _, appendix = text.split(title)
+    assert "### char\n\nWhat was *scaled down*." in appendix
+    assert "| best norm hidden | 1.500 | 1.625 | 2.344 | 0.5 | 32 |" in appendix
+    assert "| best norm hidden, paper | 1.07 | 1.11 | 1.60 | 0.000371 | 128 |" in appendix
+    assert "- norm none: best validation loss 1.5000, trial 1 (lr 0.25, batch 32);" in appendix
+    assert "No saving: the network normalised inside the recurrence" in appendix
+    links = re.findall(r"!\[.*?\]\((.*?)\)", appendix)
+    assert links == [f"results/pictures/study-char{more}.png" for more in ("", "-ptb-char")]
+    assert "ptb-char" not in (project / "README.md").read_text()
+
+    assert stale(project) == []
+    (project / links[0]).unlink()
+    assert stale(project) == [links[0]]
+    write(project)
+    for name, old, new in (
+        ("trials.jsonl", "is nan", "is inf"),
+        ("study.json", "ab", "cd"),
+        ("NOTES.md", ".", ".\n"),
+        ("ptb-char-none-1/metrics.jsonl", '"grad_norm": 5', '"grad_norm": 6'),
+    ):
+        path = here / "studies" / "char" / name
+        before = path.read_text()
+        assert old in before
+        path.write_text(before.replace(old, new))
+        assert stale(project) == ["RESULTS.md"], name
+        path.write_text(before)
+    assert stale(project) == []
+    (here / "studies" / "char" / "trials.jsonl").write_text("{")
+    with pytest.raises(SystemExit, match="char is damaged: line 1"):
+        stale(project)
+
+
+def test_another_study_is_not_collected_over_one(tmp_path: Path) -> None:
+    collect_study(_searched(tmp_path / "a", TRIALS[:4]), "char", tmp_path)
+    target = collect_study(_searched(tmp_path / "a", TRIALS), "char", tmp_path)
+    assert len((target / "trials.jsonl").read_text().splitlines()) == 6
+    other = [{**TRIALS[0], "settings": {"optimizer.lr": 0.5}}]
+    with pytest.raises(SystemExit, match="holds another study"):
+        collect_study(_searched(tmp_path / "b", other), "char", tmp_path)
+    with pytest.raises(SystemExit, match="has no trials"):
+        collect_study(_searched(tmp_path / "c", []), "new", tmp_path)
+    assert not (tmp_path / "studies" / "new").exists()

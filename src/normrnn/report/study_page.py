@@ -78,15 +78,14 @@ def _picture(study: Study, anchor: str) -> str:
 
 
 def _legend(trials: Sequence[Trial]) -> str:
-    items = []
-    for i, arm in enumerate(arms_of(trials)):
-        for what, path in (("", "M12 4h0"), (", diverged", "M9 1l6 6m0-6l-6 6")):
-            width = 1.5 if what else 6
-            items.append(
-                f'<li><svg viewBox="0 0 24 8" aria-hidden="true"><path d="{path}" fill="none"'
-                f' stroke="var(--arm{i % 5})" stroke-width="{width}" stroke-linecap="round"/></svg>'
-                f"{escape(arm_name(arm))}{what}</li>"
-            )
+    marks = {"": "M9 4a3 3 0 1 0 6 0a3 3 0 1 0-6 0z", ", diverged": "M9 1l6 6m0-6l-6 6"}
+    items = [
+        f'<li><svg viewBox="0 0 24 8" aria-hidden="true"><path d="{path}" stroke-width="1.5"'
+        f' stroke="var(--arm{i % 5})" fill="var(--arm{i % 5})"/></svg>'
+        f"{escape(arm_name(arm))}{what}</li>"
+        for i, arm in enumerate(arms_of(trials))
+        for what, path in marks.items()
+    ]
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
