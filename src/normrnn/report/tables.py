@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 
 from normrnn.report.compare import best, rate, spread, whole_epochs
@@ -35,9 +36,16 @@ class Table:
 
     def rich(self) -> RichTable:
         """For a terminal."""
-        result = RichTable(title=self.title, caption=self.note, caption_justify="left")
+        result = RichTable(
+            title=self.title,
+            caption=self.note,
+            caption_justify="left",
+            box=SIMPLE_HEAD,  # nine columns fit into 80 characters
+            padding=0,
+        )
         for i, name in enumerate(self.head):
-            result.add_column(name, justify="right" if i else "left", no_wrap=not i)
+            side = "right" if i else "left"
+            result.add_column(name, justify=side, no_wrap=not i, overflow="fold")
         for row in self.rows:
             result.add_row(*row)
         return result
