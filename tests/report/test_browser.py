@@ -12,8 +12,10 @@ import pytest
 
 from normrnn.report.page import THEMES, page
 from normrnn.report.runs import find
+from normrnn.report.study import Study
 from tests.report.made_runs import make_run
 from tests.report.test_page import contrast
+from tests.report.test_study import TRIALS
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium: not installed")
@@ -63,7 +65,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
             make_run(parent, "ptb-small-authors", norm, seed, segments=2)
     make_run(parent, "ptb-small", until=300, name="<script>alert(1)<script>")
     file = parent / "report.html"
-    file.write_text(page(find([parent])).replace("</body>", MEASURE))
+    text = page(find([parent]), studies=[Study(parent, TRIALS)])
+    file.write_text(text.replace("</body>", MEASURE))
     return file
 
 

@@ -117,11 +117,15 @@ def test_empty_partial_and_damaged_studies(tmp_path: Path) -> None:
     (part / "study.json").write_text(json.dumps(ABOUT))
     odd = kept(tmp_path / "odd", *LINES)
     (odd / "study.json").write_text('{"config": 3}')
+    words_only = [line.replace('"optimizer.lr": ', '"optimizer.lr": "x", "y": ') for line in LINES]
+    strange = kept(tmp_path / "strange", *words_only, LINES[0].replace(": 9}", ': "x"}'))
+    (strange / "study.json").write_text('{"config": {"train": 3}, "space": 3, "trials": "x"}')
     nan = LINES[1].replace("1.5", "NaN")
     text = shown(
         kept(tmp_path / "empty"),
         part,
         odd,
+        strange,
         kept(tmp_path / "torn", LINES[0], LINES[1][:40]),
         kept(tmp_path / "nan", LINES[0], nan, LINES[2]),
         kept(tmp_path / "other", "[]\n"),
@@ -135,6 +139,7 @@ def test_empty_partial_and_damaged_studies(tmp_path: Path) -> None:
     assert "The plan of the study (study.json) is not there." in words
     assert "nothing to show" not in words
     assert "0 settings tried, 0 runs" in words
+    assert "Study strange 7 settings tried, 14 runs, 90 updates" in words
     with pytest.raises(UserError, match=r"line 2 of trials.jsonl is no trial"):
         read_trials(tmp_path / "nan" / "trials.jsonl")
 

@@ -241,7 +241,9 @@ def sentences(trials: Sequence[Trial]) -> list[str]:
 
 def _lowest_lr(trials: Sequence[Trial], p: Pairs) -> str:
     rates = [
-        t["settings"][LR] for t in trials if t["trial"] in p.only_other and LR in t["settings"]
+        t["settings"][LR]
+        for t in trials
+        if t["trial"] in p.only_other and _number(t["settings"].get(LR))
     ]
     return f" (learning rates from {min(rates):.3g} on)" if rates else ""
 

@@ -95,7 +95,7 @@ def _budget(study: Study) -> str:
     arms = [found for t in trials for found in t["arms"].values()]
     said = f"{len(trials)} settings tried, {len(arms)} runs"
     for key, words in (("updates", "updates"), ("seconds", "seconds in updates")):
-        if total := sum(found.get(key) or 0 for found in arms):
+        if total := sum(v for found in arms if type(v := found.get(key)) in (int, float)):
             said += f", {total:,.0f} {words}"
     if any(found.get("loss") is None for found in arms):
         said += " (without those of runs that broke off)"
@@ -104,7 +104,8 @@ def _budget(study: Study) -> str:
         pruner = about.get("pruner", "none")
         said = f"Settings drawn by the {about.get('sampler', 'unknown')} sampler"
         parts.append(said + (f", pruned by {pruner}" if pruner != "none" else ", none pruned"))
-        tokens = about["config"].get("train", {}).get("epoch_tokens")
+        train = about["config"].get("train")
+        tokens = train.get("epoch_tokens") if isinstance(train, dict) else None
         each = f" of {tokens:,} tokens each" if isinstance(tokens, int) and tokens else ""
         parts.append(f"Epochs of a run: {about['config'].get('epochs', 'unknown')}{each}")
     else:
