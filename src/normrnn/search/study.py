@@ -28,8 +28,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes import read_config
 from normrnn.recipes.config import Config
-from normrnn.recipes.jsonio import to_dict
-from normrnn.report.runs import flat
+from normrnn.recipes.jsonio import flat, to_dict
 from normrnn.search.space import Space
 
 SLOT, ARMS = "slot", "arms"
