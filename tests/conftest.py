@@ -1,5 +1,6 @@
 """Settings for every test: one thread per worker, reproducible draws."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c() -> None:
+    """A shell that starts us in the background has Ctrl-C ignored, also in what tests start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
