@@ -157,6 +157,28 @@ def test_finished_seeds_alone_are_averaged() -> None:
     assert rows[0][1:] == ["all 2 (2 of 3 seeds)", "20.1 ± 0.0", "33.1 ± 0.0"]
 
 
+def test_the_training_loss_of_a_sequence_wise_language_model_is_no_measure() -> None:
+    """In training it sees what it predicts: compared is validation, and nothing shows its train."""
+    baseline, ahead = _run("none", [5, 4, 3, 3]), _run("sequence", [1, 3.5, 1, 2.9])
+    for run in (baseline, ahead):
+        run.config["text"] = {"level": "word"}
+    (text,) = verdict([baseline, ahead])
+    assert "best validation loss of 3.500 nats" in text
+    assert "0% more updates" in text  # first below at the same validation, not in training
+    assert "Its training loss is not compared" in text
+    assert "overfits" not in text
+    assert gap(ahead) == []
+    table = paper_table(Group("mine", "", [baseline, ahead]))
+    assert [row[2] for row in table.rows] == ["20.1", "–"]
+    assert "has no train figure" in table.note
+    labels = [line.get_label() for line in figure([baseline, ahead]).axes[0].lines]
+    assert labels == ["baseline, train", "baseline, valid", "sequence, valid"]
+    # Without a text, as in speech, nothing is given away: both directions are there anyway.
+    (text,) = verdict([_run("none", [5, 4, 3, 3]), _run("sequence", [1, 3.5, 1, 2.9])])
+    assert "best training loss of 3.000 nats" in text
+    assert "overfits more" in text
+
+
 def test_gap_and_rate() -> None:
     run = _run("none", [5, 4, 3, 3])
     # Two rows of ten tokens, pooled: (5 + 4) / 2; the validation lies half a nat above the second.

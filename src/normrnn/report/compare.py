@@ -11,7 +11,7 @@ from normrnn.report.runs import Row, Run
 
 
 class Point(NamedTuple):
-    """A training loss and when it was reached."""
+    """A loss and when it was reached."""
 
     updates: int
     seconds: float
@@ -90,6 +90,12 @@ def trailing_average(run: Run) -> list[Point]:
     return points
 
 
+def validations(run: Run) -> list[Point]:
+    """The losses on validation, with the statistics that serve a user."""
+    rows = run.split("valid", run.serving)
+    return [Point(row["updates"], row["seconds"], row["loss"]) for row in rows]
+
+
 def best(run: Run, split: str, statistics: str, key: str = "loss") -> Row | None:
     """The row with the lowest loss, or the lowest of something else."""
     rows = [row for row in run.split(split, statistics) if key in row]
@@ -102,7 +108,10 @@ def first_below(points: Sequence[Point], loss: float) -> Point | None:
 
 
 def gap(run: Run) -> list[Row]:
-    """Validation loss minus running training loss, at every validation."""
+    """Validation loss minus running training loss, at every validation; none if that loss is no
+    measure."""
+    if run.looks_ahead:
+        return []
     held_out = {row["updates"]: row["loss"] for row in run.split("valid", run.serving)}
     return [
         {**row, "gap": held_out[row["updates"]] - row["loss"]}
@@ -129,11 +138,13 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 @dataclass(frozen=True)
 class Saving:
-    """What one arm needs to reach the baseline's best training loss, beside what that needed."""
+    """What one arm needs to reach the baseline's best loss, in training where that is one, beside
+    what that needed."""
 
     loss: float
     baseline: Point
     other: Point | None
+    where: str = "training"
 
 
 def pairs(baselines: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, Run]]:
@@ -147,10 +158,14 @@ def savings(baselines: Sequence[Run], others: Sequence[Run]) -> list[Saving]:
     """One per seed that both arms have, once both have trained for an epoch."""
     found = []
     for run, other in pairs(baselines, others):
-        points, others_points = trailing_average(run), trailing_average(other)
+        where, when = "training", trailing_average
+        if other.looks_ahead:
+            where, when = "validation", validations
+        points, others_points = when(run), when(other)
         if points and others_points:
             lowest = min(points, key=lambda p: p.loss)
-            found.append(Saving(lowest.loss, lowest, first_below(others_points, lowest.loss)))
+            reached = first_below(others_points, lowest.loss)
+            found.append(Saving(lowest.loss, lowest, reached, where))
     return found
 
 
@@ -181,6 +196,11 @@ def _arm_verdict(norm: str, baselines: Sequence[Run], others: Sequence[Run]) -> 
         parts.append(
             "Not all of these runs have finished: compared are the updates that both have, and"
             " this can still change."
+        )
+    if both and any(other.looks_ahead for _, other in both):
+        parts.append(
+            "Its training loss is not compared: while it trains, its statistics see the words that"
+            " it is to predict."
         )
     if left := len(every) - len(both):
         parts.append(f"{left} more seed{'s' if left > 1 else ''} had not finished.")
@@ -213,19 +233,19 @@ def sentence(
         return f"There is no baseline to compare the {network(norm)} with yet."
     reached = [(s.baseline, s.other) for s in found if s.other is not None]
     seeds = f" (mean of {len(reached)} seeds)" if len(reached) > 1 else ""
-    loss = mean(s.loss for s in found)
+    loss = f"best {found[0].where} loss of {mean(s.loss for s in found):.3f} nats"
     if len(reached) < len(found):
         of = f" in {len(found) - len(reached)} of {len(found)} seeds" if len(found) > 1 else ""
         return (
             f"No saving{' so far' if going else ''}: the {network(norm)} did not reach the"
-            f" baseline's best training loss of {loss:.3f} nats{of}."
+            f" baseline's {loss}{of}."
         )
     updates = 1 - mean(o.updates / b.updates for b, o in reached)
     seconds = 1 - mean(o.seconds / b.seconds for b, o in reached)
     but = "and" if (updates > 0) == (seconds > 0) else "but"
     return (
         f"{'' if updates > 0 else 'No saving: '}{'T' if updates > 0 else 't'}o reach the baseline's"
-        f" best training loss of {loss:.3f} nats, the {network(norm)} needed"
+        f" {loss}, the {network(norm)} needed"
         f" {_less(updates, 'fewer', 'more')} updates {but}"
         f" {_less(seconds, 'less', 'more')} time{seeds}:"
         f" {mean(o.updates for _, o in reached):,.0f} instead of"

@@ -230,7 +230,7 @@ def _curves(axes: "Axes", group: Group, colours: Sequence[str], x: str) -> None:
     for arm in group.arms:
         colour = colours[arm.index % len(colours)]
         for rows, style, what in (
-            (between_validations, ":", "train"),
+            (lambda run: [] if run.looks_ahead else between_validations(run), ":", "train"),
             (lambda run: run.split("valid", run.serving), "-", shown.held_out),
         ):
             at = _with_epochs(rows) if x == "at epoch" else rows

@@ -86,6 +86,12 @@ class Run:
         return "recalibrated" if self.split("valid", "recalibrated") else "running"
 
     @property
+    def looks_ahead(self) -> bool:
+        """A sequence-wise language model: while it trains, its statistics see the words that it is
+        to predict, so its training loss is no loss of predicting them."""
+        return self.norm == "sequence" and "text.level" in self.settings
+
+    @property
     def progress(self) -> str:
         """How far the run got, against the recipe's own epochs."""
         epochs = recipe(self.recipe).epochs if self.recipe in RECIPES else self.config.get("epochs")

@@ -86,7 +86,11 @@ Figure = Callable[[Run], float | None]
 
 
 def _train(key: str) -> Figure:
-    return lambda run: min((row[key] for row in whole_epochs(run) if key in row), default=None)
+    def figure(run: Run) -> float | None:
+        rows = [] if run.looks_ahead else whole_epochs(run)
+        return min((row[key] for row in rows if key in row), default=None)
+
+    return figure
 
 
 def _held_out(key: str, statistics: str | None = None) -> Figure:
@@ -169,6 +173,11 @@ def _cell(values: Sequence[float | None], digits: int) -> str:
 def _paper_note(group: Group) -> str:
     shown = group.measure
     parts = ["Train: the best epoch's running average in training mode."]
+    if any(run.looks_ahead for run in group.runs):
+        parts.append(
+            "A sequence-wise language model has no train figure: while it trains, its statistics"
+            " see the words that it is to predict."
+        )
     if any(run.serving == "recalibrated" for run in group.runs):
         parts.append("Held-out figures of normalised networks: recalibrated statistics.")
     if group.paper and shown is WORDS:
