@@ -44,6 +44,11 @@ def peak_growth(step: Callable[[], Any]) -> float:
     return (_status("VmHWM") - before) / 1024
 
 
+def resident() -> float:
+    """MiB that the process takes now."""
+    return _status("VmRSS") / 1024
+
+
 def _status(key: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(key):
