@@ -8,7 +8,8 @@ Texts are compared whole, the inputs by a hash in RESULTS.md; pictures never by 
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = ("ptb-small", "ptb-small-authors", "ptb-medium", "ptb-large", "librispeech-mini", "wsj")
 HEADLINE = ("ptb-small", "librispeech-mini")
 PICTURE = "docs/results.png"
-APPENDIX = "## The appendix: normalisation inside the recurrence (Table 3, Figure 3)"
+STUDIES = "## Studies: normalisation inside the recurrence (Table 3, Figure 3), learning rates"
 TEXT = """# Results
 
 Written by `make results` from the committed settings and metrics under `results/`; the best epoch
@@ -90,7 +91,7 @@ def pictures(root: Path) -> dict[str, Callable[[], Figure]]:
     for path, (study, parts) in studies(root).items():
         if study and study.drawable:
             found[study_picture(path)] = lambda trials=study.trials: study_figure(trials)
-        for group in filter(has_curves, parts):
+        for group in (g for g in parts if has_curves(g) and len(g.arms) > 1):
             found[study_picture(path, group)] = lambda runs=group.runs: figure(runs)
     return found
 
@@ -112,16 +113,16 @@ def results_md(root: Path) -> str:
             parts += [f"**{table.title}**", table.markdown(), *([table.note] if table.note else [])]
         if has_curves(group):
             parts.append(f"![Curves of {group.title}]({picture_path(group.title)})")
-    parts += _appendix(root)
+    parts += _studies(root)
     parts.append((root / "results/NOTES.md").read_text(encoding="utf-8").strip())
     parts.append(f"<!-- inputs: sha256 {inputs_hash(root)} -->")
     return "\n\n".join(parts) + "\n"
 
 
-def _appendix(root: Path) -> list[str]:
+def _studies(root: Path) -> list[str]:
     """The studies; nothing if there are none."""
     found = studies(root)
-    parts = [APPENDIX] if found else []
+    parts = [STUDIES] if found else []
     for path, (study, several) in found.items():
         parts.append(f"### {path.name}")
         if (path / "NOTES.md").exists():
@@ -130,34 +131,39 @@ def _appendix(root: Path) -> list[str]:
             parts.append(study_markdown(study.trials, paper=study.paper).strip())
         if study and study.drawable:
             parts.append(f"![Loss against learning rate]({study_picture(path)})")
+        if several:
+            table = _together(several)
+            parts += [f"**{table.title}**", table.markdown(), table.note]
         for group in several:
-            table = paper_table(group)
-            parts += [f"**{group.title}**", *verdict(group.runs), table.markdown(), table.note]
-            if has_curves(group):
+            parts += [f"**{group.title}.** {text}" for text in verdict(group.runs)]
+            if has_curves(group) and len(group.arms) > 1:
                 parts.append(f"![Curves of {group.title}]({study_picture(path, group)})")
     return parts
+
+
+def _together(several: Sequence[Group]) -> Table:
+    """One table of groups that are measured alike."""
+    tables = [paper_table(group) for group in several]
+    rows = [
+        [f"{first} · {group.title}", *rest]
+        for group, table in zip(several, tables, strict=True)
+        for first, *rest in table.rows
+    ]
+    return replace(tables[0], rows=rows)
 
 
 def readme_parts(root: Path) -> dict[str, str]:
     """What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->` in the README."""
     found = experiments(root)
-    tables = [paper_table(g) for g in found if g.measure is WORDS and g.paper]
-    merged = []
-    if tables:
-        rows = [
-            [f"{row[0]} · {group.title}", *row[1:]]
-            for group in found
-            if group.measure is WORDS and group.paper
-            for row in paper_table(group).rows
-        ]
-        merged.append(Table("Perplexity", tables[0].columns, rows))
+    words = [group for group in found if group.measure is WORDS and group.paper]
+    merged = [replace(_together(words), title="Perplexity")] if words else []
     merged += [paper_table(group) for group in found if group.measure is not WORDS]
     texts = [f"**{table.title}**\n\n{table.markdown()}" for table in merged]
     texts += [
         f"**{g.title}.** {text}" for g in found if g.recipe in HEADLINE for text in verdict(g.runs)
     ]
-    words = "train dotted, validation solid; baseline blue, normalised red"
-    return {"picture": f"![Curves: {words}]({PICTURE})", "results": "\n\n".join(texts)}
+    dress = "train dotted, validation solid; baseline blue, normalised red"
+    return {"picture": f"![Curves: {dress}]({PICTURE})", "results": "\n\n".join(texts)}
 
 
 def readme_md(root: Path) -> str:

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from results.collect import collect, collect_study
-from results.table import PICTURE, experiments, inputs_hash, readme_md, results_md, stale, write
+from results.table import (
+    PICTURE,
+    STUDIES,
+    experiments,
+    inputs_hash,
+    readme_md,
+    results_md,
+    stale,
+    write,
+)
 from tests.report.made_runs import make_run
 from tests.report.test_study import TRIALS
 
@@ -151,9 +160,9 @@ def _searched(parent: Path, trials: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.usefixtures("quick_pictures")
-def test_studies_stand_in_the_appendix(project: Path, tmp_path: Path) -> None:
+def test_studies_stand_after_the_experiments(project: Path, tmp_path: Path) -> None:
     here = project / "results"
-    assert "appendix" not in results_md(project)
+    assert STUDIES not in results_md(project)
     assert collect_study(_searched(tmp_path / "out", TRIALS), "char", here).name == "char"
     for norm in ("none", "hidden"):
         run = make_run(tmp_path, "ptb-char", norm, kind="char")
@@ -163,8 +172,7 @@ def test_studies_stand_in_the_appendix(project: Path, tmp_path: Path) -> None:
     (here / "studies" / "char" / "NOTES.md").write_text("What was *scaled down*.\n")
     write(project)
     text = (project / "RESULTS.md").read_text()
-    title = "## The appendix: normalisation inside the recurrence (Table 3, Figure 3)"
-    _, appendix = text.split(title)
+    _, appendix = text.split(STUDIES)
     assert "### char\n\nWhat was *scaled down*." in appendix
     assert "| best norm hidden | 1.500 | 1.625 | 2.344 | 0.5 | 32 |" in appendix
     assert "| best norm hidden, paper | 1.07 | 1.11 | 1.60 | 0.000371 | 128 |" in appendix
@@ -194,6 +202,25 @@ def test_studies_stand_in_the_appendix(project: Path, tmp_path: Path) -> None:
     (here / "studies" / "char" / "trials.jsonl").write_text("{")
     with pytest.raises(SystemExit, match="char is damaged: line 1"):
         stale(project)
+
+
+@pytest.mark.usefixtures("quick_pictures")
+def test_a_study_of_runs_is_one_table(project: Path, tmp_path: Path) -> None:
+    """The same recipe at several learning rates; a curve where there are arms to compare."""
+    place = project / "results" / "studies" / "rates"
+    for lr, norms in ((1.0, ("none", "frame")), (2.0, ("none",))):
+        for norm in norms:
+            run = make_run(tmp_path / str(lr), norm=norm, optimizer={"lr": lr})
+            collect(run, f"lr-{lr}", place)
+    write(project)
+    _, text = (project / "RESULTS.md").read_text().split("### rates")
+    assert text.count("| Model |") == 1
+    assert text.count("| Small LSTM · ptb-small, optimizer.lr 1.0 |") == 1
+    assert text.count("| Small LSTM (BN) · ptb-small, optimizer.lr 1.0 |") == 1
+    assert text.count("| Small LSTM · ptb-small, optimizer.lr 2.0 |") == 1
+    assert "**ptb-small, optimizer.lr 1.0.** To reach" in text
+    links = re.findall(r"!\[.*?\]\((.*?)\)", text)
+    assert links == ["results/pictures/study-rates-ptb-small--optimizer.lr-1.0.png"]
 
 
 def test_another_study_is_not_collected_over_one(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_the_training_loss_of_a_sequence_wise_language_model_is_no_measure() -> 
         run.config["text"] = {"level": "word"}
     (text,) = verdict([baseline, ahead])
     assert "best validation loss of 3.500 nats" in text
-    assert "0% more updates" in text  # first below at the same validation, not in training
+    assert "needed as many updates" in text  # first below at the same validation, not in training
     assert "Its training loss is not compared" in text
     assert "overfits" not in text
     assert gap(ahead) == []

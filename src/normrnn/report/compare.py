@@ -246,8 +246,8 @@ def sentence(
     return (
         f"{'' if updates > 0 else 'No saving: '}{'T' if updates > 0 else 't'}o reach the baseline's"
         f" {loss}, the {network(norm)} needed"
-        f" {_less(updates, 'fewer', 'more')} updates {but}"
-        f" {_less(seconds, 'less', 'more')} time{seeds}:"
+        f" {_less(updates, 'fewer', 'many')} updates {but}"
+        f" {_less(seconds, 'less', 'much')} time{seeds}:"
         f" {mean(o.updates for _, o in reached):,.0f} instead of"
         f" {mean(b.updates for b, _ in reached):,.0f} updates,"
         f" {mean(o.seconds for _, o in reached):,.0f} instead of"
@@ -348,5 +348,7 @@ def statistics_sentence(runs: Sequence[Run]) -> str:
     return f"{'; '.join(parts)}."
 
 
-def _less(share: float, less: str, more: str) -> str:
-    return f"{abs(share):.0%} {less if share > 0 else more}"
+def _less(share: float, less: str, much: str) -> str:
+    if abs(share) < 0.005:
+        return f"as {much}"
+    return f"{abs(share):.0%} {less if share > 0 else 'more'}"
