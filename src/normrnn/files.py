@@ -1,10 +1,18 @@
-"""Files that are there whole or not at all."""
+"""Paths as people write them, and files that are there whole or not at all."""
 
 import contextlib
 import os
 from pathlib import Path
 
 from normrnn.errors import UserError
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with its ~ resolved; UserError if that user has no home here."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"{path} does not exist: no home directory of that name") from None
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import normrnn
 from normrnn.cli import COMMANDS, main
@@ -103,6 +105,7 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
         (["train", "wsj"], "prepared speech"),
         (["score", "run"], "FILE"),
         (["train", "ptb-small", "--epochs", "0"], "epochs must be at least 1, not 0"),
+        (["train", "ptb-small", "--optimizer.lr", "inf"], "optimizer.lr must be a finite number"),
         (["train", "ptb-small"], "pass --data DIR"),
         (["train", "ptb-small", "--device", "abacus"], "no device 'abacus'"),
         (["compare", "ptb-small", "--norms", "none,layer"], "--norms has 'layer'"),
@@ -111,6 +114,9 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
         (["prepare", "wine"], "prepare needs one of ptb"),
         (["recipes", "please"], "takes no arguments"),
         (["sample", "nowhere", "--temperature", "0"], "--temperature must be positive"),
+        (["sample", "nowhere", "--seed", str(2**64)], "--seed must lie in"),
+        (["evaluate", "nowhere", "--device", "abacus"], "no device 'abacus'"),
+        (["evaluate", "nowhere", "--threads", "-1"], "--threads must be at least 0"),
     ],
 )
 def test_wrong_calls_exit_with_2(cli: Cli, arguments: list[str], said: str) -> None:
@@ -286,6 +292,22 @@ def test_evaluate_writes_its_own_file(cli: Cli, text_dir: Path, run: Path) -> No
     assert "authors' protocol" in out
     assert [row["epoch"] for row in result["train_epochs"]] == [1, 2]
     assert "running average of epoch 2" in out
+
+
+def test_wild_models_are_evaluated_as_far_as_they_go(cli: Cli, text_dir: Path, run: Path) -> None:
+    weights = load_file(run / "model.safetensors")
+    weights["decoder.weight"] *= 1e5  # more nats per token than exp can take
+    weights["rnn.norm_l0.running_mean"][0] = math.nan
+    save_file(weights, run / "model.safetensors")
+    code, out, _ = cli("evaluate", run)
+    assert code == 0
+    rows = json.loads((run / "evaluation.json").read_text())["rows"]
+    assert {row["statistics"] for row in rows} == {"recalibrated", "batch"}
+    assert max(row["loss"] for row in rows) > 710
+    assert "valid with running statistics left out: its loss is nan" in " ".join(out.split())
+    weights["rnn.norm_l0.running_mean"][0] = 0
+    save_file(weights, run / "model.safetensors")
+    assert cli("score", run, text_dir / "test.txt", "--lines")[0] == 0
 
 
 def test_sequence_wise_batch_statistics_are_refused(

@@ -72,6 +72,8 @@ def test_bad_files(tmp_path: Path, content: bytes, said: str) -> None:
 def test_missing_things_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         read_texts(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"~no-such-user/text\.txt does not exist"):
+        read_texts("~no-such-user/text.txt")
     with pytest.raises(UserError, match=r"expected ptb\.train\.txt or train\.txt"):
         read_texts(str(tmp_path))
     (tmp_path / "train.txt").write_text("a b\n")
@@ -86,6 +88,9 @@ def test_text_with_one_word_has_nothing_to_predict(tmp_path: Path) -> None:
     file.write_text("word\n" * 100)
     with pytest.raises(UserError, match="nothing to predict"):
         build_corpus(read_texts(str(file)), TextConfig())
+    file.write_text("some more words\n" * 100)
+    with pytest.raises(UserError, match=r"only word within text\.max_vocab 3 is 'more'"):
+        build_corpus(read_texts(str(file)), TextConfig(max_vocab=3))
 
 
 def test_corpus_uses_the_training_vocabulary(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Configs as JSON: complete, typed, and named when they differ."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 
 from normrnn.errors import UserError
 from normrnn.recipes import RECIPES, read_config, recipe
+from normrnn.recipes.config import OptimizerConfig
 from normrnn.recipes.jsonio import differences, from_dict, to_dict
 from normrnn.recipes.language import LanguageConfig, ModelConfig
 from normrnn.recipes.ptb import ptb_small
@@ -26,6 +28,8 @@ def test_round_trip(name: str) -> None:
 def test_a_recipe_that_is_not_known_here() -> None:
     with pytest.raises(UserError, match="config has a recipe 'ptb-huge' that is not known here"):
         read_config({"recipe": "ptb-huge"})
+    with pytest.raises(UserError, match="config has a recipe \\[\\] that is not known here"):
+        read_config({"recipe": []})
 
 
 def test_missing_field_takes_its_default_unless_it_has_none() -> None:
@@ -71,6 +75,12 @@ def test_differences_have_dotted_names() -> None:
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"model": ModelConfig(dropout=1.0)}, "model.dropout"),
         ({"model": ModelConfig(hidden=0)}, "model.hidden"),
+        ({"model": ModelConfig(momentum=7.0)}, r"model.momentum must lie in \[0, 1\], not 7.0"),
+        ({"model": ModelConfig(gamma=math.nan)}, "model.gamma must be a finite number, not nan"),
+        ({"optimizer": OptimizerConfig(lr=math.inf)}, "optimizer.lr must be a finite number"),
+        ({"optimizer": OptimizerConfig(momentum=-1.0)}, "optimizer.momentum must be at least 0"),
+        ({"optimizer": OptimizerConfig(weight_decay=-1.0)}, "optimizer.weight_decay must be at"),
+        ({"seed": 2**32}, "seed must lie in"),
         ({"norm": "hidden"}, "time_steps"),
         ({"norm": "sequence", "model": ModelConfig(time_steps=3)}, "time_steps"),
     ],

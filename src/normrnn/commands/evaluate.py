@@ -1,6 +1,5 @@
 """`normrnn evaluate RUN`."""
 
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +8,8 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse
+from normrnn.errors import UsageError
+from normrnn.train.metrics import perplexity
 
 
 def run(arguments: list[str]) -> int:
@@ -34,6 +35,8 @@ def run(arguments: list[str]) -> int:
             threads: Threads of the tensor library; 0 is its own choice.
             one_stream: Also read the test text as one stream, as Zaremba did: slow for large nets.
         """
+        if threads < 0:
+            raise UsageError(f"--threads must be at least 0, not {threads}")
         import torch
 
         from normrnn.train.evaluate import evaluate
@@ -74,7 +77,7 @@ def _show(result: dict[str, Any]) -> None:
             f"{row['count']:,}",
             f"{row['loss']:.4f}",
             *(f"{row['bpc']:.4f}" for _ in bits),
-            f"{math.exp(row['loss']):,.2f}",
+            f"{perplexity(row['loss']):,.2f}",
             f"{row['batch_ppl']:,.2f}" if "batch_ppl" in row else "",
         )
     console = Console(highlight=False)
@@ -83,7 +86,7 @@ def _show(result: dict[str, Any]) -> None:
         best = min(result["train_epochs"], key=lambda row: row["loss"])
         console.print(
             f"train, running average of epoch {best['epoch']}: perplexity"
-            f" {math.exp(best['loss']):,.2f}, mean of the mini-batches' {best['batch_ppl']:,.2f}"
+            f" {perplexity(best['loss']):,.2f}, mean of the mini-batches' {best['batch_ppl']:,.2f}"
         )
     for row in result["authors_protocol"]:
         console.print(

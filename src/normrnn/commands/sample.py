@@ -32,6 +32,8 @@ def run(arguments: list[str]) -> int:
             raise UsageError(f"--tokens must be at least 1, not {tokens}")
         if not temperature > 0:
             raise UsageError(f"--temperature must be positive, not {temperature}")
+        if seed is not None and not 0 <= seed < 2**32:
+            raise UsageError(f"--seed must lie in [0, 2**32), not {seed}")
         print(_sample(run, tokens, temperature, prompt, seed))
 
     parse(options, "sample", arguments)

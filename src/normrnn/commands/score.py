@@ -40,6 +40,7 @@ def _score(run: Path, file: Path, show_lines: bool) -> None:
     from normrnn.train.evaluate import window_for_one_stream
     from normrnn.train.language import read_ids
     from normrnn.train.load import load_language
+    from normrnn.train.metrics import perplexity
     from normrnn.train.rundir import RunDirectory
     from normrnn.train.scoring import token_nats
 
@@ -56,11 +57,11 @@ def _score(run: Path, file: Path, show_lines: bool) -> None:
     if show_lines:
         counts = [len(tokens(line, vocabulary.level)) for line in text]
         for line, part in zip(text, nats.split(counts), strict=True):
-            print(f"{math.exp(part.mean().item()):.2f}\t{len(part)}\t{line}")
+            print(f"{perplexity(part.mean().item()):.2f}\t{len(part)}\t{line}")
     loss = nats.double().mean().item()
     unknown = int((ids == vocabulary.index.get(UNKNOWN, -1)).sum())
     bits = f", {loss / math.log(2):.4f} bits per character" if vocabulary.level == "char" else ""
     print(
         f"{file}: {len(nats):,} tokens ({unknown:,} {UNKNOWN}), loss {loss:.4f} nats{bits},"
-        f" perplexity {math.exp(loss):,.2f}"
+        f" perplexity {perplexity(loss):,.2f}"
     )

@@ -35,9 +35,10 @@ def build_corpus(texts: Texts, config: TextConfig) -> Corpus:
     vocabulary = Vocabulary.build(texts.train, config.level, config.max_vocab, config.unknown)
     words = set(vocabulary.symbols) - {EOS, UNKNOWN}
     if len(words) < 2:
+        kept = "" if not config.max_vocab else f" within text.max_vocab {config.max_vocab}"
         raise UserError(
             f"the training text of {texts.source} has nothing to predict: its only"
-            f" {'word' if config.level == 'word' else 'character'} is"
+            f" {'word' if config.level == 'word' else 'character'}{kept} is"
             f" {next(iter(words), EOS)!r}"
         )
     return encode_texts(texts, vocabulary)

@@ -12,6 +12,7 @@ from torch import Tensor
 from normrnn.data.archive import Entry, locate, read_matrix, read_table, read_vector
 from normrnn.data.prepared import FORMAT, SPLITS, STATISTICS, SUMMARY, read_json, read_summary
 from normrnn.errors import UserError
+from normrnn.files import expanded
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class SpeechCorpus:
 
 def read_speech(path: str | Path) -> SpeechCorpus:
     """Open a prepared directory; UserError if anything is missing or does not fit."""
-    path = Path(path).expanduser()
+    path = expanded(path)
     if not path.is_dir():
         raise UserError(f"{path} is no directory of prepared speech: it does not exist")
     summary = read_summary(path)
@@ -113,7 +114,7 @@ def read_speech(path: str | Path) -> SpeechCorpus:
 
 def read_features(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
     """Key and features (T, D) float32 of every utterance of a Kaldi directory with a feats.scp."""
-    directory = Path(directory).expanduser()
+    directory = expanded(directory)
     for key, target in read_table(directory / "feats.scp").items():
         if target.endswith("|") or target == "-":
             raise UserError(f"{directory / 'feats.scp'} runs a command for {key}: not done here")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normrnn.errors import UserError
+from normrnn.files import expanded
 
 SPLITS = ("train", "valid", "test")
 BUILTIN = "builtin:python-topics"
@@ -34,7 +35,7 @@ def read_texts(data: str) -> Texts:
     if data == BUILTIN:
         text = _python_topics()
         return _split_lines(_lines(text), "Python's own documentation", _sha256(text.encode()))
-    path = Path(data).expanduser()
+    path = expanded(data)
     if path.is_dir():
         return _read_directory(path)
     if not path.exists():

@@ -40,7 +40,7 @@ def recipe(name: str) -> Config:
 def read_config(values: Mapping[str, Any]) -> Config:
     """The config that a run saved; its recipe's name says of which kind it is."""
     name = values.get("recipe") if isinstance(values, Mapping) else None
-    if name not in RECIPES:
+    if not isinstance(name, str) or name not in RECIPES:
         raise UserError(f"config has a recipe {name!r} that is not known here")
     return from_dict(type(RECIPES[name]()), values)
 

@@ -5,12 +5,14 @@ Every class is frozen and flat, every field has a name that appears on the comma
 run directories stay readable.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from tyro.conf import Suppress
 
 from normrnn.errors import UsageError
+from normrnn.recipes.jsonio import flat, to_dict
 
 Norm = Literal["none", "frame", "sequence", "hidden"]
 
@@ -76,10 +78,17 @@ class Config:
     train: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
+        for name, value in flat(to_dict(self)).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{name} must be a finite number, not {value}")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"seed must lie in [0, 2**32), not {self.seed}")
         self._at_least(
             ("epochs", self.epochs, 1),
             ("threads", self.threads, 0),
             ("optimizer.lr", self.optimizer.lr, 0),
+            ("optimizer.momentum", self.optimizer.momentum, 0),
+            ("optimizer.weight_decay", self.optimizer.weight_decay, 0),
             ("optimizer.clip_norm", self.optimizer.clip_norm, 0),
             ("optimizer.decay_after", self.optimizer.decay_after, 1),
             ("train.batch", self.train.batch, 1),

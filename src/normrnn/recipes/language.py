@@ -105,6 +105,8 @@ class LanguageConfig(Config):
         )
         if not 0 <= self.model.dropout < 1:
             raise UsageError(f"model.dropout must lie in [0, 1), not {self.model.dropout}")
+        if not 0 <= self.model.momentum <= 1:
+            raise UsageError(f"model.momentum must lie in [0, 1], not {self.model.momentum}")
         if self.norm != "none" and self.train.batch < 2:
             raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
         if self.norm == "sequence" and self.model.time_steps:

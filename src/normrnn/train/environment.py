@@ -1,4 +1,4 @@
-"""What a run ran on: versions and machine, nothing personal."""
+"""What a run runs on: device, versions and machine, nothing personal."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from normrnn import __version__
+from normrnn.errors import UsageError
 from normrnn.train.rundir import RunDirectory
 
 ENVIRONMENT = "environment.json"
@@ -39,6 +40,16 @@ def record(run: RunDirectory) -> None:
     before = before if isinstance(before, list) else []
     if before[-1:] != [now]:
         run.write_json(ENVIRONMENT, [*before, now])
+
+
+def named_device(name: str) -> torch.device:
+    """The device of that name; UsageError if torch has none such here."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"no device {name!r}: {str(error).splitlines()[0]}") from None
+    return device
 
 
 def processor() -> str:

@@ -8,12 +8,14 @@ import torch
 from normrnn.data.corpus import encode_texts
 from normrnn.data.speech import read_speech
 from normrnn.data.text import read_texts
+from normrnn.errors import UserError
 from normrnn.models.language import LanguageModel
 from normrnn.recipes.language import LanguageConfig
 from normrnn.recipes.speech import SpeechConfig
 from normrnn.report.compare import epoch_averages
 from normrnn.report.runs import load as load_run
-from normrnn.train.language import RUNNING, Evaluator, deciding_statistics
+from normrnn.train.environment import named_device
+from normrnn.train.language import RUNNING, Evaluator, deciding_statistics, finite_rows
 from normrnn.train.load import load_acoustic, load_language
 from normrnn.train.metrics import with_bits
 from normrnn.train.rundir import EVALUATION, RunDirectory
@@ -33,13 +35,14 @@ def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = 
     `data` is where the text is now, if not where it was.
     """
     directory = RunDirectory(run)
+    place = named_device(device)
     if isinstance(directory.config(), SpeechConfig):
-        return _evaluate_speech(directory, data, device)
-    model = load_language(run, device)
+        return _evaluate_speech(directory, data, place)
+    model = load_language(run, place)
     assert model.vocabulary is not None
     config = directory.config(LanguageConfig)
     texts = read_texts(data or config.data)
-    evaluator = Evaluator(config, encode_texts(texts, model.vocabulary), torch.device(device))
+    evaluator = Evaluator(config, encode_texts(texts, model.vocabulary), place)
     if deciding_statistics(config) == "recalibrated":
         set_statistics(model, directory.read_tensors(RUNNING))
     population = evaluator.population(model, _never)
@@ -50,6 +53,16 @@ def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = 
         rows += _one_stream(model, evaluator, population)
     if config.text.level == "char":
         rows = [with_bits(row) for row in rows]
+    finite = finite_rows(rows)
+    if not finite:
+        raise UserError(f"the model of {run} gives no finite loss on {texts.source}")
+    notes = [NO_PERPLEXITY] if config.norm == "sequence" else []
+    notes += [
+        f"{row['split']} with {row['statistics']} statistics left out: its loss is {row['loss']}"
+        for row in rows
+        if row not in finite
+    ]
+    rows = finite
     result = {
         "recipe": config.recipe,
         "norm": config.norm,
@@ -59,13 +72,13 @@ def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = 
         "rows": rows,
         "train_epochs": epoch_averages(load_run(run)),
         "authors_protocol": _authors(config, rows),
-        "notes": [NO_PERPLEXITY] if config.norm == "sequence" else [],
+        "notes": notes,
     }
     directory.write_json(EVALUATION, result)
     return result
 
 
-def _evaluate_speech(directory: RunDirectory, data: str, device: str) -> Any:
+def _evaluate_speech(directory: RunDirectory, data: str, device: torch.device) -> Any:
     config = directory.config(SpeechConfig)
     model = load_acoustic(directory.path, device)
     corpus = read_speech(data or config.data)
@@ -75,7 +88,7 @@ def _evaluate_speech(directory: RunDirectory, data: str, device: str) -> Any:
         "seed": config.seed,
         "data_sha256": corpus.sha256,
         "same_data": corpus.sha256 == config.data_sha256,
-        "rows": list(SpeechEvaluator(config, corpus, torch.device(device)).rows(model, _never)),
+        "rows": list(SpeechEvaluator(config, corpus, device).rows(model, _never)),
     }
     directory.write_json(EVALUATION, result)
     return result

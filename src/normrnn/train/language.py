@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from normrnn.data.corpus import Corpus, build_corpus
 from normrnn.data.sequences import Sequences
 from normrnn.data.streams import Streams
 from normrnn.data.text import BUILTIN, read_texts
+from normrnn.files import expanded
 from normrnn.models.language import LanguageModel, State
 from normrnn.recipes.language import LanguageConfig
 from normrnn.train.rundir import MODEL, VOCABULARY
@@ -68,7 +68,7 @@ def read_ids(config: LanguageConfig, ids: torch.Tensor, batch: int, name: str = 
 def open_language(config: LanguageConfig) -> Experiment:
     """The texts of the config."""
     texts = read_texts(config.data)
-    where = config.data if config.data == BUILTIN else str(Path(config.data).expanduser().resolve())
+    where = config.data if config.data == BUILTIN else str(expanded(config.data).resolve())
 
     def build(device: torch.device) -> LanguageTask:
         return LanguageTask(config, build_corpus(texts, config.text), device)
@@ -177,7 +177,7 @@ class LanguageTask:
         population = self.evaluator.population(self.model, poll)
         rows = list(self.evaluator.rows(self.model, "valid", population, poll))
         decided = next(row["loss"] for row in rows if row["statistics"] == deciding)
-        rows = _finite(rows)
+        rows = finite_rows(rows)
         chosen = population if deciding == "recalibrated" else {}
         with using(self.model, chosen):
             if "train_eval" in self.evaluator.texts:
@@ -195,7 +195,7 @@ class LanguageTask:
         best.load_state_dict(files[MODEL])
         set_statistics(best, files.get(RUNNING, {}))
         population = self.evaluator.population(best, poll)
-        return _finite(self.evaluator.rows(best, "test", population, poll))
+        return finite_rows(self.evaluator.rows(best, "test", population, poll))
 
     def state_dict(self) -> dict[str, Any]:
         """The carried state."""
@@ -208,6 +208,6 @@ class LanguageTask:
         self.state = None if kept is None else tuple(s.to(device) for s in kept)
 
 
-def _finite(rows: Iterable[Row]) -> list[Row]:
+def finite_rows(rows: Iterable[Row]) -> list[Row]:
     """One kind of statistics may diverge before the others: JSON has no number for that."""
     return [row for row in rows if math.isfinite(row["loss"])]

@@ -178,6 +178,8 @@ def sample(
                 state, window = (after, []) if carried else (None, window[steps - steps // 2 :])
         if len(drawn) == count:
             return drawn
-        probabilities = torch.softmax(logits[-1, 0] / temperature, 0)  # type: ignore[possibly-unbound]
+        last = logits[-1, 0]  # type: ignore[possibly-unbound]
+        # From the largest down: however small the temperature, nothing overflows.
+        probabilities = torch.softmax((last - last.max()) / max(temperature, 1e-30), 0)
         drawn.append(int(torch.multinomial(probabilities, 1, generator=generator)))
         feed = drawn[-1:]

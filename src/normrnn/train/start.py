@@ -11,7 +11,7 @@ from normrnn.recipes.config import Config
 from normrnn.recipes.language import LanguageConfig
 from normrnn.recipes.speech import SpeechConfig
 from normrnn.train.display import Display
-from normrnn.train.environment import record
+from normrnn.train.environment import named_device, record
 from normrnn.train.interrupt import Interrupt
 from normrnn.train.language import open_language
 from normrnn.train.loop import Trainer
@@ -30,7 +30,7 @@ def train(
 
     `display` is made from the number of epochs and the name of what is counted.
     """
-    device = _device(config.device)
+    device = named_device(config.device)
     experiment = open_experiment(config)
     config = dataclasses.replace(config, data=experiment.where, data_sha256=experiment.sha256)
     run = RunDirectory(out)
@@ -81,13 +81,3 @@ def _refuse_changes(old: Config, new: Config, out: Path) -> None:
         changed = f"epochs was {old.epochs}, is now {new.epochs}"
     if changed:
         raise UsageError(f"{out} holds a run with other settings ({changed}): use another --out")
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"no device {name!r}: {reason}", code=2) from None
-    return device
