@@ -1,14 +1,17 @@
 """Ragged batches: everything once, similar lengths, one order per seed and epoch."""
 
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from normrnn.data.archive import Entry, write_matrix, write_vector
 from normrnn.data.batches import Piece, cut, read_batch, shuffled_batches, sorted_batches
-from normrnn.data.speech import read_speech
+from normrnn.data.speech import SpeechSplit, read_speech
 from tests.tiny_speech import write_speech
 
 lengths = st.lists(st.integers(1, 200), min_size=1, max_size=40)
@@ -27,6 +30,17 @@ def test_pieces_cover_every_frame_once(lengths: list[int], longest: int) -> None
 
 def test_no_limit_keeps_utterances_whole() -> None:
     assert cut([1300, 7]) == [Piece(0, 0, 1300), Piece(1, 0, 7)]
+
+
+@given(lengths, st.integers(2, 9), st.integers(1, 5))
+def test_a_last_piece_joins_others(lengths: list[int], batch: int, pool: int) -> None:
+    pieces = cut(lengths)
+    for batches in (
+        shuffled_batches(pieces, batch, pool, seed=1, epoch=0, alone=False),
+        sorted_batches(pieces, batch, alone=False),
+    ):
+        assert sorted(p for b in batches for p in b) == pieces
+        assert all(2 <= len(b) <= batch + 1 for b in batches) or len(pieces) == 1
 
 
 @given(lengths, st.integers(1, 9), st.integers(1, 5), st.integers(0, 3))
@@ -74,3 +88,32 @@ def test_a_batch_is_the_rows_of_its_pieces(tmp_path: Path) -> None:
     at = [(u, s + t) for t in range(9) for (u, s), n in zip(order, (9, 5, 1), strict=True) if t < n]
     assert torch.equal(utterances.data, torch.stack([x[u][t] for u, t in at]))
     assert labels.tolist() == [int(y[u][t]) for u, t in at]
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    """An epoch over eight times the speech peaks where the small one did."""
+    peaks = []
+    for utterances in (16, 128):
+        split = _written(tmp_path / str(utterances), utterances, frames=250)
+        tracemalloc.start()
+        for batch in shuffled_batches(cut(split.lengths), 8, 2, 1, 1):
+            read_batch(split, batch, torch.device("cpu"))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    one = 250 * 64 * 4
+    assert 8 * one < peaks[0] < peaks[1] < 1.1 * peaks[0] < 16 * one
+
+
+def _written(path: Path, utterances: int, frames: int) -> SpeechSplit:
+    """A split of noise, 64 features wide, on disk."""
+    path.mkdir()
+    keys = [f"{n:03}" for n in range(utterances)]
+    x = np.random.default_rng(1).normal(size=(frames, 64)).astype(np.float32)
+    features, labels = [], []
+    with (path / "feats.ark").open("wb") as feats, (path / "labels.ark").open("wb") as ali:
+        for key in keys:
+            features.append(Entry(path / "feats.ark", write_matrix(feats, key, x)))
+            labels.append(
+                Entry(path / "labels.ark", write_vector(ali, key, np.ones(frames, np.int32)))
+            )
+    return SpeechSplit(keys, [frames] * utterances, path, 2, 64, features, labels)
