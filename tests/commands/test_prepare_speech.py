@@ -206,6 +206,7 @@ def test_kaldi_end_to_end(cli: Cli, tmp_path: Path) -> None:
     assert code == 0
     assert "3 utterances" in printed
     assert "of 4 classes seen" in printed
+    assert "4 classes, as the largest label has it" in printed
     assert "real time" not in printed  # nothing was computed
     assert read_speech(tmp_path / "out").dim == 6
     code, printed, _ = cli(*call, "--out", tmp_path / "out")

@@ -169,6 +169,10 @@ def test_archives_are_found_where_the_scp_is(
     assert locate(f"{path}:17", tmp_path) == Entry(path, 17)
     monkeypatch.chdir(tmp_path)
     assert locate("sub/m.ark", path.parent.parent) == Entry(Path("sub/m.ark"), None)
+    # A file by itself has no key to check: one beside the scp with the same name is another.
+    shutil.copy(path, tmp_path / "m.ark")
+    assert locate("sub/m.ark", tmp_path) == Entry(Path("sub/m.ark"), None)
+    assert locate(f"{path}", tmp_path) == Entry(path, None)
     with pytest.raises(Unusable, match="range of rows"):
         locate("m.ark:3[0:4]", tmp_path)
 

@@ -1,6 +1,7 @@
 """Sound files: formats that are read, and the reasons for those that are not."""
 
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,18 @@ def test_truncated_files(tmp_path: Path, suffix: str, kept: float) -> None:
     path.write_bytes(whole[: int(len(whole) * kept)])
     with pytest.raises(Unusable, match=r"truncated|cannot be read"):
         read_sound(path)
+
+
+@pytest.mark.parametrize("size", [0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF - 36])
+def test_wav_headers_that_were_written_before_the_end_was_known(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "a.wav"
+    sound = sung()
+    soundfile.write(path, sound, RATE)
+    content = path.read_bytes()
+    at = content.index(b"data") + 4
+    head = content[:4] + struct.pack("<I", size + 36) + content[8:at] + struct.pack("<I", size)
+    path.write_bytes(head + content[at + 4 :])
+    np.testing.assert_array_equal(read_sound(path).samples, sound)
 
 
 @pytest.mark.parametrize(

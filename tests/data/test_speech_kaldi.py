@@ -15,6 +15,7 @@ from normrnn.data.features import add_deltas, fbank
 from normrnn.data.kaldi import Side, kaldi_job
 from normrnn.data.pdfs import class_count, read_alignments
 from normrnn.data.preparation import Job, prepare
+from normrnn.data.speakers import choose_dev
 from normrnn.data.speech import SpeechCorpus, read_speech
 from normrnn.errors import UserError
 from tests.sounds import RATE, sung
@@ -138,6 +139,17 @@ def test_without_utt2spk_each_utterance_is_a_speaker(data: Path, ali: Path, tmp_
     assert (len(corpus.train.keys), len(corpus.dev.keys)) == (2, 2)
     first = corpus.train.keys[0]
     assert (tmp_path / "out" / "train" / "text").read_text().splitlines()[0] == first
+
+
+def test_speakers_without_alignments_are_not_chosen_for_development(
+    data: Path, tmp_path: Path
+) -> None:
+    (data / "utt2spk").unlink()
+    first = choose_dev(PDFS, None, 0.1)
+    ali = write_ali(tmp_path / "ali", {k: v for k, v in PDFS.items() if k not in first})
+    corpus, skipped = prepared(make(Side(data, ali)), tmp_path / "out")
+    assert {*skipped} == first
+    assert (len(corpus.train.keys), len(corpus.dev.keys)) == (2, 1)
 
 
 def test_what_does_not_fit_is_reported(data: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from normrnn.recipes.speech import SpeechConfig
 from normrnn.train.evaluate import evaluate
 from normrnn.train.interrupt import Interrupted
 from normrnn.train.posteriors import write_posteriors
-from normrnn.train.speech import open_speech
+from normrnn.train.speech import SpeechEvaluator, open_speech
 from tests.tiny_runs import rows_of, run_tiny
 from tests.tiny_speech import DIM
 
@@ -97,9 +97,27 @@ def test_long_utterances_are_left_out_and_that_is_said(tiny_speech: SpeechConfig
     task = experiment.build(torch.device("cpu"))
     lengths = [piece.length for batch in task.batches(0) for piece in batch]  # type: ignore[attr-defined]
     assert sorted(lengths) == [5, 7, 9, 12, 16, 18, 22, 25, 28]
+    fixed = [piece.length for piece in task.evaluator.fixed]  # type: ignore[attr-defined]
+    assert fixed == [12, 18, 16]  # three of these, evenly spread: 12 25 7 18 22 9 16 28 5
     none_left = replace(tiny_speech, train=replace(tiny_speech.train, max_frames=4))
     with pytest.raises(UserError, match=r"no training utterance of .* has at most 4 frames"):
         open_speech(none_left)
+
+
+def test_frame_wise_statistics_need_no_lucky_number_of_utterances(
+    tiny_speech: SpeechConfig, tmp_path: Path
+) -> None:
+    train = replace(tiny_speech.train, batch=11, piece_frames=0)  # 12 utterances: one is left over
+    run_tiny(replace(tiny_speech, norm="frame", epochs=1, train=train), tmp_path)
+    assert [row["count"] for row in rows_of(tmp_path) if row["split"] == "train"] == [246]
+    train = replace(train, batch=2)  # 3 in the development set
+    evaluated = SpeechEvaluator(
+        replace(tiny_speech, norm="frame", train=train),
+        read_speech(tiny_speech.data),
+        torch.device("cpu"),
+    )
+    rows = list(evaluated.rows(_load(tmp_path), lambda: None))
+    assert (rows[-1]["statistics"], rows[-1]["count"]) == ("batch", 66)
 
 
 def test_evaluate_under_all_statistics(

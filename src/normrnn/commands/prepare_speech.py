@@ -126,12 +126,19 @@ def _cores() -> int:
 
 
 def _show(summary: dict[str, Any], costs: "Costs | None", out: Path) -> None:
+    from normrnn.data.pdfs import LARGEST_LABEL
+
     for name in ("train", "dev"):
         s = summary[name]
         print(
             f"{name:<6}{s['hours']:.2f} hours, {s['utterances']:,} utterances, {s['frames']:,}"
             f" frames, {s['speakers']:,} speakers, {s['classes_seen']:,} of"
             f" {summary['classes']:,} classes seen"
+        )
+    if summary["settings"].get("classes_from") == LARGEST_LABEL:
+        print(
+            f"{summary['classes']:,} classes, as the largest label has it: if the alignment's model"
+            " has more states, --classes says so"
         )
     skipped = summary["skipped"]
     where = f": {out / 'skipped.tsv'}" if skipped["utterances"] else ""

@@ -143,8 +143,11 @@ def locate(target: str, folder: Path) -> Entry:
         raise Unusable(f"{target} is a range of rows: not read here, copy-feats writes it out")
     name, colon, digits = target.rpartition(":")
     path, offset = (Path(name), int(digits)) if colon and digits.isdigit() else (Path(target), None)
-    # First beside the scp file, then as Kaldi would open it, then relative to the scp file.
-    choices = [folder / path.name, path, folder / path]
+    # An archive, whose key is checked, first beside the scp file; else as Kaldi would open it,
+    # relative to the scp file, beside it.
+    choices = [path, folder / path, folder / path.name]
+    if offset is not None:
+        choices = [folder / path.name, path, folder / path]
     return Entry(next((choice for choice in choices if choice.is_file()), path), offset)
 
 

@@ -4,7 +4,7 @@ A batch is known by its epoch and number, so a run resumes without any state of 
 are read from disk when their batch comes, so memory does not grow with the corpus.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -44,12 +44,13 @@ Piece(utterance=0, start=3, stop=5)]
 
 
 def shuffled_batches(
-    pieces: Sequence[Piece], batch: int, pool: int, seed: int, epoch: int
+    pieces: Sequence[Piece], batch: int, pool: int, seed: int, epoch: int, *, alone: bool = True
 ) -> list[list[Piece]]:
     """All pieces once, in batches of similar length.
 
     Pools of `pool` batches are drawn at random and sorted by length; their batches come in random
-    order. Only the last batch drawn may be smaller.
+    order. Only the last batch drawn may be smaller; one piece left over joins the batch before it
+    if it may not be `alone`.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(len(pieces), generator=generator).tolist()
@@ -57,14 +58,23 @@ def shuffled_batches(
     for start in range(0, len(order), pool * batch):
         some = sorted((pieces[i] for i in order[start : start + pool * batch]), key=_by_length)
         batches += [some[i : i + batch] for i in range(0, len(some), batch)]
+    if not alone:
+        _join_last(batches)
     return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def sorted_batches(pieces: Sequence[Piece], batch: int) -> Iterator[list[Piece]]:
+def sorted_batches(pieces: Sequence[Piece], batch: int, *, alone: bool = True) -> list[list[Piece]]:
     """All pieces once, by length: for evaluation."""
     some = sorted(pieces, key=_by_length)
-    for start in range(0, len(some), batch):
-        yield some[start : start + batch]
+    batches = [some[i : i + batch] for i in range(0, len(some), batch)]
+    if not alone:
+        _join_last(batches)
+    return batches
+
+
+def _join_last(batches: list[list[Piece]]) -> None:
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [batches[-2] + batches[-1]]
 
 
 def _by_length(piece: Piece) -> tuple[int, Piece]:

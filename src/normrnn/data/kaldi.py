@@ -70,9 +70,9 @@ def kaldi_job(
                 raise UserError(f"{utterance.key} is in both {train.data} and {dev.data}")
             utterances[utterance.key] = utterance
     else:
-        chosen = choose_dev(
-            {u.speaker for u in utterances.values() if u.speaker}, dev_speakers, dev_fraction
-        )
+        # Speakers of whom nothing can be used make no development set, unless they are listed.
+        speakers = {u.speaker for u in utterances.values() if dev_speakers or not u.problem}
+        chosen = choose_dev(speakers - {""}, dev_speakers, dev_fraction)
         for key, u in utterances.items():
             if u.speaker in chosen:
                 utterances[key] = Utterance(u.key, u.speaker, "dev", u.text, u.source, u.problem)

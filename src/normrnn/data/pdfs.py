@@ -17,6 +17,7 @@ PATTERNS = ("pdf*.ark", "pdf*.gz", "ali.*.ark", "ali.*.gz", "*.ark", "*.gz")
 _NUM_PDFS = re.compile(rb"<NUMPDFS> (?:\x04(....)|(\d+)\s)", re.DOTALL)
 _NEAR = 4  # ids of the transitions of one state follow each other; Kaldi's silence has most
 _SHARE = 0.75
+LARGEST_LABEL = "the largest label"
 
 
 def read_alignments(path: Path) -> Labels:
@@ -55,7 +56,7 @@ def class_count(given: int | None, alignments: Mapping[Path, Labels]) -> tuple[i
         for values in labels.values()
         if len(values)
     )
-    return largest + 1, "the largest label"
+    return largest + 1, LARGEST_LABEL
 
 
 def _archives(path: Path) -> list[Path]:

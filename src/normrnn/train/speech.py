@@ -102,10 +102,13 @@ class SpeechEvaluator:
         self.config = config
         self.corpus = corpus
         self.device = device
-        n = len(corpus.train.lengths)
+        limit, lengths = config.train.max_frames, corpus.train.lengths
+        whole = [piece for piece in cut(lengths) if not limit or piece.length <= limit]
+        n = len(whole)
         some = min(config.evaluation.train_utterances, n)
-        whole = cut(corpus.train.lengths)
         self.fixed = [whole[i * n // some] for i in range(some)]
+        # One utterance has no statistics of its own in any time step.
+        self.alone = config.norm != "frame"
 
     @torch.no_grad()
     def score(
@@ -121,7 +124,7 @@ class SpeechEvaluator:
         was_training = model.training
         model.eval()
         nats, errors, count = 0.0, 0, 0
-        for batch in sorted_batches(pieces, self.config.train.batch):
+        for batch in sorted_batches(pieces, self.config.train.batch, alone=self.alone):
             poll()
             utterances, targets = read_batch(split, batch, self.device)
             with batch_statistics(model) if own_statistics else contextlib.nullcontext():
@@ -143,7 +146,9 @@ class SpeechEvaluator:
             return {}
         train = self.config.train
         pieces = training_pieces(self.config, self.corpus.train.lengths)
-        batches = shuffled_batches(pieces, train.batch, train.pool, self.config.seed, 0)
+        batches = shuffled_batches(
+            pieces, train.batch, train.pool, self.config.seed, 0, alone=self.alone
+        )
 
         def step(_: nn.Module, batch: Sequence[Piece]) -> Tensor:
             poll()
@@ -172,7 +177,8 @@ class SpeechEvaluator:
             return
         with using(model, self.population(model, poll)):
             yield self.dev(model, poll).row("valid", "recalibrated")
-        yield self.dev(model, poll, own_statistics=True).row("valid", "batch")
+        if self.alone or len(self.corpus.dev.lengths) > 1:
+            yield self.dev(model, poll, own_statistics=True).row("valid", "batch")
 
 
 class SpeechTask:
@@ -204,7 +210,12 @@ class SpeechTask:
         if epoch != self._epoch:
             train = self.config.train
             self._batches = shuffled_batches(
-                self.pieces, train.batch, train.pool, self.config.seed, epoch
+                self.pieces,
+                train.batch,
+                train.pool,
+                self.config.seed,
+                epoch,
+                alone=self.evaluator.alone,
             )
             self._epoch = epoch
         return self._batches
