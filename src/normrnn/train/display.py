@@ -123,8 +123,9 @@ class LiveDisplay(_Display):
             description=f"epoch {status.epoch}/{self.epochs}",
             completed=status.index,
             total=status.epoch_updates,
+            # Two lines: in one, a terminal of 80 columns has no room for the updates.
             state=f"loss {status.loss:.3f}  {_quality(status.loss, status.fer)}"
-            f"  lr {status.lr:g}  {self.speed()}",
+            f"  lr {status.lr:g}\n{self.speed()}",
         )
 
     def row(self, row: dict[str, Any]) -> None:
