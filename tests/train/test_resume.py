@@ -17,6 +17,8 @@ from normrnn.errors import UserError
 from normrnn.recipes.jsonio import to_dict
 from normrnn.recipes.language import LanguageConfig
 from normrnn.train.interrupt import Interrupted
+from normrnn.train.language import open_language
+from normrnn.train.rundir import MODEL
 from tests.tiny_runs import rows_of, run_tiny
 
 
@@ -90,6 +92,16 @@ def test_larger_number_of_epochs_extends(
     run_tiny(tiny_frame, out)
     _same(whole, out)
     assert json.loads((out / "config.json").read_text())["epochs"] == 3
+
+
+def test_weights_of_another_network_are_refused_at_the_final_test(
+    tiny_frame: LanguageConfig,
+) -> None:
+    task = open_language(tiny_frame).build(torch.device("cpu"))
+    wider = replace(tiny_frame, model=replace(tiny_frame.model, hidden=7))
+    other = open_language(wider).build(torch.device("cpu"))
+    with pytest.raises(UserError, match="beside the checkpoint is another network's"):
+        task.test({MODEL: other.model.state_dict()}, lambda: None)
 
 
 def test_finished_run_says_so_and_changes_nothing(tiny_frame: LanguageConfig, whole: Path) -> None:

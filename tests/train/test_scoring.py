@@ -9,11 +9,13 @@ import torch
 
 import normrnn
 from normrnn.data.streams import Streams
+from normrnn.errors import UserError
 from normrnn.models.language import LanguageModel
 from normrnn.train.scoring import (
     population_statistics,
     sample,
     score,
+    set_statistics,
     statistics_of,
     token_nats,
     using,
@@ -150,3 +152,14 @@ def test_samples_with_statistics_per_position_read_whole_windows() -> None:
     model.rnn.register_forward_pre_hook(lambda _m, inputs: seen.append(len(inputs[0])))
     sample(model, [1], 6, 4, 1.0, torch.Generator().manual_seed(0))
     assert seen == [1, 2, 3, 4, 1, 2, 3]
+
+
+def test_statistics_of_another_network_are_refused(model: LanguageModel) -> None:
+    before = statistics_of(model)
+    wider = statistics_of(LanguageModel(9, 7, 2, norm="frame"))
+    deeper = statistics_of(LanguageModel(9, 6, 3, norm="frame"))
+    for other in (wider, deeper):
+        with pytest.raises(UserError, match="belong to another network"):
+            set_statistics(model, other)
+    after = statistics_of(model)
+    assert all(torch.equal(value, after[name]) for name, value in before.items())

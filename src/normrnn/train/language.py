@@ -11,6 +11,7 @@ from normrnn.data.corpus import Corpus, build_corpus
 from normrnn.data.sequences import Sequences
 from normrnn.data.streams import Streams
 from normrnn.data.text import BUILTIN, read_texts
+from normrnn.errors import UserError
 from normrnn.files import expanded
 from normrnn.models.language import LanguageModel, State
 from normrnn.recipes.language import LanguageConfig
@@ -192,7 +193,10 @@ class LanguageTask:
     def test(self, files: Mapping[str, Tensors], poll: Poll) -> list[Row]:
         """The best model on the test text; the model in training is left alone."""
         best = copy.deepcopy(self.model)
-        best.load_state_dict(files[MODEL])
+        try:
+            best.load_state_dict(files[MODEL])
+        except RuntimeError:
+            raise UserError(f"the {MODEL} beside the checkpoint is another network's") from None
         set_statistics(best, files.get(RUNNING, {}))
         population = self.evaluator.population(best, poll)
         return finite_rows(self.evaluator.rows(best, "test", population, poll))

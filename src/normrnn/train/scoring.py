@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from normrnn import batch_statistics, recalibrate
 from normrnn.data.sequences import Sequences
 from normrnn.data.streams import Streams, Window
+from normrnn.errors import UserError
 from normrnn.models.language import LanguageModel, State
 from normrnn.train.metrics import perplexity
 from normrnn.train.task import Poll, Row, Tensors
@@ -91,8 +92,10 @@ def statistics_of(model: nn.Module) -> Tensors:
 
 
 def set_statistics(model: nn.Module, statistics: Tensors) -> None:
-    """Put such a copy back."""
+    """Put such a copy back; UserError if it is another network's."""
     buffers = dict(model.named_buffers())
+    if any(n not in buffers or buffers[n].shape != v.shape for n, v in statistics.items()):
+        raise UserError("the saved statistics belong to another network")
     with torch.no_grad():
         for name, value in statistics.items():
             buffers[name].copy_(value)
