@@ -118,7 +118,7 @@ def png(picture: Picture, group: Group, path: Path) -> None:
     picture.draw(axes, group, COLOURS)
     _dress(axes, "#222222", "#bbbbbb")
     axes.set_title(f"{group.title}: {picture.title}", fontsize=10)
-    _legend(axes)
+    _legend(axes, "upper left" if picture.draw is _gap else "upper right")
     save(figure, path)
 
 
@@ -377,8 +377,9 @@ def _thousands(value: float, _: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
-def _legend(axes: "Axes") -> None:
+def _legend(axes: "Axes", place: str = "upper right") -> None:
+    """Where curves that fall leave room: matplotlib's own choice can take seconds, and says so."""
     if axes.get_legend_handles_labels()[0]:
-        legend = axes.legend(fontsize=8, framealpha=0.7)
+        legend = axes.legend(loc=place, fontsize=8, framealpha=0.7)
         for text in [*legend.get_texts(), axes.title]:
             text.set_parse_math(False)
