@@ -109,7 +109,7 @@ def librispeech_mini() -> SpeechConfig:
     """
     return SpeechConfig(
         recipe="librispeech-mini",
-        epochs=12,
+        epochs=10,
         model=AcousticConfig(hidden=250, layers=5),
         optimizer=OptimizerConfig(lr=3e-3, momentum=0.9),
         train=UtteranceConfig(batch=16, segments=3, piece_frames=400),
