@@ -12,8 +12,9 @@ from normrnn.recipes.language import EvaluationConfig, LanguageConfig
 from normrnn.search.study import Plan
 from normrnn.train.start import open_experiment
 from tests.tiny_runs import text_dir
+from tests.tiny_speech import speech_dir, tiny_speech
 
-__all__ = ["text_dir"]
+__all__ = ["speech_dir", "text_dir", "tiny_speech"]
 
 SPACE = {
     "optimizer.lr": {"low": 1e-3, "high": 0.1, "log": True},

@@ -1,6 +1,7 @@
 """A space is data about config fields; what cannot be searched is named."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ def test_the_papers_space() -> None:
         ({"optimizer.lr": {"low": 0, "high": 1, "log": True}}, "needs a low above 0"),
         ({"optimizer.lr": {"low": 0, "high": 1, "middle": 1}}, "'middle'"),
         ({"optimizer.lr": {"low": 0, "high": 1, "step": 0}}, "a step above 0"),
+        ({"optimizer.lr": {"low": 0, "high": math.inf}}, "needs finite numbers"),
+        ({"train.batch": [1, 8]}, "train.batch 1: norm hidden needs train.batch of at least 2"),
+        (
+            {"model.peephole": ["none", "all"], "model.cell": ["lstm", "gru"]},
+            "model.peephole 'all': model.peephole is for cell lstm, not rnn",
+        ),
+        (
+            {"model.cell": ["lstm"], "train.batch": [8, 16], "model.peephole": ["none", "all"]},
+            "is for cell lstm, not rnn",
+        ),
         ({"optimizer.lr": {"low": "a", "high": "b"}}, "not one of numbers"),
         ({"train.batch": {"low": 1.5, "high": 3}}, "whole numbers"),
         ({"train.batch": [32, 0]}, "train.batch 0: train.batch must be at least 1"),
@@ -51,7 +62,7 @@ def test_the_papers_space() -> None:
 )
 def test_what_cannot_be_searched(space: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said) as raised:
-        check(space, recipe("ptb-char"))
+        check(space, recipe("ptb-char"), ("none", "hidden"))
     assert "\n" not in str(raised.value)
 
 

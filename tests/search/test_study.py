@@ -1,5 +1,7 @@
 """Slots: exactly N settings, each done once, whatever happens to the workers. No training here."""
 
+import importlib.util
+import itertools
 import math
 import sqlite3
 import time
@@ -14,7 +16,16 @@ from optuna.trial import TrialState
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes import recipe
 from normrnn.search.space import SPACES, draw
-from normrnn.search.study import SLOT, Plan, Study, open_storage, storage_errors
+from normrnn.search.study import (
+    NEEDS,
+    PRUNERS,
+    SAMPLERS,
+    SLOT,
+    Plan,
+    Study,
+    open_storage,
+    storage_errors,
+)
 
 PLAN = Plan(recipe("ptb-char"), SPACES["ptb-char"])
 Open = Callable[..., Study]
@@ -249,6 +260,98 @@ def test_names_of_samplers_and_pruners() -> None:
         replace(PLAN, sampler="lucky")
     with pytest.raises(UsageError, match="no pruner 'rose'"):
         replace(PLAN, pruner="rose")
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLERS))
+def test_every_sampler(tmp_path: Path, name: str) -> None:
+    """It draws from its space, also after infinite losses; or says at once what it needs."""
+    grid = {"optimizer.lr": [1.0, 2.0, 4.0], "train.batch": [32, 64], "model.hidden": [8]}
+    space = grid if name == "bruteforce" else PLAN.space
+    package = NEEDS.get(name)
+    if package and importlib.util.find_spec(package) is None:
+        with pytest.raises(UserError, match=f"the sampler {name} needs {package}"):
+            replace(PLAN, sampler=name)
+        return
+    plan = replace(PLAN, sampler=name, space=space)
+    study = Study("s", f"journal:{tmp_path / 'study.log'}", plan, 6)
+    study.open_slots()
+    for k in range(6):
+        _do(study, math.inf if k == 2 else k)
+    drawn = [tuple(params.values()) for params in _settings(study).values()]
+    study.close()
+    assert len(set(drawn)) == 6
+    if name == "bruteforce":
+        assert set(drawn) == set(itertools.product(*grid.values()))
+    else:
+        assert all(1e-4 <= lr <= 1 and batch in (32, 64, 128) for lr, _, batch in drawn)
+
+
+def test_tpe_learns(tmp_path: Path) -> None:
+    """The best learning rate is 0.01: after its random start TPE comes nearer than chance does."""
+    space = {"optimizer.lr": PLAN.space["optimizer.lr"]}
+    misses: dict[str, list[float]] = {"random": [], "tpe": []}
+    for sampler, found in misses.items():
+        plan = replace(PLAN, sampler=sampler, space=space)
+        study = Study("s", f"journal:{tmp_path / sampler}", plan, 30)
+        study.open_slots()
+        while (trial := study.claim()) is not None:
+            with study.alive(trial):
+                found.append(abs(math.log(draw(trial, space, plan.config)["optimizer.lr"] / 0.01)))
+                study.finish(trial, found[-1])
+        study.close()
+    assert misses["tpe"][:10] == misses["random"][:10]
+    assert sum(misses["tpe"][10:]) < sum(misses["random"][10:])
+
+
+def test_brute_force_needs_an_end() -> None:
+    with pytest.raises(UsageError, match=r"give optimizer\.lr as a list, or its range with a step"):
+        replace(PLAN, sampler="bruteforce")
+    steps = {
+        "optimizer.lr": {"low": 1, "high": 2, "step": 0.5},
+        "model.hidden": {"low": 1, "high": 2},
+    }
+    assert replace(PLAN, sampler="bruteforce", space=steps).space == steps
+
+
+@pytest.mark.parametrize("name", sorted(PRUNERS))
+def test_every_pruner(tmp_path: Path, name: str) -> None:
+    """Trials that are ever worse than those before are given up, but for pruner none."""
+    study = Study("s", f"journal:{tmp_path / 'study.log'}", replace(PLAN, pruner=name), 12)
+    study.open_slots()
+    for k in range(12):
+        trial = study.claim()
+        assert trial is not None
+        with study.alive(trial):
+            draw(trial, PLAN.space, PLAN.config)
+            value: float | None = float(k)
+            for step in (0, 1, 2, 3, 1000, 1001):
+                trial.report(k, step)
+                if trial.should_prune():
+                    value = None
+                    break
+            study.finish(trial, value)
+    states = [row["state"] for row in study.rows()]
+    study.close()
+    assert len(states) == 12
+    assert states[0] == "complete"
+    assert ("pruned" in states) is (name != "none")
+
+
+def test_a_setting_outlives_a_trial_that_drew_nothing(study: Open) -> None:
+    worker = study(1, replace(PLAN, sampler="tpe"))
+    worker.open_slots()
+    first = worker.claim()
+    assert first is not None
+    drawn = draw(first, PLAN.space, PLAN.config)
+    worker.give_back(first)
+    second = worker.claim()
+    assert second is not None
+    worker.give_back(second)  # before it drew
+    third = worker.claim()
+    assert third is not None
+    worker.optuna.sampler = optuna.samplers.RandomSampler(seed=99)
+    assert draw(third, PLAN.space, PLAN.config) == drawn
+    worker.close()
 
 
 def test_a_plan_travels_as_json() -> None:

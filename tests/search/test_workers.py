@@ -1,6 +1,7 @@
 """Real workers on real storages; one of them is killed half way."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,14 +12,20 @@ from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from optuna.trial import TrialState
 
+from normrnn.recipes import read_config
+from normrnn.recipes.language import LanguageConfig
+from normrnn.recipes.speech import SpeechConfig
 from normrnn.report.runs import read_rows
 from normrnn.search.study import SLOT, Plan, Study
-from normrnn.search.worker import Order, run_arm
+from normrnn.search.worker import Order, Pruning, run_arm, work
+from normrnn.train.start import open_experiment
 from tests.search.postgres import server
+from tests.tiny_runs import rows_of, run_tiny
 
 TRIALS = 4
 
@@ -119,21 +126,12 @@ def _check(study: Study, out: Path) -> None:
 class _NoPruning:
     """What an arm needs of a trial."""
 
-    _trial_id = 0
-
     def __init__(self) -> None:
         self.reported: list[float] = []
-        self.storage = self
-
-    def get_trial(self, _: int) -> "_NoPruning":
-        return self
-
-    @property
-    def intermediate_values(self) -> dict[int, float]:
-        return dict(enumerate(self.reported))
+        self.steps: list[int] = []
 
     def report(self, value: float, step: int) -> None:
-        assert step == 1000 + len(self.reported)
+        self.steps.append(step)
         self.reported.append(value)
 
     def should_prune(self) -> bool:
@@ -144,7 +142,61 @@ def _arm(plan: Plan, out: Path, **optimizer: float):
     config = plan.config
     config = replace(config, optimizer=replace(config.optimizer, **optimizer))
     trial = _NoPruning()
-    return run_arm(config, out, trial, first=1000), trial.reported  # type: ignore[arg-type]
+    found = run_arm(config, out, Pruning(trial, 1000, math.inf))  # type: ignore[arg-type]
+    assert trial.steps == [1000 + k for k in range(len(trial.steps))]
+    return found, trial.reported
+
+
+@pytest.mark.parametrize("norm", ["none", "frame"])
+def test_a_pruner_hears_of_every_validation(tiny_plan: Plan, tmp_path: Path, norm: Any) -> None:
+    """Also of a run that goes on; under dropout, of the statistics that decide."""
+    config = tiny_plan.config
+    assert isinstance(config, LanguageConfig)
+    config = replace(
+        config,
+        norm=norm,
+        model=replace(config.model, dropout=0.25),
+        train=replace(config.train, epoch_tokens=2000, segments=2),
+    )
+    run_tiny(config, tmp_path / "run")
+    trial = _NoPruning()
+    config = replace(config, epochs=2)
+    run_arm(config, tmp_path / "run", Pruning(trial, 1000, 2.0))  # type: ignore[arg-type]
+    kind = "running" if norm == "none" else "recalibrated"
+    rows = rows_of(tmp_path / "run")
+    losses = [r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == kind]
+    assert len(losses) == 4
+    assert trial.steps == [1002, 1003]
+    assert trial.reported == [min([2.0, *losses[:3]]), min([2.0, *losses])]
+
+
+def test_speech_too(tiny_speech: SpeechConfig, tmp_path: Path) -> None:
+    """Another kind of recipe, fields of its own, a sampler and a pruner."""
+    found = open_experiment(tiny_speech)
+    config = replace(tiny_speech, epochs=1, norm="none", data_sha256=found.sha256)
+    space = {
+        "optimizer.lr": {"low": 1e-3, "high": 0.1, "log": True},
+        "model.bidirectional": [True, False],
+        "model.hidden": {"low": 2, "high": 4},
+    }
+    plan = Plan(config, space, ("none", "sequence"), "tpe", "median")
+    study = Study("s", f"journal:{tmp_path / 'study.log'}", plan, 2)
+    with closing(study):
+        work(study, tmp_path / "out")
+        rows = study.rows()
+    assert [row["state"] for row in rows] == ["complete", "complete"]
+    for row in rows:
+        for arm, result in row["arms"].items():
+            run = tmp_path / "out" / "trials" / f"{row['trial']:04d}" / arm
+            valid = [r["loss"] for r in rows_of(run) if r["split"] == "valid"]
+            assert len(valid) == 2
+            assert (result["loss"], result["final"]) == (min(valid), valid[-1])
+            assert result["diverged"] is (valid[-1] > 2 * math.log(7))
+            saved = read_config(json.loads((run / "config.json").read_text()))
+            assert isinstance(saved, SpeechConfig)
+            assert saved.norm == arm
+            assert saved.model.hidden == row["settings"]["model.hidden"]
+            assert saved.model.bidirectional is row["settings"]["model.bidirectional"]
 
 
 def test_divergence_is_a_result(tiny_plan: Plan, tmp_path: Path) -> None:

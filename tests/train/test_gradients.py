@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
 from normrnn.cli import main
 from normrnn.nn.base import Norm
 from normrnn.recipes.char import ptb_char
 from normrnn.recipes.language import EvaluationConfig, LanguageConfig
+from normrnn.recipes.speech import SpeechConfig
 from normrnn.train.gradients import growth, record, watched
+from normrnn.train.speech import SpeechTask
 from normrnn.train.start import open_experiment
 from normrnn.train.task import Loss
 from tests.tiny_runs import run_tiny
@@ -168,6 +172,99 @@ def test_the_command_on_runs_and_on_recipes(small: LanguageConfig, tmp_path: Pat
     assert [r["label"] for r in fresh] == ["norm none", "norm hidden"]
     assert fresh[0]["loss"] != plain["loss"]
     assert len(fresh[1]["layers"]["l2"]["gradient"]) == 8
+
+
+def test_ragged_batches_by_hand(tiny_speech: SpeechConfig) -> None:
+    """Speech, one direction, no normaliser: every utterance by itself through torch's own cell."""
+    config = replace(
+        tiny_speech,
+        norm="none",
+        model=replace(tiny_speech.model, layers=1, bidirectional=False),
+        train=replace(tiny_speech.train, pool=1),
+    )
+    task = open_experiment(config).build(torch.device("cpu"))
+    assert isinstance(task, SpeechTask)
+    found = record(config, task, 99)
+    assert found["batches"] == task.updates(0)
+    rnn = task.model.rnn
+    cell = nn.LSTMCell(rnn.input_size, rnn.hidden_size, dtype=torch.float64)
+    cell.load_state_dict({k.removesuffix("_l0"): v for k, v in rnn.state_dict().items()})
+    squares: list[dict[int, float]] = []
+    ends: list[dict[int, float]] = []
+    for batch in task.batches(0):
+        longest = max(piece.length for piece in batch)
+        squares.append(dict.fromkeys(range(longest), 0.0))
+        ends.append(dict.fromkeys(range(longest), 0.0))
+        for piece in batch:
+            x = (task.corpus.train.features(*piece) - task.model.mean) * task.model.variance.rsqrt()
+            state, states, losses = None, [], []
+            for t, label in enumerate(task.corpus.train.labels(*piece)):
+                state = cell(x[t : t + 1].double(), state)
+                states.append(state[0])
+                logits = task.model.decoder(state[0])
+                losses.append(nn.functional.cross_entropy(logits, label[None].long()) / len(batch))
+            grads = torch.autograd.grad(torch.stack(losses).sum(), states, retain_graph=True)
+            for t, grad in enumerate(grads):
+                squares[-1][t] += grad.square().sum().item()
+            if piece.length == longest:
+                for k, grad in enumerate(reversed(torch.autograd.grad(losses[-1], states))):
+                    ends[-1][k] += grad.square().sum().item()
+    assert len({len(one) for one in ends}) > 1  # batches of several lengths
+    layer = found["layers"]["l0"]
+    assert layer["gradient"] == pytest.approx(_mean_roots(squares), rel=1e-6)
+    way = _mean_roots(ends)
+    assert layer["gradient_of_the_end"][::-1] == pytest.approx(way, rel=1e-6)
+    shortest = min(len(one) for one in ends)
+    expected = (way[shortest - 1] / way[0]) ** (1 / (shortest - 1))
+    assert layer["growth_per_step"] == pytest.approx(expected, rel=1e-6)
+
+
+def _mean_roots(squares: list[dict[int, float]]) -> list[float]:
+    steps = range(max(len(one) for one in squares))
+    return [statistics.mean(math.sqrt(one[k]) for one in squares if k in one) for k in steps]
+
+
+@pytest.mark.parametrize("sort", [True, False])
+def test_watched_packed_rows_keep_their_order(sort: bool) -> None:
+    layer = normrnn.LSTM(3, 2, bidirectional=True, norm="frame", peephole="all").double()
+    lengths = [6, 6, 4, 4, 2] if sort else [4, 6, 2, 4, 6]  # two rows in every slice
+    rows = [torch.randn(n, 3, dtype=torch.float64) for n in lengths]
+    packed = pack_sequence(rows, enforce_sorted=sort)
+    expected, _ = layer(packed)
+    with watched(layer):
+        output, _ = layer(packed)
+    torch.testing.assert_close(output.data, expected.data)
+    assert torch.equal(output.batch_sizes, expected.batch_sizes)
+
+
+def test_the_command_on_speech(tiny_speech: SpeechConfig, tmp_path: Path) -> None:
+    out = tmp_path / "g.json"
+    flags = ["--data", tiny_speech.data, "--model.hidden", 3, "--model.layers", 1]
+    flags += ["--train.batch", 4, "--train.piece-frames", 15, "-o", out]
+    _cli("gradients", "librispeech-mini", *flags, "--norms", "none,sequence")
+    for found in json.loads(out.read_text()):
+        assert set(found["layers"]) == {"l0", "l0_reverse"}
+        for layer in found["layers"].values():
+            assert all(math.isfinite(v) for v in layer["gradient"])
+            assert 0 < layer["growth_per_step"] < 2
+    assert out.with_suffix(".png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--norms", "none,layer"], "--norms has 'layer', not one of none, frame"),
+        (["--batches", 0], "--batches must be at least 1, not 0"),
+        (["-o", "g.png"], "g.png is the JSON file; its picture ends in .png"),
+    ],
+)
+def test_mistakes(small: LanguageConfig, capsys, more: list[object], said: str) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(["gradients", "ptb-char", "--data", small.data, *map(str, more)])
+    assert exited.value.code == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
 
 
 def test_streams_and_lstms_too(small: LanguageConfig) -> None:

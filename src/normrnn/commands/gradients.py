@@ -3,13 +3,13 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse, split_recipe
 from normrnn.errors import UsageError, UserError
-from normrnn.recipes.config import Config
+from normrnn.recipes.config import Config, Norm
 
 if TYPE_CHECKING:
     from normrnn.train.task import Task
@@ -41,8 +41,13 @@ def run(arguments: list[str]) -> int:
         """
         from normrnn.train.start import open_experiment
 
+        _check(batches, output)
+        chosen = norms.split(",") if norms else [config.norm]
+        for norm in chosen:
+            if norm not in get_args(Norm):
+                raise UsageError(f"--norms has {norm!r}, not one of {', '.join(get_args(Norm))}")
         records = []
-        for norm in norms.split(",") if norms else [config.norm]:
+        for norm in chosen:
             one = replace(config, norm=norm)  # type: ignore[arg-type]
             experiment = open_experiment(one)
             records.append(_record(one, f"norm {norm}", _built(one, experiment), batches))
@@ -71,6 +76,7 @@ def _of_runs(arguments: list[str]) -> int:
         from normrnn.train.rundir import RunDirectory
         from normrnn.train.start import open_experiment
 
+        _check(batches, output)
         records = []
         for path in runs:
             config = RunDirectory(path).config()
@@ -88,6 +94,13 @@ def _of_runs(arguments: list[str]) -> int:
     return 0
 
 
+def _check(batches: int, output: Path) -> None:
+    if batches < 1:
+        raise UsageError(f"--batches must be at least 1, not {batches}")
+    if output.suffix == ".png":
+        raise UsageError(f"--output {output} is the JSON file; its picture ends in .png")
+
+
 def _built(config: Config, experiment: Any) -> "Task":
     import torch
 
@@ -98,8 +111,6 @@ def _built(config: Config, experiment: Any) -> "Task":
 def _record(config: Config, label: str, task: "Task", batches: int) -> dict[str, Any]:
     from normrnn.train.gradients import record, sentence
 
-    if batches < 1:
-        raise UsageError(f"--batches must be at least 1, not {batches}")
     found = {"label": label, **record(config, task, batches)}
     for name, layer in found["layers"].items():
         print(f"{label}, {sentence(name, layer)}")

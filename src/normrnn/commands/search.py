@@ -19,7 +19,7 @@ from tyro.conf import arg
 from normrnn.commands.options import parse, split_recipe
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes.config import Config, Norm
-from normrnn.search.space import read_space, with_fields
+from normrnn.search.space import read_space
 
 if TYPE_CHECKING:
     from normrnn.search.study import Study
@@ -70,9 +70,7 @@ def run(arguments: list[str]) -> int:
     config, norms = chosen["config"], tuple(dict.fromkeys(chosen["norms"].split(",")))
     _check(config, default, norms, chosen)
     out = chosen["out"] or Path("runs") / f"{config.recipe}-search"
-    space = read_space(chosen["space"], config)
-    for norm in norms:
-        with_fields(config, {"norm": norm})
+    space = read_space(chosen["space"], config, norms)
     return _search(config, space, norms, out, chosen)
 
 
@@ -114,6 +112,10 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
         workers = [_Worker(out, k, order.send()) for k in range(chosen["workers"])]
         try:
             _watch(study, workers)
+        except KeyboardInterrupt:
+            _stop(workers)
+            _write(study, out)
+            return 130
         finally:
             _stop(workers)
         return _conclude(study, workers, out)
@@ -146,7 +148,7 @@ class _Worker:
             return f"was ended by signal {-code}"
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         said = [line for line in lines if line.strip()]
-        return said[-1].removeprefix("normrnn: ") if said else f"ended with exit code {code}"
+        return f"said: {said[-1].removeprefix('normrnn: ')}" if said else f"ended with code {code}"
 
 
 def _watch(study: "Study", workers: list[_Worker]) -> None:
@@ -172,6 +174,15 @@ def _stop(workers: list[_Worker]) -> None:
 
 
 def _conclude(study: "Study", workers: list[_Worker], out: Path) -> int:
+    if _write(study, out) < study.count:
+        failed = [worker for worker in workers if worker.process.returncode]
+        reason = f": a worker {failed[0].last_words()}" if failed else ""
+        raise UserError(f"the study is not finished{reason}; the same command goes on")
+    return 0
+
+
+def _write(study: "Study", out: Path) -> int:
+    """Tables, sentences, pictures and report of what is done; how many trials that is."""
     from normrnn.report.runs import find
     from normrnn.report.study import Study as Found
     from normrnn.report.study import sentences, table, write
@@ -192,11 +203,7 @@ def _conclude(study: "Study", workers: list[_Worker], out: Path) -> int:
         for path in (*written, report):
             console.print(f"wrote {path}", soft_wrap=True)
     console.print(f"{len(rows)} of {study.count} trials are done", soft_wrap=True)
-    if len(rows) < study.count:
-        failed = [worker for worker in workers if worker.process.returncode]
-        reason = f": a worker {failed[0].last_words()}" if failed else ""
-        raise UserError(f"the study is not finished{reason}; the same command goes on")
-    return 0
+    return len(rows)
 
 
 @contextmanager

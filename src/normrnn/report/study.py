@@ -407,7 +407,8 @@ def gradients_figure(records: Sequence[dict[str, Any]]) -> "Figure":
         "spread": "standard deviation of pre-activations",
     }
     for axes, (what, title) in zip(drawn.subplots(1, 3), panels.items(), strict=True):
-        for record, colour in zip(records, COLOURS, strict=False):
+        for i, record in enumerate(records):
+            colour = COLOURS[i % len(COLOURS)]
             depth = len(record["layers"])
             for k, (name, layer) in enumerate(record["layers"].items()):
                 values = [v or None for v in layer[what]]

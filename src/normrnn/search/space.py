@@ -4,7 +4,9 @@
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,7 +43,7 @@ class Suggests(Protocol):
     def suggest_categorical(self, name: str, choices: Any) -> Any: ...
 
 
-def read_space(file: Path | None, config: Config) -> Space:
+def read_space(file: Path | None, config: Config, norms: Sequence[str] = ("none",)) -> Space:
     """The space of a file, or the recipe's own; UsageError for one that cannot be searched."""
     if file is None:
         if config.recipe not in SPACES:
@@ -58,23 +60,36 @@ def read_space(file: Path | None, config: Config) -> Space:
             raise UsageError(f"{file} cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise UsageError(f"{file} is not JSON: {error}") from None
-    check(space, config)
+    check(space, config, norms)
     return space
 
 
-def check(space: Any, config: Config) -> None:
-    """Every field exists, no range is empty, every end and value is one the config takes."""
+def check(space: Any, config: Config, norms: Sequence[str] = ("none",)) -> None:
+    """Every field exists, no range is empty, and the config takes every end and value, with every
+    arm and with every other field's: what it refuses later would stop the study for good."""
     if not isinstance(space, Mapping) or not space:
         raise UsageError("a space is a JSON object of at least one config field")
+    ends: dict[str, list[Any]] = {}
     for name, values in space.items():
         if name in NOT_VARIED:
             raise UsageError(f"the space has {name}, which a search does not vary")
-        kind = type(_find(config, name))
-        for value in _ends(name, values, kind):
+        ends[name] = _ends(name, values, type(_find(config, name)))
+    for norm in norms:
+        for setting in ({}, *_settings(ends)):
             try:
-                with_fields(config, {name: value})
+                with_fields(config, {**setting, "norm": norm})
             except UserError as error:
-                raise UsageError(f"the space has {name} {value!r}: {error}") from None
+                drawn = " with ".join(f"{name} {value!r}" for name, value in setting.items())
+                said = f"the space has {drawn}: {error}" if setting else f"norm {norm}: {error}"
+                raise UsageError(said) from None
+
+
+def _settings(ends: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Every value by itself, then with every value of another field."""
+    for size in (1, 2):
+        for names in combinations(ends, size):
+            for values in product(*(ends[name] for name in names)):
+                yield dict(zip(names, values, strict=True))
 
 
 def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
@@ -128,6 +143,8 @@ def _ends(name: str, values: Any, kind: type) -> list[Any]:
     numbers = [v for v in (low, high, step) if v is not None]
     if kind not in (int, float) or not all(type(v) in (int, float) for v in numbers):
         raise UsageError(f"the range of {name} is not one of numbers: give a list of values")
+    if not all(math.isfinite(v) for v in numbers):
+        raise UsageError(f"the range of {name} needs finite numbers")
     if kind is int and not all(type(v) is int for v in numbers):
         raise UsageError(f"the range of {name} needs whole numbers")
     assert low is not None

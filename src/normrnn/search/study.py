@@ -7,6 +7,7 @@ and goes: a slot is done once, by the one trial that finished it.
 """
 
 import contextlib
+import importlib.util
 import json
 import threading
 import time
@@ -48,6 +49,8 @@ SAMPLERS = {
     "nsgaii": "NSGAIISampler",
     "bruteforce": "BruteForceSampler",
 }
+NEEDS = {"gp": "scipy", "qmc": "scipy", "cmaes": "cmaes"}
+"""What Optuna imports only when it draws."""
 PRUNERS = {
     "none": "NopPruner",
     "median": "MedianPruner",
@@ -75,6 +78,18 @@ class Plan:
         ):
             if name not in known:
                 raise UsageError(f"no {what} {name!r}: there are {', '.join(sorted(known))}")
+        package = NEEDS.get(self.sampler)
+        if package and importlib.util.find_spec(package) is None:
+            raise UserError(f"the sampler {self.sampler} needs {package}: pip install {package}")
+        if self.sampler == "bruteforce":
+            fields = flat(to_dict(self.config))
+            for name, values in self.space.items():
+                endless = isinstance(values, dict) and values.get("step") is None
+                if endless and type(fields[name]) is float:
+                    raise UsageError(
+                        f"the sampler bruteforce tries every value: give {name} as a list, or its"
+                        " range with a step"
+                    )
 
     def identity(self) -> dict[str, Any]:
         """Plain values. Where the data lies and how it is computed may differ between workers."""
@@ -192,6 +207,8 @@ class Study:
             study = optuna.create_study(
                 storage=self.storage, study_name=self.name, pruner=pruner, load_if_exists=True
             )
+        # Brute force calls it after the last of all settings; here the slots decide.
+        study.stop = lambda: None  # type: ignore[method-assign]
         mine = self.plan.identity()
         if not known:
             study.set_user_attr(IDENTITY, mine)
@@ -235,7 +252,9 @@ class Study:
         """Queue every slot that nobody has done, runs, or will run."""
         trials = self.trials()
         taken = {t.user_attrs[SLOT] for t in trials if t.state in (*DONE, *OPEN)}
-        drawn = {t.user_attrs[SLOT]: t.params for t in trials}
+        drawn: dict[int, dict[str, Any]] = {}
+        for t in trials:  # the last of a slot's trials may have ended before it drew anything
+            drawn.setdefault(t.user_attrs[SLOT], {}).update(t.params)
         for slot in range(self.count):
             if slot not in taken:
                 self.optuna.enqueue_trial(drawn.get(slot, {}), user_attrs={SLOT: slot})
@@ -266,11 +285,8 @@ class Study:
         """Seeded by the slot: settings do not depend on who draws them, or when."""
         name = SAMPLERS[self.plan.sampler]
         seed = (self.plan.config.seed * 1_000_003 + slot) % 2**32
-        try:
-            with _quiet():
-                return getattr(optuna.samplers, name)(seed=seed)
-        except ImportError as error:
-            raise UserError(f"the sampler {self.plan.sampler} needs more: {error}") from None
+        with _quiet():
+            return getattr(optuna.samplers, name)(seed=seed)
 
     def finish(self, trial: Trial, value: float | None) -> None:
         """Its objective, or None if it was pruned; nothing if it was given up for dead."""

@@ -14,14 +14,15 @@ from optuna.exceptions import UpdateFinishedTrialError
 
 from normrnn.cli import guarded
 from normrnn.recipes.config import Config
-from normrnn.report.runs import load
+from normrnn.recipes.language import LanguageConfig
+from normrnn.report.runs import load, read_rows
 from normrnn.search.space import draw, with_fields
 from normrnn.search.study import ARMS, SLOT, Plan, Study, storage_errors
 from normrnn.train.display import PlainDisplay
-from normrnn.train.interrupt import Interrupted
-from normrnn.train.language import RUNNING
+from normrnn.train.interrupt import Interrupted, stop_with_parent
+from normrnn.train.language import RUNNING, deciding_statistics
 from normrnn.train.loop import Diverged
-from normrnn.train.rundir import MODEL, RunDirectory
+from normrnn.train.rundir import METRICS, MODEL, RunDirectory
 from normrnn.train.start import train
 
 
@@ -41,23 +42,41 @@ class Order:
         return json.dumps(asdict(self)).encode()
 
 
-class Reporter(PlainDisplay):
-    """Tells the pruner of every validation: the lowest loss of the trial so far."""
+@dataclass(frozen=True)
+class Pruning:
+    """Tells the pruner of every validation of an arm: the lowest loss of the trial so far."""
 
-    def __init__(self, epochs: int, unit: str, trial: optuna.Trial, first: int) -> None:
-        super().__init__(epochs, unit)
-        self.trial, self.step = trial, first
+    trial: optuna.Trial
+    first: int
+    """Step of the arm's first validation."""
+    lowest: float
+    """Loss of the arms before."""
 
-    def row(self, row: dict[str, Any]) -> None:
-        """One value per validation; kinds of statistics that do not decide come after it."""
-        super().row(row)
-        if row["split"] != "valid" or row["statistics"] != "running":
-            return
-        before = self.trial.storage.get_trial(self.trial._trial_id).intermediate_values
-        self.trial.report(min([row["loss"], *before.values()]), self.step)
-        self.step += 1
+    def validated(self, metrics: Path, statistics: str) -> None:
+        """A row was written; those of before count too, a resumed run has them."""
+        rows = read_rows(metrics)
+        losses = [
+            r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == statistics
+        ]
+        self.trial.report(min([self.lowest, *losses]), self.first + len(losses) - 1)
         if self.trial.should_prune():
             raise optuna.TrialPruned
+
+
+class Reporter(PlainDisplay):
+    """Says what happens, and reports validations with the statistics that decide."""
+
+    def __init__(self, epochs: int, unit: str, config: Config, out: Path, pruning: Pruning) -> None:
+        super().__init__(epochs, unit)
+        language = isinstance(config, LanguageConfig)
+        self.deciding = deciding_statistics(config) if language else "running"
+        self.metrics, self.pruning = out / METRICS, pruning
+
+    def row(self, row: dict[str, Any]) -> None:
+        """One value per validation."""
+        super().row(row)
+        if row["split"] == "valid" and row["statistics"] == self.deciding:
+            self.pruning.validated(self.metrics, self.deciding)
 
 
 def work(study: Study, out: Path) -> None:
@@ -91,19 +110,21 @@ def run_trial(trial: optuna.Trial, plan: Plan, out: Path) -> float:
     settings = draw(trial, plan.space, plan.config)
     print(f"trial {slot}: {settings}", flush=True)
     results: dict[str, Any] = {}
+    lowest = math.inf
     for k, norm in enumerate(plan.norms):
         config = with_fields(plan.config, {**settings, "norm": norm})
         directory = out / "trials" / f"{slot:04d}" / norm
-        results[norm] = run_arm(config, directory, trial, first=k * 1000)
+        results[norm] = run_arm(config, directory, Pruning(trial, k * 1000, lowest))
         trial.set_user_attr(ARMS, results)
-    losses = [r["loss"] for r in results.values() if not r["diverged"]]
-    return min(losses, default=math.inf)
+        if not results[norm]["diverged"]:
+            lowest = min(lowest, results[norm]["loss"])
+    return lowest
 
 
-def run_arm(config: Config, out: Path, trial: optuna.Trial, first: int) -> dict[str, Any]:
+def run_arm(config: Config, out: Path, pruning: Pruning) -> dict[str, Any]:
     """Train, or go on with, one arm; what came of it."""
     try:
-        train(config, out, lambda epochs, unit: Reporter(epochs, unit, trial, first))
+        train(config, out, lambda epochs, unit: Reporter(epochs, unit, config, out, pruning))
     except Diverged as error:
         print(f"diverged: {error}", flush=True)
         return {"diverged": True, "loss": None, "reason": str(error).split(";")[0]}
@@ -145,6 +166,7 @@ def result(out: Path) -> dict[str, Any]:
 
 def run(arguments: list[str]) -> int:  # noqa: ARG001  everything is on standard input
     """Work as the order on standard input says."""
+    stop_with_parent()
     order = Order(**json.load(sys.stdin))
     plan = Plan.from_json(order.plan)
     plan = replace(plan, config=replace(plan.config, threads=plan.config.threads or 1))

@@ -3,7 +3,8 @@
 On the reference recurrence, in float64, without dropout and with the batch's own statistics:
 per layer and time step the norm of the total derivative of the loss with respect to h_t, and the
 spread of what the non-linearities see. A loss of the last step alone tells what the recurrence
-does to a gradient on its way back: its growth per step.
+does to a gradient on its way back: its growth per step. Of ragged batches, that is the loss of the
+longest sequences, and batches are laid together at their ends.
 """
 
 import math
@@ -27,12 +28,14 @@ Series = dict[int, float]
 
 @dataclass
 class Seen:
-    """One pass of a stack: its padded output, and by layer, kind and time step what was there."""
+    """One pass of a stack: its padded output (T, B, D·H), its lengths (B,), and by layer, kind and
+    time step what was there."""
 
     layers: dict[str, dict[str, dict[int, list[Tensor]]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     )
     output: Tensor = field(default_factory=lambda: torch.empty(0))
+    lengths: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def watch(self, layer: str, what: str, t: int, rows: Tensor) -> None:
         """Keep it."""
@@ -75,9 +78,12 @@ def _reference(layer: Normalised, input: Any, hx: Any, seen: Seen) -> Any:
     if hx is not None:
         state = tuple(hx) if layer.mode == "LSTM" else (hx, torch.zeros_like(hx))
     result = reference.stack(x, lengths.tolist(), parameters, settings, state, seen.watch)  # type: ignore[arg-type]
-    seen.output = output = result.output
+    seen.output, seen.lengths = result.output, lengths
+    output: Any = result.output
     if packed:
-        output = pack_padded_sequence(output, lengths, enforce_sorted=False)
+        # In the order of the input: its rows have targets.
+        order = slice(None) if input.sorted_indices is None else input.sorted_indices
+        output = input._replace(data=pack_padded_sequence(output[:, order], lengths[order]).data)
     return output, (result.h, result.c) if layer.mode == "LSTM" else result.h
 
 
@@ -92,7 +98,8 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
     found: dict[str, dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
     nats, count = 0.0, 0
     task.reset()
-    for index in range(min(batches, task.updates(0))):
+    batches = min(batches, task.updates(0))
+    for index in range(batches):
         with watched(layer) as passes:
             loss = task.loss(0, index)
         nats, count = nats + loss.nats.item(), count + loss.count
@@ -122,7 +129,7 @@ def _measure(seen: Seen, direct: Tensor) -> dict[str, dict[str, Series]]:
         states = [kinds["h"][t][0] for t in steps]
         end = 0 if name.endswith("_reverse") else T - 1
         at_end = torch.zeros_like(direct)
-        at_end[end] = direct[end]
+        at_end[end, seen.lengths == T] = direct[end, seen.lengths == T]
         spread = {what: {t: _spread(kinds[what][t]) for t in steps} for what in ("pre", "sums")}
         found[name] = {
             "gradient": _norms(seen.output, direct, states, steps),
@@ -146,9 +153,13 @@ def _norms(output: Tensor, direct: Tensor, states: list[Tensor], steps: list[int
 
 
 def _summary(layer: Normalised, name: str, series: dict[str, list[Series]]) -> dict[str, Any]:
-    T = 1 + max(t for values in series["gradient"] for t in values)
+    lengths = [1 + max(values) for values in series["gradient"]]
+    T, reverse = max(lengths), name.endswith("_reverse")
     result: dict[str, Any] = {}
     for what, batches in series.items():
+        if what == "gradient_of_the_end" and not reverse:
+            pairs = zip(batches, lengths, strict=True)
+            batches = [{T - n + t: v for t, v in values.items()} for values, n in pairs]
         by_step = [[values[t] for values in batches if t in values] for t in range(T)]
         result[what] = [sum(v) / len(v) for v in by_step]
     if layer.norm != "hidden":
@@ -157,7 +168,8 @@ def _summary(layer: Normalised, name: str, series: dict[str, list[Series]]) -> d
         gamma = dict(layer.named_parameters()).get(f"norm_{name}.weight")
         result["mean_gamma"] = 1.0 if gamma is None else gamma.mean().item()
     ways = result["gradient_of_the_end"]
-    result["growth_per_step"] = growth(ways if name.endswith("_reverse") else ways[::-1])
+    # Over the steps that all batches have.
+    result["growth_per_step"] = growth((ways if reverse else ways[::-1])[: min(lengths)])
     return result
 
 

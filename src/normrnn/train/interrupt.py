@@ -1,7 +1,9 @@
 """Ctrl-C as a request to stop at the next safe point."""
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -41,3 +43,15 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
+
+
+def stop_with_parent() -> None:
+    """A command that was killed takes its processes along; their checkpoints stay."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()
