@@ -294,8 +294,8 @@ def validation(both: Sequence[tuple[Run, Run]]) -> str:
         ours, theirs = mean(b for _, b in gaps), mean(a for a, _ in gaps)
         more = "overfits more" if ours > theirs + 0.005 else "does not overfit more"
         text += (
-            f"; it {more}: when both were last validated, its loss on {place} was {ours:.2f} nats"
-            f" above its training loss, the baseline's {theirs:.2f}"
+            f"; it {more}: when both were last validated, its loss on {place} was {_apart(ours)} its"
+            f" training loss, the baseline's {_apart(theirs)}"
         )
     return f"{text}."
 
@@ -346,6 +346,10 @@ def statistics_sentence(runs: Sequence[Run]) -> str:
                 f" {'seeds' if len(figures) > 1 else 'seed'})"
             )
     return f"{'; '.join(parts)}."
+
+
+def _apart(nats: float) -> str:
+    return f"{abs(nats):.2f} nats {'above' if nats > 0 else 'below'}"
 
 
 def _less(share: float, less: str, much: str) -> str:
