@@ -62,6 +62,11 @@ def test_a_study_and_its_continuation(cli: Cli, flags: Flags, tmp_path: Path) ->
     assert lines[:2] == first.splitlines()
     assert len(lines) == 3
 
+    code, _, err = cli(flags(trials=1, out=out, study="another"))
+    assert code == 1
+    assert f"{out} holds the results of the study 'ptb-char' of ptb-char: use another --out" in err
+    assert (out / "trials.jsonl").read_text().splitlines() == lines
+
     before = {p: p.stat().st_mtime_ns for p in (out / "trials").rglob("metrics.jsonl")}
     code, _, err = cli([*flags(trials=3, out=out), "--evaluation.tokens", "100"])
     assert code == 1

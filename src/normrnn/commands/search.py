@@ -96,15 +96,16 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
     experiment = open_experiment(config)
     config = replace(config, data=experiment.where, data_sha256=experiment.sha256)
     plan = Plan(config, space, norms, chosen["sampler"], chosen["pruner"])
-    storage = chosen["storage"]
-    if not storage:
-        out.mkdir(parents=True, exist_ok=True)
-        storage = f"sqlite:///{(out / 'study.db').resolve()}"
     name, trials, heartbeat = (
         chosen["study"] or config.recipe,
         chosen["trials"],
         chosen["heartbeat"],
     )
+    _refuse_other(out, name, config.recipe)
+    storage = chosen["storage"]
+    if not storage:
+        out.mkdir(parents=True, exist_ok=True)
+        storage = f"sqlite:///{(out / 'study.db').resolve()}"
     with storage_errors():
         study = Study(name, storage, plan, trials, heartbeat)
         study.reclaim()
@@ -119,6 +120,18 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
         finally:
             _stop(workers)
         return _conclude(study, workers, out)
+
+
+def _refuse_other(out: Path, name: str, recipe: str) -> None:
+    """Results of another study are not overwritten."""
+    from normrnn.report.study import read_study
+
+    about = read_study(out).about
+    other = about.get("study", name), about["config"].get("recipe", recipe) if about else recipe
+    if other != (name, recipe):
+        raise UserError(
+            f"{out} holds the results of the study {other[0]!r} of {other[1]}: use another --out"
+        )
 
 
 class _Worker:
