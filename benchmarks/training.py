@@ -2,6 +2,7 @@
 
     python -m benchmarks.training [--recipes ptb-small,ptb-medium] [--speech SHAPE,...]
     python -m benchmarks.training --memory
+    python -m benchmarks.training --loss
 
 The same network, batch, clipping and step, written down with `torch.nn.LSTM` in the fewest lines,
 against `Trainer.update` with and without normalisation. The contenders take turns in one process
@@ -23,6 +24,7 @@ from torch import nn
 from benchmarks import speech_training
 from normrnn.data.corpus import Corpus
 from normrnn.data.vocabulary import EOS, Vocabulary
+from normrnn.models.loss import linear_cross_entropy
 from normrnn.recipes import recipe
 from normrnn.recipes.language import LanguageConfig
 from normrnn.train.display import PlainDisplay
@@ -100,6 +102,24 @@ def text_contenders(name: str, updates: int, where: Path) -> tuple[Contenders, i
     return contenders, tokens
 
 
+def loss_contenders(rows: int, hidden: int) -> Contenders:
+    """Softmax over the vocabulary, forward and backward."""
+    torch.manual_seed(1)
+    x = torch.randn(rows, hidden, requires_grad=True)
+    weight = torch.randn(VOCABULARY, hidden).mul_(0.05).requires_grad_()
+    bias = torch.zeros(VOCABULARY, requires_grad=True)
+    targets = torch.randint(0, VOCABULARY, (rows,))
+    losses: dict[str, Callable[[], torch.Tensor]] = {
+        "linear, cross_entropy": lambda: F.cross_entropy(F.linear(x, weight, bias), targets),
+        "normrnn": lambda: linear_cross_entropy(x, weight, bias, targets) / rows,
+        "linear_cross_entropy": lambda: F.linear_cross_entropy(
+            x, weight, targets, linear_bias=bias, options=nn.LinearCrossEntropyOptions()
+        ),
+    }
+    parts = (x, weight, bias)
+    return {k: lambda f=f: (torch.autograd.grad(f(), parts), None)[1] for k, f in losses.items()}
+
+
 def measure(
     name: str, contenders: Contenders, count: int, unit: str, rounds: int, updates: int
 ) -> None:
@@ -135,12 +155,17 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--memory", action="store_true", help="peak of a speech update, no speed")
+    parser.add_argument("--loss", action="store_true", help="the softmax alone")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rounds, updates = options.rounds, options.updates
     with tempfile.TemporaryDirectory() as where:
         if options.memory:
             speech_training.print_memory(Path(where))
+            return
+        if options.loss:
+            for size, shape in {"small": (640, 200), "medium": (1120, 650)}.items():
+                measure(f"softmax, {size}", loss_contenders(*shape), shape[0], "rows", rounds, 4)
             return
         for name in filter(None, options.recipes.split(",")):
             found, tokens = text_contenders(name, rounds * updates, Path(where))
