@@ -23,6 +23,7 @@ from normrnn.recipes.speech import SpeechConfig
 from normrnn.report.runs import read_rows
 from normrnn.search.study import SLOT, Plan, Study
 from normrnn.search.worker import Order, Pruning, run_arm, work
+from normrnn.train.interrupt import Interrupt, Interrupted
 from normrnn.train.start import open_experiment
 from tests.search.postgres import server
 from tests.tiny_runs import rows_of, run_tiny
@@ -182,7 +183,7 @@ def test_speech_too(tiny_speech: SpeechConfig, tmp_path: Path) -> None:
     plan = Plan(config, space, ("none", "sequence"), "tpe", "median")
     study = Study("s", f"journal:{tmp_path / 'study.log'}", plan, 2)
     with closing(study):
-        work(study, tmp_path / "out")
+        work(study, tmp_path / "out", lambda: None)
         rows = study.rows()
     assert [row["state"] for row in rows] == ["complete", "complete"]
     for row in rows:
@@ -214,3 +215,24 @@ def test_divergence_is_a_result(tiny_plan: Plan, tmp_path: Path) -> None:
     assert bad["diverged"] is True
     assert bad["final"] > 2 * 2.5649
     assert "above 2 log 13" in bad["reason"]
+
+
+def test_ctrl_c_at_the_very_end_of_a_run_stops_the_worker(
+    tiny_plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run cannot stop any more and finishes; no other trial begins."""
+
+    def late(*_: object) -> float:
+        with Interrupt() as of_the_run:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert of_the_run.requested
+        return 1.0
+
+    monkeypatch.setattr("normrnn.search.worker.run_trial", late)
+    before = signal.getsignal(signal.SIGINT)
+    study = Study("s", f"sqlite:///{tmp_path}/study.db", tiny_plan, TRIALS, 3)
+    with closing(study):
+        with pytest.raises(Interrupted), Interrupt() as interrupt:
+            work(study, tmp_path / "out", interrupt.poll)
+        assert len(study.done()) == 1
+    assert signal.getsignal(signal.SIGINT) is before

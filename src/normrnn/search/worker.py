@@ -5,6 +5,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from normrnn.report.runs import load, read_rows
 from normrnn.search.space import draw, with_fields
 from normrnn.search.study import ARMS, SLOT, Plan, Study, storage_errors
 from normrnn.train.display import PlainDisplay
-from normrnn.train.interrupt import Interrupted, stop_with_parent
+from normrnn.train.interrupt import Interrupt, Interrupted, stop_with_parent
 from normrnn.train.language import RUNNING, deciding_statistics
 from normrnn.train.loop import Diverged
 from normrnn.train.rundir import METRICS, MODEL, RunDirectory
@@ -79,9 +80,10 @@ class Reporter(PlainDisplay):
             self.pruning.validated(self.metrics, self.deciding)
 
 
-def work(study: Study, out: Path) -> None:
-    """Claim slots until all are done."""
+def work(study: Study, out: Path, poll: Callable[[], None]) -> None:
+    """Claim slots until all are done, or until `poll` raises."""
     while True:
+        poll()
         study.reclaim()
         trial = study.claim()
         if trial is None:
@@ -173,7 +175,8 @@ def run(arguments: list[str]) -> int:  # noqa: ARG001  everything is on standard
     with storage_errors():
         study = Study(order.study, order.storage, plan, order.trials, order.heartbeat)
         try:
-            work(study, Path(order.out))
+            with Interrupt() as interrupt:
+                work(study, Path(order.out), interrupt.poll)
         except (Interrupted, KeyboardInterrupt):
             return 130
     return 0

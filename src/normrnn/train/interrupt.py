@@ -14,7 +14,11 @@ class Interrupted(Exception):  # noqa: N818  no error: the user wished it
 
 
 class Interrupt:
-    """While entered, SIGINT and SIGTERM set `requested`; a second one ends the process at once."""
+    """While entered, SIGINT and SIGTERM set `requested`; a second one ends the process at once.
+
+    They can be nested: whoever runs several things one after the other learns of a request that
+    came too late for one of them.
+    """
 
     def __init__(self) -> None:
         self.requested = False
@@ -35,9 +39,12 @@ class Interrupt:
         if self.requested:
             raise Interrupted
 
-    def _request(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _request(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
+        outer = self._before.get(number)
         self._restore()
+        if isinstance(getattr(outer, "__self__", None), Interrupt) and callable(outer):
+            outer(number, frame)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
