@@ -250,6 +250,9 @@ def test_checkpoint_and_vocabulary_of_others(cli: Cli, text_dir: Path, run: Path
     code, _, err = cli(*call)
     assert code == 1
     assert "does not match the checkpoint" in err
+    code, _, err = cli("evaluate", run)
+    assert code == 1
+    assert "is not the one that its network was trained with" in err
     changed["symbols"].append("extra")
     (run / "vocabulary.json").write_text(json.dumps(changed))
     code, _, err = cli("evaluate", run)

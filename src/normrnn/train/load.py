@@ -1,5 +1,6 @@
 """A trained model from its run directory."""
 
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -48,13 +49,17 @@ def load_language(run: str | Path, device: str | torch.device = "cpu") -> Langua
     directory = RunDirectory(Path(run))
     config = directory.config(LanguageConfig)
     weights = _weights(directory)
-    vocabulary = Vocabulary.from_json(directory.read(VOCABULARY))
+    content = directory.read(VOCABULARY)
+    vocabulary = Vocabulary.from_json(content)
     known = len(weights.get("embedding.weight", ()))
     if known != len(vocabulary):
         raise UserError(
             f"{VOCABULARY} of {run} has {len(vocabulary)} symbols, its network {known}: they do"
             " not belong together"
         )
+    written = directory.tensors_metadata(MODEL).get(VOCABULARY)  # older runs have none
+    if written not in (None, sha256(content).hexdigest()):
+        raise UserError(f"{VOCABULARY} of {run} is not the one that its network was trained with")
     model = build_model(config, len(vocabulary))
     _fill(model, weights, directory)
     model.vocabulary = vocabulary

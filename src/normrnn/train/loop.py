@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -173,6 +174,8 @@ class Trainer:
             self.best = Best(validation.loss, progress.epoch + 1, progress.updates, files)
             metadata = {"format": "pt", "epoch": str(self.best.epoch)}
             metadata |= {"updates": str(self.best.updates), "loss": repr(self.best.loss)}
+            for name, content in self.task.files.items():
+                metadata[name] = sha256(content).hexdigest()  # what the weights belong to
             for name in files:
                 self.run_directory.write_tensors(name, validation.files[name], metadata)
         progress.validation_due = False

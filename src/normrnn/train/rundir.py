@@ -122,6 +122,12 @@ class RunDirectory:
         except SafetensorError:
             raise UserError(f"{self.path / name} is damaged: no safetensors file") from None
 
+    def tensors_metadata(self, name: str) -> dict[str, str]:
+        """What was written with the tensors of a safetensors file."""
+        content = self.read(name)
+        header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+        return json.loads(header).get("__metadata__", {})
+
     def write_checkpoint(self, payload: Mapping[str, Any], config: Config) -> None:
         """Everything needed to go on, with the config it belongs to."""
         # In memory first: torch's own writer reports a full disk as an internal error.
