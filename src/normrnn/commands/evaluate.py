@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg
@@ -63,11 +64,12 @@ def _show_speech(result: dict[str, Any]) -> None:
 
 
 def _show(result: dict[str, Any]) -> None:
-    table = Table(title=f"{result['recipe']}, norm {result['norm']}, seed {result['seed']}")
+    title = f"{result['recipe']}, norm {result['norm']}, seed {result['seed']}"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0)  # fits into 80 columns
     for name in ("text", "statistics"):
         table.add_column(name)
     bits = ["bpc"] if "bpc" in result["rows"][0] else []
-    for name in ("streams", "tokens", "loss", *bits, "perplexity", "mean of batch perplexities"):
+    for name in ("streams", "tokens", "loss", *bits, "perplexity", "mean of batches"):
         table.add_column(name, justify="right")
     for row in result["rows"]:
         table.add_row(

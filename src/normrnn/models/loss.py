@@ -15,8 +15,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """Logits, probabilities and their gradient share one (chunk, C) buffer.
 
     The loss is a scalar, so its gradients are known up to a factor in the forward pass, and no
-    logits are kept. `F.linear_cross_entropy` of torch 2.13 does the same in chunks, and is slower on
-    a CPU than the two functions one after the other (benchmarks/NOTES.md).
+    logits are kept. `F.linear_cross_entropy` of torch 2.13 does the same in chunks, and is slower
+    on a CPU than the two functions one after the other (benchmarks/NOTES.md).
     """
 
     @staticmethod

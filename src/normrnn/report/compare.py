@@ -294,8 +294,8 @@ def validation(both: Sequence[tuple[Run, Run]]) -> str:
         ours, theirs = mean(b for _, b in gaps), mean(a for a, _ in gaps)
         more = "overfits more" if ours > theirs + 0.005 else "does not overfit more"
         text += (
-            f"; it {more}: when both were last validated, its loss on {place} was {_apart(ours)} its"
-            f" training loss, the baseline's {_apart(theirs)}"
+            f"; it {more}: when both were last validated, its loss on {place} was {_apart(ours)}"
+            f" its training loss, the baseline's {_apart(theirs)}"
         )
     return f"{text}."
 
