@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from normrnn.errors import UserError
 from normrnn.report.compare import between_validations, gap
@@ -377,7 +377,7 @@ def _thousands(value: float, _: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
-def _legend(axes: "Axes", place: str = "upper right") -> None:
+def _legend(axes: "Axes", place: Literal["upper left", "upper right"] = "upper right") -> None:
     """Where curves that fall leave room: matplotlib's own choice can take seconds, and says so."""
     if axes.get_legend_handles_labels()[0]:
         legend = axes.legend(loc=place, fontsize=8, framealpha=0.7)
