@@ -1,5 +1,29 @@
-"""Fixtures of small runs."""
+"""Fixtures of small runs, and the command line inside this process."""
 
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from normrnn.cli import main
 from tests.tiny_runs import text_dir, tiny, tiny_frame
 
 __all__ = ["text_dir", "tiny", "tiny_frame"]
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Call the command line: exit code, standard output, standard error."""
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exited:
+            main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        code = exited.value.code
+        assert isinstance(code, int)
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return call

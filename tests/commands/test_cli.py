@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,28 +18,12 @@ from normrnn.cli import COMMANDS, main
 from normrnn.models.language import LanguageModel
 from normrnn.recipes import RECIPES
 from normrnn.train.load import load, load_language
+from tests.commands.conftest import Cli
 from tests.tiny_runs import rows_of, write_texts
 
-Cli = Callable[..., tuple[int, str, str]]
 SMALL = ["--model.hidden", "12", "--train.batch", "8", "--train.steps", "5", "--epochs", "2"]
 SMALL += ["--train.log-every", "10", "--train.checkpoint-every", "20"]
 SMALL += ["--evaluation.train-tokens", "200", "--evaluation.recalibrate-windows", "5"]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Call the command line: exit code, standard output, standard error."""
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exited:
-            main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        code = exited.value.code
-        assert isinstance(code, int)
-        assert "Traceback" not in captured.err
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -15,28 +15,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from normrnn.cli import main
 from normrnn.data import extras
 from normrnn.data.speech import read_speech
+from tests.commands.conftest import Cli
 from tests.sounds import RATE, sung, write_librispeech
-
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Call `normrnn prepare`: exit code, standard output, standard error."""
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exited:
-            main(["prepare", *map(str, arguments)])
-        captured = capsys.readouterr()
-        code = exited.value.code
-        assert isinstance(code, int)
-        assert "Traceback" not in captured.err
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -111,17 +93,17 @@ def test_every_trouble_has_its_reason(prepared: tuple[Path, str]) -> None:
 def test_starting_again(cli: Cli, corpus: Path, prepared: tuple[Path, str], tmp_path: Path) -> None:
     out, printed = prepared
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
-    code, again, err = cli("librispeech", corpus, "--out", out)
+    code, again, err = cli("prepare", "librispeech", corpus, "--out", out)
     assert code == 0
     assert "is finished: nothing to do" in again
     assert printed.splitlines()[0] in again
     assert err == ""
-    code, _, err = cli("librispeech", corpus, "--out", out, "--targets", "phone")
+    code, _, err = cli("prepare", "librispeech", corpus, "--out", out, "--targets", "phone")
     assert code == 2
     assert "targets was senone, is now phone" in err
     lexicon = tmp_path / "lexicon"
     lexicon.write_text("zzyzx IY\n")
-    code, _, err = cli("librispeech", corpus, "--out", out, "--lexicon", lexicon)
+    code, _, err = cli("prepare", "librispeech", corpus, "--out", out, "--lexicon", lexicon)
     assert code == 2
     assert "lexicon was none, is now " in err
     assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
@@ -133,7 +115,9 @@ def test_phones_lexicon_and_dev_speakers(cli: Cli, corpus: Path, tmp_path: Path)
     listed.write_text("12\n")
     out = tmp_path / "out"
     options = ["--targets", "phone", "--lexicon", lexicon, "--dev-speakers", listed]
-    code, printed, _ = cli("librispeech", corpus, "--out", out, "--processes", "1", *options)
+    code, printed, _ = cli(
+        "prepare", "librispeech", corpus, "--out", out, "--processes", "1", *options
+    )
     assert code == 0
     speech = read_speech(out)
     assert speech.classes == 126
@@ -171,7 +155,7 @@ def test_wrong_calls(
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "thesis.txt").write_text("mine")
     places = {"CORPUS": corpus, "OUT": tmp_path / "OUT", "HERE": tmp_path / "here"}
-    got, out, err = cli(*(places.get(a, a) for a in arguments))
+    got, out, err = cli("prepare", *(places.get(a, a) for a in arguments))
     assert got == code
     assert said in (out + err).replace("\n", " ")
     assert not (tmp_path / "OUT").exists()
@@ -184,7 +168,7 @@ def test_missing_extra_is_named(
     for name in ("kaldi_native_fbank", "soundfile", "pocketsphinx"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, name, None)
-            code, _, err = cli("librispeech", corpus, "--out", tmp_path / "out")
+            code, _, err = cli("prepare", "librispeech", corpus, "--out", tmp_path / "out")
         assert code == 1
         assert f"this needs {name.replace('_', '-')}" in err
         assert "pip install 'normrnn[speech]'" in err
@@ -202,17 +186,17 @@ def test_kaldi_end_to_end(cli: Cli, tmp_path: Path) -> None:
         for key, values in feats.items():
             file.write(f"{key} {'0 3 ' * (len(values) // 2)}{'1' if len(values) % 2 else ''}\n")
     call = ["kaldi", "--data", data, "--ali", ali, "--deltas", "--processes", "1"]
-    code, printed, _ = cli(*call, "--out", tmp_path / "out")
+    code, printed, _ = cli("prepare", *call, "--out", tmp_path / "out")
     assert code == 0
     assert "3 utterances" in printed
     assert "of 4 classes seen" in printed
     assert "4 classes, as the largest label has it" in printed
     assert "real time" not in printed  # nothing was computed
     assert read_speech(tmp_path / "out").dim == 6
-    code, printed, _ = cli(*call, "--out", tmp_path / "out")
+    code, printed, _ = cli("prepare", *call, "--out", tmp_path / "out")
     assert code == 0
     assert "nothing to do" in printed
-    code, _, err = cli(*call, "--out", tmp_path / "out", "--classes", "9")
+    code, _, err = cli("prepare", *call, "--out", tmp_path / "out", "--classes", "9")
     assert code == 2
     assert "classes was 4, is now 9" in err
 

@@ -3,39 +3,22 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import normrnn
-from normrnn.cli import main
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes import read_config
 from normrnn.recipes.config import Config
 from normrnn.recipes.jsonio import to_dict
 from normrnn.report.groups import command
 from normrnn.report.runs import load
+from tests.commands.conftest import Cli
 from tests.report.made_runs import make_run
 
-Cli = Callable[..., tuple[int, str, str]]
 TINY: dict[str, Any] = {"model": {"hidden": 12}, "train": {"batch": 8, "steps": 5, "log_every": 5}}
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Call the command line: exit code, standard output, standard error."""
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exited:
-            main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        assert isinstance(exited.value.code, int)
-        assert "Traceback" not in captured.err
-        return exited.value.code, captured.out, captured.err
-
-    return call
 
 
 def test_report_pictures_and_markdown(cli: Cli, tmp_path: Path) -> None:

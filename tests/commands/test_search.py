@@ -14,30 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from normrnn.cli import main
+from tests.commands.conftest import Cli
 from tests.search.conftest import flags, text_dir, tiny_plan
 
 __all__ = ["flags", "text_dir", "tiny_plan"]
 
 Flags = Callable[..., list[str]]
-Cli = Callable[[list[str]], tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    def call(arguments: list[str]) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exited:
-            main(arguments)
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return exited.value.code, captured.out, captured.err  # type: ignore[return-value]
-
-    return call
 
 
 def test_a_study_and_its_continuation(cli: Cli, flags: Flags, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    code, said, err = cli(flags(trials=2, workers=2, out=out))
+    code, said, err = cli(*flags(trials=2, workers=2, out=out))
     assert code == 0, err
     assert "2/2  trial" in said
     assert "2 of 2 trials are done" in said
@@ -56,19 +43,19 @@ def test_a_study_and_its_continuation(cli: Cli, flags: Flags, tmp_path: Path) ->
     assert str(tmp_path) not in report
     assert str(tmp_path) not in (out / "study.json").read_text()
 
-    code, said, err = cli(flags(trials=3, workers=1, out=out))
+    code, said, err = cli(*flags(trials=3, workers=1, out=out))
     assert code == 0, err
     lines = (out / "trials.jsonl").read_text().splitlines()
     assert lines[:2] == first.splitlines()
     assert len(lines) == 3
 
-    code, _, err = cli(flags(trials=1, out=out, study="another"))
+    code, _, err = cli(*flags(trials=1, out=out, study="another"))
     assert code == 1
     assert f"{out} holds the results of the study 'ptb-char' of ptb-char: use another --out" in err
     assert (out / "trials.jsonl").read_text().splitlines() == lines
 
     before = {p: p.stat().st_mtime_ns for p in (out / "trials").rglob("metrics.jsonl")}
-    code, _, err = cli([*flags(trials=3, out=out), "--evaluation.tokens", "100"])
+    code, _, err = cli(*flags(trials=3, out=out), "--evaluation.tokens", "100")
     assert code == 1
     assert "evaluation.tokens was 200, is now 100" in err
     assert {p: p.stat().st_mtime_ns for p in (out / "trials").rglob("metrics.jsonl")} == before
@@ -124,7 +111,7 @@ def test_a_live_table_and_ctrl_c(flags: Flags, tmp_path: Path) -> None:
 def test_mistakes_are_one_sentence(
     cli: Cli, flags: Flags, tmp_path: Path, more: dict[str, str], code: int, said: str
 ) -> None:
-    got, _, err = cli(flags(**{"out": tmp_path / "out", **more}))
+    got, _, err = cli(*flags(**{"out": tmp_path / "out", **more}))
     assert (got, err.count("\n")) == (code, 1), err
     assert said in err
     assert "secret" not in err
@@ -137,9 +124,9 @@ def test_unknown_fields_and_empty_ranges(cli: Cli, flags: Flags, tmp_path: Path)
         ('{"optimizer.lr": {"low": 1, "high": 0.1}}', "is empty: low 1 is above high 0.1"),
     ):
         (tmp_path / "bad.json").write_text(text)
-        code, _, err = cli(flags(space=tmp_path / "bad.json", out=tmp_path / "out"))
+        code, _, err = cli(*flags(space=tmp_path / "bad.json", out=tmp_path / "out"))
         assert code == 2
         assert said in err
-    code, _, err = cli(["search", "ptb-small", "--data", "x"])
+    code, _, err = cli("search", "ptb-small", "--data", "x")
     assert code == 2
     assert "pass --space FILE" in err

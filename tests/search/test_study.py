@@ -140,7 +140,7 @@ def test_given_back_means_the_same_setting_again(study: Open) -> None:
 
 def test_silent_workers_are_noticed_by_heartbeat_and_living_ones_are_not(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'study.db'}"
-    dead, living = Study("s", url, PLAN, 2, heartbeat=1), Study("s", url, PLAN, 2, heartbeat=1)
+    dead, living = Study("s", url, PLAN, 2, heartbeat=2), Study("s", url, PLAN, 2, heartbeat=2)
     dead.open_slots()
     silent, busy = dead.claim(), living.claim()
     assert silent is not None
