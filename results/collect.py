@@ -1,17 +1,19 @@
 """Copies what is committed of finished or running runs: settings and metrics, no weights.
 
-    python results/collect.py RUN... [--suffix NAME] [--study NAME]
+    python results/collect.py RUN... [--suffix NAME] [--study NAME] [--epochs N]
 
 Each run directory becomes results/RECIPE-NORM-SEED/ (with -NAME for a variant of the recipe) with
 `config.json`, in which the path of the data is replaced by its name (its sha256 is there already),
 `metrics.jsonl` without a torn line and `environment.json`. With --study the runs go to
 results/studies/NAME/RECIPE-NORM-SEED/ instead, and the output of `normrnn search` may be among
-them, of which results/studies/NAME/ then has `trials.jsonl` and `study.json`, which hold no paths;
-a `NOTES.md` there is yours to write. `make results` then writes the rest.
+them, of which results/studies/NAME/ then has `trials.jsonl` and `study.json`, which hold no paths,
+and so may the JSON files of `normrnn gradients`; a `NOTES.md` there is yours to write. With
+--epochs only the first N epochs of a run are taken. `make results` then writes the rest.
 """
 
 import argparse
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -22,8 +24,10 @@ HERE = Path(__file__).parent
 MAY_CHANGE = ("epochs", "data", "threads")
 
 
-def collect(run: Path, suffix: str = "", here: Path = HERE) -> Path:
+def collect(run: Path, suffix: str = "", here: Path = HERE, epochs: int | None = None) -> Path:
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    last = math.inf if epochs is None else epochs
+    config["epochs"] = min(last, config["epochs"])
     if not config["data"].startswith("builtin:"):
         config["data"] = Path(config["data"]).name
     parts = [config["recipe"], config["norm"], str(config["seed"]), suffix]
@@ -38,7 +42,8 @@ def collect(run: Path, suffix: str = "", here: Path = HERE) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(True)
-    whole = "".join(line for line in lines if line[-1] == "\n")
+    lines = [line for line in lines if line[-1] == "\n"]
+    whole = "".join(line for line in lines if json.loads(line)["epoch"] <= last)
     (target / "metrics.jsonl").write_text(whole, encoding="utf-8")
     if (run / "environment.json").exists():
         shutil.copyfile(run / "environment.json", target / "environment.json")
@@ -74,11 +79,14 @@ if __name__ == "__main__":
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--suffix", default="", help="name of a variant of the recipe")
     parser.add_argument("--study", default="", help="collect into results/studies/NAME")
+    parser.add_argument("--epochs", type=int, help="take no more than the first N")
     given = parser.parse_args()
     place = HERE / "studies" / given.study if given.study else HERE
     for path in given.runs:
         if given.study and (path / TRIALS).exists():
             print(collect_study(path, given.study))
+        elif given.study and path.suffix == ".json":
+            print(shutil.copyfile(path, place / path.name))
         else:
-            print(collect(path, given.suffix, place))
+            print(collect(path, given.suffix, place, given.epochs))
     print("now: make results", file=sys.stderr)

@@ -7,6 +7,7 @@ Texts are compared whole, the inputs by a hash in RESULTS.md; pictures never by 
 """
 
 import hashlib
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from normrnn.report import gradients
 from normrnn.report.compare import statistics_sentence, verdict
 from normrnn.report.groups import Group, groups
 from normrnn.report.measure import WORDS
@@ -92,12 +94,23 @@ def pictures(root: Path) -> dict[str, Callable[[], Figure]]:
         if study and study.drawable:
             found[study_picture(path)] = lambda trials=study.trials: study_figure(trials)
         for group in (g for g in parts if has_curves(g) and len(g.arms) > 1):
-            found[study_picture(path, group)] = lambda runs=group.runs: figure(runs)
+            found[study_picture(path, group.title)] = lambda runs=group.runs: figure(runs)
+        for file in recorded(path):
+            found[study_picture(path, file.stem)] = lambda file=file: gradients.figure(_read(file))
     return found
 
 
-def study_picture(path: Path, group: Group | None = None) -> str:
-    return picture_path(f"study {path.name}{f' {group.title}' if group else ''}")
+def recorded(path: Path) -> list[Path]:
+    """What `normrnn gradients` wrote of a study's runs."""
+    return sorted(path.glob("gradients*.json"))
+
+
+def _read(file: Path) -> list[gradients.Record]:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def study_picture(path: Path, what: str = "") -> str:
+    return picture_path(f"study {path.name} {what}".strip())
 
 
 def has_curves(group: Group) -> bool:
@@ -137,7 +150,11 @@ def _studies(root: Path) -> list[str]:
         for group in several:
             parts += [f"**{group.title}.** {text}" for text in verdict(group.runs)]
             if has_curves(group) and len(group.arms) > 1:
-                parts.append(f"![Curves of {group.title}]({study_picture(path, group)})")
+                parts.append(f"![Curves of {group.title}]({study_picture(path, group.title)})")
+        for file in recorded(path):
+            table = gradients.table(_read(file))
+            parts += [f"**{table.title}**", table.markdown(), table.note]
+            parts.append(f"![Back-propagation]({study_picture(path, file.stem)})")
     return parts
 
 

@@ -20,6 +20,7 @@ from results.table import (
     write,
 )
 from tests.report.made_runs import make_run
+from tests.report.test_gradients import RECORDS
 from tests.report.test_study import TRIALS
 
 ROOT = Path(__file__).parent.parent
@@ -54,6 +55,7 @@ def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("results.table.figure", lambda _: None)
     monkeypatch.setattr("results.table.study_figure", lambda _: None)
+    monkeypatch.setattr("results.table.gradients.figure", lambda _: None)
     monkeypatch.setattr("results.table.headline", lambda _: None)
     monkeypatch.setattr("results.table.save", touch)
 
@@ -148,6 +150,10 @@ def test_collect_keeps_other_runs(project: Path, tmp_path: Path) -> None:
     shutil.rmtree(other)
     longer = make_run(tmp_path, "ptb-small", "frame", epochs=9, model={"hidden": 200, "new": 1})
     assert collect(longer, here=here) == target
+    collect(longer, here=here, epochs=2)
+    assert json.loads((target / "config.json").read_text())["epochs"] == 2
+    rows = [json.loads(line) for line in (target / "metrics.jsonl").read_text().splitlines()]
+    assert {row["epoch"] for row in rows} == {1, 2}
 
 
 def _searched(parent: Path, trials: list[dict[str, Any]]) -> Path:
@@ -170,6 +176,7 @@ def test_studies_stand_after_the_experiments(project: Path, tmp_path: Path) -> N
         assert target == here / "studies" / "char" / f"ptb-char-{norm}-1"
         assert json.loads((target / "config.json").read_text())["data"] == "mine"
     (here / "studies" / "char" / "NOTES.md").write_text("What was *scaled down*.\n")
+    (here / "studies" / "char" / "gradients-best.json").write_text(json.dumps(RECORDS))
     write(project)
     text = (project / "RESULTS.md").read_text()
     _, appendix = text.split(STUDIES)
@@ -178,8 +185,10 @@ def test_studies_stand_after_the_experiments(project: Path, tmp_path: Path) -> N
     assert "| best norm hidden, paper | 1.07 | 1.11 | 1.60 | 0.000371 | 128 |" in appendix
     assert "- norm none: best validation loss 1.5000, trial 1 (lr 0.25, batch 32);" in appendix
     assert "No saving: the network normalised inside the recurrence" in appendix
+    assert "| norm hidden, l1 | 1.500 | 0.500 |" in appendix
     links = re.findall(r"!\[.*?\]\((.*?)\)", appendix)
-    assert links == [f"results/pictures/study-char{more}.png" for more in ("", "-ptb-char")]
+    which = ("", "-ptb-char", "-gradients-best")
+    assert links == [f"results/pictures/study-char{more}.png" for more in which]
     assert "ptb-char" not in (project / "README.md").read_text()
 
     assert stale(project) == []
@@ -190,6 +199,7 @@ def test_studies_stand_after_the_experiments(project: Path, tmp_path: Path) -> N
         ("trials.jsonl", "is nan", "is inf"),
         ("study.json", "ab", "cd"),
         ("NOTES.md", ".", ".\n"),
+        ("gradients-best.json", "4.0", "4.5"),
         ("ptb-char-none-1/metrics.jsonl", '"grad_norm": 5', '"grad_norm": 6'),
     ):
         path = here / "studies" / "char" / name

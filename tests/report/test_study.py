@@ -1,7 +1,6 @@
 """The result of a search, from a trial table made by hand."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from normrnn.report.study import (
     Study,
     best,
     figure,
-    gradients_figure,
     markdown,
     pairs,
     read_trials,
@@ -124,12 +122,3 @@ def test_picture_of_losses() -> None:
     assert sorted(map(tuple, points["baseline"])) == [(0.001, 2.0), (0.01, 1.875), (0.25, 1.5)]
     assert sorted(x for x, _ in points["baseline, diverged"]) == [0.5, 0.75, 1.0]
     assert len(axes.lines) == 3  # a line per pair that trained
-
-
-def test_picture_of_gradients() -> None:
-    layer = {"gradient": [1.0, 2.0], "gradient_of_the_end": [0.0, 2.0], "spread": [1.0, 1.0]}
-    records = [{"label": f"norm {n}", "layers": {"l0": layer, "l1": layer}} for n in ("a", "b")]
-    drawn = gradients_figure(records)
-    assert [len(axes.lines) for axes in drawn.axes] == [4, 4, 4]
-    assert np.asarray(drawn.axes[0].lines[0].get_ydata()).tolist() == [1.0, 2.0]
-    assert json.dumps(records)

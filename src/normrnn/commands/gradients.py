@@ -109,7 +109,8 @@ def _built(config: Config, experiment: Any) -> "Task":
 
 
 def _record(config: Config, label: str, task: "Task", batches: int) -> dict[str, Any]:
-    from normrnn.train.gradients import record, sentence
+    from normrnn.report.gradients import sentence
+    from normrnn.train.gradients import record
 
     found = {"label": label, **record(config, task, batches)}
     for name, layer in found["layers"].items():
@@ -118,10 +119,11 @@ def _record(config: Config, label: str, task: "Task", batches: int) -> dict[str,
 
 
 def _write(records: list[dict[str, Any]], output: Path) -> None:
-    from normrnn.report.study import gradients_figure, save
+    from normrnn.report.gradients import figure
+    from normrnn.report.pictures import save
 
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     picture = output.with_suffix(".png")
-    save(gradients_figure(records), picture)
+    save(figure(records), picture)
     print(f"wrote {output} and {picture}")

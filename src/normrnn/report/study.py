@@ -394,31 +394,3 @@ def write(study: Study) -> list[Path]:
         save(figure(trials), out / PICTURE)
         paths.append(out / PICTURE)
     return paths
-
-
-def gradients_figure(records: Sequence[dict[str, Any]]) -> "Figure":
-    """Of `normrnn gradients`: norms of dL/dh_t for the whole loss, for the last step's alone, and
-    the spread of what the non-linearities see; a colour per record, darker in deeper layers."""
-    new, _ = drawing()
-    drawn = new(figsize=(13, 4.1), layout="constrained")
-    panels = {
-        "gradient": "‖dL/dh‖, loss of all steps",
-        "gradient_of_the_end": "‖dL/dh‖, loss of the last step",
-        "spread": "standard deviation of pre-activations",
-    }
-    for axes, (what, title) in zip(drawn.subplots(1, 3), panels.items(), strict=True):
-        for i, record in enumerate(records):
-            colour = COLOURS[i % len(COLOURS)]
-            depth = len(record["layers"])
-            for k, (name, layer) in enumerate(record["layers"].items()):
-                values = [v or None for v in layer[what]]
-                shade = 0.35 + 0.65 * (k + 1) / depth
-                label = f"{record['label']}, {name}"
-                axes.plot(values, color=colour, alpha=shade, linewidth=1.2, label=label)
-        axes.set_yscale("log")
-        axes.set_xlabel("time step")
-        axes.set_title(title, fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-        if what == "spread":
-            axes.legend(fontsize=7)
-    return drawn

@@ -185,17 +185,3 @@ def growth(norms: Sequence[float]) -> float | None:
     if last == 0 or norms[0] == 0:
         return None
     return math.exp(math.log(norms[last] / norms[0]) / last)
-
-
-def sentence(layer: str, found: dict[str, Any]) -> str:
-    """What the recurrence does to a gradient, in words."""
-    factor, norms = found["growth_per_step"], found["gradient_of_the_end"]
-    if factor is None:
-        return f"{layer}: one time step, nothing flows back"
-    ends = (norms[0], norms[-1]) if not layer.endswith("_reverse") else (norms[-1], norms[0])
-    verb = "grows" if factor > 1 else "shrinks"
-    fate = "explodes" if factor > 1.02 else "vanishes" if factor < 0.98 else "keeps its size"
-    return (
-        f"{layer}: a gradient from the last step {verb} by a factor of {factor:.3f} per step on its"
-        f" way back ({ends[1]:.2e} to {ends[0]:.2e} over {len(norms) - 1} steps): it {fate}"
-    )

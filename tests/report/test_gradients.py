@@ -1,0 +1,54 @@
+"""What was recorded of back-propagation: picture, table, words."""
+
+import numpy as np
+
+from normrnn.report.gradients import figure, sentence, table
+
+LAYER = {
+    "gradient": [1.0, 2.0, 4.0],
+    "gradient_of_the_end": [0.5, 1.0, 2.0],
+    "spread": [1.0, 1.0, 0.25],
+    "growth_per_step": 0.5,
+}
+HIDDEN = LAYER | {"spread_before": [3.0, 4.0, 5.0], "mean_gamma": 0.125}
+RECORDS = [
+    {"label": "norm none", "loss": 2.0, "layers": {"l0": LAYER, "l0_reverse": LAYER}},
+    {"label": "norm hidden", "loss": 1.5, "layers": {"l0": HIDDEN, "l1": HIDDEN}},
+]
+
+
+def test_picture() -> None:
+    drawn = figure(RECORDS)
+    assert [len(axes.lines) for axes in drawn.axes] == [4, 4, 4]
+    assert np.asarray(drawn.axes[0].lines[0].get_ydata()).tolist() == [1.0, 2.0, 4.0]
+
+
+def test_table() -> None:
+    lines = table(RECORDS).rows
+    assert lines[0] == [
+        "norm none, l0",
+        "2.000",
+        "0.500",
+        "2.0e+00",
+        "5.0e-01",
+        "–",
+        "1.00 … 0.25",
+        "–",
+    ]
+    # A reverse layer's gradient starts at the first time step.
+    assert lines[1][3:5] == ["5.0e-01", "2.0e+00"]
+    assert lines[3][0] == "norm hidden, l1"
+    assert lines[3][5:] == ["0.125", "1.00 … 0.25", "3.00 … 5.00"]
+
+
+def test_sentence() -> None:
+    assert sentence("l0", LAYER) == (
+        "l0: a gradient from the last step shrinks by a factor of 0.500 per step on its way back "
+        "(2.00e+00 to 5.00e-01 over 2 steps): it vanishes"
+    )
+    assert sentence("l0_reverse", LAYER | {"growth_per_step": 2.0}).endswith(
+        "grows by a factor of 2.000 per step on its way back "
+        "(5.00e-01 to 2.00e+00 over 2 steps): it explodes"
+    )
+    assert "keeps its size" in sentence("l0", LAYER | {"growth_per_step": 0.99})
+    assert "nothing flows back" in sentence("l0", LAYER | {"growth_per_step": None})
