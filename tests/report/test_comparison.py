@@ -87,6 +87,17 @@ def test_sentences_for_the_other_cases() -> None:
     assert "mean of 2 seeds" in text
 
 
+def test_an_early_lead_that_is_lost_is_said() -> None:
+    baseline = _run("none", [6, 5, 4, 3, 2, 1])
+    # Averages over an epoch, from update 10 on: 5.5, 4.5, 3.5, 2.5, 1.5 and 4.5, 3.5, 3, 2.5, 2.
+    (text,) = verdict([baseline, _run("frame", [5, 4, 3, 3, 2, 2])])
+    assert "did not reach the baseline's best training loss of 1.500 nats. At the same" in text
+    assert "its training loss was the lower one until update 20. Its best" in text
+    (never,) = verdict([baseline, _run("frame", [7, 6, 5, 4, 3, 2])])
+    assert "did not reach" in never
+    assert "the lower one" not in never
+
+
 def test_best_and_first() -> None:
     run = _run("frame", [5, 4, 3, 3.5])
     row = best(run, "valid", "batch")

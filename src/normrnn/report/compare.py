@@ -158,9 +158,7 @@ def savings(baselines: Sequence[Run], others: Sequence[Run]) -> list[Saving]:
     """One per seed that both arms have, once both have trained for an epoch."""
     found = []
     for run, other in pairs(baselines, others):
-        where, when = "training", trailing_average
-        if other.looks_ahead:
-            where, when = "validation", validations
+        where, when = _followed(other)
         points, others_points = when(run), when(other)
         if points and others_points:
             lowest = min(points, key=lambda p: p.loss)
@@ -191,6 +189,8 @@ def _arm_verdict(norm: str, baselines: Sequence[Run], others: Sequence[Run]) -> 
     going = not any(all(run.finished for run in pair) for pair in every)
     found = savings(*([pair[i] for pair in both] for i in (0, 1)))
     parts = [sentence(norm, found, compared=bool(both), going=going)]
+    if any(s.other is None for s in found):
+        parts.append(lead(both))
     parts += [speeds(both)] if both and not found else [validation(both)] if both else []
     if going and found:
         parts.append(
@@ -254,6 +254,28 @@ def sentence(
         f" {mean(b.seconds for b, _ in reached):,.0f} seconds"
         " (seconds also depend on what else the machine was doing)."
     )
+
+
+def lead(both: Sequence[tuple[Run, Run]]) -> str:
+    """How long the normalised arm was ahead from the start; empty if it was not, or always is."""
+    ends, where = [], ""
+    for runs in both:
+        where, when = _followed(runs[1])
+        base, other = ({p.updates: p.loss for p in when(run)} for run in runs)
+        common = sorted(base.keys() & other.keys())
+        behind = next((i for i, at in enumerate(common) if other[at] >= base[at]), 0)
+        if not behind:
+            return ""
+        ends.append(common[behind - 1])
+    return (
+        f"At the same number of updates its {where} loss was the lower one until update"
+        f" {spread(ends, 0)}."
+    )
+
+
+def _followed(run: Run) -> tuple[str, Callable[[Run], list[Point]]]:
+    """The loss by which an arm is compared: in training, where that is a measure."""
+    return ("validation", validations) if run.looks_ahead else ("training", trailing_average)
 
 
 def speeds(both: Sequence[tuple[Run, Run]]) -> str:
