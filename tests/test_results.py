@@ -227,7 +227,7 @@ def test_a_study_of_runs_is_one_table(project: Path, tmp_path: Path) -> None:
     assert text.count("| Model |") == 1
     head = next(line for line in text.splitlines() if line.startswith("| Model |"))
     assert "paper" not in head  # its figures are of one setting
-    assert head.count("|") == 8
+    assert head.count("|") == 7
     assert text.count("| Small LSTM · ptb-small, optimizer.lr 1.0 |") == 1
     assert text.count("| Small LSTM (BN) · ptb-small, optimizer.lr 1.0 |") == 1
     assert text.count("| Small LSTM · ptb-small, optimizer.lr 2.0 |") == 1
