@@ -86,6 +86,7 @@ if __name__ == "__main__":
         if given.study and (path / TRIALS).exists():
             print(collect_study(path, given.study))
         elif given.study and path.suffix == ".json":
+            place.mkdir(parents=True, exist_ok=True)
             print(shutil.copyfile(path, place / path.name))
         else:
             print(collect(path, given.suffix, place, given.epochs))

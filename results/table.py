@@ -145,7 +145,8 @@ def _studies(root: Path) -> list[str]:
         if study and study.drawable:
             parts.append(f"![Loss against learning rate]({study_picture(path)})")
         if several:
-            table = _together(several) if len(several) == 1 else _ours(_together(several))
+            # The paper's figures are of one setting.
+            table = _together(several, beside=len(several) == 1)
             parts += [f"**{table.title}**", table.markdown(), table.note]
         for group in several:
             parts += [f"**{group.title}.** {text}" for text in verdict(group.runs)]
@@ -158,22 +159,15 @@ def _studies(root: Path) -> list[str]:
     return parts
 
 
-def _together(several: Sequence[Group]) -> Table:
+def _together(several: Sequence[Group], *, beside: bool = True) -> Table:
     """One table of groups that are measured alike."""
-    tables = [paper_table(group) for group in several]
+    tables = [paper_table(group, beside=beside) for group in several]
     rows = [
         [f"{first} · {group.title}", *rest]
         for group, table in zip(several, tables, strict=True)
         for first, *rest in table.rows
     ]
     return replace(tables[0], rows=rows)
-
-
-def _ours(table: Table) -> Table:
-    """Without the paper's columns, which are of one setting only."""
-    columns = [(name, parts) for name, parts in table.columns if not name.startswith("paper")]
-    width = sum(len(parts) for _, parts in columns)
-    return replace(table, columns=columns, rows=[row[:width] for row in table.rows])
 
 
 def readme_parts(root: Path) -> dict[str, str]:

@@ -114,8 +114,8 @@ def _of(figure: Figure, convert: Callable[[float], float]) -> Figure:
     return converted
 
 
-def paper_table(group: Group) -> Table:
-    """A row per arm in the paper's form, beside the paper's own figures where there are some."""
+def paper_table(group: Group, *, beside: bool = True) -> Table:
+    """A row per arm in the paper's form, ``beside`` the paper's own figures where it has some."""
     shown, paper = group.measure, group.paper
     train, held_out = _of(_train("loss"), shown.of), _of(_held_out("loss"), shown.of)
     place = shown.held_out.capitalize()
@@ -144,7 +144,7 @@ def paper_table(group: Group) -> Table:
         row = [_model(group, arm), alike[0].progress + some]
         for _, columns in here:
             row += [_cell([figure(run) for run in alike], digits) for _, figure, digits in columns]
-        if paper:
+        if paper and beside:
             figures = paper.of(arm.norm)
             flat = [x for part in figures for x in part] if figures else []
             row += [f"{x:.{1 if shown is WORDS else 2}f}" for x in flat]
@@ -153,7 +153,11 @@ def paper_table(group: Group) -> Table:
     columns = [("", ["Model", "epochs"]), *((name, [c for c, _, _ in cs]) for name, cs in here)]
     title = f"Best {shown.long}"
     title += f", in the form of the paper's {paper.table}" if paper else ""
-    return Table(title, [*columns, *(names if paper else [])], rows, _paper_note(group))
+    note = _paper_note(group)
+    if paper and beside:
+        columns += names
+        note += f" {paper.remark}" if paper.remark else ""
+    return Table(title, columns, rows, note)
 
 
 def _model(group: Group, arm: Arm) -> str:
@@ -187,7 +191,6 @@ def _paper_note(group: Group) -> str:
         )
     seeds = max((len(arm.runs) for arm in group.arms), default=0)
     parts += ["± is the standard deviation over the seeds."] if seeds > 1 else []
-    parts += [group.paper.remark] if group.paper and group.paper.remark else []
     return " ".join(parts)
 
 
