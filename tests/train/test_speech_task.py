@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
 from normrnn.data.speech import read_speech
 from normrnn.errors import UsageError, UserError
 from normrnn.models.acoustic import AcousticModel
 from normrnn.recipes.speech import SpeechConfig
+from normrnn.train import posteriors
 from normrnn.train.evaluate import evaluate
 from normrnn.train.interrupt import Interrupted
 from normrnn.train.posteriors import write_posteriors
@@ -142,8 +144,17 @@ def test_evaluate_under_all_statistics(
     assert [r["split"] for r in result["rows"]] == ["valid", "train_eval"]
 
 
-def test_posteriors_as_kaldi_reads_them(whole: Path, speech_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("together", [1, 40, posteriors.FRAMES])
+def test_posteriors_as_kaldi_reads_them(
+    whole: Path,
+    speech_dir: Path,
+    tmp_path: Path,
+    together: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each utterance as if it were alone, however many run together."""
     kaldiio = pytest.importorskip("kaldiio")
+    monkeypatch.setattr(posteriors, "FRAMES", together)
     model, dev = _load(whole), read_speech(speech_dir).dev
     prefix = tmp_path / "out" / "post.dev"
     assert write_posteriors(whole, speech_dir / "dev", prefix) == (3, sum(dev.lengths))
@@ -151,7 +162,7 @@ def test_posteriors_as_kaldi_reads_them(whole: Path, speech_dir: Path, tmp_path:
     written = dict(kaldiio.load_scp(f"{prefix}.scp").items())
     assert list(written) == dev.keys
     for i, key in enumerate(dev.keys):
-        expected = model.log_posteriors(dev.features(i)).detach().numpy()
+        expected = model(pack_sequence([dev.features(i)])).log_softmax(1).detach().numpy()
         np.testing.assert_allclose(written[key], expected, rtol=1e-5, atol=1e-6)
     write_posteriors(whole, speech_dir / "dev", prefix, prior_floor=2.0)
     scaled = kaldiio.load_scp(f"{prefix}.scp")

@@ -1,11 +1,12 @@
 """The acoustic model of section 5.1: a stack of bidirectional LSTMs over whole utterances."""
 
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from normrnn.models.initial import glorot_, train_one_bias
 from normrnn.models.loss import nats_and_errors
@@ -83,7 +84,16 @@ class AcousticModel(nn.Module):
 
     def log_posteriors(self, features: Tensor) -> Tensor:
         """Natural logs of the states' posteriors (T, C) for the features (T, D) of an utterance."""
-        return F.log_softmax(self(pack_sequence([features])), dim=1)
+        return next(self.each_log_posteriors([features]))
+
+    def each_log_posteriors(self, utterances: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The same for utterances that run through the stack together, in their order.
+
+        The softmax is taken one by one: many states over many frames would not fit.
+        """
+        packed = pack_sequence(utterances, enforce_sorted=False)
+        for rows in unpack_sequence(packed._replace(data=self.features(packed))):
+            yield F.log_softmax(self.decoder(rows), dim=1)
 
     def log_priors(self, floor: float = 1.0) -> Tensor:
         """Natural logs of the states' shares (C,) of the training frames, counts below `floor`

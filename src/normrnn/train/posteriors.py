@@ -1,14 +1,18 @@
 """What a hybrid decoder needs of a trained acoustic model."""
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from normrnn.data.archive import write_matrix
 from normrnn.data.speech import read_features
 from normrnn.errors import UsageError, UserError
 from normrnn.train.load import load_acoustic
+
+FRAMES = 16_384  # that run through the network together: a dozen utterances or two
 
 
 @torch.no_grad()
@@ -31,18 +35,13 @@ def write_posteriors(
     try:
         ark.parent.mkdir(parents=True, exist_ok=True)
         with temporary[0].open("wb") as archive, temporary[1].open("w", encoding="utf-8") as table:
-            for key, features in read_features(data):
-                if features.shape[1] != len(model.mean):
-                    raise UserError(
-                        f"{key} of {data} has {features.shape[1]} features a frame; the network was"
-                        f" trained on {len(model.mean)}"
-                    )
-                if not len(features):
-                    raise UserError(f"{key} of {data} has no frames")
-                rows = model.log_posteriors(features.to(device)) - minus
-                offset = write_matrix(archive, key, rows.cpu().numpy())
-                table.write(f"{key} {ark.resolve()}:{offset}\n")
-                utterances, frames = utterances + 1, frames + len(rows)
+            for some in _together(_checked(data, len(model.mean))):
+                keys, features = zip(*some, strict=True)
+                batch = model.each_log_posteriors([x.to(device) for x in features])
+                for key, rows in zip(keys, batch, strict=True):
+                    offset = write_matrix(archive, key, (rows - minus).cpu().numpy())
+                    table.write(f"{key} {ark.resolve()}:{offset}\n")
+                    utterances, frames = utterances + 1, frames + len(rows)
         if not utterances:
             raise UserError(f"{data / 'feats.scp'} lists no utterances")
         for source, target in zip(temporary, (ark, scp), strict=True):
@@ -54,3 +53,29 @@ def write_posteriors(
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
     return utterances, frames
+
+
+def _checked(data: Path, dim: int) -> Iterator[tuple[str, Tensor]]:
+    for key, features in read_features(data):
+        if features.shape[1] != dim:
+            raise UserError(
+                f"{key} of {data} has {features.shape[1]} features a frame; the network was"
+                f" trained on {dim}"
+            )
+        if not len(features):
+            raise UserError(f"{key} of {data} has no frames")
+        yield key, features
+
+
+def _together(utterances: Iterator[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+    """In their order, as many at a time as `FRAMES` allow, and at least one."""
+    some: list[tuple[str, Tensor]] = []
+    frames = 0
+    for key, features in utterances:
+        if some and frames + len(features) > FRAMES:
+            yield some
+            some, frames = [], 0
+        some.append((key, features))
+        frames += len(features)
+    if some:
+        yield some
