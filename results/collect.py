@@ -6,9 +6,10 @@ Each run directory becomes results/RECIPE-NORM-SEED/ (with -NAME for a variant o
 `config.json`, in which the path of the data is replaced by its name (its sha256 is there already),
 `metrics.jsonl` without a torn line and `environment.json`. With --study the runs go to
 results/studies/NAME/RECIPE-NORM-SEED/ instead, and the output of `normrnn search` may be among
-them, of which results/studies/NAME/ then has `trials.jsonl` and `study.json`, which hold no paths,
-and so may the JSON files of `normrnn gradients`; a `NOTES.md` there is yours to write. With
---epochs only the first N epochs of a run are taken. `make results` then writes the rest.
+them, of which results/studies/NAME/ then has `trials.jsonl`, `study.json` and the metrics of every
+trial, which hold no paths, and so may the JSON files of `normrnn gradients`; a `NOTES.md` there is
+yours to write. With --epochs only the first N epochs of a run are taken. `make results` then writes
+the rest.
 """
 
 import argparse
@@ -65,6 +66,10 @@ def collect_study(found: Path, name: str, here: Path = HERE) -> Path:
     for file in (TRIALS, ABOUT):
         if (found / file).exists():
             shutil.copyfile(found / file, target / file)
+    for metrics in found.glob("trials/*/*/metrics.jsonl"):
+        kept = target / metrics.relative_to(found)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(metrics, kept)
     return target
 
 

@@ -68,7 +68,7 @@ def test_committed_results_are_fresh() -> None:
 def test_no_paths_of_anybody_are_committed() -> None:
     for path in ROOT.glob("results/**/config.json"):
         assert "/" not in json.loads(path.read_text())["data"], path
-    for path in (*ROOT.glob("results/studies/*/*.json"), *ROOT.glob("results/studies/*/*.jsonl")):
+    for path in ROOT.glob("results/studies/**/*.json*"):
         assert '"/' not in path.read_text(), path
 
 
@@ -238,8 +238,12 @@ def test_a_study_of_runs_is_one_table(project: Path, tmp_path: Path) -> None:
 
 def test_another_study_is_not_collected_over_one(tmp_path: Path) -> None:
     collect_study(_searched(tmp_path / "a", TRIALS[:4]), "char", tmp_path)
+    metrics = tmp_path / "a" / "trials" / "0000" / "none" / "metrics.jsonl"
+    metrics.parent.mkdir(parents=True)
+    metrics.write_text('{"loss": 1}\n')
     target = collect_study(_searched(tmp_path / "a", TRIALS), "char", tmp_path)
     assert len((target / "trials.jsonl").read_text().splitlines()) == 6
+    assert (target / "trials/0000/none/metrics.jsonl").read_text() == '{"loss": 1}\n'
     other = [{**TRIALS[0], "settings": {"optimizer.lr": 0.5}}]
     with pytest.raises(SystemExit, match="holds another study"):
         collect_study(_searched(tmp_path / "b", other), "char", tmp_path)

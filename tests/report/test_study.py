@@ -63,9 +63,12 @@ def test_in_words() -> None:
         "norm none: best validation loss 1.5000, trial 1 (lr 0.25, batch 32); 3 of 6 diverged"
     )
     assert "1.6250, trial 2" in hidden
-    assert "lower loss in 1 of 3 pairs where both trained" in both
+    middle = "median difference +0.2500 nats"  # of +0.25, +0.25 and -0.0625
+    assert f"lower loss in 1 of 3 pairs where both trained ({middle}); 2 where" in both
     assert "2 where only norm hidden trained (learning rates from 0.5 on)" in both
     assert "0 where only none did, 1 where neither did" in both
+    *_, both = sentences(TRIALS[2:3])
+    assert "in 0 of 0 pairs where both trained; 1 where" in both
 
 
 def test_table_3() -> None:

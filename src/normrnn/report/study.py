@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -232,11 +233,21 @@ def sentences(trials: Sequence[Trial]) -> list[str]:
         both = len(p.better) + len(p.worse)
         said.append(
             f"norm {other} against {arms[0]} with the same settings: lower loss in"
-            f" {len(p.better)} of {both} pairs where both trained;"
+            f" {len(p.better)} of {both} pairs where both trained{_median(trials, p, other)};"
             f" {len(p.only_other)} where only norm {other} trained{_lowest_lr(trials, p)},"
             f" {len(p.only_baseline)} where only {arms[0]} did, {len(p.neither)} where neither did"
         )
     return said
+
+
+def _median(trials: Sequence[Trial], p: Pairs, other: str) -> str:
+    """The middle of the differences, where there are any."""
+    both = [t["arms"] for t in trials if t["trial"] in {*p.better, *p.worse}]
+    if not both:
+        return ""
+    baseline = arms_of(trials)[0]
+    middle = statistics.median(arms[other]["loss"] - arms[baseline]["loss"] for arms in both)
+    return f" (median difference {middle:+.4f} nats)"
 
 
 def _lowest_lr(trials: Sequence[Trial], p: Pairs) -> str:
