@@ -257,6 +257,8 @@ class TestConvert:
             ({"track_running_stats": False}, "needs γ, β and running statistics"),
             ({"batches": None}, "needs batches="),
             ({"batches": []}, "at least one batch"),
+            ({"peephole": "output"}, "keeps the function, got peephole='output'"),
+            ({"bias": False}, "keeps the function, got bias=False"),
         ],
     )
     def test_bad_arguments(self, options: dict[str, Any], reason: str) -> None:
@@ -270,6 +272,54 @@ class TestConvert:
             normrnn.convert(nn.LSTM(3, 2, proj_size=1), batches=[x])
         with pytest.raises(ValueError, match=r"no torch\.nn\.RNN, LSTM or GRU"):
             normrnn.convert(nn.Linear(3, 3), batches=[x])
+
+
+@pytest.mark.parametrize("cell", PLAIN_CELLS)
+@pytest.mark.parametrize("frozen", [(), ("weight_hh_l0",), ("bias_ih_l0", "bias_hh_l0")])
+def test_what_is_frozen_stays_frozen(cell: str, frozen: tuple[str, ...]) -> None:
+    layer = plain(cell)
+    assert isinstance(layer, nn.RNNBase)
+    for name in frozen:
+        layer.get_parameter(name).requires_grad_(False)
+    ours: Any = normrnn.convert(layer, batches=[torch.randn(20, 6, 3)])
+    trained = {name for name, p in ours.named_parameters() if p.requires_grad}
+    biases = {"norm_l0.bias", "bias_hn_l0"} if "bias_ih_l0" in frozen else set()
+    every = {name for name, _ in ours.named_parameters()}
+    assert trained == every - set(frozen) - biases
+    folded = {n for n, p in ours.fold().named_parameters() if not p.requires_grad}
+    assert folded == set(frozen)
+
+
+@pytest.mark.parametrize("cell", PLAIN_CELLS)
+def test_what_is_frozen_without_a_norm(cell: str) -> None:
+    layer = build(cell, "none")
+    layer.weight_ih_l0.requires_grad_(False)
+    frozen = [n for n, p in layer.fold().named_parameters() if not p.requires_grad]
+    assert frozen == ["weight_ih_l0"]
+
+
+def test_layers_made_from_torchs_are_named_not_passed_over() -> None:
+    class Mine(nn.LSTM):
+        pass
+
+    def first(m: Any, x: Tensor) -> None:
+        m[0](x)
+
+    weighted = nn.utils.parametrizations.weight_norm(nn.LSTM(3, 2), "weight_hh_l0")
+    for odd in (Mine(3, 2), weighted):
+        model = nn.ModuleList([nn.LSTM(3, 2), odd])
+        with pytest.raises(ValueError, match=f"{type(odd).__name__} is made from torch's layers"):
+            normrnn.convert(model, batches=[torch.randn(5, 4, 3)], step=first)
+
+
+def test_a_layer_that_no_batch_reaches_is_named() -> None:
+    model = nn.ModuleDict({"used": nn.LSTM(3, 2), "idle": nn.LSTM(3, 2)})
+
+    def one(m: Any, x: Tensor) -> None:
+        m["used"](x)
+
+    with pytest.raises(ValueError, match="finite values to reach idle, got none"):
+        normrnn.convert(model, batches=[torch.randn(5, 4, 3)], step=one)
 
 
 def test_fold_is_free_of_our_types() -> None:

@@ -1,6 +1,7 @@
 """Dtypes, autocast, compilation, differentiating twice."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -105,15 +106,54 @@ class TestDtypes:
             build(cell, norm, dtype=torch.float32)(x)
 
 
-@pytest.mark.parametrize("norm", ["sequence", "frame"])
+def _nodes(value: torch.Tensor) -> set[str]:
+    """Names of everything in its graph."""
+    found, left = set(), [value.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            left += [after for after, _ in node.next_functions]
+    return {node.name() for node in found}
+
+
+@pytest.mark.parametrize("lengths", [None, [4, 3, 2]])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("norm", ["sequence", "frame", "none"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_differentiating_twice_works_or_says_that_it_does_not(cell: str, norm: str) -> None:
-    """TRAPS 17."""
-    layer = build(cell, norm)
+def test_differentiating_twice_is_right_or_refused(
+    cell: str, norm: str, mode: str, lengths: list[int] | None
+) -> None:
+    """TRAPS 17. Also for a loss that is linear in the output, whose gradient is a constant."""
+    layer = build(cell, norm).train(mode == "train")
     x = torch.randn(4, 3, 3, dtype=torch.float64).requires_grad_()
-    (grad,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        grad.square().sum().backward()
+    refused = 0
+    for loss in (lambda out: out.sum(), lambda out: out.square().sum()):
+
+        def penalty(x: torch.Tensor, loss: Callable = loss) -> torch.Tensor:
+            out = layer(x, lengths=lengths)[0]
+            (grad,) = torch.autograd.grad(loss(out), x, create_graph=True)
+            return grad.square().sum()
+
+        second = penalty(x)
+        if "_RefuseBackward" in _nodes(second):
+            with pytest.raises(RuntimeError, match="differentiate twice"):
+                torch.autograd.grad(second, x, retain_graph=True)
+            with pytest.raises(RuntimeError, match="differentiate twice"):
+                second.backward()
+            refused += 1
+            continue
+        (found,) = torch.autograd.grad(second, x)
+        expected = torch.zeros_like(x)
+        for k in range(x.numel()):
+            step = torch.zeros_like(x).view(-1)
+            step[k] = 1e-5
+            up, down = (penalty(x + sign * step.view_as(x)).item() for sign in (1, -1))
+            expected.view(-1)[k] = (up - down) / 2e-5
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert refused in (0, 2)
+    if mode == "train" and norm != "none":
+        assert refused == 2
 
 
 def test_hidden_differentiates_twice() -> None:

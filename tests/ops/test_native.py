@@ -63,6 +63,27 @@ def test_lstm_steps(sizes, reverse, peep, from_zero):
 
 
 @needs_compiler
+@pytest.mark.parametrize("peephole", [None, "all"])
+def test_parameters_need_not_lie_together(peephole):
+    """Expanded, or a column of something: γ, β and peepholes through functional_call."""
+    torch.manual_seed(0)
+    layer = normrnn.LSTM(3, 5, norm="frame", peephole=peephole)
+    names = [n for n, p in layer.named_parameters() if p.dim() == 1]
+    together = {n: torch.rand(layer.get_parameter(n).shape) + 0.5 for n in names}
+    apart = {n: torch.stack([v, -v], 1)[:, 0] for n, v in together.items()}
+    apart["norm_l0.bias"] = torch.tensor(2.0).expand(20)
+    together["norm_l0.bias"] = torch.full((20,), 2.0)
+    assert not any(v.is_contiguous() for v in apart.values())
+    x, results = torch.randn(6, 4, 3), []
+    for values in (together, apart):
+        values = {n: v.requires_grad_() for n, v in values.items()}
+        out = torch.func.functional_call(layer, values, (x,))[0]
+        results.append([out, *torch.autograd.grad(out.square().sum(), list(values.values()))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@needs_compiler
 def test_activations_over_their_whole_range():
     x = torch.cat([torch.linspace(-95, 95, 9001), torch.tensor([0.0, 1e-30, -1e-6, 3e38, -3e38])])
     n, H = x.numel(), 1

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from normrnn.ops.once import once_differentiable
 
 CHUNK_ROWS = 2048
 """Rows of logits held at once: a batch of long utterances needs no more memory than a short one."""

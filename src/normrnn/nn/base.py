@@ -111,10 +111,12 @@ class Normalised(nn.RNNBase):
 
     def reset_parameters(self) -> None:
         """Weights as torch draws them; γ to its initial value, β to 0, statistics forgotten."""
-        for parameter in self.parameters(recurse=False):
-            self._draw(parameter)
-        for normaliser in self.children():
-            assert isinstance(normaliser, Normaliser)
+        normalisers = self.normalisers()
+        theirs = {id(parameter) for n in normalisers for parameter in n.parameters()}
+        for parameter in self.parameters():  # those of a parametrization too, as torch does
+            if id(parameter) not in theirs:
+                self._draw(parameter)
+        for normaliser in normalisers:
             normaliser.reset_parameters()
 
     def _draw(self, parameter: Tensor) -> None:
@@ -192,11 +194,22 @@ class Normalised(nn.RNNBase):
             dtype=like.dtype,
         )
         if self.norm is None:
-            new.load_state_dict(self.state_dict())
-        for names, flat_weights in zip(new._all_weights, self.folded_weights(), strict=False):
-            for name, value in zip(names, flat_weights, strict=True):
-                getattr(new, name).copy_(value)
+            plain_weights = [[getattr(self, name) for name in names] for names in new._all_weights]
+            trained = [[value.requires_grad for value in values] for values in plain_weights]
+        else:
+            plain_weights = self.folded_weights()
+            trained = [self._trained(k) for k in range(len(plain_weights))]
+        for names, *found in zip(new._all_weights, plain_weights, trained, strict=True):
+            for name, value, train in zip(names, *found, strict=True):
+                getattr(new, name).copy_(value).requires_grad_(train)
         return new.train(self.training)
+
+    def _trained(self, k: int) -> list[bool]:
+        """Whether W_x, W_h and the biases of a folded layer would be trained on."""
+        weights, bias = self.weights(k), self.normalisers()[k].bias
+        first = bias is None or bias.requires_grad
+        second = first if weights.bias_hn is None else weights.bias_hn.requires_grad
+        return [weights.w_ih.requires_grad, weights.w_hh.requires_grad, first, second]
 
     @torch.no_grad()
     def take_weights(self, plain: nn.RNNBase) -> None:
@@ -205,16 +218,23 @@ class Normalised(nn.RNNBase):
             zip(self._suffixes, self.normalisers(), strict=True)
         ):
             for name in ("weight_ih", "weight_hh"):
-                getattr(self, f"{name}_{suffix}").copy_(getattr(plain, f"{name}_{suffix}"))
+                value = getattr(plain, f"{name}_{suffix}")
+                getattr(self, f"{name}_{suffix}").copy_(value).requires_grad_(value.requires_grad)
             if plain.bias:
                 b_ih, b_hh = (getattr(plain, f"{name}_{suffix}") for name in ("bias_ih", "bias_hh"))
+                trained = b_ih.requires_grad or b_hh.requires_grad
             else:
                 b_ih = b_hh = self.weight_hh_l0.new_zeros(self.weight_hh_l0.shape[0])
+                trained = True
             bias_hn = self.weights(k).bias_hn
             if bias_hn is not None:
-                bias_hn.copy_(b_hh[-self.hidden_size :])
+                bias_hn.copy_(b_hh[-self.hidden_size :]).requires_grad_(trained)
                 b_hh = torch.cat([b_hh[: -self.hidden_size], torch.zeros_like(bias_hn)])
             normaliser.start_neutral(b_ih + b_hh)
+            assert normaliser.weight is not None
+            assert normaliser.bias is not None
+            normaliser.weight.requires_grad_(self.weights(k).w_ih.requires_grad)
+            normaliser.bias.requires_grad_(trained)
 
     def forward(
         self, input: Any, hx: Any = None, lengths: Tensor | Sequence[int] | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from normrnn.ops.direction import (
     State,
@@ -93,9 +93,14 @@ def _own_direction(
             weights,
             steps,
             reverse=reverse,
-            donate=True,
+            donate=normaliser is None or not _watched(normaliser),
             from_zero=from_zero,
         )
+
+
+def _watched(module: nn.Module) -> bool:
+    """Whether somebody may keep what it returned."""
+    return bool(module._forward_hooks or nn.modules.module._global_forward_hooks)
 
 
 def _folded_direction(

@@ -155,6 +155,7 @@ def convert(
 ) -> nn.Module:
     """A copy in which every ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` is ours, the function kept.
 
+    Which weights are trained stays as it is; hooks on the layers themselves are not taken along.
     The statistics of W_x x over ``batches`` give γ = √(σ² + ε) and β = μ + b: the normaliser
     undoes itself (the paper's remark in section 2), so eval outputs are the original ones, and
     on a batch with the same statistics so are those of training.
@@ -175,6 +176,9 @@ def convert(
             f"convert keeps the function for norm='sequence' or 'frame' with statistics shared "
             f"over time, got norm={norm!r}, time_steps={options.get('time_steps')}"
         )
+    for name, value in (("peephole", None), ("bias", True)):
+        if options.get(name, value) is not value:
+            raise ValueError(f"convert keeps the function, got {name}={options[name]!r}")
     if options.get("affine") is False or options.get("track_running_stats") is False:
         raise ValueError("convert needs γ, β and running statistics to keep the function")
     if batches is None:
@@ -194,9 +198,12 @@ def convert(
         stack.enter_context(_eval(converted))
         populations = [stack.enter_context(n.collecting(use=False)) for n in normalisers]
         _run(converted, batches, step)
+    names = {module: name for name, module in converted.named_modules()}
     for normaliser, population in zip(normalisers, populations, strict=True):
         if not population.batches:
-            raise ValueError("convert needs at least one batch of finite values, got none")
+            where = names[normaliser].rpartition(".")[0]
+            to = f" to reach {where}" if where else ""
+            raise ValueError(f"convert needs at least one batch of finite values{to}, got none")
         normaliser.absorb(population)
     return converted
 
@@ -208,6 +215,11 @@ def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> Normal
     else:
         ours: Any = _OURS.get(type(module))  # type: ignore[arg-type]
     if ours is None:
+        if isinstance(module, nn.RNNBase) and not isinstance(module, Normalised):
+            raise ValueError(
+                f"{type(module).__name__} is made from torch's layers and may add something to"
+                " them: convert takes nn.RNN, nn.LSTM and nn.GRU themselves, not parametrized"
+            )
         return None
     assert isinstance(module, nn.RNNBase)
     if module.proj_size:

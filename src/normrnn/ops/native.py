@@ -102,6 +102,11 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def _solid(vector: Tensor | None) -> Tensor | None:
+    """A parameter as the kernels read it; whoever takes its address must keep it."""
+    return None if vector is None else vector.to(torch.float32).contiguous()
+
+
 def transposed(matrix: Tensor) -> Tensor:
     """A contiguous copy of the transpose."""
     if not (usable(matrix) and matrix.is_contiguous()):
@@ -118,7 +123,7 @@ def normalise(
     C, N = pre.shape
     out = torch.empty_like(pre)
     mean, var, invstd = pre.new_empty(3, C, groups).unbind(0)
-    vectors = weight, bias, out, mean, var, invstd
+    vectors = _solid(weight), _solid(bias), out, mean, var, invstd
     sizes = C * groups, N // groups, groups
     _kernels().normrnn_normalise(*sizes, eps, pre.data_ptr(), *map(_address, vectors))
     return out, mean, var, invstd
@@ -131,7 +136,7 @@ def normalise_backward(
     C, N = pre.shape
     d_pre = torch.empty_like(pre)
     sum_d, sum_dx = pre.new_empty(2, C, groups).unbind(0)
-    tensors = d, pre, weight, mean, invstd, d_pre, sum_d, sum_dx
+    tensors = d, pre, _solid(weight), mean, invstd, d_pre, sum_d, sum_dx
     sizes = C * groups, N // groups, groups
     _kernels().normrnn_normalise_backward(*sizes, *map(_address, tensors))
     return d_pre, sum_dx, sum_d
@@ -164,7 +169,8 @@ def lstm_forward(
     hs = gates.new_empty(H, N)
     cs, tanh_cs = torch.empty_like(hs), torch.empty_like(hs)
     g0, cs0, tc0, hs0 = (x.data_ptr() for x in (gates, cs, tanh_cs, hs))
-    diagonals = [_address(p) for p in peephole]
+    solid = [_solid(p) for p in peephole]
+    diagonals = [_address(p) for p in solid]
     cells = _Before(cs, c0, steps, reverse)
     all_g, all_h, h = steps.cut(gates), steps.cut(hs), h0
     for t in steps.order(reverse):
@@ -193,7 +199,8 @@ def lstm_backward(
     H, N = trace.hs.shape
     grad = torch.empty_like(trace.gates)
     g0, tc0, dhs0, d0 = (x.data_ptr() for x in (trace.gates, trace.tanh_cs, dhs, grad))
-    diagonals = [_address(p) for p in peephole]
+    solid = [_solid(p) for p in peephole]
+    diagonals = [_address(p) for p in solid]
     cells = _Before(trace.cs, c0, steps, reverse)
     flow, all_d = StateGradient(dhs, dh0, steps, reverse), steps.cut(grad)
     width, dc0 = dc.shape[1], dc.data_ptr()

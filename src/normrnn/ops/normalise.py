@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from normrnn.ops import native
+from normrnn.ops.once import once_differentiable
 from normrnn.ops.statistics import (
     Groups,
     Statistics,

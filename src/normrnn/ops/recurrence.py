@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from normrnn.ops import cells, native
 from normrnn.ops.cells import Peephole
+from normrnn.ops.once import once_differentiable
 from normrnn.ops.steps import Steps
 
 
