@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from normrnn.cli import main
 from normrnn.commands.arms import Arm, Arms, plan
 from normrnn.errors import UserError
 from normrnn.recipes.language import LanguageConfig
+from tests.commands.conftest import Cli
 
 
 def test_plan_has_one_arm_per_norm_and_seed(tiny: LanguageConfig, tmp_path: Path) -> None:
@@ -43,6 +45,32 @@ def test_compare_from_the_command_line(
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "baseline, seed 1" in shown
     assert "baseline's best training loss" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("command", ["compare", "search"])
+def test_what_pictures_need_is_missed_before_training(
+    cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = cli(command, "ptb-char", "--data", text_dir, "--out", tmp_path / "out")
+    assert code == 1
+    assert err == "normrnn: pictures need matplotlib: pip install 'normrnn[report]'\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_arms_run_in_any_thread(tiny: LanguageConfig, tmp_path: Path) -> None:
+    """A notebook or a server may call from another than the first."""
+    done = []
+    arms = Arms([Arm(replace(tiny, epochs=1), tmp_path / "none-1")], 1)
+
+    def run() -> None:
+        arms.run(lambda: None, interval=0.05)
+        done.append(arms.arms[0].code)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert done == [0]
 
 
 def test_failing_arm_is_named_with_its_reason(tiny: LanguageConfig, tmp_path: Path) -> None:

@@ -54,6 +54,16 @@ def test_a_study_and_its_continuation(cli: Cli, flags: Flags, tmp_path: Path) ->
     assert f"{out} holds the results of the study 'ptb-char' of ptb-char: use another --out" in err
     assert (out / "trials.jsonl").read_text().splitlines() == lines
 
+    elsewhere = f"sqlite:///{tmp_path / 'another.db'}"
+    code, _, err = cli(*flags(trials=3, out=out, norms="none,frame", storage=elsewhere))
+    assert code == 1
+    assert f"{out} holds results of other settings (norms was ['none', 'hidden'], is now" in err
+    code, _, err = cli(*flags(trials=2, out=out))
+    assert code == 1
+    assert f"{out} holds 3 trials, more than --trials 2: use another --out" in err
+    assert (out / "trials.jsonl").read_text().splitlines() == lines
+    assert not (tmp_path / "another.db").exists()
+
     before = {p: p.stat().st_mtime_ns for p in (out / "trials").rglob("metrics.jsonl")}
     code, _, err = cli(*flags(trials=3, out=out), "--evaluation.tokens", "100")
     assert code == 1

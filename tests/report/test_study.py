@@ -1,20 +1,20 @@
 """The result of a search, from a trial table made by hand."""
 
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from normrnn.errors import UserError
 from normrnn.report.study import (
     Study,
+    as_csv,
     best,
     figure,
     markdown,
     pairs,
-    read_trials,
+    read_study,
     sentences,
     table,
     write,
@@ -71,6 +71,26 @@ def test_in_words() -> None:
     assert "in 0 of 0 pairs where both trained; 1 where" in both
 
 
+def test_what_was_pruned_is_said() -> None:
+    pruned = {**TRIALS[0], "trial": 6, "state": "pruned", "arms": {}}
+    said = sentences([*TRIALS, pruned])
+    assert said[:3] == sentences(TRIALS)
+    assert said[3].startswith("1 of 7 trials were pruned")
+
+
+def test_fields_of_one_name_are_told_apart() -> None:
+    one = {**TRIALS[0], "settings": {"optimizer.momentum": 0.5, "model.momentum": 0.25}}
+    assert "trial 0 (optimizer.momentum 0.5, model.momentum 0.25)" in sentences([one])[0]
+    columns = [name for _, names in table([one]).columns for name in names]
+    assert columns[-2:] == ["optimizer.momentum", "model.momentum"]
+
+
+def test_a_spreadsheet_has_one_number_a_cell() -> None:
+    arm = {**_arm(2.0), "statistics": {"running": 2.0, "batch": 2.5}}
+    (row,) = csv.DictReader(io.StringIO(as_csv([_trial(0, 0.1, _arm(2.5), arm)])))
+    assert (row["hidden.statistics.running"], row["hidden.statistics.batch"]) == ("2.0", "2.5")
+
+
 def test_table_3() -> None:
     rows = table(TRIALS, paper=True).rows
     assert rows == [
@@ -94,7 +114,7 @@ def test_files(tmp_path: Path) -> None:
         "summary.md",
         "loss-by-learning-rate.png",
     ]
-    assert read_trials(tmp_path / "trials.jsonl") == TRIALS
+    assert read_study(tmp_path).trials == TRIALS
     with (tmp_path / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["hidden.loss"] for row in rows] == ["2.25", "1.75", "1.625", "2.5", "1.8125", "8.5"]
@@ -106,10 +126,8 @@ def test_files(tmp_path: Path) -> None:
         "summary.md",
     ]
     (tmp_path / "trials.jsonl").write_text("{")
-    with pytest.raises(UserError, match="is damaged"):
-        read_trials(tmp_path / "trials.jsonl")
-    with pytest.raises(UserError, match="cannot be read"):
-        read_trials(tmp_path / "nothing.jsonl")
+    assert read_study(tmp_path).problem == "is damaged: line 1 of trials.jsonl is no trial"
+    assert "cannot be read" in read_study(tmp_path / "nothing").problem
 
 
 def test_picture_of_losses() -> None:

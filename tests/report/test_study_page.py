@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from normrnn.cli import main
-from normrnn.errors import UserError
 from normrnn.report.page import THEMES, markdown, page
 from normrnn.report.runs import find
-from normrnn.report.study import Study, find_studies, read_study, read_trials, trials_table, write
+from normrnn.report.study import Study, find_studies, read_study, trials_table, write
 from tests.report.made_runs import make_run
 from tests.report.test_page import HTML, SVG, Reader
 from tests.report.test_study import TRIALS
@@ -107,7 +106,7 @@ def test_text_of_studies_is_text(tmp_path: Path) -> None:
     words = Reader(text).words()
     assert f"Study <script>alert(1)<script> of {BAD}" in words
     assert f"0, {BAD}" in words
-    assert f"drawn by the {BAD} sampler, pruned by {BAD}" in words
+    assert f"drawn by the {BAD} sampler, pruner {BAD}" in words
     assert (study / "trials.jsonl").exists()
     assert write(read_study(study))  # the picture's legend is not read as mathematics
 
@@ -140,8 +139,6 @@ def test_empty_partial_and_damaged_studies(tmp_path: Path) -> None:
     assert "nothing to show" not in words
     assert "0 settings tried, 0 runs" in words
     assert "Study strange 7 settings tried, 14 runs, 90 updates" in words
-    with pytest.raises(UserError, match=r"line 2 of trials.jsonl is no trial"):
-        read_trials(tmp_path / "nan" / "trials.jsonl")
 
 
 def test_the_papers_figures_stand_beside_the_papers_search_only() -> None:

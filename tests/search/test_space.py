@@ -47,12 +47,15 @@ def test_the_papers_space() -> None:
         ({"train.batch": [1, 8]}, "train.batch 1: norm hidden needs train.batch of at least 2"),
         (
             {"model.peephole": ["none", "all"], "model.cell": ["lstm", "gru"]},
-            "model.peephole 'all': model.peephole is for cell lstm, not rnn",
+            "model.peephole 'all' with model.cell 'gru': model.peephole is for cell lstm, not gru",
         ),
         (
-            {"model.cell": ["lstm"], "train.batch": [8, 16], "model.peephole": ["none", "all"]},
-            "is for cell lstm, not rnn",
+            {"train.batch": [8, 16], "model.peephole": ["none", "all"]},
+            "the space has model.peephole 'all': model.peephole is for cell lstm, not rnn",
         ),
+        ({"optimizer.lr": {"low": None, "high": 1}}, "not one of numbers"),
+        ({"optimizer.lr": {"low": 1, "high": 10**400}}, "needs finite numbers"),
+        ({"optimizer.lr": {"low": math.nan, "high": 1}}, "needs finite numbers"),
         ({"optimizer.lr": {"low": "a", "high": "b"}}, "not one of numbers"),
         ({"train.batch": {"low": 1.5, "high": 3}}, "whole numbers"),
         ({"train.batch": [32, 0]}, "train.batch 0: train.batch must be at least 1"),
@@ -64,6 +67,17 @@ def test_what_cannot_be_searched(space: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said) as raised:
         check(space, recipe("ptb-char"), ("none", "hidden"))
     assert "\n" not in str(raised.value)
+
+
+def test_only_what_can_be_drawn_is_tried() -> None:
+    """A value that the recipe alone refuses may be right with another; and a space may be large."""
+    space: dict[str, Any] = {"model.cell": ["lstm"], "model.peephole": ["none", "all"]}
+    check(space, recipe("ptb-char"), ("none", "hidden"))
+    large = {f"optimizer.{name}": [0.1 * i for i in range(1, 10)] for name in ("lr", "decay")}
+    large |= {"optimizer.clip_norm": list(range(1, 12)), "model.hidden": list(range(1, 12))}
+    check(large, recipe("ptb-char"), ("none",))
+    with pytest.raises(UsageError, match=r"the space has model\.hidden 0: model\.hidden must be"):
+        check({**large, "model.hidden": [0, 1]}, recipe("ptb-char"), ("none",))
 
 
 def test_files(tmp_path: Path) -> None:
@@ -102,7 +116,7 @@ def test_a_setting_goes_into_the_config() -> None:
     config = recipe("ptb-char")
     space = {
         "optimizer.lr": {"low": 1e-4, "high": 1, "log": True},
-        "model.hidden": {"low": 50, "high": 250, "step": 50},
+        "model.hidden": {"low": 50, "high": 250, "step": 50, "log": None},
         "optimizer.name": ["sgd", "adam"],
     }
     trial = Fixed()

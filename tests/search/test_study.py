@@ -198,6 +198,7 @@ def test_another_study_under_the_same_name_is_refused(study: Open) -> None:
         with pytest.raises(UserError, match=said) as raised:
             study(4, plan)
         assert "use another --study or --storage" in str(raised.value)
+        assert len(str(raised.value)) < 400  # of another recipe, that alone
     assert len(study().trials(TrialState.WAITING)) == 4
 
 
@@ -205,6 +206,39 @@ def test_where_the_data_lies_and_threads_may_differ(study: Open) -> None:
     study()
     moved = replace(PLAN.config, data="/elsewhere", threads=7, device="cuda")
     assert study(4, replace(PLAN, config=moved)).name == "s"
+
+
+def test_a_study_that_nobody_said_anything_about_is_free(tmp_path: Path) -> None:
+    """Its first worker was killed between making it and saying what it is about."""
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    optuna.create_study(storage=url, study_name="s")
+    study = Study("s", url, PLAN, 1)
+    study.open_slots()
+    assert _do(study, 1.0) == 0
+    with pytest.raises(UserError, match="epochs was 20, is now 1"):
+        Study("s", url, OTHERS[0][0], 1)
+
+
+def test_a_slow_beat_is_a_beat(tmp_path: Path) -> None:
+    """Somebody in a hurry joins: who was there before is not dead."""
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    slow = Study("s", url, PLAN, 1, heartbeat=60)
+    slow.open_slots()
+    trial = slow.claim()
+    assert trial is not None
+    hasty = Study("s", url, PLAN, 1, heartbeat=1)
+    time.sleep(4.5)
+    hasty.reclaim()
+    assert hasty.claim() is None
+    draw(trial, PLAN.space, PLAN.config)
+    slow.finish(trial, 1.0)
+    assert [t.state for t in hasty.trials()] == [TrialState.COMPLETE]
+
+
+def test_names_that_are_no_file_names(tmp_path: Path) -> None:
+    study = Study("a/b c", f"journal:{tmp_path / 'study.log'}", PLAN, 1)
+    study.open_slots()
+    assert _do(study, 1.0) == 0
 
 
 def test_a_study_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
@@ -221,6 +255,8 @@ def test_a_study_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
         ("study.db", "none of sqlite:///FILE, journal:FILE"),
         ("oracular://here", "oracular://"),
         ("sqlite:////nowhere/at/all/study.db", "cannot be reached: unable to open"),
+        ("sqlite://", "in memory is nobody else's; name a file"),
+        ("sqlite:///:memory:", "in memory is nobody else's; name a file"),
         ("journal:/nowhere/at/all/study.log", "cannot be opened: No such file"),
         ("postgresql://me:secret@127.0.0.1:9/db", "me:.*@127.0.0.1:9/db cannot be reached"),
     ],
@@ -239,6 +275,11 @@ def test_files_that_are_something_else_stay_as_they_are(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(UserError, match="not a"):
             open_storage(url)
+        assert file.read_text() == text
+    for text in ("[1, 2]\n", "5\n", '{"op_code": 99}\n', '{"op_code": 4}\n'):
+        file.write_text(text)
+        with pytest.raises(UserError, match="is not a journal"):
+            open_storage(f"journal:{file}")
         assert file.read_text() == text
 
 

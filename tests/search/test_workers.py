@@ -8,22 +8,25 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from optuna.trial import TrialState
 
+from normrnn.errors import UserError
 from normrnn.recipes import read_config
 from normrnn.recipes.language import LanguageConfig
 from normrnn.recipes.speech import SpeechConfig
 from normrnn.report.runs import read_rows
 from normrnn.search.study import SLOT, Plan, Study
 from normrnn.search.worker import Order, Pruning, run_arm, work
-from normrnn.train.interrupt import Interrupt, Interrupted
+from normrnn.train.interrupt import PARENT, Interrupt, Interrupted
+from normrnn.train.rundir import BusyError
 from normrnn.train.start import open_experiment
 from tests.search.postgres import server
 from tests.tiny_runs import rows_of, run_tiny
@@ -40,7 +43,9 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-def _start(order: Order, name: str) -> tuple[subprocess.Popen[bytes], Path]:
+def _start(
+    order: Order, name: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> tuple[subprocess.Popen[bytes], Path]:
     log = Path(order.out) / name
     log.parent.mkdir(exist_ok=True)
     with log.open("wb") as file:
@@ -49,7 +54,7 @@ def _start(order: Order, name: str) -> tuple[subprocess.Popen[bytes], Path]:
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment),
         )
     assert process.stdin is not None
     with process.stdin as stdin:
@@ -236,3 +241,73 @@ def test_ctrl_c_at_the_very_end_of_a_run_stops_the_worker(
             work(study, tmp_path / "out", interrupt.poll)
         assert len(study.done()) == 1
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_setting_that_cannot_be_run_stops_no_other(tiny_plan: Plan, tmp_path: Path) -> None:
+    plan = replace(tiny_plan, space={"train.batch": [8, 10**6]}, norms=("none",))
+    with closing(Study("s", f"sqlite:///{tmp_path}/study.db", plan, 6, 1)) as study:
+        with pytest.raises(UserError, match=r"trial \d \(.*000.*\) cannot be run: the train"):
+            work(study, tmp_path / "out", lambda: None)
+        done = {row["trial"]: row["settings"]["train.batch"] for row in study.rows()}
+        waiting = {t.user_attrs[SLOT] for t in study.trials(TrialState.WAITING)}
+    assert set(done.values()) == {8}
+    assert waiting == set(range(6)) - done.keys()
+    assert waiting
+
+
+def test_a_run_goes_on_as_it_was_computed(tiny_plan: Plan, tmp_path: Path) -> None:
+    """Its threads are its own; another worker may have others."""
+    run_tiny(tiny_plan.config, tmp_path / "run")
+    config = replace(tiny_plan.config, epochs=2, threads=2)
+    run_arm(config, tmp_path / "run", Pruning(_NoPruning(), 0, math.inf))  # type: ignore[arg-type]
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (saved["epochs"], saved["threads"]) == (2, 1)
+
+
+def test_a_run_that_somebody_trains_is_waited_for(
+    tiny_plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given up for dead, but alive: its directory is locked."""
+    calls = []
+
+    def busy_once(*_: object) -> float:
+        calls.append(1)
+        if len(calls) == 1:
+            raise BusyError("another process is training in there")
+        return 1.0
+
+    monkeypatch.setattr("normrnn.search.worker.run_trial", busy_once)
+    with closing(Study("s", f"sqlite:///{tmp_path}/study.db", tiny_plan, 1, 1)) as study:
+        work(study, tmp_path / "out", lambda: None)
+        assert [row["value"] for row in study.rows()] == [1.0]
+    assert len(calls) == 2
+
+
+def test_validations_of_all_arms_are_numbered_without_a_gap(
+    tiny_plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pruners divide by the number of the last."""
+    first = []
+    config = replace(tiny_plan.config, epochs=2, train=replace(tiny_plan.config.train, segments=3))
+
+    def arm(_: object, __: Path, pruning: Pruning) -> dict[str, Any]:
+        first.append(pruning.first)
+        return {"diverged": False, "loss": 1.0, "train": 1.0}
+
+    monkeypatch.setattr("normrnn.search.worker.run_arm", arm)
+    plan = replace(tiny_plan, config=config)
+    with closing(Study("s", f"sqlite:///{tmp_path}/study.db", plan, 1, 1)) as study:
+        work(study, tmp_path / "out", lambda: None)
+    assert first == [0, 6]
+
+
+def test_a_worker_ends_with_a_command_that_is_gone(tiny_plan: Plan, tmp_path: Path) -> None:
+    """Killed before the worker could ask who its parent is."""
+    storage = f"sqlite:///{tmp_path}/study.db"
+    order = Order("s", storage, 50, 1, str(tmp_path / "out"), tiny_plan.to_json())
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    worker, log = _start(order, "orphan.log", {PARENT: str(gone.pid)})
+    assert worker.wait(timeout=120) == 130, log.read_text()
+    with closing(Study("s", storage, tiny_plan, 50, 1)) as study:
+        assert len(study.done()) < 50

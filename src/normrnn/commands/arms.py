@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from pathlib import Path
 from normrnn.errors import UserError
 from normrnn.recipes.config import Config
 from normrnn.recipes.jsonio import to_dict
+from normrnn.train.interrupt import PARENT
 
 LOG = "log.txt"
 
@@ -45,7 +47,8 @@ class Arm:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                env=os.environ
+                | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", PARENT: str(os.getpid())},
             )
         assert self.process.stdin is not None
         with self.process.stdin as stdin:
@@ -77,7 +80,8 @@ class Arms:
     def run(self, watch: Callable[[], None], interval: float = 0.5) -> None:
         """Run them all, calling `watch` now and then; UserError naming the first that failed."""
         # Whoever ends us politely means the processes too.
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
         try:
             while any(arm.code is None for arm in self.arms):
                 running = [a for a in self.arms if a.state == "running"]
@@ -91,7 +95,8 @@ class Arms:
                 watch()
         finally:
             self._stop()
-            signal.signal(signal.SIGTERM, before)
+            if main:
+                signal.signal(signal.SIGTERM, before)
         failed = [arm for arm in self.arms if arm.code]
         if failed:
             raise UserError(f"{failed[0].out} failed: {failed[0].failure()}")

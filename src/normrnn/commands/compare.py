@@ -102,7 +102,7 @@ def _compare(
 ) -> "list[Run]":
     from normrnn.report.compare import verdict
     from normrnn.report.groups import groups
-    from normrnn.report.pictures import figure, save
+    from normrnn.report.pictures import drawing, figure, save
     from normrnn.report.runs import find
     from normrnn.report.tables import runs_table
     from normrnn.report.write import write_report
@@ -112,6 +112,7 @@ def _compare(
         raise UsageError(f"--norms has {unknown[0]!r}, not one of {', '.join(get_args(Norm))}")
     if seeds < 1 or jobs < 0:
         raise UsageError(f"--seeds must be at least 1 and --jobs 0, not {seeds} and {jobs}")
+    drawing()  # what it needs is missed now, not after hours
     out = out or Path("runs") / config.recipe
     arms = plan(config, list(dict.fromkeys(norms)), seeds, out)
     if tensorboard:

@@ -19,10 +19,14 @@ from tyro.conf import arg
 from normrnn.commands.options import parse, split_recipe
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes.config import Config, Norm
+from normrnn.report.study import read_study, short
 from normrnn.search.space import read_space
+from normrnn.train.interrupt import PARENT
 
 if TYPE_CHECKING:
-    from normrnn.search.study import Study
+    from normrnn.search.study import Plan, Study
+
+OTHER = "use another --out"
 
 
 def run(arguments: list[str]) -> int:
@@ -90,9 +94,11 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
         from normrnn.search.study import Plan, Study, storage_errors
     except ImportError:
         raise UserError("search needs Optuna: pip install 'normrnn[search]'") from None
+    from normrnn.report.pictures import drawing
     from normrnn.search.worker import Order
     from normrnn.train.start import open_experiment
 
+    drawing()  # what it needs is missed now, not after hours
     experiment = open_experiment(config)
     config = replace(config, data=experiment.where, data_sha256=experiment.sha256)
     plan = Plan(config, space, norms, chosen["sampler"], chosen["pruner"])
@@ -101,7 +107,7 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
         chosen["trials"],
         chosen["heartbeat"],
     )
-    _refuse_other(out, name, config.recipe)
+    _refuse_other(out, name, plan, trials)
     storage = chosen["storage"]
     if not storage:
         out.mkdir(parents=True, exist_ok=True)
@@ -122,15 +128,20 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
         return _conclude(study, workers, out)
 
 
-def _refuse_other(out: Path, name: str, recipe: str) -> None:
-    """Results of another study are not overwritten."""
-    from normrnn.report.study import read_study
-
-    about = read_study(out).about
-    other = about.get("study", name), about["config"].get("recipe", recipe) if about else recipe
-    if other != (name, recipe):
+def _refuse_other(out: Path, name: str, plan: "Plan", trials: int) -> None:
+    """Results of another study, or of more trials, are not overwritten."""
+    found = read_study(out)
+    if not found.about:
+        return
+    study, recipe = found.about.get("study", name), found.recipe
+    if (study, recipe) != (name, plan.config.recipe):
+        raise UserError(f"{out} holds the results of the study {study!r} of {recipe}: {OTHER}")
+    theirs = {k: v for k, v in found.about.items() if k not in ("study", "trials")}
+    if said := plan.changes(theirs):
+        raise UserError(f"{out} holds results of other settings ({said}): {OTHER}")
+    if len(found.trials) > trials:
         raise UserError(
-            f"{out} holds the results of the study {other[0]!r} of {other[1]}: use another --out"
+            f"{out} holds {len(found.trials)} trials, more than --trials {trials}: {OTHER}"
         )
 
 
@@ -148,7 +159,9 @@ class _Worker:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | os.environ,
+                env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+                | os.environ
+                | {PARENT: str(os.getpid())},
             )
         assert self.process.stdin is not None
         with self.process.stdin as stdin:
@@ -255,7 +268,7 @@ def _live(study: "Study", most: int = 12) -> Table:
     title = f"{study.name}: {len(rows)} of {study.count} trials done, {running} running"
     shown = Table(title=title, caption=f"the best {most}" if len(rows) > most else None)
     names = list(study.plan.space)
-    for name in ("trial", *(n.split(".")[-1] for n in names), *(f"norm {n}" for n in norms)):
+    for name in ("trial", *short(names), *(f"norm {n}" for n in norms)):
         shown.add_column(name, justify="right")
     ranked = sorted(rows, key=lambda r: float("inf") if r["value"] is None else r["value"])
     for row in ranked[:most]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normrnn.errors import UserError
+from normrnn.recipes.jsonio import flat
 from normrnn.report.measure import bits
 from normrnn.report.pictures import COLOURS, drawing, save
 from normrnn.report.tables import DASH, Table
@@ -104,14 +104,6 @@ def find_studies(paths: Sequence[Path]) -> tuple[list[Study], list[Path]]:
     return list(found.values()), rest
 
 
-def read_trials(path: Path) -> list[Trial]:
-    """The rows of a trial table."""
-    trials, problem = _trials(path)
-    if problem:
-        raise UserError(f"{path.name} in {path.parent} {problem}")
-    return trials
-
-
 def _trials(path: Path) -> tuple[list[Trial], str]:
     """The rows up to the first that is none, and what is wrong with that."""
     try:
@@ -150,20 +142,20 @@ def _number(value: Any) -> bool:
 
 def as_csv(trials: Sequence[Trial]) -> str:
     """The same as a spreadsheet reads it: one column per setting, and per figure of an arm."""
-    flat = [
+    rows = [
         {
             "trial": t["trial"],
             "state": t["state"],
             **t["settings"],
-            **{f"{arm}.{k}": v for arm, found in t["arms"].items() for k, v in found.items()},
+            **flat(t["arms"]),
         }
         for t in trials
     ]
-    columns = list(dict.fromkeys(name for row in flat for name in row))
+    columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(flat)
+    writer.writerows(rows)
     return text.getvalue()
 
 
@@ -237,6 +229,11 @@ def sentences(trials: Sequence[Trial]) -> list[str]:
             f" {len(p.only_other)} where only norm {other} trained{_lowest_lr(trials, p)},"
             f" {len(p.only_baseline)} where only {arms[0]} did, {len(p.neither)} where neither did"
         )
+    if pruned := sum(t["state"] == "pruned" for t in trials):
+        said.append(
+            f"{pruned} of {len(trials)} trials were pruned, and the arms they did not finish are"
+            " left out"
+        )
     return said
 
 
@@ -260,7 +257,19 @@ def _lowest_lr(trials: Sequence[Trial], p: Pairs) -> str:
 
 
 def _words(trial: Trial) -> str:
-    return ", ".join(f"{k.split('.')[-1]} {_value(v)}" for k, v in trial["settings"].items())
+    settings = trial["settings"]
+    pairs_of = zip(short(list(settings)), settings.values(), strict=True)
+    return ", ".join(f"{name} {_value(value)}" for name, value in pairs_of)
+
+
+def short(names: Sequence[str]) -> list[str]:
+    """Fields without the groups they are in, where that is clear.
+
+    >>> short(["optimizer.lr", "optimizer.momentum", "model.momentum"])
+    ['lr', 'optimizer.momentum', 'model.momentum']
+    """
+    last = [name.split(".")[-1] for name in names]
+    return [name if last.count(end) > 1 else end for name, end in zip(names, last, strict=True)]
 
 
 def _value(value: Any) -> str:
@@ -279,8 +288,10 @@ def table(trials: Sequence[Trial], *, paper: bool = False) -> Table:
         if paper and arm in PAPER:
             train, valid, settings = PAPER[arm]
             rows.append(_row(f"{_model(arm)}, paper", train, valid, settings, names, digits=2))
-    columns = ["model", "train", "valid", "valid, bits", *(k.split(".")[-1] for k in names)]
+    columns = ["model", "train", "valid", "valid, bits", *short(names)]
     note = "Cross entropy in nats per symbol; train is the running average of the last epoch."
+    if paper:
+        note += " The paper's rows: 20 epochs of Penn Treebank."
     title = "Best of each arm" + (", in the form of the paper's Table 3" if paper else "")
     return Table(title, [("", columns)], rows, note)
 
@@ -297,7 +308,7 @@ def trials_table(trials: Sequence[Trial]) -> Table:
         ]
         for t in sorted(trials, key=lambda t: min(_losses(t), default=math.inf))
     ]
-    columns = [("", ["trial", *(n.split(".")[-1] for n in names)])]
+    columns = [("", ["trial", *short(names)])]
     columns += [("validation loss", [arm_name(arm) for arm in arms])] if arms else []
     return Table("Every trial, the lowest loss first", columns, rows)
 

@@ -99,11 +99,13 @@ def _budget(study: Study) -> str:
             said += f", {total:,.0f} {words}"
     if any(found.get("loss") is None for found in arms):
         said += " (without those of runs that broke off)"
+    if pruned := sum(t["state"] == "pruned" for t in trials):
+        said += f"; {pruned} of the settings pruned, what they had trained not counted"
     parts = [said]
     if about:
         pruner = about.get("pruner", "none")
         said = f"Settings drawn by the {about.get('sampler', 'unknown')} sampler"
-        parts.append(said + (f", pruned by {pruner}" if pruner != "none" else ", none pruned"))
+        parts.append(said + (f", pruner {pruner}" if pruner != "none" else ", none pruned"))
         train = about["config"].get("train")
         tokens = train.get("epoch_tokens") if isinstance(train, dict) else None
         each = f" of {tokens:,} tokens each" if isinstance(tokens, int) and tokens else ""

@@ -5,8 +5,10 @@
 
 import json
 import math
+import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +28,8 @@ SPACES: dict[str, Space] = {
         "train.batch": [32, 64, 128],
     }
 }
+MOST = 500
+"""Settings of a space that are tried on the config before a search."""
 NOT_VARIED = ("recipe", "norm", "data", "data_sha256", "device", "threads")
 
 
@@ -65,8 +69,8 @@ def read_space(file: Path | None, config: Config, norms: Sequence[str] = ("none"
 
 
 def check(space: Any, config: Config, norms: Sequence[str] = ("none",)) -> None:
-    """Every field exists, no range is empty, and the config takes every end and value, with every
-    arm and with every other field's: what it refuses later would stop the study for good."""
+    """Every field exists, no range is empty, and the config takes what may be drawn, with every
+    arm: all settings of values and ends, or `MOST` of them."""
     if not isinstance(space, Mapping) or not space:
         raise UsageError("a space is a JSON object of at least one config field")
     ends: dict[str, list[Any]] = {}
@@ -75,21 +79,38 @@ def check(space: Any, config: Config, norms: Sequence[str] = ("none",)) -> None:
             raise UsageError(f"the space has {name}, which a search does not vary")
         ends[name] = _ends(name, values, type(_find(config, name)))
     for norm in norms:
-        for setting in ({}, *_settings(ends)):
-            try:
-                with_fields(config, {**setting, "norm": norm})
-            except UserError as error:
-                drawn = " with ".join(f"{name} {value!r}" for name, value in setting.items())
-                said = f"the space has {drawn}: {error}" if setting else f"norm {norm}: {error}"
-                raise UsageError(said) from None
+        for setting in _settings(ends):
+            if _refused(config, norm, setting):
+                raise UsageError(_complaint(config, norm, setting))
 
 
 def _settings(ends: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    """Every value by itself, then with every value of another field."""
-    for size in (1, 2):
-        for names in combinations(ends, size):
-            for values in product(*(ends[name] for name in names)):
-                yield dict(zip(names, values, strict=True))
+    if math.prod(map(len, ends.values())) <= MOST:
+        for values in product(*ends.values()):
+            yield dict(zip(ends, values, strict=True))
+        return
+    generator = random.Random(0)
+    for _ in range(MOST):
+        yield {name: generator.choice(values) for name, values in ends.items()}
+
+
+def _refused(config: Config, norm: str, setting: Mapping[str, Any]) -> str:
+    try:
+        with_fields(config, {**setting, "norm": norm})
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _complaint(config: Config, norm: str, setting: Mapping[str, Any]) -> str:
+    """What is wrong with a setting, without the fields that have no part in it."""
+    said = _refused(config, norm, setting)
+    for name in setting:
+        fewer = {k: v for k, v in setting.items() if k != name}
+        if _refused(config, norm, fewer) == said:
+            setting = fewer
+    drawn = " with ".join(f"{name} {value!r}" for name, value in setting.items())
+    return f"the space has {drawn}: {said}" if setting else f"norm {norm}: {said}"
 
 
 def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
@@ -113,7 +134,7 @@ def _draw(trial: Suggests, name: str, values: Any, config: Config) -> Any:
     if isinstance(values, list):
         return trial.suggest_categorical(name, values)
     suggest = trial.suggest_int if type(_find(config, name)) is int else trial.suggest_float
-    return suggest(name, **values)
+    return suggest(name, **{k: v for k, v in values.items() if v is not None})
 
 
 def _find(config: Config, name: str) -> Any:
@@ -139,16 +160,15 @@ def _ends(name: str, values: Any, kind: type) -> list[Any]:
     unknown = values.keys() - {"low", "high", "log", "step"}
     if unknown:
         raise UsageError(f"the range of {name} has {min(unknown)!r}: only low, high, log and step")
-    low, high, log, step = (values.get(k) for k in ("low", "high", "log", "step"))
-    numbers = [v for v in (low, high, step) if v is not None]
+    low, high = values["low"], values["high"]
+    log, step = values.get("log"), values.get("step")
+    numbers = [low, high] if step is None else [low, high, step]
     if kind not in (int, float) or not all(type(v) in (int, float) for v in numbers):
         raise UsageError(f"the range of {name} is not one of numbers: give a list of values")
-    if not all(math.isfinite(v) for v in numbers):
+    if not all(-sys.float_info.max <= v <= sys.float_info.max for v in numbers):
         raise UsageError(f"the range of {name} needs finite numbers")
     if kind is int and not all(type(v) is int for v in numbers):
         raise UsageError(f"the range of {name} needs whole numbers")
-    assert low is not None
-    assert high is not None
     if not low <= high:
         raise UsageError(f"the range of {name} is empty: low {low} is above high {high}")
     if log not in (None, True, False) or (log and (low <= 0 or step is not None)):

@@ -12,11 +12,12 @@ import json
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import optuna
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
@@ -34,8 +35,8 @@ from normrnn.search.space import Space
 
 SLOT, ARMS = "slot", "arms"
 """User attributes of a trial: which slot it fills, what its arms came to."""
-IDENTITY = "normrnn"
-"""User attribute of a study: what it is about."""
+IDENTITY, HEARTBEAT = "normrnn", "heartbeat"
+"""User attributes of a study: what it is about, the longest beat of those who joined."""
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 OPEN = (TrialState.WAITING, TrialState.RUNNING)
 GRACE = 3
@@ -99,6 +100,16 @@ class Plan:
         names = ("norms", "sampler", "pruner", "space")
         return json.loads(json.dumps({n: getattr(self, n) for n in names} | {"config": config}))
 
+    def changes(self, other: dict[str, Any]) -> str:
+        """In what another identity differs, in words; empty if it does not."""
+        a, b = flat(other), flat(self.identity())
+        changed = [k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
+        if "config.recipe" in changed:
+            changed = ["config.recipe"]
+        return ", ".join(
+            f"{k.removeprefix('config.')} was {a.get(k)}, is now {b.get(k)}" for k in changed
+        )
+
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
         return {**self.identity(), "config": to_dict(self.config)}
@@ -137,6 +148,8 @@ def _database(url: str, heartbeat: int) -> RDBStorage:
     scheme, rest = url.split("://", 1)
     if scheme in ("postgres", "postgresql"):
         url = f"postgresql+psycopg://{rest}"
+    if scheme.startswith("sqlite") and make_url(url).database in (None, "", ":memory:"):
+        raise ValueError("a database in memory is nobody else's; name a file")
     options = {"timeout": 60} if scheme.startswith("sqlite") else {"connect_timeout": 10}
     for attempt in range(5):
         try:
@@ -165,7 +178,8 @@ def _journal(path: Path) -> BaseStorage:
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"the journal {path} cannot be opened: {reason}") from None
-    except (ValueError, KeyError):
+    # Optuna plays the file back and trips over whatever is not its own.
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
         raise UserError(f"{path} is not a journal of Optuna's: not touching it") from None
 
 
@@ -209,23 +223,19 @@ class Study:
             )
         # Brute force calls it after the last of all settings; here the slots decide.
         study.stop = lambda: None  # type: ignore[method-assign]
-        mine = self.plan.identity()
-        if not known:
-            study.set_user_attr(IDENTITY, mine)
-            return study
-        theirs = self._identity_of(study)
-        if theirs is None:
+        theirs = self._identity_of(study) if known else None
+        if theirs is not None:
+            if said := self.plan.changes(theirs):
+                raise UserError(
+                    f"the study {self.name!r} in this storage has other settings ({said}): use"
+                    " another --study or --storage"
+                )
+        elif study.get_trials(deepcopy=False):
             raise UserError(f"the study {self.name!r} in this storage is not one of normrnn search")
-        a, b = flat(theirs), flat(mine)
-        changed = [k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
-        if changed:
-            said = ", ".join(
-                f"{k.removeprefix('config.')} was {a.get(k)}, is now {b.get(k)}" for k in changed
-            )
-            raise UserError(
-                f"the study {self.name!r} in this storage has other settings ({said}): use another"
-                " --study or --storage"
-            )
+        else:
+            study.set_user_attr(IDENTITY, self.plan.identity())
+        if self.heartbeat > study.user_attrs.get(HEARTBEAT, 0):
+            study.set_user_attr(HEARTBEAT, self.heartbeat)
         return study
 
     @staticmethod
@@ -259,9 +269,12 @@ class Study:
             if slot not in taken:
                 self.optuna.enqueue_trial(drawn.get(slot, {}), user_attrs={SLOT: slot})
 
-    def claim(self) -> Trial | None:
-        """A waiting slot that is ours from now on, with a sign of life; None if there is none."""
+    def claim(self, but: Collection[int] = ()) -> Trial | None:
+        """A waiting slot that is ours from now on, with a sign of life; None if there is none,
+        or none `but` these."""
         for waiting in self.trials(TrialState.WAITING):
+            if waiting.user_attrs[SLOT] in but:
+                continue
             trial_id = self._id_of(waiting)
             # Before the claim: a worker killed right after it is missed all the same.
             if not self._sign(trial_id, waiting.number):
@@ -300,7 +313,10 @@ class Study:
 
     def reclaim(self) -> None:
         """Queue again what dead workers had."""
-        if self.locks is None:
+        if isinstance(self._opened, RDBStorage):
+            # Whoever beats more slowly than we do is alive all the same.
+            slowest = self.optuna.user_attrs.get(HEARTBEAT, self.heartbeat)
+            self._opened.grace_period = GRACE * slowest
             with _quiet():
                 optuna.storages.fail_stale_trials(self.optuna)
         else:
@@ -354,7 +370,7 @@ class Study:
         except ImportError:  # no such lock on this system: whoever asks is believed
             return True
         self.locks.mkdir(parents=True, exist_ok=True)
-        file = (self.locks / f"{self.name}-{number}").open("w")
+        file = (self.locks / f"{quote(self.name, safe='')}-{number}").open("w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -14,6 +14,7 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 
 from normrnn.cli import guarded
+from normrnn.errors import UserError
 from normrnn.recipes.config import Config
 from normrnn.recipes.language import LanguageConfig
 from normrnn.report.runs import load, read_rows
@@ -23,7 +24,7 @@ from normrnn.train.display import PlainDisplay
 from normrnn.train.interrupt import Interrupt, Interrupted, stop_with_parent
 from normrnn.train.language import RUNNING, deciding_statistics
 from normrnn.train.loop import Diverged
-from normrnn.train.rundir import METRICS, MODEL, RunDirectory
+from normrnn.train.rundir import CONFIG, METRICS, MODEL, BusyError, RunDirectory
 from normrnn.train.start import train
 
 
@@ -81,14 +82,18 @@ class Reporter(PlainDisplay):
 
 
 def work(study: Study, out: Path, poll: Callable[[], None]) -> None:
-    """Claim slots until all are done, or until `poll` raises."""
+    """Claim slots until all are done, or until `poll` raises.
+
+    A setting that cannot be run stops no other: UserError at the end.
+    """
+    impossible: dict[int, str] = {}
     while True:
         poll()
         study.reclaim()
-        trial = study.claim()
+        trial = study.claim(impossible)
         if trial is None:
-            if len(study.done()) == study.count:
-                return
+            if len(study.done().keys() | impossible.keys()) == study.count:
+                break
             # Somebody runs the last ones, and may die of it.
             time.sleep(min(2.0, study.heartbeat))
             continue
@@ -99,11 +104,22 @@ def work(study: Study, out: Path, poll: Callable[[], None]) -> None:
                 study.finish(trial, None)
             except UpdateFinishedTrialError:
                 print("given up for dead and run by another worker", flush=True)
+            except BusyError:
+                # It was given up for dead and is alive.
+                study.give_back(trial)
+                time.sleep(min(2.0, study.heartbeat))
+            except UserError as error:
+                study.give_back(trial)
+                slot = trial.user_attrs[SLOT]
+                impossible[slot] = f"trial {slot} ({trial.params}) cannot be run: {error}"
+                print(impossible[slot], flush=True)
             except BaseException:
                 study.give_back(trial)
                 raise
             else:
                 study.finish(trial, value)
+    if left := impossible.keys() - study.done().keys():
+        raise UserError(impossible[min(left)])
 
 
 def run_trial(trial: optuna.Trial, plan: Plan, out: Path) -> float:
@@ -116,7 +132,8 @@ def run_trial(trial: optuna.Trial, plan: Plan, out: Path) -> float:
     for k, norm in enumerate(plan.norms):
         config = with_fields(plan.config, {**settings, "norm": norm})
         directory = out / "trials" / f"{slot:04d}" / norm
-        results[norm] = run_arm(config, directory, Pruning(trial, k * 1000, lowest))
+        first = k * config.epochs * config.train.segments
+        results[norm] = run_arm(config, directory, Pruning(trial, first, lowest))
         trial.set_user_attr(ARMS, results)
         if not results[norm]["diverged"]:
             lowest = min(lowest, results[norm]["loss"])
@@ -125,6 +142,11 @@ def run_trial(trial: optuna.Trial, plan: Plan, out: Path) -> float:
 
 def run_arm(config: Config, out: Path, pruning: Pruning) -> dict[str, Any]:
     """Train, or go on with, one arm; what came of it."""
+    begun = RunDirectory(out)
+    if begun.has(CONFIG):
+        # How it is computed may differ between workers, but not within a run.
+        before = begun.config()
+        config = replace(config, threads=before.threads, device=before.device)
     try:
         train(config, out, lambda epochs, unit: Reporter(epochs, unit, config, out, pruning))
     except Diverged as error:

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+PARENT = "NORMRNN_PARENT"
+"""Environment variable: the process to end with."""
+
 
 class Interrupted(Exception):  # noqa: N818  no error: the user wished it
     """The run was asked to stop; everything done so far is in the checkpoint."""
@@ -53,8 +56,11 @@ class Interrupt:
 
 
 def stop_with_parent() -> None:
-    """A command that was killed takes its processes along; their checkpoints stay."""
-    parent = os.getppid()
+    """A command that was killed takes its processes along; their checkpoints stay.
+
+    It tells them its number: they may ask for their parent too late.
+    """
+    parent = int(os.environ.get(PARENT) or os.getppid())
 
     def watch() -> None:
         while os.getppid() == parent:

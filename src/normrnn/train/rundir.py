@@ -36,6 +36,10 @@ CHECKPOINT_FORMAT = "normrnn checkpoint 1"
 C = TypeVar("C", bound=Config)
 
 
+class BusyError(UserError):
+    """Somebody else trains in this directory."""
+
+
 class RunDirectory:
     """Reads and writes the files of one run."""
 
@@ -69,7 +73,7 @@ class RunDirectory:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise UserError(f"another process is training in {self.path}") from None
+                raise BusyError(f"another process is training in {self.path}") from None
             yield
 
     def write(self, name: str, content: bytes | memoryview) -> None:
