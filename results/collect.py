@@ -19,7 +19,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from normrnn.report.study import ABOUT, TRIALS, read_study, read_trials
+from normrnn.report.study import ABOUT, TRIALS, read_study
 
 HERE = Path(__file__).parent
 MAY_CHANGE = ("epochs", "data", "threads")
@@ -42,8 +42,7 @@ def collect(run: Path, suffix: str = "", here: Path = HERE, epochs: int | None =
             raise SystemExit(f"{target} holds another run ({', '.join(changed)}): give a --suffix")
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(True)
-    lines = [line for line in lines if line[-1] == "\n"]
+    lines = whole_lines(run / "metrics.jsonl")
     whole = "".join(line for line in lines if json.loads(line)["epoch"] <= last)
     (target / "metrics.jsonl").write_text(whole, encoding="utf-8")
     if (run / "environment.json").exists():
@@ -57,20 +56,27 @@ def collect_study(found: Path, name: str, here: Path = HERE) -> Path:
         raise SystemExit(f"{found} {study.problem or 'has no trials'}")
     target = here / "studies" / name
     if (target / TRIALS).exists():
-        # A study goes on; another one has other trials under the same numbers.
-        old = {t["trial"]: t["settings"] for t in read_trials(target / TRIALS)}
-        new = {t["trial"]: t["settings"] for t in study.trials}
-        if any(new.get(number) != settings for number, settings in old.items()):
+        # A study goes on; another one is about something else, or has other trials.
+        old = read_study(target)
+        about = [{**found.about, "trials": 0} for found in (old, study)]
+        drawn = [{t["trial"]: t["settings"] for t in found.trials} for found in (old, study)]
+        if about[0] != about[1] or any(drawn[1].get(k) != v for k, v in drawn[0].items()):
             raise SystemExit(f"{target} holds another study: give another --study")
     target.mkdir(parents=True, exist_ok=True)
     for file in (TRIALS, ABOUT):
         if (found / file).exists():
             shutil.copyfile(found / file, target / file)
-    for metrics in found.glob("trials/*/*/metrics.jsonl"):
-        kept = target / metrics.relative_to(found)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(metrics, kept)
+    for trial in study.trials:
+        for metrics in found.glob(f"trials/{trial['trial']:04d}/*/metrics.jsonl"):
+            kept = target / metrics.relative_to(found)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text("".join(whole_lines(metrics)), encoding="utf-8")
     return target
+
+
+def whole_lines(file: Path) -> list[str]:
+    lines = file.read_text(encoding="utf-8").splitlines(True)
+    return [line for line in lines if line[-1] == "\n"]
 
 
 def _fits(old: object, new: object) -> bool:

@@ -247,6 +247,11 @@ def test_another_study_is_not_collected_over_one(tmp_path: Path) -> None:
     other = [{**TRIALS[0], "settings": {"optimizer.lr": 0.5}}]
     with pytest.raises(SystemExit, match="holds another study"):
         collect_study(_searched(tmp_path / "b", other), "char", tmp_path)
+    changed = _searched(tmp_path / "d", TRIALS)
+    about = json.loads((changed / "study.json").read_text())
+    (changed / "study.json").write_text(json.dumps({**about, "norms": ["none", "frame"]}))
+    with pytest.raises(SystemExit, match="holds another study"):
+        collect_study(changed, "char", tmp_path)
     with pytest.raises(SystemExit, match="has no trials"):
         collect_study(_searched(tmp_path / "c", []), "new", tmp_path)
     assert not (tmp_path / "studies" / "new").exists()

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import normrnn
 from normrnn.cli import COMMANDS, main
+from normrnn.errors import UserError
 from normrnn.models.language import LanguageModel
 from normrnn.recipes import RECIPES
 from normrnn.train.load import load, load_language
@@ -100,6 +101,12 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
         (["sample", "nowhere", "--seed", str(2**64)], "--seed must lie in"),
         (["evaluate", "nowhere", "--device", "abacus"], "no device 'abacus'"),
         (["evaluate", "nowhere", "--threads", "-1"], "--threads must be at least 0"),
+        (
+            ["posteriors", "nowhere", "--data", "x", "--out", "y", "--threads", "-1"],
+            "--threads must be at least 0",
+        ),
+        (["train", "ptb-small", "--model.eps", "0"], "model.eps must be positive, not 0"),
+        (["train", "wsj", "--model.eps", "0"], "model.eps must be positive, not 0"),
     ],
 )
 def test_wrong_calls_exit_with_2(cli: Cli, arguments: list[str], said: str) -> None:
@@ -118,6 +125,7 @@ def test_missing_things_exit_with_1(cli: Cli, tmp_path: Path) -> None:
         (["score", tmp_path / "no", tmp_path / "a.txt"], "is no run directory"),
         (["sample", tmp_path / "no"], "is no run directory"),
         (["prepare", "ptb", tmp_path], "simple-examples.tgz"),
+        (["train", "wsj", "--data", tmp_path / "a.txt"], "prepared speech: it is a file"),
     ):
         code, _, err = cli(*arguments)
         assert code == 1, arguments
@@ -278,6 +286,34 @@ def test_evaluate_writes_its_own_file(cli: Cli, text_dir: Path, run: Path) -> No
     assert "authors' protocol" in out
     assert [row["epoch"] for row in result["train_epochs"]] == [1, 2]
     assert "running average of epoch 2" in out
+
+
+def test_evaluation_of_another_text_is_shown_and_not_kept(
+    cli: Cli, run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    write_texts(other)
+    (other / "valid.txt").write_text((other / "test.txt").read_text())
+    code, out, err = cli("evaluate", run, "--data", other)
+    assert code == 0, err
+    assert "perplexity" in out
+    said = f"{other} is not what {run} was trained on: its evaluation.json is left alone"
+    assert said in out
+    assert not (run / "evaluation.json").exists()
+
+
+def test_an_evaluation_that_cannot_be_kept_is_shown(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise UserError("evaluation.json cannot be written: Permission denied")
+
+    monkeypatch.setattr("normrnn.train.evaluate.keep", full)
+    code, out, err = cli("evaluate", run)
+    assert code == 1
+    assert "recalibrated" in out
+    assert "Permission denied" in err
 
 
 def test_wild_models_are_evaluated_as_far_as_they_go(cli: Cli, text_dir: Path, run: Path) -> None:

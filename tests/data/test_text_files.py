@@ -100,3 +100,12 @@ def test_corpus_uses_the_training_vocabulary(tmp_path: Path) -> None:
     symbols = corpus.vocabulary.symbols
     assert [symbols[i] for i in corpus.valid] == ["b", "<unk>", "<eos>"]
     assert [symbols[i] for i in corpus.test] == ["<unk>", "a", "<eos>"]
+
+
+def test_symbols_that_the_training_text_lacks(tmp_path: Path) -> None:
+    for name, text in (("train", "abab\nab\n"), ("valid", "abé\n"), ("test", "ab\n")):
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    texts = read_texts(str(tmp_path))
+    with pytest.raises(UserError, match=r"'é', which the vocabulary lacks.*--text\.unknown"):
+        build_corpus(texts, TextConfig(level="char", unknown=False))
+    assert "<unk>" in build_corpus(texts, TextConfig(level="char")).vocabulary.symbols

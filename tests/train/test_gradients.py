@@ -174,6 +174,27 @@ def test_the_command_on_runs_and_on_recipes(small: LanguageConfig, tmp_path: Pat
     assert len(fresh[1]["layers"]["l2"]["gradient"]) == 8
 
 
+def test_other_data_than_the_runs_is_refused(small: LanguageConfig, tmp_path: Path, capsys) -> None:
+    """As many symbols, in other places: the shapes alone would fit."""
+    run_tiny(small, tmp_path / "run")
+    moved, other = tmp_path / "moved", tmp_path / "other"
+    for target, table in ((moved, {}), (other, str.maketrans("0123456789", "5678901234"))):
+        target.mkdir()
+        for file in Path(small.data).iterdir():
+            (target / file.name).write_text(file.read_text().translate(table))
+    out = tmp_path / "g.json"
+    _cli("gradients", tmp_path / "run", "--data", moved, "--batches", 1, "-o", out)
+    out.unlink()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exited:
+        main(["gradients", str(tmp_path / "run"), "--data", str(other), "-o", str(out)])
+    assert exited.value.code == 1
+    assert capsys.readouterr().err == (
+        f"normrnn: {other} is not what {tmp_path / 'run'} was trained on\n"
+    )
+    assert not out.exists()
+
+
 def test_ragged_batches_by_hand(tiny_speech: SpeechConfig) -> None:
     """Speech, one direction, no normaliser: every utterance by itself through torch's own cell."""
     config = replace(
@@ -256,6 +277,7 @@ def test_the_command_on_speech(tiny_speech: SpeechConfig, tmp_path: Path) -> Non
         (["--norms", "none,layer"], "--norms has 'layer', not one of none, frame"),
         (["--batches", 0], "--batches must be at least 1, not 0"),
         (["-o", "g.png"], "g.png is the JSON file; its picture ends in .png"),
+        (["-o", __file__], "is there and holds no gradients: not overwriting it"),
     ],
 )
 def test_mistakes(small: LanguageConfig, capsys, more: list[object], said: str) -> None:

@@ -82,6 +82,17 @@ def test_no_checkpoint_yet_means_start_over(
     _same(whole, out)
 
 
+def test_results_without_a_checkpoint_are_not_begun_again(
+    tiny_frame: LanguageConfig, whole: Path
+) -> None:
+    """Somebody made room; what is left is a result."""
+    (whole / "checkpoint.pt").unlink()
+    before = {path: path.read_bytes() for path in whole.iterdir()}
+    with pytest.raises(UserError, match=r"a model\.safetensors but no checkpoint\.pt: not over"):
+        run_tiny(tiny_frame, whole)
+    assert {path: path.read_bytes() for path in whole.iterdir()} == before
+
+
 def test_larger_number_of_epochs_extends(
     tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
 ) -> None:

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
+from normrnn.data.archive import write_matrix
 from normrnn.data.speech import read_speech
 from normrnn.errors import UsageError, UserError
 from normrnn.models.acoustic import AcousticModel
 from normrnn.recipes.speech import SpeechConfig
 from normrnn.train import posteriors
-from normrnn.train.evaluate import evaluate
+from normrnn.train.evaluate import evaluate, keep
 from normrnn.train.interrupt import Interrupted
 from normrnn.train.posteriors import write_posteriors
 from normrnn.train.speech import SpeechEvaluator, open_speech
@@ -134,6 +135,7 @@ def test_evaluate_under_all_statistics(
         ("valid", "batch"),
     ]
     assert result["same_data"]
+    keep(whole, result)
     assert json.loads((whole / "evaluation.json").read_text()) == result
     best = min(r["loss"] for r in rows_of(whole) if r["split"] == "valid")
     losses = [r["loss"] for r in result["rows"] if r["split"] == "valid"]
@@ -176,8 +178,6 @@ def test_posteriors_as_kaldi_reads_them(
 def test_posteriors_refuse_other_features_and_keep_what_was_there(
     whole: Path, tmp_path: Path
 ) -> None:
-    from normrnn.data.archive import write_matrix
-
     data = tmp_path / "other"
     data.mkdir()
     with (data / "feats.ark").open("wb") as file:
@@ -190,6 +190,33 @@ def test_posteriors_refuse_other_features_and_keep_what_was_there(
     assert not list(tmp_path.glob(".post*"))
     with pytest.raises(UsageError, match="prior-floor must be positive"):
         write_posteriors(whole, data, tmp_path / "post", prior_floor=0.0)
+
+
+def test_posteriors_never_overwrite_what_they_read(whole: Path, speech_dir: Path) -> None:
+    before = {path: path.read_bytes() for path in (speech_dir / "dev").iterdir()}
+    with pytest.raises(UsageError, match=r"would overwrite .*feats\.ark, which is read"):
+        write_posteriors(whole, speech_dir / "dev", speech_dir / "dev" / "feats")
+    assert {path: path.read_bytes() for path in (speech_dir / "dev").iterdir()} == before
+
+
+def test_posteriors_name_features_that_are_not_finite(whole: Path, tmp_path: Path) -> None:
+    with (tmp_path / "feats.ark").open("wb") as file:
+        features = np.zeros((4, DIM))
+        fine = write_matrix(file, "a", features)
+        features[2, 1] = np.nan
+        bad = write_matrix(file, "b", features)
+    ark = tmp_path / "feats.ark"
+    (tmp_path / "feats.scp").write_text(f"a {ark}:{fine}\nb {ark}:{bad}\n")
+    with pytest.raises(UserError, match=r"b of .* has features that are not finite"):
+        write_posteriors(whole, tmp_path, tmp_path / "post")
+    assert not list(tmp_path.glob("*post*"))
+
+
+def test_devices_that_are_not_there(whole: Path, speech_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no device 'abacus'"):
+        write_posteriors(whole, speech_dir / "dev", tmp_path / "post", device="abacus")
+    with pytest.raises(UsageError, match="no device 'abacus'"):
+        normrnn.load(whole, device="abacus")
 
 
 def test_bad_data_stops_training_with_a_sentence(

@@ -27,11 +27,11 @@ def run(arguments: list[str]) -> int:
 
         Perplexities of a language model, cross entropy and error rate per frame of an acoustic one.
 
-        Writes evaluation.json into the run directory.
+        Writes evaluation.json into the run directory, unless on other data than the run's.
 
         Args:
             run: Run directory.
-            data: Where the data is now, if not where it was in training.
+            data: Where the data is now, if not where it was in training; or other data.
             device: Where to compute.
             threads: Threads of the tensor library; 0 is its own choice.
             one_stream: Also read the test text as one stream, as Zaremba did: slow for large nets.
@@ -40,12 +40,16 @@ def run(arguments: list[str]) -> int:
             raise UsageError(f"--threads must be at least 0, not {threads}")
         import torch
 
-        from normrnn.train.evaluate import evaluate
+        from normrnn.train.evaluate import evaluate, keep
 
         if threads:
             torch.set_num_threads(threads)
         result = evaluate(run, data, device, one_stream)
         (_show_speech if "fer" in result["rows"][0] else _show)(result)
+        if result["same_data"]:
+            keep(run, result)
+        else:
+            print(f"{data} is not what {run} was trained on: its evaluation.json is left alone")
 
     parse(options, "evaluate", arguments)
     return 0

@@ -1,5 +1,6 @@
 """`normrnn gradients RUN|RECIPE`."""
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse, split_recipe
 from normrnn.errors import UsageError, UserError
+from normrnn.files import write_whole
 from normrnn.recipes.config import Config, Norm
 
 if TYPE_CHECKING:
@@ -81,12 +83,11 @@ def _of_runs(arguments: list[str]) -> int:
         for path in runs:
             config = RunDirectory(path).config()
             config = replace(config, data=data or config.data)
-            model = load(path)
-            task = _built(config, open_experiment(config))
-            try:
-                task.model.load_state_dict(model.state_dict())
-            except RuntimeError:
-                raise UserError(f"{config.data} is not what {path} was trained on") from None
+            experiment = open_experiment(config)
+            if experiment.sha256 != config.data_sha256:
+                raise UserError(f"{config.data} is not what {path} was trained on")
+            task = _built(config, experiment)
+            task.model.load_state_dict(load(path).state_dict())
             records.append(_record(config, path.name, task, batches))
         _write(records, output)
 
@@ -99,6 +100,15 @@ def _check(batches: int, output: Path) -> None:
         raise UsageError(f"--batches must be at least 1, not {batches}")
     if output.suffix == ".png":
         raise UsageError(f"--output {output} is the JSON file; its picture ends in .png")
+    if output.exists() and not _ours(output):
+        raise UsageError(f"--output {output} is there and holds no gradients: not overwriting it")
+
+
+def _ours(file: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        records = json.loads(file.read_text(encoding="utf-8"))
+        return isinstance(records, list) and all("layers" in record for record in records)
+    return False
 
 
 def _built(config: Config, experiment: Any) -> "Task":
@@ -123,7 +133,7 @@ def _write(records: list[dict[str, Any]], output: Path) -> None:
     from normrnn.report.pictures import save
 
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    write_whole(output, (json.dumps(records, indent=1) + "\n").encode())
     picture = output.with_suffix(".png")
     save(figure(records), picture)
     print(f"wrote {output} and {picture}")

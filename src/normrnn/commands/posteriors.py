@@ -6,6 +6,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse
+from normrnn.errors import UsageError
 
 
 def run(arguments: list[str]) -> int:
@@ -34,6 +35,8 @@ def run(arguments: list[str]) -> int:
             device: Where to compute.
             threads: Threads of the tensor library; 0 is its own choice.
         """
+        if threads < 0:
+            raise UsageError(f"--threads must be at least 0, not {threads}")
         import torch
 
         from normrnn.train.posteriors import write_posteriors

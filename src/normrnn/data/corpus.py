@@ -41,4 +41,7 @@ def build_corpus(texts: Texts, config: TextConfig) -> Corpus:
             f" {'word' if config.level == 'word' else 'character'}{kept} is"
             f" {next(iter(words), EOS)!r}"
         )
-    return encode_texts(texts, vocabulary)
+    try:
+        return encode_texts(texts, vocabulary)
+    except UserError as error:
+        raise UserError(f"{error}: --text.unknown keeps a class for what is unknown") from None

@@ -79,7 +79,8 @@ def read_speech(path: str | Path) -> SpeechCorpus:
     """Open a prepared directory; UserError if anything is missing or does not fit."""
     path = expanded(path)
     if not path.is_dir():
-        raise UserError(f"{path} is no directory of prepared speech: it does not exist")
+        why = "it is a file" if path.exists() else "it does not exist"
+        raise UserError(f"{path} is no directory of prepared speech: {why}")
     summary = read_summary(path)
     statistics = read_json(path / STATISTICS)
     try:
@@ -110,6 +111,14 @@ def read_speech(path: str | Path) -> SpeechCorpus:
         counts,
         digest.hexdigest(),
     )
+
+
+def sources(directory: str | Path) -> set[Path]:
+    """The files that `read_features` reads."""
+    directory = expanded(directory)
+    table = directory / "feats.scp"
+    archives = {locate(target, directory).path for target in read_table(table).values()}
+    return {path.resolve() for path in (table, *archives)}
 
 
 def read_features(directory: str | Path) -> Iterator[tuple[str, Tensor]]:

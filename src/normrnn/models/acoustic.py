@@ -91,7 +91,7 @@ class AcousticModel(nn.Module):
 
         The softmax is taken one by one: many states over many frames would not fit.
         """
-        packed = pack_sequence(utterances, enforce_sorted=False)
+        packed = pack_sequence(list(utterances), enforce_sorted=False)
         for rows in unpack_sequence(packed._replace(data=self.features(packed))):
             yield F.log_softmax(self.decoder(rows), dim=1)
 

@@ -161,24 +161,31 @@ def step(
             normalised = _normalise_slice(rows, t, own, settings)
         if see is not None:
             see("sums", t, rows)
-            see("pre", t, normalised)
         return normalised
 
+    def seen(*pre: Tensor) -> tuple[Tensor, ...]:
+        """What the non-linearities see."""
+        if see is not None:
+            see("pre", t, torch.cat(pre, dim=1))
+        return pre
+
     if settings.cell == "lstm":
-        return _lstm(bn(wx + wh, 0), c, p)
+        return _lstm(bn(wx + wh, 0), c, p, seen)
     if settings.cell == "gru":
         H = h.shape[1]
-        r, z = bn(wx[:, : 2 * H] + wh[:, : 2 * H], 0).sigmoid().chunk(2, dim=1)
+        (gates,) = seen(bn(wx[:, : 2 * H] + wh[:, : 2 * H], 0))
+        r, z = gates.sigmoid().chunk(2, dim=1)
         candidate = wh[:, 2 * H :]
         if "bias_hn" in p:
             candidate = candidate + p["bias_hn"]
-        n = bn(wx[:, 2 * H :] + r * candidate, 2 * H).tanh()
+        (candidate,) = seen(bn(wx[:, 2 * H :] + r * candidate, 2 * H))
+        n = candidate.tanh()
         return (1 - z) * n + z * h, c
     phi = torch.tanh if settings.cell == "tanh" else torch.relu
-    return phi(bn(wx + wh, 0)), c  # section 4: h_t = φ(W_h h_{t-1} + BN(W_x x_t))
+    return phi(*seen(bn(wx + wh, 0))), c  # section 4: h_t = φ(W_h h_{t-1} + BN(W_x x_t))
 
 
-def _lstm(sums: Tensor, c: Tensor, p: Parameters) -> State:
+def _lstm(sums: Tensor, c: Tensor, p: Parameters, seen: Callable[..., tuple[Tensor, ...]]) -> State:
     """Section 3.1; i and f see c_{t−1}, o sees c_t through diagonal peepholes where there are."""
     i, f, g, o = sums.chunk(4, dim=1)
     if "weight_ci" in p:
@@ -188,6 +195,7 @@ def _lstm(sums: Tensor, c: Tensor, p: Parameters) -> State:
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     if "weight_co" in p:
         o = o + p["weight_co"] * c
+    seen(i, f, g, o)
     return o.sigmoid() * c.tanh(), c
 
 

@@ -95,7 +95,6 @@ class LanguageConfig(Config):
             ("model.layers", self.model.layers, 1),
             ("model.embedding", self.model.embedding, 0),
             ("model.init", self.model.init, 0),
-            ("model.eps", self.model.eps, 0),
             ("model.time_steps", self.model.time_steps, 0),
             ("train.steps", self.train.steps, 1),
             ("train.epoch_tokens", self.train.epoch_tokens, 0),
@@ -105,6 +104,8 @@ class LanguageConfig(Config):
         )
         if not 0 <= self.model.dropout < 1:
             raise UsageError(f"model.dropout must lie in [0, 1), not {self.model.dropout}")
+        if not self.model.eps > 0:
+            raise UsageError(f"model.eps must be positive, not {self.model.eps}")
         if not 0 <= self.model.momentum <= 1:
             raise UsageError(f"model.momentum must lie in [0, 1], not {self.model.momentum}")
         if self.norm != "none" and self.train.batch < 2:

@@ -70,13 +70,14 @@ class SpeechConfig(Config):
         self._at_least(
             ("model.hidden", self.model.hidden, 1),
             ("model.layers", self.model.layers, 1),
-            ("model.eps", self.model.eps, 0),
             ("train.max_frames", self.train.max_frames, 0),
             ("train.piece_frames", self.train.piece_frames, 0),
             ("train.pool", self.train.pool, 1),
             ("evaluation.train_utterances", self.evaluation.train_utterances, 0),
             ("evaluation.recalibrate_batches", self.evaluation.recalibrate_batches, 1),
         )
+        if not self.model.eps > 0:
+            raise UsageError(f"model.eps must be positive, not {self.model.eps}")
         if not 0 <= self.model.momentum <= 1:
             raise UsageError(f"model.momentum must lie in [0, 1], not {self.model.momentum}")
         if self.norm == "hidden":

@@ -42,13 +42,13 @@ def record(run: RunDirectory) -> None:
         run.write_json(ENVIRONMENT, [*before, now])
 
 
-def named_device(name: str) -> torch.device:
+def named_device(name: str | torch.device) -> torch.device:
     """The device of that name; UsageError if torch has none such here."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"no device {name!r}: {str(error).splitlines()[0]}") from None
+        raise UsageError(f"no device {str(name)!r}: {str(error).splitlines()[0]}") from None
     return device
 
 

@@ -30,14 +30,26 @@ NO_PERPLEXITY = (
 
 
 def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = True) -> Any:
-    """Evaluate the best model of `run` and write evaluation.json; its content.
+    """Evaluate the best model of `run`; what evaluation.json holds.
 
-    `data` is where the text is now, if not where it was.
+    `data` is where the text is now, if not where it was, or another one.
     """
     directory = RunDirectory(run)
     place = named_device(device)
     if isinstance(directory.config(), SpeechConfig):
         return _evaluate_speech(directory, data, place)
+    return _evaluate_language(directory, data, place, one_stream)
+
+
+def keep(run: Path, result: Any) -> None:
+    """Write evaluation.json."""
+    RunDirectory(run).write_json(EVALUATION, result)
+
+
+def _evaluate_language(
+    directory: RunDirectory, data: str, place: torch.device, one_stream: bool
+) -> Any:
+    run = directory.path
     model = load_language(run, place)
     assert model.vocabulary is not None
     config = directory.config(LanguageConfig)
@@ -63,7 +75,7 @@ def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = 
         if row not in finite
     ]
     rows = finite
-    result = {
+    return {
         "recipe": config.recipe,
         "norm": config.norm,
         "seed": config.seed,
@@ -74,15 +86,13 @@ def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = 
         "authors_protocol": _authors(config, rows),
         "notes": notes,
     }
-    directory.write_json(EVALUATION, result)
-    return result
 
 
 def _evaluate_speech(directory: RunDirectory, data: str, device: torch.device) -> Any:
     config = directory.config(SpeechConfig)
     model = load_acoustic(directory.path, device)
     corpus = read_speech(data or config.data)
-    result = {
+    return {
         "recipe": config.recipe,
         "norm": config.norm,
         "seed": config.seed,
@@ -90,8 +100,6 @@ def _evaluate_speech(directory: RunDirectory, data: str, device: torch.device) -
         "same_data": corpus.sha256 == config.data_sha256,
         "rows": list(SpeechEvaluator(config, corpus, device).rows(model, _never)),
     }
-    directory.write_json(EVALUATION, result)
-    return result
 
 
 def window_for_one_stream(config: LanguageConfig) -> int:

@@ -12,6 +12,7 @@ from normrnn.models.acoustic import AcousticModel
 from normrnn.models.language import LanguageModel
 from normrnn.recipes.language import LanguageConfig
 from normrnn.recipes.speech import SpeechConfig
+from normrnn.train.environment import named_device
 from normrnn.train.language import build_model
 from normrnn.train.rundir import CONFIG, MODEL, VOCABULARY, RunDirectory
 from normrnn.train.speech import build_model as build_acoustic
@@ -41,7 +42,7 @@ def load_acoustic(run: str | Path, device: str | torch.device = "cpu") -> Acoust
     dim, classes = (len(weights.get(name, ())) for name in ("mean", "label_counts"))
     model = build_acoustic(config, dim, classes)
     _fill(model, weights, directory)
-    return model.to(device).eval()
+    return model.to(named_device(device)).eval()
 
 
 def load_language(run: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
@@ -63,7 +64,7 @@ def load_language(run: str | Path, device: str | torch.device = "cpu") -> Langua
     model = build_model(config, len(vocabulary))
     _fill(model, weights, directory)
     model.vocabulary = vocabulary
-    return model.to(device).eval()
+    return model.to(named_device(device)).eval()
 
 
 def _weights(directory: RunDirectory) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normrnn.data.archive import write_matrix
-from normrnn.data.speech import read_features
+from normrnn.data.speech import read_features, sources
 from normrnn.errors import UsageError, UserError
 from normrnn.train.load import load_acoustic
 
@@ -30,6 +30,9 @@ def write_posteriors(
     model = load_acoustic(run, device)
     minus = 0.0 if prior_floor is None else model.log_priors(prior_floor)
     ark, scp = (prefix.with_name(f"{prefix.name}.{kind}") for kind in ("ark", "scp"))
+    taken = sources(data) & {ark.resolve(), scp.resolve()}
+    if taken:
+        raise UsageError(f"--out {prefix} would overwrite {min(taken)}, which is read")
     temporary = [path.with_name(f".{path.name}.tmp") for path in (ark, scp)]
     utterances = frames = 0
     try:
@@ -64,6 +67,8 @@ def _checked(data: Path, dim: int) -> Iterator[tuple[str, Tensor]]:
             )
         if not len(features):
             raise UserError(f"{key} of {data} has no frames")
+        if not features.isfinite().all():
+            raise UserError(f"{key} of {data} has features that are not finite")
         yield key, features
 
 

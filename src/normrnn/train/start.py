@@ -15,7 +15,7 @@ from normrnn.train.environment import named_device, record
 from normrnn.train.interrupt import Interrupt
 from normrnn.train.language import open_language
 from normrnn.train.loop import Trainer
-from normrnn.train.rundir import CONFIG, RunDirectory, changed_fields
+from normrnn.train.rundir import CHECKPOINT, CONFIG, MODEL, RunDirectory, changed_fields
 from normrnn.train.speech import open_speech
 from normrnn.train.task import Experiment
 
@@ -40,6 +40,8 @@ def train(
         if run.has(CONFIG):
             _refuse_changes(run.config(), config, out)
             checkpoint = run.read_checkpoint(config)
+            if checkpoint is None and run.has(MODEL):  # which is never written before it
+                raise UserError(f"{out} has a {MODEL} but no {CHECKPOINT}: not overwriting it")
         if checkpoint and checkpoint["finished"] >= config.epochs:
             say(f"{out} is finished: {config.epochs} epochs. A larger --epochs goes on from there.")
             return
