@@ -66,7 +66,8 @@ class LSTM(Normalised, nn.LSTM):
         time_steps: keep test statistics for this many time steps (``"frame"``, ``"hidden"``).
         sync: pool the batch's statistics over the ranks of the default process group.
 
-    Differentiating twice is not available with a normaliser, nor with ragged input on a CPU.
+    Differentiating twice is not available in training with a normaliser, nor with ragged input on
+    a CPU; it says so.
 
     >>> import torch
     >>> layer = LSTM(8, 16, num_layers=2, bidirectional=True)
