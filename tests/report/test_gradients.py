@@ -39,6 +39,8 @@ def test_table() -> None:
     assert lines[1][3:5] == ["5.0e-01", "2.0e+00"]
     assert lines[3][0] == "norm hidden, l1"
     assert lines[3][5:] == ["0.125", "1.00 … 0.25", "3.00 … 5.00"]
+    broken = [{"label": "x", "loss": 9.0, "layers": {"l0": LAYER | {"spread": [9.5, 1.5e21]}}}]
+    assert table(broken).rows[0][6] == "9.50 … 1.5e+21"
 
 
 def test_sentence() -> None:

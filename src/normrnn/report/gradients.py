@@ -42,7 +42,7 @@ def table(records: Sequence[Record]) -> Table:
                     f"{last:.1e}",
                     f"{first:.1e}",
                     DASH if gamma is None else f"{gamma:.3f}",
-                    *(f"{s[0]:.2f} … {s[-1]:.2f}" if s else DASH for s in spreads),
+                    *(f"{_spread(s[0])} … {_spread(s[-1])}" if s else DASH for s in spreads),
                 ]
             )
     names = ["loss", "growth per step", "‖dL/dh‖ at the last step", "at the first", "mean γ"]
@@ -54,6 +54,10 @@ def table(records: Sequence[Record]) -> Table:
         "Growth per step: the factor by which the norm changes with every step backwards. "
         "Spread: standard deviation at the first and at the last time step.",
     )
+
+
+def _spread(value: float) -> str:
+    return f"{value:.2f}" if value < 1e4 else f"{value:.1e}"
 
 
 def _ends(layer: str, norms: Sequence[float]) -> tuple[float, float]:
