@@ -154,7 +154,7 @@ def _studies(root: Path) -> list[str]:
                 parts.append(f"![Curves of {group.title}]({study_picture(path, group.title)})")
         for file in recorded(path):
             table = gradients.table(_read(file))
-            parts += [f"**{table.title}**", table.markdown(), table.note]
+            parts += [f"**{table.title}** ({file.name})", table.markdown(), table.note]
             parts.append(f"![Back-propagation]({study_picture(path, file.stem)})")
     return parts
 

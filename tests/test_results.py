@@ -186,6 +186,7 @@ def test_studies_stand_after_the_experiments(project: Path, tmp_path: Path) -> N
     assert "- norm none: best validation loss 1.5000, trial 1 (lr 0.25, batch 32);" in appendix
     assert "No saving: the network normalised inside the recurrence" in appendix
     assert "| norm hidden, l1 | 1.500 | 0.500 |" in appendix
+    assert "on its way back** (gradients-best.json)" in appendix
     links = re.findall(r"!\[.*?\]\((.*?)\)", appendix)
     which = ("", "-ptb-char", "-gradients-best")
     assert links == [f"results/pictures/study-char{more}.png" for more in which]
