@@ -1,0 +1,132 @@
+"""The table of normalisations: one row each, without torch.
+
+Command line, recipes, models, evaluation and reports ask a row what they need to know; nothing
+else compares a normalisation by its name. "none" is a row too: the baseline, ``norm=None`` of the
+layers.
+
+>>> of("frame").words
+'frame-wise normalised network'
+>>> names()[0], of(None).normalises
+('none', False)
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+BASELINE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """What the rest of the program needs to know of a normalisation."""
+
+    name: str
+    """As on the command line, in `config.json` and as ``norm=`` of the layers."""
+    words: str
+    """An arm in words, for reports."""
+    acts: Literal["input", "step"] | None
+    """On the input transition W_x x before the recurrence, or inside every step; None: not."""
+    pools: Literal["batch", "step"] | None
+    """The rows that share a mean and a variance: all of a batch, or those of one time step; more
+    than one is needed. None: every row stands for itself."""
+    looks_ahead: bool = False
+    """Whether batch statistics use later frames: a score with them is then no perplexity."""
+    sync: bool = False
+    """Whether statistics can be pooled over processes."""
+    unfoldable: str = ""
+    """Why no plain layer has the same eval output; empty if one has (statistics shared over time
+    provided)."""
+    gamma: float = 1.0
+    """Initial γ unless one is given."""
+    cell_norm: bool = False
+    """Whether the LSTM's cell is normalised too unless the user says."""
+    implementation: str = ""
+    """``module:class`` of the normaliser that the layers build, imported when first needed."""
+
+    @property
+    def normalises(self) -> bool:
+        """False for the baseline."""
+        return self.acts is not None
+
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether eval mode depends on statistics of training: running, recalibrated, batch."""
+        return self.pools is not None
+
+    @property
+    def takes_time_steps(self) -> bool:
+        """Whether test statistics can be kept per time step."""
+        return self.pools == "step"
+
+    @property
+    def label(self) -> str:
+        """A word for tables and legends."""
+        return self.name if self.normalises else "baseline"
+
+    def load(self) -> Any:
+        """The class that implements it."""
+        module, _, name = self.implementation.partition(":")
+        return getattr(import_module(module), name)
+
+
+_TABLE: dict[str, Norm] = {}
+
+
+def register(norm: Norm) -> Norm:
+    """Adds a row; a name that is taken is an error."""
+    if norm.name in _TABLE:
+        raise ValueError(f"there is a normalisation {norm.name!r} already")
+    _TABLE[norm.name] = norm
+    return norm
+
+
+def unregister(name: str) -> None:
+    """Takes a row out again."""
+    del _TABLE[name]
+
+
+def of(name: str | None) -> Norm:
+    """The row of a name, or of the layers' None; ValueError with the choices for any other."""
+    found = _TABLE.get(BASELINE if name is None else name)
+    if found is None:
+        raise ValueError(f"unknown normalisation {name!r}: choose one of {', '.join(_TABLE)}")
+    return found
+
+
+def names() -> tuple[str, ...]:
+    """All of them, the baseline first."""
+    return tuple(_TABLE)
+
+
+register(Norm(name=BASELINE, words="baseline", acts=None, pools=None))
+register(
+    Norm(
+        name="frame",
+        words="frame-wise normalised network",
+        acts="input",
+        pools="step",
+        sync=True,
+        implementation="normrnn.nn.normaliser:Normaliser",
+    )
+)
+register(
+    Norm(
+        name="sequence",
+        words="sequence-wise normalised network",
+        acts="input",
+        pools="batch",
+        looks_ahead=True,
+        sync=True,
+        implementation="normrnn.nn.normaliser:Normaliser",
+    )
+)
+register(
+    Norm(
+        name="hidden",
+        words="network normalised inside the recurrence",
+        acts="step",
+        pools="step",
+        implementation="normrnn.nn.normaliser:Normaliser",
+    )
+)
