@@ -27,7 +27,7 @@ format: $(READY)
 
 # RESULTS.md, and the table and pictures of the README, from results/
 results: $(READY)
-	$(BIN)/python results/table.py
+	$(BIN)/python -m tools.results
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.layers

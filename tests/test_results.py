@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from results.collect import collect, collect_study
-from results.table import (
+from tests.report.made_runs import make_run
+from tests.report.test_gradients import RECORDS
+from tests.report.test_study import TRIALS
+from tools.collect import collect, collect_study
+from tools.results import (
     PICTURE,
     STUDIES,
     experiments,
@@ -19,9 +22,6 @@ from results.table import (
     stale,
     write,
 )
-from tests.report.made_runs import make_run
-from tests.report.test_gradients import RECORDS
-from tests.report.test_study import TRIALS
 
 ROOT = Path(__file__).parent.parent
 README = "<!-- picture:begin -->\n<!-- picture:end -->\nWords.\n<!-- results:begin -->\nold\n"
@@ -53,11 +53,11 @@ def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
 
-    monkeypatch.setattr("results.table.figure", lambda _: None)
-    monkeypatch.setattr("results.table.study_figure", lambda _: None)
-    monkeypatch.setattr("results.table.gradients.figure", lambda _: None)
-    monkeypatch.setattr("results.table.headline", lambda _: None)
-    monkeypatch.setattr("results.table.save", touch)
+    monkeypatch.setattr("tools.results.figure", lambda _: None)
+    monkeypatch.setattr("tools.results.study_figure", lambda _: None)
+    monkeypatch.setattr("tools.results.gradients.figure", lambda _: None)
+    monkeypatch.setattr("tools.results.headline", lambda _: None)
+    monkeypatch.setattr("tools.results.save", touch)
 
 
 def test_committed_results_are_fresh() -> None:
@@ -189,7 +189,7 @@ def test_studies_stand_after_the_experiments(project: Path, tmp_path: Path) -> N
     assert "on its way back** (gradients-best.json)" in appendix
     links = re.findall(r"!\[.*?\]\((.*?)\)", appendix)
     which = ("", "-ptb-char", "-gradients-best")
-    assert links == [f"results/pictures/study-char{more}.png" for more in which]
+    assert links == [f"docs/pictures/study-char{more}.png" for more in which]
     assert "ptb-char" not in (project / "README.md").read_text()
 
     assert stale(project) == []
@@ -234,17 +234,19 @@ def test_a_study_of_runs_is_one_table(project: Path, tmp_path: Path) -> None:
     assert text.count("| Small LSTM · ptb-small, optimizer.lr 2.0 |") == 1
     assert "**ptb-small, optimizer.lr 1.0.** To reach" in text
     links = re.findall(r"!\[.*?\]\((.*?)\)", text)
-    assert links == ["results/pictures/study-rates-ptb-small--optimizer.lr-1.0.png"]
+    assert links == ["docs/pictures/study-rates-ptb-small--optimizer.lr-1.0.png"]
 
 
 def test_another_study_is_not_collected_over_one(tmp_path: Path) -> None:
     collect_study(_searched(tmp_path / "a", TRIALS[:4]), "char", tmp_path)
     metrics = tmp_path / "a" / "trials" / "0000" / "none" / "metrics.jsonl"
     metrics.parent.mkdir(parents=True)
-    metrics.write_text('{"loss": 1}\n')
+    metrics.write_text('{"loss": 1}\n{"torn')
     target = collect_study(_searched(tmp_path / "a", TRIALS), "char", tmp_path)
     assert len((target / "trials.jsonl").read_text().splitlines()) == 6
-    assert (target / "trials/0000/none/metrics.jsonl").read_text() == '{"loss": 1}\n'
+    kept = [json.loads(line) for line in (target / "trials.jsonl").read_text().splitlines()]
+    assert [trial["rows"] for trial in kept[:2]] == [{"none": [{"loss": 1}]}, {}]
+    assert sorted(path.name for path in target.iterdir()) == ["study.json", "trials.jsonl"]
     other = [{**TRIALS[0], "settings": {"optimizer.lr": 0.5}}]
     with pytest.raises(SystemExit, match="holds another study"):
         collect_study(_searched(tmp_path / "b", other), "char", tmp_path)
