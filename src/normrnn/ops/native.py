@@ -1,28 +1,24 @@
 """Optional C kernels: the element-wise half of an LSTM step, normalisation, transposition.
 
-They are compiled with the system's C compiler when they are first wanted, kept in the user's
-cache directory, and called through ctypes. Without a compiler, or with ``NORMRNN_NATIVE=0``, the
-same numbers come from torch's own kernels; see ``benchmarks/NOTES.md`` for what they pay.
+They are compiled when they are first wanted (`build`) and called through ctypes. Without a
+compiler, or with ``NORMRNN_NATIVE=0``, the same numbers come from torch's own kernels; see
+``benchmarks/NOTES.md`` for what they pay.
 """
 
 import ctypes
-import hashlib
 import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from normrnn.ops import build
 from normrnn.ops.cells import LSTMTrace, Peephole, StateGradient, add_product_, carry
 from normrnn.ops.steps import Steps
 
 _SOURCE = Path(__file__).with_name("native.c")
-_FLAGS = ["-O3", "-std=c99", "-fPIC", "-shared", "-march=native", "-funroll-loops"]
+_FLAGS = ["-O3", "-std=c99", "-fPIC", "-march=native", "-funroll-loops"]
 # Fused multiply-add, and no errno or floating-point traps to preserve; NaN keeps its meaning.
 _FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
 
@@ -32,38 +28,16 @@ def library() -> ctypes.CDLL | None:
     """The compiled kernel, or None where there is none to be had."""
     if os.environ.get("NORMRNN_NATIVE", "1") == "0":
         return None
-    wanted = [os.environ["CC"]] if "CC" in os.environ else ["cc", "gcc", "clang"]
-    compiler = next(filter(None, map(shutil.which, wanted)), None)
-    if compiler is None:
-        return None
     try:
-        return _load(_compiled(compiler))
-    except (OSError, RuntimeError, subprocess.SubprocessError, AttributeError):
-        return None  # optional in every way: no home directory, a compiler too old, …
+        path = build.library("native", [build.Source(_SOURCE)], [*_FLAGS, *_sharing()])
+        return None if path is None else _load(path)
+    except (OSError, RuntimeError, AttributeError):
+        return None  # optional in every way: no home directory, a loader that will not, …
 
 
 def usable(gates: Tensor) -> bool:
     """Whether the kernel can take these gates: float32 on a CPU."""
     return gates.dtype == torch.float32 and gates.device.type == "cpu" and library() is not None
-
-
-def _compiled(compiler: str) -> Path:
-    """Builds the library, or finds it built: the name says source, flags and kind of CPU."""
-    key = hashlib.sha256(_SOURCE.read_bytes())
-    flags = [*_FLAGS, *_sharing()]
-    for part in (*flags, compiler, platform.machine(), _cpu_features()):
-        key.update(part.encode())
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "normrnn"
-    target = folder / f"native-{key.hexdigest()[:16]}.so"
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            built = Path(scratch) / "built.so"
-            command = [compiler, *flags, str(_SOURCE), "-o", str(built), "-lm"]
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
-            built.replace(target)  # atomic: two processes may get here at once
-    return target
 
 
 def _sharing() -> list[str]:
@@ -73,15 +47,6 @@ def _sharing() -> list[str]:
     """
     runtime = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
     return ["-fopenmp"] if runtime.exists() else []
-
-
-def _cpu_features() -> str:
-    """A cache directory may be shared between machines, code for the wrong CPU may not."""
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor()
-    lines = info.read_text().splitlines()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def _load(path: Path) -> ctypes.CDLL:
