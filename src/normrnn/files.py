@@ -1,8 +1,17 @@
-"""Paths as people write them, and files that are there whole or not at all."""
+"""Paths as people write them, and files that are there whole or not at all.
+
+What is written here follows no symbolic link at its last name: a directory may be somebody
+else's, and a link in it would have us overwrite what it points to.
+"""
 
 import contextlib
 import os
+import secrets
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
+from typing import IO
 
 from normrnn.errors import UserError
 
@@ -15,23 +24,57 @@ def expanded(path: str | Path) -> Path:
         raise UserError(f"{path} does not exist: no home directory of that name") from None
 
 
-def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Replace a file through to the disk; UserError, and the old one kept, if that fails."""
-    temporary = path.with_name(f".{path.name}.tmp")
+def open_regular(path: Path) -> BufferedReader:
+    """A file to read; a pipe or a device, which could keep a reader waiting, is an OSError."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(None, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def following_no_link(path: str, flags: int) -> int:
+    """An opener for `open` that follows no symbolic link."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of `path`, through to the disk, when the block has ended.
+
+    If that fails the old one is kept: a UserError says so.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(directory)
+            with open(temporary, "xb", opener=following_no_link) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            directory = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
         finally:
-            os.close(directory)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise UserError(
             f"{path} cannot be written: {error.strerror or error}; what was there is kept"
         ) from None
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Replace a file through to the disk; UserError, and the old one kept, if that fails."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+def remove_leftovers(folder: Path, *names: str) -> None:
+    """Temporary files of killed writers of these files; call it where nobody else writes them."""
+    for name in names:
+        for leftover in folder.glob(f".{name}.*tmp"):
+            with contextlib.suppress(OSError):
+                leftover.unlink()

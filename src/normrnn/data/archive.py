@@ -1,7 +1,7 @@
-"""Kaldi's archives: float32 matrices and int32 vectors, and the tables that point at them.
+"""Kaldi's archives: matrices and int32 vectors, and the tables that point at them.
 
-What is written here, and what Kaldi writes by default, is read here, slices without the rest;
-compressed, double and text matrices go through kaldiio.
+Nothing that is read is run: `matrices` says what is taken, and a command in a table is refused by
+whoever looks up its place. No message repeats what stands in an archive.
 
 An scp line is `KEY PATH:OFFSET`. Kaldi's programs open PATH as it stands, so absolute paths are
 written. A reader here looks for an archive of that name beside the scp file first, and checks the
@@ -9,7 +9,9 @@ key in front of the offset: a directory that was moved or copied reads its own a
 """
 
 import gzip
+import re
 import struct
+import zlib
 from collections.abc import Iterator
 from io import BufferedIOBase
 from pathlib import Path
@@ -18,17 +20,16 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from normrnn.data.extras import speech_extra
+from normrnn.data.matrices import BINARY, Unusable, find_matrix
 from normrnn.errors import UserError
+from normrnn.files import open_regular
 
-_BINARY = b"\0B"
-_MATRIX = b"FM "
 _HEAD = struct.Struct("<bibi")  # size of an int, rows, size of an int, columns
 _ROW = np.dtype([("size", "i1"), ("value", "<i4")])
-
-
-class Unusable(UserError):  # noqa: N818  said of an utterance, not of the program
-    """One utterance cannot be used, and why; the others go on."""
+_CHUNK = 1 << 20
+# Of what is unpacked while it is read, and so could be far larger than its file.
+_LONGEST_KEY = 1 << 12
+_LONGEST_LINE = 1 << 28
 
 
 class Entry(NamedTuple):
@@ -43,7 +44,7 @@ def write_matrix(file: IO[bytes], key: str, matrix: NDArray[np.floating]) -> int
     file.write(f"{key} ".encode())
     offset = file.tell()
     rows, columns = matrix.shape
-    file.write(_BINARY + _MATRIX + _HEAD.pack(4, rows, 4, columns))
+    file.write(BINARY + b"FM " + _HEAD.pack(4, rows, 4, columns))
     file.write(np.ascontiguousarray(matrix, dtype="<f4").tobytes())
     return offset
 
@@ -54,36 +55,23 @@ def write_vector(file: IO[bytes], key: str, vector: NDArray[np.integer]) -> int:
     offset = file.tell()
     body = np.empty(len(vector), dtype=_ROW)
     body["size"], body["value"] = 4, vector
-    file.write(_BINARY + struct.pack("<bi", 4, len(vector)) + body.tobytes())
+    file.write(BINARY + struct.pack("<bi", 4, len(vector)) + body.tobytes())
     return offset
 
 
 def read_matrix(
     entry: Entry, key: str, start: int = 0, stop: int | None = None
 ) -> NDArray[np.float32]:
-    """Rows start..stop (T, D); of the usual kind only these are read from disk."""
+    """Rows start..stop (T, D); of an uncompressed matrix only these are read from disk."""
     with _open(entry, key) as file:
-        shape = _shape(file)
-        if shape is None:
-            return _through_kaldiio(entry)[start:stop]
-        rows, columns = shape
-        first, last, _ = slice(start, stop).indices(rows)
-        wanted = max(last - first, 0) * columns
-        file.seek(first * columns * 4, 1)
-        body = file.read(wanted * 4)
-    if len(body) < wanted * 4:
-        raise Unusable(f"{entry.path} ends in the middle of {key}")
-    return np.frombuffer(body, dtype="<f4").reshape(-1, columns).astype(np.float32)
+        return find_matrix(file, key, entry.path).read(start, stop)
 
 
 def matrix_shape(entry: Entry, key: str) -> tuple[int, int]:
-    """Rows and columns; of the usual kind only the header is read from disk."""
+    """Rows and columns; of a binary matrix only the header is read from disk."""
     with _open(entry, key) as file:
-        shape = _shape(file)
-    if shape is None:
-        rows, columns = _through_kaldiio(entry).shape
-        return rows, columns
-    return shape
+        matrix = find_matrix(file, key, entry.path)
+        return matrix.rows, matrix.columns
 
 
 def read_vector(
@@ -91,7 +79,7 @@ def read_vector(
 ) -> NDArray[np.int32]:
     """Elements start..stop of a binary int32 vector; only these are read from disk."""
     with _open(entry, key) as file:
-        if file.read(2) != _BINARY:
+        if file.read(2) != BINARY:
             raise Unusable(f"{entry.path} holds no binary int vector for {key}")
         return _vector(file, key, entry.path, start, stop)
 
@@ -99,21 +87,22 @@ def read_vector(
 def read_vectors(path: Path) -> Iterator[tuple[str, NDArray[np.int32]]]:
     """All int vectors of an archive: binary or text, .gz or not."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with open_regular(path) as raw, _unpacked(raw, path) as file:
             while True:
-                key, ended = _key(file)
+                key, ended = _key(file, path)
                 if not key:
                     return
                 first = b"\n" if ended else file.read(1)
-                if first != _BINARY[:1]:
-                    line = first if first == b"\n" else first + file.readline()
+                if first != BINARY[:1]:
+                    line = first if first == b"\n" else first + file.readline(_LONGEST_LINE)
                     yield key, _numbers(line, key, path)
-                elif file.read(1) == _BINARY[1:]:
+                elif file.read(1) == BINARY[1:]:
                     yield key, _vector(file, key, path)
                 else:
                     raise Unusable(f"{path} is damaged at {key}")
-    except (EOFError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+    except (EOFError, OSError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read: {reason}") from None
 
 
 def read_table(path: Path) -> dict[str, str]:
@@ -137,12 +126,32 @@ def read_table(path: Path) -> dict[str, str]:
     return table
 
 
+def whole_number(text: str) -> int | None:
+    """What plain digits say; None for anything else, or more than a file could be long."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+def is_command(target: str) -> bool:
+    """Whether Kaldi, or what reads its tables, could run something for this scp entry."""
+    name, _, digits = target.rpartition(":")
+    name = (name if digits.isdigit() else target).strip()
+    return name.startswith("|") or name.endswith("|")
+
+
 def locate(target: str, folder: Path) -> Entry:
     """The archive and offset behind an scp entry `PATH` or `PATH:OFFSET` of a file in `folder`."""
+    if is_command(target):
+        raise Unusable(
+            f"an scp file of {folder} asks for a command ({target}): not run here"
+            " (prepare kaldi --allow-pipes runs those that end in a bar)"
+        )
     if target.endswith("]"):
         raise Unusable(f"{target} is a range of rows: not read here, copy-feats writes it out")
+    if target in ("", "-") or "\0" in target:
+        raise Unusable(f"an scp file of {folder} names no file: {target!r}")
     name, colon, digits = target.rpartition(":")
-    path, offset = (Path(name), int(digits)) if colon and digits.isdigit() else (Path(target), None)
+    offset = whole_number(digits) if colon else None
+    path = Path(target if offset is None else name)
     # An archive, whose key is checked, first beside the scp file; else as Kaldi would open it,
     # relative to the scp file, beside it.
     choices = [path, folder / path, folder / path.name]
@@ -159,7 +168,7 @@ def _split(line: str) -> tuple[str, str, str]:
 def _open(entry: Entry, key: str) -> BufferedIOBase:
     """The file, positioned at the object of this key."""
     try:
-        file = entry.path.open("rb")
+        file = open_regular(entry.path)
     except OSError as error:
         raise Unusable(f"{entry.path} cannot be read: {error.strerror}") from None
     if entry.offset is not None:
@@ -171,13 +180,8 @@ def _open(entry: Entry, key: str) -> BufferedIOBase:
     return file
 
 
-def _shape(file: BufferedIOBase) -> tuple[int, int] | None:
-    """Rows and columns of a float32 matrix; None if it is of another kind."""
-    head = file.read(5 + _HEAD.size)
-    if head[:5] != _BINARY + _MATRIX or len(head) < 5 + _HEAD.size:
-        return None
-    _, rows, _, columns = _HEAD.unpack(head[5:])
-    return rows, columns
+def _unpacked(raw: BufferedIOBase, path: Path) -> BufferedIOBase:
+    return gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
 
 
 def _vector(
@@ -187,20 +191,30 @@ def _vector(
     if len(head) < 5 or head[0] != 4:
         raise Unusable(f"{path} holds no int vector for {key}")
     (length,) = struct.unpack("<i", head[1:])
+    if length < 0:
+        raise Unusable(f"{path} is damaged at {key}: a vector of {length} numbers")
     first, last, _ = slice(start, stop).indices(length)
-    wanted = max(last - first, 0)
     if first:
         file.seek(first * _ROW.itemsize, 1)
-    body = np.frombuffer(file.read(wanted * _ROW.itemsize), dtype="u1")
-    if len(body) < wanted * _ROW.itemsize:
+    body = _exactly(file, max(last - first, 0) * _ROW.itemsize)
+    if body is None:
         raise Unusable(f"{path} ends in the middle of {key}")
-    rows = body.view(_ROW)
+    rows = np.frombuffer(body, dtype=_ROW)
     if (rows["size"] != 4).any():
         raise Unusable(f"{path} is damaged at {key}")
     return rows["value"].astype(np.int32)
 
 
-def _key(file: BufferedIOBase) -> tuple[str, bool]:
+def _exactly(file: BufferedIOBase, size: int) -> bytes | None:
+    """So many bytes, None if there are fewer: a header's word is not enough to reserve them."""
+    parts: list[bytes] = []
+    while size > 0 and (part := file.read(min(size, _CHUNK))):
+        parts.append(part)
+        size -= len(part)
+    return None if size else b"".join(parts)
+
+
+def _key(file: BufferedIOBase, path: Path) -> tuple[str, bool]:
     """The next key, empty at the end of the file; and whether the line ended with it."""
     name = bytearray()
     while byte := file.read(1):
@@ -209,6 +223,8 @@ def _key(file: BufferedIOBase) -> tuple[str, bool]:
                 return name.decode("utf-8", "replace"), byte == b"\n"
             continue
         name += byte
+        if len(name) > _LONGEST_KEY:
+            raise UserError(f"{path} is no archive: it has a key of over {_LONGEST_KEY:,} bytes")
     return name.decode("utf-8", "replace"), True
 
 
@@ -219,18 +235,4 @@ def _numbers(line: bytes, key: str, path: Path) -> NDArray[np.int32]:
     try:
         return np.array([int(word) for word in words], dtype=np.int32)
     except (ValueError, OverflowError):
-        shown = line[:20].decode("utf-8", "replace").strip()
-        raise UserError(f"{path} holds no int vector for {key}: {shown!r}...") from None
-
-
-def _through_kaldiio(entry: Entry) -> NDArray[np.float32]:
-    kaldiio = speech_extra("kaldiio")
-    name = str(entry.path) if entry.offset is None else f"{entry.path}:{entry.offset}"
-    try:
-        matrix = kaldiio.load_mat(name)
-    # kaldiio raises whatever its parser meets; any of it means the same to the user.
-    except Exception as error:
-        raise Unusable(f"{name} cannot be read ({type(error).__name__}: {error})") from None
-    if not isinstance(matrix, np.ndarray) or matrix.ndim != 2:
-        raise Unusable(f"{name} is no matrix")
-    return matrix.astype(np.float32)
+        raise UserError(f"{path} holds no int vector for {key}") from None

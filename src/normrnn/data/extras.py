@@ -6,7 +6,7 @@ from typing import Any
 
 from normrnn.errors import UserError
 
-SPEECH = ("kaldi_native_fbank", "kaldiio", "soundfile", "pocketsphinx")
+SPEECH = ("kaldi_native_fbank", "soundfile", "pocketsphinx")
 
 
 def speech_extra(name: str) -> Any:

@@ -12,7 +12,7 @@ from time import process_time
 import numpy as np
 from numpy.typing import NDArray
 
-from normrnn.data.archive import Entry, Unusable, locate, read_matrix, read_table
+from normrnn.data.archive import Entry, Unusable, is_command, locate, read_matrix, read_table
 from normrnn.data.audio import Sound, check_not_silent, read_sound
 from normrnn.data.extras import versions
 from normrnn.data.features import FRAME_SHIFT, add_deltas, fbank
@@ -170,11 +170,20 @@ def _targets(path: Path, allow_pipes: bool) -> dict[str, str]:
     """An scp file; commands in it are refused unless they are allowed."""
     table = read_table(path)
     for key, target in table.items():
-        if target.endswith("|") and not allow_pipes:
+        if _pipe(target) and not allow_pipes:
             raise UserError(
                 f"{path} runs commands (for {key}: {target}); --allow-pipes lets it run them"
             )
+        if is_command(target) and not _pipe(target):
+            raise UserError(
+                f"{path} asks for a command that is none to read from ({key}: {target})"
+            )
     return table
+
+
+def _pipe(target: str) -> bool:
+    """A command whose output is read, as Kaldi tells them: the bar is last, and not first."""
+    return target.endswith("|") and not target.startswith("|")
 
 
 def _optional(path: Path) -> dict[str, str] | None:
@@ -182,7 +191,7 @@ def _optional(path: Path) -> dict[str, str] | None:
 
 
 def _given(source: Source, key: str) -> NDArray[np.float32]:
-    if not source.target.endswith("|"):
+    if not _pipe(source.target):
         return read_matrix(locate(source.target, source.folder), key)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "matrix"
@@ -196,7 +205,7 @@ def _given(source: Source, key: str) -> NDArray[np.float32]:
 @lru_cache(maxsize=1)
 def _recording(target: str, folder: Path, rate: int) -> Sound:
     """A whole recording; the last is kept, as its segments follow each other."""
-    if target.endswith("|"):
+    if _pipe(target):
         return read_sound(io.BytesIO(_output(target)), rate)
     entry = locate(target, folder)
     if entry.offset is not None:
@@ -236,7 +245,7 @@ def _fingerprint(utterances: list[Utterance]) -> str:
         if u.source is None:
             continue
         digest.update(u.source.labels.tobytes())
-        if u.source.target.endswith("|"):
+        if _pipe(u.source.target):
             digest.update(u.source.target.encode())
             continue
         path, offset = locate(u.source.target, u.source.folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from normrnn.data.archive import read_vectors
+from normrnn.data.archive import read_vectors, whole_number
 from normrnn.errors import UserError
 
 Labels = dict[str, NDArray[np.int32]]
@@ -81,8 +81,8 @@ def _model_pdfs(path: Path) -> int | None:
     folder = path if path.is_dir() else path.parent
     if (folder / "num_pdfs").is_file():
         text = (folder / "num_pdfs").read_text(encoding="utf-8", errors="replace").strip()
-        if text.isdigit():
-            return int(text)
+        if (count := whole_number(text)) is not None:
+            return count
     if (folder / "final.mdl").is_file():
         match = _NUM_PDFS.search((folder / "final.mdl").read_bytes())
         if match:

@@ -39,6 +39,7 @@ from normrnn.data.prepared import (
     write_text,
 )
 from normrnn.errors import UsageError, UserError
+from normrnn.files import following_no_link
 
 SETTINGS = ".preparation.json"
 JOURNAL = ".journal.jsonl"
@@ -198,9 +199,9 @@ class _Journal:
     def __enter__(self) -> "_Journal":
         ends = self.records[-1]["ends"] if self.records else [0] * len(ARCHIVES)
         for name, end in zip(ARCHIVES, ends, strict=True):
-            path = self.out / name
-            path.touch()
-            self._files[name] = file = path.open("r+b")
+            # Not created by "a": what is appended there goes to the end, wherever one seeks.
+            descriptor = following_no_link(str(self.out / name), os.O_RDWR | os.O_CREAT)
+            self._files[name] = file = os.fdopen(descriptor, "r+b")
             file.truncate(end)
             file.seek(end)
         # A torn last line goes, and lines whose data did not reach the disk.
@@ -247,7 +248,7 @@ class _Journal:
         if not new:
             return
         self._flush()
-        with (self.out / JOURNAL).open("a", encoding="utf-8") as file:
+        with open(self.out / JOURNAL, "a", encoding="utf-8", opener=following_no_link) as file:
             file.write("".join(map(_line, new)))
             file.flush()
             os.fsync(file.fileno())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.errors import UserError
+from normrnn.files import following_no_link
 
 PERPLEXITY_LIMIT = 50.0
 """Perplexities are capped at e^50 (5e21): one diverging batch must not give an infinite mean."""
@@ -83,7 +84,7 @@ class MetricsFile:
         """Write one row through to the disk: no checkpoint may know more than the file."""
         line = json.dumps(row, allow_nan=False) + "\n"
         try:
-            with self.path.open("a", encoding="utf-8") as file:
+            with open(self.path, "a", encoding="utf-8", opener=following_no_link) as file:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
@@ -98,4 +99,5 @@ class MetricsFile:
                 f" ({size}): rows are missing"
             )
         if self.path.exists():
-            os.truncate(self.path, size)
+            with open(self.path, "r+b", opener=following_no_link) as file:
+                file.truncate(size)

@@ -1,6 +1,5 @@
 """What a hybrid decoder needs of a trained acoustic model."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from torch import Tensor
 from normrnn.data.archive import write_matrix
 from normrnn.data.speech import read_features, sources
 from normrnn.errors import UsageError, UserError
+from normrnn.files import replacing
 from normrnn.train.load import load_acoustic
 
 FRAMES = 16_384  # that run through the network together: a dozen utterances or two
@@ -33,28 +33,18 @@ def write_posteriors(
     taken = sources(data) & {ark.resolve(), scp.resolve()}
     if taken:
         raise UsageError(f"--out {prefix} would overwrite {min(taken)}, which is read")
-    temporary = [path.with_name(f".{path.name}.tmp") for path in (ark, scp)]
     utterances = frames = 0
-    try:
-        ark.parent.mkdir(parents=True, exist_ok=True)
-        with temporary[0].open("wb") as archive, temporary[1].open("w", encoding="utf-8") as table:
-            for some in _together(_checked(data, len(model.mean))):
-                keys, features = zip(*some, strict=True)
-                batch = model.each_log_posteriors([x.to(device) for x in features])
-                for key, rows in zip(keys, batch, strict=True):
-                    offset = write_matrix(archive, key, (rows - minus).cpu().numpy())
-                    table.write(f"{key} {ark.resolve()}:{offset}\n")
-                    utterances, frames = utterances + 1, frames + len(rows)
+    ark.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(scp) as table, replacing(ark) as archive:  # the archive comes first
+        for some in _together(_checked(data, len(model.mean))):
+            keys, features = zip(*some, strict=True)
+            batch = model.each_log_posteriors([x.to(device) for x in features])
+            for key, rows in zip(keys, batch, strict=True):
+                offset = write_matrix(archive, key, (rows - minus).cpu().numpy())
+                table.write(f"{key} {ark.resolve()}:{offset}\n".encode())
+                utterances, frames = utterances + 1, frames + len(rows)
         if not utterances:
             raise UserError(f"{data / 'feats.scp'} lists no utterances")
-        for source, target in zip(temporary, (ark, scp), strict=True):
-            source.replace(target)
-    except OSError as error:
-        raise UserError(f"{ark} cannot be written: {error.strerror or error}") from None
-    finally:
-        for path in temporary:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
     return utterances, frames
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from normrnn.errors import UsageError, UserError
-from normrnn.files import write_whole
+from normrnn.files import following_no_link, remove_leftovers, write_whole
 from normrnn.recipes import read_config
 from normrnn.recipes.config import Config
 from normrnn.recipes.jsonio import differences, to_dict
@@ -69,11 +69,12 @@ class RunDirectory:
         except ImportError:  # no such lock on this system
             yield
             return
-        with (self.path / ".lock").open("w") as file:
+        with open(self.path / ".lock", "a", opener=following_no_link) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise BusyError(f"another process is training in {self.path}") from None
+            remove_leftovers(self.path, CONFIG, MODEL, CHECKPOINT, VOCABULARY)
             yield
 
     def write(self, name: str, content: bytes | memoryview) -> None:

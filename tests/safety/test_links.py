@@ -1,0 +1,97 @@
+"""Symbolic links in a directory that is written to: nothing they point to is touched."""
+
+from pathlib import Path
+
+import pytest
+
+from normrnn.errors import UserError
+from normrnn.files import write_whole
+from normrnn.recipes.speech import SpeechConfig
+from normrnn.train.metrics import MetricsFile
+from normrnn.train.rundir import RunDirectory
+from tests.safety.conftest import Cli
+from tests.safety.test_nothing_runs import arguments
+from tests.tiny_runs import run_tiny
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Path:
+    path = tmp_path / "precious"
+    path.write_text("precious")
+    return path
+
+
+@pytest.mark.parametrize("name", [".config.json.tmp", ".checkpoint.pt.tmp", "config.json"])
+def test_files_of_a_run(
+    name: str, tiny_speech: SpeechConfig, precious: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    if name.startswith("."):
+        (out / name).symlink_to(precious)
+        run_tiny(tiny_speech, out)
+    else:
+        RunDirectory(out).metrics.cut(0)
+        (out / name).symlink_to(precious)
+        write_whole(out / name, b"{}")
+        assert not (out / name).is_symlink()
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_a_link_that_would_be_written_through_is_refused(
+    name: str, cli: Cli, speech_run: Path, speech_dir: Path, precious: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "new"
+    out.mkdir()
+    (out / "config.json").write_bytes((speech_run / "config.json").read_bytes())
+    (out / name).symlink_to(precious)
+    code, _, err = cli(*arguments("train", speech_dir, speech_run, tmp_path))
+    assert code != 0
+    assert err.startswith("normrnn: ")
+    assert precious.read_text() == "precious"
+
+
+def test_rows_are_not_appended_through_a_link(precious: Path, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to(precious)
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    with pytest.raises(UserError, match="cannot be written"):
+        metrics.append({"loss": 1.0})
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", [".p.ark.tmp", ".p.scp.tmp", "p.ark", "p.scp"])
+def test_posteriors(
+    name: str, cli: Cli, speech_run: Path, speech_dir: Path, precious: Path, tmp_path: Path
+) -> None:
+    (tmp_path / name).symlink_to(precious)
+    code, _, err = cli(*arguments("posteriors", speech_dir, speech_run, tmp_path))
+    assert code == 0, err
+    assert precious.read_text() == "precious"
+    assert not (tmp_path / "p.ark").is_symlink()
+
+
+def test_the_archives_of_a_preparation(
+    cli: Cli, speech_run: Path, speech_dir: Path, precious: Path, tmp_path: Path
+) -> None:
+    call = arguments("prepare", speech_dir, speech_run, tmp_path)
+    code, _, err = cli(*call)  # begins, and finds nothing it can use: 20 labels for each
+    assert code == 1, err
+    (tmp_path / "out" / "train" / "feats.ark").unlink()
+    (tmp_path / "out" / "train" / "feats.ark").symlink_to(precious)
+    code, _, err = cli(*call)
+    assert code == 1
+    assert err.startswith("normrnn: ")
+    assert precious.read_text() == "precious"
+
+
+def test_what_killed_writers_left_is_cleared(tiny_speech: SpeechConfig, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    left = out / ".checkpoint.pt.0123456789abcdef.tmp"
+    other = out / ".evaluation.json.0123456789abcdef.tmp"  # somebody may be writing it now
+    left.write_bytes(b"half")
+    other.write_bytes(b"half")
+    run_tiny(tiny_speech, out)
+    assert not left.exists()
+    assert other.exists()

@@ -1,0 +1,188 @@
+"""Nothing in a data file is executed, whichever command reads it."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+
+from normrnn.data.archive import read_table
+from tests.safety.conftest import Cli
+
+RUN = pytest.mark.parametrize("command", ["train", "evaluate", "posteriors", "prepare"])
+
+
+class Evil:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return os.system, (f"touch {self.path}",)
+
+
+def hostile(kind: str, canary: Path) -> bytes:
+    """An object that some reader of archives would run."""
+    evil = pickle.dumps(Evil(canary))
+    bare = {"PKL": b"PKL" + evil, "pickle": evil}
+    return bare.get(kind, b"NPY\x02\x00\x01" + evil)
+
+
+def arguments(command: str, data: Path, run: Path, tmp_path: Path) -> list[str]:
+    """A call that reads features of `data`."""
+    if command == "train":
+        settings = ["--epochs", "1", "--model.hidden", "5", "--train.batch", "4"]
+        out = ["--out", str(tmp_path / "new"), "--norm", "sequence"]
+        return ["train", "librispeech-mini", "--data", str(data), *out, *settings]
+    if command == "evaluate":
+        return ["evaluate", str(run), "--data", str(data)]
+    if command == "posteriors":
+        return ["posteriors", str(run), "--data", str(data / "dev"), "--out", str(tmp_path / "p")]
+    ali = tmp_path / "ali"
+    ali.mkdir()
+    keys = [*read_table(data / "dev" / "feats.scp")]
+    labels = {key: np.zeros(20, dtype=np.int32) for key in keys}
+    kaldiio.save_ark(str(ali / "pdf.ark"), labels)
+    out = ["--out", str(tmp_path / "out"), "--processes", "1"]
+    return ["prepare", "kaldi", "--data", str(data / "dev"), "--ali", str(ali), *out]
+
+
+def spoil(data: Path, entry: Callable[[str, Path], str]) -> None:
+    """Point the features of every utterance at what `entry` says for its key."""
+    for split in ("train", "dev"):
+        scp = data / split / "feats.scp"
+        scp.write_text("".join(f"{key} {entry(key, data / split)}\n" for key in read_table(scp)))
+
+
+def spoil_archive(data: Path, content: bytes) -> None:
+    """Every utterance's features become that object."""
+
+    def entry(key: str, folder: Path) -> str:
+        path = folder / f"{key}.evil"
+        path.write_bytes(f"{key} ".encode() + content)
+        return f"{path}:{len(key) + 1}"
+
+    spoil(data, entry)
+
+
+def real(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "normrnn.cli", *arguments], capture_output=True, text=True
+    )
+
+
+def said_by_prepare(err: str, tmp_path: Path) -> str:
+    """`prepare` skips an utterance and keeps the reason in a file."""
+    skipped = tmp_path / "out" / "skipped.tsv"
+    return err + (skipped.read_text() if skipped.exists() else "")
+
+
+@RUN
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("PKL", "a pickled object (PKL)"),
+        ("pickle", "a pickled object"),
+        ("NPY", "a NumPy array (NPY)"),
+    ],
+)
+def test_objects_that_readers_unpickle(
+    command: str,
+    kind: str,
+    name: str,
+    cli: Cli,
+    speech_run: Path,
+    speech_dir: Path,
+    canary: Path,
+    tmp_path: Path,
+) -> None:
+    spoil_archive(speech_dir, hostile(kind, canary))
+    code, _, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
+    assert code == 1
+    assert f"holds {name} for" in said_by_prepare(err, tmp_path)
+    assert not canary.exists()
+
+
+@RUN
+@pytest.mark.parametrize("target", ["touch {} |", "| touch {}", "x;touch {};|:2", "touch {}|:0"])
+def test_commands_in_tables(
+    command: str,
+    target: str,
+    cli: Cli,
+    speech_run: Path,
+    speech_dir: Path,
+    canary: Path,
+    tmp_path: Path,
+) -> None:
+    spoil(speech_dir, lambda *_: target.format(canary))
+    code, _, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
+    assert code == 1
+    assert "command" in err
+    assert target.format(canary) in err
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("target", ["| touch {}", "x;touch {};|:2"])
+def test_allowed_pipes_are_those_one_reads_from(
+    target: str, cli: Cli, speech_run: Path, speech_dir: Path, canary: Path, tmp_path: Path
+) -> None:
+    spoil(speech_dir, lambda *_: target.format(canary))
+    call = arguments("prepare", speech_dir, speech_run, tmp_path)
+    code, _, err = cli(*call, "--allow-pipes")
+    assert code == 1
+    assert "none to read from" in err
+    assert not canary.exists()
+
+
+@RUN
+def test_by_the_real_commands(
+    command: str, speech_run: Path, speech_dir: Path, canary: Path, tmp_path: Path
+) -> None:
+    if command in ("train", "posteriors"):
+        spoil_archive(speech_dir, hostile("PKL", canary))
+    else:
+        spoil(speech_dir, lambda *_: f"x;touch {canary};|:2")
+    done = real(arguments(command, speech_dir, speech_run, tmp_path))
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("normrnn: ")
+    assert "Traceback" not in done.stderr
+    assert not canary.exists()
+
+
+def test_the_canary_sings(canary: Path, tmp_path: Path) -> None:
+    """What these tests plant does run where a reader lets it."""
+    (tmp_path / "evil").write_bytes(hostile("PKL", canary))
+    with pytest.raises(Exception):  # noqa: B017  it is no array
+        np.asarray(kaldiio.load_mat(str(tmp_path / "evil"))).reshape(2, 2)
+    assert canary.exists()
+
+
+@RUN
+@pytest.mark.parametrize("binary", [False, True])
+def test_no_message_repeats_a_file_that_a_table_names(
+    command: str, binary: bool, cli: Cli, speech_run: Path, speech_dir: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "private"
+    secret.write_bytes((b"\0B" if binary else b"") + b"hunter2 is the password\n")
+    spoil(speech_dir, lambda *_: str(secret))
+    code, out, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
+    assert code == 1
+    assert "holds no matrix for" in (said := said_by_prepare(err, tmp_path))
+    assert not any(word in out + said for word in ("hunter2", "password"))
+
+
+@RUN
+def test_a_pipe_in_the_file_system_does_not_keep_a_command_waiting(
+    command: str, cli: Cli, speech_run: Path, speech_dir: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    spoil(speech_dir, lambda *_: str(tmp_path / "fifo"))
+    code, _, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
+    assert code == 1
+    assert "it is no regular file" in said_by_prepare(err, tmp_path)
