@@ -14,10 +14,10 @@ from pathlib import Path
 
 from benchmarks.machine import describe
 from normrnn.cli import guarded
-from normrnn.data.archive import Unusable
-from normrnn.data.librispeech import AlignWords, find_utterances
-from normrnn.data.preparation import Prepared, Utterance
 from normrnn.errors import UserError
+from normrnn.speech.archive import Unusable
+from normrnn.speech.prepare.librispeech import AlignWords, find_utterances
+from normrnn.speech.prepare.preparation import Prepared, Utterance
 
 
 def prepared(directory: Path, wanted: int) -> Iterator[Prepared]:

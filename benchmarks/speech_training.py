@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 from benchmarks.machine import peak_growth
-from normrnn.data.speech import SpeechCorpus, SpeechSplit
-from normrnn.recipes.config import Norm
-from normrnn.recipes.speech import SpeechConfig, librispeech_mini
-from normrnn.train.display import PlainDisplay
-from normrnn.train.interrupt import Interrupt
-from normrnn.train.loop import Trainer
-from normrnn.train.rundir import RunDirectory
-from normrnn.train.speech import SpeechTask
+from normrnn.config.base import Norm
+from normrnn.engine.display import PlainDisplay
+from normrnn.engine.interrupt import Interrupt
+from normrnn.engine.loop import Trainer
+from normrnn.recipes.speech import librispeech_mini
+from normrnn.runs.store import RunDirectory
+from normrnn.speech.config import SpeechConfig
+from normrnn.speech.corpus import SpeechCorpus, SpeechSplit
+from normrnn.speech.task import SpeechTask
 
 CLASSES, DIM = 5126, 123
 EQUAL = "nearly equal lengths"

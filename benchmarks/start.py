@@ -19,9 +19,9 @@ STARTED = time.perf_counter()
 
 from benchmarks.machine import describe, resident  # noqa: E402
 from normrnn.cli import guarded  # noqa: E402
+from normrnn.engine.display import Status  # noqa: E402
+from normrnn.engine.start import train  # noqa: E402
 from normrnn.recipes.ptb import ptb_small  # noqa: E402
-from normrnn.train.display import Status  # noqa: E402
-from normrnn.train.start import train  # noqa: E402
 
 IMPORTED = time.perf_counter()
 

@@ -22,16 +22,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import speech_training
-from normrnn.data.corpus import Corpus
-from normrnn.data.vocabulary import EOS, Vocabulary
-from normrnn.models.loss import linear_cross_entropy
+from normrnn.engine.display import PlainDisplay
+from normrnn.engine.interrupt import Interrupt
+from normrnn.engine.loop import Trainer
+from normrnn.engine.loss import linear_cross_entropy
 from normrnn.recipes import recipe
-from normrnn.recipes.language import LanguageConfig
-from normrnn.train.display import PlainDisplay
-from normrnn.train.interrupt import Interrupt
-from normrnn.train.language import LanguageTask
-from normrnn.train.loop import Trainer
-from normrnn.train.rundir import RunDirectory
+from normrnn.runs.store import RunDirectory
+from normrnn.text.config import LanguageConfig
+from normrnn.text.corpus import Corpus
+from normrnn.text.task import LanguageTask
+from normrnn.text.vocabulary import EOS, Vocabulary
 
 VOCABULARY = 10_000
 ONCE = ("nn.LSTM, packed",)

@@ -1,4 +1,4 @@
-"""Settings for every test: one thread per worker, reproducible draws."""
+"""Settings for every test: one thread per worker, reproducible draws; fixtures of small runs."""
 
 import signal
 from collections.abc import Iterator
@@ -6,6 +6,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.tiny_runs import text_dir, tiny, tiny_frame
+from tests.tiny_speech import speech_dir, tiny_baseline, tiny_speech
+
+__all__ = ["speech_dir", "text_dir", "tiny", "tiny_baseline", "tiny_frame", "tiny_speech"]
 
 settings.register_profile("normrnn", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("normrnn")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from normrnn.data.archive import Unusable
-from normrnn.data.preparation import Job, Prepared, Utterance
+from normrnn.speech.archive import Unusable
+from normrnn.speech.prepare.preparation import Job, Prepared, Utterance
 
 CLASSES, DIM = 11, 3
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from normrnn.recipes.config import Config, OptimizerConfig
-from normrnn.recipes.language import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig
-from normrnn.train.display import Status
-from normrnn.train.start import train
+from normrnn.config.base import Config, OptimizerConfig
+from normrnn.engine.display import Status
+from normrnn.engine.start import train
+from normrnn.text.config import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig
 
 
 def write_text(path: Path, lines: int, seed: int) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normrnn.data.archive import write_matrix, write_vector
-from normrnn.recipes.config import OptimizerConfig
-from normrnn.recipes.speech import (
+from normrnn.config.base import OptimizerConfig
+from normrnn.speech.archive import write_matrix, write_vector
+from normrnn.speech.config import (
     AcousticConfig,
     SpeechConfig,
     SpeechEvaluationConfig,

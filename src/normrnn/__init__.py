@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from normrnn.nn import convert as convert
     from normrnn.nn import fold as fold
     from normrnn.nn import recalibrate as recalibrate
-    from normrnn.train.load import load as load
+    from normrnn.runs.load import load as load
 
 _LAYERS = ["GRU", "LSTM", "RNN", "batch_statistics", "convert", "fold", "recalibrate"]
 _HOMES = {
     **dict.fromkeys(_LAYERS, "normrnn.nn"),
     "compare": "normrnn.commands.compare",
-    "load": "normrnn.train.load",
+    "load": "normrnn.runs.load",
 }
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Fixtures of small runs, and the command line inside this process."""
+"""The command line inside this process."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 
 from normrnn.cli import main
-from tests.tiny_runs import text_dir, tiny, tiny_frame
-
-__all__ = ["text_dir", "tiny", "tiny_frame"]
 
 Cli = Callable[..., tuple[int, str, str]]
 

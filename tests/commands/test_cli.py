@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 import normrnn
 from normrnn.cli import COMMANDS, main
 from normrnn.errors import UserError
-from normrnn.models.language import LanguageModel
 from normrnn.recipes import RECIPES
-from normrnn.train.load import load, load_language
+from normrnn.runs.load import load, load_language
+from normrnn.text.model import LanguageModel
 from tests.commands.conftest import Cli
 from tests.tiny_runs import rows_of, write_texts
 
@@ -309,7 +309,7 @@ def test_an_evaluation_that_cannot_be_kept_is_shown(
     def full(*_: object) -> None:
         raise UserError("evaluation.json cannot be written: Permission denied")
 
-    monkeypatch.setattr("normrnn.train.evaluate.keep", full)
+    monkeypatch.setattr("normrnn.runs.evaluate.keep", full)
     code, out, err = cli("evaluate", run)
     assert code == 1
     assert "recalibrated" in out

@@ -15,7 +15,7 @@ import pytest
 from normrnn.cli import main
 from normrnn.commands.arms import Arm, Arms, plan
 from normrnn.errors import UserError
-from normrnn.recipes.language import LanguageConfig
+from normrnn.text.config import LanguageConfig
 from tests.commands.conftest import Cli
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from normrnn.data import extras
-from normrnn.data.speech import read_speech
+from normrnn import extras
+from normrnn.speech.corpus import read_speech
 from tests.commands.conftest import Cli
 from tests.sounds import RATE, sung, write_librispeech
 

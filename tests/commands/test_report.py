@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import normrnn
+from normrnn.config.base import Config
+from normrnn.config.jsonio import to_dict
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes import read_config
-from normrnn.recipes.config import Config
-from normrnn.recipes.jsonio import to_dict
 from normrnn.report.groups import command
 from normrnn.report.runs import load
 from tests.commands.conftest import Cli

@@ -6,7 +6,7 @@ import pytest
 
 from normrnn.errors import UsageError
 from normrnn.recipes import recipe
-from normrnn.recipes.language import LanguageConfig
+from normrnn.text.config import LanguageConfig
 
 
 def test_the_appendix() -> None:

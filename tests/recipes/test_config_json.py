@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from normrnn.config.base import OptimizerConfig
+from normrnn.config.jsonio import differences, from_dict, to_dict
 from normrnn.errors import UserError
 from normrnn.recipes import RECIPES, read_config, recipe
-from normrnn.recipes.config import OptimizerConfig
-from normrnn.recipes.jsonio import differences, from_dict, to_dict
-from normrnn.recipes.language import LanguageConfig, ModelConfig
 from normrnn.recipes.ptb import ptb_small
+from normrnn.text.config import LanguageConfig, ModelConfig
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -6,9 +6,9 @@ import pytest
 
 from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, recipe, summary
-from normrnn.recipes.language import LanguageConfig
 from normrnn.recipes.ptb import ptb_small, ptb_small_authors
 from normrnn.recipes.speech import librispeech_mini, wsj
+from normrnn.text.config import LanguageConfig
 
 PAPER = {
     # hidden, init, dropout, steps, clip, epochs, decay, after epoch

@@ -7,8 +7,8 @@ import pytest
 from normrnn.errors import UserError
 from normrnn.files import write_whole
 from normrnn.recipes.speech import SpeechConfig
-from normrnn.train.metrics import MetricsFile
-from normrnn.train.rundir import RunDirectory
+from normrnn.runs.metrics import MetricsFile
+from normrnn.runs.store import RunDirectory
 from tests.safety.conftest import Cli
 from tests.safety.test_nothing_runs import arguments
 from tests.tiny_runs import run_tiny

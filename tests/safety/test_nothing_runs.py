@@ -11,7 +11,7 @@ import kaldiio
 import numpy as np
 import pytest
 
-from normrnn.data.archive import read_table
+from normrnn.speech.archive import read_table
 from tests.safety.conftest import Cli
 
 RUN = pytest.mark.parametrize("command", ["train", "evaluate", "posteriors", "prepare"])

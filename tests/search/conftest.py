@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from normrnn.engine.start import open_experiment
 from normrnn.recipes.char import ptb_char
-from normrnn.recipes.language import EvaluationConfig, LanguageConfig
 from normrnn.search.study import Plan
-from normrnn.train.start import open_experiment
-from tests.tiny_runs import text_dir
-from tests.tiny_speech import speech_dir, tiny_speech
-
-__all__ = ["speech_dir", "text_dir", "tiny_speech"]
+from normrnn.text.config import EvaluationConfig, LanguageConfig
 
 SPACE = {
     "optimizer.lr": {"low": 1e-3, "high": 0.1, "log": True},

@@ -9,8 +9,8 @@ import pytest
 
 from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, recipe
-from normrnn.recipes.language import LanguageConfig
 from normrnn.search.space import SPACES, check, draw, read_space, with_fields
+from normrnn.text.config import LanguageConfig
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState
 
+from normrnn.engine.interrupt import PARENT, Interrupt, Interrupted
+from normrnn.engine.start import open_experiment
 from normrnn.errors import UserError
 from normrnn.recipes import read_config
-from normrnn.recipes.language import LanguageConfig
-from normrnn.recipes.speech import SpeechConfig
 from normrnn.report.runs import read_rows
+from normrnn.runs.store import BusyError
 from normrnn.search.study import SLOT, Plan, Study
 from normrnn.search.worker import Order, Pruning, run_arm, work
-from normrnn.train.interrupt import PARENT, Interrupt, Interrupted
-from normrnn.train.rundir import BusyError
-from normrnn.train.start import open_experiment
+from normrnn.speech.config import SpeechConfig
+from normrnn.text.config import LanguageConfig
 from tests.search.postgres import server
 from tests.tiny_runs import rows_of, run_tiny
 

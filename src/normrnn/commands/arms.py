@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from normrnn.config.base import Config
+from normrnn.config.jsonio import to_dict
+from normrnn.engine.interrupt import PARENT
 from normrnn.errors import UserError
-from normrnn.recipes.config import Config
-from normrnn.recipes.jsonio import to_dict
-from normrnn.train.interrupt import PARENT
 
 LOG = "log.txt"
 

@@ -14,9 +14,9 @@ from tyro.conf import arg
 
 from normrnn.commands.arms import Arm, Arms, plan
 from normrnn.commands.options import parse, split_recipe
+from normrnn.config.base import Config, Norm
+from normrnn.config.jsonio import to_dict
 from normrnn.errors import UsageError
-from normrnn.recipes.config import Config, Norm
-from normrnn.recipes.jsonio import to_dict
 
 if TYPE_CHECKING:
     from normrnn.report.runs import Run
@@ -116,7 +116,7 @@ def _compare(
     out = out or Path("runs") / config.recipe
     arms = plan(config, list(dict.fromkeys(norms)), seeds, out)
     if tensorboard:
-        from normrnn.train.tensorboard import require_tensorboard
+        from normrnn.engine.tensorboard import require_tensorboard
 
         require_tensorboard()
         arms = [replace(arm, options=["--tensorboard"]) for arm in arms]
@@ -151,8 +151,8 @@ def _watching(arms: list[Arm], console: Console) -> Iterator[Callable[[], None]]
 
 
 def _line_printer(arms: list[Arm], console: Console) -> Callable[[], None]:
+    from normrnn.engine.display import describe
     from normrnn.report.runs import read_rows
-    from normrnn.train.display import describe
 
     shown = dict.fromkeys((arm.out for arm in arms), 0)
 

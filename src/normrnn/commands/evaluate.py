@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse
 from normrnn.errors import UsageError
-from normrnn.train.metrics import perplexity
+from normrnn.runs.metrics import perplexity
 
 
 def run(arguments: list[str]) -> int:
@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
             raise UsageError(f"--threads must be at least 0, not {threads}")
         import torch
 
-        from normrnn.train.evaluate import evaluate, keep
+        from normrnn.runs.evaluate import evaluate, keep
 
         if threads:
             torch.set_num_threads(threads)

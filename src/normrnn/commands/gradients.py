@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse, split_recipe
+from normrnn.config.base import Config, Norm
 from normrnn.errors import UsageError, UserError
 from normrnn.files import write_whole
-from normrnn.recipes.config import Config, Norm
 
 if TYPE_CHECKING:
-    from normrnn.train.task import Task
+    from normrnn.engine.task import Task
 
 Output = Annotated[Path, arg(aliases=["-o"], metavar="FILE")]
 
@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
             batches: Training batches to measure on.
             output: JSON file; a picture of the same name is written beside it.
         """
-        from normrnn.train.start import open_experiment
+        from normrnn.engine.start import open_experiment
 
         _check(batches, output)
         chosen = norms.split(",") if norms else [config.norm]
@@ -74,9 +74,9 @@ def _of_runs(arguments: list[str]) -> int:
             batches: Training batches to measure on.
             output: JSON file; a picture of the same name is written beside it.
         """
-        from normrnn.train.load import load
-        from normrnn.train.rundir import RunDirectory
-        from normrnn.train.start import open_experiment
+        from normrnn.engine.start import open_experiment
+        from normrnn.runs.load import load
+        from normrnn.runs.store import RunDirectory
 
         _check(batches, output)
         records = []
@@ -119,8 +119,8 @@ def _built(config: Config, experiment: Any) -> "Task":
 
 
 def _record(config: Config, label: str, task: "Task", batches: int) -> dict[str, Any]:
+    from normrnn.analysis.gradients import record
     from normrnn.report.gradients import sentence
-    from normrnn.train.gradients import record
 
     found = {"label": label, **record(config, task, batches)}
     for name, layer in found["layers"].items():

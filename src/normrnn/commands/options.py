@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import tyro
 
+from normrnn.config.base import Config
 from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, recipe, summary
-from normrnn.recipes.config import Config
 
 T = TypeVar("T")
 

@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
             raise UsageError(f"--threads must be at least 0, not {threads}")
         import torch
 
-        from normrnn.train.posteriors import write_posteriors
+        from normrnn.speech.posteriors import write_posteriors
 
         if threads:
             torch.set_num_threads(threads)

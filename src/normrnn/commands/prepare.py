@@ -37,7 +37,7 @@ def ptb(directory: Annotated[Positional[Path], arg(metavar="DIR")]) -> int:
     Args:
         directory: Where ptb.train.txt, ptb.valid.txt and ptb.test.txt are.
     """
-    from normrnn.data.ptb import check_ptb
+    from normrnn.text.ptb import check_ptb
 
     for name, count in check_ptb(directory).items():
         print(f"{name}: {count:,} tokens, intact")

@@ -13,7 +13,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from normrnn.errors import UsageError
 
 if TYPE_CHECKING:
-    from normrnn.data.preparation import Costs, Job, Report
+    from normrnn.speech.prepare.preparation import Costs, Job, Report
 
 _PLAIN_SECONDS = 15.0
 
@@ -41,7 +41,7 @@ def librispeech(
         dev_fraction: Without --dev-speakers, this share of the speakers.
         processes: Working processes; 0: one for each core.
     """
-    from normrnn.data.librispeech import librispeech_job
+    from normrnn.speech.prepare.librispeech import librispeech_job
 
     job = librispeech_job(directory, targets, lexicon, dev_speakers, dev_fraction)
     return _prepare(job, out, processes)
@@ -81,7 +81,7 @@ def kaldi(
         dev_fraction: Without --dev-data and --dev-speakers, this share of the speakers.
         processes: Working processes; 0: one for each core.
     """
-    from normrnn.data.kaldi import Side, kaldi_job
+    from normrnn.speech.prepare.kaldi import Side, kaldi_job
 
     if (dev_data is None) != (dev_ali is None):
         raise UsageError("--dev-data and --dev-ali go together")
@@ -102,7 +102,7 @@ def kaldi(
 
 
 def _prepare(job: "Job", out: Path, processes: int) -> int:
-    from normrnn.data.preparation import finished, prepare
+    from normrnn.speech.prepare.preparation import finished, prepare
 
     if processes < 0:
         raise UsageError(f"--processes must be at least 1, or 0 for all cores, not {processes}")
@@ -126,7 +126,7 @@ def _cores() -> int:
 
 
 def _show(summary: dict[str, Any], costs: "Costs | None", out: Path) -> None:
-    from normrnn.data.pdfs import LARGEST_LABEL
+    from normrnn.speech.prepare.pdfs import LARGEST_LABEL
 
     for name in ("train", "dev"):
         s = summary[name]

@@ -43,10 +43,10 @@ def run(arguments: list[str]) -> int:
 def _sample(run: Path, count: int, temperature: float, prompt: str, seed: int | None) -> str:
     import torch
 
-    from normrnn.recipes.language import LanguageConfig
-    from normrnn.train.load import load_language
-    from normrnn.train.rundir import RunDirectory
-    from normrnn.train.scoring import sample
+    from normrnn.runs.load import load_language
+    from normrnn.runs.store import RunDirectory
+    from normrnn.text.config import LanguageConfig
+    from normrnn.text.evaluation import sample
 
     model = load_language(run)
     assert model.vocabulary is not None

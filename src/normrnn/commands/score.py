@@ -34,15 +34,15 @@ def run(arguments: list[str]) -> int:
 def _score(run: Path, file: Path, show_lines: bool) -> None:
     import torch
 
-    from normrnn.data.text import read_lines
-    from normrnn.data.vocabulary import UNKNOWN, tokens
-    from normrnn.recipes.language import LanguageConfig
-    from normrnn.train.evaluate import window_for_one_stream
-    from normrnn.train.language import read_ids
-    from normrnn.train.load import load_language
-    from normrnn.train.metrics import perplexity
-    from normrnn.train.rundir import RunDirectory
-    from normrnn.train.scoring import token_nats
+    from normrnn.runs.evaluate import window_for_one_stream
+    from normrnn.runs.load import load_language
+    from normrnn.runs.metrics import perplexity
+    from normrnn.runs.store import RunDirectory
+    from normrnn.text.config import LanguageConfig
+    from normrnn.text.evaluation import token_nats
+    from normrnn.text.files import read_lines
+    from normrnn.text.task import read_ids
+    from normrnn.text.vocabulary import UNKNOWN, tokens
 
     model = load_language(run)
     assert model.vocabulary is not None

@@ -17,11 +17,11 @@ from rich.table import Table
 from tyro.conf import arg
 
 from normrnn.commands.options import parse, split_recipe
+from normrnn.config.base import Config, Norm
+from normrnn.engine.interrupt import PARENT
 from normrnn.errors import UsageError, UserError
-from normrnn.recipes.config import Config, Norm
 from normrnn.report.study import read_study, short
 from normrnn.search.space import read_space
-from normrnn.train.interrupt import PARENT
 
 if TYPE_CHECKING:
     from normrnn.search.study import Plan, Study
@@ -94,9 +94,9 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
         from normrnn.search.study import Plan, Study, storage_errors
     except ImportError:
         raise UserError("search needs Optuna: pip install 'normrnn[search]'") from None
+    from normrnn.engine.start import open_experiment
     from normrnn.report.pictures import drawing
     from normrnn.search.worker import Order
-    from normrnn.train.start import open_experiment
 
     drawing()  # what it needs is missed now, not after hours
     experiment = open_experiment(config)

@@ -7,7 +7,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from normrnn.commands.options import parse, split_recipe
-from normrnn.recipes.config import Config
+from normrnn.config.base import Config
 
 
 def run(arguments: list[str]) -> int:
@@ -35,10 +35,10 @@ def run(arguments: list[str]) -> int:
 
 def train_and_report(config: Config, out: Path, tensorboard: bool = False) -> int:
     """Train with the display that suits the output; 130 when interrupted."""
-    from normrnn.train.display import LiveDisplay, PlainDisplay
-    from normrnn.train.interrupt import Interrupted
-    from normrnn.train.start import train
-    from normrnn.train.tensorboard import TensorBoard, beside
+    from normrnn.engine.display import LiveDisplay, PlainDisplay
+    from normrnn.engine.interrupt import Interrupted
+    from normrnn.engine.start import train
+    from normrnn.engine.tensorboard import TensorBoard, beside
 
     display = LiveDisplay if sys.stdout.isatty() else PlainDisplay
     board = TensorBoard(out) if tensorboard else None

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from normrnn.cli import guarded
 from normrnn.commands.train import train_and_report
+from normrnn.engine.interrupt import stop_with_parent
 from normrnn.recipes import read_config
-from normrnn.train.interrupt import stop_with_parent
 
 
 def run(arguments: list[str]) -> int:

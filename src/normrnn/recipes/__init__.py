@@ -8,10 +8,10 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from normrnn.config.base import Config
+from normrnn.config.jsonio import from_dict
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes.char import ptb_char
-from normrnn.recipes.config import Config
-from normrnn.recipes.jsonio import from_dict
 from normrnn.recipes.ptb import ptb_large, ptb_medium, ptb_small, ptb_small_authors
 from normrnn.recipes.quickstart import quickstart
 from normrnn.recipes.speech import librispeech_mini, wsj

@@ -1,7 +1,7 @@
 """The appendix: normalisation inside the recurrence, Table 3 and Figure 3."""
 
-from normrnn.recipes.config import OptimizerConfig
-from normrnn.recipes.language import LanguageConfig, ModelConfig, TextConfig, TrainConfig
+from normrnn.config.base import OptimizerConfig
+from normrnn.text.config import LanguageConfig, ModelConfig, TextConfig, TrainConfig
 
 
 def ptb_char() -> LanguageConfig:

@@ -3,8 +3,8 @@
 The paper changed Zaremba's settings: batch 32, clip norm 10/5/5, 15/40/55 epochs.
 """
 
-from normrnn.recipes.config import OptimizerConfig
-from normrnn.recipes.language import LanguageConfig, ModelConfig, TrainConfig
+from normrnn.config.base import OptimizerConfig
+from normrnn.text.config import LanguageConfig, ModelConfig, TrainConfig
 
 
 def ptb_small() -> LanguageConfig:

@@ -1,7 +1,7 @@
 """A comparison that needs no data: the text that ships inside every Python."""
 
-from normrnn.recipes.config import OptimizerConfig
-from normrnn.recipes.language import (
+from normrnn.config.base import OptimizerConfig
+from normrnn.text.config import (
     EvaluationConfig,
     LanguageConfig,
     ModelConfig,

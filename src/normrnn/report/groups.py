@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from normrnn.config.jsonio import flat, to_dict
 from normrnn.recipes import RECIPES, recipe
-from normrnn.recipes.jsonio import flat, to_dict
 from normrnn.report.measure import PAPER, Measure, Paper, measure
 from normrnn.report.runs import Found, Run
 

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UserError
 from normrnn.recipes import RECIPES, recipe
-from normrnn.recipes.jsonio import flat, to_dict
 
 Row = dict[str, Any]
 

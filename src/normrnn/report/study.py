@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normrnn.recipes.jsonio import flat
+from normrnn.config.jsonio import flat
 from normrnn.report.measure import bits
 from normrnn.report.pictures import COLOURS, drawing, save
 from normrnn.report.tables import DASH, Table

@@ -12,10 +12,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
+from normrnn.config.base import Config
+from normrnn.config.jsonio import to_dict
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes import read_config
-from normrnn.recipes.config import Config
-from normrnn.recipes.jsonio import to_dict
 
 Space = dict[str, Any]
 """Dotted field -> a list of values, or {"low", "high"} with "log" or "step" if wished."""

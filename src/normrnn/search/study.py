@@ -27,10 +27,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
+from normrnn.config.base import Config
+from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes import read_config
-from normrnn.recipes.config import Config
-from normrnn.recipes.jsonio import flat, to_dict
 from normrnn.search.space import Space
 
 SLOT, ARMS = "slot", "arms"

@@ -14,18 +14,18 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 
 from normrnn.cli import guarded
+from normrnn.config.base import Config
+from normrnn.engine.display import PlainDisplay
+from normrnn.engine.interrupt import Interrupt, Interrupted, stop_with_parent
+from normrnn.engine.loop import Diverged
+from normrnn.engine.start import train
 from normrnn.errors import UserError
-from normrnn.recipes.config import Config
-from normrnn.recipes.language import LanguageConfig
 from normrnn.report.runs import load, read_rows
+from normrnn.runs.store import CONFIG, METRICS, MODEL, BusyError, RunDirectory
 from normrnn.search.space import draw, with_fields
 from normrnn.search.study import ARMS, SLOT, Plan, Study, storage_errors
-from normrnn.train.display import PlainDisplay
-from normrnn.train.interrupt import Interrupt, Interrupted, stop_with_parent
-from normrnn.train.language import RUNNING, deciding_statistics
-from normrnn.train.loop import Diverged
-from normrnn.train.rundir import CONFIG, METRICS, MODEL, BusyError, RunDirectory
-from normrnn.train.start import train
+from normrnn.text.config import LanguageConfig
+from normrnn.text.task import RUNNING, deciding_statistics
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What a trained network is asked about itself."""

@@ -1,0 +1,187 @@
+"""What happens in back-propagation (the paper's appendix left it open).
+
+On the reference recurrence, in float64, without dropout and with the batch's own statistics:
+per layer and time step the norm of the total derivative of the loss with respect to h_t, and the
+spread of what the non-linearities see. A loss of the last step alone tells what the recurrence
+does to a gradient on its way back: its growth per step. Of ragged batches, that is the loss of the
+longest sequences, and batches are laid together at their ends.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from normrnn.config.base import Config
+from normrnn.engine.task import Task
+from normrnn.nn.base import Normalised
+from normrnn.ops import reference
+
+Series = dict[int, float]
+
+
+@dataclass
+class Seen:
+    """One pass of a stack: its padded output (T, B, D·H), its lengths (B,), and by layer, kind and
+    time step what was there."""
+
+    layers: dict[str, dict[str, dict[int, list[Tensor]]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    )
+    output: Tensor = field(default_factory=lambda: torch.empty(0))
+    lengths: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def watch(self, layer: str, what: str, t: int, rows: Tensor) -> None:
+        """Keep it."""
+        self.layers[layer][what][t].append(rows)
+
+
+@contextmanager
+def watched(layer: Normalised) -> Iterator[list[Seen]]:
+    """Inside, the layer runs on the reference recurrence; every pass adds to the list."""
+    passes: list[Seen] = []
+
+    def forward(input: Any, hx: Any = None) -> Any:
+        seen = Seen()
+        passes.append(seen)
+        return _reference(layer, input, hx, seen)
+
+    layer.forward = forward  # type: ignore[method-assign]
+    try:
+        yield passes
+    finally:
+        del layer.forward
+
+
+def _reference(layer: Normalised, input: Any, hx: Any, seen: Seen) -> Any:
+    packed = isinstance(input, PackedSequence)
+    if packed:
+        x, lengths = pad_packed_sequence(input)
+    else:
+        x, lengths = input, torch.full((input.shape[1],), input.shape[0])
+    normalisers = layer.normalisers()
+    settings = reference.Settings(
+        cell={"RNN_TANH": "tanh", "RNN_RELU": "relu"}.get(layer.mode, layer.mode.lower()),  # type: ignore[arg-type]
+        norm=layer.norm,  # type: ignore[arg-type]
+        num_layers=layer.num_layers,
+        bidirectional=layer.bidirectional,
+        eps=normalisers[0].eps if normalisers else 1e-5,
+    )
+    parameters = dict(layer.named_parameters()) | dict(layer.named_buffers())
+    state = None
+    if hx is not None:
+        state = tuple(hx) if layer.mode == "LSTM" else (hx, torch.zeros_like(hx))
+    result = reference.stack(x, lengths.tolist(), parameters, settings, state, seen.watch)  # type: ignore[arg-type]
+    seen.output, seen.lengths = result.output, lengths
+    output: Any = result.output
+    if packed:
+        # In the order of the input: its rows have targets.
+        order = slice(None) if input.sorted_indices is None else input.sorted_indices
+        output = input._replace(data=pack_padded_sequence(output[:, order], lengths[order]).data)
+    return output, (result.h, result.c) if layer.mode == "LSTM" else result.h
+
+
+def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
+    """The record of the task's network on its first training batches.
+
+    Norms and spreads are means over the batches; a step that not all batches have, over those
+    that do.
+    """
+    model = task.model.double().eval()
+    (layer,) = (m for m in model.modules() if isinstance(m, Normalised))
+    found: dict[str, dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
+    nats, count = 0.0, 0
+    task.reset()
+    batches = min(batches, task.updates(0))
+    for index in range(batches):
+        with watched(layer) as passes:
+            loss = task.loss(0, index)
+        nats, count = nats + loss.nats.item(), count + loss.count
+        by_time = config.optimizer.loss == "sum_over_time"
+        scaled = loss.nats / (loss.sequences if by_time else loss.count)
+        (direct,) = torch.autograd.grad(scaled, passes[0].output, retain_graph=True)
+        for name, series in _measure(passes[0], direct).items():
+            for what, values in series.items():
+                found[name][what].append(values)
+    layers = {name: _summary(layer, name, series) for name, series in found.items()}
+    return {
+        "recipe": config.recipe,
+        "norm": config.norm,
+        "seed": config.seed,
+        "batches": batches,
+        "loss": nats / count,
+        "layers": layers,
+    }
+
+
+def _measure(seen: Seen, direct: Tensor) -> dict[str, dict[str, Series]]:
+    """`direct` (T, B, D·H) is the derivative of the loss with respect to the output alone."""
+    found: dict[str, dict[str, Series]] = {}
+    T = len(direct)
+    for name, kinds in seen.layers.items():
+        steps = sorted(kinds["h"])
+        states = [kinds["h"][t][0] for t in steps]
+        end = 0 if name.endswith("_reverse") else T - 1
+        at_end = torch.zeros_like(direct)
+        at_end[end, seen.lengths == T] = direct[end, seen.lengths == T]
+        spread = {what: {t: _spread(kinds[what][t]) for t in steps} for what in ("pre", "sums")}
+        found[name] = {
+            "gradient": _norms(seen.output, direct, states, steps),
+            "gradient_of_the_end": _norms(seen.output, at_end, states, steps),
+            "spread": spread["pre"],
+            "spread_before": spread["sums"],
+        }
+    return found
+
+
+def _spread(parts: Sequence[Tensor]) -> float:
+    """Standard deviation over batch and features."""
+    return torch.cat([part.flatten() for part in parts]).std(correction=0).item()
+
+
+def _norms(output: Tensor, direct: Tensor, states: list[Tensor], steps: list[int]) -> Series:
+    """‖dL/dh_t‖ over batch and features, all paths included."""
+    grads = torch.autograd.grad(output, states, direct, retain_graph=True, allow_unused=True)
+    pairs = zip(steps, grads, strict=True)
+    return {t: 0.0 if g is None else torch.linalg.vector_norm(g).item() for t, g in pairs}
+
+
+def _summary(layer: Normalised, name: str, series: dict[str, list[Series]]) -> dict[str, Any]:
+    lengths = [1 + max(values) for values in series["gradient"]]
+    T, reverse = max(lengths), name.endswith("_reverse")
+    result: dict[str, Any] = {}
+    for what, batches in series.items():
+        if what == "gradient_of_the_end" and not reverse:
+            pairs = zip(batches, lengths, strict=True)
+            batches = [{T - n + t: v for t, v in values.items()} for values, n in pairs]
+        by_step = [[values[t] for values in batches if t in values] for t in range(T)]
+        result[what] = [sum(v) / len(v) for v in by_step]
+    if layer.norm != "hidden":
+        del result["spread_before"]
+    else:
+        gamma = dict(layer.named_parameters()).get(f"norm_{name}.weight")
+        result["mean_gamma"] = 1.0 if gamma is None else gamma.mean().item()
+    ways = result["gradient_of_the_end"]
+    # Over the steps that all batches have.
+    result["growth_per_step"] = growth((ways if reverse else ways[::-1])[: min(lengths)])
+    return result
+
+
+def growth(norms: Sequence[float]) -> float | None:
+    """Factor per step between the first norm and the last that is not 0; None without steps.
+
+    >>> growth([1.0, 2.0, 4.0])
+    2.0
+    >>> growth([1.0, 0.5, 0.0])
+    0.5
+    """
+    last = max((i for i, n in enumerate(norms) if n > 0), default=0)
+    if last == 0 or norms[0] == 0:
+        return None
+    return math.exp(math.log(norms[last] / norms[0]) / last)

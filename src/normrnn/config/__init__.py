@@ -1,0 +1,1 @@
+"""Typed settings, their JSON. No torch: `normrnn --help` reads this."""

@@ -1,0 +1,106 @@
+"""Typed, complete settings of a run. No torch in here: `normrnn --help` reads this file.
+
+Every class is frozen and flat, every field has a name that appears on the command line
+(`--model.hidden 200`) and in `config.json`. A field added later needs a default, so that old
+run directories stay readable.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from tyro.conf import Suppress
+
+from normrnn.config.jsonio import flat, to_dict
+from normrnn.errors import UsageError
+
+Norm = Literal["none", "frame", "sequence", "hidden"]
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """One gradient step."""
+
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    """Method."""
+    lr: float = 1.0
+    """Learning rate of the first epochs."""
+    momentum: float = 0.0
+    """Momentum of sgd."""
+    weight_decay: float = 0.0
+    """Weight decay."""
+    clip_norm: float = 0.0
+    """Gradients with a larger global norm are scaled down to it. 0: never."""
+    loss: Literal["sum_over_time", "mean"] = "sum_over_time"
+    """What is differentiated: the loss summed over time and averaged over the batch, as Zaremba's
+    and the authors' code do, or averaged over both, a step smaller by the window's length."""
+    decay: float = 1.0
+    """The learning rate is divided by this at every epoch after `decay_after`."""
+    decay_after: int = 1
+    """The last epoch (1-based) at the full learning rate."""
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """Batches, and when to log and save."""
+
+    batch: int = 32
+    """Streams or utterances of an update."""
+    segments: int = 1
+    """Parts of an epoch. Each starts from zero state and ends with a validation."""
+    log_every: int = 100
+    """Updates per train row of metrics.jsonl."""
+    checkpoint_every: int = 200
+    """Updates between checkpoints inside an epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What every experiment has; the recipe's name tells which kind it is."""
+
+    noun: ClassVar[str] = "an experiment"
+    """What is trained, in words."""
+    recipe: Suppress[str]
+    norm: Norm = "none"
+    """Normalisation of the recurrent layers; none is the baseline."""
+    data: str = ""
+    """What to train on."""
+    data_sha256: Suppress[str] = ""
+    epochs: int = 15
+    """Passes over the training data."""
+    seed: int = 1
+    """Seed of weights, dropout and the order of the data."""
+    device: str = "cpu"
+    """Where to train: cpu, cuda, cuda:1 ..."""
+    threads: int = 0
+    """Threads of the tensor library. 0: its own choice."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: LoopConfig = field(default_factory=LoopConfig)
+
+    def __post_init__(self) -> None:
+        for name, value in flat(to_dict(self)).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{name} must be a finite number, not {value}")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"seed must lie in [0, 2**32), not {self.seed}")
+        self._at_least(
+            ("epochs", self.epochs, 1),
+            ("threads", self.threads, 0),
+            ("optimizer.lr", self.optimizer.lr, 0),
+            ("optimizer.momentum", self.optimizer.momentum, 0),
+            ("optimizer.weight_decay", self.optimizer.weight_decay, 0),
+            ("optimizer.clip_norm", self.optimizer.clip_norm, 0),
+            ("optimizer.decay_after", self.optimizer.decay_after, 1),
+            ("train.batch", self.train.batch, 1),
+            ("train.segments", self.train.segments, 1),
+            ("train.log_every", self.train.log_every, 1),
+            ("train.checkpoint_every", self.train.checkpoint_every, 1),
+        )
+        if not self.optimizer.decay > 0:
+            raise UsageError(f"optimizer.decay must be positive, not {self.optimizer.decay}")
+
+    @staticmethod
+    def _at_least(*checks: tuple[str, float, float]) -> None:
+        for name, value, low in checks:
+            if not value >= low:
+                raise UsageError(f"{name} must be at least {low}, not {value}")

@@ -1,0 +1,82 @@
+"""Configs as JSON and back, and the fields in which two differ."""
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from normrnn.errors import UserError
+
+T = TypeVar("T")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Nested plain values, ready for JSON."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """The config that `to_dict` came from. A missing field takes its default.
+
+    >>> from normrnn.text.config import TextConfig
+    >>> from_dict(TextConfig, {"level": "char"})
+    TextConfig(level='char', max_vocab=0, unknown=True)
+    """
+    if not isinstance(values, Mapping):
+        raise UserError(f"{prefix.rstrip('.') or 'config'} should be an object, not {values!r}")
+    hints = get_type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(values.keys() - fields.keys())
+    if unknown:
+        raise UserError(f"config has an unknown field {prefix}{unknown[0]}")
+    for name, spec in fields.items():
+        required = (
+            spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        )
+        if required and name not in values:
+            raise UserError(f"config lacks the field {prefix}{name}")
+    return kind(**{n: _value(hints[n], v, f"{prefix}{n}") for n, v in values.items()})
+
+
+def _value(kind: Any, value: Any, name: str) -> Any:
+    origin = get_origin(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return from_dict(kind, value, f"{name}.")
+    if origin is Literal:
+        if value not in get_args(kind):
+            choices = ", ".join(map(str, get_args(kind)))
+            raise UserError(f"config field {name} is {value!r}, not one of {choices}")
+        return value
+    allowed = get_args(kind) if origin in (Union, types.UnionType) else (kind,)
+    if float in allowed and type(value) is int:
+        return float(value)
+    if type(value) not in allowed and not (value is None and type(None) in allowed):
+        expected = " or ".join(getattr(a, "__name__", str(a)) for a in allowed)
+        raise UserError(f"config field {name} should be {expected}, not {value!r}")
+    return value
+
+
+def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
+    """Dotted name -> (old value, new value) of the fields that differ.
+
+    >>> from normrnn.text.config import TextConfig
+    >>> differences(TextConfig(), TextConfig(level="char"))
+    {'level': ('word', 'char')}
+    """
+    a, b = flat(to_dict(old)), flat(to_dict(new))
+    return {k: (a.get(k), b.get(k)) for k in [*a, *(b.keys() - a.keys())] if a.get(k) != b.get(k)}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values under dotted names.
+
+    >>> flat({"seed": 1, "model": {"hidden": 200}})
+    {'seed': 1, 'model.hidden': 200}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

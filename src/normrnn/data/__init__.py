@@ -1,1 +1,0 @@
-"""Text streams: file -> vocabulary ids -> contiguous streams -> (T, B) windows."""

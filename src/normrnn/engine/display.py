@@ -1,0 +1,162 @@
+"""What a person sees of a run: a live display on a terminal, plain lines elsewhere."""
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from normrnn.runs.metrics import perplexity
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run after one update."""
+
+    epoch: int
+    index: int
+    epoch_updates: int
+    updates: int
+    seconds: float
+    loss: float
+    count: int
+    lr: float
+    fer: float | None = None
+    """Share of wrong frames, where they are counted."""
+
+
+class Display(Protocol):
+    """Somewhere to show a run."""
+
+    def __enter__(self) -> "Display": ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def update(self, status: Status) -> None:
+        """After every update."""
+        ...
+
+    def row(self, row: dict[str, Any]) -> None:
+        """After every row of metrics.jsonl."""
+        ...
+
+
+class _Display:
+    """Speed and time left, from the updates of this process alone."""
+
+    def __init__(self, epochs: int, unit: str) -> None:
+        self.epochs = epochs
+        self.unit = unit
+        self.first: Status | None = None
+        self.last: Status | None = None
+        self.total = 0
+
+    def note(self, status: Status) -> None:
+        """Remember where the run stands."""
+        self.first = self.first or status
+        self.last = status
+        self.total += status.count
+
+    def speed(self) -> str:
+        """Tokens per second and time left, in words."""
+        first, last = self.first, self.last
+        if first is None or last is None or last.updates == first.updates:
+            return ""
+        seconds = last.seconds - first.seconds
+        rate = (self.total - first.count) / seconds
+        remaining = self.epochs * last.epoch_updates - (
+            (last.epoch - 1) * last.epoch_updates + last.index
+        )
+        left = remaining * seconds / (last.updates - first.updates)
+        return f"{rate:,.0f} {self.unit}/s  {duration(left)} left"
+
+
+class PlainDisplay(_Display):
+    """One line per row of metrics.jsonl."""
+
+    def __enter__(self) -> "PlainDisplay":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, status: Status) -> None:
+        """Nothing to see until the row is complete."""
+        self.note(status)
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Print it."""
+        text = describe(row, self.epochs)
+        print(f"{text}  {self.speed()}" if row["split"] == "train" else text, flush=True)
+
+
+class LiveDisplay(_Display):
+    """A progress bar for the epoch, with validations as lines above it."""
+
+    def __init__(self, epochs: int, unit: str) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        super().__init__(epochs, unit)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+        )
+        self.task = self.bar.add_task("", total=None, state="")
+        self.drawn = 0.0
+
+    def __enter__(self) -> "LiveDisplay":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def update(self, status: Status) -> None:
+        """Redraw, a few times a second at most."""
+        self.note(status)
+        now = time.monotonic()
+        if now - self.drawn < 0.2 and status.index < status.epoch_updates:
+            return
+        self.drawn = now
+        self.bar.update(
+            self.task,
+            description=f"epoch {status.epoch}/{self.epochs}",
+            completed=status.index,
+            total=status.epoch_updates,
+            # Two lines: in one, a terminal of 80 columns has no room for the updates.
+            state=f"loss {status.loss:.3f}  {_quality(status.loss, status.fer)}"
+            f"  lr {status.lr:g}\n{self.speed()}",
+        )
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Validations stay on the screen; train rows are what the bar shows anyway."""
+        if row["split"] != "train":
+            self.bar.console.print(describe(row, self.epochs), highlight=False)
+
+
+def describe(row: dict[str, Any], epochs: int) -> str:
+    """A row of metrics.jsonl as a line for people.
+
+    >>> row = {"epoch": 1, "updates": 9, "split": "valid", "statistics": "batch", "loss": 5.0}
+    >>> describe(row, 15)
+    'epoch 1/15  update 9  valid (batch statistics)  loss 5.0000  ppl 148.41'
+    """
+    kind = f" ({row['statistics']} statistics)" if "statistics" in row else ""
+    text = f"epoch {row['epoch']}/{epochs}  update {row['updates']}  {row['split']}{kind}"
+    text += f"  loss {row['loss']:.4f}  {_quality(row['loss'], row.get('fer'))}"
+    text += f"  bpc {row['bpc']:.4f}" if "bpc" in row else ""
+    return f"{text}  lr {row['lr']:g}" if "lr" in row else text
+
+
+def _quality(loss: float, fer: float | None) -> str:
+    return f"ppl {perplexity(loss):,.2f}" if fer is None else f"frame errors {fer:.2%}"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> duration(3725)
+    '1:02:05'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

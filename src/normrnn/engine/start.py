@@ -1,0 +1,85 @@
+"""Start, resume or extend a run."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from normrnn.config.base import Config
+from normrnn.engine.display import Display
+from normrnn.engine.interrupt import Interrupt
+from normrnn.engine.loop import Trainer
+from normrnn.engine.task import Experiment
+from normrnn.errors import UsageError, UserError
+from normrnn.runs.environment import named_device, record
+from normrnn.runs.store import CHECKPOINT, CONFIG, MODEL, RunDirectory, changed_fields
+from normrnn.speech.config import SpeechConfig
+from normrnn.speech.task import open_speech
+from normrnn.text.config import LanguageConfig
+from normrnn.text.task import open_language
+
+
+def train(
+    config: Config,
+    out: Path,
+    display: Callable[[int, str], Display],
+    say: Callable[[str], None] = print,
+) -> None:
+    """Bring the run in `out` to the last epoch of `config`, from wherever it stands.
+
+    `display` is made from the number of epochs and the name of what is counted.
+    """
+    device = named_device(config.device)
+    experiment = open_experiment(config)
+    config = dataclasses.replace(config, data=experiment.where, data_sha256=experiment.sha256)
+    run = RunDirectory(out)
+    run.create()
+    with run.locked():
+        checkpoint = None
+        if run.has(CONFIG):
+            _refuse_changes(run.config(), config, out)
+            checkpoint = run.read_checkpoint(config)
+            if checkpoint is None and run.has(MODEL):  # which is never written before it
+                raise UserError(f"{out} has a {MODEL} but no {CHECKPOINT}: not overwriting it")
+        if checkpoint and checkpoint["finished"] >= config.epochs:
+            say(f"{out} is finished: {config.epochs} epochs. A larger --epochs goes on from there.")
+            return
+        say(f"data: {experiment.source}")
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        torch.manual_seed(config.seed)
+        task = experiment.build(device)
+        with Interrupt() as interrupt, display(config.epochs, task.unit) as shown:
+            trainer = Trainer(config, task, run, shown, interrupt)
+            if checkpoint:
+                for name, content in task.files.items():
+                    if run.read(name) != content:
+                        raise UserError(f"{out / name} does not match the checkpoint beside it")
+                trainer.load(checkpoint)
+                say(f"resuming {out} at update {trainer.progress.updates}")
+            else:
+                for name, content in task.files.items():
+                    run.write(name, content)
+                run.metrics.cut(0)
+            run.write_config(config)
+            record(run)
+            trainer.run()
+    say(f"{out} is finished: {config.epochs} epochs.")
+
+
+def open_experiment(config: Config) -> Experiment:
+    """The data of a config, found and read."""
+    if isinstance(config, LanguageConfig):
+        return open_language(config)
+    if isinstance(config, SpeechConfig):
+        return open_speech(config)
+    raise TypeError(f"no task for {type(config).__name__}")
+
+
+def _refuse_changes(old: Config, new: Config, out: Path) -> None:
+    changed = changed_fields(old, new)
+    if not changed and new.epochs < old.epochs:
+        changed = f"epochs was {old.epochs}, is now {new.epochs}"
+    if changed:
+        raise UsageError(f"{out} holds a run with other settings ({changed}): use another --out")

@@ -1,0 +1,175 @@
+"""The run directory: what is in it, and writes that never leave half a file.
+
+config.json, metrics.jsonl, model.safetensors (best on validation), checkpoint.pt (everything
+needed to go on), vocabulary.json; evaluation.json from `normrnn evaluate`.
+"""
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor
+
+from normrnn.config.base import Config
+from normrnn.config.jsonio import differences, to_dict
+from normrnn.errors import UsageError, UserError
+from normrnn.files import following_no_link, remove_leftovers, write_whole
+from normrnn.recipes import read_config
+from normrnn.runs.metrics import MetricsFile
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+MODEL = "model.safetensors"
+CHECKPOINT = "checkpoint.pt"
+VOCABULARY = "vocabulary.json"
+EVALUATION = "evaluation.json"
+CHECKPOINT_FORMAT = "normrnn checkpoint 1"
+
+
+C = TypeVar("C", bound=Config)
+
+
+class BusyError(UserError):
+    """Somebody else trains in this directory."""
+
+
+class RunDirectory:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = MetricsFile(path / METRICS)
+
+    def create(self) -> None:
+        """Make the directory; refuse one that holds a stranger's files under our names."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = "a file is in the way" if self.path.exists() else error.strerror
+            raise UsageError(f"{self.path} cannot be made a run directory: {reason}") from None
+        if not (self.path / CONFIG).exists():
+            for name in (METRICS, MODEL, CHECKPOINT):
+                if (self.path / name).exists():
+                    raise UsageError(
+                        f"{self.path} has a {name} but no {CONFIG}: not overwriting it"
+                    )
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else trains in this directory meanwhile."""
+        try:
+            import fcntl
+        except ImportError:  # no such lock on this system
+            yield
+            return
+        with open(self.path / ".lock", "a", opener=following_no_link) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise BusyError(f"another process is training in {self.path}") from None
+            remove_leftovers(self.path, CONFIG, MODEL, CHECKPOINT, VOCABULARY)
+            yield
+
+    def write(self, name: str, content: bytes | memoryview) -> None:
+        """Replace a file whole or not at all."""
+        write_whole(self.path / name, content)
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file that must be there."""
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            raise UserError(f"{self.path} is no run directory with a {name}") from None
+        except OSError as error:
+            raise UserError(f"{self.path / name} cannot be read: {error.strerror}") from None
+
+    def write_json(self, name: str, value: Any) -> None:
+        """A JSON file for people and programs."""
+        self.write(name, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+    def write_config(self, config: Config) -> None:
+        """Save the config."""
+        self.write_json(CONFIG, to_dict(config))
+
+    def config(self, kind: type[C] = Config) -> C:
+        """The config the run was started with; UserError if it is of another kind."""
+        try:
+            values = json.loads(self.read(CONFIG))
+        except ValueError:
+            raise UserError(f"{self.path / CONFIG} is damaged: not JSON") from None
+        config = read_config(values)
+        if not isinstance(config, kind):
+            raise UserError(f"{self.path} is a run of {config.recipe}, not of {kind.noun}")
+        return config
+
+    def has(self, name: str) -> bool:
+        """Is the file there?"""
+        return (self.path / name).exists()
+
+    def write_tensors(
+        self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+    ) -> None:
+        """A safetensors file."""
+        contiguous = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+        self.write(name, tensors_to_bytes(contiguous, dict(metadata)))
+
+    def read_tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a safetensors file."""
+        try:
+            return tensors_from_bytes(self.read(name))
+        except SafetensorError:
+            raise UserError(f"{self.path / name} is damaged: no safetensors file") from None
+
+    def tensors_metadata(self, name: str) -> dict[str, str]:
+        """What was written with the tensors of a safetensors file."""
+        content = self.read(name)
+        header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+        return json.loads(header).get("__metadata__", {})
+
+    def write_checkpoint(self, payload: Mapping[str, Any], config: Config) -> None:
+        """Everything needed to go on, with the config it belongs to."""
+        # In memory first: torch's own writer reports a full disk as an internal error.
+        buffer = io.BytesIO()
+        torch.save({"format": CHECKPOINT_FORMAT, "config": to_dict(config), **payload}, buffer)
+        self.write(CHECKPOINT, buffer.getbuffer())
+
+    def read_checkpoint(self, config: Config) -> dict[str, Any] | None:
+        """What `write_checkpoint` wrote, None if nothing; UserError if it is not this run's."""
+        if not self.has(CHECKPOINT):
+            return None
+        name = self.path / CHECKPOINT
+        try:
+            payload = torch.load(io.BytesIO(self.read(CHECKPOINT)), weights_only=True)
+        except UserError:
+            raise
+        # torch.load raises whatever its unpickler meets; any of it means the same to the user.
+        except Exception as error:
+            raise UserError(f"{name} cannot be read ({type(error).__name__}): truncated?") from None
+        if not isinstance(payload, dict) or payload.get("format") != CHECKPOINT_FORMAT:
+            raise UserError(f"{name} is not a checkpoint of this program")
+        changed = changed_fields(read_config(payload["config"]), config)
+        if changed:
+            raise UserError(f"{name} belongs to another run: {changed}")
+        return payload
+
+
+def changed_fields(old: Config, new: Config) -> str:
+    """The fields in which two configs cannot share a run, in words; empty if there are none.
+
+    The epochs may differ and the data may have moved, as long as its bytes are the same.
+    """
+    changed = differences(old, new)
+    for name in ("epochs", "data"):
+        changed.pop(name, None)
+    if "recipe" in changed:
+        changed = {"recipe": changed["recipe"]}
+    # The data's hash stands for the data; nobody sets it by hand.
+    names = {"data_sha256": "data"}
+    return ", ".join(f"{names.get(k, k)} was {a}, is now {b}" for k, (a, b) in changed.items())

@@ -1,0 +1,1 @@
+"""Acoustic models: prepared features and alignments, ragged batches, a network, its outputs."""

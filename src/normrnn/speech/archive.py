@@ -1,0 +1,238 @@
+"""Kaldi's archives: matrices and int32 vectors, and the tables that point at them.
+
+Nothing that is read is run: `matrices` says what is taken, and a command in a table is refused by
+whoever looks up its place. No message repeats what stands in an archive.
+
+An scp line is `KEY PATH:OFFSET`. Kaldi's programs open PATH as it stands, so absolute paths are
+written. A reader here looks for an archive of that name beside the scp file first, and checks the
+key in front of the offset: a directory that was moved or copied reads its own archives.
+"""
+
+import gzip
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from io import BufferedIOBase
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normrnn.errors import UserError
+from normrnn.files import open_regular
+from normrnn.speech.matrices import BINARY, Unusable, find_matrix
+
+_HEAD = struct.Struct("<bibi")  # size of an int, rows, size of an int, columns
+_ROW = np.dtype([("size", "i1"), ("value", "<i4")])
+_CHUNK = 1 << 20
+# Of what is unpacked while it is read, and so could be far larger than its file.
+_LONGEST_KEY = 1 << 12
+_LONGEST_LINE = 1 << 28
+
+
+class Entry(NamedTuple):
+    """Where the object of a key lies: a file, and the position behind the key (None: alone)."""
+
+    path: Path
+    offset: int | None
+
+
+def write_matrix(file: IO[bytes], key: str, matrix: NDArray[np.floating]) -> int:
+    """Append a matrix (T, D); returns the offset for the scp file."""
+    file.write(f"{key} ".encode())
+    offset = file.tell()
+    rows, columns = matrix.shape
+    file.write(BINARY + b"FM " + _HEAD.pack(4, rows, 4, columns))
+    file.write(np.ascontiguousarray(matrix, dtype="<f4").tobytes())
+    return offset
+
+
+def write_vector(file: IO[bytes], key: str, vector: NDArray[np.integer]) -> int:
+    """Append an int32 vector (T,); returns the offset for the scp file."""
+    file.write(f"{key} ".encode())
+    offset = file.tell()
+    body = np.empty(len(vector), dtype=_ROW)
+    body["size"], body["value"] = 4, vector
+    file.write(BINARY + struct.pack("<bi", 4, len(vector)) + body.tobytes())
+    return offset
+
+
+def read_matrix(
+    entry: Entry, key: str, start: int = 0, stop: int | None = None
+) -> NDArray[np.float32]:
+    """Rows start..stop (T, D); of an uncompressed matrix only these are read from disk."""
+    with _open(entry, key) as file:
+        return find_matrix(file, key, entry.path).read(start, stop)
+
+
+def matrix_shape(entry: Entry, key: str) -> tuple[int, int]:
+    """Rows and columns; of a binary matrix only the header is read from disk."""
+    with _open(entry, key) as file:
+        matrix = find_matrix(file, key, entry.path)
+        return matrix.rows, matrix.columns
+
+
+def read_vector(
+    entry: Entry, key: str, start: int = 0, stop: int | None = None
+) -> NDArray[np.int32]:
+    """Elements start..stop of a binary int32 vector; only these are read from disk."""
+    with _open(entry, key) as file:
+        if file.read(2) != BINARY:
+            raise Unusable(f"{entry.path} holds no binary int vector for {key}")
+        return _vector(file, key, entry.path, start, stop)
+
+
+def read_vectors(path: Path) -> Iterator[tuple[str, NDArray[np.int32]]]:
+    """All int vectors of an archive: binary or text, .gz or not."""
+    try:
+        with open_regular(path) as raw, _unpacked(raw, path) as file:
+            while True:
+                key, ended = _key(file, path)
+                if not key:
+                    return
+                first = b"\n" if ended else file.read(1)
+                if first != BINARY[:1]:
+                    line = first if first == b"\n" else first + file.readline(_LONGEST_LINE)
+                    yield key, _numbers(line, key, path)
+                elif file.read(1) == BINARY[1:]:
+                    yield key, _vector(file, key, path)
+                else:
+                    raise Unusable(f"{path} is damaged at {key}")
+    except (EOFError, OSError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read: {reason}") from None
+
+
+def read_table(path: Path) -> dict[str, str]:
+    """Key -> rest of the line, of an scp, utt2spk, text, ... file; a key twice is an error."""
+    table: dict[str, str] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} lacks {path.name}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} cannot be read: it is no UTF-8 text") from None
+    for number, line in enumerate(lines, 1):
+        key, _, rest = line.strip().partition(" ") if "\t" not in line else _split(line)
+        if not key:
+            continue
+        if key in table:
+            raise UserError(f"{path} line {number} has {key} a second time")
+        table[key] = rest.strip()
+    return table
+
+
+def whole_number(text: str) -> int | None:
+    """What plain digits say; None for anything else, or more than a file could be long."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+def is_command(target: str) -> bool:
+    """Whether Kaldi, or what reads its tables, could run something for this scp entry."""
+    name, _, digits = target.rpartition(":")
+    name = (name if digits.isdigit() else target).strip()
+    return name.startswith("|") or name.endswith("|")
+
+
+def locate(target: str, folder: Path) -> Entry:
+    """The archive and offset behind an scp entry `PATH` or `PATH:OFFSET` of a file in `folder`."""
+    if is_command(target):
+        raise Unusable(
+            f"an scp file of {folder} asks for a command ({target}): not run here"
+            " (prepare kaldi --allow-pipes runs those that end in a bar)"
+        )
+    if target.endswith("]"):
+        raise Unusable(f"{target} is a range of rows: not read here, copy-feats writes it out")
+    if target in ("", "-") or "\0" in target:
+        raise Unusable(f"an scp file of {folder} names no file: {target!r}")
+    name, colon, digits = target.rpartition(":")
+    offset = whole_number(digits) if colon else None
+    path = Path(target if offset is None else name)
+    # An archive, whose key is checked, first beside the scp file; else as Kaldi would open it,
+    # relative to the scp file, beside it.
+    choices = [path, folder / path, folder / path.name]
+    if offset is not None:
+        choices = [folder / path.name, path, folder / path]
+    return Entry(next((choice for choice in choices if choice.is_file()), path), offset)
+
+
+def _split(line: str) -> tuple[str, str, str]:
+    key, *rest = line.split(None, 1) or [""]
+    return key, " ", rest[0] if rest else ""
+
+
+def _open(entry: Entry, key: str) -> BufferedIOBase:
+    """The file, positioned at the object of this key."""
+    try:
+        file = open_regular(entry.path)
+    except OSError as error:
+        raise Unusable(f"{entry.path} cannot be read: {error.strerror}") from None
+    if entry.offset is not None:
+        name = f"{key} ".encode()
+        file.seek(max(entry.offset - len(name), 0))
+        if file.read(len(name)) != name:
+            file.close()
+            raise Unusable(f"{entry.path} does not hold {key} at byte {entry.offset}")
+    return file
+
+
+def _unpacked(raw: BufferedIOBase, path: Path) -> BufferedIOBase:
+    return gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+
+
+def _vector(
+    file: BufferedIOBase, key: str, path: Path, start: int = 0, stop: int | None = None
+) -> NDArray[np.int32]:
+    head = file.read(5)
+    if len(head) < 5 or head[0] != 4:
+        raise Unusable(f"{path} holds no int vector for {key}")
+    (length,) = struct.unpack("<i", head[1:])
+    if length < 0:
+        raise Unusable(f"{path} is damaged at {key}: a vector of {length} numbers")
+    first, last, _ = slice(start, stop).indices(length)
+    if first:
+        file.seek(first * _ROW.itemsize, 1)
+    body = _exactly(file, max(last - first, 0) * _ROW.itemsize)
+    if body is None:
+        raise Unusable(f"{path} ends in the middle of {key}")
+    rows = np.frombuffer(body, dtype=_ROW)
+    if (rows["size"] != 4).any():
+        raise Unusable(f"{path} is damaged at {key}")
+    return rows["value"].astype(np.int32)
+
+
+def _exactly(file: BufferedIOBase, size: int) -> bytes | None:
+    """So many bytes, None if there are fewer: a header's word is not enough to reserve them."""
+    parts: list[bytes] = []
+    while size > 0 and (part := file.read(min(size, _CHUNK))):
+        parts.append(part)
+        size -= len(part)
+    return None if size else b"".join(parts)
+
+
+def _key(file: BufferedIOBase, path: Path) -> tuple[str, bool]:
+    """The next key, empty at the end of the file; and whether the line ended with it."""
+    name = bytearray()
+    while byte := file.read(1):
+        if byte in b" \n":
+            if name:
+                return name.decode("utf-8", "replace"), byte == b"\n"
+            continue
+        name += byte
+        if len(name) > _LONGEST_KEY:
+            raise UserError(f"{path} is no archive: it has a key of over {_LONGEST_KEY:,} bytes")
+    return name.decode("utf-8", "replace"), True
+
+
+def _numbers(line: bytes, key: str, path: Path) -> NDArray[np.int32]:
+    words = line.split()
+    if words[:1] == [b"["] and words[-1] == b"]":  # as kaldiio writes them
+        words = words[1:-1]
+    try:
+        return np.array([int(word) for word in words], dtype=np.int32)
+    except (ValueError, OverflowError):
+        raise UserError(f"{path} holds no int vector for {key}") from None

@@ -1,0 +1,87 @@
+"""Settings of an acoustic model."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from normrnn.config.base import Config, LoopConfig
+from normrnn.errors import UsageError
+
+
+@dataclass(frozen=True)
+class AcousticConfig:
+    """Stacked LSTM, softmax over the states of the alignment."""
+
+    hidden: int = 250
+    """Cells per layer and direction."""
+    layers: int = 5
+    """Stacked LSTM layers."""
+    bidirectional: bool = True
+    """Read each utterance in both directions."""
+    peephole: Literal["none", "output", "all"] = "none"
+    """Diagonal peepholes of the LSTM: the paper's W_co, or all three."""
+    gamma: float = 1.0
+    """Initial γ of the normalisers."""
+    eps: float = 1e-5
+    """ε of the normalisers."""
+    momentum: float = 0.1
+    """Weight of the new value in the running statistics."""
+
+
+@dataclass(frozen=True)
+class UtteranceConfig(LoopConfig):
+    """Ragged batches of utterances."""
+
+    batch: int = 24
+    segments: int = 4
+    log_every: int = 20
+    checkpoint_every: int = 50
+    max_frames: int = 0
+    """Longer utterances are left out of training. 0: none are."""
+    piece_frames: int = 0
+    """Training utterances are cut into pieces of at most this many frames. 0: they are not."""
+    pool: int = 16
+    """Batches drawn together and sorted by length, so that a batch has utterances of similar
+    lengths: more makes batches less ragged and less random."""
+
+
+@dataclass(frozen=True)
+class SpeechEvaluationConfig:
+    """What is measured when a segment ends."""
+
+    train_utterances: int = 40
+    """Training utterances, evenly spread over the set, scored in eval mode. 0: none."""
+    recalibrate_batches: int = 50
+    """Training batches behind recalibrated statistics in `normrnn evaluate`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechConfig(Config):
+    """One complete experiment with an acoustic model, as saved in `config.json`."""
+
+    noun: ClassVar[str] = "an acoustic model"
+    data: str = ""
+    """Directory that `normrnn prepare librispeech` or `normrnn prepare kaldi` made."""
+    model: AcousticConfig = field(default_factory=AcousticConfig)
+    train: UtteranceConfig = field(default_factory=UtteranceConfig)
+    evaluation: SpeechEvaluationConfig = field(default_factory=SpeechEvaluationConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least(
+            ("model.hidden", self.model.hidden, 1),
+            ("model.layers", self.model.layers, 1),
+            ("train.max_frames", self.train.max_frames, 0),
+            ("train.piece_frames", self.train.piece_frames, 0),
+            ("train.pool", self.train.pool, 1),
+            ("evaluation.train_utterances", self.evaluation.train_utterances, 0),
+            ("evaluation.recalibrate_batches", self.evaluation.recalibrate_batches, 1),
+        )
+        if not self.model.eps > 0:
+            raise UsageError(f"model.eps must be positive, not {self.model.eps}")
+        if not 0 <= self.model.momentum <= 1:
+            raise UsageError(f"model.momentum must lie in [0, 1], not {self.model.momentum}")
+        if self.norm == "hidden":
+            raise UsageError(
+                "norm hidden keeps statistics per time step, for sequences of one length: speech"
+                " has none; use sequence or frame"
+            )

@@ -1,0 +1,164 @@
+"""Prepared speech, read lazily: features and labels come from disk when they are asked for."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from normrnn.errors import UserError
+from normrnn.files import expanded
+from normrnn.speech.archive import (
+    Entry,
+    locate,
+    read_matrix,
+    read_table,
+    read_vector,
+    whole_number,
+)
+from normrnn.speech.prepared import FORMAT, SPLITS, STATISTICS, SUMMARY, read_json, read_summary
+
+
+@dataclass(frozen=True)
+class SpeechSplit:
+    """Utterances of one side; nothing is held in memory but where they are."""
+
+    keys: list[str]
+    lengths: list[int]
+    path: Path
+    classes: int
+    dim: int
+    _features: list[Entry] = field(repr=False)
+    _labels: list[Entry] = field(repr=False)
+
+    def features(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """Frames start..stop of an utterance, (frames, D) float32, read from disk now."""
+        key, entry = self.keys[index], self._features[index]
+        values = read_matrix(entry, key, start, stop)
+        self._check(entry, index, len(values), start, stop)
+        if values.shape[1] != self.dim:
+            raise UserError(
+                f"{entry.path}: {key} has {values.shape[1]} features a frame, not {self.dim}"
+            )
+        return torch.from_numpy(values)
+
+    def labels(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """Labels of frames start..stop of an utterance, (frames,) int64, read from disk now."""
+        key, entry = self.keys[index], self._labels[index]
+        values = torch.from_numpy(read_vector(entry, key, start, stop)).long()
+        self._check(entry, index, len(values), start, stop)
+        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < self.classes:
+            wrong = values[(values < 0) | (values >= self.classes)]
+            raise UserError(
+                f"{entry.path}: a label of {key} is {int(wrong[0])}; there are {self.classes}"
+                " classes, numbered from 0"
+            )
+        return values
+
+    def _check(self, entry: Entry, index: int, got: int, start: int, stop: int | None) -> None:
+        expected = len(range(*slice(start, stop).indices(self.lengths[index])))
+        if got != expected:
+            raise UserError(
+                f"{entry.path} and utt2num_frames disagree on the length of {self.keys[index]}"
+            )
+
+
+@dataclass(frozen=True)
+class SpeechCorpus:
+    """A prepared directory; `mean` and `variance` (D,) are those of the training frames."""
+
+    path: Path
+    classes: int
+    dim: int
+    train: SpeechSplit
+    dev: SpeechSplit
+    mean: Tensor
+    variance: Tensor
+    label_counts: Tensor
+    sha256: str
+    """Of what a network learns from, wherever the directory is."""
+
+
+def read_speech(path: str | Path) -> SpeechCorpus:
+    """Open a prepared directory; UserError if anything is missing or does not fit."""
+    path = expanded(path)
+    if not path.is_dir():
+        why = "it is a file" if path.exists() else "it does not exist"
+        raise UserError(f"{path} is no directory of prepared speech: {why}")
+    summary = read_summary(path)
+    statistics = read_json(path / STATISTICS)
+    try:
+        classes, dim = int(summary["classes"]), int(summary["dim"])
+        mean, variance = (
+            torch.tensor(statistics[name], dtype=torch.float64) for name in ("mean", "variance")
+        )
+        counts = torch.tensor(statistics["label_counts"], dtype=torch.int64)
+    except (KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{path / SUMMARY} or {STATISTICS} is damaged: a field is missing"
+        ) from None
+    if mean.shape != (dim,) or variance.shape != (dim,) or counts.shape != (classes,):
+        raise UserError(f"{path / STATISTICS} does not belong to {SUMMARY}: other sizes")
+    train, dev = (_read_split(path / name, classes, dim) for name in SPLITS)
+    digest = hashlib.sha256(json.dumps([FORMAT, classes, dim, statistics]).encode())
+    for split in (train, dev):
+        digest.update(json.dumps([split.keys, split.lengths]).encode())
+        digest.update(_sha256(split.path / "labels.ark"))
+    return SpeechCorpus(
+        path,
+        classes,
+        dim,
+        train,
+        dev,
+        mean.float(),
+        variance.float(),
+        counts,
+        digest.hexdigest(),
+    )
+
+
+def sources(directory: str | Path) -> set[Path]:
+    """The files that `read_features` reads."""
+    directory = expanded(directory)
+    table = directory / "feats.scp"
+    archives = {locate(target, directory).path for target in read_table(table).values()}
+    return {path.resolve() for path in (table, *archives)}
+
+
+def read_features(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
+    """Key and features (T, D) float32 of every utterance of a Kaldi directory with a feats.scp."""
+    directory = expanded(directory)
+    for key, target in read_table(directory / "feats.scp").items():
+        yield key, torch.from_numpy(read_matrix(locate(target, directory), key))
+
+
+def _read_split(path: Path, classes: int, dim: int) -> SpeechSplit:
+    lengths = {key: _frames(path, key, n) for key, n in read_table(path / "utt2num_frames").items()}
+    keys = sorted(lengths)
+    if not keys:
+        raise UserError(f"{path} holds no utterances")
+    entries = []
+    for name in ("feats", "labels"):
+        table = read_table(path / f"{name}.scp")
+        if table.keys() != lengths.keys():
+            odd = min(table.keys() ^ lengths.keys())
+            raise UserError(f"{path}: {odd} is in only one of {name}.scp and utt2num_frames")
+        if not (path / f"{name}.ark").is_file():
+            raise UserError(f"{path} lacks {name}.ark")
+        entries.append([locate(table[key], path) for key in keys])
+    return SpeechSplit(keys, [lengths[key] for key in keys], path, classes, dim, *entries)
+
+
+def _frames(path: Path, key: str, text: str) -> int:
+    frames = whole_number(text)
+    if not frames:
+        raise UserError(f"{path / 'utt2num_frames'} is damaged at {key}: no number of frames")
+    return frames
+
+
+def _sha256(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

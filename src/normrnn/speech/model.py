@@ -1,0 +1,102 @@
+"""The acoustic model of section 5.1: a stack of bidirectional LSTMs over whole utterances."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
+
+from normrnn.engine.initial import glorot_, train_one_bias
+from normrnn.engine.loss import nats_and_errors
+from normrnn.nn import LSTM
+
+
+class AcousticModel(nn.Module):
+    """Global mean and variance normalisation, LSTM stack, softmax over the alignment's states.
+
+    Works on rows: the data (N, D) of a `PackedSequence`, N unpadded frames, step by step.
+    What the training set says about features and states travels with the weights: `mean` and
+    `variance` (D,), `label_counts` (C,).
+
+    >>> model = AcousticModel(dim=3, classes=5, hidden=4, layers=2, norm="sequence")
+    >>> model(pack_sequence([torch.randn(7, 3), torch.randn(4, 3)])).shape
+    torch.Size([11, 5])
+    """
+
+    mean: Tensor
+    variance: Tensor
+    label_counts: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        hidden: int = 250,
+        layers: int = 5,
+        *,
+        bidirectional: bool = True,
+        norm: Literal["sequence", "frame"] | None = None,
+        peephole: Literal["output", "all"] | None = None,
+        gamma: float = 1.0,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("variance", torch.ones(dim))
+        self.register_buffer("label_counts", torch.ones(classes, dtype=torch.long))
+        self.rnn = LSTM(
+            dim,
+            hidden,
+            layers,
+            bidirectional=bidirectional,
+            norm=norm,
+            peephole=peephole,
+            gamma=gamma,
+            eps=eps,
+            momentum=momentum,
+        )
+        self.decoder = nn.Linear((1 + bidirectional) * hidden, classes)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot per gate, zero biases, γ and β left alone, one trained bias per gate."""
+        glorot_(self.rnn, self.decoder)
+        train_one_bias(self.rnn)
+
+    def features(self, utterances: PackedSequence) -> Tensor:
+        """What the softmax sees, rows (N, directions · H)."""
+        # A feature that never varies carries nothing; what is left of it must not blow up.
+        scale = self.variance.clamp(min=1e-8).rsqrt()
+        rows = (utterances.data - self.mean) * scale
+        return self.rnn(utterances._replace(data=rows))[0].data
+
+    def forward(self, utterances: PackedSequence) -> Tensor:
+        """Logits of the states, rows (N, C)."""
+        return self.decoder(self.features(utterances))
+
+    def loss(self, utterances: PackedSequence, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross entropy of `targets`, rows (N,), summed in nats, and the number of wrong frames."""
+        rows = self.features(utterances)
+        return nats_and_errors(rows, self.decoder.weight, self.decoder.bias, targets)
+
+    def log_posteriors(self, features: Tensor) -> Tensor:
+        """Natural logs of the states' posteriors (T, C) for the features (T, D) of an utterance."""
+        return next(self.each_log_posteriors([features]))
+
+    def each_log_posteriors(self, utterances: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The same for utterances that run through the stack together, in their order.
+
+        The softmax is taken one by one: many states over many frames would not fit.
+        """
+        packed = pack_sequence(list(utterances), enforce_sorted=False)
+        for rows in unpack_sequence(packed._replace(data=self.features(packed))):
+            yield F.log_softmax(self.decoder(rows), dim=1)
+
+    def log_priors(self, floor: float = 1.0) -> Tensor:
+        """Natural logs of the states' shares (C,) of the training frames, counts below `floor`
+        raised to it: a state never seen must not get an infinite likelihood."""
+        counts = self.label_counts.double().clamp(min=floor)
+        return (counts / counts.sum()).log().float()

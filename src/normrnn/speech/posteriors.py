@@ -1,0 +1,76 @@
+"""What a hybrid decoder needs of a trained acoustic model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from normrnn.errors import UsageError, UserError
+from normrnn.files import replacing
+from normrnn.runs.load import load_acoustic
+from normrnn.speech.archive import write_matrix
+from normrnn.speech.corpus import read_features, sources
+
+FRAMES = 16_384  # that run through the network together: a dozen utterances or two
+
+
+@torch.no_grad()
+def write_posteriors(
+    run: Path, data: Path, prefix: Path, prior_floor: float | None = None, device: str = "cpu"
+) -> tuple[int, int]:
+    """Natural-log posteriors of every utterance of `data` into `prefix`.ark and `prefix`.scp.
+
+    With a `prior_floor`, scaled log-likelihoods: minus the log priors of the training labels, each
+    state counted as seen in at least so many frames. Both files appear when all is written; gives
+    the number of utterances and frames.
+    """
+    if prior_floor is not None and not prior_floor > 0:
+        raise UsageError(f"--prior-floor must be positive, not {prior_floor}")
+    model = load_acoustic(run, device)
+    minus = 0.0 if prior_floor is None else model.log_priors(prior_floor)
+    ark, scp = (prefix.with_name(f"{prefix.name}.{kind}") for kind in ("ark", "scp"))
+    taken = sources(data) & {ark.resolve(), scp.resolve()}
+    if taken:
+        raise UsageError(f"--out {prefix} would overwrite {min(taken)}, which is read")
+    utterances = frames = 0
+    ark.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(scp) as table, replacing(ark) as archive:  # the archive comes first
+        for some in _together(_checked(data, len(model.mean))):
+            keys, features = zip(*some, strict=True)
+            batch = model.each_log_posteriors([x.to(device) for x in features])
+            for key, rows in zip(keys, batch, strict=True):
+                offset = write_matrix(archive, key, (rows - minus).cpu().numpy())
+                table.write(f"{key} {ark.resolve()}:{offset}\n".encode())
+                utterances, frames = utterances + 1, frames + len(rows)
+        if not utterances:
+            raise UserError(f"{data / 'feats.scp'} lists no utterances")
+    return utterances, frames
+
+
+def _checked(data: Path, dim: int) -> Iterator[tuple[str, Tensor]]:
+    for key, features in read_features(data):
+        if features.shape[1] != dim:
+            raise UserError(
+                f"{key} of {data} has {features.shape[1]} features a frame; the network was"
+                f" trained on {dim}"
+            )
+        if not len(features):
+            raise UserError(f"{key} of {data} has no frames")
+        if not features.isfinite().all():
+            raise UserError(f"{key} of {data} has features that are not finite")
+        yield key, features
+
+
+def _together(utterances: Iterator[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+    """In their order, as many at a time as `FRAMES` allow, and at least one."""
+    some: list[tuple[str, Tensor]] = []
+    frames = 0
+    for key, features in utterances:
+        if some and frames + len(features) > FRAMES:
+            yield some
+            some, frames = [], 0
+        some.append((key, features))
+        frames += len(features)
+    if some:
+        yield some

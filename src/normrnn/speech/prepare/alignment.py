@@ -1,0 +1,148 @@
+"""Frame labels by forced alignment with pocketsphinx's English model."""
+
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normrnn.errors import UserError
+from normrnn.extras import speech_extra
+from normrnn.speech.archive import Unusable
+
+Targets = Literal["senone", "phone"]
+Lexicon = Mapping[str, tuple[str, ...]]
+"""Word -> pronunciations, each phones with spaces between."""
+
+_VARIANT = re.compile(r"\(\d+\)$")
+_FILLERS = frozenset({"<s>", "</s>", "<sil>", "[NOISE]", "[SPEECH]"})
+
+
+class Model(NamedTuple):
+    """What the acoustic model distinguishes."""
+
+    phones: tuple[str, ...]
+    states: int
+    """Per phone."""
+    senones: int
+
+    def classes(self, targets: Targets) -> int:
+        """One per state of the model, seen or not."""
+        return self.senones if targets == "senone" else len(self.phones) * self.states
+
+
+@cache
+def acoustic_model() -> Model:
+    """Phones and numbers of states, from the model's own definition file."""
+    pocketsphinx = speech_extra("pocketsphinx")
+    path = Path(pocketsphinx.get_model_path("en-us/en-us")) / "mdef"
+    raw = path.read_bytes()
+    if raw[:4] != b"BMDF":
+        raise UserError(f"{path} is no binary model definition")
+    _, comment = struct.unpack_from("<ii", raw, 4)
+    numbers = struct.unpack_from("<10i", raw, 12 + comment)
+    phones, _, states, _, senones = numbers[:5]
+    names = raw[12 + comment + 40 :].split(b"\0", phones)[:phones]
+    return Model(tuple(name.decode() for name in names), states, senones)
+
+
+def read_lexicon(path: Path) -> dict[str, tuple[str, ...]]:
+    """Lines `word PHONE PHONE ...`, a word as often as it has pronunciations."""
+    known = set(acoustic_model().phones)
+    lexicon: dict[str, tuple[str, ...]] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is no UTF-8 text") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        word, *phones = line.split()
+        wrong = [phone for phone in phones if phone not in known]
+        if wrong or not phones:
+            what = f"phone {wrong[0]!r} is not one of the model's" if wrong else "has no phones"
+            raise UserError(f"{path} line {number}: {word!r} {what}: {' '.join(sorted(known))}")
+        word = _VARIANT.sub("", word.lower())
+        lexicon[word] = (*lexicon.get(word, ()), " ".join(phones))
+    return lexicon
+
+
+def align(
+    samples: NDArray[np.int16], text: str, targets: Targets, lexicon: Lexicon, frames: int
+) -> NDArray[np.int32]:
+    """A label for each of the `frames` frames of a sound at 16 kHz with these words.
+
+    A fresh decoder each time: labels must not depend on the utterances before.
+    """
+    words = text.lower().split()
+    if not words:
+        raise Unusable("its transcript is empty")
+    pocketsphinx = speech_extra("pocketsphinx")
+    # bestpath would search a lattice of words instead of following the given ones.
+    decoder = pocketsphinx.Decoder(lm=None, samprate=16000, bestpath=False, loglevel="FATAL")
+    _add_words(decoder, words, lexicon)
+    sound = samples.tobytes()
+    try:
+        decoder.set_align_text(" ".join(words))
+        _decode(decoder, sound)
+        decoder.set_alignment()
+        _decode(decoder, sound)
+        alignment = decoder.get_alignment()
+    except RuntimeError:
+        alignment = None
+    if alignment is None:
+        raise Unusable("its words cannot be aligned with its sound")
+    found = [_VARIANT.sub("", word.name) for word in alignment if word.name not in _FILLERS]
+    if found != words:
+        raise Unusable(f"its words cannot be aligned with its sound: {len(found)} of {len(words)}")
+    labels = np.array(_labels(alignment, targets), dtype=np.int32)
+    if len(labels) - frames not in (0, 1):
+        raise Unusable(f"its alignment has {len(labels)} frames, its features have {frames}")
+    return labels[:frames]
+
+
+def _decode(decoder: Any, sound: bytes) -> None:
+    decoder.start_utt()
+    decoder.process_raw(sound, full_utt=True)
+    decoder.end_utt()
+
+
+def _add_words(decoder: Any, words: Iterable[str], lexicon: Lexicon) -> None:
+    missing = []
+    for word in dict.fromkeys(words):
+        known, name = [], word
+        while (phones := decoder.lookup_word(name)) is not None:
+            known.append(phones)
+            name = f"{word}({len(known) + 1})"
+        for phones in lexicon.get(word, ()):
+            if phones not in known:
+                name = f"{word}({len(known) + 1})" if known else word
+                decoder.add_word(name, phones, False)
+                known.append(phones)
+        if not known:
+            missing.append(word)
+    if missing:
+        raise Unusable(f"no pronunciation of {', '.join(missing)}: add it with --lexicon")
+
+
+def _labels(alignment: Any, targets: Targets) -> list[int]:
+    """A label per frame, from one that begins at 0 and has no gaps."""
+    model = acoustic_model()
+    phone_index = {name: index for index, name in enumerate(model.phones)}
+    labels: list[int] = []
+    for word in alignment:
+        for phone in word:
+            for position, state in enumerate(phone):
+                if state.start != len(labels):
+                    raise Unusable(f"its alignment has a gap at frame {len(labels)}")
+                label = (
+                    int(state.name)
+                    if targets == "senone"
+                    else phone_index[phone.name] * model.states + position
+                )
+                labels += [label] * state.duration
+    return labels

@@ -1,0 +1,72 @@
+"""Log-mel filter banks with energy, and deltas, as Kaldi computes them (section 5.1)."""
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normrnn.extras import speech_extra
+from normrnn.speech.archive import Unusable
+
+MEL_BANDS = 40
+FRAME_SHIFT = 0.010
+FRAME_LENGTH = 0.025
+DELTA_WINDOW = 2
+
+
+def fbank(samples: NDArray[np.int16], rate: int) -> NDArray[np.float32]:
+    """(T, 41): log energy, then 40 log-mel bands; 25 ms every 10 ms, only whole frames."""
+    knf = speech_extra("kaldi_native_fbank")
+    options = knf.FbankOptions()
+    options.frame_opts.samp_freq = rate
+    options.frame_opts.frame_shift_ms = FRAME_SHIFT * 1000
+    options.frame_opts.frame_length_ms = FRAME_LENGTH * 1000
+    options.frame_opts.snip_edges = True
+    options.frame_opts.dither = 0.0
+    options.mel_opts.num_bins = MEL_BANDS
+    options.use_energy = True
+    computer = knf.OnlineFbank(options)
+    # Kaldi works on samples in the range of 16-bit integers.
+    computer.accept_waveform(rate, samples.astype(np.float32))
+    computer.input_finished()
+    frames = computer.num_frames_ready
+    if frames == 0:
+        raise Unusable(
+            f"it is shorter than one frame: {len(samples) / rate * 1000:.1f} ms of"
+            f" {FRAME_LENGTH * 1000:.0f}"
+        )
+    return np.stack([computer.get_frame(t) for t in range(frames)]).astype(np.float32)
+
+
+def add_deltas(features: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(T, D) -> (T, 3D): the features, their deltas and delta-deltas.
+
+    As Kaldi's `add-deltas`: each order is one filter on the features themselves, whose first and
+    last frame are repeated beyond the edges. So delta-deltas are not the deltas of the deltas near
+    an edge.
+
+    >>> for row in add_deltas(np.array([[0.0], [0.0], [1.0]], dtype=np.float32)):
+    ...     print([f"{value:.2f}" for value in row])
+    ['0.00', '0.20', '0.09']
+    ['0.00', '0.30', '0.05']
+    ['1.00', '0.30', '-0.05']
+    """
+    steps = len(features)
+    orders = [features]
+    for scales in _delta_filters():
+        reach = len(scales) // 2
+        padded = np.pad(features, ((reach, reach), (0, 0)), mode="edge")
+        total = np.zeros(features.shape, dtype=np.float64)
+        for at, scale in enumerate(scales):
+            if scale:
+                total += scale * padded[at : at + steps]
+        orders.append(total.astype(np.float32))
+    return np.concatenate(orders, axis=1)
+
+
+@cache
+def _delta_filters() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Coefficients of the first and the second order."""
+    offsets = np.arange(-DELTA_WINDOW, DELTA_WINDOW + 1, dtype=np.float64)
+    first = offsets / (offsets**2).sum()
+    return first, np.convolve(first, first)

@@ -1,0 +1,138 @@
+"""Utterances in LibriSpeech's layout: SUBSET/SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt."""
+
+import hashlib
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from normrnn.errors import UserError
+from normrnn.extras import versions
+from normrnn.speech.prepare.alignment import Lexicon, Targets, acoustic_model, align, read_lexicon
+from normrnn.speech.prepare.audio import read_sound
+from normrnn.speech.prepare.features import add_deltas, fbank
+from normrnn.speech.prepare.preparation import Job, Prepared, Utterance
+from normrnn.speech.prepare.speakers import choose_dev, dev_settings
+
+SOUNDS = (".flac", ".wav")
+
+
+class Found(NamedTuple):
+    """One utterance on disk; `path` is None without a sound file, `text` without a transcript."""
+
+    key: str
+    speaker: str
+    text: str | None
+    path: Path | None
+
+
+def librispeech_job(
+    directory: Path,
+    targets: Targets,
+    lexicon: Path | None,
+    dev_speakers: Path | None,
+    dev_fraction: float,
+) -> Job:
+    """The preparation of a directory; its labels come from forced alignment."""
+    made_with = versions("kaldi_native_fbank", "soundfile", "pocketsphinx")
+    words = read_lexicon(lexicon) if lexicon else {}
+    found = find_utterances(directory)
+    dev = choose_dev({item.speaker for item in found}, dev_speakers, dev_fraction)
+    utterances = [
+        Utterance(
+            item.key,
+            item.speaker,
+            "dev" if item.speaker in dev else "train",
+            item.text or "",
+            item.path,
+            _problem(item),
+        )
+        for item in found
+    ]
+    settings = {
+        "kind": "librispeech",
+        "targets": targets,
+        "data": _fingerprint(found),
+        "lexicon": hashlib.sha256(lexicon.read_bytes()).hexdigest() if lexicon else None,
+        **dev_settings(dev, dev_speakers, dev_fraction),
+        **made_with,
+    }
+    source = {"directory": str(directory), "lexicon": str(lexicon) if lexicon else None}
+    work = AlignWords(targets, words)
+    return Job(settings, source, utterances, work, acoustic_model().classes(targets))
+
+
+@dataclass(frozen=True)
+class AlignWords:
+    """Sound and words of an utterance -> features and labels."""
+
+    targets: Targets
+    lexicon: Lexicon
+
+    def __call__(self, utterance: Utterance) -> Prepared:
+        start = time.process_time()
+        sound = read_sound(utterance.source)
+        features = add_deltas(fbank(sound.samples, sound.rate))
+        middle = time.process_time()
+        labels = align(sound.samples, utterance.text, self.targets, self.lexicon, len(features))
+        return Prepared(
+            features,
+            labels,
+            len(sound.samples) / sound.rate,
+            middle - start,
+            time.process_time() - middle,
+            sound.channels,
+        )
+
+
+def find_utterances(directory: Path) -> list[Found]:
+    """All utterances in the order of their keys; DIR holds LibriSpeech/, is it, or is a subset."""
+    if not directory.is_dir():
+        raise UserError(f"{directory} is no directory")
+    root = directory / "LibriSpeech" if (directory / "LibriSpeech").is_dir() else directory
+    transcripts = sorted(root.glob("*/*/*.trans.txt")) or sorted(root.glob("*/*/*/*.trans.txt"))
+    if not transcripts:
+        raise UserError(
+            f"{directory} is not in LibriSpeech's layout: no SPEAKER/CHAPTER/*.trans.txt in it, in"
+            " a subset of it or in its LibriSpeech/"
+        )
+    found: dict[str, Found] = {}
+    for transcript in transcripts:
+        for item in _chapter(transcript):
+            if item.key in found:
+                raise UserError(
+                    f"utterance {item.key} is twice in {directory}: {transcript.parent}"
+                )
+            found[item.key] = item
+    return [found[key] for key in sorted(found)]
+
+
+def _chapter(transcript: Path) -> Iterable[Found]:
+    folder, speaker = transcript.parent, transcript.parent.parent.name
+    try:
+        lines = transcript.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise UserError(f"{transcript} is no UTF-8 text") from None
+    sounds = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in SOUNDS}
+    for line in lines:
+        key, _, text = line.strip().partition(" ")
+        if key:
+            yield Found(key, speaker, " ".join(text.split()), sounds.pop(key, None))
+    for key, path in sounds.items():
+        yield Found(key, speaker, None, path)
+
+
+def _problem(item: Found) -> str:
+    if item.path is None:
+        return f"it has no sound file ({' or '.join(SOUNDS)})"
+    return "it has no transcript" if item.text is None else ""
+
+
+def _fingerprint(found: Collection[Found]) -> str:
+    """Stands for the data: keys, words, and sizes of the sound files."""
+    digest = hashlib.sha256()
+    for item in found:
+        size = item.path.stat().st_size if item.path else None
+        digest.update(repr((item.key, item.speaker, item.text, size)).encode())
+    return digest.hexdigest()

@@ -1,0 +1,126 @@
+"""Alignments at the level of pdfs, as Kaldi's `ali-to-pdf` writes them."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normrnn.errors import UserError
+from normrnn.speech.archive import read_vectors, whole_number
+
+Labels = dict[str, NDArray[np.int32]]
+
+# What ali-to-pdf made comes before the transition-ids that an alignment directory holds anyway.
+PATTERNS = ("pdf*.ark", "pdf*.gz", "ali.*.ark", "ali.*.gz", "*.ark", "*.gz")
+_NUM_PDFS = re.compile(rb"<NUMPDFS> (?:\x04(....)|(\d+)\s)", re.DOTALL)
+_NEAR = 4  # ids of the transitions of one state follow each other; Kaldi's silence has most
+_SHARE = 0.75
+LARGEST_LABEL = "the largest label"
+
+
+def read_alignments(path: Path) -> Labels:
+    """All labels of a directory's archives, or of one archive; 4 bytes a frame in memory."""
+    labels: Labels = {}
+    files = _archives(path)
+    for file in files:
+        for key, values in read_vectors(file):
+            if key in labels:
+                raise UserError(f"{file} has an alignment of {key} a second time")
+            labels[key] = values
+    if not any(map(len, labels.values())):
+        raise UserError(f"{path} holds no alignments: {files[0]} is empty")
+    if _transition_ids(path, labels):
+        folder = path if path.is_dir() else path.parent
+        raise UserError(
+            f"{path} holds transition-ids, not pdf-ids; run"
+            f' ali-to-pdf {folder}/final.mdl "{_rspecifier(files)}" ark:{folder}/pdf.ark'
+            " and start again"
+        )
+    return labels
+
+
+def class_count(given: int | None, alignments: Mapping[Path, Labels]) -> tuple[int, str]:
+    """The number of pdfs, and what says so; the largest label if nothing else does."""
+    if given is not None:
+        if given < 1:
+            raise UserError(f"--classes must be at least 1, not {given}", code=2)
+        return given, "--classes"
+    for path in alignments:
+        if (count := _model_pdfs(path)) is not None:
+            return count, "the alignment directory's model"
+    largest = max(
+        int(values.max())
+        for labels in alignments.values()
+        for values in labels.values()
+        if len(values)
+    )
+    return largest + 1, LARGEST_LABEL
+
+
+def _archives(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"{path} does not exist; --ali needs a directory with pdf-level alignments")
+    for pattern in PATTERNS:
+        if files := sorted(path.glob(pattern), key=_natural):
+            return files
+    raise UserError(f"{path} holds no alignments: none of {', '.join(PATTERNS)} in it")
+
+
+def _natural(path: Path) -> list[int | str]:
+    """ali.2.gz before ali.10.gz."""
+    parts = re.split(r"(\d+)", path.name)
+    return [int(part) if part.isdigit() else part for part in parts]
+
+
+def _model_pdfs(path: Path) -> int | None:
+    """The number of pdfs from `num_pdfs` or a Gaussian `final.mdl` beside the alignments."""
+    folder = path if path.is_dir() else path.parent
+    if (folder / "num_pdfs").is_file():
+        text = (folder / "num_pdfs").read_text(encoding="utf-8", errors="replace").strip()
+        if (count := whole_number(text)) is not None:
+            return count
+    if (folder / "final.mdl").is_file():
+        match = _NUM_PDFS.search((folder / "final.mdl").read_bytes())
+        if match:
+            return int.from_bytes(match[1], "little") if match[1] else int(match[2])
+    return None
+
+
+def _rspecifier(files: list[Path]) -> str:
+    if len(files) == 1 and files[0].suffix != ".gz":
+        return f"ark:{files[0]}"
+    program = "gunzip -c" if files[0].suffix == ".gz" else "cat"
+    if len(files) == 1:
+        return f"ark:{program} {files[0]} |"
+    pattern = next(p for p in PATTERNS if all(file.match(p) for file in files))
+    return f"ark:{program} {files[0].parent}/{pattern} |"
+
+
+def _transition_ids(path: Path, labels: Labels) -> bool:
+    """Are these ids of transitions?
+
+    They count from 1 and exceed the number of pdfs, where that is known. And they have a pattern: a
+    stay in a state is one frame of the transition that leaves it and, before or after that, any
+    number of its self-loop, whose id is a near one.
+    """
+    filled = [values for values in labels.values() if len(values)]
+    if not filled or min(int(values.min()) for values in filled) < 1:
+        return False
+    pdfs = _model_pdfs(path)
+    if pdfs is not None and max(int(values.max()) for values in filled) >= pdfs:
+        return True
+    long_runs, after, before = 0, 0, 0
+    for values in filled:
+        edges = np.flatnonzero(np.diff(values)) + 1
+        starts = np.concatenate([[0], edges])
+        lengths = np.diff(np.concatenate([starts, [len(values)]]))
+        ids = values[starts]
+        near = np.abs(np.diff(ids)) <= _NEAR
+        long_runs += int((lengths > 1).sum())
+        after += int(((lengths[1:] > 1) & (lengths[:-1] == 1) & near).sum())
+        before += int(((lengths[:-1] > 1) & (lengths[1:] == 1) & near).sum())
+    return long_runs > 0 and max(after, before) >= _SHARE * long_runs

@@ -1,0 +1,118 @@
+"""Settings of a language model."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from normrnn.config.base import Config, LoopConfig
+from normrnn.errors import UsageError
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """How a text becomes symbols."""
+
+    level: Literal["word", "char"] = "word"
+    """Words separated by blanks, or characters; a line ends with <eos> in both."""
+    max_vocab: int = 0
+    """Keep this many most frequent symbols, <unk> for the rest. 0: all of the training text."""
+    unknown: bool = True
+    """Keep a class <unk> for symbols outside the vocabulary; without it they are an error."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Embedding, stacked recurrent layers, softmax."""
+
+    cell: Literal["lstm", "rnn", "gru"] = "lstm"
+    """Kind of the layers; rnn is the simple one with tanh."""
+    hidden: int = 200
+    """Cells per layer."""
+    layers: int = 2
+    """Stacked layers."""
+    embedding: int = 0
+    """Size of the lookup table's vectors. 0: as many as cells."""
+    dropout: float = 0.0
+    """On the embedding, between layers and before the softmax; never on the recurrence."""
+    initialiser: Literal["uniform", "glorot"] = "uniform"
+    """All weights from U(-init, init), or, as in the appendix, the lookup table from N(0, 1), the
+    other matrices Glorot's way, biases zero. γ and β are not drawn."""
+    init: float = 0.1
+    """Bound of the uniform initialiser."""
+    peephole: Literal["none", "output", "all"] = "none"
+    """Diagonal peepholes of the LSTM: the paper's W_co, or all three."""
+    gamma: float = 1.0
+    """Initial γ of the normalisers."""
+    eps: float = 1e-5
+    """ε of the normalisers (the authors' code: 1e-6)."""
+    momentum: float = 0.1
+    """Weight of the new value in the running statistics."""
+    time_steps: int = 0
+    """Running statistics kept per position in the window, this many. 0: shared over time."""
+
+
+@dataclass(frozen=True)
+class TrainConfig(LoopConfig):
+    """How the text is read."""
+
+    reading: Literal["streams", "sequences"] = "streams"
+    """Windows of parallel streams, the state carried from window to window; or sequences of
+    `steps` tokens, each from zero state, in another order every epoch."""
+    steps: int = 20
+    """Time steps of a window or sequence: how far gradients flow back."""
+    epoch_tokens: int = 0
+    """An epoch ends after this many tokens, rounded down to whole updates. 0: with the text."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """What is measured when a segment ends."""
+
+    train_tokens: int = 50_000
+    """Tokens from the start of the training text scored in eval mode. 0: none."""
+    recalibrate_windows: int = 100
+    """Training windows, in order and without dropout, behind recalibrated statistics."""
+    tokens: int = 0
+    """Tokens scored of the validation and of the test text, from their start. 0: all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageConfig(Config):
+    """One complete experiment with a language model, as saved in `config.json`."""
+
+    noun: ClassVar[str] = "a language model"
+    data: str = ""
+    """Directory with train, valid and test text, or one text file, or builtin:python-topics."""
+    text: TextConfig = field(default_factory=TextConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least(
+            ("text.max_vocab", self.text.max_vocab, 0),
+            ("model.hidden", self.model.hidden, 1),
+            ("model.layers", self.model.layers, 1),
+            ("model.embedding", self.model.embedding, 0),
+            ("model.init", self.model.init, 0),
+            ("model.time_steps", self.model.time_steps, 0),
+            ("train.steps", self.train.steps, 1),
+            ("train.epoch_tokens", self.train.epoch_tokens, 0),
+            ("evaluation.tokens", self.evaluation.tokens, 0),
+            ("evaluation.train_tokens", self.evaluation.train_tokens, 0),
+            ("evaluation.recalibrate_windows", self.evaluation.recalibrate_windows, 1),
+        )
+        if not 0 <= self.model.dropout < 1:
+            raise UsageError(f"model.dropout must lie in [0, 1), not {self.model.dropout}")
+        if not self.model.eps > 0:
+            raise UsageError(f"model.eps must be positive, not {self.model.eps}")
+        if not 0 <= self.model.momentum <= 1:
+            raise UsageError(f"model.momentum must lie in [0, 1], not {self.model.momentum}")
+        if self.norm != "none" and self.train.batch < 2:
+            raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
+        if self.norm == "sequence" and self.model.time_steps:
+            raise UsageError("model.time_steps is for norm frame or hidden; 0 for norm sequence")
+        if self.norm == "hidden" and not self.model.time_steps:
+            raise UsageError("norm hidden needs model.time_steps: one set of statistics per step")
+        if self.model.peephole != "none" and self.model.cell != "lstm":
+            raise UsageError(f"model.peephole is for cell lstm, not {self.model.cell}")

@@ -1,0 +1,107 @@
+"""The language models of section 5.2, Zaremba's stacked LSTM, and of the appendix."""
+
+from contextlib import nullcontext
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from normrnn.engine.initial import glorot_, train_one_bias
+from normrnn.engine.loss import linear_cross_entropy
+from normrnn.nn import GRU, LSTM, RNN
+from normrnn.text.vocabulary import Vocabulary
+
+State = tuple[Tensor, ...]
+"""(h, c) of an LSTM, (h,) of the others."""
+
+
+class LanguageModel(nn.Module):
+    """Lookup table, recurrent stack and softmax, dropout between all of them.
+
+    Shapes: tokens (T, B), logits (T, B, C), state one or two tensors of (layers, B, H).
+
+    >>> model = LanguageModel(10, hidden=8, norm="frame")
+    >>> logits, state = model(torch.zeros(5, 4, dtype=torch.long))
+    >>> logits.shape
+    torch.Size([5, 4, 10])
+    """
+
+    vocabulary: Vocabulary | None = None
+    """What the ids mean, where known."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden: int,
+        layers: int = 2,
+        *,
+        cell: Literal["lstm", "rnn", "gru"] = "lstm",
+        embedding: int | None = None,
+        dropout: float = 0.0,
+        norm: Literal["sequence", "frame", "hidden"] | None = None,
+        peephole: Literal["output", "all"] | None = None,
+        gamma: float = 1.0,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        time_steps: int | None = None,
+        init: float | Literal["glorot"] = 0.1,
+    ) -> None:
+        super().__init__()
+        embedding = embedding or hidden
+        kind = {"lstm": LSTM, "rnn": RNN, "gru": GRU}[cell]
+        # What torch draws for a layer depends on its biases. Thrown away before Glorot's draws,
+        # it leaves networks of one seed with the same matrices, however they are normalised.
+        with torch.random.fork_rng([]) if init == "glorot" else nullcontext():
+            self.embedding = nn.Embedding(vocab_size, embedding)
+            self.dropout = nn.Dropout(dropout)
+            self.rnn = kind(
+                embedding,
+                hidden,
+                layers,
+                # torch's own argument: between layers only, and a warning without a between.
+                dropout=dropout if layers > 1 else 0.0,
+                norm=norm,
+                gamma=gamma,
+                eps=eps,
+                momentum=momentum,
+                time_steps=time_steps,
+                **({"peephole": peephole} if peephole else {}),
+            )
+            self.decoder = nn.Linear(hidden, vocab_size)
+        self.reset_parameters(init)
+
+    def reset_parameters(self, init: float | Literal["glorot"]) -> None:
+        """All weights from U(-init, init), or the appendix's: the lookup table from N(0, 1),
+        Glorot's for other matrices, biases 0. γ and β are left alone."""
+        if init == "glorot":
+            nn.init.normal_(self.embedding.weight)
+            glorot_(self.rnn, self.decoder)
+        else:
+            normalisers = {id(p) for child in self.rnn.children() for p in child.parameters()}
+            with torch.no_grad():
+                for name, parameter in self.named_parameters():
+                    if "bias_hh" not in name and id(parameter) not in normalisers:
+                        parameter.uniform_(-init, init)
+        train_one_bias(self.rnn)
+
+    def features(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """What the softmax sees, (T, B, H), and the state after the last step."""
+        lstm = self.rnn.mode == "LSTM"
+        start = state if lstm or state is None else state[0]
+        output, after = self.rnn(self.dropout(self.embedding(tokens)), start)
+        return self.dropout(output), after if lstm else (after,)
+
+    def forward(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Logits (T, B, C) of the tokens that follow, and the state after the last step."""
+        features, state = self.features(tokens, state)
+        return self.decoder(features), state
+
+    def loss(
+        self, tokens: Tensor, targets: Tensor, state: State | None = None
+    ) -> tuple[Tensor, State]:
+        """Summed cross entropy of `targets` (T, B) in nats, without keeping logits; the state."""
+        features, state = self.features(tokens, state)
+        nats = linear_cross_entropy(
+            features.flatten(0, 1), self.decoder.weight, self.decoder.bias, targets.flatten()
+        )
+        return nats, state

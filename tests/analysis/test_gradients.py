@@ -1,0 +1,299 @@
+"""The recorder against values worked out by hand, and on whole recipes."""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
+
+import normrnn
+from normrnn.analysis.gradients import growth, record, watched
+from normrnn.cli import main
+from normrnn.engine.start import open_experiment
+from normrnn.engine.task import Loss
+from normrnn.nn.base import Norm
+from normrnn.recipes.char import ptb_char
+from normrnn.speech.config import SpeechConfig
+from normrnn.speech.task import SpeechTask
+from normrnn.text.config import EvaluationConfig, LanguageConfig
+from tests.tiny_runs import run_tiny
+
+
+class Toy:
+    """A layer with one unit on given inputs (T, B, 1); the loss is Σ c_b h_tb over all steps."""
+
+    unit = "tokens"
+
+    def __init__(self, norm: Norm, inputs: list[list[float]], signs: list[float]) -> None:
+        options = {"time_steps": 9, "eps": 0.5} if norm else {}
+        self.rnn = normrnn.RNN(1, 1, norm=norm, dtype=torch.float64, **options)  # type: ignore[arg-type]
+        self.model = nn.ModuleList([self.rnn])
+        self.inputs = torch.tensor(inputs, dtype=torch.float64)[:, :, None]
+        self.signs = torch.tensor(signs, dtype=torch.float64)
+        with torch.no_grad():
+            for name, value in {"weight_ih_l0": 0.7, "weight_hh_l0": -1.3}.items():
+                getattr(self.rnn, name).fill_(value)
+
+    def set(self, **values: float) -> None:
+        for name, value in values.items():
+            with torch.no_grad():
+                self.rnn.get_parameter(name.replace("__", ".")).fill_(value)
+
+    def updates(self, epoch: int) -> int:
+        return 1 + epoch
+
+    def reset(self) -> None:
+        pass
+
+    def loss(self, epoch: int, index: int) -> Loss:
+        assert epoch == index == 0
+        output, _ = self.rnn(self.inputs)
+        return Loss((output[:, :, 0] * self.signs).sum(), 1, 1)
+
+
+def _record(toy: Toy) -> dict[str, Any]:
+    return record(ptb_char(), toy, 1)["layers"]["l0"]  # type: ignore[arg-type]
+
+
+def test_plain_recurrence_by_hand() -> None:
+    toy = Toy(None, [[0.4], [-0.2], [0.9]], [1.0])
+    toy.set(bias_ih_l0=0.1, bias_hh_l0=0.0)
+    w, u, b = 0.7, -1.3, 0.1
+    a1 = w * 0.4 + b
+    a2 = w * -0.2 + u * math.tanh(a1) + b
+    a3 = w * 0.9 + u * math.tanh(a2) + b
+    slope2, slope3 = (1 - math.tanh(a) ** 2 for a in (a2, a3))
+    found = _record(toy)
+    # The total derivative: directly, and through every later state.
+    d2 = 1 + u * slope3
+    assert found["gradient"] == pytest.approx([abs(1 + u * slope2 * d2), abs(d2), 1])
+    end = [abs(u * slope2 * u * slope3), abs(u * slope3), 1]
+    assert found["gradient_of_the_end"] == pytest.approx(end)
+    assert found["growth_per_step"] == pytest.approx(math.sqrt(end[0]))
+    assert "spread_before" not in found
+
+
+def test_normalised_recurrence_by_hand() -> None:
+    """Two rows ±d: x̂ = ±f(d), f(d) = d/√(d²+ε); a push of one row moves both by half of it."""
+    gamma, eps, w, u = 1.7, 0.5, 0.7, -1.3
+    toy = Toy("hidden", [[0.4, -0.4], [0.9, -0.9]], [1.0, -1.0])
+    toy.set(norm_l0__weight=gamma, norm_l0__bias=0.0)
+
+    def f(d: float) -> float:
+        return d / math.sqrt(d * d + eps)
+
+    d1 = w * 0.4
+    d2 = w * 0.9 + u * math.tanh(gamma * f(d1))
+    slope = (1 - math.tanh(gamma * f(d2)) ** 2) * gamma * eps / (d2 * d2 + eps) ** 1.5
+    back = u * slope  # dL/dh_1 of the first row through step 2; of the second row, its opposite
+    found = _record(toy)
+    both = math.sqrt(2)
+    assert found["gradient"] == pytest.approx([abs(1 + back) * both, both])
+    assert found["gradient_of_the_end"] == pytest.approx([abs(back) * both, both])
+    assert found["growth_per_step"] == pytest.approx(abs(back))
+    assert found["spread_before"] == pytest.approx([abs(d) for d in (d1, d2)])
+    assert found["spread"] == pytest.approx([abs(gamma * f(d)) for d in (d1, d2)])
+    assert found["mean_gamma"] == pytest.approx(gamma)
+
+
+def test_growth_needs_steps() -> None:
+    assert growth([1.0]) is None
+    assert growth([0.0, 0.0]) is None
+    assert growth([4.0, 2.0, 1.0]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("norm", [None, "frame", "hidden"])
+def test_watched_layers_compute_the_same(kind: str, norm: str | None) -> None:
+    options: Mapping[str, Any] = {"time_steps": 4} if norm == "hidden" else {}
+    layer = getattr(normrnn, kind)(3, 2, 2, bidirectional=True, norm=norm, **options).double()
+    x: Tensor = torch.randn(4, 5, 3, dtype=torch.float64)
+    expected, final = layer(x)
+    buffers = {name: value.clone() for name, value in layer.named_buffers()}
+    with watched(layer) as passes:
+        output, last = layer(x)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(last, final)
+    assert passes[0].output is output
+    assert set(passes[0].layers) == {"l0", "l0_reverse", "l1", "l1_reverse"}
+    for name, value in layer.named_buffers():
+        assert torch.equal(value, buffers[name])
+    torch.testing.assert_close(layer(x)[0], expected)
+
+
+@pytest.fixture
+def small(text_dir: Path) -> LanguageConfig:
+    config = ptb_char()
+    return replace(
+        config,
+        data=str(text_dir),
+        epochs=1,
+        model=replace(config.model, hidden=7, embedding=5, layers=2, time_steps=10),
+        train=replace(config.train, batch=12, steps=10, epoch_tokens=2000),
+        evaluation=EvaluationConfig(train_tokens=0, recalibrate_windows=2),
+    )
+
+
+def _cli(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main([str(a) for a in arguments])
+    assert exited.value.code == 0
+
+
+def test_the_command_on_runs_and_on_recipes(small: LanguageConfig, tmp_path: Path, capsys) -> None:
+    for norm in ("none", "hidden"):
+        run_tiny(replace(small, norm=norm), tmp_path / norm)
+    out = tmp_path / "g.json"
+    _cli("gradients", tmp_path / "none", tmp_path / "hidden", "--batches", 2, "-o", out)
+    said = capsys.readouterr().out
+    assert "hidden, l1: a gradient from the last step" in said
+    assert out.with_suffix(".png").stat().st_size > 1000
+    plain, hidden = json.loads(out.read_text())
+    assert (plain["norm"], hidden["norm"]) == ("none", "hidden")
+    for found in (plain, hidden):
+        assert set(found["layers"]) == {"l0", "l1"}
+        assert all(len(layer["gradient"]) == 10 for layer in found["layers"].values())
+        # A loss of the last step says nothing about other outputs of the top layer directly.
+        top = found["layers"]["l1"]
+        assert top["gradient_of_the_end"][-1] == pytest.approx(top["gradient"][-1])
+    # β is 0-ish and γ 1-ish: what tanh sees is about normal, whatever the sums were.
+    assert hidden["layers"]["l0"]["spread"][5] == pytest.approx(1, abs=0.2)
+
+    flags = ["--data", small.data, "--model.hidden", 7, "--train.batch", 12, "--train.steps", 8]
+    _cli("gradients", "ptb-char", *flags, "--batches", 1, "--norms", "none,hidden", "-o", out)
+    fresh = json.loads(out.read_text())
+    assert [r["label"] for r in fresh] == ["norm none", "norm hidden"]
+    assert fresh[0]["loss"] != plain["loss"]
+    assert len(fresh[1]["layers"]["l2"]["gradient"]) == 8
+
+
+def test_other_data_than_the_runs_is_refused(small: LanguageConfig, tmp_path: Path, capsys) -> None:
+    """As many symbols, in other places: the shapes alone would fit."""
+    run_tiny(small, tmp_path / "run")
+    moved, other = tmp_path / "moved", tmp_path / "other"
+    for target, table in ((moved, {}), (other, str.maketrans("0123456789", "5678901234"))):
+        target.mkdir()
+        for file in Path(small.data).iterdir():
+            (target / file.name).write_text(file.read_text().translate(table))
+    out = tmp_path / "g.json"
+    _cli("gradients", tmp_path / "run", "--data", moved, "--batches", 1, "-o", out)
+    out.unlink()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exited:
+        main(["gradients", str(tmp_path / "run"), "--data", str(other), "-o", str(out)])
+    assert exited.value.code == 1
+    assert capsys.readouterr().err == (
+        f"normrnn: {other} is not what {tmp_path / 'run'} was trained on\n"
+    )
+    assert not out.exists()
+
+
+def test_ragged_batches_by_hand(tiny_speech: SpeechConfig) -> None:
+    """Speech, one direction, no normaliser: every utterance by itself through torch's own cell."""
+    config = replace(
+        tiny_speech,
+        norm="none",
+        model=replace(tiny_speech.model, layers=1, bidirectional=False),
+        train=replace(tiny_speech.train, pool=1),
+    )
+    task = open_experiment(config).build(torch.device("cpu"))
+    assert isinstance(task, SpeechTask)
+    found = record(config, task, 99)
+    assert found["batches"] == task.updates(0)
+    rnn = task.model.rnn
+    cell = nn.LSTMCell(rnn.input_size, rnn.hidden_size, dtype=torch.float64)
+    cell.load_state_dict({k.removesuffix("_l0"): v for k, v in rnn.state_dict().items()})
+    squares: list[dict[int, float]] = []
+    ends: list[dict[int, float]] = []
+    for batch in task.batches(0):
+        longest = max(piece.length for piece in batch)
+        squares.append(dict.fromkeys(range(longest), 0.0))
+        ends.append(dict.fromkeys(range(longest), 0.0))
+        for piece in batch:
+            x = (task.corpus.train.features(*piece) - task.model.mean) * task.model.variance.rsqrt()
+            state, states, losses = None, [], []
+            for t, label in enumerate(task.corpus.train.labels(*piece)):
+                state = cell(x[t : t + 1].double(), state)
+                states.append(state[0])
+                logits = task.model.decoder(state[0])
+                losses.append(nn.functional.cross_entropy(logits, label[None].long()) / len(batch))
+            grads = torch.autograd.grad(torch.stack(losses).sum(), states, retain_graph=True)
+            for t, grad in enumerate(grads):
+                squares[-1][t] += grad.square().sum().item()
+            if piece.length == longest:
+                for k, grad in enumerate(reversed(torch.autograd.grad(losses[-1], states))):
+                    ends[-1][k] += grad.square().sum().item()
+    assert len({len(one) for one in ends}) > 1  # batches of several lengths
+    layer = found["layers"]["l0"]
+    assert layer["gradient"] == pytest.approx(_mean_roots(squares), rel=1e-6)
+    way = _mean_roots(ends)
+    assert layer["gradient_of_the_end"][::-1] == pytest.approx(way, rel=1e-6)
+    shortest = min(len(one) for one in ends)
+    expected = (way[shortest - 1] / way[0]) ** (1 / (shortest - 1))
+    assert layer["growth_per_step"] == pytest.approx(expected, rel=1e-6)
+
+
+def _mean_roots(squares: list[dict[int, float]]) -> list[float]:
+    steps = range(max(len(one) for one in squares))
+    return [statistics.mean(math.sqrt(one[k]) for one in squares if k in one) for k in steps]
+
+
+@pytest.mark.parametrize("sort", [True, False])
+def test_watched_packed_rows_keep_their_order(sort: bool) -> None:
+    layer = normrnn.LSTM(3, 2, bidirectional=True, norm="frame", peephole="all").double()
+    lengths = [6, 6, 4, 4, 2] if sort else [4, 6, 2, 4, 6]  # two rows in every slice
+    rows = [torch.randn(n, 3, dtype=torch.float64) for n in lengths]
+    packed = pack_sequence(rows, enforce_sorted=sort)
+    expected, _ = layer(packed)
+    with watched(layer):
+        output, _ = layer(packed)
+    torch.testing.assert_close(output.data, expected.data)
+    assert torch.equal(output.batch_sizes, expected.batch_sizes)
+
+
+def test_the_command_on_speech(tiny_speech: SpeechConfig, tmp_path: Path) -> None:
+    out = tmp_path / "g.json"
+    flags = ["--data", tiny_speech.data, "--model.hidden", 3, "--model.layers", 1]
+    flags += ["--train.batch", 4, "--train.piece-frames", 15, "-o", out]
+    _cli("gradients", "librispeech-mini", *flags, "--norms", "none,sequence")
+    for found in json.loads(out.read_text()):
+        assert set(found["layers"]) == {"l0", "l0_reverse"}
+        for layer in found["layers"].values():
+            assert all(math.isfinite(v) for v in layer["gradient"])
+            assert 0 < layer["growth_per_step"] < 2
+    assert out.with_suffix(".png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--norms", "none,layer"], "--norms has 'layer', not one of none, frame"),
+        (["--batches", 0], "--batches must be at least 1, not 0"),
+        (["-o", "g.png"], "g.png is the JSON file; its picture ends in .png"),
+        (["-o", __file__], "is there and holds no gradients: not overwriting it"),
+    ],
+)
+def test_mistakes(small: LanguageConfig, capsys, more: list[object], said: str) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(["gradients", "ptb-char", "--data", small.data, *map(str, more)])
+    assert exited.value.code == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_streams_and_lstms_too(small: LanguageConfig) -> None:
+    model = replace(small.model, cell="lstm", time_steps=0, dropout=0.5)
+    train = replace(small.train, reading="streams")
+    config = replace(small, norm="frame", model=model, train=train)
+    task = open_experiment(config).build(torch.device("cpu"))
+    first = record(config, task, 3)
+    assert math.isfinite(first["loss"])
+    assert record(config, task, 3) == first  # no dropout, nothing left behind

@@ -1,0 +1,164 @@
+"""A whole run against a loop written out by hand."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from normrnn.text.config import LanguageConfig
+from normrnn.text.model import LanguageModel
+from tests.tiny_runs import rows_of, run_tiny
+
+
+def _ids(path: Path, index: dict[str, int]) -> torch.Tensor:
+    words = path.read_text().replace("\n", " <eos> ").split()
+    return torch.tensor([index[w] for w in words])
+
+
+def _by_hand(config: LanguageConfig, symbols: list[str]) -> tuple[LanguageModel, list[dict]]:
+    """Windows cut by indexing, losses unfused, clipping and steps spelled out."""
+    ids = _ids(Path(config.data) / "train.txt", {s: i for i, s in enumerate(symbols)})
+    B, T = config.train.batch, config.train.steps
+    torch.manual_seed(config.seed)
+    m = config.model
+    norm = None if config.norm == "none" else config.norm
+    model = LanguageModel(
+        len(symbols), m.hidden, m.layers, dropout=m.dropout, norm=norm, init=m.init
+    )
+    length, extra = divmod(len(ids) - 1, B)
+    starts = [b * length + min(b, extra) for b in range(B)]
+    windows = math.ceil(length / T)
+    updates = []
+    for epoch in range(config.epochs):
+        lr = config.optimizer.lr / config.optimizer.decay ** max(0, epoch - 1)
+        state = None
+        for w in range(windows):
+            if w in (0, windows // 2):
+                state = None
+            span = range(w * T, min((w + 1) * T, length))
+            inputs = torch.stack([ids[[s + t for s in starts]] for t in span])
+            targets = torch.stack([ids[[s + t + 1 for s in starts]] for t in span])
+            logits, state = model(inputs, state)
+            state = (state[0].detach(), state[1].detach())
+            mean = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            model.zero_grad()
+            (mean * len(span)).backward()
+            grads = [p.grad for p in model.parameters() if p.grad is not None]
+            norm_ = math.sqrt(sum(float((g.double() ** 2).sum()) for g in grads))
+            scale = min(1.0, config.optimizer.clip_norm / (norm_ + 1e-6))  # torch's own guard
+            with torch.no_grad():
+                for p in model.parameters():
+                    if p.grad is not None:
+                        p -= lr * scale * p.grad
+            entry = {"epoch": epoch + 1, "loss": mean.item(), "count": targets.numel()}
+            updates.append({**entry, "grad_norm": norm_, "lr": lr, "end": w + 1 == windows})
+            updates[-1]["half"] = w + 1 == windows // 2
+    return model, updates
+
+
+@pytest.fixture
+def _double() -> Iterator[None]:
+    """Statistics over eight rows magnify rounding: float64 keeps two correct loops together."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("_double")
+@pytest.mark.parametrize("norm", ["none", "frame", "sequence"])
+def test_rows_and_weights_are_those_of_the_hand_written_loop(
+    tiny: LanguageConfig, tmp_path: Path, norm
+) -> None:
+    config = replace(tiny, norm=norm)
+    out = tmp_path / "run"
+    run_tiny(config, out)
+    symbols = json.loads((out / "vocabulary.json").read_text())["symbols"]
+    model, updates = _by_hand(config, symbols)
+
+    rows = [row for row in rows_of(out) if row["split"] == "train"]
+    assert sum(row["count"] for row in rows) == sum(u["count"] for u in updates)
+    done = 0
+    for row in rows:
+        part = updates[done : row["updates"]]
+        count = sum(u["count"] for u in part)
+        assert row["count"] == count
+        assert {u["epoch"] for u in part} == {row["epoch"]}
+        assert {u["lr"] for u in part} == {row["lr"]}
+        loss = sum(u["loss"] * u["count"] for u in part) / count
+        assert row["loss"] == pytest.approx(loss, rel=1e-9)
+        ppl = sum(math.exp(u["loss"]) for u in part) / len(part)
+        assert row["batch_ppl"] == pytest.approx(ppl, rel=1e-9)
+        norms = sum(u["grad_norm"] for u in part) / len(part)
+        assert row["grad_norm"] == pytest.approx(norms, rel=1e-8)
+        # A row ends every 7 updates of an epoch, or with a half of it.
+        assert len(part) <= 7
+        done = row["updates"]
+    assert done == len(updates)
+
+    checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
+    expected = model.state_dict()
+    assert checkpoint["model"].keys() == expected.keys()
+    for name, value in checkpoint["model"].items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-8, atol=1e-9, msg=name)
+
+
+def test_rows_of_a_run(tiny_frame: LanguageConfig, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run_tiny(tiny_frame, out)
+    rows = rows_of(out)
+    keys = {"updates", "epoch", "split", "loss", "count"}
+    for row in rows:
+        more = {"lr", "grad_norm", "batch_ppl"} if row["split"] == "train" else {"statistics"}
+        assert keys | more <= row.keys()
+    valid = [row for row in rows if row["split"] == "valid"]
+    # Two segments an epoch, three kinds of statistics.
+    assert [row["epoch"] for row in valid] == [e for e in (1, 2, 3) for _ in range(6)]
+    kinds = ["running", "recalibrated", "batch"]
+    assert [row["statistics"] for row in valid] == kinds * 6
+    tokens = len((Path(tiny_frame.data) / "valid.txt").read_text().replace("\n", " <eos> ").split())
+    assert {row["count"] for row in valid} == {tokens - 1}
+    fixed = [row for row in rows if row["split"] == "train_eval"]
+    assert {row["count"] for row in fixed} == {300}
+    assert {row["statistics"] for row in fixed} == {"recalibrated"}  # there is dropout
+    test = [row for row in rows if row["split"] == "test"]
+    assert rows[-3:] == test
+    assert [(row["epoch"], row["statistics"]) for row in test] == [(3, kind) for kind in kinds]
+    assert rows[-1]["updates"] == max(row["updates"] for row in rows)
+
+
+def test_training_learns(tiny: LanguageConfig, tmp_path: Path) -> None:
+    steeper = replace(tiny.optimizer, clip_norm=5.0, lr=2.0, decay=1.0)
+    config = replace(tiny, epochs=6, optimizer=steeper)
+    run_tiny(config, tmp_path / "run")
+    losses = [row["loss"] for row in rows_of(tmp_path / "run") if row["split"] == "valid"]
+    assert losses[-1] < losses[0] - 0.2
+    assert losses[-1] < 0.9 * math.log(25)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_best_model_is_saved_with_the_statistics_that_decide(
+    tiny_frame: LanguageConfig, tmp_path: Path, dropout: float
+) -> None:
+    config = replace(tiny_frame, model=replace(tiny_frame.model, dropout=dropout))
+    out = tmp_path / "run"
+    run_tiny(config, out)
+    deciding = "recalibrated" if dropout else "running"
+    valid = [row for row in rows_of(out) if row["split"] == "valid"]
+    decided = [row for row in valid if row["statistics"] == deciding]
+    best = min(decided, key=lambda row: row["loss"])
+    checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
+    assert checkpoint["best"]["loss"] == best["loss"]
+    assert checkpoint["best"]["updates"] == best["updates"]
+    assert (out / "running_statistics.safetensors").exists() == bool(dropout)
+    if dropout:
+        kept = load_file(out / "running_statistics.safetensors")
+        saved = load_file(out / "model.safetensors")
+        name = "rnn.norm_l0.running_var"
+        # With dropout before W_x the running variance is biased upwards.
+        assert kept[name].mean() > 1.1 * saved[name].mean()

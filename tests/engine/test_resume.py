@@ -1,0 +1,171 @@
+"""Stopped and resumed runs have the rows and weights of uninterrupted ones, bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from normrnn.config.jsonio import to_dict
+from normrnn.engine.interrupt import Interrupted
+from normrnn.errors import UserError
+from normrnn.runs.store import MODEL
+from normrnn.text.config import LanguageConfig
+from normrnn.text.task import open_language
+from tests.tiny_runs import rows_of, run_tiny
+
+
+def _same(a: Path, b: Path) -> None:
+    assert rows_of(a) == rows_of(b)
+    x = torch.load(a / "checkpoint.pt", weights_only=True)
+    y = torch.load(b / "checkpoint.pt", weights_only=True)
+    for key in ("best", "sums", "finished"):
+        assert x[key] == y[key], key
+    for name, value in x["model"].items():
+        assert torch.equal(value, y["model"][name]), name
+    first, second = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+@pytest.fixture
+def whole(tiny_frame: LanguageConfig, tmp_path: Path) -> Path:
+    """An uninterrupted run."""
+    run_tiny(tiny_frame, tmp_path / "whole")
+    return tmp_path / "whole"
+
+
+def test_two_runs_are_equal(tiny_frame: LanguageConfig, whole: Path, tmp_path: Path) -> None:
+    run_tiny(tiny_frame, tmp_path / "again")
+    _same(whole, tmp_path / "again")
+
+
+def test_ctrl_c_at_any_update(tiny_frame: LanguageConfig, whole: Path, tmp_path: Path) -> None:
+    epoch = rows_of(whole)[-1]["updates"] // 3
+    out = tmp_path / "stopped"
+    # Inside a row, at a row's end, at a checkpoint, at the end of a segment and of an epoch.
+    for stop_at in (1, 7, 10, 12, epoch // 2, epoch, epoch + 3, 3 * epoch - 1, 3 * epoch):
+        with pytest.raises(Interrupted):
+            run_tiny(tiny_frame, out, stop_at)
+        checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
+        assert checkpoint["progress"]["updates"] == stop_at
+    run_tiny(tiny_frame, out)
+    _same(whole, out)
+
+
+def test_rows_after_the_checkpoint_and_a_torn_line_are_cut(
+    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "torn"
+    with pytest.raises(Interrupted):
+        run_tiny(tiny_frame, out, stop_at=15)
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"updates": 21, "split": "train", "loss": 1.0}\n{"updates": 28, "spl')
+    run_tiny(tiny_frame, out)
+    _same(whole, out)
+
+
+def test_no_checkpoint_yet_means_start_over(
+    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "early"
+    with pytest.raises(Interrupted):
+        run_tiny(tiny_frame, out, stop_at=15)
+    (out / "checkpoint.pt").unlink()
+    run_tiny(tiny_frame, out)
+    _same(whole, out)
+
+
+def test_results_without_a_checkpoint_are_not_begun_again(
+    tiny_frame: LanguageConfig, whole: Path
+) -> None:
+    """Somebody made room; what is left is a result."""
+    (whole / "checkpoint.pt").unlink()
+    before = {path: path.read_bytes() for path in whole.iterdir()}
+    with pytest.raises(UserError, match=r"a model\.safetensors but no checkpoint\.pt: not over"):
+        run_tiny(tiny_frame, whole)
+    assert {path: path.read_bytes() for path in whole.iterdir()} == before
+
+
+def test_larger_number_of_epochs_extends(
+    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "extended"
+    run_tiny(replace(tiny_frame, epochs=1), out)
+    assert [row["split"] for row in rows_of(out)].count("test") == 3
+    run_tiny(replace(tiny_frame, epochs=2), out)
+    run_tiny(tiny_frame, out)
+    _same(whole, out)
+    assert json.loads((out / "config.json").read_text())["epochs"] == 3
+
+
+def test_weights_of_another_network_are_refused_at_the_final_test(
+    tiny_frame: LanguageConfig,
+) -> None:
+    task = open_language(tiny_frame).build(torch.device("cpu"))
+    wider = replace(tiny_frame, model=replace(tiny_frame.model, hidden=7))
+    other = open_language(wider).build(torch.device("cpu"))
+    with pytest.raises(UserError, match="beside the checkpoint is another network's"):
+        task.test({MODEL: other.model.state_dict()}, lambda: None)
+
+
+def test_finished_run_says_so_and_changes_nothing(tiny_frame: LanguageConfig, whole: Path) -> None:
+    before = {p.name: p.read_bytes() for p in whole.iterdir()}
+    assert "is finished: 3 epochs" in run_tiny(tiny_frame, whole)[-1]
+    assert {p.name: p.read_bytes() for p in whole.iterdir()} == before
+
+
+def test_moved_data_is_the_same_data_changed_data_is_not(
+    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "elsewhere"
+    Path(tiny_frame.data).rename(moved)
+    config = replace(tiny_frame, data=str(moved))
+    assert "finished" in run_tiny(config, whole)[-1]
+    with (moved / "train.txt").open("a") as file:
+        file.write("one more line\n")
+    with pytest.raises(UserError, match="data was"):
+        run_tiny(config, whole)
+
+
+def _start(config: LanguageConfig, out: Path) -> subprocess.Popen[bytes]:
+    """A run as a process of its own; what it complains about goes to a file beside it."""
+    wanted = out.with_suffix(".json")
+    wanted.write_text(json.dumps(to_dict(config)))
+    with wanted.open() as stdin, out.with_suffix(".err").open("wb") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", "normrnn.commands.worker", str(out)],
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+
+
+def _wait_for_rows(process: subprocess.Popen[bytes], metrics: Path, rows: int) -> None:
+    deadline = time.monotonic() + 120
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < rows:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_killed_processes_resume(tiny_frame: LanguageConfig, tmp_path: Path) -> None:
+    """Real processes, ended at moments nobody chose, the second one politely."""
+    config = replace(tiny_frame, epochs=8, threads=1)
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    run_tiny(config, whole)
+    for kill, code, rows in ((signal.SIGKILL, -signal.SIGKILL, 30), (signal.SIGINT, 130, 70)):
+        process = _start(config, out)
+        _wait_for_rows(process, out / "metrics.jsonl", rows)
+        process.send_signal(kill)
+        assert process.wait() == code
+    assert "goes on from the checkpoint" in out.with_suffix(".err").read_text()
+    run_tiny(config, out)
+    _same(whole, out)

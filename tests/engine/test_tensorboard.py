@@ -1,0 +1,109 @@
+"""Rows for tensorboard: all of them, each once, also after a resume."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from normrnn.config.base import Config
+from normrnn.engine.interrupt import Interrupted
+from normrnn.engine.start import train
+from normrnn.engine.tensorboard import TensorBoard, beside
+from normrnn.errors import UserError
+from normrnn.runs.environment import ENVIRONMENT, record
+from normrnn.runs.store import RunDirectory
+from tests.tiny_runs import Silent
+
+
+def watched(config: Config, out: Path, stop_at: int = -1) -> None:
+    board = TensorBoard(out)
+    try:
+        train(config, out, beside(Silent(stop_at), board), lambda _: None)
+        board.complete()
+    finally:
+        board.close()
+
+
+def points(out: Path) -> Counter[tuple[str, int, float]]:
+    """Name, update and value of every scalar in all event files, as tensorboard reads them."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    found: Counter[tuple[str, int, float]] = Counter()
+    for file in (out / "tensorboard").iterdir():
+        for event in LegacyEventFileLoader(str(file)).Load():
+            for value in event.summary.value:
+                found[value.tag, event.step, round(value.simple_value, 4)] += 1
+    return found
+
+
+def expected(out: Path) -> Counter[tuple[str, int, float]]:
+    found: Counter[tuple[str, int, float]] = Counter()
+    for line in (out / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        kind = " ".join(filter(None, (row["split"], row.get("statistics"))))
+        kind += " 1 stream" if row.get("streams") == 1 else ""
+        for name in ("loss", "batch_ppl", "grad_norm", "lr"):
+            if name in row:
+                found[f"{name}/{kind}", row["updates"], round(row[name], 4)] += 1
+    return found
+
+
+def close(a: Counter[tuple[str, int, float]], b: Counter[tuple[str, int, float]]) -> bool:
+    """Equal, values up to single precision."""
+    keys = [sorted(c.elements()) for c in (a, b)]
+    return len(keys[0]) == len(keys[1]) and all(
+        x[:2] == y[:2] and x[2] == pytest.approx(y[2], rel=1e-5, abs=1e-3)
+        for x, y in zip(*keys, strict=True)
+    )
+
+
+def test_every_row_once_through_a_resume(tiny_frame: Config, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    config = replace(tiny_frame, epochs=2)
+    with pytest.raises(Interrupted):
+        watched(config, out, stop_at=25)
+    assert close(points(out), expected(out))
+    watched(config, out)
+    assert close(points(out), expected(out))
+    tags = {tag for tag, _, _ in points(out)}
+    assert {"loss/train", "loss/valid recalibrated", "loss/valid batch", "lr/train"} <= tags
+    assert "loss/test running 1 stream" in tags or "loss/test running" in tags
+
+
+def test_switching_it_on_later_is_no_other_run(tiny: Config, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    config = replace(tiny, epochs=1)
+    train(config, out, Silent(), lambda _: None)
+    rows = (out / "metrics.jsonl").read_text()
+    watched(config, out)  # finished before: nothing is trained, all is shown
+    assert (out / "metrics.jsonl").read_text() == rows
+    assert close(points(out), expected(out))
+
+
+def test_missing_package_is_said_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"pip install 'normrnn\[report\]'"):
+        TensorBoard(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_notes_every_machine_once(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    record(run)
+    record(run)
+    first = json.loads((tmp_path / ENVIRONMENT).read_text())
+    assert len(first) == 1
+    assert first[0]["torch"].startswith("2.")
+    (tmp_path / ENVIRONMENT).write_text(json.dumps([{**first[0], "cpu": "another"}]))
+    record(run)
+    assert [e["cpu"] for e in json.loads((tmp_path / ENVIRONMENT).read_text())] == [
+        "another",
+        first[0]["cpu"],
+    ]
+    (tmp_path / ENVIRONMENT).write_text("{")
+    record(run)
+    assert json.loads((tmp_path / ENVIRONMENT).read_text()) == first

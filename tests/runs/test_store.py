@@ -1,0 +1,162 @@
+"""Run directories: whole files or none, and nobody else's checkpoints."""
+
+import errno
+import json
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from normrnn.errors import UserError
+from normrnn.recipes import recipe
+from normrnn.runs.metrics import MetricsFile, RowSums, perplexity
+from normrnn.runs.store import RunDirectory, changed_fields
+
+CONFIG = recipe("ptb-small")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A directory with a config."""
+    directory = RunDirectory(tmp_path / "run")
+    directory.create()
+    directory.write_config(CONFIG)
+    return directory
+
+
+def test_config_round_trip(run: RunDirectory) -> None:
+    assert run.config() == CONFIG
+    values = json.loads((run.path / "config.json").read_text())
+    assert (values["recipe"], values["norm"]) == ("ptb-small", "none")
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_full_disk_leaves_the_old_file(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    run.write("model.safetensors", b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    target = (os, "fsync") if failing == "fsync" else (Path, "replace")
+    monkeypatch.setattr(*target, full)
+    with pytest.raises(UserError, match="No space left on device"):
+        run.write("model.safetensors", b"new and longer")
+    monkeypatch.undo()
+    assert run.read("model.safetensors") == b"old"
+    assert not list(run.path.glob(".*.tmp"))
+
+
+def test_full_disk_under_metrics(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.metrics, "path", Path("/dev/full"))
+    with pytest.raises(UserError, match="No space left on device"):
+        run.metrics.append({"loss": 1.0})
+
+
+def test_checkpoint_round_trip(run: RunDirectory) -> None:
+    assert run.read_checkpoint(CONFIG) is None
+    run.write_checkpoint({"model": {"w": torch.arange(3)}, "finished": 0}, CONFIG)
+    payload = run.read_checkpoint(replace(CONFIG, epochs=99, data="elsewhere"))
+    assert payload is not None
+    assert torch.equal(payload["model"]["w"], torch.arange(3))
+
+
+def test_truncated_checkpoint(run: RunDirectory) -> None:
+    run.write_checkpoint({"model": {"w": torch.arange(1000)}}, CONFIG)
+    content = run.read("checkpoint.pt")
+    for size in (0, 10, len(content) // 2, len(content) - 1):
+        run.write("checkpoint.pt", content[:size])
+        with pytest.raises(UserError, match=r"checkpoint\.pt cannot be read"):
+            run.read_checkpoint(CONFIG)
+
+
+class _Trap:
+    """What a hostile checkpoint would run on loading."""
+
+    def __reduce__(self):
+        return (os.mkdir, ("sprung",))
+
+
+def test_foreign_checkpoints(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.path)
+    for content in (pickle.dumps(_Trap()), b"hello"):
+        run.write("checkpoint.pt", content)
+        with pytest.raises(UserError, match="cannot be read"):
+            run.read_checkpoint(CONFIG)
+    assert not (run.path / "sprung").exists()
+    torch.save({"state_dict": {}}, run.path / "checkpoint.pt")
+    with pytest.raises(UserError, match="not a checkpoint of this program"):
+        run.read_checkpoint(CONFIG)
+    run.write_checkpoint({}, replace(CONFIG, seed=4))
+    with pytest.raises(UserError, match="belongs to another run: seed was 4, is now 1"):
+        run.read_checkpoint(CONFIG)
+
+
+def test_only_one_process_trains(run: RunDirectory) -> None:
+    with (
+        run.locked(),
+        pytest.raises(UserError, match="another process is training"),
+        RunDirectory(run.path).locked(),
+    ):
+        pass
+    with run.locked():
+        pass
+
+
+def test_strange_directories_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("somebody's")
+    with pytest.raises(UserError, match=r"has a model\.safetensors but no config\.json"):
+        RunDirectory(tmp_path).create()
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(UserError, match="a file is in the way"):
+        RunDirectory(file).create()
+    assert file.read_text() == "x"
+
+
+def test_damaged_config(run: RunDirectory) -> None:
+    run.write("config.json", b'{"recipe"')
+    with pytest.raises(UserError, match="not JSON"):
+        run.config()
+
+
+def test_changed_fields_in_words() -> None:
+    assert changed_fields(CONFIG, replace(CONFIG, epochs=20, data="x")) == ""
+    assert changed_fields(CONFIG, replace(CONFIG, seed=3)) == "seed was 1, is now 3"
+    assert changed_fields(CONFIG, recipe("ptb-large")).startswith("recipe was ptb-small")
+    assert "model" not in changed_fields(CONFIG, recipe("ptb-large"))
+    assert changed_fields(CONFIG, replace(CONFIG, data_sha256="1")) == "data was , is now 1"
+
+
+def test_metrics_file_is_cut_and_never_stretched(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.cut(0)
+    metrics.append({"loss": 1.0})
+    size = metrics.size()
+    metrics.append({"loss": 2.0})
+    metrics.cut(size)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"loss": 1.0}\n'
+    with pytest.raises(UserError, match="rows are missing"):
+        metrics.cut(size + 1)
+
+
+def test_row_sums_pool_tokens_and_average_updates() -> None:
+    sums = RowSums()
+    sums.add(nats=20.0, count=10, grad_norm=1.0)
+    sums.add(nats=3.0, count=3, grad_norm=4.0)
+    row = sums.row()
+    assert row["loss"] == pytest.approx(23 / 13)
+    assert row["count"] == 13
+    assert row["batch_ppl"] == pytest.approx((perplexity(2.0) + perplexity(1.0)) / 2)
+    assert row["grad_norm"] == 2.5
+    assert RowSums(**sums.to_dict()).row() == row
+
+
+def test_a_diverging_batch_gives_a_finite_row() -> None:
+    sums = RowSums()
+    sums.add(nats=1e9, count=10, grad_norm=1.0)
+    assert json.dumps(sums.row(), allow_nan=False)

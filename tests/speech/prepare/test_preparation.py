@@ -1,0 +1,350 @@
+"""The prepared directory: its bytes, going on after a stop, and what is refused."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+import torch
+
+from normrnn.errors import UsageError, UserError
+from normrnn.speech.corpus import read_features, read_speech
+from normrnn.speech.prepare.preparation import (
+    JOURNAL,
+    SETTINGS,
+    Prepared,
+    Utterance,
+    finished,
+    prepare,
+)
+from tests.made_speech import CLASSES, DIM, job, made
+
+
+def quiet(done: int, total: int, skipped: int) -> None:
+    assert 0 <= skipped <= done <= total
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(out)): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    prepare(job(), tmp_path / "out", 1, quiet)
+    return tmp_path / "out"
+
+
+def test_the_files_are_kaldis(out: Path) -> None:
+    names = {"feats.ark", "feats.scp", "labels.ark", "labels.scp"}
+    names |= {"utt2spk", "text", "utt2num_frames"}
+    expected = {f"{split}/{name}" for split in ("train", "dev") for name in names}
+    assert contents(out).keys() == expected | {"summary.json", "statistics.json", "skipped.tsv"}
+    for split, keys in (
+        ("train", ["s0-00", "s0-03", "s0-06", "s2-05"]),
+        ("dev", ["s1-01", "s1-04", "s1-07"]),
+    ):
+        feats = kaldiio.load_scp(str(out / split / "feats.scp"))
+        labels = kaldiio.load_scp(str(out / split / "labels.scp"))
+        assert list(feats) == list(labels) == keys
+        for key in keys:
+            np.testing.assert_array_equal(feats[key], made(key).features)
+            np.testing.assert_array_equal(labels[key], made(key).labels)
+        spoken = "".join(f"{key} {key[:2]}\n" for key in keys)
+        assert (out / split / "utt2spk").read_text() == spoken
+        assert (out / split / "text").read_text() == "".join(f"{k} W{int(k[3:])}\n" for k in keys)
+        lengths = "".join(f"{key} {len(made(key).labels)}\n" for key in keys)
+        assert (out / split / "utt2num_frames").read_text() == lengths
+    assert (out / "skipped.tsv").read_text() == "s2-02\tit is made to fail\n"
+
+
+def test_the_reader_gives_back_what_was_prepared(out: Path) -> None:
+    corpus = read_speech(out)
+    assert (corpus.classes, corpus.dim) == (CLASSES, DIM)
+    for split in (corpus.train, corpus.dev):
+        assert split.keys == sorted(split.keys)
+        for index, key in enumerate(split.keys):
+            expected = made(key)
+            assert split.lengths[index] == len(expected.labels)
+            features, labels = split.features(index), split.labels(index)
+            assert features.dtype == torch.float32
+            assert labels.dtype == torch.int64
+            np.testing.assert_array_equal(features, expected.features)
+            np.testing.assert_array_equal(labels, expected.labels)
+            np.testing.assert_array_equal(split.features(index, 2, 9), expected.features[2:9])
+            np.testing.assert_array_equal(split.labels(index, 2, 9), expected.labels[2:9])
+    for key, features in read_features(out / "dev"):
+        np.testing.assert_array_equal(features, made(key).features)
+
+
+def test_statistics_are_those_of_all_training_frames(out: Path) -> None:
+    keys = ["s0-00", "s0-03", "s0-06", "s2-05"]
+    frames = np.concatenate([made(key).features for key in keys]).astype(np.float64)
+    labels = np.concatenate([made(key).labels for key in keys])
+    stored = json.loads((out / "statistics.json").read_text())
+    assert stored["frames"] == len(frames)
+    np.testing.assert_allclose(stored["mean"], frames.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(stored["variance"], frames.var(axis=0), rtol=1e-9)
+    assert stored["label_counts"] == np.bincount(labels, minlength=CLASSES).tolist()
+    corpus = read_speech(out)
+    np.testing.assert_allclose(corpus.mean, frames.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(corpus.variance, frames.var(axis=0), rtol=1e-6)
+    assert corpus.label_counts.tolist() == stored["label_counts"]
+
+
+def test_summary(out: Path) -> None:
+    summary = json.loads((out / "summary.json").read_text())
+    train = [made(key) for key in ("s0-00", "s0-03", "s0-06", "s2-05")]
+    frames = sum(len(p.labels) for p in train)
+    seen = len(set(np.concatenate([p.labels for p in train]).tolist()))
+    assert summary["format"] == "normrnn speech 1"
+    assert (summary["classes"], summary["dim"], summary["targets"]) == (CLASSES, DIM, "made")
+    assert summary["frame_shift"] == 0.01
+    assert summary["train"] == {
+        "utterances": 4,
+        "frames": frames,
+        "hours": pytest.approx(frames / 360_000),
+        "speakers": 2,
+        "classes_seen": seen,
+    }
+    assert summary["skipped"] == {"utterances": 1, "share": 1 / 8}
+    assert summary["settings"] == job().settings
+
+
+@pytest.mark.parametrize("stop_at", ["s0-00", "s0-06", "s1-04", "s2-05"])
+def test_a_stopped_preparation_goes_on_to_the_same_bytes(out: Path, stop_at: str) -> None:
+    expected = contents(out)
+    shutil.rmtree(out)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(job(stop_at=stop_at), out, 1, quiet)
+    assert not (out / "summary.json").exists()
+    with pytest.raises(UserError, match=r"no finished directory .* no summary\.json"):
+        read_speech(out)
+    assert finished(out, job().settings) is None
+    reported = []
+    prepare(job(), out, 1, lambda done, *_: reported.append(done))
+    assert reported[0] == [u.key for u in job().utterances].index(stop_at)
+    assert contents(out) == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_crash_anywhere_loses_no_more_than_its_tail(out: Path, seed: int) -> None:
+    """Files cut or grown at random, as after a power failure."""
+    expected = contents(out)
+    shutil.rmtree(out)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(job(stop_at="s2-05"), out, 1, quiet)
+    draw = np.random.default_rng(seed)
+    for path in [out / JOURNAL, *out.rglob("*.ark")]:
+        raw = path.read_bytes()
+        if draw.random() < 0.5:
+            path.write_bytes(raw[: int(draw.integers(0, len(raw) + 1))])
+        else:
+            path.write_bytes(raw + b"x" * int(draw.integers(0, 50)))
+    prepare(job(), out, 1, quiet)
+    assert contents(out) == expected
+
+
+def test_a_killed_process_leaves_a_directory_that_goes_on(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from dataclasses import replace\n"
+        "from normrnn.speech.prepare.preparation import prepare\n"
+        "from tests.made_speech import Made, job\n"
+        "work = replace(job(), work=Made(pause=0.4))\n"
+        "prepare(work, Path(sys.argv[1]), 1, lambda *_: None)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "out")]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    journal = tmp_path / "out" / JOURNAL
+    try:
+        until = time.monotonic() + 60
+        while not (journal.exists() and journal.read_text()) and time.monotonic() < until:
+            assert process.poll() is None
+            time.sleep(0.02)
+        with pytest.raises(UserError, match="another process is preparing"):
+            prepare(job(), tmp_path / "out", 1, quiet)
+    finally:
+        process.kill()
+        process.wait()
+    kept = len(journal.read_text().splitlines())
+    assert 0 < kept < 8
+    reported = []
+    prepare(job(), tmp_path / "out", 1, lambda done, *_: reported.append(done))
+    assert reported[0] == kept
+    prepare(job(), tmp_path / "whole", 1, quiet)
+    same_place = contents(tmp_path / "whole").items()
+    got = contents(tmp_path / "out")
+    assert all(got[name] == raw for name, raw in same_place if not name.endswith(".scp"))
+
+
+def test_several_processes_give_the_same_bytes(out: Path) -> None:
+    expected = contents(out)
+    shutil.rmtree(out)
+    prepare(job(), out, 2, quiet)
+    assert contents(out) == expected
+
+
+def test_a_crashing_utterance_is_skipped(tmp_path: Path) -> None:
+    sources = ("", "", "crash", "", "", "", "", "")
+    prepare(job(sources), tmp_path / "out", 2, quiet)
+    assert (tmp_path / "out" / "skipped.tsv").read_text() == (
+        "s2-02\tthe process that worked on it crashed, twice\n"
+    )
+    assert len(read_speech(tmp_path / "out").train.keys) == 4
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda p: replace(p, labels=p.labels[:-1]), r"alignment has \d+ frames, its features"),
+        (lambda p: replace(p, labels=p.labels + CLASSES), r"outside the 11 classes"),
+        (lambda p: replace(p, labels=p.labels - 50), r"label -\d+ is outside"),
+        (lambda p: replace(p, features=p.features * np.float32("nan")), "no finite numbers"),
+        (lambda p: replace(p, features=p.features[:, :2]), "2 columns, those before 3"),
+        (lambda p: replace(p, features=p.features[:0], labels=p.labels[:0]), "no frames"),
+    ],
+)
+def test_what_does_not_fit_is_skipped(
+    tmp_path: Path, spoil: Callable[[Prepared], Prepared], said: str
+) -> None:
+    def work(utterance: Utterance) -> Prepared:
+        result = made(utterance.key)
+        return spoil(result) if utterance.key == "s0-03" else result
+
+    prepare(replace(job(), work=work), tmp_path / "out", 1, quiet)
+    (line,) = (tmp_path / "out" / "skipped.tsv").read_text().splitlines()
+    key, reason = line.split("\t")
+    assert key == "s0-03"
+    assert re.search(said, reason)
+
+
+def test_nothing_left_to_train_on(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no utterance of the train set.*skipped\.tsv"):
+        prepare(job(["bad", "", "bad"]), tmp_path / "out", 1, quiet)
+    assert "s0-00\t" in (tmp_path / "out" / "skipped.tsv").read_text()
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_whose_directory_it_is(tmp_path: Path, out: Path) -> None:
+    settings = job().settings
+    summary = finished(out, settings)
+    assert summary is not None
+    assert summary["train"]["utterances"] == 4
+    with pytest.raises(UsageError, match="prepared with other settings: seed was 1, is now 2;"):
+        finished(out, {**settings, "seed": 2})
+    with pytest.raises(UsageError, match="lexicon was none, is now abc"):
+        finished(out, {**settings, "lexicon": "abc"})
+    assert finished(tmp_path / "new", settings) is None
+    (tmp_path / "empty").mkdir()
+    assert finished(tmp_path / "empty", settings) is None
+    (tmp_path / "empty" / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not empty and holds no preparation"):
+        finished(tmp_path / "empty", settings)
+    with pytest.raises(UsageError, match="is a file"):
+        finished(tmp_path / "empty" / "thesis.txt", settings)
+    begun = tmp_path / "begun"
+    with pytest.raises(KeyboardInterrupt):
+        prepare(job(stop_at="s1-04"), begun, 1, quiet)
+    assert (begun / SETTINGS).is_file()
+    with pytest.raises(UsageError, match="preparation begun with other settings: seed was 1"):
+        finished(begun, {**settings, "seed": 2})
+
+
+def test_a_moved_directory_reads_its_own_archives(tmp_path: Path, out: Path) -> None:
+    before = read_speech(out)
+    moved = tmp_path / "elsewhere" / "speech"
+    shutil.copytree(out, moved)
+    spoilt = (out / "train" / "feats.ark").read_bytes()
+    (out / "train" / "feats.ark").write_bytes(spoilt[:-4] + b"\0\0\0\0")
+    corpus = read_speech(moved)
+    assert corpus.sha256 == before.sha256
+    last = len(corpus.train.keys) - 1
+    np.testing.assert_array_equal(corpus.train.features(last), made("s2-05").features)
+    shutil.rmtree(out)
+    np.testing.assert_array_equal(corpus.train.features(0), made("s0-00").features)
+    features = dict(read_features(moved / "dev"))
+    np.testing.assert_array_equal(features["s1-04"], made("s1-04").features)
+
+
+def test_the_hash_stands_for_the_data(tmp_path: Path, out: Path) -> None:
+    before = read_speech(out).sha256
+    other = replace(job(), source={"from": "there"})
+    prepare(other, tmp_path / "same", 1, quiet)
+    assert read_speech(tmp_path / "same").sha256 == before
+    prepare(job([""] * 8), tmp_path / "more", 1, quiet)
+    assert read_speech(tmp_path / "more").sha256 != before
+
+
+def damage(name: str, content: str | bytes | None) -> Callable[[Path], None]:
+    def apply(out: Path) -> None:
+        path = out / name
+        if content is None:
+            path.unlink()
+        elif isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            path.write_text(content)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (damage("summary.json", None), "no finished directory"),
+        (damage("summary.json", "{"), r"summary\.json is damaged: not JSON"),
+        (damage("summary.json", "[]"), "no JSON object"),
+        (damage("summary.json", '{"format": "other"}'), "format 'other', not 'normrnn speech 1'"),
+        (damage("summary.json", '{"format": "normrnn speech 1"}'), "field is missing"),
+        (damage("statistics.json", None), r"lacks statistics\.json"),
+        (damage("statistics.json", '{"mean": [1], "variance": [1], "label_counts": [1]}'), "sizes"),
+        (damage("train/feats.ark", None), r"lacks feats\.ark"),
+        (damage("dev/labels.ark", None), r"lacks labels\.ark"),
+        (damage("dev/feats.scp", None), r"lacks feats\.scp"),
+        (damage("dev/utt2num_frames", None), "lacks utt2num_frames"),
+        (damage("dev/utt2num_frames", ""), "holds no utterances"),
+        (damage("dev/utt2num_frames", "s1-01 many\n"), "damaged at s1-01: no number of frames"),
+        (damage("dev/utt2num_frames", "s1-01 3\n"), r"s1-04 is in only one of feats\.scp"),
+    ],
+)
+def test_damaged_directories(out: Path, spoil: Callable[[Path], None], said: str) -> None:
+    spoil(out)
+    with pytest.raises(UserError, match=said):
+        read_speech(out)
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        read_speech(tmp_path / "none")
+
+
+def test_damage_found_while_reading(out: Path) -> None:
+    lengths = (out / "dev" / "utt2num_frames").read_text()
+    (out / "dev" / "utt2num_frames").write_text(lengths.replace("s1-01 ", "s1-01 1"))
+    corpus = read_speech(out)
+    for read in (corpus.dev.features, corpus.dev.labels):
+        with pytest.raises(UserError, match="disagree on the length of s1-01"):
+            read(0)
+    archive = out / "train" / "feats.ark"
+    archive.write_bytes(archive.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"matrix of s2-05 in .* is cut off"):
+        corpus.train.features(3)
+    narrow = replace(corpus.train, classes=2, dim=2)
+    with pytest.raises(UserError, match=r"a label of s0-00 is \d+; there are 2 classes"):
+        narrow.labels(0)
+    with pytest.raises(UserError, match="s0-00 has 3 features a frame, not 2"):
+        narrow.features(0)
+
+
+def test_commands_in_scp_files_are_not_run(out: Path) -> None:
+    (out / "dev" / "feats.scp").write_text("s1-01 touch ran |\n")
+    with pytest.raises(UserError, match=r"dev asks for a command \(touch ran \|\): not run here"):
+        list(read_features(out / "dev"))
+    assert not Path("ran").exists()

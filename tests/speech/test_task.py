@@ -1,0 +1,259 @@
+"""Training on speech: pooled metrics, resume, limits, what is stored with the model."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.utils.rnn import pack_sequence
+
+import normrnn
+from normrnn.engine.interrupt import Interrupted
+from normrnn.errors import UsageError, UserError
+from normrnn.runs.evaluate import evaluate, keep
+from normrnn.speech import posteriors
+from normrnn.speech.archive import write_matrix
+from normrnn.speech.config import SpeechConfig
+from normrnn.speech.corpus import read_speech
+from normrnn.speech.model import AcousticModel
+from normrnn.speech.posteriors import write_posteriors
+from normrnn.speech.task import SpeechEvaluator, open_speech
+from tests.tiny_runs import rows_of, run_tiny
+from tests.tiny_speech import DIM
+
+
+@pytest.fixture
+def whole(tiny_speech: SpeechConfig, tmp_path: Path) -> Path:
+    out = tmp_path / "whole"
+    run_tiny(tiny_speech, out)
+    return out
+
+
+def _load(run: Path) -> AcousticModel:
+    model = normrnn.load(run)
+    assert isinstance(model, AcousticModel)
+    assert not model.training
+    return model
+
+
+def test_rows_of_a_run(tiny_speech: SpeechConfig, whole: Path, speech_dir: Path) -> None:
+    rows = rows_of(whole)
+    corpus = read_speech(speech_dir)
+    train = [r for r in rows if r["split"] == "train"]
+    for epoch in (1, 2):
+        assert sum(r["count"] for r in train if r["epoch"] == epoch) == sum(corpus.train.lengths)
+    assert all({"loss", "fer", "lr", "grad_norm", "batch_ppl"} <= r.keys() for r in train)
+    for split, count in (("valid", sum(corpus.dev.lengths)), ("train_eval", 31 + 7 + 33)):
+        some = [r for r in rows if r["split"] == split]
+        assert len(some) == tiny_speech.epochs * tiny_speech.train.segments
+        assert {r["count"] for r in some} == {count}
+        assert {r["statistics"] for r in some} == {"running"}
+        assert all(0 <= r["fer"] <= 1 for r in some)
+    assert rows[-1]["epoch"] == 2
+    assert train[-1]["loss"] < 0.8 * train[0]["loss"]  # it learns
+
+
+def test_metrics_are_pooled_over_whole_utterances(whole: Path, speech_dir: Path) -> None:
+    """The best validation again, one utterance at a time."""
+    model, dev = _load(whole), read_speech(speech_dir).dev
+    nats, wrong = 0.0, 0
+    for i in range(len(dev.keys)):
+        z, y = model.log_posteriors(dev.features(i)), dev.labels(i)
+        nats += F.nll_loss(z, y, reduction="sum").item()
+        wrong += int((z.argmax(1) != y).sum())
+    best = min((r for r in rows_of(whole) if r["split"] == "valid"), key=lambda r: r["loss"])
+    assert best["loss"] == pytest.approx(nats / sum(dev.lengths), rel=1e-5)
+    assert best["fer"] == wrong / sum(dev.lengths)
+
+
+def test_training_statistics_travel_with_the_model(whole: Path, speech_dir: Path) -> None:
+    model, corpus = _load(whole), read_speech(speech_dir)
+    rows = torch.cat([corpus.train.features(i) for i in range(len(corpus.train.keys))]).double()
+    torch.testing.assert_close(model.mean.double(), rows.mean(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        model.variance.double(), rows.var(0, unbiased=False), rtol=1e-5, atol=1e-5
+    )
+    assert torch.equal(model.label_counts, corpus.label_counts)
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 7])
+def test_an_interrupted_run_goes_on_bit_for_bit(
+    tiny_speech: SpeechConfig, whole: Path, tmp_path: Path, stop_at: int
+) -> None:
+    out = tmp_path / "stopped"
+    with pytest.raises(Interrupted):
+        run_tiny(tiny_speech, out, stop_at)
+    said = run_tiny(tiny_speech, out)
+    assert any("resuming" in line for line in said)
+    assert rows_of(out) == rows_of(whole)
+    best, again = (_load(run).state_dict() for run in (whole, out))
+    assert all(torch.equal(best[name], again[name]) for name in best)
+
+
+def test_long_utterances_are_left_out_and_that_is_said(tiny_speech: SpeechConfig) -> None:
+    limited = replace(tiny_speech, train=replace(tiny_speech.train, max_frames=30, piece_frames=0))
+    experiment = open_speech(limited)
+    assert "3 of 12 (25.0%) left out: over 30 frames" in experiment.source
+    task = experiment.build(torch.device("cpu"))
+    lengths = [piece.length for batch in task.batches(0) for piece in batch]  # type: ignore[attr-defined]
+    assert sorted(lengths) == [5, 7, 9, 12, 16, 18, 22, 25, 28]
+    fixed = [piece.length for piece in task.evaluator.fixed]  # type: ignore[attr-defined]
+    assert fixed == [12, 18, 16]  # three of these, evenly spread: 12 25 7 18 22 9 16 28 5
+    none_left = replace(tiny_speech, train=replace(tiny_speech.train, max_frames=4))
+    with pytest.raises(UserError, match=r"no training utterance of .* has at most 4 frames"):
+        open_speech(none_left)
+
+
+def test_frame_wise_statistics_need_no_lucky_number_of_utterances(
+    tiny_speech: SpeechConfig, tmp_path: Path
+) -> None:
+    train = replace(tiny_speech.train, batch=11, piece_frames=0)  # 12 utterances: one is left over
+    run_tiny(replace(tiny_speech, norm="frame", epochs=1, train=train), tmp_path)
+    assert [row["count"] for row in rows_of(tmp_path) if row["split"] == "train"] == [246]
+    train = replace(train, batch=2)  # 3 in the development set
+    evaluated = SpeechEvaluator(
+        replace(tiny_speech, norm="frame", train=train),
+        read_speech(tiny_speech.data),
+        torch.device("cpu"),
+    )
+    rows = list(evaluated.rows(_load(tmp_path), lambda: None))
+    assert (rows[-1]["statistics"], rows[-1]["count"]) == ("batch", 66)
+
+
+def test_evaluate_under_all_statistics(
+    tiny_baseline: SpeechConfig, whole: Path, tmp_path: Path
+) -> None:
+    result = evaluate(whole)
+    kinds = [(r["split"], r["statistics"]) for r in result["rows"]]
+    assert kinds == [
+        ("valid", "running"),
+        ("train_eval", "running"),
+        ("valid", "recalibrated"),
+        ("valid", "batch"),
+    ]
+    assert result["same_data"]
+    keep(whole, result)
+    assert json.loads((whole / "evaluation.json").read_text()) == result
+    best = min(r["loss"] for r in rows_of(whole) if r["split"] == "valid")
+    losses = [r["loss"] for r in result["rows"] if r["split"] == "valid"]
+    assert losses[0] == pytest.approx(best, rel=1e-6)
+    assert len(set(losses)) == 3
+    run_tiny(replace(tiny_baseline, epochs=1), tmp_path / "baseline")
+    result = evaluate(tmp_path / "baseline")
+    assert [r["split"] for r in result["rows"]] == ["valid", "train_eval"]
+
+
+@pytest.mark.parametrize("together", [1, 40, posteriors.FRAMES])
+def test_posteriors_as_kaldi_reads_them(
+    whole: Path,
+    speech_dir: Path,
+    tmp_path: Path,
+    together: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each utterance as if it were alone, however many run together."""
+    kaldiio = pytest.importorskip("kaldiio")
+    monkeypatch.setattr(posteriors, "FRAMES", together)
+    model, dev = _load(whole), read_speech(speech_dir).dev
+    prefix = tmp_path / "out" / "post.dev"
+    assert write_posteriors(whole, speech_dir / "dev", prefix) == (3, sum(dev.lengths))
+    assert sorted(p.name for p in prefix.parent.iterdir()) == ["post.dev.ark", "post.dev.scp"]
+    written = dict(kaldiio.load_scp(f"{prefix}.scp").items())
+    assert list(written) == dev.keys
+    for i, key in enumerate(dev.keys):
+        expected = model(pack_sequence([dev.features(i)])).log_softmax(1).detach().numpy()
+        np.testing.assert_allclose(written[key], expected, rtol=1e-5, atol=1e-6)
+    write_posteriors(whole, speech_dir / "dev", prefix, prior_floor=2.0)
+    scaled = kaldiio.load_scp(f"{prefix}.scp")
+    for key in dev.keys:
+        difference = written[key] - scaled[key]
+        np.testing.assert_allclose(
+            difference, np.tile(model.log_priors(2.0).numpy(), (len(difference), 1)), atol=1e-5
+        )
+
+
+def test_posteriors_refuse_other_features_and_keep_what_was_there(
+    whole: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "other"
+    data.mkdir()
+    with (data / "feats.ark").open("wb") as file:
+        offset = write_matrix(file, "a", np.zeros((4, DIM + 1)))
+    (data / "feats.scp").write_text(f"a {data / 'feats.ark'}:{offset}\n")
+    (tmp_path / "post.ark").write_text("precious")
+    with pytest.raises(UserError, match=f"a of .* has {DIM + 1} features a frame"):
+        write_posteriors(whole, data, tmp_path / "post")
+    assert (tmp_path / "post.ark").read_text() == "precious"
+    assert not list(tmp_path.glob(".post*"))
+    with pytest.raises(UsageError, match="prior-floor must be positive"):
+        write_posteriors(whole, data, tmp_path / "post", prior_floor=0.0)
+
+
+def test_posteriors_never_overwrite_what_they_read(whole: Path, speech_dir: Path) -> None:
+    before = {path: path.read_bytes() for path in (speech_dir / "dev").iterdir()}
+    with pytest.raises(UsageError, match=r"would overwrite .*feats\.ark, which is read"):
+        write_posteriors(whole, speech_dir / "dev", speech_dir / "dev" / "feats")
+    assert {path: path.read_bytes() for path in (speech_dir / "dev").iterdir()} == before
+
+
+def test_posteriors_name_features_that_are_not_finite(whole: Path, tmp_path: Path) -> None:
+    with (tmp_path / "feats.ark").open("wb") as file:
+        features = np.zeros((4, DIM))
+        fine = write_matrix(file, "a", features)
+        features[2, 1] = np.nan
+        bad = write_matrix(file, "b", features)
+    ark = tmp_path / "feats.ark"
+    (tmp_path / "feats.scp").write_text(f"a {ark}:{fine}\nb {ark}:{bad}\n")
+    with pytest.raises(UserError, match=r"b of .* has features that are not finite"):
+        write_posteriors(whole, tmp_path, tmp_path / "post")
+    assert not list(tmp_path.glob("*post*"))
+
+
+def test_devices_that_are_not_there(whole: Path, speech_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no device 'abacus'"):
+        write_posteriors(whole, speech_dir / "dev", tmp_path / "post", device="abacus")
+    with pytest.raises(UsageError, match="no device 'abacus'"):
+        normrnn.load(whole, device="abacus")
+
+
+def test_bad_data_stops_training_with_a_sentence(
+    tiny_speech: SpeechConfig, speech_dir: Path, tmp_path: Path
+) -> None:
+    labels = speech_dir / "train" / "labels.ark"
+    content = bytearray(labels.read_bytes())
+    content[-4:] = (99).to_bytes(4, "little")
+    labels.write_bytes(content)
+    with pytest.raises(UserError, match="a label of train11 is 99; there are 7 classes"):
+        run_tiny(tiny_speech, tmp_path / "run")
+    (speech_dir / "train" / "feats.ark").unlink()
+    with pytest.raises(UserError, match=r"lacks feats\.ark"):
+        run_tiny(tiny_speech, tmp_path / "run2")
+
+
+def test_a_run_goes_on_only_with_the_same_data(
+    tiny_speech: SpeechConfig, whole: Path, tmp_path: Path
+) -> None:
+    from tests.tiny_speech import write_speech
+
+    write_speech(tmp_path / "other", seed=1)
+    other = replace(tiny_speech, data=str(tmp_path / "other"), epochs=3)
+    with pytest.raises(UsageError, match="data was"):
+        run_tiny(other, whole)
+
+
+def test_hidden_normalisation_and_single_utterances_are_refused(tiny_speech: SpeechConfig) -> None:
+    with pytest.raises(UsageError, match=r"norm hidden .* use sequence or frame"):
+        replace(tiny_speech, norm="hidden")
+    alone = replace(tiny_speech, train=replace(tiny_speech.train, batch=1))
+    with pytest.raises(UserError, match=r"train\.batch must be at least 2"):
+        open_speech(alone)
+
+
+def test_commands_for_text_refuse_a_speech_run(whole: Path) -> None:
+    from normrnn.runs.load import load_language
+
+    with pytest.raises(UserError, match="a run of librispeech-mini, not of a language model"):
+        load_language(whole)

@@ -1,0 +1,165 @@
+"""Scores against one-token-at-a-time arithmetic, and statistics that stay where they belong."""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+import torch
+
+import normrnn
+from normrnn.errors import UserError
+from normrnn.text.evaluation import (
+    population_statistics,
+    sample,
+    score,
+    set_statistics,
+    statistics_of,
+    token_nats,
+    using,
+)
+from normrnn.text.model import LanguageModel
+from normrnn.text.streams import Streams
+
+
+def _never() -> None:
+    pass
+
+
+@pytest.fixture
+def model() -> Iterator[LanguageModel]:
+    """Normalised, with statistics of its own."""
+    model = LanguageModel(9, 6, 2, norm="frame", dropout=0.3, init=0.8)
+    for _ in range(5):
+        model(torch.randint(0, 9, (7, 4)))
+    yield model
+    assert model.training  # every evaluation leaves the mode alone
+
+
+def _stepwise(model: LanguageModel, ids: torch.Tensor) -> list[float]:
+    """-log p of each token after the first, one step at a time."""
+    model.eval()
+    nats, state = [], None
+    with torch.no_grad():
+        for here, there in pairwise(ids):
+            logits, state = model(here.view(1, 1), state)
+            nats.append(-math.log(torch.softmax(logits[0, 0].double(), 0)[there]))
+    model.train()
+    return nats
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(1, 4), (1, 100), (4, 3), (5, 7)])
+def test_running_statistics_score_every_token_of_every_stream(
+    model: LanguageModel, batch: int, steps: int
+) -> None:
+    ids = torch.randint(0, 9, (40,))
+    result = score(model, Streams(ids, batch), steps, _never)
+    assert result.count == 39
+    length, extra = divmod(39, batch)
+    expected, at = 0.0, 0
+    for b in range(batch):
+        n = length + (b < extra)
+        expected += sum(_stepwise(model, ids[at : at + n + 1]))
+        at += n
+    assert result.nats == pytest.approx(expected, rel=1e-5)
+
+
+def test_batch_perplexity_is_the_mean_over_full_windows(model: LanguageModel) -> None:
+    ids = torch.randint(0, 9, (4 * 11 + 3,))  # 46 positions: 4 streams of 11, two of them of 12
+    result = score(model, Streams(ids, 4), 5, _never, own_statistics=True)
+    model.eval()
+    state, ppls, nats = None, [], 0.0
+    streams = Streams(ids, 4)
+    with torch.no_grad(), normrnn.batch_statistics(model):
+        for i in range(3):
+            window = streams.window(i, 5)
+            loss, state = model.loss(*window, state)
+            nats += loss.item()
+            ppls.append(math.exp(loss.item() / window.targets.numel()))
+        assert streams.tail is not None
+        assert state is not None
+        first = (state[0][:, :2].contiguous(), state[1][:, :2].contiguous())
+        nats += model.loss(*streams.tail, first)[0].item()
+    model.train()
+    assert result.batch_ppl == pytest.approx(sum(ppls[:2]) / 2)
+    assert result.nats == pytest.approx(nats)
+    assert result.count == 46
+
+
+def test_batch_statistics_of_a_single_row_tail_fall_back(model: LanguageModel) -> None:
+    result = score(model, Streams(torch.randint(0, 9, (14,)), 4), 3, _never, own_statistics=True)
+    assert result.count == 13
+    assert math.isfinite(result.nats)
+
+
+def test_evaluation_changes_neither_statistics_nor_the_random_state(model: LanguageModel) -> None:
+    before = statistics_of(model)
+    streams = Streams(torch.randint(0, 9, (100,)), 4)
+    random = torch.get_rng_state()
+    score(model, streams, 5, _never)
+    score(model, streams, 5, _never, own_statistics=True)
+    population = population_statistics(model, streams, 5, 3, _never)
+    with using(model, population):
+        inside = statistics_of(model)["rnn.norm_l0.running_mean"]
+        assert not torch.equal(inside, before["rnn.norm_l0.running_mean"])
+    after = statistics_of(model)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_population_statistics_are_those_of_the_first_windows_without_dropout(
+    model: LanguageModel,
+) -> None:
+    ids = torch.randint(0, 9, (100,))
+    streams = Streams(ids, 4)
+    population = population_statistics(model, streams, 5, 3, _never)
+    # First layer: column statistics of W_x x over the first 15 steps of every stream.
+    pre = model.embedding(streams.inputs[:15]).flatten(0, 1) @ model.rnn.weight_ih_l0.T
+    torch.testing.assert_close(population["rnn.norm_l0.running_mean"], pre.mean(0))
+    torch.testing.assert_close(population["rnn.norm_l0.running_var"], pre.var(0))
+
+
+def test_one_stream_token_by_token(model: LanguageModel) -> None:
+    ids = torch.randint(0, 9, (30,))
+    nats = token_nats(model, Streams(ids, 1), 8)
+    model.train()
+    torch.testing.assert_close(nats.tolist(), _stepwise(model, ids), rtol=1e-4, atol=1e-5)
+
+
+def test_samples_follow_the_model(model: LanguageModel) -> None:
+    with torch.no_grad():
+        model.decoder.weight.zero_()
+        model.decoder.bias.copy_(torch.tensor([0.0, 3.0, *[-50.0] * 7]))
+    drawn = sample(model, [2, 5], 400, 1, 1.0, torch.Generator().manual_seed(3))
+    assert len(drawn) == 400
+    assert set(drawn) == {0, 1}
+    expected = 1 / (1 + math.exp(-3))
+    assert sum(drawn) / 400 == pytest.approx(expected, abs=0.05)
+    again = sample(model, [2, 5], 400, 1, 1.0, torch.Generator().manual_seed(3))
+    assert again == drawn
+    for temperature in (0.01, 1e-60):
+        cold = sample(model, [2], 50, 1, temperature, torch.Generator().manual_seed(3))
+        assert cold == [1] * 50
+    model.train()
+
+
+def test_samples_with_statistics_per_position_read_whole_windows() -> None:
+    model = LanguageModel(9, 6, 1, norm="frame", time_steps=4, init=0.8)
+    for _ in range(20):
+        model(torch.randint(0, 9, (4, 8)))
+    seen: list[int] = []
+    model.rnn.register_forward_pre_hook(lambda _m, inputs: seen.append(len(inputs[0])))
+    sample(model, [1], 6, 4, 1.0, torch.Generator().manual_seed(0))
+    assert seen == [1, 2, 3, 4, 1, 2, 3]
+
+
+def test_statistics_of_another_network_are_refused(model: LanguageModel) -> None:
+    before = statistics_of(model)
+    wider = statistics_of(LanguageModel(9, 7, 2, norm="frame"))
+    deeper = statistics_of(LanguageModel(9, 6, 3, norm="frame"))
+    for other in (wider, deeper):
+        with pytest.raises(UserError, match="belong to another network"):
+            set_statistics(model, other)
+    after = statistics_of(model)
+    assert all(torch.equal(value, after[name]) for name, value in before.items())

@@ -1,0 +1,143 @@
+"""Zaremba's network: what is initialised how, where dropout falls, what it computes."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from normrnn.text.model import LanguageModel
+
+
+@pytest.mark.parametrize("norm", [None, "frame", "sequence"])
+def test_initialisation(norm) -> None:
+    model = LanguageModel(50, 16, 2, norm=norm, init=0.04)
+    for name, parameter in model.named_parameters():
+        if "norm_l" in name:
+            expected = 1.0 if name.endswith("weight") else 0.0
+            assert torch.equal(parameter, torch.full_like(parameter, expected)), name
+        elif "bias_hh" in name:
+            assert not parameter.requires_grad
+            assert torch.equal(parameter, torch.zeros_like(parameter))
+        else:
+            assert parameter.requires_grad
+            assert parameter.abs().max() <= 0.04
+            assert parameter.abs().max() > 0.03
+            assert parameter.min() < 0 < parameter.max()
+
+
+def test_one_trained_bias_per_gate() -> None:
+    def trained(model: nn.Module) -> int:
+        return sum(
+            p.numel() for n, p in model.named_parameters() if "bias" in n and p.requires_grad
+        )
+
+    gates = 2 * 4 * 16
+    assert trained(LanguageModel(50, 16)) == gates + 50
+    assert trained(LanguageModel(50, 16, norm="frame")) == gates + 50
+
+
+def test_dropout_between_all_layers_and_nowhere_else() -> None:
+    model = LanguageModel(50, 16, 2, dropout=0.5)
+    seen: list[torch.Tensor] = []
+
+    def keep(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
+        seen.append(output)
+
+    model.dropout.register_forward_hook(keep)
+    model(torch.randint(0, 50, (30, 8)))
+    embedding, before_softmax = seen
+    assert embedding.shape == before_softmax.shape == (30, 8, 16)
+    for output in seen:
+        assert 0.4 < (output == 0).float().mean() < 0.6
+    assert model.rnn.dropout == 0.5  # between the layers
+    assert LanguageModel(50, 16, 1, dropout=0.5).rnn.dropout == 0  # nothing between: no warning
+
+
+@pytest.mark.parametrize("norm", [None, "frame"])
+def test_baseline_is_torchs_lstm_and_loss_is_the_cross_entropy_of_its_logits(norm) -> None:
+    model = LanguageModel(20, 8, 2, norm=norm).eval()
+    tokens = torch.randint(0, 20, (6, 3))
+    targets = torch.randint(0, 20, (6, 3))
+    logits, state = model(tokens)
+    if norm is None:
+        plain = nn.LSTM(8, 8, 2)
+        plain.load_state_dict(model.rnn.state_dict())
+        output, _ = plain(model.embedding(tokens))
+        torch.testing.assert_close(logits, model.decoder(output))
+    nats, after = model.loss(tokens, targets)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    torch.testing.assert_close(nats, expected)
+    torch.testing.assert_close(after, state)
+
+
+def test_state_dict_keys_do_not_change() -> None:
+    frame = LanguageModel(20, 8, 1, norm="frame").state_dict()
+    norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    assert set(frame) == {
+        "embedding.weight",
+        "rnn.weight_ih_l0",
+        "rnn.weight_hh_l0",
+        *(f"rnn.norm_l0.{name}" for name in norm),
+        "decoder.weight",
+        "decoder.bias",
+    }
+    plain = LanguageModel(20, 8, 1).state_dict()
+    assert set(plain) - set(frame) == {"rnn.bias_ih_l0", "rnn.bias_hh_l0"}
+
+
+@pytest.mark.parametrize("cell", ["lstm", "rnn", "gru"])
+@pytest.mark.parametrize("norm", [None, "hidden"])
+def test_glorot_initialisation(cell, norm) -> None:
+    """The appendix: lookup table from N(0, 1), Glorot per gate, biases zero, γ and β alone."""
+    torch.manual_seed(1)
+    options = {"embedding": 40, "norm": norm, "time_steps": 7, "init": "glorot"}
+    model = LanguageModel(50, 90, 2, cell=cell, **options)
+    assert model.embedding.weight.std().item() == pytest.approx(1, abs=0.05)
+    assert model.embedding.weight.abs().max() > 2.5
+    sizes = {"rnn.weight_ih_l0": 40 + 90, "decoder.weight": 90 + 50}
+    sizes |= dict.fromkeys(("rnn.weight_hh_l0", "rnn.weight_ih_l1", "rnn.weight_hh_l1"), 90 + 90)
+    for name, parameter in model.named_parameters():
+        if name in sizes:
+            bound = math.sqrt(6 / sizes[name])
+            assert 0.99 * bound < parameter.abs().max() <= bound, name
+        elif name.endswith("weight") and "norm_l" in name:
+            assert torch.equal(parameter, torch.ones_like(parameter))
+        elif name != "embedding.weight":
+            assert torch.equal(parameter, torch.zeros_like(parameter)), name
+
+
+def test_arms_of_one_seed_start_with_the_same_matrices() -> None:
+    models = []
+    for norm in (None, "hidden"):
+        torch.manual_seed(3)
+        models.append(LanguageModel(9, 6, 3, cell="rnn", norm=norm, time_steps=4, init="glorot"))
+    plain, normalised = (dict(model.named_parameters()) for model in models)
+    matrices = [name for name in plain if "bias" not in name]
+    assert len(matrices) == 8
+    for name in matrices:
+        assert torch.equal(plain[name], normalised[name]), name
+
+
+@pytest.mark.parametrize(("cell", "plain"), [("rnn", nn.RNN), ("gru", nn.GRU)])
+def test_other_cells_are_torchs(cell, plain) -> None:
+    model = LanguageModel(20, 8, 2, cell=cell, init="glorot").double()
+    layer = plain(8, 8, 2).double()
+    layer.load_state_dict(model.rnn.state_dict())
+    tokens, start = torch.randint(0, 20, (6, 3)), torch.randn(2, 3, 8, dtype=torch.float64)
+    logits, (after,) = model(tokens, (start,))
+    output, expected = layer(model.embedding(tokens), start)
+    torch.testing.assert_close(logits, model.decoder(output))
+    torch.testing.assert_close(after, expected)
+
+
+def test_gru_trains_one_bias_of_r_and_z_and_both_of_the_candidate() -> None:
+    model = LanguageModel(20, 8, 1, cell="gru")
+    model(torch.randint(0, 20, (6, 3)))[0].sum().backward()
+    rest = model.rnn.bias_hh_l0
+    assert isinstance(rest, torch.Tensor)
+    assert rest.grad is not None
+    assert torch.equal(rest[:16], torch.zeros(16))
+    assert torch.equal(rest.grad[:16], torch.zeros(16))
+    assert (rest.grad[16:] != 0).all()

@@ -1,0 +1,67 @@
+"""Symbols, their order, their limits."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normrnn.errors import UserError
+from normrnn.text.vocabulary import Vocabulary, tokens
+
+
+def test_most_frequent_first_ties_alphabetical() -> None:
+    vocabulary = Vocabulary.build(["b a c c", "c z z"], "word")
+    assert vocabulary.symbols == ("c", "<eos>", "z", "a", "b", "<unk>")
+
+
+def test_unknown_word_of_the_text_itself_is_not_doubled() -> None:
+    vocabulary = Vocabulary.build(["a <unk> b"], "word")
+    assert sorted(vocabulary.symbols) == ["<eos>", "<unk>", "a", "b"]
+
+
+@pytest.mark.parametrize("limit", [3, 4, 5, 6])
+def test_limit_counts_the_special_symbols(limit: int) -> None:
+    vocabulary = Vocabulary.build(["a a a b b c d"], "word", limit=limit)
+    assert len(vocabulary) == min(limit, 6)
+    assert {"<eos>", "<unk>", "a"} <= set(vocabulary.symbols)
+
+
+def test_limit_without_room() -> None:
+    with pytest.raises(UserError, match="max_vocab 2"):
+        Vocabulary.build(["a b c"], "word", limit=2)
+
+
+def test_without_unknown_class_strangers_are_an_error() -> None:
+    vocabulary = Vocabulary.build(["ab"], "char", unknown=False)
+    assert vocabulary.symbols == ("<eos>", "a", "b")
+    with pytest.raises(UserError, match="'z'"):
+        vocabulary.encode(["az"])
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\n\r", codec="utf-8")), min_size=1))
+def test_characters_survive_a_round_trip(lines: list[str]) -> None:
+    vocabulary = Vocabulary.build(lines, "char")
+    ids = vocabulary.encode(lines)
+    assert len(ids) == sum(len(tokens(line, "char")) for line in lines)
+    assert vocabulary.decode(ids) == "".join(f"{line.strip()}\n" for line in lines)
+
+
+def test_json_round_trip() -> None:
+    vocabulary = Vocabulary.build(['ä \\ "quoted" 語'], "word")
+    assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"symbols": ["a"], "level": "word"}',
+        '{"symbols": [1], "level": "word"}',
+        '{"symbols": ["<eos>", "<eos>"], "level": "word"}',
+        '{"symbols": ["<eos>"], "level": "x"}',
+    ],
+)
+def test_damaged_json(text: str) -> None:
+    with pytest.raises(UserError, match="vocabulary file"):
+        Vocabulary.from_json(text)
