@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.commands.conftest import Cli
-from tests.search.conftest import flags, text_dir, tiny_plan
+from tests.search.conftest import flags, tiny_plan
 
-__all__ = ["flags", "text_dir", "tiny_plan"]
+__all__ = ["flags", "tiny_plan"]
 
 Flags = Callable[..., list[str]]
 

@@ -161,7 +161,7 @@ def test_a_killed_process_leaves_a_directory_that_goes_on(tmp_path: Path) -> Non
         "prepare(work, Path(sys.argv[1]), 1, lambda *_: None)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "out")]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[3])
     journal = tmp_path / "out" / JOURNAL
     try:
         until = time.monotonic() + 60

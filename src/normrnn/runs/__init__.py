@@ -1,0 +1,1 @@
+"""Run directories: their files, written whole and read in whatever state they are."""
