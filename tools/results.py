@@ -12,23 +12,28 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 from matplotlib.figure import Figure
 
 from normrnn.report import gradients
-from normrnn.report.compare import statistics_sentence, verdict
+from normrnn.report.comparison import Comparison
 from normrnn.report.groups import Group, groups
-from normrnn.report.measure import WORDS
+from normrnn.report.page import evidence
+from normrnn.report.paired import Difference
 from normrnn.report.pictures import figure, headline, save
 from normrnn.report.runs import load
 from normrnn.report.study import TRIALS, Study, read_study
 from normrnn.report.study import figure as study_figure
 from normrnn.report.study import markdown as study_markdown
-from normrnn.report.tables import Table, paper_table, runs_table
+from normrnn.report.tables import DASH, Table, paper_table, runs_table
+from normrnn.report.verdict import group_verdict
 
 ROOT = Path(__file__).parent.parent
 ORDER = ("ptb-small", "ptb-small-authors", "ptb-medium", "ptb-large", "librispeech-mini", "wsj")
-HEADLINE = ("ptb-small", "librispeech-mini")
+PICTURED = ("ptb-small-authors", "librispeech-mini")
+SUMMARY = ("ptb-small-authors", "ptb-small", "ptb-medium", "librispeech-mini")
+"""Recipes with a picture, and with a row, in the README."""
 PICTURE = "docs/pictures/overview.png"
 STUDIES = "## Studies: normalisation inside the recurrence (Table 3, Figure 3), learning rates"
 TEXT = """# Results
@@ -121,8 +126,9 @@ def results_md(root: Path) -> str:
     parts = [TEXT.strip()]
     for group in experiments(root):
         parts.append(f"## {group.title}")
-        parts += [text for text in (*verdict(group.runs), statistics_sentence(group.runs)) if text]
-        for table in (paper_table(group), runs_table(group)):
+        found = group_verdict(group)
+        parts += found.sentences
+        for table in (*evidence(group, found), paper_table(group), runs_table(group)):
             parts += [f"**{table.title}**", table.markdown(), *([table.note] if table.note else [])]
         if has_curves(group):
             parts.append(f"![Curves of {group.title}]({picture_path(group.title)})")
@@ -149,7 +155,7 @@ def _studies(root: Path) -> list[str]:
             table = _together(several, beside=len(several) == 1)
             parts += [f"**{table.title}**", table.markdown(), table.note]
         for group in several:
-            parts += [f"**{group.title}.** {text}" for text in verdict(group.runs)]
+            parts += [f"**{group.title}.** {text}" for text in group_verdict(group).sentences]
             if has_curves(group) and len(group.arms) > 1:
                 parts.append(f"![Curves of {group.title}]({study_picture(path, group.title)})")
         for file in recorded(path):
@@ -172,16 +178,48 @@ def _together(several: Sequence[Group], *, beside: bool = True) -> Table:
 
 def readme_parts(root: Path) -> dict[str, str]:
     """What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->` in the README."""
-    found = experiments(root)
-    words = [group for group in found if group.measure is WORDS and group.paper]
-    merged = [replace(_together(words), title="Perplexity")] if words else []
-    merged += [paper_table(group) for group in found if group.measure is not WORDS]
-    texts = [f"**{table.title}**\n\n{table.markdown()}" for table in merged]
-    texts += [
-        f"**{g.title}.** {text}" for g in found if g.recipe in HEADLINE for text in verdict(g.runs)
-    ]
     dress = "train dotted, validation solid; baseline blue, normalised red"
-    return {"picture": f"![Curves: {dress}]({PICTURE})", "results": "\n\n".join(texts)}
+    return {
+        "picture": f"![Curves: {dress}]({PICTURE})",
+        "results": summary(experiments(root)).markdown(),
+    }
+
+
+def summary(found: Sequence[Group]) -> Table:
+    """The paper's normalisation against the baseline, a row per recipe."""
+    rows = []
+    for group in sorted((g for g in found if g.recipe in SUMMARY), key=_place):
+        for one in group_verdict(group).comparisons:
+            if group.paper and one.other.norm == group.paper.norm and not group.variant:
+                rows.append(_summary_row(group, one))
+    columns = ["experiment", "seeds", "updates to the baseline's best training loss"]
+    columns += ["held out: baseline, normalised", "difference (95% interval)", "in the paper"]
+    return Table("", [("", columns)], rows)
+
+
+def _place(group: Group) -> int:
+    return SUMMARY.index(group.recipe)
+
+
+def _summary_row(group: Group, found: Comparison) -> list[str]:
+    shown, paper = group.measure, group.paper
+    updates, best = (found.figures.get(k) for k in ("updates_to_target", "best_validation"))
+    saved = "not reached" if updates is None else f"{updates.mean:+.0%}{_interval(updates, '+.0%')}"
+    held_out = change = DASH
+    if best is not None:
+        values = [f"{mean(arm):.{shown.digits}f}" for arm in (best.baseline, best.other)]
+        held_out = f"{shown.name} {', '.join(values)}"
+        change = f"{best.mean:+.{shown.digits}f}{_interval(best, f'+.{shown.digits}f')}"
+        change += f": {best.answer}"
+    far = found.other.runs[0].progress
+    assert paper is not None
+    theirs = ", ".join(str(figures[1][0]) for figures in (paper.baseline, paper.normalised))
+    return [f"{group.recipe} ({far})", str(len(found.pairs)), saved, held_out, change, theirs]
+
+
+def _interval(found: Difference, shown: str) -> str:
+    ends = found.interval
+    return "" if ends is None else f" ({ends[0]:{shown}} to {ends[1]:{shown}})"
 
 
 def readme_md(root: Path) -> str:
@@ -211,7 +249,7 @@ def write(root: Path) -> None:
         (root / name).write_text(text, encoding="utf-8")
     for name, draw in pictures(root).items():
         save(draw(), root / name)
-    heads = [group for group in found if group.recipe in HEADLINE and not group.variant]
+    heads = [group for group in found if group.recipe in PICTURED and not group.variant]
     save(headline(heads or found[:1]), root / PICTURE)
 
 

@@ -92,7 +92,7 @@ def test_impossible_settings_are_refused_by_name(change: dict, said: str) -> Non
 
 
 def test_no_torch_behind_recipes_reports_and_the_command_line() -> None:
-    modules = "normrnn.cli, normrnn.recipes, normrnn.report.write, normrnn.report.compare"
+    modules = "normrnn.cli, normrnn.recipes, normrnn.report.write, normrnn.report.verdict"
     commands = "train, recipes, evaluate, compare, prepare, score, sample"
     code = f"import sys, {modules}; from normrnn.commands import {commands}; "
     code += "sys.exit('torch' in sys.modules)"

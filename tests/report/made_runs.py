@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from normrnn.report.runs import Run
+
 FASTER = {"none": 1.0, "frame": 1.6, "sequence": 1.8, "hidden": 0.8}
 
 
@@ -66,3 +68,23 @@ def make_run(
     lines = [json.dumps(row) for row in rows(norm, seed, kind, epochs, segments, until)]
     (path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
     return path
+
+
+def train_row(updates: int, epoch: int, loss: float, count: int = 10) -> dict[str, Any]:
+    """A row of training at two updates a second."""
+    row = {"updates": updates, "epoch": epoch, "split": "train", "loss": loss, "count": count}
+    return {**row, "seconds": updates / 2, "lr": 1.0, "grad_norm": 1.0, "batch_ppl": 2.0}
+
+
+def short_run(norm: str, losses: list[float], seed: int = 1, **settings: Any) -> Run:
+    """Two train rows of ten tokens an epoch, the validation half a nat above."""
+    rows = []
+    for i, loss in enumerate(losses):
+        rows.append(train_row(5 * (i + 1), i // 2 + 1, loss))
+        if i % 2:
+            kinds = ("running",) if norm == "none" else ("running", "recalibrated", "batch")
+            for kind in kinds:
+                row = {**rows[-1], "split": "valid", "statistics": kind, "loss": loss + 0.5}
+                rows.append(row)
+    config = {"norm": norm, "seed": seed, "epochs": len(losses) // 2, **settings}
+    return Run(Path(norm), config, rows)

@@ -100,11 +100,11 @@ def _compare(
     out: Path | None,
     tensorboard: bool,
 ) -> "list[Run]":
-    from normrnn.report.compare import verdict
     from normrnn.report.groups import groups
     from normrnn.report.pictures import drawing, figure, save
     from normrnn.report.runs import find
     from normrnn.report.tables import runs_table
+    from normrnn.report.verdict import verdict
     from normrnn.report.write import write_report
 
     unknown = [name for name in norms if name not in get_args(Norm)]
@@ -135,7 +135,7 @@ def _compare(
     write_report(found, out / "report.html", f"normrnn compare {config.recipe}")
     console.print(f"curves: {out / 'curves.png'}")
     console.print(f"report: {out / 'report.html'}")
-    for sentence in verdict(runs):
+    for sentence in verdict(runs).sentences:
         console.print(sentence)
     return runs
 

@@ -18,6 +18,7 @@ def run(arguments: list[str]) -> int:
         out: Annotated[Path, arg(metavar="FILE", aliases=["-o"])] = Path("report.html"),
         png: Annotated[Path | None, arg(metavar="DIR")] = None,
         markdown: bool = False,
+        target: float | None = None,
     ) -> None:
         """Verdict, curves, tables and settings of runs, in one HTML file.
 
@@ -27,14 +28,17 @@ def run(arguments: list[str]) -> int:
             out: The report.
             png: Also write every picture there.
             markdown: Also print the verdicts and tables as Markdown.
+            target: A figure to reach on validation (perplexity, nats, FCE): what each arm needed.
         """
-        _report(runs, out, png, markdown)
+        _report(runs, out, png, markdown, target)
 
     parse(options, "report", arguments)
     return 0
 
 
-def _report(paths: list[Path], out: Path, png: Path | None, markdown: bool) -> None:
+def _report(
+    paths: list[Path], out: Path, png: Path | None, markdown: bool, target: float | None
+) -> None:
     from normrnn.report import page
     from normrnn.report.groups import without_repeats
     from normrnn.report.runs import find
@@ -45,10 +49,10 @@ def _report(paths: list[Path], out: Path, png: Path | None, markdown: bool) -> N
         raise UsageError("report needs at least one run directory")
     studies, places = find_studies(paths)
     found = without_repeats(find(places))
-    write_report(found, out, studies=studies)
+    write_report(found, out, studies=studies, target=target)
     if png is not None:
         for path in write_pictures(found, png, studies):
             print(f"picture: {path}", file=sys.stderr)
     if markdown:
-        print(page.markdown(found, studies), end="")
+        print(page.markdown(found, studies, target), end="")
     print(f"report: {out}", file=sys.stderr if markdown else sys.stdout)

@@ -11,22 +11,30 @@ from normrnn.recipes import RECIPES, recipe
 from normrnn.report.measure import PAPER, Measure, Paper, measure
 from normrnn.report.runs import Found, Run
 
-_APART = ("norm", "seed")
-# What changes nothing in the curves of a run, or only in those of a normalised one.
-_NORMALISER = ("model.gamma", "model.eps", "model.momentum", "model.time_steps")
+_APART, _DATA = ("norm", "seed"), "data_sha256"
+# What sets an arm apart only where there is a normaliser, and what changes no curve.
+_NORMALISER = ("gamma", "eps", "momentum", "time_steps", "cell_norm")
+_NORMALISER = tuple(f"model.{name}" for name in _NORMALISER)
 _HARMLESS = ("threads", "device", "data", "epochs", "train.log_every", "train.checkpoint_every")
 _HARMLESS += ("evaluation.train_tokens",)
+Settings = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that differ in their seed alone. `index` is 0 for the baseline, 1 for the normalised
-    arm of the paper, or the first."""
+    """Runs that differ in their seed alone, one per seed. `index` is 0 for the baseline, 1 for the
+    normalised arm of the paper, or the first."""
 
     name: str
     norm: str
     index: int
     runs: list[Run]
+
+    @property
+    def words(self) -> str:
+        """The network in words, with what sets this arm apart from others of its kind."""
+        kind = self.runs[0].normalisation
+        return kind.words + self.name.removeprefix(kind.label)
 
 
 @dataclass(frozen=True)
@@ -54,39 +62,62 @@ class Group:
 
     @property
     def arms(self) -> list[Arm]:
-        """The baseline first, then the paper's normalisation, then others."""
-        kinds: dict[tuple[str, str], list[Run]] = {}
-        for run in self.runs:
-            normaliser = [k for k in _NORMALISER if run.norm != "none" and k in run.settings]
-            key = (run.norm, ", ".join(f"{k} {run.settings[k]}" for k in normaliser))
-            kinds.setdefault(key, []).append(run)
+        """Every distinct setting is one, named by what differs; the baseline first, then the
+        paper's normalisation, then others."""
+        kinds: dict[tuple[str, Settings], list[Run]] = {}
+        for run in furthest(self.runs):
+            kinds.setdefault((run.norm, _arm_settings(run)), []).append(run)
         papers = self.paper.norm if self.paper else ""
-        order = sorted(kinds, key=lambda k: (k[0] != "none", k[0] != papers))
-        first = 0 if order and order[0][0] == "none" else 1
-        norms = [norm for norm, _ in order]
+
+        def place(kind: tuple[str, Settings]) -> tuple[object, ...]:
+            norm, settings = kind
+            return kinds[kind][0].normalisation.normalises, norm != papers, norm, settings
+
+        order = sorted(kinds, key=place)
+        names = [_arm_name(kinds[kind][0], kind[1], [k for _, k in order]) for kind in order]
+        first = int(bool(order) and kinds[order[0]][0].normalisation.normalises)
         return [
-            Arm(
-                _arm_name(norm) + (f" ({special})" if norms.count(norm) > 1 else ""),
-                norm,
-                first + i,
-                sorted(kinds[norm, special], key=lambda run: run.seed),
-            )
-            for i, (norm, special) in enumerate(order)
+            Arm(name, kind[0], i, sorted(kinds[kind], key=lambda run: run.seed))
+            for i, (kind, name) in enumerate(zip(order, names, strict=True), first)
         ]
+
+
+def _arm_settings(run: Run) -> Settings:
+    """All that may set its arm apart; a baseline's normaliser is none."""
+    own = _NORMALISER if run.normalisation.normalises else ()
+    return _key(run) + tuple((k, str(run.settings[k])) for k in own if k in run.settings)
+
+
+def _arm_name(run: Run, settings: Settings, every: Sequence[Settings]) -> str:
+    """With the settings that some other arm has in another value."""
+    others = [dict(one) for one in every]
+    differs = [
+        f"{name} {value}"
+        for name, value in settings
+        if any(name in other and other[name] != value for other in others)
+    ]
+    label = run.normalisation.label
+    return f"{label} ({', '.join(differs)})" if differs else label
+
+
+def furthest(runs: Sequence[Run]) -> list[Run]:
+    """Of runs with the same settings and seed, the one that got furthest, whatever their order."""
+    kept: dict[tuple[object, ...], Run] = {}
+    for run in runs:
+        other = kept.get(_identity(run))
+        if other is None or (run.updates, str(run.path)) > (other.updates, str(other.path)):
+            kept[_identity(run)] = run
+    return list(kept.values())
 
 
 def without_repeats(found: Sequence[Found]) -> list[Found]:
     """Of runs with the same settings and seed, the one that got furthest; the others say so."""
-    furthest: dict[tuple[object, ...], Run] = {}
-    for run in (one.run for one in found if one.run is not None):
-        other = furthest.get(_identity(run))
-        if other is None or run.updates > other.updates:
-            furthest[_identity(run)] = run
+    kept = {_identity(run): run for run in furthest([one.run for one in found if one.run])}
     result = []
     for one in found:
-        kept = furthest[_identity(one.run)] if one.run is not None else None
-        if one.run is not None and kept is not None and kept is not one.run:
-            why = f"is left out: {kept.path.name} is the same run ({kept.label}) and got as far"
+        same = kept[_identity(one.run)] if one.run is not None else None
+        if same is not None and same is not one.run:
+            why = f"is left out: {same.path.name} is the same run ({same.label}) and got as far"
             result.append(Found(one.path, None, why))
         else:
             result.append(one)
@@ -94,31 +125,52 @@ def without_repeats(found: Sequence[Found]) -> list[Found]:
 
 
 def _identity(run: Run) -> tuple[object, ...]:
-    normaliser = [str(run.settings.get(k)) for k in _NORMALISER]
-    return (run.recipe, run.norm, run.seed, _key(run), *normaliser)
-
-
-def _arm_name(norm: str) -> str:
-    return "baseline" if norm == "none" else norm
+    return (run.recipe, run.norm, run.seed, _arm_settings(run))
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Comparable runs together, in the order of their first."""
-    found: dict[tuple[str, tuple[tuple[str, str], ...]], list[Run]] = {}
+    """Comparable runs together, in the order of their first.
+
+    Runs of one recipe with the same settings but normalisation and seed are comparable. Where a
+    setting has a baseline alone and others of the recipe, on the same data, have normalised
+    networks alone, they were tuned apart, and stand together.
+    """
+    found: dict[tuple[str, Settings], list[Run]] = {}
     for run in runs:
         found.setdefault((run.recipe, _key(run)), []).append(run)
     result = []
-    for (name, key), members in found.items():
+    for (name, key), members in _joined(found).items():
         others = [set(k) for n, k in found if n == name]
         special = set(key) - set.intersection(*others)
-        words = [f"{k} {v}" for k, v in sorted(special) if k != "data_sha256"]
-        if any(k == "data_sha256" for k, _ in special):
+        words = [f"{k} {v}" for k, v in sorted(special) if k != _DATA]
+        if any(k == _DATA for k, _ in special):
             words.append(f"data {data_name(members[0])}")
         result.append(Group(name, ", ".join(words), members))
     return result
 
 
-def _key(run: Run) -> tuple[tuple[str, str], ...]:
+def _joined(found: dict[tuple[str, Settings], list[Run]]) -> dict[tuple[str, Settings], list[Run]]:
+    """With baselines that have no normalised partner beside networks that have no baseline."""
+    lone: dict[tuple[str, str], dict[bool, list[tuple[str, Settings]]]] = {}
+    for (name, key), members in found.items():
+        kinds = {run.normalisation.normalises for run in members}
+        if len(kinds) == 1:
+            where = lone.setdefault((name, dict(key).get(_DATA, "")), {})
+            where.setdefault(kinds.pop(), []).append((name, key))
+    result = dict(found)
+    for sides in lone.values():
+        if len(sides) < 2:
+            continue
+        first, *rest = (kind for kind in found if kind in [*sides[False], *sides[True]])
+        shared = set(first[1]).intersection(*(key for _, key in rest))
+        members = [run for kind in (first, *rest) for run in found[kind]]
+        where = {first: (first[0], tuple(s for s in first[1] if s in shared))}
+        result = {where.get(k, k): v for k, v in result.items() if k not in rest}
+        result[where[first]] = members
+    return result
+
+
+def _key(run: Run) -> Settings:
     left_out = (*_APART, *_HARMLESS, *_NORMALISER)
     return tuple(
         (name, str(value)) for name, value in sorted(run.settings.items()) if name not in left_out

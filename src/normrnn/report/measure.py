@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from normrnn.norms import BASELINE
 from normrnn.report.runs import Run
 
 
@@ -74,7 +75,7 @@ class Paper:
 
     def of(self, norm: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """The figures of an arm."""
-        return {"none": self.baseline, self.norm: self.normalised}.get(norm)
+        return {BASELINE: self.baseline, self.norm: self.normalised}.get(norm)
 
 
 def _words(model: str, *figures: float) -> Paper:

@@ -8,13 +8,20 @@ from html import escape
 from normrnn import __version__
 from normrnn.recipes import RECIPES, summary
 from normrnn.report import study_page
-from normrnn.report.compare import statistics_sentence, verdict
 from normrnn.report.groups import Group, command, data_name, differing, groups
 from normrnn.report.pictures import Picture, pictures, svg
 from normrnn.report.runs import Found, Run
 from normrnn.report.study import Study
 from normrnn.report.study import markdown as study_markdown
-from normrnn.report.tables import DASH, Table, paper_table, runs_table
+from normrnn.report.tables import (
+    DASH,
+    Table,
+    differences_table,
+    paper_table,
+    runs_table,
+    target_table,
+)
+from normrnn.report.verdict import Verdict, group_verdict
 
 MARK = '<!doctype html>\n<html lang="en" data-by="normrnn report">'
 """How every report begins: such a file may be overwritten."""
@@ -100,9 +107,13 @@ code { font: .86em ui-monospace, monospace; background: var(--box); border-radiu
 
 
 def page(
-    found: Sequence[Found], title: str = "normrnn report", studies: Sequence[Study] = ()
+    found: Sequence[Found],
+    title: str = "normrnn report",
+    studies: Sequence[Study] = (),
+    target: float | None = None,
 ) -> str:
-    """The whole report, of studies, of runs and of directories that are none."""
+    """The whole report, of studies, of runs and of directories that are none; with a `target` on
+    validation, what each arm needed to reach it."""
     runs = [one.run for one in found if one.run is not None]
     parts = groups(runs)
     themes = {
@@ -118,7 +129,7 @@ def page(
         _state(found, studies),
         _contents([study_page.title(s) for s in studies], [part.title for part in parts]),
         *(study_page.section(study, f"t{i}") for i, study in enumerate(studies)),
-        *(_section(part, f"s{i}") for i, part in enumerate(parts)),
+        *(_section(part, f"s{i}", target) for i, part in enumerate(parts)),
         f'<p class="note">Written by normrnn {escape(__version__)},'
         f" {datetime.now():%d %B %Y, %H:%M}.</p>",
     ]
@@ -177,19 +188,18 @@ def _contents(studies: Sequence[str], parts: Sequence[str]) -> str:
     return f"<nav><p>{' · '.join(links)}</p></nav>"
 
 
-def _section(group: Group, anchor: str) -> str:
+def _section(group: Group, anchor: str, target: float | None) -> str:
     about = summary(group.recipe) if group.recipe in RECIPES else "A recipe not known here."
     shown = pictures(group)
     curves = [p for p in shown if p.name.startswith("curves")]
     rest = [p for p in shown if not p.name.startswith("curves")]
-    said = [*verdict(group.runs), statistics_sentence(group.runs)]
-    if not any(run.norm != "none" for run in group.runs):
-        said.append("There is no normalised run here to compare the baseline with.")
+    verdict = group_verdict(group, target)
     lines = [
         f'<section aria-labelledby="{anchor}">',
         f'<h2 id="{anchor}">{escape(group.title or "unknown recipe")}</h2>',
         f'<p class="quiet">{escape(about)}</p>',
-        f'<div class="verdict">{"".join(_said(text) for text in said if text)}</div>',
+        f'<div class="verdict">{"".join(map(_said, verdict.sentences))}</div>',
+        *(table.html() for table in evidence(group, verdict, target)),
         paper_table(group).html(),
     ]
     if curves:
@@ -216,7 +226,8 @@ def _section(group: Group, anchor: str) -> str:
 
 
 _HEAVY = re.compile(
-    r"No saving|[\d.]+% (fewer updates|more updates|less time|more time|better|worse)"
+    r"One seed|No saving( seen)?|no difference seen|[\d.]+% (fewer|more|less)(?= updates| time| \()"
+    r"|\b(better|worse)(?=:)"
 )
 
 
@@ -319,7 +330,15 @@ def _commands(group: Group) -> str:
     )
 
 
-def markdown(found: Sequence[Found], studies: Sequence[Study] = ()) -> str:
+def evidence(group: Group, verdict: Verdict, target: float | None = None) -> list[Table]:
+    """The numbers behind a verdict."""
+    tables = [differences_table(found) for found in verdict.comparisons if found.figures]
+    return tables if target is None else [target_table(group, target), *tables]
+
+
+def markdown(
+    found: Sequence[Found], studies: Sequence[Study] = (), target: float | None = None
+) -> str:
     """Verdicts and tables as Markdown."""
     parts = []
     for study in studies:
@@ -327,8 +346,10 @@ def markdown(found: Sequence[Found], studies: Sequence[Study] = ()) -> str:
         parts += [study_markdown(study.trials, paper=study.paper).strip()] if study.trials else []
     for group in groups([one.run for one in found if one.run is not None]):
         parts.append(f"## {group.title}")
-        parts += [text for text in (*verdict(group.runs), statistics_sentence(group.runs)) if text]
-        for table in (paper_table(group), runs_table(group)):
+        verdict = group_verdict(group, target)
+        parts += verdict.sentences
+        tables = [*evidence(group, verdict, target), paper_table(group), runs_table(group)]
+        for table in tables:
             parts += [f"**{table.title}**", table.markdown(), *([table.note] if table.note else [])]
     problems = [f"{one.path.name} {one.problem}." for one in found if one.problem]
     problems += [f"{s.name} {said}." for s in studies if (said := study_page.state(s))]

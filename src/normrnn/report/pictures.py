@@ -10,7 +10,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal
 
 from normrnn.errors import UserError
-from normrnn.report.compare import between_validations, gap
+from normrnn.report.curves import between_validations, gap
 from normrnn.report.groups import Arm, Group, groups
 from normrnn.report.runs import Row, Run, load
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UserError
+from normrnn.norms import Norm, names, of
 from normrnn.recipes import RECIPES, recipe
 
 Row = dict[str, Any]
@@ -46,8 +47,16 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Arm and seed."""
-        return f"{'baseline' if self.norm == 'none' else self.norm}, seed {self.seed}"
+        """Normalisation and seed."""
+        return f"{self.normalisation.label}, seed {self.seed}"
+
+    @cached_property
+    def normalisation(self) -> Norm:
+        """What is known of its norm; one that is not in the table is named all the same."""
+        if self.norm in names():
+            return of(self.norm)
+        words = f"{self.norm} normalised network"
+        return Norm(name=self.norm, words=words, acts="step", pools=None)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -87,9 +96,9 @@ class Run:
 
     @property
     def looks_ahead(self) -> bool:
-        """A sequence-wise language model: while it trains, its statistics see the words that it is
-        to predict, so its training loss is no loss of predicting them."""
-        return self.norm == "sequence" and "text.level" in self.settings
+        """A language model whose statistics, while it trains, see the words that it is to predict:
+        its training loss is then no loss of predicting them."""
+        return self.normalisation.looks_ahead and "text.level" in self.settings
 
     @property
     def progress(self) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normrnn.config.jsonio import flat
+from normrnn.norms import BASELINE, names, of
 from normrnn.report.measure import bits
 from normrnn.report.pictures import COLOURS, drawing, save
 from normrnn.report.tables import DASH, Table
@@ -28,7 +29,7 @@ LR = "optimizer.lr"
 TRIALS, ABOUT, PICTURE = "trials.jsonl", "study.json", "loss-by-learning-rate.png"
 PAPER = {
     # arm: train, valid, settings (Table 3 and the appendix)
-    "none": (1.05, 1.10, {LR: 0.42, "optimizer.momentum": 0.95, "train.batch": 32}),
+    BASELINE: (1.05, 1.10, {LR: 0.42, "optimizer.momentum": 0.95, "train.batch": 32}),
     "hidden": (1.07, 1.11, {LR: 3.71e-4, "optimizer.momentum": 0.995, "train.batch": 128}),
 }
 
@@ -58,7 +59,7 @@ class Study:
         """The paper's search; without a plan, one of the same arms and settings."""
         if self.recipe:
             return self.recipe == "ptb-char"
-        fields = PAPER["none"][2].keys()
+        fields = PAPER[BASELINE][2].keys()
         return set(arms_of(self.trials)) == PAPER.keys() and all(
             t["settings"].keys() == fields for t in self.trials
         )
@@ -325,7 +326,8 @@ def _loss(trial: Trial, arm: str) -> str:
 
 def arm_name(arm: str) -> str:
     """An arm in a legend or the head of a column."""
-    return "baseline" if arm == "none" else f"norm {arm}"
+    known = arm in names()
+    return of(arm).label if known and not of(arm).normalises else f"norm {arm}"
 
 
 def _model(arm: str) -> str:

@@ -3,13 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import mean
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 
-from normrnn.report.compare import best, rate, spread, whole_epochs
+from normrnn.report.comparison import LONG_ENOUGH, Comparison
+from normrnn.report.curves import best, rate, spread, validations, whole_epochs
 from normrnn.report.groups import Arm, Group
 from normrnn.report.measure import WORDS, bits
+from normrnn.report.paired import MOST_SEEDS, mean_interval
 from normrnn.report.runs import Row, Run
 
 DASH = "–"
@@ -103,7 +106,7 @@ def _held_out(key: str, statistics: str | None = None) -> Figure:
 
 def _authors_valid(run: Run) -> float | None:
     """Mean of the mini-batches' perplexities, under the mini-batch's own statistics."""
-    return _held_out("batch_ppl", "running" if run.norm == "none" else "batch")(run)
+    return _held_out("batch_ppl", "batch" if run.normalisation.keeps_statistics else "running")(run)
 
 
 def _of(figure: Figure, convert: Callable[[float], float]) -> Figure:
@@ -164,9 +167,10 @@ def _model(group: Group, arm: Arm) -> str:
     model = group.paper.model if group.paper else ""
     if not model:
         return arm.name
-    if arm.norm == "none":
+    kind = arm.runs[0].normalisation
+    if not kind.normalises and arm.name == kind.label:
         return model
-    return f"{model} ({'BN' if group.paper and arm.norm == group.paper.norm else arm.name})"
+    return f"{model} ({'BN' if group.paper and arm.name == group.paper.norm else arm.name})"
 
 
 def _cell(values: Sequence[float | None], digits: int) -> str:
@@ -179,8 +183,8 @@ def _paper_note(group: Group) -> str:
     parts = ["Train: the best epoch's running average in training mode."]
     if any(run.looks_ahead for run in group.runs):
         parts.append(
-            "A sequence-wise language model has no train figure: while it trains, its statistics"
-            " see the words that it is to predict."
+            "A language model whose statistics look ahead has no train figure: while it trains,"
+            " they see the words that it is to predict."
         )
     if any(run.serving == "recalibrated" for run in group.runs):
         parts.append("Held-out figures of normalised networks: recalibrated statistics.")
@@ -192,6 +196,86 @@ def _paper_note(group: Group) -> str:
     seeds = max((len(arm.runs) for arm in group.arms), default=0)
     parts += ["± is the standard deviation over the seeds."] if seeds > 1 else []
     return " ".join(parts)
+
+
+_GAPS = {"better": "smaller", "worse": "larger"}
+
+
+def differences_table(found: Comparison) -> Table:
+    """What a verdict rests on: a row per figure, paired by seed."""
+    digits, rows = found.measure.digits, []
+    names = {
+        "best_validation": (f"best {found.measure.name}", digits),
+        "final_validation": (f"last {found.measure.name}", digits),
+        "best_frame_error_rate": ("best FER", 3),
+        "best_with_batch_statistics": ("best, batch statistics", digits),
+        "gap": ("gap to training, nats", 3),
+        "updates_to_target": ("updates to the target", 0),
+        "seconds_to_target": ("seconds to the target", 0),
+    }
+    for name, figure in found.figures.items():
+        words, places = names[name]
+        shown = "+.1%" if figure.relative else f"+,.{places}f"
+        several = figure.interval is not None
+        interval = " to ".join(f"{end:{shown}}" for end in figure.interval or ())
+        answer = _GAPS.get(figure.answer, figure.answer) if name == "gap" else figure.answer
+        needed = figure.seeds_needed if figure.answer == "no difference seen" else None
+        rows.append(
+            [
+                words,
+                spread(figure.baseline, places),
+                spread(figure.other, places),
+                f"{figure.mean:{shown}}",
+                interval or DASH,
+                f"{figure.agreeing} of {len(figure.seeds)}",
+                f"{figure.probability_of_improvement:.2f}" if several else DASH,
+                answer,
+                DASH
+                if needed is None
+                else f"> {MOST_SEEDS}"
+                if needed > MOST_SEEDS
+                else f"{needed}",
+            ]
+        )
+    columns = ["lower is better", found.baseline.name, found.other.name, "difference"]
+    columns += ["95% interval", "agree", "P(better)", "answer"]
+    note = "Differences are paired by seed; the interval is Student's t. Agree: seeds whose"
+    note += " difference has the sign of the mean. P(better): the probability of improvement, the"
+    note += " share of all pairings of a run with a baseline run that it wins. Seeds needed: to see"
+    note += " a difference of this mean and spread in four experiments of five."
+    title = f"{found.other.name} against {found.baseline.name}"
+    return Table(title, [("", [*columns, "seeds needed"])], rows, note)
+
+
+def target_table(group: Group, target: float) -> Table:
+    """When each arm first came to a figure on validation, over the seeds that did."""
+    shown, rows = group.measure, []
+    for arm in group.arms:
+        points = [
+            next((p for p in validations(run) if shown.of(p.loss) <= target), None)
+            for run in arm.runs
+        ]
+        there = [point for point in points if point is not None]
+        long = all(run.seconds >= LONG_ENOUGH for run in arm.runs)
+        rows.append(
+            [
+                arm.name,
+                f"{len(there)} of {len(points)}",
+                _with_interval([point.updates for point in there]),
+                _with_interval([point.seconds for point in there]) if long else DASH,
+            ]
+        )
+    title = f"To a {shown.name} of {target:,g} on {shown.held_out}"
+    note = "Mean with its 95% t interval over the seeds that reached it; judged at validations."
+    return Table(title, [("", ["arm", "runs that reached it", "updates", "seconds"])], rows, note)
+
+
+def _with_interval(values: Sequence[float]) -> str:
+    if not values:
+        return DASH
+    ends = mean_interval(values)
+    text = f"{mean(values):,.0f}"
+    return text if ends is None else f"{text} ({ends[0]:,.0f} to {ends[1]:,.0f})"
 
 
 KINDS = ("recalibrated", "running", "batch")
@@ -214,8 +298,8 @@ def runs_table(group: Group, *, authors: bool = True) -> Table:
     columns += [("FER", ["train", "dev"])] if errors else []
     columns += [("", [*(["test"] if tests else []), f"{shown.unit}/s", "seconds"])]
     rows = []
-    for run in (run for arm in group.arms for run in arm.runs):
-        row = [run.label, run.progress + (", running" if run.training else "")]
+    for name, run in ((a.name, run) for a in group.arms for run in a.runs):
+        row = [f"{name}, seed {run.seed}", run.progress + (", running" if run.training else "")]
         row += [shown.text(_train("loss")(run))]
         row += [_number(_train("batch_ppl")(run), 1)] if authors else []
         row += [shown.text(_held_out("loss", kind)(run)) for kind in kinds]

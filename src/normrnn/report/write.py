@@ -19,6 +19,7 @@ def write_report(
     path: Path,
     title: str = "normrnn report",
     studies: Sequence[Study] = (),
+    target: float | None = None,
 ) -> None:
     """Write the report, over an older one if need be, but over nothing else."""
     if path.is_dir():
@@ -31,7 +32,7 @@ def write_report(
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
-    write_whole(path, page(found, title, studies).encode())
+    write_whole(path, page(found, title, studies, target).encode())
 
 
 def write_pictures(

@@ -7,7 +7,7 @@ import torch
 
 from normrnn.engine.task import Row, Tensors
 from normrnn.errors import UserError
-from normrnn.report.compare import epoch_averages
+from normrnn.report.curves import epoch_averages
 from normrnn.report.runs import load as load_run
 from normrnn.runs.environment import named_device
 from normrnn.runs.load import load_acoustic, load_language

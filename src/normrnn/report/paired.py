@@ -1,0 +1,129 @@
+"""Two arms over the same seeds: mean difference, t interval, agreement, seeds needed. Plain
+numbers, no runs."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from statistics import mean, stdev
+from typing import Any, Literal
+
+CONFIDENCE = 0.95
+POWER = 0.8
+MOST_SEEDS = 1000
+Answer = Literal["better", "worse", "no difference seen", "one seed"]
+
+
+def t_central(t: float, degrees: int) -> float:
+    """P(|T| < t) of Student's T with whole degrees of freedom: finite sums (Abramowitz and Stegun,
+    26.7.3 and 26.7.4).
+
+    >>> round(t_central(1.0, 1), 12)
+    0.5
+    """
+    angle = math.atan2(t, math.sqrt(degrees))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = degrees % 2
+    term = cosine if odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for k in range(2 + odd, degrees, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+@cache
+def t_quantile(probability: float, degrees: int) -> float:
+    """The t with P(T < t) = probability, for probabilities from 0.5 on.
+
+    >>> round(t_quantile(0.975, 4), 3)
+    2.776
+    """
+    if not 0.5 <= probability < 1 or degrees < 1:
+        raise ValueError(f"no quantile {probability} with {degrees} degrees of freedom")
+    wanted, low, high = 2 * probability - 1, 0.0, math.pi / 2
+    for _ in range(60):  # halving the angle whose tangent is t / √degrees
+        middle = (low + high) / 2
+        below = t_central(math.tan(middle) * math.sqrt(degrees), degrees) < wanted
+        low, high = (middle, high) if below else (low, middle)
+    return math.tan(low) * math.sqrt(degrees)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % t interval of the mean; None of one value."""
+    n = len(values)
+    if n < 2:
+        return None
+    half = t_quantile((1 + CONFIDENCE) / 2, n - 1) * stdev(values) / math.sqrt(n)
+    return mean(values) - half, mean(values) + half
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A figure of two arms, lower is better, once per seed that both have.
+
+    A difference is other − baseline, or with `relative` that as a share of the baseline's.
+    """
+
+    seeds: tuple[int, ...]
+    baseline: tuple[float, ...]
+    other: tuple[float, ...]
+    relative: bool = False
+
+    @cached_property
+    def differences(self) -> tuple[float, ...]:
+        """One per seed."""
+        pairs = zip(self.baseline, self.other, strict=True)
+        return tuple(b / a - 1 if self.relative else b - a for a, b in pairs)
+
+    @cached_property
+    def mean(self) -> float:
+        """Of the differences."""
+        return mean(self.differences)
+
+    @cached_property
+    def interval(self) -> tuple[float, float] | None:
+        """95 %, by Student's t over the paired differences; None of one seed."""
+        return mean_interval(self.differences)
+
+    @property
+    def answer(self) -> Answer:
+        """Better or worse only if the interval leaves no difference out."""
+        if self.interval is None:
+            return "one seed"
+        low, high = self.interval
+        return "better" if high < 0 else "worse" if low > 0 else "no difference seen"
+
+    @property
+    def agreeing(self) -> int:
+        """Seeds whose difference has the sign of the mean."""
+        return sum(d * self.mean > 0 or d == self.mean == 0 for d in self.differences)
+
+    @property
+    def probability_of_improvement(self) -> float:
+        """Share of all pairings of a run with a baseline run, whatever their seeds, that it wins;
+        a tie counts half."""
+        wins = [(b < a) + (b == a) / 2 for a in self.baseline for b in self.other]
+        return mean(wins)
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """So many, that a difference of this mean and spread is seen in four experiments of five;
+        MOST_SEEDS + 1 stands for more, None of one seed or no difference."""
+        if len(self.seeds) < 2 or not self.mean:
+            return None
+        spread = stdev(self.differences) / abs(self.mean)
+        n = max(2, math.ceil((2.8 * spread) ** 2))  # the quantiles' sum is 1.96 + 0.84 or more
+        while n <= MOST_SEEDS:
+            both = t_quantile((1 + CONFIDENCE) / 2, n - 1) + t_quantile(POWER, n - 1)
+            if both * spread <= math.sqrt(n):
+                return n
+            n += 1
+        return MOST_SEEDS + 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        names = ("seeds", "baseline", "other", "relative", "differences", "mean", "interval")
+        names += ("answer", "agreeing", "probability_of_improvement", "seeds_needed")
+        found = {name: getattr(self, name) for name in names}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}

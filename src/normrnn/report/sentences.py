@@ -1,0 +1,234 @@
+"""A comparison in plain words: no more than the seeds allow."""
+
+from statistics import mean
+
+from normrnn.report.comparison import Comparison
+from normrnn.report.curves import rate, spread, trailing_average, validations
+from normrnn.report.groups import Arm
+from normrnn.report.paired import MOST_SEEDS, Difference
+
+NO_GAP = 0.005
+"""Nats: a smaller gap between training and validation is none."""
+
+
+def no_baseline(arm: Arm) -> str:
+    """Of an arm that stands alone."""
+    return f"There is no baseline to compare the {arm.words} with yet."
+
+
+def comparison(found: Comparison) -> str:
+    """What the normalised arm saved, what that did to validation, and on how many seeds."""
+    if not found.pairs:
+        return f"No seed is common to the baseline and the {found.other.words}: no verdict."
+    begun = bool(found.target.losses)
+    parts = [
+        _seeds(found),
+        (_target(found) if found.asked is not None else _saving(found)) if begun else _begun(found),
+    ]
+    if begun and not found.target.reached:
+        parts.append(_lead(found))
+    parts += _validation(found) if begun else [_speeds(found)]
+    if found.going and begun:
+        parts.append(
+            "Not all of these runs have finished: compared are the updates that both have, and"
+            " this can still change."
+        )
+    if any(other.looks_ahead for _, other in found.pairs):
+        parts.append(
+            "Its training loss is not compared: while it trains, its statistics see the words that"
+            " it is to predict."
+        )
+    if left := found.left_out:
+        parts.append(f"{left} more seed{'s' if left > 1 else ''} had not finished.")
+    return " ".join(part for part in parts if part)
+
+
+def _seeds(found: Comparison) -> str:
+    n = len(found.pairs)
+    return "One seed, which says nothing in general." if n == 1 else f"{n} seeds, paired."
+
+
+def _begun(found: Comparison) -> str:
+    return f"The baseline and the {found.other.words} have not both trained for an epoch yet."
+
+
+def _saving(found: Comparison) -> str:
+    """Updates and time to the baseline's best loss."""
+    target = found.target
+    loss = f"best {target.where} loss of {mean(target.losses):.3f} nats"
+    if target.reached:
+        return _needed(found, f"o reach the baseline's {loss}")
+    missed = sum(point is None for point in target.other)
+    of = f" in {missed} of {len(target.other)} seeds" if len(target.other) > 1 else ""
+    so_far = " so far" if found.going else ""
+    return f"No saving{so_far}: the {found.other.words} did not reach the baseline's {loss}{of}."
+
+
+def _target(found: Comparison) -> str:
+    """Updates and time to the figure that the user asked for."""
+    target = found.target
+    goal = f"{found.measure.name} of {target.asked:,g} on {place(found)}"
+    if target.reached:
+        return _needed(found, f"o reach a {goal}")
+    others, baselines = (
+        sum(point is not None for point in arm) for arm in (target.other, target.baseline)
+    )
+    n = len(target.losses)
+    return (
+        f"A {goal} was reached by {others} of {n} runs of the {found.other.words} and by"
+        f" {baselines} of {n} of the baseline."
+    )
+
+
+def _needed(found: Comparison, goal: str) -> str:
+    """Updates and time to a goal, which goes on after a T or t."""
+    updates = found.figures["updates_to_target"]
+    saved = updates.answer == "better" or (updates.answer == "one seed" and updates.mean < 0)
+    none = f"No saving{' seen' if updates.answer == 'no difference seen' else ''}: t"
+    text = (
+        f"{'T' if saved else none}{goal}, the {found.other.words} needed"
+        f" {_share(updates.mean, 'fewer', 'as many')} updates ({_evidence(updates, 'fewer')})."
+    )
+    if "seconds_to_target" not in found.figures:
+        why = "the runs are too short to be timed"
+        if any(a.environments != b.environments for a, b in found.pairs):
+            why = "the runs were made in different surroundings"
+        return f"{text} Seconds are not compared: {why}."
+    seconds = found.figures["seconds_to_target"]
+    least = _share(seconds.mean, "less", "as much")
+    unclear = seconds.answer == "no difference seen"
+    return (
+        f"{text} {f'No difference seen in time: {least}' if unclear else f'It took {least} time'}"
+        f" ({_evidence(seconds, 'less', ' seconds')}; seconds also depend on what else the machine"
+        " was doing)."
+    )
+
+
+def _evidence(found: Difference, less: str, unit: str = "") -> str:
+    """The figures behind a share of the baseline's."""
+    text = f"{mean(found.other):,.0f} instead of {mean(found.baseline):,.0f}{unit}"
+    if found.interval is None:
+        return text
+    low, high = found.interval
+    sides = [f"{abs(end):.0%}{'' if low * high > 0 else _side(end, less)}" for end in (low, high)]
+    sides = sides if low > 0 or high > 0 else sides[::-1]
+    both = f"{' to '.join(sides)}{_side(high, less) if low * high > 0 else ''}"
+    agree = f"{_side(found.mean, less).strip()} in {found.agreeing} of {len(found.seeds)} seeds"
+    return f"{text}; 95% t interval {both}; {agree}"
+
+
+def _side(share: float, less: str) -> str:
+    return f" {less if share < 0 else 'more'}"
+
+
+def _share(share: float, less: str, equal: str) -> str:
+    return equal if abs(share) < 0.005 else f"{abs(share):.0%}{_side(share, less)}"
+
+
+def _lead(found: Comparison) -> str:
+    """How long the arm was ahead from the start; empty if it was not, or always is."""
+    points = trailing_average if found.target.where == "training" else validations
+    ends = []
+    for pair in found.pairs:
+        base, other = ({p.updates: p.loss for p in points(run)} for run in pair)
+        common = sorted(base.keys() & other.keys())
+        behind = next((i for i, at in enumerate(common) if other[at] >= base[at]), 0)
+        if not behind:
+            return ""
+        ends.append(common[behind - 1])
+    return (
+        f"At the same number of updates its {found.target.where} loss was the lower one until"
+        f" update {spread(ends, 0)}."
+    )
+
+
+def _speeds(found: Comparison) -> str:
+    """How fast both arms train; empty before there is anything to time."""
+    rates = [(a, b) for x, y in found.pairs if (a := rate(x)) and (b := rate(y))]
+    if not rates or not found.timed:
+        return ""
+    base, other = (mean(pair[i] for pair in rates) for i in (0, 1))
+    return (
+        f"In {min(run.updates for pair in found.pairs for run in pair):,} updates the normalised"
+        f" network processed {other:,.0f} {found.measure.unit} a second, {other / base:.2f} times"
+        f" the baseline's {base:,.0f} (which also depends on what else the machine was doing)."
+    )
+
+
+def place(found: Comparison) -> str:
+    """Where networks are compared on what they have not seen."""
+    return "the dev set" if found.measure.held_out == "dev" else "validation"
+
+
+def _validation(found: Comparison) -> list[str]:
+    """Best, final, frame errors, the gap to training, and what the statistics do to it."""
+    figures, shown = found.figures, found.measure
+    if "best_validation" not in figures:
+        return []
+    best, last = figures["best_validation"], figures["final_validation"]
+    parts = [_figure(f"Its best {shown.name} on {place(found)}", best, shown.digits)]
+    if (best.other, best.baseline) != (last.other, last.baseline):
+        parts.append(_figure("At the last validation it", last, shown.digits))
+    if "best_frame_error_rate" in figures:
+        parts.append(_figure("Its best frame error rate", figures["best_frame_error_rate"], 3))
+    parts += [_overfitting(found, figures["gap"])] if "gap" in figures else []
+    if "best_with_batch_statistics" in figures and shown.name == "perplexity":
+        what = "With the validation mini-batch's own statistics, as the authors' code had them, its"
+        what += f" best {shown.name}"
+        parts.append(_figure(what, figures["best_with_batch_statistics"], shown.digits))
+    return parts
+
+
+def _figure(what: str, found: Difference, digits: int) -> str:
+    """One figure of both arms, and whether they differ."""
+    both = f"{spread(found.other, digits)} against the baseline's {spread(found.baseline, digits)}"
+    if found.interval is None:
+        share = mean(found.other) / mean(found.baseline) - 1
+        higher = f"{abs(share):.1%} {'lower' if share < 0 else 'higher'}"
+        return f"{what} was {both} ({higher if abs(share) >= 0.0005 else 'the same'})."
+    low, high = found.interval
+    sign = "lower" if found.mean < 0 else "higher"
+    evidence = (
+        f"mean difference {found.mean:+.{digits}f}, 95% t interval {low:+.{digits}f} to"
+        f" {high:+.{digits}f}, {sign} in {found.agreeing} of {len(found.seeds)} seeds, probability"
+        f" of improvement {found.probability_of_improvement:.2f}"
+    )
+    if found.answer != "no difference seen":
+        return f"{what} was {found.answer}: {both} ({evidence})."
+    return f"{what} was {both}: no difference seen ({evidence}){_needed_seeds(found)}."
+
+
+def _needed_seeds(found: Difference) -> str:
+    n = found.seeds_needed
+    if n is None:
+        return ""
+    many = f"more than {MOST_SEEDS:,}" if n > MOST_SEEDS else f"about {n:,}"
+    return f"; if it is of this size, {many} seeds would show it four times in five"
+
+
+def _overfitting(found: Comparison, gaps: Difference) -> str:
+    """In words that fit the sign: a validation loss below the training loss is no overfitting."""
+    ours, theirs = mean(gaps.other), mean(gaps.baseline)
+    return (
+        f"{_who_overfits(gaps, ours > NO_GAP, theirs > NO_GAP)}: when both were last validated, its"
+        f" loss on {place(found)} was {_apart(ours)} its training loss, the baseline's"
+        f" {_apart(theirs)}."
+    )
+
+
+def _who_overfits(gaps: Difference, ours: bool, theirs: bool) -> str:
+    if not ours and not theirs:
+        return "Neither overfits"
+    if gaps.interval is None:
+        different = abs(gaps.mean) > NO_GAP
+    else:
+        different = gaps.answer != "no difference seen"
+    if not different:
+        return "No difference in overfitting seen"
+    if ours and theirs:
+        return f"It overfits {'more' if gaps.mean > 0 else 'less'}"
+    return "It overfits, the baseline does not" if ours else "The baseline overfits, it does not"
+
+
+def _apart(nats: float) -> str:
+    return f"{abs(nats):.2f} nats {'above' if nats > 0 else 'below'}"
