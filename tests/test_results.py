@@ -127,8 +127,12 @@ def test_every_seed_and_what_they_say(project: Path) -> None:
     text = results_md(project)
     for seed in (1, 2, 3):
         assert f"| frame, seed {seed} | all 5 |" in text
-    assert "(worse in 3 of 3 seeds)" in text or "(worse in 0 of 3 seeds)" in text
-    assert " ± " in readme_md(project)
+    assert "3 seeds, paired. To reach the baseline's best training loss of" in text
+    assert "| best perplexity | " in text
+    (row,) = (x for x in readme_md(project).splitlines() if x.startswith("| ptb-small-authors"))
+    assert row.split(" | ")[1] == "3"
+    assert re.search(r"\| perplexity [\d.]+, [\d.]+ \| -0.6 \(-4.1 to \+2.9\): no difference", row)
+    assert row.endswith("| 119.2, 120.9 |")
 
 
 def test_collect_keeps_other_runs(project: Path, tmp_path: Path) -> None:
@@ -232,7 +236,10 @@ def test_a_study_of_runs_is_one_table(project: Path, tmp_path: Path) -> None:
     assert text.count("| Small LSTM · ptb-small, optimizer.lr 1.0 |") == 1
     assert text.count("| Small LSTM (BN) · ptb-small, optimizer.lr 1.0 |") == 1
     assert text.count("| Small LSTM · ptb-small, optimizer.lr 2.0 |") == 1
-    assert "**ptb-small, optimizer.lr 1.0.** To reach" in text
+    assert (
+        "**ptb-small, optimizer.lr 1.0.** One seed, which says nothing in general. To reach" in text
+    )
+    assert "no normalised run" not in text
     links = re.findall(r"!\[.*?\]\((.*?)\)", text)
     assert links == ["docs/pictures/study-rates-ptb-small--optimizer.lr-1.0.png"]
 

@@ -155,7 +155,8 @@ def _studies(root: Path) -> list[str]:
             table = _together(several, beside=len(several) == 1)
             parts += [f"**{table.title}**", table.markdown(), table.note]
         for group in several:
-            parts += [f"**{group.title}.** {text}" for text in group_verdict(group).sentences]
+            said = group_verdict(group)
+            parts += [f"**{group.title}.** {text}" for text in said.sentences if said.comparisons]
             if has_curves(group) and len(group.arms) > 1:
                 parts.append(f"![Curves of {group.title}]({study_picture(path, group.title)})")
         for file in recorded(path):

@@ -22,7 +22,7 @@ def rows(
         epoch, at = segment // segments + 1, update * 50
         x = at * FASTER.get(norm, 1.2) / 400
         loss = floor + (start - floor) * math.exp(-x) + 0.02 * math.sin(update * 3 + seed)
-        common = {"updates": at, "epoch": epoch, "seconds": round(at * 0.1 + seed, 3)}
+        common = {"updates": at, "epoch": epoch, "seconds": round(at * 0.4 + seed, 3)}
         row = {**common, "split": "train", "loss": loss, "count": 1000, "lr": 0.5**epoch}
         row |= {"grad_norm": 5 + math.sin(update + seed), "batch_ppl": math.exp(loss) * 1.02}
         found.append(row | ({"fer": 1 - math.exp(-loss / 3)} if kind == "speech" else {}))

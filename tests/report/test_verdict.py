@@ -18,6 +18,9 @@ from normrnn.report.verdict import verdict
 from tests.report.made_runs import make_run, short_run
 
 
+WORDS = {"level": "word"}
+
+
 def said(*runs: Run, target: float | None = None) -> str:
     return verdict(list(runs), target).sentence
 
@@ -178,9 +181,8 @@ def test_finished_seeds_alone_are_averaged() -> None:
 
 def test_the_training_loss_of_a_network_that_looks_ahead_is_no_measure() -> None:
     """In training it sees what it predicts: compared is validation, and nothing shows its train."""
-    text = {"text": {"level": "word"}}
-    baseline = short_run("none", [5, 4, 3, 3], **text)
-    ahead = short_run("sequence", [1, 3.5, 1, 2.9], **text)
+    baseline = short_run("none", [5, 4, 3, 3], text=WORDS)
+    ahead = short_run("sequence", [1, 3.5, 1, 2.9], text=WORDS)
     sentence = said(baseline, ahead)
     assert "best validation loss of 3.500 nats" in sentence
     assert "needed as many updates" in sentence  # at the same validation, not in training
@@ -263,8 +265,7 @@ def test_a_target_on_validation() -> None:
 
 
 def test_with_the_mini_batchs_own_statistics() -> None:
-    text = {"text": {"level": "word"}}
-    runs = [short_run(n, [5, 4, 3, 3], s, **text) for s in (1, 2) for n in ("none", "frame")]
+    runs = [short_run(n, [5, 4, 3, 3], s, text=WORDS) for s in (1, 2) for n in ("none", "frame")]
     for run in runs:
         for row in run.rows:
             if row.get("statistics") == "batch":
