@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import (
 )
 
 import normrnn
+from normrnn import norms
 from normrnn.ops import reference
 
 CELLS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -28,8 +29,12 @@ NORMS: dict[str, dict[str, Any]] = {
     "frame": {"norm": "frame"},
     "frame-slots": {"norm": "frame", "time_steps": 3},
     "hidden": {"norm": "hidden", "time_steps": 3},
+    "hidden-shared": {"norm": "hidden"},
+    "layer": {"norm": "layer"},
     "none": {"norm": None},
 }
+STATISTICAL = [name for name, how in NORMS.items() if norms.of(how["norm"]).keeps_statistics]
+"""Those that keep statistics for test time."""
 
 INPUT, HIDDEN = 3, 2
 
@@ -69,7 +74,8 @@ def settings_of(layer: Any, batch_statistics: bool | None = None) -> reference.S
         bidirectional=layer.bidirectional,
         batch_statistics=layer.training if batch_statistics is None else batch_statistics,
         eps=normalisers[0].eps if normalisers else 1e-5,
-        momentum=normalisers[0].momentum if normalisers else 0.1,
+        momentum=getattr(normalisers[0], "momentum", 0.1) if normalisers else 0.1,
+        cell_norm=bool(normalisers) and getattr(normalisers[0], "cell_norm", False),
     )
 
 

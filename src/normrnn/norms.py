@@ -39,8 +39,8 @@ class Norm:
     provided)."""
     gamma: float = 1.0
     """Initial γ unless one is given."""
-    cell_norm: bool = False
-    """Whether the LSTM's cell is normalised too unless the user says."""
+    cell_norm: bool | None = None
+    """Whether the LSTM's cell is normalised too unless the user says; None: it cannot be."""
     implementation: str = ""
     """``module:class`` of the normaliser that the layers build, imported when first needed."""
 
@@ -102,23 +102,23 @@ def names() -> tuple[str, ...]:
 register(Norm(name=BASELINE, words="baseline", acts=None, pools=None))
 register(
     Norm(
-        name="frame",
-        words="frame-wise normalised network",
-        acts="input",
-        pools="step",
-        sync=True,
-        implementation="normrnn.nn.normaliser:Normaliser",
-    )
-)
-register(
-    Norm(
         name="sequence",
         words="sequence-wise normalised network",
         acts="input",
         pools="batch",
         looks_ahead=True,
         sync=True,
-        implementation="normrnn.nn.normaliser:Normaliser",
+        implementation="normrnn.nn.batch:Normaliser",
+    )
+)
+register(
+    Norm(
+        name="frame",
+        words="frame-wise normalised network",
+        acts="input",
+        pools="step",
+        sync=True,
+        implementation="normrnn.nn.batch:Normaliser",
     )
 )
 register(
@@ -127,6 +127,17 @@ register(
         words="network normalised inside the recurrence",
         acts="step",
         pools="step",
-        implementation="normrnn.nn.normaliser:Normaliser",
+        implementation="normrnn.nn.batch:Normaliser",
+    )
+)
+register(
+    Norm(
+        name="layer",
+        words="layer-normalised network",
+        acts="step",
+        pools=None,
+        unfoldable="normalises every row by its own mean and variance",
+        cell_norm=False,
+        implementation="normrnn.nn.layer:LayerNormaliser",
     )
 )

@@ -274,7 +274,7 @@ def test_the_command_on_speech(tiny_speech: SpeechConfig, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--norms", "none,layer"], "--norms has 'layer', not one of none, frame"),
+        (["--norms", "none,batch"], "--norms has 'batch', not one of none, sequence"),
         (["--batches", 0], "--batches must be at least 1, not 0"),
         (["-o", "g.png"], "g.png is the JSON file; its picture ends in .png"),
         (["-o", __file__], "is there and holds no gradients: not overwriting it"),

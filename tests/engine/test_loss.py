@@ -59,3 +59,34 @@ def test_without_gradients_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "CHUNK_ROWS", 4)
     with torch.no_grad():
         torch.testing.assert_close(linear_cross_entropy(rows, weight, bias, targets), expected)
+
+
+def test_differentiating_twice() -> None:
+    """Also where the softmax's weight is part of what it is given, as a tied embedding is."""
+    rows, weight, bias = _inputs()
+    targets = torch.randint(0, 11, (17,))
+
+    def tied(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return linear_cross_entropy(rows * weight.sum(), weight, bias, targets)
+
+    small = [value.detach().div(10).requires_grad_() for value in (rows, weight, bias)]
+    assert torch.autograd.gradcheck(tied, small)
+    assert torch.autograd.gradgradcheck(tied, small)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_autocast(grad: bool) -> None:
+    """Rows in low precision, weights in float32: nats in float32."""
+    rows, weight, bias = (value.detach().float().requires_grad_() for value in _inputs())
+    targets = torch.randint(0, 11, (17,))
+    low = rows.bfloat16()
+    expected = F.cross_entropy(F.linear(low.float(), weight, bias), targets, reduction="sum")
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(grad):
+        nats, errors = nats_and_errors(low, weight, bias, targets)
+    assert nats.dtype == torch.float32
+    torch.testing.assert_close(nats, expected)
+    assert 0 < errors.item() < 17
+    if grad:
+        nats.backward()
+        assert weight.grad is not None
+        assert weight.grad.dtype == torch.float32

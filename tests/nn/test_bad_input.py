@@ -20,17 +20,14 @@ def x(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("make", LAYERS)
 class TestConstruction:
-    @pytest.mark.parametrize("norm", ["batch", "Sequence", "layer", "", 1, True])
+    @pytest.mark.parametrize("norm", ["batch", "Sequence", "none", "", 1, True])
     def test_unknown_norm(self, make: Any, norm: Any) -> None:
-        """TRAPS 15: an error that lists the choices, never a fallback."""
+        """An error that lists the choices, never a fallback."""
         with pytest.raises(
-            ValueError, match=rf"unknown norm={norm!r}.*'sequence', 'frame', 'hidden', None"
+            ValueError,
+            match=rf"unknown norm={norm!r}.*'sequence', 'frame', 'hidden', 'layer', None",
         ):
             make(3, 2, norm=norm)
-
-    def test_time_steps_missing_for_hidden(self, make: Any) -> None:
-        with pytest.raises(ValueError, match=r"norm='hidden'.*time step.*give time_steps="):
-            make(3, 2, norm="hidden")
 
     def test_time_steps_with_sequence(self, make: Any) -> None:
         with pytest.raises(ValueError, match=r"time_steps=7.*norm='sequence'.*'frame' or 'hidden'"):
@@ -45,6 +42,12 @@ class TestConstruction:
     def test_hidden_with_sync(self, make: Any) -> None:
         with pytest.raises(ValueError, match=r"sync=True.*'hidden'.*'sequence' or 'frame'"):
             make(3, 2, norm="hidden", time_steps=3, sync=True)
+
+    @pytest.mark.parametrize("norm", ["sequence", "frame", "hidden"])
+    def test_cell_norm_with_batch_statistics(self, make: Any, norm: str) -> None:
+        with pytest.raises(ValueError, match=rf"cell_norm=True.*LSTM.*'layer'.*norm='{norm}'"):
+            make(3, 2, norm=norm, cell_norm=True)
+        assert make(3, 2, norm=norm, cell_norm=False).norm == norm
 
     @pytest.mark.parametrize("bad", [0.0, -1e-5, float("nan")])
     def test_eps(self, make: Any, bad: float) -> None:
@@ -156,6 +159,32 @@ class TestForwardLikeTorch:
 def test_lstm_without_a_pair_of_states(norm: str, state: Any) -> None:
     with pytest.raises((ValueError, RuntimeError), match=r"pair \(h_0, c_0\)|should also be 3-D"):
         build("lstm", norm, dtype=torch.float32)(torch.randn(5, 2, 3), state)
+
+
+@pytest.mark.parametrize("norm", list(NORMS))
+@pytest.mark.parametrize("cell", ["gru", "tanh"])
+def test_a_pair_of_states_where_there_is_one(cell: str, norm: str) -> None:
+    state = x(1, 2, 2), x(1, 2, 2)
+    with pytest.raises(ValueError, match=r"hx of (GRU|RNN) must be one tensor, h_0, got a tuple"):
+        build(cell, norm)(x(5, 2, 3), state)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_cell_norm_is_for_the_lstm(cell: str) -> None:
+    make = {"gru": normrnn.GRU, "lstm": normrnn.LSTM}[cell]
+    if cell == "lstm":
+        assert make(3, 2, norm="layer", cell_norm=True).norm == "layer"
+    else:
+        with pytest.raises(ValueError, match=r"cell_norm=True is for an LSTM.*got GRU"):
+            make(3, 2, norm="layer", cell_norm=True)
+
+
+@pytest.mark.parametrize("norm", ["sequence", "layer", "none"])
+def test_no_lengths_for_no_sequences(norm: str) -> None:
+    """An empty list is a list of integers."""
+    layer = build("gru", norm).eval()
+    for lengths in ([], torch.tensor([], dtype=torch.int64)):
+        assert layer(x(5, 0, 3), lengths=lengths)[0].shape == (5, 0, 2)
 
 
 @pytest.mark.parametrize("norm", list(NORMS))

@@ -124,7 +124,7 @@ class TestInputs:
             close(c[:, b], c1, "c_n", 1e-12)
 
     def test_the_backward_directions_final_state_is_at_frame_0(self, norm: str) -> None:
-        """TRAPS 13 and 14."""
+        """Backwards every sequence starts at its own last frame."""
         layer = build("gru", norm, bidirectional=True).eval()
         out, h = layer(torch.randn(6, 3, 3, dtype=torch.float64), lengths=LENGTHS)
         for b, n in enumerate(LENGTHS):
@@ -132,7 +132,7 @@ class TestInputs:
             assert torch.equal(h[1, b], out[0, b, 2:])
 
     def test_a_time_step_is_the_position_in_the_window(self, norm: str) -> None:
-        """TRAPS 27: with a state carried over, statistics begin again at step 0."""
+        """With a state carried over, statistics begin again at step 0."""
         layer = build("lstm", norm)
         x = torch.randn(4, 3, 3, dtype=torch.float64)
         state = layer(x)[1]

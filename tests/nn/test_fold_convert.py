@@ -44,7 +44,7 @@ def same(actual: Any, expected: Any, tol: float = 1e-5) -> None:
 class TestFold:
     @pytest.mark.parametrize("depth", [1, 3])
     @pytest.mark.parametrize("bidirectional", [False, True])
-    @pytest.mark.parametrize("norm", ["sequence", "frame", "none"])
+    @pytest.mark.parametrize("norm", ["sequence", "frame", "hidden-shared", "none"])
     @pytest.mark.parametrize("cell", PLAIN_CELLS)
     def test_same_eval_outputs(self, cell: str, norm: str, bidirectional: bool, depth: int) -> None:
         layer = build(
@@ -64,7 +64,7 @@ class TestFold:
     @pytest.mark.parametrize("options", [{"bias": False}, {"affine": False}])
     @pytest.mark.parametrize("cell", PLAIN_CELLS)
     def test_without_bias_or_affine(self, cell: str, options: dict[str, Any]) -> None:
-        for norm in ("sequence", "none"):
+        for norm in ("sequence", "hidden-shared", "none"):
             layer = build(cell, norm, dtype=torch.float32, **options).eval()
             x = torch.randn(6, 4, 3)
             same(layer.fold()(x), layer(x))
@@ -132,6 +132,8 @@ class TestFold:
         [
             ("lstm", {"norm": "hidden", "time_steps": 4}, "inside the recurrence"),
             ("lstm", {"norm": "frame", "time_steps": 4}, "differ over 4 time steps"),
+            ("lstm", {"norm": "layer"}, "every row by its own"),
+            ("gru", {"norm": "hidden", "track_running_stats": False}, "no running statistics"),
             ("lstm-output", {"norm": "sequence"}, "peephole='output'"),
             ("lstm-all", {"norm": None}, "peephole='all'"),
             ("gru", {"norm": "frame", "track_running_stats": False}, "no running statistics"),

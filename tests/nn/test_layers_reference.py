@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import normrnn
-from tests.helpers import CELLS, NORMS, build, check_against_reference
+from tests.helpers import CELLS, NORMS, STATISTICAL, build, check_against_reference
 
 DEPTHS = [1, 2]
 DIRECTIONS = [False, True]
@@ -39,7 +39,7 @@ class TestEveryLayer:
 
     def test_unbatched(self, cell: str, norm: str, bidirectional: bool, depth: int) -> None:
         layer = self.layer(cell, norm, bidirectional, depth)
-        layer.train(norm in ("sequence", "none"))  # else every time slice is a single row
+        layer.train(norm in ("sequence", "layer", "none"))  # else every time slice is a single row
         check_against_reference(layer, [5], "unbatched")
 
     @pytest.mark.parametrize("form", ["dense", "padded", "unsorted"])
@@ -71,7 +71,7 @@ def test_no_initial_state(cell: str, norm: str) -> None:
     check_against_reference(layer, [2, 5, 3], "padded", with_state=False)
 
 
-@pytest.mark.parametrize("norm", ["sequence", "frame", "frame-slots", "hidden"])
+@pytest.mark.parametrize("norm", STATISTICAL)
 @pytest.mark.parametrize(("eps", "momentum"), [(0.1, None), (1e-3, 0.7), (1e-5, 0.0), (1e-5, 1.0)])
 def test_eps_and_momentum(norm: str, eps: float, momentum: float | None) -> None:
     layer = build("gru", norm, num_layers=2, eps=eps, momentum=momentum)
@@ -84,6 +84,17 @@ def test_without_running_statistics_the_batch_is_used(norm: str, training: bool)
     layer = build("lstm", norm, track_running_stats=False).train(training)
     assert not list(layer.buffers())
     check_against_reference(layer, [4, 4, 4], "dense", batch_statistics=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"bias": False}, {"eps": 0.1}])
+@pytest.mark.parametrize("bidirectional", DIRECTIONS)
+@pytest.mark.parametrize("cell", ["lstm", "lstm-output", "lstm-all"])
+def test_layer_norm_of_the_cell(cell: str, bidirectional: bool, options: dict[str, Any]) -> None:
+    options = {"cell_norm": True, "bidirectional": bidirectional, **options}
+    layer = build(cell, "layer", num_layers=2, **options)
+    check_against_reference(layer, [2, 5, 3], "padded", T=6)
+    check_against_reference(layer, [4, 4], "dense")
+    check_against_reference(layer.eval(), [5], "unbatched")
 
 
 ragged = st.lists(st.integers(1, 7), min_size=2, max_size=5)

@@ -1,5 +1,6 @@
 """The ways a layer can run, against each other: own recurrence, torch's kernel, torch's layer."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,7 +8,17 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from tests.helpers import CELLS, build, check_against_reference, close, inputs, pull, run, states
+from tests.helpers import (
+    CELLS,
+    STATISTICAL,
+    build,
+    check_against_reference,
+    close,
+    inputs,
+    pull,
+    run,
+    states,
+)
 
 PLAIN_CELLS = ["tanh", "relu", "lstm", "gru"]
 
@@ -55,12 +66,13 @@ class TestSequenceWise:
 
 @pytest.mark.parametrize("form", ["dense", "padded"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_frame_wise_at_test_time_takes_either_path(
-    monkeypatch: pytest.MonkeyPatch, cell: str, form: str
+@pytest.mark.parametrize("norm", ["frame", "hidden-shared"])
+def test_shared_statistics_at_test_time_take_either_path(
+    monkeypatch: pytest.MonkeyPatch, norm: str, cell: str, form: str
 ) -> None:
     paths = ["own"] if "-" in cell else ["own", "folded"]
     for path in paths:
-        layer = build(cell, "frame", num_layers=2, bidirectional=True).eval()
+        layer = build(cell, norm, num_layers=2, bidirectional=True).eval()
         forced(monkeypatch, layer, path)
         check_against_reference(layer, [4, 4] if form == "dense" else [4, 1, 3], form)
 
@@ -104,9 +116,9 @@ def test_paths_agree_in_the_dtype_people_use(
 
 
 def test_the_layer_chooses_by_itself() -> None:
-    """TRAPS 19: ragged input on a CPU never takes torch's slow way."""
-    x = torch.randn(4, 3, 3, dtype=torch.float64)
-    packed = pack_padded_sequence(x, torch.tensor([4, 3, 3]))
+    """Ragged input on a CPU never takes torch's slow way."""
+    x = torch.randn(20, 3, 3, dtype=torch.float64)
+    packed = pack_padded_sequence(x, torch.tensor([20, 3, 3]))
     assert build("lstm", "none")._path(x) == "torch"
     assert build("lstm", "none")._path(packed) == "own"
     assert build("lstm", "none", proj_size=1)._path(packed) == "torch"
@@ -115,8 +127,11 @@ def test_the_layer_chooses_by_itself() -> None:
         assert build("gru", norm)._path(x) == "own"
         assert build("gru", norm).eval()._path(x) == "folded"
         assert build("gru", norm).eval()._path(packed) == "own"
+        assert build("gru", norm).eval()._path(x[:1]) == "own"  # as in sampling, word by word
     assert build("gru", "frame-slots").eval()._path(x) == "own"
     assert build("gru", "hidden").eval()._path(x) == "own"
+    assert build("gru", "hidden-shared").eval()._path(x) == "folded"
+    assert build("gru", "layer").eval()._path(x) == "own"
     assert build("lstm-output", "sequence").eval()._path(x) == "own"
 
 
@@ -142,6 +157,32 @@ def test_normalisers_may_differ_in_mode() -> None:
     after = dict(layer.named_buffers())
     assert torch.equal(after["norm_l0.running_mean"], before["norm_l0.running_mean"])
     assert not torch.equal(after["norm_l1.running_mean"], before["norm_l1.running_mean"])
+
+
+@pytest.mark.parametrize("which", ["norm_l0", "norm_l0_reverse"])
+@pytest.mark.parametrize("norm", STATISTICAL)
+def test_directions_may_differ_in_mode(norm: str, which: str) -> None:
+    """Each does what it would do among its like."""
+    layer = build("gru", norm, bidirectional=True)
+    x = torch.randn(6, 4, 3, dtype=torch.float64)
+    state = copy.deepcopy(layer.state_dict())
+    wanted = {}
+    for training in (True, False):
+        layer.load_state_dict(state)
+        wanted[training] = (
+            layer.train(training)(x)[0].chunk(2, 2),
+            copy.deepcopy(layer.state_dict()),
+        )
+    layer.load_state_dict(state)
+    layer.train()
+    getattr(layer, which).eval()
+    output = layer(x)[0].chunk(2, 2)
+    for d, name in enumerate(("norm_l0", "norm_l0_reverse")):
+        (expected, buffers) = wanted[name != which]
+        close(output[d], expected[d], name)
+        for key, value in layer.state_dict().items():
+            if key.startswith(f"{name}."):
+                close(value, buffers[key], key)
 
 
 def test_ours_are_torchs_layers() -> None:

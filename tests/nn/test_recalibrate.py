@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import normrnn
-from tests.helpers import NORMS, build
-
-NORMALISED = [name for name in NORMS if name != "none"]
+from tests.helpers import STATISTICAL, build
 
 
 def first_layer(layer: Any) -> tuple[Tensor, Tensor]:
@@ -38,7 +36,7 @@ def same(actual: Tensor, expected: Tensor) -> None:
 def test_first_layer_equals_the_whole_set_for_any_split(
     batches: list[list[int]], norm: str, cell: str
 ) -> None:
-    """TRAPS 11: pooled by frame count. Single rows and lone slices are rows like any other."""
+    """Pooled by frame count. Single rows and lone slices are rows like any other."""
     torch.manual_seed(sum(map(sum, batches)))
     layer = build(cell, norm, bidirectional=True, num_layers=2)
     data = [(torch.randn(max(b), len(b), 3, dtype=torch.float64) * 2 + 1, b) for b in batches]
@@ -77,7 +75,7 @@ def test_slots_equal_the_whole_set_for_any_split(batches: list[list[int]], rever
             same(normaliser.running_var[t], pre.var(0))
 
 
-@pytest.mark.parametrize("norm", NORMALISED)
+@pytest.mark.parametrize("norm", STATISTICAL)
 def test_all_layers_on_a_single_batch(norm: str) -> None:
     """With one batch every layer's population is that batch: momentum 1 gives the same."""
     layer = build("lstm", norm, num_layers=2, bidirectional=True, dropout=0.0)
@@ -217,7 +215,7 @@ class TestModes:
         assert not torch.equal(model.state_dict()[name], state[name])
 
     def test_dropout_is_off(self) -> None:
-        """TRAPS 11a: the statistics do not depend on the dropout rate."""
+        """The statistics do not depend on the dropout rate."""
         x = torch.randn(4, 5, 3, dtype=torch.float64)
         found = []
         for dropout in (0.0, 0.9):

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 import normrnn
-from tests.helpers import CELLS, NORMS, build, check_against_reference
-
-NORMALISED = [name for name in NORMS if name != "none"]
+from tests.helpers import CELLS, NORMS, STATISTICAL, build, check_against_reference
 
 
 def gate_free(norm: str, **options: Any) -> Any:
@@ -74,7 +72,7 @@ class TestByHand:
 
     @pytest.mark.parametrize("norm", ["frame-slots", "hidden"])
     def test_steps_beyond_the_slots(self, norm: str) -> None:
-        """TRAPS 8: in training they are normalised by the batch and update nothing."""
+        """In training they are normalised by the batch and update nothing."""
         layer = gate_free(norm, eps=1e-12)
         out, _ = layer(column([1, 3], [1, 3], [1, 3], [50, 70], [-9, -5]))
         assert out[:, 1, 0].tolist() == pytest.approx([1] * 5)
@@ -135,10 +133,10 @@ def test_gates_come_out_with_mean_0_and_variance_1(norm: str) -> None:
     assert (rows.var(dims, correction=0) - 1).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("norm", NORMALISED)
+@pytest.mark.parametrize("norm", STATISTICAL)
 @pytest.mark.parametrize("fill", [float("nan"), float("inf"), 1e30, 0.0])
 def test_padding_is_never_looked_at(norm: str, fill: float) -> None:
-    """TRAPS 1 and 2: whatever it holds, nothing changes, statistics included."""
+    """Whatever it holds, nothing changes, statistics included."""
     layers = [build("lstm", norm, num_layers=2, bidirectional=True)]
     layers.append(build("lstm", norm, num_layers=2, bidirectional=True))
     layers[1].load_state_dict(layers[0].state_dict())
@@ -160,11 +158,11 @@ def test_padding_is_never_looked_at(norm: str, fill: float) -> None:
         assert torch.equal(a.grad, b.grad)
 
 
-@pytest.mark.parametrize("norm", NORMALISED)
+@pytest.mark.parametrize("norm", STATISTICAL)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("t", [0, 2, 4])
 def test_a_broken_batch_leaves_all_buffers_alone(norm: str, bad: float, t: int) -> None:
-    """TRAPS 7, at a used slot, past the last slot, or in the lone tail."""
+    """At a used slot, past the last slot, or in the lone tail."""
     layer = build("gru", norm, num_layers=2, bidirectional=True)
     before = snapshot(layer)
     x = torch.randn(5, 3, 3, dtype=torch.float64)
@@ -180,9 +178,9 @@ def test_a_broken_batch_leaves_all_buffers_alone(norm: str, bad: float, t: int) 
     assert all(bool(b.isfinite().all()) for b in layer.buffers())
 
 
-@pytest.mark.parametrize("norm", NORMALISED)
+@pytest.mark.parametrize("norm", STATISTICAL)
 def test_constant_input_has_finite_gradients(norm: str) -> None:
-    """TRAPS 9: variance 0."""
+    """Variance 0."""
     layer = build("lstm", norm, num_layers=2)
     x = torch.full((4, 3, 3), 0.7, dtype=torch.float64).requires_grad_()
     out, _ = layer(x)
@@ -245,7 +243,7 @@ def test_a_lone_tail_without_running_statistics(norm: str) -> None:
 
 
 class TestBatchStatistics:
-    @pytest.mark.parametrize("norm", NORMALISED)
+    @pytest.mark.parametrize("norm", STATISTICAL)
     def test_nothing_is_updated_and_modes_come_back(self, norm: str) -> None:
         layer = build("lstm", norm, num_layers=2, dropout=0.5)
         model = torch.nn.Sequential(layer, torch.nn.Dropout(0.5).eval())
@@ -262,7 +260,7 @@ class TestBatchStatistics:
         layer(x)
         assert not unchanged(model, before)
 
-    @pytest.mark.parametrize("norm", NORMALISED)
+    @pytest.mark.parametrize("norm", STATISTICAL)
     def test_the_batch_is_what_counts(self, norm: str) -> None:
         layer = build("gru", norm, num_layers=2).eval()
         x = torch.randn(4, 3, 3, dtype=torch.float64)
@@ -289,7 +287,7 @@ class TestBatchStatistics:
         assert torch.equal(layer(x)[0], plain)
 
     def test_sequence_wise_statistics_see_the_future(self) -> None:
-        """TRAPS 11b: with batch statistics an output depends on later frames; else it does not."""
+        """With batch statistics an output depends on later frames; else it does not."""
         x = torch.randn(4, 3, 3, dtype=torch.float64)
         later = x.clone()
         later[3] += 1
@@ -303,7 +301,7 @@ class TestBatchStatistics:
 
 
 def test_eval_updates_nothing() -> None:
-    for norm in NORMALISED:
+    for norm in STATISTICAL:
         layer = build("lstm", norm, num_layers=2, bidirectional=True).eval()
         before = snapshot(layer)
         layer(torch.randn(4, 3, 3, dtype=torch.float64))
@@ -319,7 +317,7 @@ def test_training_under_no_grad_updates_too() -> None:
 
 
 def test_dropout_biases_the_running_variance() -> None:
-    """TRAPS 11a: at p = 0.5 about twice the one at test time; recalibrating removes it."""
+    """At p = 0.5 about twice the one at test time; recalibrating removes it."""
     torch.manual_seed(0)
     layer = normrnn.RNN(4, 64, num_layers=2, nonlinearity="relu", dropout=0.5, momentum=1.0)
     x = torch.randn(50, 40, 4)
@@ -330,7 +328,7 @@ def test_dropout_biases_the_running_variance() -> None:
     assert 1.5 < ratio < 3.0
 
 
-@pytest.mark.parametrize("norm", NORMALISED)
+@pytest.mark.parametrize("norm", STATISTICAL)
 def test_training_twice_is_two_updates(norm: str) -> None:
     layer = build("lstm-all", norm, num_layers=2, bidirectional=True)
     check_against_reference(layer, [4, 4, 2], "padded")

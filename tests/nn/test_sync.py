@@ -148,7 +148,7 @@ def close(actual: Tensor, expected: Tensor | None, what: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_equal_one(ranks: list[dict[str, Any]], case: str) -> None:
-    """TRAPS 3: outputs, input gradients, summed parameter gradients and buffers."""
+    """Outputs, input gradients, summed parameter gradients and buffers."""
     layer = layer_of(case)
     x, lengths = joined()
     output, _ = layer(x, lengths=lengths)

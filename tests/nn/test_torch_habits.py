@@ -57,7 +57,7 @@ class TestWithoutNorm:
         close(padded, wanted_padded, "padded", 1e-12)
 
     def test_statistics_arguments_are_accepted_and_unused(self, ours: Any, torchs: Any) -> None:
-        """DESIGN: switching ``norm`` is a one-word change."""
+        """Switching ``norm`` is a one-word change."""
         layer = ours(
             3,
             4,
@@ -67,6 +67,7 @@ class TestWithoutNorm:
             affine=False,
             track_running_stats=False,
             gamma=0.1,
+            cell_norm=True,
             time_steps=7,
             sync=True,
         )
@@ -143,13 +144,15 @@ def test_state_dict_keys_and_shapes(cell: str, norm: str) -> None:
         expected |= {"bias_ih_l0": (rows,), "bias_hh_l0": (rows,)}
     else:
         slots = (3,) if NORMS[norm].get("time_steps") else ()
-        expected |= {
-            "norm_l0.weight": (rows,),
-            "norm_l0.bias": (rows,),
-            "norm_l0.running_mean": (*slots, rows),
-            "norm_l0.running_var": (*slots, rows),
-            "norm_l0.num_batches_tracked": slots,
-        }
+        expected |= {"norm_l0.weight": (rows,), "norm_l0.bias": (rows,)}
+        if norm == "layer":
+            expected["norm_l0.weight_hh"] = (rows,)
+        else:
+            expected |= {
+                "norm_l0.running_mean": (*slots, rows),
+                "norm_l0.running_var": (*slots, rows),
+                "norm_l0.num_batches_tracked": slots,
+            }
         if cell == "gru":
             expected["bias_hn_l0"] = (2,)
     expected |= dict.fromkeys(PEEPHOLE_KEYS[cell], (2,))
@@ -204,12 +207,22 @@ def test_keys_of_the_options() -> None:
     assert keys(normrnn.GRU(3, 2, affine=False)) == plain | statistics | {"bias_hn_l0"}
     assert keys(normrnn.LSTM(3, 2, track_running_stats=False)) == plain | set(NORM_KEYS[:2])
     assert keys(normrnn.LSTM(3, 2, bias=False, norm=None)) == plain
+    both = {f"norm_l0.{name}" for name in ("weight", "weight_hh", "bias")}
+    cell = {"norm_l0.weight_c", "norm_l0.bias_c"}
+    assert keys(normrnn.LSTM(3, 2, norm="layer")) == plain | both
+    assert keys(normrnn.LSTM(3, 2, norm="layer", cell_norm=True)) == plain | both | cell
+    assert keys(normrnn.LSTM(3, 2, norm="layer", cell_norm=True, affine=False)) == plain
+    assert keys(normrnn.LSTM(3, 2, norm="layer", cell_norm=True, bias=False)) == plain | {
+        "norm_l0.weight",
+        "norm_l0.weight_hh",
+        "norm_l0.weight_c",
+    }
     projected = nn.LSTM(3, 4, proj_size=2)
     assert keys(normrnn.LSTM(3, 4, proj_size=2, norm=None)) == keys(projected)
 
 
 def test_directions_and_layers_share_nothing() -> None:
-    """TRAPS 12: every parameter is its own tensor, and changing one moves one direction."""
+    """Every parameter is its own tensor, and changing one moves one direction."""
     layer = build("lstm-all", "frame", num_layers=2, bidirectional=True).eval()
     addresses = [p.data_ptr() for p in layer.parameters()]
     assert len(addresses) == len(set(addresses)) == 4 * 7
@@ -225,7 +238,7 @@ def test_directions_and_layers_share_nothing() -> None:
 
 
 def test_no_redundant_bias_remains() -> None:
-    """TRAPS 16: β is the bias. A bias before the normaliser would have gradient 0."""
+    """β is the bias: a bias before the normaliser would have gradient 0."""
     layer = build("lstm", "sequence", num_layers=2, bidirectional=True)
     assert not [name for name, _ in layer.named_parameters() if name.startswith("bias")]
     out, _ = layer(torch.randn(5, 4, 3, dtype=torch.float64))
@@ -237,8 +250,12 @@ def test_no_redundant_bias_remains() -> None:
 
 class TestInitialValues:
     def test_gamma_and_beta(self) -> None:
-        """TRAPS 10: γ starts at 1 unless asked otherwise."""
-        for gamma, layer in ((1.0, normrnn.GRU(3, 2)), (0.1, normrnn.GRU(3, 2, gamma=0.1))):
+        """γ starts at 1 unless asked otherwise."""
+        for gamma, layer in (
+            (1.0, normrnn.GRU(3, 2)),
+            (1.0, normrnn.GRU(3, 2, gamma=None)),
+            (0.1, normrnn.GRU(3, 2, gamma=0.1)),
+        ):
             state = layer.state_dict()
             assert torch.equal(state["norm_l0.weight"], torch.full((6,), gamma))
             assert torch.equal(state["norm_l0.bias"], torch.zeros(6))
@@ -246,21 +263,21 @@ class TestInitialValues:
             assert torch.equal(state["norm_l0.running_var"], torch.ones(6))
             assert state["norm_l0.num_batches_tracked"].item() == 0
 
-    @pytest.mark.parametrize("norm", ["sequence", "frame-slots", "hidden"])
+    @pytest.mark.parametrize("norm", ["sequence", "frame-slots", "hidden", "layer"])
     def test_reset_parameters(self, norm: str) -> None:
-        """TRAPS 16: a reset over all parameters does not overwrite γ."""
+        """A reset over all parameters does not overwrite γ."""
         layer = build("lstm-all", norm, bidirectional=True, gamma=0.3)
         old = {name: p.detach().clone() for name, p in layer.named_parameters()}
         layer.reset_parameters()
         for name, parameter in layer.named_parameters():
-            if name.endswith(".weight"):
+            if name.startswith("norm_") and ".weight" in name:
                 assert torch.equal(parameter, torch.full_like(parameter, 0.3))
             elif name.endswith(".bias"):
                 assert torch.equal(parameter, torch.zeros_like(parameter))
             else:
                 assert not torch.equal(parameter, old[name])
                 assert parameter.abs().max() <= 2**-0.5
-        for normaliser in layer.normalisers():
+        for normaliser in layer.normalisers() if norm != "layer" else ():
             assert normaliser.running_mean.abs().max() == 0
             assert bool((normaliser.running_var == 1).all())
             assert normaliser.num_batches_tracked.sum() == 0
@@ -474,3 +491,19 @@ def test_a_batch_without_sequences(ours: Any, torchs: Any, norm: Any) -> None:
         with pytest.raises(ValueError, match=r"at least one sequence.*batch of 0"):
             layer(x)
     assert layer.eval()(x)[0].shape == wanted.shape
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+@pytest.mark.parametrize("part", [False, True], ids=["itself", "in a model"])
+def test_one_bias_learns_in_copies_too(how: Any, part: bool) -> None:
+    """The part of a GRU's bias_hh that is outside r ⊙ (…) stays at zero, also in a copy."""
+    layer: Any = normrnn.GRU(3, 2, num_layers=2, norm=None)
+    layer.train_one_bias()
+    model = how(nn.Sequential(layer))[0] if part else how(layer)
+    for one in (layer, model):
+        optimizer = torch.optim.SGD(one.parameters(), lr=1.0)
+        one(torch.randn(5, 4, 3))[0].sum().backward()
+        optimizer.step()
+        for bias in (one.bias_hh_l0, one.bias_hh_l1):
+            assert bias[:4].abs().max() == 0
+            assert bias[4:].abs().min() > 0

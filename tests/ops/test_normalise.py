@@ -1,4 +1,4 @@
-"""Normalisation of columns: against torch's batch norm, numerically, and where it is hard."""
+"""Normalisation of rows: against torch's batch norm, numerically, and where it is hard."""
 
 from typing import Any
 
@@ -6,15 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 from normrnn.ops import (
+    Cell,
     Groups,
     Statistics,
     Steps,
+    Weights,
     batch_fold,
-    column_statistics,
     fold,
+    measure,
     normalise,
     pool,
     unbiased,
@@ -25,8 +27,8 @@ C = 3
 SIZES = [(4, 4, 4), (4, 3, 2, 2), (5,)]
 
 
-def columns(steps: Steps, dtype: torch.dtype = torch.float64) -> Tensor:
-    return (torch.randn(C, steps.rows, dtype=dtype) * 2 + 3).requires_grad_()
+def rows_of(steps: Steps, dtype: torch.dtype = torch.float64) -> Tensor:
+    return (torch.randn(steps.rows, C, dtype=dtype) * 2 + 3).requires_grad_()
 
 
 def affine(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -38,22 +40,23 @@ def affine(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("sizes", SIZES)
 def test_equals_batch_norm_of_each_group(sizes: tuple[int, ...], kind: Any) -> None:
     steps = Steps(sizes)
-    x, (weight, bias) = columns(steps), affine()
+    x, (weight, bias) = rows_of(steps), affine()
     out, statistics = normalise(x, weight, bias, kind(steps))
     cotangent = torch.randn_like(out)
     out.backward(cotangent)
     y, w, b = (v.detach().clone().requires_grad_() for v in (x, weight, bias))
     parts = [y] if kind is Groups.sequence else steps.cut(y)
-    expected = torch.cat([F.batch_norm(p.t(), None, None, w, b, True).t() for p in parts], 1)
+    expected = torch.cat([F.batch_norm(p, None, None, w, b, True) for p in parts])
     expected.backward(cotangent)
     for actual, wanted in ((out, expected), (x.grad, y.grad), (weight.grad, w.grad)):
         torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(bias.grad, b.grad, rtol=1e-10, atol=1e-10)
-    means = torch.stack([p.mean(1) for p in parts], 1)
-    variances = torch.stack([p.var(1, correction=0) for p in parts], 1)
+    means = torch.stack([p.mean(0) for p in parts])
+    variances = torch.stack([p.var(0, correction=0) for p in parts])
+    assert statistics is not None
     torch.testing.assert_close(statistics.mean, means, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(statistics.var, variances, rtol=1e-12, atol=1e-12)
-    assert statistics.count.tolist() == [p.shape[1] for p in parts]
+    assert statistics.count.tolist() == [len(p) for p in parts]
 
 
 @pytest.mark.parametrize("sizes", [(3, 3), (3, 2, 1), (4,)])
@@ -61,72 +64,74 @@ def test_equals_batch_norm_of_each_group(sizes: tuple[int, ...], kind: Any) -> N
 def test_numerical_gradients(sizes: tuple[int, ...], kind: Any) -> None:
     """With a lone row at the end of (3, 2, 1), which the fixed statistics serve."""
     steps = Steps(sizes)
-    fixed = torch.randn(C, 1).double(), torch.rand(C, 1).double() + 0.5
+    fixed = torch.randn(1, C).double(), torch.rand(1, C).double() + 0.5
 
     def f(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return normalise(x, weight, bias, kind(steps), fixed=fixed)[0]
 
-    assert gradcheck(f, (columns(steps), *affine()))
+    given = rows_of(steps), *affine()
+    assert gradcheck(f, given)
+    assert gradgradcheck(f, given)
 
 
 def test_numerical_gradients_with_fixed_statistics() -> None:
     steps = Steps((3, 2))
-    fixed = torch.randn(C, 2).double(), torch.rand(C, 2).double() + 0.5
+    fixed = torch.randn(2, C).double(), torch.rand(2, C).double() + 0.5
 
     def f(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return normalise(x, weight, bias, Groups.frame(steps), fixed=fixed, batch=False)[0]
 
-    assert gradcheck(f, (columns(steps), *affine()))
+    given = rows_of(steps), *affine()
+    assert gradcheck(f, given)
+    assert gradgradcheck(f, given)
 
 
 @pytest.mark.parametrize("kind", [Groups.sequence, Groups.frame])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_rows_come_out_with_mean_0_and_variance_1(sizes: tuple[int, ...], kind: Any) -> None:
     steps = Steps(sizes)
-    out, _ = normalise(columns(steps), None, None, kind(steps), eps=1e-12)
+    out, _ = normalise(rows_of(steps), None, None, kind(steps), eps=1e-12)
     for part in [out] if kind is Groups.sequence else steps.cut(out):
-        assert part.mean(1).abs().max() < 1e-10
-        assert (part.var(1, correction=0) - 1).abs().max() < 1e-10
+        assert part.mean(0).abs().max() < 1e-10
+        assert (part.var(0, correction=0) - 1).abs().max() < 1e-10
 
 
 def test_large_mean_small_variance() -> None:
-    """TRAPS 4: E[x²] − E[x]² would be negative or far off in float32."""
+    """E[x²] − E[x]² would be negative or far off in float32."""
     steps = Steps((64, 64))
-    x = (torch.randn(C, 128, dtype=torch.float64) * 0.01 + 1000).float()
+    x = (torch.randn(128, C, dtype=torch.float64) * 0.01 + 1000).float()
     for kind in (Groups.sequence, Groups.frame):
-        statistics = column_statistics(x, kind(steps))
+        statistics = measure(x, kind(steps))[0]
         parts = [x] if kind is Groups.sequence else steps.cut(x)
-        exact = torch.stack([p.double().var(1, correction=0) for p in parts], 1)
+        exact = torch.stack([p.double().var(0, correction=0) for p in parts])
         torch.testing.assert_close(statistics.var.double(), exact, rtol=1e-3, atol=0)
         pooled = pool(statistics)
-        whole = x.double().var(1, correction=0, keepdim=True)
+        whole = x.double().var(0, correction=0, keepdim=True)
         torch.testing.assert_close(pooled.var.double(), whole, rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_statistics_of_low_precision_are_float32(dtype: torch.dtype) -> None:
     steps = Steps((200, 200, 100))
-    x = (torch.randn(C, steps.rows) * 3 + 50).to(dtype)
+    x = (torch.randn(steps.rows, C) * 3 + 50).to(dtype)
     out, statistics = normalise(x, None, None, Groups.sequence(steps))
     assert out.dtype == dtype
+    assert statistics is not None
     assert statistics.mean.dtype == statistics.var.dtype == torch.float32
     exact = x.double()
-    torch.testing.assert_close(statistics.mean[:, 0].double(), exact.mean(1), rtol=1e-5, atol=0)
-    variance = exact.var(1, correction=0)
-    torch.testing.assert_close(statistics.var[:, 0].double(), variance, rtol=1e-5, atol=0)
-    assert normalise(x, None, None, Groups.frame(steps), dtype=torch.float32)[0].dtype == (
-        torch.float32
-    )
+    torch.testing.assert_close(statistics.mean[0].double(), exact.mean(0), rtol=1e-5, atol=0)
+    variance = exact.var(0, correction=0)
+    torch.testing.assert_close(statistics.var[0].double(), variance, rtol=1e-5, atol=0)
 
 
 def test_constant_features_have_finite_gradients() -> None:
-    """TRAPS 9."""
+    """Variance 0."""
     steps = Steps((3, 3, 2))
     for kind in (Groups.sequence, Groups.frame):
-        x = torch.full((C, steps.rows), 2.5, dtype=torch.float64).requires_grad_()
+        x = torch.full((steps.rows, C), 2.5, dtype=torch.float64).requires_grad_()
         weight, bias = affine()
         out, _ = normalise(x, weight, bias, kind(steps))
-        torch.testing.assert_close(out, bias.detach().unsqueeze(1).expand_as(out))
+        torch.testing.assert_close(out, bias.detach().expand_as(out))
         out.backward(torch.randn_like(out))
         assert x.grad is not None
         assert bool(x.grad.isfinite().all())
@@ -137,23 +142,27 @@ def test_constant_features_have_finite_gradients() -> None:
 def test_a_lone_row_needs_given_statistics() -> None:
     steps = Steps((2, 1))
     with pytest.raises(ValueError, match=r"single row.*running statistics.*track_running_stats"):
-        normalise(columns(steps), None, None, Groups.frame(steps))
-    with pytest.raises(ValueError, match=r"more than one row.*counts \[1\]"):
-        normalise(columns(Steps((1,))), None, None, Groups.sequence(Steps((1,))))
+        normalise(rows_of(steps), None, None, Groups.frame(steps))
+    with pytest.raises(ValueError, match=r"single row.*running statistics.*track_running_stats"):
+        normalise(rows_of(Steps((1,))), None, None, Groups.sequence(Steps((1,))))
 
 
 def test_pool_is_weighted_by_count() -> None:
-    """TRAPS 3: not the mean of means."""
-    a, b = torch.tensor([[0.0, 2.0]]), torch.tensor([[6.0, 7.0, 8.0, 9.0, 10.0, 11.0]])
-    parts = [
-        Statistics(p.mean(1), p.var(1, correction=0), torch.tensor(p.shape[1])) for p in (a, b)
-    ]
-    both = Statistics(*(torch.stack(list(v), -1) for v in zip(*parts, strict=True)))
-    pooled, joined = pool(both), torch.cat([a, b], 1)
-    torch.testing.assert_close(pooled.mean[:, 0], joined.mean(1))
-    torch.testing.assert_close(pooled.var[:, 0], joined.var(1, correction=0))
-    torch.testing.assert_close(unbiased(pooled)[:, 0], joined.var(1))
+    """Not the mean of means."""
+    a, b = torch.tensor([0.0, 2.0]), torch.tensor([6.0, 7.0, 8.0, 9.0, 10.0, 11.0])
+    parts = [(p.mean(), p.var(correction=0), torch.tensor(float(len(p)))) for p in (a, b)]
+    mean, var, count = (torch.stack(list(v)) for v in zip(*parts, strict=True))
+    pooled, joined = pool(Statistics(mean[:, None], var[:, None], count)), torch.cat([a, b])
+    torch.testing.assert_close(pooled.mean.item(), joined.mean().item())
+    torch.testing.assert_close(pooled.var.item(), joined.var(correction=0).item())
+    torch.testing.assert_close(unbiased(pooled).item(), joined.var().item())
     assert pooled.count.tolist() == [8]
+
+
+def test_variance_of_a_large_offset_is_not_lost() -> None:
+    """E[x²] − E[x]² in float32 would give nonsense here."""
+    x = torch.tensor([[4096.0], [4097.0], [4098.0], [4099.0]])
+    assert measure(x, Groups.sequence(Steps((4,))))[0].var.item() == 1.25
 
 
 def test_folded_weights_do_what_the_normaliser_does() -> None:
@@ -161,13 +170,16 @@ def test_folded_weights_do_what_the_normaliser_does() -> None:
     weight, bias = affine()
     mean, var = torch.randn(C).double(), torch.rand(C).double() + 0.1
     expected = F.batch_norm(x @ w.t(), mean, var, weight, bias, False)
-    w_, b_ = fold(w, weight, bias, mean, var, 1e-5)
+    plain = Weights(w, Cell(torch.randn(C, C)))
+    w_, _, b_ = fold(plain, weight, bias, (mean[None], var[None]), 1e-5)
+    assert b_ is not None
     torch.testing.assert_close(x @ w_.t() + b_, expected, rtol=1e-10, atol=1e-10)
-    w_, b_, mean, var = batch_fold(x, w, weight, bias, 1e-5)
+    (w_, _, b_), (mean, var) = batch_fold(x, plain, weight, bias, 1e-5)
+    assert b_ is not None
     expected = F.batch_norm(x @ w.t(), None, None, weight, bias, True)
     torch.testing.assert_close(x @ w_.t() + b_, expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(mean, (x @ w.t()).mean(0), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(var, (x @ w.t()).var(0, correction=0), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(mean[0], (x @ w.t()).mean(0), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(var[0], (x @ w.t()).var(0, correction=0), rtol=1e-10, atol=1e-10)
 
 
 def test_unfold_is_the_papers_remark() -> None:

@@ -1,15 +1,18 @@
-"""The recurrences as functions: numerical gradients, ownership of inputs, differentiating twice."""
+"""The recurrence as a function: numerical gradients of both orders, what it refuses."""
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 from normrnn import ops
-from normrnn.ops import Peephole, Steps
+from normrnn.ops import Call, Cell, InputNorm, Peephole, Plain, RowNorm, StepNorm, Steps
 
 H = 2
 SIZES = [(3, 3, 3), (3, 2, 2, 1), (1, 1), (2,)]
+MODES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
 
 
 def leaf(*shape: int) -> Tensor:
@@ -23,10 +26,12 @@ class TestNumericalGradients:
     def test_rnn(self, sizes: tuple[int, ...], reverse: bool, nonlinearity: str) -> None:
         steps = Steps(sizes)
 
-        def f(gates: Tensor, h0: Tensor, w: Tensor) -> Tensor:
-            return ops.rnn(gates, h0, w, steps, reverse=reverse, nonlinearity=nonlinearity)
+        def f(gates: Tensor, h0: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+            return ops.rnn(gates, w, steps, h0, reverse=reverse, nonlinearity=nonlinearity)
 
-        assert gradcheck(f, (leaf(H, steps.rows), leaf(H, steps.batch), leaf(H, H)))
+        given = leaf(steps.rows, H), leaf(steps.batch, H), leaf(H, H)
+        assert gradcheck(f, given)
+        assert gradgradcheck(f, given)
 
     @pytest.mark.parametrize("peepholes", ["", "o", "ifo", "if"])
     def test_lstm(self, sizes: tuple[int, ...], reverse: bool, peepholes: str) -> None:
@@ -34,63 +39,135 @@ class TestNumericalGradients:
 
         def f(gates: Tensor, h0: Tensor, c0: Tensor, w: Tensor, *p: Tensor) -> tuple[Tensor, ...]:
             peephole = Peephole(**dict(zip(peepholes, p, strict=True)))
-            return ops.lstm(gates, h0, c0, w, steps, peephole=peephole, reverse=reverse)
+            rows, (h, c) = ops.lstm(gates, w, steps, h0, c0, peephole=peephole, reverse=reverse)
+            return rows, h, c
 
-        state = leaf(H, steps.batch), leaf(H, steps.batch)
+        state = leaf(steps.batch, H), leaf(steps.batch, H)
         vectors = [leaf(H) for _ in peepholes]
-        assert gradcheck(f, (leaf(4 * H, steps.rows), *state, leaf(4 * H, H), *vectors))
+        given = leaf(steps.rows, 4 * H), *state, leaf(4 * H, H), *vectors
+        assert gradcheck(f, given)
+        assert gradgradcheck(f, given)
 
     @pytest.mark.parametrize("bias", [True, False])
     def test_gru(self, sizes: tuple[int, ...], reverse: bool, bias: bool) -> None:
         steps = Steps(sizes)
 
-        def f(gates: Tensor, h0: Tensor, w: Tensor, *b: Tensor) -> Tensor:
-            return ops.gru(gates, h0, w, b[0] if b else None, steps, reverse=reverse)
+        def f(gates: Tensor, h0: Tensor, w: Tensor, *b: Tensor) -> tuple[Tensor, ...]:
+            return ops.gru(gates, w, steps, h0, bias_hn=b[0] if b else None, reverse=reverse)
 
         extra = [leaf(H)] if bias else []
-        assert gradcheck(f, (leaf(3 * H, steps.rows), leaf(H, steps.batch), leaf(3 * H, H), *extra))
+        given = leaf(steps.rows, 3 * H), leaf(steps.batch, H), leaf(3 * H, H), *extra
+        assert gradcheck(f, given)
+        assert gradgradcheck(f, given)
 
 
-def calls(steps: Steps, donate: bool = False) -> list[tuple[Tensor, Tensor]]:
-    """Gate inputs and the states made of them, for each cell."""
-    made = []
-    h0, c0 = leaf(H, steps.batch), leaf(H, steps.batch)
-    gates = leaf(H, steps.rows) * 1
-    made.append((gates, ops.rnn(gates, h0, leaf(H, H), steps, donate=donate)))
-    gates = leaf(4 * H, steps.rows) * 1
-    made.append((gates, ops.lstm(gates, h0, c0, leaf(4 * H, H), steps, donate=donate)[0]))
-    gates = leaf(3 * H, steps.rows) * 1
-    made.append((gates, ops.gru(gates, h0, leaf(3 * H, H), None, steps, donate=donate)))
-    return made
+def plug_of(kind: str, vectors: dict[str, Tensor], batch: bool) -> Any:
+    """A plug of two directions; lone rows and test time have given statistics."""
+    C = len(vectors["weight"])
+    fixed = torch.linspace(-1, 1, C).double()[None], torch.linspace(0.5, 2, C).double()[None]
+    weight, bias = vectors["weight"], vectors["bias"]
+    if kind == "plain":
+        return Plain(bias)
+    if kind == "step":
+        return StepNorm(weight, bias, 0.1, batch, fixed)
+    if kind == "row":
+        cell = vectors.get("weight_c"), vectors.get("bias_c")
+        return RowNorm(weight, vectors["weight_hh"], bias, 0.1, cell[0] is not None, *cell)
+    return InputNorm(weight, bias, 0.1, kind == "frame", batch, fixed)
 
 
-def test_inputs_are_left_alone_unless_donated() -> None:
-    torch.manual_seed(3)
-    kept = calls(Steps((3, 2)))
-    before = [gates.clone() for gates, _ in kept]
-    torch.manual_seed(3)
-    for (gates, out), again, was in zip(kept, calls(Steps((3, 2))), before, strict=True):
-        assert torch.equal(gates, was)
-        assert torch.equal(again[1], out)
+@pytest.mark.parametrize("kind", ["plain", "sequence", "frame", "step", "row"])
+@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("mode", ["RNN_TANH", "LSTM", "GRU"])
+def test_every_plug_differentiates_twice(mode: str, batch: bool, kind: str) -> None:
+    """Ragged, both directions in one call, with a lone row at the end."""
+    steps, C = Steps((3, 2, 1)), 2 * MODES[mode] * H
+    names = ["weight", "bias"] + (["weight_hh"] if kind == "row" else [])
+    sizes = [C] * len(names)
+    if kind == "row" and mode == "LSTM":
+        names, sizes = [*names, "weight_c", "bias_c"], [*sizes, 2 * H, 2 * H]
+    call = Call(mode, steps, (False, True))
+    parts = 2 if mode == "LSTM" else 1
+
+    def f(pre: Tensor, w: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        state, vectors = rest[:parts], dict(zip(names, rest[parts:], strict=True))
+        cells = [Cell(own) for own in w]
+        result = ops.recur(call, pre, cells, state, plug_of(kind, vectors, batch))
+        return result.rows, *result.state
+
+    given = [leaf(steps.rows, C), leaf(2, C // 2, H)]
+    given += [leaf(2, steps.batch, H) for _ in range(parts)] + [leaf(n) for n in sizes]
+    assert gradcheck(f, given)
+    assert gradgradcheck(f, given)
 
 
-def test_donating_does_not_change_the_result() -> None:
-    torch.manual_seed(3)
-    kept = calls(Steps((3, 2)))
-    torch.manual_seed(3)
-    for (_, out), (_, donated) in zip(kept, calls(Steps((3, 2)), donate=True), strict=True):
-        assert torch.equal(out, donated)
+@pytest.mark.parametrize("mode", MODES)
+def test_directions_of_one_call_are_two_calls(mode: str) -> None:
+    steps, C = Steps((3, 2, 1)), MODES[mode] * H
+    pre, cells = leaf(steps.rows, 2 * C), [Cell(leaf(C, H)) for _ in range(2)]
+    both = ops.recur(Call(mode, steps, (False, True)), pre, cells, None, Plain())
+    for d, reverse in enumerate((False, True)):
+        own = pre[:, d * C : (d + 1) * C]
+        one = ops.recur(Call(mode, steps, (reverse,)), own, cells[d : d + 1], None, Plain())
+        assert torch.equal(one.rows, both.rows[:, d * H : (d + 1) * H])
+        for a, b in zip(one.state, both.state, strict=True):
+            assert torch.equal(a[0], b[d])
 
 
-def test_differentiating_twice_says_that_it_is_not_available() -> None:
-    for gates, out in calls(Steps((3, 2))):
-        (grad,) = torch.autograd.grad(out.square().sum(), gates, create_graph=True)
-        with pytest.raises(RuntimeError, match="differentiate twice"):
-            grad.sum().backward()
+def test_no_state_is_a_state_of_zeros() -> None:
+    steps, gates, w = Steps((3, 2)), leaf(5, 4 * H), leaf(4 * H, H)
+    zeros = torch.zeros(3, H, dtype=torch.float64)
+    wanted = ops.lstm(gates, w, steps, zeros, zeros)[0]
+    assert torch.equal(ops.lstm(gates, w, steps)[0], wanted)
+    assert torch.equal(ops.lstm(gates, w, steps, h0=zeros)[0], wanted)
+
+
+def test_inputs_are_left_alone() -> None:
+    steps, gates, w = Steps((3, 2)), leaf(5, 4 * H), leaf(4 * H, H)
+    before = gates.detach().clone()
+    ops.lstm(gates, w, steps)[0].sum().backward()
+    assert torch.equal(gates, before)
+
+
+class TestRefused:
+    steps = Steps((3, 2))
+
+    def test_types_that_differ(self) -> None:
+        """float32 gates with a float64 state once gave numbers from nowhere."""
+        gates, w = torch.randn(5, 4 * H), torch.randn(4 * H, H)
+        h0 = torch.zeros(3, H)
+        with pytest.raises(ValueError, match=r"initial state.*float32.*got torch.float64"):
+            ops.lstm(gates, w, self.steps, h0, h0.double())
+        with pytest.raises(ValueError, match=r"recurrent weight.*float32.*got torch.float64"):
+            ops.lstm(gates, w.double(), self.steps, h0, h0)
+        peephole = Peephole(o=torch.zeros(H, dtype=torch.bfloat16))
+        with pytest.raises(ValueError, match=r"vector of the cell.*float32.*got torch.bfloat16"):
+            ops.lstm(gates, w, self.steps, peephole=peephole)
+
+    def test_shapes(self) -> None:
+        gates, w = torch.randn(5, 3 * H), torch.randn(3 * H, H)
+        with pytest.raises(ValueError, match=r"gate inputs.*\(5, 8\), got \(5, 6\)"):
+            ops.lstm(gates, w, self.steps)
+        with pytest.raises(ValueError, match=r"gate inputs.*\(7, 6\), got \(5, 6\)"):
+            ops.gru(gates, w, Steps((3, 3, 1)))
+        with pytest.raises(ValueError, match=r"initial state.*\(1, 3, 2\), got \(1, 2, 2\)"):
+            ops.gru(gates, w, self.steps, torch.zeros(2, H))
+        with pytest.raises(ValueError, match=r"vector of the cell.*\(2,\), got \(3,\)"):
+            ops.gru(gates, w, self.steps, bias_hn=torch.zeros(3))
+
+    def test_what_there_is_not(self) -> None:
+        with pytest.raises(ValueError, match="unknown mode 'RNN_GELU'"):
+            ops.rnn(torch.randn(5, H), torch.randn(H, H), self.steps, nonlinearity="gelu")
+        call, cell = Call("GRU", self.steps), Cell(torch.randn(3 * H, H))
+        zeros = torch.zeros(1, 3, H)
+        with pytest.raises(ValueError, match="has 1 parts, got 2"):
+            ops.recur(call, torch.randn(5, 3 * H), [cell], (zeros, zeros), Plain())
+        with pytest.raises(ValueError, match="1 directions need 1 sets"):
+            ops.recur(call, torch.randn(5, 3 * H), [cell, cell], None, Plain())
 
 
 def test_flip_turns_every_sequence_over_its_own_length() -> None:
-    """TRAPS 13: the padding never comes first."""
+    """The padding never comes first."""
     steps = Steps((3, 2, 1))  # lengths 3, 2, 1; rows a0 b0 c0 a1 b1 a2
     rows = ["a0", "b0", "c0", "a1", "b1", "a2"]
     flipped = [rows[k] for k in steps.flip(torch.device("cpu")).tolist()]
@@ -99,9 +176,8 @@ def test_flip_turns_every_sequence_over_its_own_length() -> None:
 
 
 def test_final_state_of_each_direction() -> None:
-    """TRAPS 14: backwards it is the state at frame 0, forwards the one at the last frame."""
-    steps = Steps((3, 2, 1))
-    states = torch.arange(6.0).view(1, 6)
-    assert steps.final(states, reverse=True).tolist() == [[0, 1, 2]]
-    assert steps.final(states, reverse=False).tolist() == [[5, 4, 2]]
-    assert Steps((2, 2)).final(states[:, :4], reverse=False).tolist() == [[2, 3]]
+    """Backwards it is the state at frame 0, forwards the one at the last frame."""
+    gates, w = torch.arange(1.0, 7.0).view(6, 1), torch.zeros(1, 1)
+    for reverse, last in ((True, [1, 2, 3]), (False, [6, 5, 3])):
+        _, h = ops.rnn(gates, w, Steps((3, 2, 1)), reverse=reverse, nonlinearity="relu")
+        assert h.flatten().tolist() == last

@@ -123,20 +123,11 @@ def test_what_the_gates_see_includes_peepholes() -> None:
     p = {"weight_ih_l0": torch.ones(4, 1), "weight_hh_l0": torch.zeros(4, 1)}
     peepholes = {"i": 2.0, "f": 3.0, "o": 5.0}
     p |= {f"weight_c{gate}_l0": torch.full((1,), w) for gate, w in peepholes.items()}
-    seen = {}
-
-    def watch(layer: str, what: str, t: int, rows: torch.Tensor) -> None:
-        seen[layer, what, t] = rows
-
     x = torch.tensor([[[0.5]], [[-0.25]]])
-    reference.stack(x, [2], p, Settings("lstm", None), watch=watch)
+    seen = reference.stack(x, [2], p, Settings("lstm", None)).steps["l0"]
     first = torch.tensor(0.5).sigmoid() * torch.tensor(0.5).tanh()
-    torch.testing.assert_close(
-        seen["l0", "pre", 0], torch.tensor([[0.5, 0.5, 0.5, 0.5 + 5 * first]])
-    )
+    torch.testing.assert_close(seen[0].pre, torch.tensor([[0.5, 0.5, 0.5, 0.5 + 5 * first]]))
     i, f = -0.25 + 2 * first, -0.25 + 3 * first
     second = f.sigmoid() * first + i.sigmoid() * torch.tensor(-0.25).tanh()
-    torch.testing.assert_close(
-        seen["l0", "pre", 1], torch.tensor([[i, f, -0.25, -0.25 + 5 * second]])
-    )
-    torch.testing.assert_close(seen["l0", "sums", 1], torch.full((1, 4), -0.25))
+    torch.testing.assert_close(seen[1].pre, torch.tensor([[i, f, -0.25, -0.25 + 5 * second]]))
+    torch.testing.assert_close(seen[1].sums, torch.full((1, 4), -0.25))

@@ -13,8 +13,8 @@ from normrnn.ops.reference import last_updated
 def of(*groups: list[float]) -> Statistics:
     """Statistics of one channel over groups of numbers."""
     parts = [torch.tensor(g, dtype=torch.float64) for g in groups]
-    mean = torch.stack([p.mean() for p in parts]).unsqueeze(0)
-    var = torch.stack([p.var(correction=0) for p in parts]).unsqueeze(0)
+    mean = torch.stack([p.mean() for p in parts]).unsqueeze(1)
+    var = torch.stack([p.var(correction=0) for p in parts]).unsqueeze(1)
     return Statistics(mean, var, torch.tensor([float(len(g)) for g in groups]))
 
 
@@ -29,7 +29,7 @@ def slots(tracked: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_torchs_momentum_and_the_unbiased_variance() -> None:
-    """TRAPS 5 and 6: rows 1, 2, 6 have mean 3, biased variance 14/3, unbiased 7."""
+    """Rows 1, 2, 6 have mean 3, biased variance 14/3, unbiased 7."""
     buffers = shared()
     update_shared_(*buffers, of([1.0, 2.0, 6.0]), 0.1)
     assert [b.item() for b in buffers] == [pytest.approx(9.3), pytest.approx(2.5), 1]
@@ -60,7 +60,7 @@ def test_cumulative_average_counts_every_slot_for_itself() -> None:
 
 
 def test_slots_are_updated_by_their_own_step() -> None:
-    """TRAPS 8: the lone row of step 1 and the steps past the last slot update nothing."""
+    """The lone row of step 1 and the steps past the last slot update nothing."""
     buffers = slots([0, 0, 0])
     update_steps_(*buffers, of([0.0, 2.0], [5.0], [2.0, 6.0], [100.0, 300.0]), 0.5)
     assert buffers[0].flatten().tolist() == pytest.approx([5.5, 10, 7])
@@ -78,7 +78,7 @@ def test_a_short_batch_leaves_later_slots_alone() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", [0, 1, 2, 3])
 def test_nothing_is_updated_by_a_batch_that_is_not_finite(bad: float, where: int) -> None:
-    """TRAPS 7, wherever it is: in a used slot, in a lone row, past the last slot."""
+    """Wherever it is: in a used slot, in a lone row, past the last slot."""
     groups = [[0.0, 2.0], [2.0, 6.0], [5.0], [1.0, 3.0]]
     groups[where][0] = bad
     for momentum in (0.5, None):
@@ -120,8 +120,8 @@ def test_a_population_of_slots() -> None:
     population.add(of([0.0, 2.0], [5.0], [1.0]))
     population.add(of([4.0], [7.0], [3.0], [1000.0]))
     population.add(of([4.0]))
-    assert population.mean[0].tolist() == pytest.approx([2.5, 6, 2])
-    assert population.var[0].tolist() == pytest.approx([11 / 3, 2, 2])
+    assert population.mean[:, 0].tolist() == pytest.approx([2.5, 6, 2])
+    assert population.var[:, 0].tolist() == pytest.approx([11 / 3, 2, 2])
     short = Population(2)
     short.add(of([1.0, 3.0], [5.0]))
     assert short.enough.tolist() == [True, False]

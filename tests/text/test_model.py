@@ -1,6 +1,7 @@
 """Zaremba's network: what is initialised how, where dropout falls, what it computes."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -141,3 +142,18 @@ def test_gru_trains_one_bias_of_r_and_z_and_both_of_the_candidate() -> None:
     assert torch.equal(rest[:16], torch.zeros(16))
     assert torch.equal(rest.grad[:16], torch.zeros(16))
     assert (rest.grad[16:] != 0).all()
+
+
+@pytest.mark.parametrize("norm", ["frame", "layer", None])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
+def test_loss_under_autocast(cell: Any, norm: str | None) -> None:
+    """bfloat16 on a CPU: near the loss of float32, and every parameter learns."""
+    torch.manual_seed(0)
+    model = LanguageModel(11, hidden=8, cell=cell, norm=norm)
+    tokens, targets = torch.randint(0, 11, (2, 5, 4))
+    expected = model.loss(tokens, targets)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        nats = model.loss(tokens, targets)[0]
+    nats.backward()
+    assert nats.item() == pytest.approx(expected.item(), rel=0.02)
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)

@@ -11,13 +11,14 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from normrnn import norms
 from normrnn.config.base import Config
 from normrnn.engine.task import Task
 from normrnn.nn.base import Normalised
@@ -26,20 +27,14 @@ from normrnn.ops import reference
 Series = dict[int, float]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Seen:
-    """One pass of a stack: its padded output (T, B, D·H), its lengths (B,), and by layer, kind and
-    time step what was there."""
+    """One pass of a stack: its padded output (T, B, D·H), its lengths (B,), and by layer and
+    direction what every time step computed."""
 
-    layers: dict[str, dict[str, dict[int, list[Tensor]]]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    )
-    output: Tensor = field(default_factory=lambda: torch.empty(0))
-    lengths: Tensor = field(default_factory=lambda: torch.empty(0))
-
-    def watch(self, layer: str, what: str, t: int, rows: Tensor) -> None:
-        """Keep it."""
-        self.layers[layer][what][t].append(rows)
+    output: Tensor
+    lengths: Tensor
+    layers: dict[str, dict[int, reference.Step]]
 
 
 @contextmanager
@@ -48,9 +43,7 @@ def watched(layer: Normalised) -> Iterator[list[Seen]]:
     passes: list[Seen] = []
 
     def forward(input: Any, hx: Any = None) -> Any:
-        seen = Seen()
-        passes.append(seen)
-        return _reference(layer, input, hx, seen)
+        return _reference(layer, input, hx, passes)
 
     layer.forward = forward  # type: ignore[method-assign]
     try:
@@ -59,7 +52,7 @@ def watched(layer: Normalised) -> Iterator[list[Seen]]:
         del layer.forward
 
 
-def _reference(layer: Normalised, input: Any, hx: Any, seen: Seen) -> Any:
+def _reference(layer: Normalised, input: Any, hx: Any, passes: list[Seen]) -> Any:
     packed = isinstance(input, PackedSequence)
     if packed:
         x, lengths = pad_packed_sequence(input)
@@ -68,17 +61,18 @@ def _reference(layer: Normalised, input: Any, hx: Any, seen: Seen) -> Any:
     normalisers = layer.normalisers()
     settings = reference.Settings(
         cell={"RNN_TANH": "tanh", "RNN_RELU": "relu"}.get(layer.mode, layer.mode.lower()),  # type: ignore[arg-type]
-        norm=layer.norm,  # type: ignore[arg-type]
+        norm=layer.norm,
         num_layers=layer.num_layers,
         bidirectional=layer.bidirectional,
         eps=normalisers[0].eps if normalisers else 1e-5,
+        cell_norm=any(getattr(n, "cell_norm", False) for n in normalisers),
     )
     parameters = dict(layer.named_parameters()) | dict(layer.named_buffers())
     state = None
     if hx is not None:
         state = tuple(hx) if layer.mode == "LSTM" else (hx, torch.zeros_like(hx))
-    result = reference.stack(x, lengths.tolist(), parameters, settings, state, seen.watch)  # type: ignore[arg-type]
-    seen.output, seen.lengths = result.output, lengths
+    result = reference.stack(x, lengths.tolist(), parameters, settings, state)  # type: ignore[arg-type]
+    passes.append(Seen(result.output, lengths, result.steps))
     output: Any = result.output
     if packed:
         # In the order of the input: its rows have targets.
@@ -124,25 +118,24 @@ def _measure(seen: Seen, direct: Tensor) -> dict[str, dict[str, Series]]:
     """`direct` (T, B, D·H) is the derivative of the loss with respect to the output alone."""
     found: dict[str, dict[str, Series]] = {}
     T = len(direct)
-    for name, kinds in seen.layers.items():
-        steps = sorted(kinds["h"])
-        states = [kinds["h"][t][0] for t in steps]
+    for name, taken in seen.layers.items():
+        steps = sorted(taken)
+        states = [taken[t].h for t in steps]
         end = 0 if name.endswith("_reverse") else T - 1
         at_end = torch.zeros_like(direct)
         at_end[end, seen.lengths == T] = direct[end, seen.lengths == T]
-        spread = {what: {t: _spread(kinds[what][t]) for t in steps} for what in ("pre", "sums")}
         found[name] = {
             "gradient": _norms(seen.output, direct, states, steps),
             "gradient_of_the_end": _norms(seen.output, at_end, states, steps),
-            "spread": spread["pre"],
-            "spread_before": spread["sums"],
+            "spread": {t: _spread(taken[t].pre) for t in steps},
+            "spread_before": {t: _spread(taken[t].sums) for t in steps},
         }
     return found
 
 
-def _spread(parts: Sequence[Tensor]) -> float:
+def _spread(rows: Tensor) -> float:
     """Standard deviation over batch and features."""
-    return torch.cat([part.flatten() for part in parts]).std(correction=0).item()
+    return rows.std(correction=0).item()
 
 
 def _norms(output: Tensor, direct: Tensor, states: list[Tensor], steps: list[int]) -> Series:
@@ -162,7 +155,8 @@ def _summary(layer: Normalised, name: str, series: dict[str, list[Series]]) -> d
             batches = [{T - n + t: v for t, v in values.items()} for values, n in pairs]
         by_step = [[values[t] for values in batches if t in values] for t in range(T)]
         result[what] = [sum(v) / len(v) for v in by_step]
-    if layer.norm != "hidden":
+    row = norms.of(layer.norm)
+    if row.acts != "step" or not row.keeps_statistics:  # BN of the sums themselves
         del result["spread_before"]
     else:
         gamma = dict(layer.named_parameters()).get(f"norm_{name}.weight")

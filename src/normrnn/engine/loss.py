@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normrnn.ops.once import once_differentiable
-
 CHUNK_ROWS = 2048
 """Rows of logits held at once: a batch of long utterances needs no more memory than a short one."""
 
@@ -16,7 +14,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """Logits, probabilities and their gradient share one (chunk, C) buffer.
 
     The loss is a scalar, so its gradients are known up to a factor in the forward pass, and no
-    logits are kept. `F.linear_cross_entropy` of torch 2.13 does the same in chunks, and is slower
+    logits are kept; they are made again if the gradients themselves are to be differentiated.
+    `F.linear_cross_entropy` of torch 2.13 does the same in chunks, and is slower
     on a CPU than the two functions one after the other (benchmarks/NOTES.md).
     """
 
@@ -40,16 +39,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
             d_rows.append(z @ weight)
             d_weight.addmm_(z.T, some)
             d_bias += z.sum(0)
-        ctx.save_for_backward(torch.cat(d_rows), d_weight, d_bias)
+        given = rows, weight, bias, targets
+        ctx.save_for_backward(torch.cat(d_rows), d_weight, d_bias, *given)
         ctx.mark_non_differentiable(errors)
         return nats, errors
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        d_rows, d_weight, d_bias = ctx.saved_tensors
+        *known, rows, weight, bias, targets = ctx.saved_tensors
         scale = grads[0]
-        return d_rows * scale, d_weight * scale, d_bias * scale, None, None
+        if torch.is_grad_enabled():  # in operations that can be differentiated again
+            logits = F.linear(rows, weight, bias)
+            d = scale * (logits.softmax(1) - F.one_hot(targets, len(weight)))
+            return d @ weight, d.T @ rows, d.sum(0), None, None
+        return *(d * scale for d in known), None, None
 
 
 def nats_and_errors(
@@ -63,6 +66,10 @@ def nats_and_errors(
     >>> round(nats.item(), 4), errors.item()  # 2 log(3 + e) - 1
     (2.4873, 1)
     """
+    if torch.is_autocast_enabled(rows.device.type):  # a sum over many classes and rows is not
+        with torch.autocast(rows.device.type, enabled=False):  # for low precision
+            rows = rows.to(weight.dtype)
+            return nats_and_errors(rows, weight, bias, targets, count_errors=count_errors)
     if torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(rows, weight, bias, targets, count_errors)
     nats, errors = rows.new_zeros(()), targets.new_zeros(())

@@ -1,4 +1,4 @@
-"""What a recurrent layer accepts, turned into rows, and rows turned back."""
+"""Padded batches in and out of the layout of rows."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 
-def pack(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool) -> PackedSequence:
-    """A padded batch as a PackedSequence; whatever the padding holds is not looked at."""
+def checked(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool) -> Tensor:
+    """The lengths of a padded batch, (B,); ValueError if they cannot be."""
     if isinstance(input, PackedSequence):
         raise ValueError("lengths= goes with a padded tensor; a PackedSequence has its own")
     if input.dim() != 3:
@@ -23,6 +23,7 @@ def pack(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool) -> P
             f"lengths must be one number per sequence: expected {batch}, "
             f"got shape {tuple(values.shape)}"
         )
+    values = values if batch else values.long()  # an empty list says nothing of its type
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise ValueError(f"lengths must be integers, got {values.dtype}")
     values = values.to("cpu", torch.int64)
@@ -30,7 +31,12 @@ def pack(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool) -> P
         raise ValueError(f"every sequence needs at least one frame, got lengths {_few(values)}")
     if batch and int(values.max()) > time:
         raise ValueError(f"lengths must not exceed T={time}, got lengths {_few(values)}")
-    return pack_padded_sequence(input, values, batch_first, enforce_sorted=False)
+    return values
+
+
+def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> PackedSequence:
+    """A padded batch as a PackedSequence; whatever the padding holds is not looked at."""
+    return pack_padded_sequence(input, lengths, batch_first, enforce_sorted=False)
 
 
 def unpack(output: PackedSequence, batch_first: bool, time: int) -> Tensor:

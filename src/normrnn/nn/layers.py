@@ -5,7 +5,8 @@ from typing import Literal, Unpack
 import torch
 from torch import nn
 
-from normrnn.nn.base import Device, Normalised, NormOptions
+from normrnn.nn.base import Normalised
+from normrnn.nn.options import Device, NormOptions, Options
 
 
 class RNN(Normalised, nn.RNN):
@@ -40,12 +41,10 @@ class RNN(Normalised, nn.RNN):
             )
         Normalised.__init__(
             self,
-            f"RNN_{nonlinearity.upper()}",
+            Options(f"RNN_{nonlinearity.upper()}", bias, **norm_options),
             (input_size, hidden_size, num_layers),
             {"batch_first": batch_first, "dropout": dropout, "bidirectional": bidirectional},
             {"device": device, "dtype": dtype},
-            bias=bias,
-            **norm_options,
         )
         self.nonlinearity = nonlinearity
 
@@ -59,15 +58,14 @@ class LSTM(Normalised, nn.LSTM):
         norm: ``"sequence"`` (default) normalises W_x x with one mean and variance per feature
             over all unpadded frames of the batch; ``"frame"`` with one per feature and time
             step; ``"hidden"`` normalises W_h h + W_x x at every step (the paper's appendix);
-            ``None`` is torch's layer.
+            ``"layer"`` is LN(W_x x; γ_x) + LN(W_h h; γ_h) + β, layer normalisation of every row
+            by itself; ``None`` is torch's layer.
         peephole: ``"output"`` (the paper's W_co) or ``"all"``; diagonal.
         eps, momentum, affine, track_running_stats: as in :class:`torch.nn.BatchNorm1d`.
-        gamma: initial γ.
+        gamma: initial γ; None: the norm's own, 1.
+        cell_norm: normalise c before tanh too (``"layer"``); None: the norm's own, False.
         time_steps: keep test statistics for this many time steps (``"frame"``, ``"hidden"``).
         sync: pool the batch's statistics over the ranks of the default process group.
-
-    Differentiating twice is not available in training with a normaliser, nor with ragged input on
-    a CPU; it says so.
 
     >>> import torch
     >>> layer = LSTM(8, 16, num_layers=2, bidirectional=True)
@@ -96,7 +94,7 @@ class LSTM(Normalised, nn.LSTM):
     ):
         Normalised.__init__(
             self,
-            "LSTM",
+            Options("LSTM", bias, **norm_options),
             (input_size, hidden_size, num_layers),
             {
                 "batch_first": batch_first,
@@ -106,8 +104,6 @@ class LSTM(Normalised, nn.LSTM):
             },
             {"device": device, "dtype": dtype},
             peephole,
-            bias=bias,
-            **norm_options,
         )
 
 
@@ -138,10 +134,8 @@ class GRU(Normalised, nn.GRU):
     ):
         Normalised.__init__(
             self,
-            "GRU",
+            Options("GRU", bias, **norm_options),
             (input_size, hidden_size, num_layers),
             {"batch_first": batch_first, "dropout": dropout, "bidirectional": bidirectional},
             {"device": device, "dtype": dtype},
-            bias=bias,
-            **norm_options,
         )

@@ -2,16 +2,18 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from normrnn.nn.base import Norm, Normalised
+from normrnn import norms
+from normrnn.nn.base import Normalised
+from normrnn.nn.batch import Normaliser, by_batch, collecting
 from normrnn.nn.layers import GRU, LSTM, RNN
-from normrnn.nn.normaliser import Normaliser
+from normrnn.nn.options import Norm
 
 _OURS: dict[type[nn.RNNBase], type[Normalised]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
 
@@ -48,8 +50,9 @@ def _run(
 
 @contextmanager
 def _eval(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    modes = [(module, True) for module in model.modules() if module.training]
+    if modes:  # a model that serves in eval mode is not touched
+        model.eval()
     try:
         yield
     finally:
@@ -85,9 +88,7 @@ def recalibrate(
     True
     """
     normalisers = _normalisers(model)
-    with ExitStack() as stack:
-        stack.enter_context(_eval(model))
-        populations = [stack.enter_context(n.collecting()) for n in normalisers]
+    with _eval(model), collecting(normalisers) as populations:
         count = _run(model, batches, step)
     if not count:
         raise ValueError("recalibrate needs at least one batch, got none")
@@ -107,10 +108,7 @@ def batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
     >>> torch.allclose(own, layer(x)[0]), torch.allclose(own, layer.train()(x)[0])
     (False, True)
     """
-    with ExitStack() as stack:
-        stack.enter_context(_eval(model))
-        for normaliser in _normalisers(model):
-            stack.enter_context(normaliser.from_batch())
+    with _eval(model), by_batch(_normalisers(model)):
         yield model
 
 
@@ -171,10 +169,11 @@ def convert(
     >>> torch.allclose(ours(x)[0], plain(x)[0], atol=1e-5)
     True
     """
-    if norm not in ("sequence", "frame") or options.get("time_steps") is not None:
+    if norm not in _convertible() or options.get("time_steps") is not None:
         raise ValueError(
-            f"convert keeps the function for norm='sequence' or 'frame' with statistics shared "
-            f"over time, got norm={norm!r}, time_steps={options.get('time_steps')}"
+            f"convert keeps the function for norm={' or '.join(map(repr, _convertible()))} with "
+            "statistics shared over time, "
+            f"got norm={norm!r}, time_steps={options.get('time_steps')}"
         )
     for name, value in (("peephole", None), ("bias", True)):
         if options.get(name, value) is not value:
@@ -191,12 +190,10 @@ def convert(
         return new
 
     converted = _replace(copy.deepcopy(model), change, {})
-    normalisers = [n for layer in made for n in layer.normalisers()]  # not those there before
+    normalisers = [n for layer in made for n in _normalisers(layer)]  # not those there before
     if not normalisers:
         raise ValueError("the model has no torch.nn.RNN, LSTM or GRU to convert")
-    with ExitStack() as stack:
-        stack.enter_context(_eval(converted))
-        populations = [stack.enter_context(n.collecting(use=False)) for n in normalisers]
+    with _eval(converted), collecting(normalisers, use=False) as populations:
         _run(converted, batches, step)
     names = {module: name for name, module in converted.named_modules()}
     for normaliser, population in zip(normalisers, populations, strict=True):
@@ -206,6 +203,16 @@ def convert(
             raise ValueError(f"convert needs at least one batch of finite values{to}, got none")
         normaliser.absorb(population)
     return converted
+
+
+def _convertible() -> list[str]:
+    """Norms of the input transition that are a linear map under given statistics."""
+    rows = map(norms.of, norms.names())
+    return [
+        row.name
+        for row in rows
+        if row.acts == "input" and row.keeps_statistics and issubclass(row.load(), Normaliser)
+    ]
 
 
 def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> Normalised | None:

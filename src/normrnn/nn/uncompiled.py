@@ -4,15 +4,12 @@ A module of its own, imported only once the compiler is: ``torch.compiler.disabl
 compiler, which takes seconds that most programs never need.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from normrnn.nn.base import Normalised
 
-
-def _run(layer: "Normalised", input: Any, hx: Any, lengths: Any) -> Any:
+def _run(layer: Any, input: Any, hx: Any, lengths: Any) -> Any:
     return layer.run(input, hx, lengths)
 
 

@@ -1,33 +1,75 @@
 """Normalisation folded into plain weights, so that torch's fused kernels can run it.
 
 γ (W x − μ) / √(σ² + ε) + β is W′ x + b′ with W′ = diag(s) W, b′ = β − s μ, s = γ / √(σ² + ε).
-That holds for the statistics of test time, and, sequence-wise, for those of a training batch
-too, gradients included (paper, section 2, read backwards).
+That holds for the statistics of test time, of the input transition or of the sums inside a step,
+and, sequence-wise, for those of a training batch too, gradients included (paper, section 2, read
+backwards).
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from normrnn.ops.call import Cell, State
+from normrnn.ops.normalise import Fixed
 from normrnn.ops.statistics import wide
+from normrnn.ops.steps import Steps
 
-Flat = list[Tensor]
-"""Weights of one layer and direction as torch's kernels take them: w_ih, w_hh, b_ih, b_hh."""
+
+class Weights(NamedTuple):
+    """Of one layer and direction: W_x (C, I), the recurrent part, and the bias (C,)."""
+
+    w_ih: Tensor
+    cell: Cell
+    bias: Tensor | None = None
+
+    def flat(self) -> list[Tensor]:
+        """As torch's kernels take them: w_ih, w_hh, b_ih, b_hh."""
+        w_hh, bias_hn, _ = self.cell
+        b_ih = w_hh.new_zeros(len(w_hh)) if self.bias is None else self.bias
+        b_hh = torch.zeros_like(b_ih)
+        if bias_hn is not None:
+            b_hh = torch.cat([b_hh[: -len(bias_hn)], bias_hn])
+        return [self.w_ih, w_hh, b_ih, b_hh]
 
 
 def fold(
-    w_ih: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    eps: float,
+    weights: Weights, gamma: Tensor | None, beta: Tensor | None, fixed: Fixed, eps: float
+) -> Weights:
+    """The same eval output without normalising W_x x with mean and variance (1, C)."""
+    scale, shift = _map(gamma, beta, fixed, eps, weights.w_ih.dtype)
+    return weights._replace(w_ih=_scaled(weights.w_ih, scale), bias=shift)
+
+
+def fold_inside(
+    weights: Weights, gamma: Tensor | None, beta: Tensor | None, fixed: Fixed, eps: float
+) -> Weights:
+    """The same without normalising W_x x + W_h h: both matrices are scaled.
+
+    So is the GRU's bias inside r ⊙ (W_h h + b), which is part of the candidate's sum.
+    """
+    scale, shift = _map(gamma, beta, fixed, eps, weights.w_ih.dtype)
+    w_hh, bias_hn, peephole = weights.cell
+    if bias_hn is not None:
+        bias_hn = (bias_hn * scale[-len(bias_hn) :]).to(bias_hn.dtype)
+    cell = Cell(_scaled(w_hh, scale), bias_hn, peephole)
+    return Weights(_scaled(weights.w_ih, scale), cell, shift)
+
+
+def _map(
+    gamma: Tensor | None, beta: Tensor | None, fixed: Fixed, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """(C, I) and the normaliser's (C,) vectors -> W′ (C, I), b′ (C,)."""
-    scale = (var.to(wide(w_ih.dtype)) + eps).rsqrt()
-    if weight is not None:
-        scale = scale * weight
-    shift = -mean * scale if bias is None else bias - mean * scale
-    return (w_ih * scale.unsqueeze(1)).to(w_ih.dtype), shift.to(w_ih.dtype)
+    """s and b′, (C,) each."""
+    mean, var = (value.reshape(-1).to(wide(dtype)) for value in fixed)
+    scale = (var + eps).rsqrt()
+    scale = scale if gamma is None else scale * gamma
+    shift = -mean * scale if beta is None else beta - mean * scale
+    return scale, shift.to(dtype)
+
+
+def _scaled(matrix: Tensor, scale: Tensor) -> Tensor:
+    return (matrix * scale.unsqueeze(1)).to(matrix.dtype)
 
 
 def unfold(bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -36,28 +78,22 @@ def unfold(bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor,
 
 
 def batch_fold(
-    rows: Tensor, w_ih: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows: Tensor, weights: Weights, gamma: Tensor | None, beta: Tensor | None, eps: float
+) -> tuple[Weights, Fixed]:
     """Folds with the statistics of W_x x over ``rows`` (N, I), differentiably.
 
-    Returns W′ (C, I), b′ (C,), and the batch's mean and biased variance (C,), detached.
+    Returns the folded weights, and the batch's mean and biased variance (1, C), detached.
     """
-    if rows.shape[0] < 2:
-        raise ValueError(
-            "normalising with batch statistics needs more than one row (an unpadded frame), "
-            "got 1; use a larger batch, or eval() mode for running statistics"
-        )
-    pre = (rows @ w_ih.t()).to(wide(rows.dtype))
-    var, mean = torch.var_mean(pre, 0, correction=0)
-    w, b = fold(w_ih, weight, bias, mean, var, eps)
-    return w, b, mean.detach(), var.detach()
+    pre = (rows @ weights.w_ih.t()).to(wide(rows.dtype))
+    var, mean = torch.var_mean(pre, 0, correction=0, keepdim=True)
+    return fold(weights, gamma, beta, (mean, var), eps), (mean.detach(), var.detach())
 
 
 def fused(
     mode: str,
     rows: Tensor,
-    hx: tuple[Tensor, ...],
-    flat: Flat,
+    hx: State,
+    flat: list[Tensor],
     *,
     batch_sizes: Tensor | None = None,
     num_layers: int = 1,
@@ -75,3 +111,27 @@ def fused(
     if batch_sizes is None:
         return kernel(rows, state, flat, *how, False)
     return kernel(rows, batch_sizes, state, flat, *how)
+
+
+def fused_direction(
+    mode: str,
+    rows: Tensor,
+    state: State,
+    weights: Weights,
+    steps: Steps,
+    *,
+    batch_sizes: Tensor | None = None,
+    reverse: bool = False,
+) -> tuple[Tensor, State]:
+    """One direction from rows (N, I) through torch's kernel; each sequence is flipped by itself.
+
+    ``state`` is (1, B, H) each, and so is the final one.
+    """
+    index = steps.flip(rows.device) if reverse else None
+    rows = rows if index is None else rows[index]
+    x = rows if batch_sizes is not None else rows.view(len(steps), steps.batch, -1)
+    start = tuple(s.contiguous() for s in state)
+    flat = weights.flat()
+    output, *final = fused(mode, x, start, flat, batch_sizes=batch_sizes, training=True)
+    output = output.reshape(steps.rows, -1)
+    return (output if index is None else output[index]), tuple(final)

@@ -8,21 +8,16 @@ I input, H hidden, G gates (RNN 1, GRU 3, LSTM 4), D directions, L layers.
 Parameters go by the names of the layers' state dict: ``weight_ih_l0``, ``norm_l0_reverse.bias``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 Cell = Literal["tanh", "relu", "lstm", "gru"]
-Norm = Literal["sequence", "frame", "hidden"]
 State = tuple[Tensor, Tensor]
 Parameters = Mapping[str, Tensor]
-Watch = Callable[[str, str, int, Tensor], None]
-"""Called with layer and direction ("l0_reverse"), what it is, t, and its rows (n, features):
-"sums" before the appendix's BN, "pre", what the non-linearities see, and "h", the states."""
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -32,23 +27,37 @@ class Settings:
     """What is computed; the numbers it is computed with are the parameters."""
 
     cell: Cell
-    norm: Norm | None
+    norm: str | None
     num_layers: int = 1
     bidirectional: bool = False
     batch_statistics: bool = True  # False: running statistics, as at test time
     eps: float = 1e-5
     momentum: float | None = 0.1
+    cell_norm: bool = False
+
+
+class Step(NamedTuple):
+    """What one time step computes for its n rows."""
+
+    h: Tensor
+    c: Tensor
+    sums: Tensor
+    """(n, G·H): W_x x + W_h h, before the appendix's BN."""
+    pre: Tensor
+    """(n, G·H): what the non-linearities of the gates see."""
 
 
 @dataclass(frozen=True)
 class Result:
     """``output`` (T, B, D·H), 0 in the padding; ``h`` and ``c`` (L·D, B, H); ``buffers`` as one
-    training step leaves them, by their names in the state dict."""
+    training step leaves them, by their names in the state dict; ``steps`` of every layer and
+    direction ("l0_reverse") by t."""
 
     output: Tensor
     h: Tensor
     c: Tensor
     buffers: dict[str, Tensor]
+    steps: dict[str, dict[int, Step]]
 
 
 def stack(
@@ -57,7 +66,6 @@ def stack(
     parameters: Parameters,
     settings: Settings,
     state: State | None = None,
-    watch: Watch | None = None,
 ) -> Result:
     """Section 3: a stack of layers, each of one or two directions.
 
@@ -68,6 +76,8 @@ def stack(
     >>> stack(torch.ones(3, 1, 2), [2], p, Settings("relu", None)).output[:, 0].tolist()
     [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
     """
+    if settings.norm not in (None, "sequence", "frame", "hidden", "layer"):
+        raise ValueError(f"the reference knows no norm={settings.norm!r}")
     suffixes = ("", "_reverse") if settings.bidirectional else ("",)
     H = parameters["weight_hh_l0"].shape[1]
     if state is None:
@@ -76,19 +86,22 @@ def stack(
     last_h: list[Tensor] = []
     last_c: list[Tensor] = []
     buffers: dict[str, Tensor] = {}
+    steps: dict[str, dict[int, Step]] = {}
     for level in range(settings.num_layers):
         outputs: list[Tensor] = []
         for suffix in suffixes:
             own, updated = _of_direction(parameters, f"_l{level}{suffix}")
             start = (state[0][len(last_h)], state[1][len(last_h)])
-            see = None if watch is None else partial(watch, f"l{level}{suffix}")
-            output, (h, c) = direction(x, lengths, own, settings, suffix != "", start, updated, see)
+            output, (h, c), taken = direction(
+                x, lengths, own, settings, suffix != "", start, updated
+            )
+            steps[f"l{level}{suffix}"] = taken
             outputs.append(output)
             last_h.append(h)
             last_c.append(c)
             buffers |= {f"norm_l{level}{suffix}.{name}": b for name, b in updated.items()}
         x = torch.cat(outputs, dim=-1)  # h_t = [→h_t : ←h_t]
-    return Result(x, torch.stack(last_h), torch.stack(last_c), buffers)
+    return Result(x, torch.stack(last_h), torch.stack(last_c), buffers, steps)
 
 
 def direction(
@@ -99,8 +112,7 @@ def direction(
     reverse: bool,
     state: State,
     updated: dict[str, Tensor],
-    see: Callable[[str, int, Tensor], None] | None = None,
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, State, dict[int, Step]]:
     """Section 3: one direction of one layer over (T, B, I); ``updated`` collects new buffers.
 
     The backward direction walks from T−1 down to 0; a sequence joins it at its own last frame, so
@@ -108,86 +120,73 @@ def direction(
     """
     T, B, _ = x.shape
     running = [[b for b in range(B) if t < lengths[b]] for t in range(T)]  # the n rows of slice t
-    if settings.batch_statistics and settings.norm is not None:
+    if settings.batch_statistics:
         _check_rows([len(rows) for rows in running], settings.norm)
     slices = [x[t, rows] @ p["weight_ih"].T for t, rows in enumerate(running)]  # W_x x_t: (n, G·H)
     if settings.norm == "sequence":
         slices = normalise_sequence(slices, p, settings, updated)
     elif settings.norm == "frame":
         slices = normalise_frames(slices, p, settings, updated)
+    elif settings.norm == "layer":
+        slices = [layer_norm(rows, p, "", settings.eps) for rows in slices]
     elif settings.norm is None and "bias_ih" in p:
         slices = [rows + p["bias_ih"] for rows in slices]
 
     h, c = state
     outputs = [x.new_zeros(B, h.shape[1]) for _ in range(T)]
-    summed: dict[int, list[Tensor]] = {}  # what the appendix normalises, by time step
+    steps: dict[int, Step] = {}
     for t in reversed(range(T)) if reverse else range(T):
         if not running[t]:
             continue
         rows = torch.tensor(running[t])
-        new_h, new_c = step(slices[t], (h[rows], c[rows]), p, settings, t, summed, see)
-        if see is not None:
-            see("h", t, new_h)
-        h, c = h.index_copy(0, rows, new_h), c.index_copy(0, rows, new_c)
-        outputs[t] = outputs[t].index_copy(0, rows, new_h)
+        steps[t] = step(slices[t], (h[rows], c[rows]), p, settings, t)
+        h, c = h.index_copy(0, rows, steps[t].h), c.index_copy(0, rows, steps[t].c)
+        outputs[t] = outputs[t].index_copy(0, rows, steps[t].h)
     if settings.norm == "hidden":
-        _update_slots({t: torch.cat(s, dim=-1) for t, s in summed.items()}, p, settings, updated)
-    return torch.stack(outputs), (h, c)
+        _update({t: s.sums for t, s in sorted(steps.items())}, p, settings, updated)
+    return torch.stack(outputs), (h, c), steps
 
 
-def step(
-    wx: Tensor,
-    state: State,
-    p: Parameters,
-    settings: Settings,
-    t: int,
-    summed: dict,
-    see: Callable[[str, int, Tensor], None] | None = None,
-) -> State:
+def step(wx: Tensor, state: State, p: Parameters, settings: Settings, t: int) -> Step:
     """One time step: ``wx`` (n, G·H) is W_x x_t, normalised already unless norm is "hidden"."""
     h, c = state
     wh = h @ p["weight_hh"].T
     if "bias_hh" in p:
         wh = wh + p["bias_hh"]
+    if settings.norm == "layer":
+        wh = layer_norm(wh, p, "_hh", settings.eps)
 
-    def bn(rows: Tensor, first: int) -> Tensor:
+    def bn(rows: Tensor, first: int = 0) -> Tensor:
         """The appendix's BN of features ``first``…; the identity for the other norms."""
-        normalised = rows
-        if settings.norm == "hidden":
-            summed.setdefault(t, []).append(rows)
-            own = _normaliser(p)
-            for name in own.keys() - {"norm.num_batches_tracked"}:
-                own[name] = own[name][..., first : first + rows.shape[1]]
-            normalised = _normalise_slice(rows, t, own, settings)
-        if see is not None:
-            see("sums", t, rows)
-        return normalised
-
-    def seen(*pre: Tensor) -> tuple[Tensor, ...]:
-        """What the non-linearities see."""
-        if see is not None:
-            see("pre", t, torch.cat(pre, dim=1))
-        return pre
+        if settings.norm != "hidden":
+            return rows
+        own = _normaliser(p)
+        for name in own.keys() - {"norm.num_batches_tracked"}:
+            own[name] = own[name][..., first : first + rows.shape[1]]
+        return _normalise_slice(rows, t, own, settings)
 
     if settings.cell == "lstm":
-        return _lstm(bn(wx + wh, 0), c, p, seen)
+        return _lstm(wx + wh, bn(wx + wh), c, p, settings)
     if settings.cell == "gru":
         H = h.shape[1]
-        (gates,) = seen(bn(wx[:, : 2 * H] + wh[:, : 2 * H], 0))
+        sums = wx[:, : 2 * H] + wh[:, : 2 * H]
+        gates = bn(sums)
         r, z = gates.sigmoid().chunk(2, dim=1)
         candidate = wh[:, 2 * H :]
         if "bias_hn" in p:
             candidate = candidate + p["bias_hn"]
-        (candidate,) = seen(bn(wx[:, 2 * H :] + r * candidate, 2 * H))
-        n = candidate.tanh()
-        return (1 - z) * n + z * h, c
+        sums_n = wx[:, 2 * H :] + r * candidate
+        pre_n = bn(sums_n, 2 * H)
+        h = (1 - z) * pre_n.tanh() + z * h
+        return Step(h, c, torch.cat([sums, sums_n], 1), torch.cat([gates, pre_n], 1))
     phi = torch.tanh if settings.cell == "tanh" else torch.relu
-    return phi(*seen(bn(wx + wh, 0))), c  # section 4: h_t = φ(W_h h_{t-1} + BN(W_x x_t))
+    pre = bn(wx + wh)
+    return Step(phi(pre), c, wx + wh, pre)  # section 4: h_t = φ(W_h h_{t-1} + BN(W_x x_t))
 
 
-def _lstm(sums: Tensor, c: Tensor, p: Parameters, seen: Callable[..., tuple[Tensor, ...]]) -> State:
+def _lstm(sums: Tensor, gates: Tensor, c: Tensor, p: Parameters, settings: Settings) -> Step:
     """Section 3.1; i and f see c_{t−1}, o sees c_t through diagonal peepholes where there are."""
-    i, f, g, o = sums.chunk(4, dim=1)
+    i, f, g, o = gates.chunk(4, dim=1)
     if "weight_ci" in p:
         i = i + p["weight_ci"] * c
     if "weight_cf" in p:
@@ -195,8 +194,20 @@ def _lstm(sums: Tensor, c: Tensor, p: Parameters, seen: Callable[..., tuple[Tens
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     if "weight_co" in p:
         o = o + p["weight_co"] * c
-    seen(i, f, g, o)
-    return o.sigmoid() * c.tanh(), c
+    shown = layer_norm(c, p, "_c", settings.eps) if settings.cell_norm else c
+    return Step(o.sigmoid() * shown.tanh(), c, sums, torch.cat([i, f, g, o], 1))
+
+
+def layer_norm(rows: Tensor, p: Parameters, which: str, eps: float) -> Tensor:
+    """Ba et al. 2016: each row of (n, features) by its own mean and (biased) variance."""
+    mean = rows.mean(1, keepdim=True)
+    var = ((rows - mean) ** 2).mean(1, keepdim=True)
+    own = {
+        f"norm.{name}": p[f"norm.{name}{which}"]
+        for name in ("weight", "bias")
+        if f"norm.{name}{which}" in p
+    }
+    return standardise(rows, mean, var, own, eps)
 
 
 def standardise(rows: Tensor, mean: Tensor, var: Tensor, p: Parameters, eps: float) -> Tensor:
@@ -232,11 +243,7 @@ def normalise_frames(
     slices: list[Tensor], p: Parameters, settings: Settings, updated: dict[str, Tensor]
 ) -> list[Tensor]:
     """Section 4.1, frame-wise: a mean and variance for each time step."""
-    if settings.batch_statistics:
-        if _has_slots(p):
-            _update_slots(dict(enumerate(slices)), p, settings, updated)
-        else:
-            _update_shared(torch.cat(slices), p, settings, updated)
+    _update(dict(enumerate(slices)), p, settings, updated)
     own = _normaliser(p)
     return [_normalise_slice(s, t, own, settings) for t, s in enumerate(slices)]
 
@@ -269,6 +276,16 @@ def running_average(old: Tensor, new: Tensor, tracked: int, momentum: float | No
     return (1 - weight) * old + weight * new
 
 
+def _update(
+    slices: dict[int, Tensor], p: Parameters, settings: Settings, updated: dict[str, Tensor]
+) -> None:
+    """Statistics of each time step where there are slots for them, else of all together."""
+    if settings.batch_statistics and _has_slots(p):
+        _update_slots(slices, p, settings, updated)
+    elif settings.batch_statistics:
+        _update_shared(torch.cat(list(slices.values())), p, settings, updated)
+
+
 def _update_shared(
     rows: Tensor, p: Parameters, settings: Settings, updated: dict[str, Tensor]
 ) -> None:
@@ -287,8 +304,6 @@ def _update_slots(
     slices: dict[int, Tensor], p: Parameters, settings: Settings, updated: dict[str, Tensor]
 ) -> None:
     """The appendix: statistics of each time step t < K; a slice of one row updates nothing."""
-    if not settings.batch_statistics or "norm.running_mean" not in p:
-        return
     if not all(rows.isfinite().all() for rows in slices.values()):
         return
     updated |= {name: p[f"norm.{name}"].clone() for name in BUFFERS}
@@ -301,9 +316,10 @@ def _update_slots(
                 updated[name][t] = new
 
 
-def _check_rows(counts: list[int], norm: Norm) -> None:
+def _check_rows(counts: list[int], norm: str | None) -> None:
     """A variance needs two rows: of the whole batch, or of one time slice at least."""
-    if (sum(counts) if norm == "sequence" else max(counts)) < 2:
+    rows = {"sequence": sum(counts), "frame": max(counts), "hidden": max(counts)}
+    if norm in rows and rows[norm] < 2:
         raise ValueError(f"batch statistics of one row (norm={norm!r}, rows per step {counts})")
 
 

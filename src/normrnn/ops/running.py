@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from normrnn.ops import native
 from normrnn.ops.statistics import Statistics, pool, unbiased
 
 
@@ -15,13 +14,9 @@ def update_shared_(
     A batch with a non-finite value leaves everything as it was. ``momentum`` is the weight of
     the new value, as in torch; None means the average of all updates so far.
     """
-    if momentum is not None and _kernel_serves(mean, var, batch):
-        width = int(batch.count[0])
-        tracked += native.update_running(mean, var, batch.mean, batch.var, width, momentum)
-        return
     pooled = pool(batch)
-    good = (pooled.count > 1) & _finite(pooled)
-    _update_(mean.unsqueeze(1), var.unsqueeze(1), tracked.view(1), pooled, good, momentum)
+    good = (pooled.count > 1) & _finite(batch)
+    _update_(mean[None], var[None], tracked.view(1), pooled, good, momentum)
 
 
 def update_steps_(
@@ -31,23 +26,16 @@ def update_steps_(
 
     A non-finite value at any step, a lone row's or one past the last slot, prevents them all.
     """
-    used = min(mean.shape[0], batch.mean.shape[1])
-    first = Statistics(batch.mean[:, :used], batch.var[:, :used], batch.count[:used])
-    slots = mean[:used].t(), var[:used].t(), tracked[:used]
+    used = min(len(mean), len(batch.mean))
+    first = Statistics(*(value[:used] for value in batch))
+    slots = mean[:used], var[:used], tracked[:used]
     _update_(*slots, first, (first.count > 1) & _finite(batch), momentum)
-
-
-def _kernel_serves(mean: Tensor, var: Tensor, batch: Statistics) -> bool:
-    """Groups of one width, and everything in the one type the kernel is written for."""
-    tensors = mean, var, batch.mean, batch.var
-    right = all(native.usable(x) and x.is_contiguous() for x in tensors)
-    return right and bool(batch.count[0] == batch.count[-1]) and bool(batch.count[0] > 1)
 
 
 def _finite(batch: Statistics) -> Tensor:
     """Whether all rows of the batch were finite: a mean is not if one of its rows is not."""
     # The sum is finite unless a part of it is not: one look at both.
-    return ((batch.mean + batch.var).isfinite() | (batch.count == 0)).all()
+    return ((batch.mean + batch.var).isfinite() | (batch.count == 0)[:, None]).all()
 
 
 def _update_(
@@ -59,10 +47,10 @@ def _update_(
     momentum: float | None,
 ) -> None:
     one = torch.ones_like(batch.count, dtype=batch.mean.dtype)
-    share = one / (tracked + 1) if momentum is None else one * momentum
+    share = (one / (tracked + 1) if momentum is None else one * momentum)[:, None]
     for buffer, value in ((mean, batch.mean), (var, unbiased(batch))):
         old = buffer.to(value.dtype)
-        buffer.copy_(old.lerp(torch.where(good, value, old), share))
+        buffer.copy_(old.lerp(torch.where(good[:, None], value, old), share))
     tracked += good.to(tracked.dtype)
 
 
@@ -94,21 +82,20 @@ class Population:
     def add(self, batch: Statistics) -> None:
         if self.groups == 1:
             batch = pool(batch)
-        used = min(self.groups, batch.mean.shape[1])
-        mean, var = (v[:, :used].detach().to("cpu", torch.float64) for v in (batch.mean, batch.var))
-        count = batch.count[:used].detach().to("cpu", torch.float64)
-        if not bool((mean.isfinite() & var.isfinite() | (count == 0)).all()):
+        used = min(self.groups, len(batch.mean))
+        mean, var, count = (v[:used].detach().to("cpu", torch.float64) for v in batch)
+        rows = count[:, None]
+        if not bool((mean.isfinite() & var.isfinite() | (rows == 0)).all()):
             return
         if not self.batches:
-            self._mean = torch.zeros(mean.shape[0], self.groups, dtype=torch.float64)
+            self._mean = torch.zeros(self.groups, mean.shape[1], dtype=torch.float64)
             self._squares = torch.zeros_like(self._mean)
-        mean = torch.where(count > 0, mean, 0.0)
-        var = torch.where(count > 0, var, 0.0)
-        old = self._count[:used].clone()
-        share = count / (old + count).clamp(min=1)
-        delta = mean - self._mean[:, :used]
-        self._squares[:, :used] += var * count + delta.square() * old * share
-        self._mean[:, :used] += delta * share
+        mean, var = (torch.where(rows > 0, value, 0.0) for value in (mean, var))
+        old = self._count[:used, None].clone()
+        share = rows / (old + rows).clamp(min=1)
+        delta = mean - self._mean[:used]
+        self._squares[:used] += var * rows + delta.square() * old * share
+        self._mean[:used] += delta * share
         self._count[:used] += count
         self.batches += 1
 
@@ -119,15 +106,15 @@ class Population:
 
     @property
     def mean(self) -> Tensor:
-        """(C, groups)."""
+        """(groups, C)."""
         return self._mean
 
     @property
     def biased_var(self) -> Tensor:
-        """(C, groups)."""
-        return self._squares / self._count.clamp(min=1)
+        """(groups, C)."""
+        return self._squares / self._count.clamp(min=1)[:, None]
 
     @property
     def var(self) -> Tensor:
-        """Unbiased, (C, groups)."""
-        return self._squares / (self._count - 1).clamp(min=1)
+        """Unbiased, (groups, C)."""
+        return self._squares / (self._count - 1).clamp(min=1)[:, None]

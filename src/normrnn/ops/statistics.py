@@ -1,22 +1,24 @@
 """Means and variances over rows, pooled by count, alone or over the ranks of a process group.
 
-A *group* is what shares one mean and variance: all N columns (sequence-wise) or one time step
-(frame-wise). Statistics are held as (C, K) for K groups, always in float32 or wider, and always
-two-pass: the mean first, then the centred squares.
+A *group* is what shares one mean and variance: all N rows (sequence-wise) or those of one time
+step (frame-wise). Statistics are held as (K, C) for K groups, always in float32 or wider, and
+always two-pass: the mean first, then the centred squares.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.ops.steps import Run, Steps
 
 
 class Statistics(NamedTuple):
-    """Mean and biased variance (C, K) over ``count`` (K,) rows of each group."""
+    """Mean and biased variance (K, C) over ``count`` (K,) rows of each group."""
 
     mean: Tensor
     var: Tensor
@@ -25,7 +27,7 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Groups:
-    """Which columns share statistics: runs of K equally wide groups."""
+    """Which rows share statistics: runs of K equally wide groups."""
 
     runs: tuple[Run, ...]
 
@@ -44,17 +46,22 @@ class Groups:
     def widths(self) -> list[int]:
         return [run.width for run in self.runs for _ in range(run.steps)]
 
-    @property
-    def uniform(self) -> bool:
-        return len(self.runs) == 1
+    def view(self, run: Run, rows: Tensor) -> Tensor:
+        """(N, C) -> (groups of the run, width, C)."""
+        return rows[run.rows].unflatten(0, (run.steps, run.width))
 
-    def view(self, run: Run, columns: Tensor) -> Tensor:
-        """(C, N) -> (C, groups of the run, width)."""
-        return columns[:, run.columns].unflatten(1, (run.steps, run.width))
+    def sums(self, rows: Tensor) -> Tensor:
+        """(N, C) -> (K, C)."""
+        parts = [self.view(run, rows).sum(1) for run in self.runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def of(self, run: Run, values: Tensor) -> Tensor:
-        """(C, K) -> (C, groups of the run, 1)."""
-        return values[:, run.first : run.first + run.steps].unsqueeze(2)
+    def each(self, rows: Tensor, values: Tensor, f: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """``f`` of every row of (N, C) and the values (K, C) of its group, (N, C)."""
+        parts = [
+            f(self.view(run, rows), values[run.first : run.first + run.steps, None]).flatten(0, 1)
+            for run in self.runs
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -62,33 +69,42 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype == torch.float64 else torch.float32
 
 
-def group_sums(x: Tensor, groups: Groups) -> Tensor:
-    """(C, N) -> (C, K)."""
-    parts = [groups.view(run, x).sum(2, dtype=wide(x.dtype)) for run in groups.runs]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+def measure(rows: Tensor, groups: Groups, sync: bool = False) -> tuple[Statistics, Tensor]:
+    """Statistics of every group (over all ranks with ``sync``), and the centred rows (N, C).
 
-
-def group_squares(x: Tensor, groups: Groups) -> Tensor:
-    """Σ x² per group, (C, N) -> (C, K)."""
-    norm = torch.linalg.vector_norm
-    parts = [norm(groups.view(run, x), dim=2, dtype=wide(x.dtype)) for run in groups.runs]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).square_()
+    Differentiable, any number of times. Ranks may hold different T: K is then the largest, and a
+    rank without rows at a step counts for nothing.
+    """
+    rows = rows.to(wide(rows.dtype))
+    shared = synchronised(sync)
+    count = torch.tensor(groups.widths, dtype=rows.dtype, device=rows.device)
+    sums = groups.sums(rows)
+    if shared:
+        most = int(_reduced(torch.tensor(len(groups), device=rows.device), dist.ReduceOp.MAX))
+        both = _AllReduce.apply(_padded(torch.cat([sums, count[:, None]], 1), most))
+        sums, count = both[:, :-1], both[:, -1].detach()  # type: ignore[index]
+    mean = sums / count[:, None]
+    centred = groups.each(rows, mean, torch.sub)
+    squares = groups.sums(centred.square())
+    if shared:
+        squares: Tensor = _AllReduce.apply(_padded(squares, len(count)))  # type: ignore[assignment]
+    return Statistics(mean, squares / count[:, None], count), centred
 
 
 def pool(statistics: Statistics) -> Statistics:
     """All groups as one: the centred merge of K statistics, weighted by their counts."""
-    if statistics.mean.shape[1] == 1:
+    if len(statistics.mean) == 1:
         return statistics
     count = statistics.count.sum().view(1)
-    share = statistics.count / count
-    mean = (statistics.mean * share).sum(1, keepdim=True)
-    var = ((statistics.var + (statistics.mean - mean).square()) * share).sum(1, keepdim=True)
+    share = (statistics.count / count)[:, None]
+    mean = (statistics.mean * share).sum(0, keepdim=True)
+    var = ((statistics.var + (statistics.mean - mean).square()) * share).sum(0, keepdim=True)
     return Statistics(mean, var, count)
 
 
 def unbiased(statistics: Statistics) -> Tensor:
     """What running buffers hold (torch's convention); normalising uses the biased variance."""
-    return statistics.var * (statistics.count / (statistics.count - 1).clamp(min=1))
+    return statistics.var * (statistics.count / (statistics.count - 1).clamp(min=1))[:, None]
 
 
 def synchronised(sync: bool) -> bool:
@@ -96,17 +112,24 @@ def synchronised(sync: bool) -> bool:
     return sync and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def all_reduce(tensor: Tensor, op: Any = None) -> Tensor:
-    """The sum (or ``op``) over ranks, in place."""
-    dist.all_reduce(tensor, op=dist.ReduceOp.SUM if op is None else op)
+class _AllReduce(torch.autograd.Function):
+    """The sum over ranks. Each rank's loss depends on every rank's part, so gradients are summed
+    over ranks too."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # noqa: ARG004 (nothing to keep)
+        return _reduced(tensor.clone(), dist.ReduceOp.SUM)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004
+        return _AllReduce.apply(grads[0])  # type: ignore[return-value]
+
+
+def _reduced(tensor: Tensor, op: Any) -> Tensor:
+    dist.all_reduce(tensor, op=op)
     return tensor
 
 
-def most_groups(groups: int, device: torch.device) -> int:
-    """The largest number of groups any rank has: ranks may hold different T."""
-    return int(all_reduce(torch.tensor(groups, device=device), dist.ReduceOp.MAX))
-
-
-def padded(values: Tensor, groups: int) -> Tensor:
-    """(…, K) -> (…, groups), with zeros: a rank without rows at a step counts for nothing."""
-    return torch.nn.functional.pad(values, (0, groups - values.shape[-1]))
+def _padded(values: Tensor, groups: int) -> Tensor:
+    """(K, …) -> (groups, …), with zeros."""
+    return F.pad(values, (0, 0, 0, groups - len(values)))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
-from normrnn.engine.initial import glorot_, train_one_bias
+from normrnn.engine.initial import glorot_
 from normrnn.engine.loss import nats_and_errors
 from normrnn.nn import LSTM
 
@@ -37,9 +37,9 @@ class AcousticModel(nn.Module):
         layers: int = 5,
         *,
         bidirectional: bool = True,
-        norm: Literal["sequence", "frame"] | None = None,
+        norm: str | None = None,
         peephole: Literal["output", "all"] | None = None,
-        gamma: float = 1.0,
+        gamma: float | None = None,
         eps: float = 1e-5,
         momentum: float = 0.1,
     ) -> None:
@@ -64,7 +64,7 @@ class AcousticModel(nn.Module):
     def reset_parameters(self) -> None:
         """Glorot per gate, zero biases, γ and β left alone, one trained bias per gate."""
         glorot_(self.rnn, self.decoder)
-        train_one_bias(self.rnn)
+        self.rnn.train_one_bias()
 
     def features(self, utterances: PackedSequence) -> Tensor:
         """What the softmax sees, rows (N, directions · H)."""

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from normrnn.engine.initial import glorot_, train_one_bias
+from normrnn.engine.initial import glorot_
 from normrnn.engine.loss import linear_cross_entropy
 from normrnn.nn import GRU, LSTM, RNN
 from normrnn.text.vocabulary import Vocabulary
@@ -38,9 +38,9 @@ class LanguageModel(nn.Module):
         cell: Literal["lstm", "rnn", "gru"] = "lstm",
         embedding: int | None = None,
         dropout: float = 0.0,
-        norm: Literal["sequence", "frame", "hidden"] | None = None,
+        norm: str | None = None,
         peephole: Literal["output", "all"] | None = None,
-        gamma: float = 1.0,
+        gamma: float | None = None,
         eps: float = 1e-5,
         momentum: float = 0.1,
         time_steps: int | None = None,
@@ -82,7 +82,7 @@ class LanguageModel(nn.Module):
                 for name, parameter in self.named_parameters():
                     if "bias_hh" not in name and id(parameter) not in normalisers:
                         parameter.uniform_(-init, init)
-        train_one_bias(self.rnn)
+        self.rnn.train_one_bias()
 
     def features(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """What the softmax sees, (T, B, H), and the state after the last step."""

@@ -1,0 +1,114 @@
+"""The arguments that come on top of torch's, and what they may be."""
+
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+
+from normrnn import norms
+
+Norm = str | None
+Device = torch.device | str | int | None
+
+
+class NormOptions(TypedDict, total=False):
+    """The keyword arguments that come on top of torch's; see :class:`LSTM`."""
+
+    norm: Norm
+    eps: float
+    momentum: float | None
+    affine: bool
+    track_running_stats: bool
+    gamma: float | None
+    cell_norm: bool | None
+    time_steps: int | None
+    sync: bool
+
+
+@dataclass(frozen=True)
+class Options:
+    """The same, complete and checked."""
+
+    mode: str
+    bias: bool
+    norm: Norm = "sequence"
+    eps: float = 1e-5
+    momentum: float | None = 0.1
+    affine: bool = True
+    track_running_stats: bool = True
+    gamma: float | None = None
+    cell_norm: bool | None = None
+    time_steps: int | None = None
+    sync: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bias, bool):
+            raise TypeError(f"bias should be of type bool, got: {type(self.bias).__name__}")
+        if not self.eps > 0:
+            raise ValueError(f"eps must be positive, got {self.eps}")
+        if self.momentum is not None and not 0 <= self.momentum <= 1:
+            raise ValueError(f"momentum must be None or between 0 and 1, got {self.momentum}")
+        row = self.row
+        if row.keeps_statistics:
+            self._check_statistics(row)
+        if self.cell_norm and row.normalises and (row.cell_norm is None or self.mode != "LSTM"):
+            able = _either(n for n in _rows() if n.cell_norm is not None)
+            raise ValueError(
+                f"cell_norm=True is for an LSTM with norm={able}, "
+                f"got {self.mode} with norm={self.norm!r}"
+            )
+
+    def _check_statistics(self, row: norms.Norm) -> None:
+        steps = self.time_steps
+        if self.sync and not row.sync:
+            able = _either(n for n in _rows() if n.sync)
+            raise ValueError(f"sync=True does not work with norm={self.norm!r}: use {able}")
+        if steps is not None and not row.takes_time_steps:
+            able = _either(n for n in _rows() if n.takes_time_steps)
+            raise ValueError(
+                f"time_steps={steps} has no meaning with norm={self.norm!r}, whose statistics are "
+                f"shared over time: use norm={able}, or leave it out"
+            )
+        count = isinstance(steps, int) and not isinstance(steps, bool) and steps > 0
+        if steps is not None and not count:
+            raise ValueError(f"time_steps must be a positive integer, got {steps!r}")
+
+    @property
+    def row(self) -> norms.Norm:
+        """What the table says of the norm."""
+        if self.norm not in (None, *(row.name for row in _rows())):
+            choices = ", ".join([*(repr(row.name) for row in _rows()), "None"])
+            raise ValueError(f"unknown norm={self.norm!r}: choose one of {choices}")
+        return norms.of(self.norm)
+
+    def normaliser(self, channels: int, hidden: int, factory: dict[str, Any]) -> Any:
+        """One for a layer and direction; None if nothing is normalised."""
+        row = self.row
+        if not row.normalises:
+            return None
+        cell_norm = row.cell_norm if self.cell_norm is None else self.cell_norm
+        return row.load()(
+            channels,
+            hidden=hidden,
+            per_step=row.pools == "step",
+            inside=row.acts == "step",
+            eps=self.eps,
+            momentum=self.momentum,
+            affine=self.affine,
+            bias=self.bias,
+            track_running_stats=self.track_running_stats,
+            gamma=row.gamma if self.gamma is None else self.gamma,
+            cell_norm=bool(cell_norm) and self.mode == "LSTM",
+            time_steps=self.time_steps,
+            sync=self.sync,
+            **factory,
+        )
+
+
+def _rows() -> list[norms.Norm]:
+    """Those that normalise."""
+    return [row for row in map(norms.of, norms.names()) if row.normalises]
+
+
+def _either(rows: Any) -> str:
+    return " or ".join(repr(row.name) for row in rows)

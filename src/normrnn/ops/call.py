@@ -1,0 +1,112 @@
+"""What a recurrence is asked to compute: plain data, for the compiled kernel and the loop alike.
+
+D is the number of directions that run in one call, C = G·H. Gate inputs are rows (N, D·C),
+direction 0 first; vectors of a plug are (D·C,) in the same order.
+
+A *plug* says how gate inputs are read and what is normalised inside a step. A new kind is one
+more dataclass here and one more entry in :mod:`normrnn.ops.loop`.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from normrnn.ops.normalise import Fixed
+from normrnn.ops.statistics import Statistics
+from normrnn.ops.steps import Steps
+
+State = tuple[Tensor, ...]
+"""(h,) or, for the LSTM, (h, c), each (D, B, H)."""
+GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is computed."""
+
+    mode: str
+    """torch's: RNN_TANH, RNN_RELU, LSTM, GRU."""
+    steps: Steps
+    reverse: tuple[bool, ...] = (False,)
+    """One entry per direction."""
+
+
+class Peephole(NamedTuple):
+    """Diagonal connections from the cell to its gates, each (H,) or None (paper: W_co)."""
+
+    i: Tensor | None = None
+    f: Tensor | None = None
+    o: Tensor | None = None
+
+
+class Cell(NamedTuple):
+    """The recurrent parameters of one direction."""
+
+    w_hh: Tensor
+    """(C, H)."""
+    bias_hn: Tensor | None = None
+    """(H,), of the GRU: inside r ⊙ (W_hn h + b)."""
+    peephole: Peephole = Peephole()
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Gate inputs as they are, plus a bias (D·C,)."""
+
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class InputNorm:
+    """γ (pre − mean) / √(var + ε) + β before the loop: sequence-wise, or frame-wise."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    per_step: bool
+    batch: bool
+    """By the batch's own statistics; else, and for lone rows, by the fixed ones."""
+    fixed: Fixed | None
+    """Mean and variance, each (K, D·C), K = 1 or T."""
+    sync: bool = False
+
+
+@dataclass(frozen=True)
+class StepNorm:
+    """The appendix: the sums of every step are normalised by the rows of that step.
+
+    Of the GRU, those of r and z, then W_x x + r ⊙ (W_h h + b) of the candidate.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    batch: bool
+    fixed: Fixed | None
+
+
+@dataclass(frozen=True)
+class RowNorm:
+    """LN(pre; γ_x) + LN(W_h h; γ_h) + β over the C features of a row and direction."""
+
+    weight: Tensor | None
+    weight_hh: Tensor | None
+    bias: Tensor | None
+    eps: float
+    cell: bool = False
+    """LN on c before tanh, with weight_c and bias_c (D·H,)."""
+    weight_c: Tensor | None = None
+    bias_c: Tensor | None = None
+
+
+Plug = Plain | InputNorm | StepNorm | RowNorm
+
+
+class Result(NamedTuple):
+    rows: Tensor
+    """(N, D·H)."""
+    state: State
+    """The last one of every sequence."""
+    statistics: Statistics | None
+    """Of the batch, (K, D·C), detached; None where nothing is measured."""

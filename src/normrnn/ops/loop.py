@@ -1,0 +1,230 @@
+"""The recurrence in torch's own operations: one time loop for all cells, directions and plugs.
+
+A pure function that autograd differentiates, any number of times, on any device and in any type.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from normrnn.ops.call import Call, Cell, InputNorm, Plain, Plug, Result, RowNorm, State, StepNorm
+from normrnn.ops.normalise import LONE, normalise
+from normrnn.ops.statistics import Groups, Statistics, wide
+from normrnn.ops.steps import Steps
+
+
+def loop(call: Call, pre: Tensor, cells: Sequence[Cell], state: State | None, plug: Plug) -> Result:
+    """See :func:`normrnn.ops.recurrence.recur`."""
+    kind = _INSIDE[type(plug)]
+    gates, measured = kind.before(plug, call, pre)
+    if state is None:
+        zeros = pre.new_zeros(len(cells), call.steps.batch, cells[0].w_hh.shape[1])
+        state = (zeros, zeros) if call.mode == "LSTM" else (zeros,)
+    insides = [kind(plug, call, d) for d in range(len(cells))]
+    rows, finals = [], []
+    for d, own in enumerate(gates.chunk(len(cells), 1)):
+        states, final = _direction(call, d, own, cells[d], tuple(s[d] for s in state), insides[d])
+        rows.append(states)
+        finals.append(final)
+    last = tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
+    return Result(torch.cat(rows, 1), last, measured or _joined([i.measured() for i in insides]))
+
+
+def _direction(
+    call: Call, d: int, gates: Tensor, cell: Cell, start: State, inside: "_Nothing"
+) -> tuple[Tensor, State]:
+    """Gate inputs (N, C) and a state of (B, H) each -> states h (N, H), the final state."""
+    step, cut, sizes = _STEPS[call.mode], call.steps.cut(gates), call.steps.sizes
+    order = call.steps.order(call.reverse[d])
+    state = tuple(s[: sizes[order[0]]] for s in start)
+    outputs: dict[int, Tensor] = {}
+    ended: list[State] = []  # final states, the shortest sequences' first
+    for t in order:
+        have, width = len(state[0]), sizes[t]
+        if have > width:  # forwards, some sequences have ended
+            ended.append(tuple(s[width:] for s in state))
+            state = tuple(s[:width] for s in state)
+        elif have < width:  # backwards, some begin
+            state = tuple(
+                torch.cat([s, s0[have:width]]) for s, s0 in zip(state, start, strict=True)
+            )
+        state = step(t, cut[t], state, cell, inside)
+        outputs[t] = state[0]
+    rows = torch.cat([outputs[t] for t in range(len(sizes))])
+    return rows, tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
+
+
+def input_norm(plug: InputNorm, steps: Steps, pre: Tensor) -> tuple[Tensor, Statistics | None]:
+    """Gate inputs (N, C), normalised, and the statistics of the batch."""
+    by_step = plug.per_step
+    if not plug.batch and plug.fixed is not None:  # shared over time they need no groups
+        by_step = len(plug.fixed[0]) > 1
+    return normalise(
+        pre,
+        plug.weight,
+        plug.bias,
+        Groups.frame(steps) if by_step else Groups.sequence(steps),
+        eps=plug.eps,
+        fixed=plug.fixed,
+        batch=plug.batch,
+        sync=plug.sync,
+    )
+
+
+def _rnn(phi: Callable[[Tensor], Tensor]) -> Any:
+    """h_t = φ(a_t + W_h h_{t−1})."""
+
+    def step(t: int, gates: Tensor, state: State, cell: Cell, inside: "_Nothing") -> State:
+        (h,) = state
+        return (phi(inside.sums(t, gates + inside.recurrent(h @ cell.w_hh.t()))),)
+
+    return step
+
+
+def _lstm(t: int, gates: Tensor, state: State, cell: Cell, inside: "_Nothing") -> State:
+    """Paper, section 3.1; gate order i, f, g, o. Peephole terms come after any normalisation."""
+    (h, c), (pi, pf, po) = state, cell.peephole
+    i, f, g, o = inside.sums(t, gates + inside.recurrent(h @ cell.w_hh.t())).chunk(4, 1)
+    i = i if pi is None else i + pi * c
+    f = f if pf is None else f + pf * c
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    o = o if po is None else o + po * c
+    return o.sigmoid() * inside.cell(c).tanh(), c
+
+
+def _gru(t: int, gates: Tensor, state: State, cell: Cell, inside: "_Nothing") -> State:
+    """h_t = (1−z) n + z h_{t−1}, n = tanh(a_n + r (W_hn h_{t−1} + b_hn)), as in torch."""
+    (h,) = state
+    inner = 2 * h.shape[1]
+    wh = inside.recurrent(h @ cell.w_hh.t())
+    r, z = inside.sums(t, gates[:, :inner] + wh[:, :inner]).sigmoid().chunk(2, 1)
+    q = wh[:, inner:] if cell.bias_hn is None else wh[:, inner:] + cell.bias_hn
+    n = inside.sums(t, gates[:, inner:] + r * q, inner).tanh()
+    return (n + z * (h - n),)
+
+
+_STEPS = {"RNN_TANH": _rnn(torch.tanh), "RNN_RELU": _rnn(torch.relu), "LSTM": _lstm, "GRU": _gru}
+
+
+class _Nothing:
+    """What a plug does before the loop, and inside it to one direction: here nothing."""
+
+    def __init__(self, plug: Any, call: Call, d: int):
+        self.plug, self.call, self.d = plug, call, d
+
+    @staticmethod
+    def before(plug: Any, call: Call, pre: Tensor) -> tuple[Tensor, Statistics | None]:  # noqa: ARG004
+        """Of all gate inputs (N, D·C), and what was measured."""
+        return (pre if plug.bias is None else pre + plug.bias), None
+
+    def recurrent(self, wh: Tensor) -> Tensor:
+        """Of W_h h, (n, C)."""
+        return wh
+
+    def sums(self, t: int, sums: Tensor, first: int = 0) -> Tensor:  # noqa: ARG002
+        """Of W_x x + W_h h, (n, C′): the channels from ``first`` on."""
+        return sums
+
+    def cell(self, c: Tensor) -> Tensor:
+        """Of the LSTM's c before tanh, (n, H)."""
+        return c
+
+    def measured(self) -> Statistics | None:
+        return None
+
+    def own(self, value: Tensor | None, first: int, width: int) -> Tensor | None:
+        """Of a vector (D·C,) this direction's entries from ``first`` on."""
+        if value is None:
+            return None
+        start = self.d * (value.shape[-1] // len(self.call.reverse)) + first
+        return value[..., start : start + width]
+
+
+class _InputNorm(_Nothing):
+    @staticmethod
+    def before(plug: InputNorm, call: Call, pre: Tensor) -> tuple[Tensor, Statistics | None]:
+        return input_norm(plug, call.steps, pre)
+
+
+class _StepNorm(_Nothing):
+    def __init__(self, plug: StepNorm, call: Call, d: int):
+        super().__init__(plug, call, d)
+        self.seen: dict[int, list[Statistics]] = {}
+
+    @staticmethod
+    def before(plug: StepNorm, call: Call, pre: Tensor) -> tuple[Tensor, Statistics | None]:
+        if plug.fixed is None and (not plug.batch or call.steps.sizes[-1] == 1):
+            raise ValueError(LONE)
+        return pre, None
+
+    def sums(self, t: int, sums: Tensor, first: int = 0) -> Tensor:
+        plug, width = self.plug, sums.shape[1]
+        fixed: Any = None
+        if plug.fixed is not None:
+            slot = slice(t, t + 1) if len(plug.fixed[0]) > 1 else slice(None)
+            fixed = tuple(self.own(value[slot], first, width) for value in plug.fixed)
+        out, measured = normalise(
+            sums,
+            self.own(plug.weight, first, width),
+            self.own(plug.bias, first, width),
+            Groups.sequence(self.call.steps.at(t)),
+            eps=plug.eps,
+            fixed=fixed,
+            batch=plug.batch,
+        )
+        if measured is not None:
+            self.seen.setdefault(t, []).append(measured)
+        return out
+
+    def measured(self) -> Statistics | None:
+        if not self.seen:
+            return None
+        steps = [_joined(self.seen[t]) for t in range(len(self.call.steps))]
+        return Statistics(*(torch.cat(parts) for parts in zip(*steps, strict=True)))
+
+
+class _RowNorm(_Nothing):
+    @staticmethod
+    def before(plug: RowNorm, call: Call, pre: Tensor) -> tuple[Tensor, Statistics | None]:
+        rows = pre.unflatten(1, (len(call.reverse), -1))
+        out = _standardised(rows, plug.eps).flatten(1)
+        return _affine(out, plug.weight, plug.bias).to(pre.dtype), None
+
+    def recurrent(self, wh: Tensor) -> Tensor:
+        weight = self.own(self.plug.weight_hh, 0, wh.shape[1])
+        return _affine(_standardised(wh, self.plug.eps), weight, None).to(wh.dtype)
+
+    def cell(self, c: Tensor) -> Tensor:
+        if not self.plug.cell:
+            return c
+        weight, bias = (self.own(v, 0, c.shape[1]) for v in (self.plug.weight_c, self.plug.bias_c))
+        return _affine(_standardised(c, self.plug.eps), weight, bias).to(c.dtype)
+
+
+def _standardised(rows: Tensor, eps: float) -> Tensor:
+    """Mean 0 and variance 1 over the last dimension, in float32 or wider."""
+    return F.layer_norm(rows.to(wide(rows.dtype)), rows.shape[-1:], eps=eps)
+
+
+def _affine(rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    rows = rows if weight is None else rows * weight
+    return rows if bias is None else rows + bias
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Statistics of neighbouring channels as one; None if there are none."""
+    if parts[0] is None:
+        return None
+    mean, var = (torch.cat([part[k] for part in parts], 1) for k in (0, 1))
+    return Statistics(mean, var, parts[0].count)
+
+
+_INSIDE: dict[type, type[_Nothing]] = {
+    Plain: _Nothing,
+    InputNorm: _InputNorm,
+    StepNorm: _StepNorm,
+    RowNorm: _RowNorm,
+}
