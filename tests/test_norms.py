@@ -1,18 +1,24 @@
 """The table of normalisations: one row each, asked by everybody, needing no torch."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import normrnn
 from normrnn import norms
+
+PACKAGE = Path(normrnn.__file__).parent
 
 
 def test_rows_of_the_paper() -> None:
-    assert set(norms.names()) >= {"none", "sequence", "frame", "hidden"}
+    assert set(norms.names()) >= {"none", "sequence", "frame", "hidden", "layer"}
     assert norms.names()[0] == "none"
     assert [n for n in norms.names() if norms.of(n).looks_ahead] == ["sequence"]
-    assert not norms.of("none").keeps_statistics
+    for name in ("none", "layer"):
+        assert not norms.of(name).keeps_statistics
     assert norms.of(None) is norms.of("none")
     assert norms.of("hidden").acts == "step"
     assert norms.of("frame").takes_time_steps
@@ -20,7 +26,7 @@ def test_rows_of_the_paper() -> None:
 
 
 def test_an_unknown_name_is_an_error_with_the_choices() -> None:
-    with pytest.raises(ValueError, match=r"unknown normalisation 'batch'.*none, frame, sequence"):
+    with pytest.raises(ValueError, match=r"unknown normalisation 'batch'.*none, sequence, frame"):
         norms.of("batch")
 
 
@@ -32,3 +38,45 @@ def test_a_name_is_taken_once() -> None:
 def test_the_table_needs_no_torch() -> None:
     check = "import normrnn.norms, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def comparisons(file: Path) -> list[str]:
+    """Places where something called norm is held against a name from the table."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        lookup = isinstance(node, ast.Call | ast.Subscript) and isinstance(
+            getattr(getattr(node, "func", node), "value", None), ast.Dict
+        )
+        if isinstance(node, ast.Compare) or lookup:
+            inside = list(ast.walk(node))
+            names = {getattr(n, "id", "") + getattr(n, "attr", "") for n in inside}
+            constants = {n.value for n in inside if isinstance(n, ast.Constant)}
+            by_name = {n for n in constants if isinstance(n, str)} & set(norms.names())
+            if any("norm" in n.lower() for n in names) and (by_name or "BASELINE" in names):
+                found.append(f"{file.name}: {ast.unparse(node)}")
+    return found
+
+
+def test_nobody_else_compares_a_norm_by_name() -> None:
+    """The reference does: it is read beside the paper, which has these names."""
+    files = set(PACKAGE.rglob("*.py")) - {PACKAGE / "norms.py", PACKAGE / "ops/reference.py"}
+    assert len(files) > 50
+    assert [place for file in sorted(files) for place in comparisons(file)] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if config.norm == 'none': pass",
+        "x = run.norm not in ('frame', 'sequence')",
+        "words = {'none': 'baseline'}.get(norm)",
+        "words = {'none': 'baseline'}[norm]",
+        "if 'hidden' != self.config.norm: pass",
+        "if norm == norms.BASELINE: pass",
+    ],
+)
+def test_the_check_itself_sees_comparisons(code: str, tmp_path: Path) -> None:
+    (tmp_path / "some.py").write_text(code)
+    assert len(comparisons(tmp_path / "some.py")) == 1
+    (tmp_path / "some.py").write_text("if peephole == 'none' or norm.looks_ahead: pass")
+    assert comparisons(tmp_path / "some.py") == []

@@ -120,7 +120,7 @@ def test_compare_from_python(
 def test_wrong_comparisons_from_python(tmp_path: Path) -> None:
     for arguments, kind, said in (
         ({"recipe": "ptb-smal"}, UsageError, "did you mean ptb-small"),
-        ({"norms": ("none", "layer")}, UsageError, "'layer'"),
+        ({"norms": ("none", "batch")}, UsageError, "'batch'"),
         ({"seeds": 0}, UsageError, "--seeds must be at least 1"),
         ({"model": {"hiden": 3}}, UserError, "unknown field model.hiden"),
         ({"epochs": "two"}, UserError, "epochs should be int"),

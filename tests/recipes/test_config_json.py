@@ -81,7 +81,7 @@ def test_differences_have_dotted_names() -> None:
         ({"optimizer": OptimizerConfig(momentum=-1.0)}, "optimizer.momentum must be at least 0"),
         ({"optimizer": OptimizerConfig(weight_decay=-1.0)}, "optimizer.weight_decay must be at"),
         ({"seed": 2**32}, "seed must lie in"),
-        ({"norm": "hidden"}, "time_steps"),
+        ({"norm": "batch"}, "norm has 'batch', not one of none, sequence, frame, hidden, layer"),
         ({"norm": "sequence", "model": ModelConfig(time_steps=3)}, "time_steps"),
     ],
 )
@@ -89,6 +89,11 @@ def test_impossible_settings_are_refused_by_name(change: dict, said: str) -> Non
     with pytest.raises(UserError, match=said) as raised:
         replace(recipe("ptb-small"), **change)
     assert raised.value.code == 2
+
+
+def test_hidden_keeps_statistics_per_step_or_shared_over_time() -> None:
+    assert replace(recipe("ptb-small"), norm="hidden").model.time_steps == 0
+    assert replace(recipe("ptb-char"), norm="hidden").model.time_steps == 100
 
 
 def test_no_torch_behind_recipes_reports_and_the_command_line() -> None:

@@ -17,7 +17,6 @@ from normrnn.report.tables import differences_table, paper_table, target_table
 from normrnn.report.verdict import verdict
 from tests.report.made_runs import make_run, short_run
 
-
 WORDS = {"level": "word"}
 
 

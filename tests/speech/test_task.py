@@ -1,6 +1,7 @@
 """Training on speech: pooled metrics, resume, limits, what is stored with the model."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -244,9 +245,19 @@ def test_a_run_goes_on_only_with_the_same_data(
         run_tiny(other, whole)
 
 
-def test_hidden_normalisation_and_single_utterances_are_refused(tiny_speech: SpeechConfig) -> None:
-    with pytest.raises(UsageError, match=r"norm hidden .* use sequence or frame"):
-        replace(tiny_speech, norm="hidden")
+@pytest.mark.parametrize(("norm", "kinds"), [("hidden", 3), ("layer", 1)])
+def test_norms_inside_the_steps_train_on_ragged_batches(
+    tiny_speech: SpeechConfig, tmp_path: Path, norm: str, kinds: int
+) -> None:
+    """Statistics are shared over time, or there are none and every row would say the same."""
+    config = replace(tiny_speech, norm=norm, epochs=1)
+    run_tiny(config, tmp_path / "run")
+    rows = [row for row in evaluate(tmp_path / "run")["rows"] if row["split"] == "valid"]
+    assert len(rows) == len({row["statistics"] for row in rows}) == kinds
+    assert all(math.isfinite(row["loss"]) for row in rows)
+
+
+def test_single_utterances_are_refused(tiny_speech: SpeechConfig) -> None:
     alone = replace(tiny_speech, train=replace(tiny_speech.train, batch=1))
     with pytest.raises(UserError, match=r"train\.batch must be at least 2"):
         open_speech(alone)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -14,7 +14,7 @@ from tyro.conf import arg
 
 from normrnn.commands.arms import Arm, Arms, plan
 from normrnn.commands.options import parse, split_recipe
-from normrnn.config.base import Config, Norm
+from normrnn.config.base import Config, check_norm
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UsageError
 
@@ -107,9 +107,8 @@ def _compare(
     from normrnn.report.verdict import verdict
     from normrnn.report.write import write_report
 
-    unknown = [name for name in norms if name not in get_args(Norm)]
-    if unknown:
-        raise UsageError(f"--norms has {unknown[0]!r}, not one of {', '.join(get_args(Norm))}")
+    for norm in norms:
+        check_norm(norm, "--norms")
     if seeds < 1 or jobs < 0:
         raise UsageError(f"--seeds must be at least 1 and --jobs 0, not {seeds} and {jobs}")
     drawing()  # what it needs is missed now, not after hours

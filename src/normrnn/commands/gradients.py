@@ -4,12 +4,12 @@ import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse, split_recipe
-from normrnn.config.base import Config, Norm
+from normrnn.config.base import Config, check_norm
 from normrnn.errors import UsageError, UserError
 from normrnn.files import write_whole
 
@@ -46,11 +46,10 @@ def run(arguments: list[str]) -> int:
         _check(batches, output)
         chosen = norms.split(",") if norms else [config.norm]
         for norm in chosen:
-            if norm not in get_args(Norm):
-                raise UsageError(f"--norms has {norm!r}, not one of {', '.join(get_args(Norm))}")
+            check_norm(norm, "--norms")
         records = []
         for norm in chosen:
-            one = replace(config, norm=norm)  # type: ignore[arg-type]
+            one = replace(config, norm=norm)
             experiment = open_experiment(one)
             records.append(_record(one, f"norm {norm}", _built(one, experiment), batches))
         _write(records, output)

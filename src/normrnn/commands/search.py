@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -17,7 +17,7 @@ from rich.table import Table
 from tyro.conf import arg
 
 from normrnn.commands.options import parse, split_recipe
-from normrnn.config.base import Config, Norm
+from normrnn.config.base import Config, check_norm
 from normrnn.engine.interrupt import PARENT
 from normrnn.errors import UsageError, UserError
 from normrnn.report.study import read_study, short
@@ -81,9 +81,8 @@ def run(arguments: list[str]) -> int:
 def _check(config: Config, default: Config, norms: tuple[str, ...], chosen: dict[str, Any]) -> None:
     if config.norm != default.norm:
         raise UsageError(f"search takes --norms, as in --norms none,{config.norm}, not --norm")
-    unknown = [name for name in norms if name not in get_args(Norm)]
-    if unknown:
-        raise UsageError(f"--norms has {unknown[0]!r}, not one of {', '.join(get_args(Norm))}")
+    for norm in norms:
+        check_norm(norm, "--norms")
     for name in ("trials", "workers", "heartbeat"):
         if chosen[name] < 1:
             raise UsageError(f"--{name} must be at least 1, not {chosen[name]}")

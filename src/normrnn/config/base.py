@@ -7,14 +7,19 @@ run directories stay readable.
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from tyro.conf import Suppress
+from tyro.conf import Suppress, arg
 
+from normrnn import norms
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UsageError
 
-Norm = Literal["none", "frame", "sequence", "hidden"]
+
+def check_norm(norm: str, name: str) -> None:
+    """UsageError, with the choices, if `name` is given a normalisation that there is not."""
+    if norm not in norms.names():
+        raise UsageError(f"{name} has {norm!r}, not one of {', '.join(norms.names())}")
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Config:
     noun: ClassVar[str] = "an experiment"
     """What is trained, in words."""
     recipe: Suppress[str]
-    norm: Norm = "none"
+    norm: Annotated[str, arg(metavar="{" + ",".join(norms.names()) + "}")] = norms.BASELINE
     """Normalisation of the recurrent layers; none is the baseline."""
     data: str = ""
     """What to train on."""
@@ -78,6 +83,7 @@ class Config:
     train: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
+        check_norm(self.norm, "norm")
         for name, value in flat(to_dict(self)).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{name} must be a finite number, not {value}")
@@ -98,6 +104,11 @@ class Config:
         )
         if not self.optimizer.decay > 0:
             raise UsageError(f"optimizer.decay must be positive, not {self.optimizer.decay}")
+
+    @property
+    def normalisation(self) -> norms.Norm:
+        """What the table says of `norm`."""
+        return norms.of(self.norm)
 
     @staticmethod
     def _at_least(*checks: tuple[str, float, float]) -> None:

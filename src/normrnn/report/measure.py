@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from normrnn.norms import BASELINE
+from normrnn import norms
 from normrnn.report.runs import Run
 
 
@@ -75,7 +75,10 @@ class Paper:
 
     def of(self, norm: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """The figures of an arm."""
-        return {BASELINE: self.baseline, self.norm: self.normalised}.get(norm)
+        if norm == self.norm:
+            return self.normalised
+        known = norm in norms.names()
+        return self.baseline if known and not norms.of(norm).normalises else None
 
 
 def _words(model: str, *figures: float) -> Paper:

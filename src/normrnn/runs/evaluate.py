@@ -24,8 +24,8 @@ from normrnn.text.model import LanguageModel
 from normrnn.text.task import RUNNING, Evaluator, deciding_statistics, finite_rows
 
 NO_PERPLEXITY = (
-    "batch statistics refused: sequence-wise they see the future of the window, so that what they"
-    " give a language model is no perplexity; the same holds for its losses in training mode"
+    "batch statistics refused: they see the future of the window, so that what they give a"
+    " language model is no perplexity; the same holds for its losses in training mode"
 )
 
 
@@ -68,7 +68,7 @@ def _evaluate_language(
     finite = finite_rows(rows)
     if not finite:
         raise UserError(f"the model of {run} gives no finite loss on {texts.source}")
-    notes = [NO_PERPLEXITY] if config.norm == "sequence" else []
+    notes = [NO_PERPLEXITY] if config.normalisation.looks_ahead else []
     notes += [
         f"{row['split']} with {row['statistics']} statistics left out: its loss is {row['loss']}"
         for row in rows
@@ -112,7 +112,7 @@ def _authors(config: LanguageConfig, rows: list[Row]) -> list[Row]:
     """The authors' own figure: batch statistics, mean of the mini-batches' perplexities."""
     if config.text.level == "char":
         return []  # their code that we know of is the one for words
-    wanted = "running" if config.norm == "none" else "batch"
+    wanted = "batch" if config.normalisation.keeps_statistics else "running"
     return [
         {k: row[k] for k in ("split", "statistics", "batch_ppl", "streams")}
         for row in rows

@@ -80,8 +80,3 @@ class SpeechConfig(Config):
             raise UsageError(f"model.eps must be positive, not {self.model.eps}")
         if not 0 <= self.model.momentum <= 1:
             raise UsageError(f"model.momentum must lie in [0, 1], not {self.model.momentum}")
-        if self.norm == "hidden":
-            raise UsageError(
-                "norm hidden keeps statistics per time step, for sequences of one length: speech"
-                " has none; use sequence or frame"
-            )

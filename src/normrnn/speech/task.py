@@ -22,14 +22,13 @@ from normrnn.text.evaluation import Statistics, set_statistics, statistics_of, u
 def build_model(config: SpeechConfig, dim: int, classes: int) -> AcousticModel:
     """The network the config describes, freshly initialised."""
     m = config.model
-    assert config.norm != "hidden"  # the config refuses it
     return AcousticModel(
         dim,
         classes,
         m.hidden,
         m.layers,
         bidirectional=m.bidirectional,
-        norm=None if config.norm == "none" else config.norm,
+        norm=config.norm if config.normalisation.normalises else None,
         peephole=None if m.peephole == "none" else m.peephole,
         gamma=m.gamma,
         eps=m.eps,
@@ -59,7 +58,7 @@ def open_speech(config: SpeechConfig) -> Experiment:
         raise UserError(
             f"no training utterance of {config.data} has at most {config.train.max_frames} frames"
         )
-    if config.norm != "none" and min(config.train.batch, len(pieces)) < 2:
+    if config.normalisation.keeps_statistics and min(config.train.batch, len(pieces)) < 2:
         raise UserError("statistics over one utterance are its own: train.batch must be at least 2")
     hours = sum(piece.length for piece in pieces) / 360_000
     source = f"{corpus.path}: {kept} utterances, {hours:.2f} h, {corpus.classes} states"
@@ -108,7 +107,7 @@ class SpeechEvaluator:
         some = min(config.evaluation.train_utterances, n)
         self.fixed = [whole[i * n // some] for i in range(some)]
         # One utterance has no statistics of its own in any time step.
-        self.alone = config.norm != "frame"
+        self.alone = config.normalisation.pools != "step"
 
     @torch.no_grad()
     def score(
@@ -142,7 +141,7 @@ class SpeechEvaluator:
 
     def population(self, model: AcousticModel, poll: Poll) -> Tensors:
         """Recalibrated statistics over training batches; none for a network without normalisers."""
-        if self.config.norm == "none":
+        if not self.config.normalisation.keeps_statistics:
             return {}
         train = self.config.train
         pieces = training_pieces(self.config, self.corpus.train.lengths)
@@ -173,7 +172,7 @@ class SpeechEvaluator:
         if self.fixed:
             fixed = self.score(model, self.corpus.train, self.fixed, poll)
             yield fixed.row("train_eval", "running")
-        if self.config.norm == "none":
+        if not self.config.normalisation.keeps_statistics:
             return
         with using(model, self.population(model, poll)):
             yield self.dev(model, poll).row("valid", "recalibrated")

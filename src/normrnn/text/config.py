@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from normrnn import norms
 from normrnn.config.base import Config, LoopConfig
 from normrnn.errors import UsageError
 
@@ -108,11 +109,13 @@ class LanguageConfig(Config):
             raise UsageError(f"model.eps must be positive, not {self.model.eps}")
         if not 0 <= self.model.momentum <= 1:
             raise UsageError(f"model.momentum must lie in [0, 1], not {self.model.momentum}")
-        if self.norm != "none" and self.train.batch < 2:
+        norm = self.normalisation
+        if norm.keeps_statistics and self.train.batch < 2:
             raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
-        if self.norm == "sequence" and self.model.time_steps:
-            raise UsageError("model.time_steps is for norm frame or hidden; 0 for norm sequence")
-        if self.norm == "hidden" and not self.model.time_steps:
-            raise UsageError("norm hidden needs model.time_steps: one set of statistics per step")
+        if norm.keeps_statistics and self.model.time_steps and not norm.takes_time_steps:
+            able = [n for n in norms.names() if norms.of(n).takes_time_steps]
+            raise UsageError(
+                f"model.time_steps is for norm {' or '.join(able)}; 0 for norm {self.norm}"
+            )
         if self.model.peephole != "none" and self.model.cell != "lstm":
             raise UsageError(f"model.peephole is for cell lstm, not {self.model.cell}")

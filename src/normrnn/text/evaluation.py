@@ -1,4 +1,4 @@
-"""Scoring a text with a language model: which statistics, how many streams (TRAPS 11a, 11b, 21).
+"""Scoring a text with a language model: which statistics, how many streams.
 
 - running: the buffers as training left them;
 - recalibrated: population statistics over training windows, in order, without dropout;
@@ -87,7 +87,7 @@ def score(
 
 
 def statistics_of(model: nn.Module) -> Tensors:
-    """A copy of the normalisers' buffers; empty without normalisers."""
+    """A copy of all buffers: the normalisers' statistics, and what else the model keeps there."""
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 

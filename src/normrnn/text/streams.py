@@ -1,4 +1,4 @@
-"""B contiguous streams out of one long text, read in windows (section 5.2 and TRAPS 21)."""
+"""B contiguous streams out of one long text, read in windows (section 5.2)."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -42,7 +42,7 @@ def build_model(config: LanguageConfig, vocab_size: int) -> LanguageModel:
         cell=m.cell,
         embedding=m.embedding or None,
         dropout=m.dropout,
-        norm=None if config.norm == "none" else config.norm,
+        norm=config.norm if config.normalisation.normalises else None,
         peephole=None if m.peephole == "none" else m.peephole,
         gamma=m.gamma,
         eps=m.eps,
@@ -58,7 +58,8 @@ def deciding_statistics(config: LanguageConfig) -> Statistics:
     Under dropout p the variance of W_x x is 1/(1−p) times that without: running statistics are
     biased then, and population statistics without dropout take their place.
     """
-    return "recalibrated" if config.norm != "none" and config.model.dropout > 0 else "running"
+    biased = config.normalisation.keeps_statistics and config.model.dropout > 0
+    return "recalibrated" if biased else "running"
 
 
 def read_ids(config: LanguageConfig, ids: torch.Tensor, batch: int, name: str = "text") -> Text:
@@ -113,7 +114,7 @@ class Evaluator:
 
     def population(self, model: LanguageModel, poll: Poll) -> Tensors:
         """Recalibrated statistics; none for a network without normalisers."""
-        if self.config.norm == "none":
+        if not self.config.normalisation.keeps_statistics:
             return {}
         windows = self.config.evaluation.recalibrate_windows
         return population_statistics(model, self.train, self.steps, windows, poll)
@@ -123,12 +124,12 @@ class Evaluator:
     ) -> Iterator[Row]:
         """One row per kind of statistics that says something about this network."""
         yield self.score(model, split, poll).row(split, "running")
-        if self.config.norm == "none":
+        if not self.config.normalisation.keeps_statistics:
             return
         with using(model, population):
             yield self.score(model, split, poll).row(split, "recalibrated")
-        # Sequence-wise, the window's own statistics see its future: that would be no perplexity.
-        if self.config.norm != "sequence" and self.text(split).batch > 1:
+        # Where the window's own statistics see its future, that would be no perplexity.
+        if not self.config.normalisation.looks_ahead and self.text(split).batch > 1:
             yield self.batch_score(model, split, poll).row(split, "batch")
 
 

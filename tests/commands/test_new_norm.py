@@ -1,0 +1,71 @@
+"""A normalisation of one's own, registered in ten lines, goes everywhere."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import normrnn
+from normrnn import norms
+from normrnn.nn.normaliser import GateNorm
+from normrnn.ops import Steps
+from normrnn.runs.evaluate import evaluate
+from tests.commands.conftest import Cli
+
+
+class Toy(GateNorm):
+    """Gate inputs by their root mean square over a row."""
+
+    def forward(self, rows: Tensor, steps: Steps) -> Tensor:  # noqa: ARG002
+        size = rows.square().mean(1, keepdim=True).add(self.eps).sqrt()
+        return rows / size * self.weight + self.bias  # type: ignore[operator]
+
+
+@pytest.fixture
+def toy() -> Iterator[norms.Norm]:
+    words, where = "network with toy rows", f"{__name__}:Toy"
+    yield norms.register(
+        norms.Norm(name="toy", words=words, acts="input", pools=None, implementation=where)
+    )
+    norms.unregister("toy")
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_new_norm_is_a_layer() -> None:
+    layer: Any = normrnn.LSTM(3, 2, num_layers=2, bidirectional=True, norm="toy", gamma=2.0)
+    assert isinstance(layer.norm_l1_reverse, Toy)
+    x = torch.randn(5, 4, 3)
+    output, _ = layer(x, lengths=[5, 2, 3, 1])
+    output.sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    # By hand: what the gates of the first layer get, through torch's own LSTM.
+    pre = x @ layer.weight_ih_l0.t()
+    pre = pre / (pre.square().mean(2, keepdim=True) + 1e-5).sqrt() * 2
+    plain: Any = torch.nn.LSTM(8, 2, bias=False)
+    with torch.no_grad():
+        plain.weight_ih_l0.copy_(torch.eye(8))
+        plain.weight_hh_l0.copy_(layer.weight_hh_l0)
+    small = normrnn.LSTM(3, 2, norm="toy", gamma=2.0)
+    small.load_state_dict({k: v for k, v in layer.state_dict().items() if k in small.state_dict()})
+    torch.testing.assert_close(small(x)[0], plain(pre)[0])
+    with pytest.raises(ValueError, match=r"choose one of 'sequence'.*'toy', None"):
+        normrnn.LSTM(3, 2, norm="toys")
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_new_norm_is_trained_evaluated_and_reported(
+    text_dir: Path, tmp_path: Path, cli: Cli
+) -> None:
+    small = ["--model.hidden", "8", "--train.batch", "8", "--train.steps", "5", "--epochs", "1"]
+    for norm in ("none", "toy"):
+        call = ["train", "ptb-small", "--data", text_dir, "--out", tmp_path / norm, *small]
+        assert cli(*call, "--norm", norm)[0] == 0
+    rows = evaluate(tmp_path / "toy")["rows"]
+    assert {row["split"] for row in rows} == {"valid", "test", "train_eval"}
+    assert {row["statistics"] for row in rows} == {"running"}  # it keeps none of its own
+    page = tmp_path / "report.html"
+    assert cli("report", tmp_path / "none", tmp_path / "toy", "-o", page)[0] == 0
+    assert "network with toy rows" in page.read_text(encoding="utf-8")
