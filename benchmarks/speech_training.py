@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 from benchmarks.machine import peak_growth
-from normrnn.config.base import Norm
 from normrnn.engine.display import PlainDisplay
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Trainer
@@ -143,7 +142,7 @@ def print_memory(where: Path) -> None:
             print(f"{name:<20} norm {norm:<10} {peak:>7,.0f} MiB", flush=True)
 
 
-def _peak(name: str, norm: Norm, where: Path) -> float:
+def _peak(name: str, norm: str, where: Path) -> float:
     torch.set_num_threads(1)
     config, split = made(*LONGEST[name], where)
     return peak_growth(engine(replace(config, norm=norm), split, where))

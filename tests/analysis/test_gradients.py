@@ -18,7 +18,6 @@ from normrnn.analysis.gradients import growth, record, watched
 from normrnn.cli import main
 from normrnn.engine.start import open_experiment
 from normrnn.engine.task import Loss
-from normrnn.nn.base import Norm
 from normrnn.recipes.char import ptb_char
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.task import SpeechTask
@@ -31,7 +30,7 @@ class Toy:
 
     unit = "tokens"
 
-    def __init__(self, norm: Norm, inputs: list[list[float]], signs: list[float]) -> None:
+    def __init__(self, norm: str | None, inputs: list[list[float]], signs: list[float]) -> None:
         options = {"time_steps": 9, "eps": 0.5} if norm else {}
         self.rnn = normrnn.RNN(1, 1, norm=norm, dtype=torch.float64, **options)  # type: ignore[arg-type]
         self.model = nn.ModuleList([self.rnn])

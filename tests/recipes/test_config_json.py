@@ -92,8 +92,10 @@ def test_impossible_settings_are_refused_by_name(change: dict, said: str) -> Non
 
 
 def test_hidden_keeps_statistics_per_step_or_shared_over_time() -> None:
-    assert replace(recipe("ptb-small"), norm="hidden").model.time_steps == 0
-    assert replace(recipe("ptb-char"), norm="hidden").model.time_steps == 100
+    for name, steps in (("ptb-small", 0), ("ptb-char", 100)):
+        config = replace(recipe(name), norm="hidden")
+        assert isinstance(config, LanguageConfig)
+        assert config.model.time_steps == steps
 
 
 def test_no_torch_behind_recipes_reports_and_the_command_line() -> None:

@@ -14,12 +14,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.nn import door, stack
 from normrnn.nn.batch import Normaliser
-from normrnn.nn.options import Norm, NormOptions
 from normrnn.nn.parameters import Parameters
 from normrnn.ops.call import State
 from normrnn.ops.steps import Steps
-
-__all__ = ["Norm", "NormOptions", "Normalised"]
 
 FEW_ROWS = 32
 """Folding is a pass over the weights. For fewer rows, as in sampling, it does not pay."""

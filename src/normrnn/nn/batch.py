@@ -33,7 +33,6 @@ class Normaliser(GateNorm):
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
-    keeps_statistics = True
 
     def __init__(
         self,

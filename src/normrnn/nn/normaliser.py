@@ -10,6 +10,10 @@ from normrnn.ops.fold import Weights
 from normrnn.ops.statistics import Statistics
 from normrnn.ops.steps import Steps
 
+OTHERS = {"hidden", "per_step", "inside", "momentum", "track_running_stats", "time_steps", "sync"}
+OTHERS |= {"cell_norm"}
+"""What the layers give every normaliser, needed or not."""
+
 
 class GateNorm(nn.Module):
     """γ and β over the C = G·H gate inputs of one layer and direction, and nothing else yet.
@@ -23,7 +27,6 @@ class GateNorm(nn.Module):
 
     weight: Tensor | None
     bias: Tensor | None
-    keeps_statistics = False
 
     def __init__(
         self,
@@ -35,9 +38,11 @@ class GateNorm(nn.Module):
         gamma: float = 1.0,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
-        **_: Any,
+        **others: Any,
     ):
         super().__init__()
+        if unknown := others.keys() - OTHERS:
+            raise TypeError(f"{type(self).__name__} got an unexpected argument {min(unknown)!r}")
         self.channels, self.eps, self.gamma = channels, eps, gamma
         self._vector("weight", channels, affine, device, dtype)
         self._vector("bias", channels, affine and bias, device, dtype)

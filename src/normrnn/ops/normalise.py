@@ -7,6 +7,10 @@ from normrnn.ops.statistics import Groups, Statistics, measure, synchronised, wi
 
 Fixed = tuple[Tensor, Tensor]
 """Mean and variance that do not come from the batch, each (1, C) or (K, C)."""
+LONE = (
+    "a time step with a single row is normalised with running statistics, and there are none: "
+    "construct the layer with track_running_stats=True, or drop the lone rows"
+)
 
 
 def normalise(
@@ -64,12 +68,6 @@ def normalise(
     scale = (var + eps).rsqrt()
     out = groups.each(centred, scale if weight is None else scale * weight, torch.mul)
     return (out if bias is None else out + bias).to(rows.dtype), measured
-
-
-LONE = (
-    "a time step with a single row is normalised with running statistics, and there are none: "
-    "construct the layer with track_running_stats=True, or drop the lone rows"
-)
 
 
 def _spread(fixed: Tensor, like: Tensor) -> Tensor:
