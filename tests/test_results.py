@@ -127,7 +127,7 @@ def test_every_seed_and_what_they_say(project: Path) -> None:
     text = results_md(project)
     for seed in (1, 2, 3):
         assert f"| frame, seed {seed} | all 5 |" in text
-    assert "3 seeds, paired. To reach the baseline's best training loss of" in text
+    assert "3 paired seeds. To reach the baseline's best training loss of" in text
     assert "| best perplexity | " in text
     (row,) = (x for x in readme_md(project).splitlines() if x.startswith("| ptb-small-authors"))
     assert row.split(" | ")[1] == "3"

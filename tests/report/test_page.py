@@ -145,7 +145,7 @@ def test_contrast(theme: str) -> None:
 
 def test_what_every_report_says(pair: list[Path]) -> None:
     words = read(*pair).words()
-    assert "fewer updates (" in words
+    assert "fewer updates: " in words
     assert "also depend on what else the machine was doing" in words
     (pair[0] / "environment.json").write_text(
         json.dumps([{"torch": "2.13.0", "cpu": "Some <b>CPU</b>", "cores": 2, "python": "3.11"}])
@@ -247,7 +247,7 @@ def test_several_recipes_and_seeds(tmp_path: Path) -> None:
     assert "Table 3" in words
     assert "here, bits" in words
     assert "No saving: the network normalised inside the recurrence did not reach" in words
-    assert "2 seeds, paired." in words
+    assert "2 paired seeds." in words
     assert "thin: one seed; thick: their mean" in words
 
 

@@ -77,7 +77,7 @@ def test_savings_against_the_same_seed() -> None:
     assert target.losses == pytest.approx((2.4,))
     assert [(p.updates, p.seconds) for p in target.baseline if p] == [(40, 20.0)]
     assert [(p.updates, p.seconds) for p in target.other if p] == [(20, 10.0)]
-    assert "needed 50% fewer updates (20 instead of 40)." in found.sentence
+    assert "needed 50% fewer updates: 20 instead of 40." in found.sentence
 
 
 def test_one_seed_makes_no_general_claim() -> None:
@@ -97,9 +97,10 @@ def test_several_seeds_are_answered_by_the_interval() -> None:
         runs += [short_run("frame", [5, 3, 2.5, other], seed)]
     found = verdict(runs)
     text = found.sentence
-    assert text.startswith("3 seeds, paired. To reach the baseline's best training loss of 3.550")
+    assert text.startswith("3 paired seeds. To reach the baseline's best training loss of 3.550")
     assert (
-        "25% fewer updates (15 instead of 20; 95% t interval 25% to 25% fewer; fewer in 3" in text
+        "25% fewer updates (95% t interval 25% to 25%, fewer in 3 of 3 seeds): 15 instead of 20."
+        in text
     )
     assert (
         "Its best perplexity on validation was better: 13.6 ± 1.4 against the baseline's 36.7"
@@ -119,9 +120,9 @@ def test_several_seeds_are_answered_by_the_interval() -> None:
         runs += [short_run("none", [5, 4, 4, loss], seed)]
         runs += [short_run("frame", [5, 4, 4, other], seed)]
     text = said(*runs)
-    assert ": no difference seen (mean difference +0.4, 95% t interval" in text
+    assert ": no difference seen (+0.4, 95% t interval" in text
     assert "higher in 1 of 3 seeds" in text
-    assert "seeds would show it four times in five" in text
+    assert "more than 1,000 seeds are needed" in text
     assert "better:" not in text
     assert "worse:" not in text
 
@@ -171,7 +172,7 @@ def test_finished_seeds_alone_are_averaged() -> None:
     for run in late:
         run.config["epochs"] = 2
     text = said(*runs, *late)
-    assert text.startswith("2 seeds, paired.")
+    assert text.startswith("2 paired seeds.")
     assert "33.1 ± 0.0" in text
     assert "1 more seed had not finished." in text
     rows = paper_table(Group("mine", "", [*runs, *late])).rows
@@ -236,11 +237,27 @@ def test_seconds_only_where_runs_are_long_and_made_alike() -> None:
                 row["seconds"] = row["updates"] / run.updates * seconds
         return said(*runs)
 
-    assert "It took as much time (40 instead of 40 seconds; seconds also depend" in timed(40)
+    assert "It took as much time: 40 instead of 40 seconds, which also depend on" in timed(40)
     assert "Seconds are not compared: the runs are too short to be timed." in timed(1)
     elsewhere = timed(4000, {"cpu": "one"}, {"cpu": "other"})
     assert "Seconds are not compared: the runs were made in different surroundings." in elsewhere
     assert "instead of 4" not in elsewhere
+
+
+def test_updates_of_different_sizes_are_not_compared() -> None:
+    """Tuned apart, with twice the batch: as many tokens in half the updates are no saving."""
+    base = short_run("none", [5, 4, 3, 3], train={"batch": 8})
+    big = short_run("frame", [5, 4, 3, 3], train={"batch": 16})
+    for row in big.rows:
+        row["updates"] //= 2
+        row["updates"] += row["updates"] % 2
+        row["seconds"] = row["updates"] * 10
+    (found,) = verdict([base, big]).comparisons
+    assert "updates_to_target" not in found.figures
+    assert "best_validation" in found.figures
+    assert "updates are not compared: those of the two arms are of different sizes" in said(
+        base, big
+    )
 
 
 def test_a_target_on_validation() -> None:
@@ -250,10 +267,10 @@ def test_a_target_on_validation() -> None:
         runs.append(short_run("frame", [5, 3, 2, 1.5, 1, 1], seed))
     text = said(*runs, target=12.2)  # e^2.5: the baseline's second validation, at update 20
     assert "To reach a perplexity of 12.2 on validation" not in text.split("To reach")[0]
-    assert "as many updates (20 instead of 20" in text
+    assert "as many updates (in every seed): 20 instead of 20." in text
     text = said(*runs, target=33.2)  # e^3.5 at update 10, e^2.5 at 20
     assert "To reach a perplexity of 33.2 on validation" in text
-    assert "needed 50% fewer updates (10 instead of 20; 95% t interval 50% to 50% fewer" in text
+    assert "needed 50% fewer updates (95% t interval 50% to 50%, fewer in 3 of 3 seeds): 10" in text
     text = said(*runs, target=4.55)  # e^1.5 and more
     assert (
         "A perplexity of 4.55 on validation was reached by 3 of 3 runs of the frame-wise normalised"

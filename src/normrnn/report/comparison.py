@@ -87,6 +87,12 @@ class Comparison:
         return max(losses, default=float("-inf"))
 
     @property
+    def same_updates(self) -> bool:
+        """Whether an update of both arms sees as much: other batches make other updates."""
+        sizes = [_count(run) / run.updates for pair in self.pairs for run in pair if run.updates]
+        return max(sizes, default=0) <= 1.05 * min(sizes, default=0)
+
+    @property
     def timed(self) -> bool:
         """Whether seconds can be compared: long runs, made in the same surroundings."""
         both = [run for pair in self.pairs for run in pair]
@@ -140,9 +146,10 @@ class Comparison:
         target, values = self.target, []
         if target.reached:
             values = list(zip(self.seeds, target.baseline, target.other, strict=False))
-        found = {
-            "updates_to_target": _paired([(s, a.updates, b.updates) for s, a, b in values], True)  # type: ignore[union-attr]
-        }
+        found = {}
+        if self.same_updates:
+            updates = [(s, a.updates, b.updates) for s, a, b in values]  # type: ignore[union-attr]
+            found["updates_to_target"] = _paired(updates, True)
         if self.timed:
             seconds = [(s, a.seconds, b.seconds) for s, a, b in values]  # type: ignore[union-attr]
             found["seconds_to_target"] = _paired(seconds, True)
@@ -181,11 +188,21 @@ def compared(baseline: Arm, other: Arm, target: float | None = None) -> Comparis
 
 
 def _as_far(*runs: Run) -> Pair:
-    """Both runs up to the last update that both have."""
-    last = min(run.updates for run in runs)
-    a, b = (replace(r, rows=_until(r.rows, last)) for r in runs)
+    """Both runs up to the last row by which both have seen as much."""
+    least = min(map(_count, runs))
+    a, b = (replace(run, rows=_until(run, least)) for run in runs)
     return a, b
 
 
-def _until(rows: Sequence[Row], last: int) -> list[Row]:
-    return [row for row in rows if row["updates"] <= last]
+def _until(run: Run, least: int) -> list[Row]:
+    seen, last = 0, 0
+    for row in run.split("train"):
+        seen += row["count"]
+        if seen <= least:
+            last = row["updates"]
+    return [row for row in run.rows if row["updates"] <= last]
+
+
+def _count(run: Run) -> int:
+    """Tokens or frames trained on."""
+    return sum(row["count"] for row in run.split("train"))

@@ -226,8 +226,8 @@ def _section(group: Group, anchor: str, target: float | None) -> str:
 
 
 _HEAVY = re.compile(
-    r"One seed|No saving( seen)?|no difference seen|[\d.]+% (fewer|more|less)(?= updates| time| \()"
-    r"|\b(better|worse)(?=:)"
+    r"One seed|No saving( seen)?|[Nn]o difference seen|[\d.]+% (fewer|more) updates"
+    r"|[\d.]+% (less|more) time|\b(better|worse)(?=:)"
 )
 
 
@@ -250,7 +250,8 @@ def _grid(shown: Sequence[Picture], group: Group, anchor: str) -> str:
 def _legend(group: Group) -> str:
     items = []
     for arm in group.arms:
-        for what, dash in (("train", "1.5 3"), (group.measure.held_out, "")):
+        ahead = all(run.looks_ahead for run in arm.runs)
+        for what, dash in (("train", "1.5 3"), (group.measure.held_out, ""))[ahead:]:
             line = f'<line x1="0" y1="4" x2="24" y2="4" stroke-dasharray="{dash}"'
             line += f' stroke="var(--arm{arm.index % 5})" stroke-width="2.4"/>'
             items.append(

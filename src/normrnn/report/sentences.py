@@ -7,7 +7,7 @@ from normrnn.report.curves import rate, spread, trailing_average, validations
 from normrnn.report.groups import Arm
 from normrnn.report.paired import MOST_SEEDS, Difference
 
-NO_GAP = 0.005
+NO_GAP = 0.02
 """Nats: a smaller gap between training and validation is none."""
 
 
@@ -45,7 +45,7 @@ def comparison(found: Comparison) -> str:
 
 def _seeds(found: Comparison) -> str:
     n = len(found.pairs)
-    return "One seed, which says nothing in general." if n == 1 else f"{n} seeds, paired."
+    return "One seed, which says nothing in general." if n == 1 else f"{n} paired seeds."
 
 
 def _begun(found: Comparison) -> str:
@@ -82,39 +82,49 @@ def _target(found: Comparison) -> str:
 
 def _needed(found: Comparison, goal: str) -> str:
     """Updates and time to a goal, which goes on after a T or t."""
-    updates = found.figures["updates_to_target"]
+    updates = found.figures.get("updates_to_target")
+    if updates is None:
+        return f"T{goal}, updates are not compared: those of the two arms are of different sizes."
     saved = updates.answer == "better" or (updates.answer == "one seed" and updates.mean < 0)
     none = f"No saving{' seen' if updates.answer == 'no difference seen' else ''}: t"
     text = (
         f"{'T' if saved else none}{goal}, the {found.other.words} needed"
-        f" {_share(updates.mean, 'fewer', 'as many')} updates ({_evidence(updates, 'fewer')})."
+        f" {_share(updates.mean, 'fewer', 'as many')} updates{_evidence(updates, 'fewer')}:"
+        f" {_instead(updates)}."
     )
+    return f"{text} {_time(found)}"
+
+
+def _time(found: Comparison) -> str:
     if "seconds_to_target" not in found.figures:
         why = "the runs are too short to be timed"
         if any(a.environments != b.environments for a, b in found.pairs):
             why = "the runs were made in different surroundings"
-        return f"{text} Seconds are not compared: {why}."
+        return f"Seconds are not compared: {why}."
     seconds = found.figures["seconds_to_target"]
-    least = _share(seconds.mean, "less", "as much")
+    least, evidence = _share(seconds.mean, "less", "as much"), _evidence(seconds, "less")
     unclear = seconds.answer == "no difference seen"
-    return (
-        f"{text} {f'No difference seen in time: {least}' if unclear else f'It took {least} time'}"
-        f" ({_evidence(seconds, 'less', ' seconds')}; seconds also depend on what else the machine"
-        " was doing)."
-    )
+    said = f"No difference seen in time, {least}" if unclear else f"It took {least} time"
+    doing = "which also depend on what else the machine was doing"
+    return f"{said}{evidence}: {_instead(seconds)} seconds, {doing}."
 
 
-def _evidence(found: Difference, less: str, unit: str = "") -> str:
-    """The figures behind a share of the baseline's."""
-    text = f"{mean(found.other):,.0f} instead of {mean(found.baseline):,.0f}{unit}"
+def _instead(found: Difference) -> str:
+    return f"{mean(found.other):,.0f} instead of {mean(found.baseline):,.0f}"
+
+
+def _evidence(found: Difference, less: str) -> str:
+    """Interval and seeds behind a share of the baseline's."""
     if found.interval is None:
-        return text
+        return ""
+    if not any(found.differences):
+        return " (in every seed)"
     low, high = found.interval
-    sides = [f"{abs(end):.0%}{'' if low * high > 0 else _side(end, less)}" for end in (low, high)]
-    sides = sides if low > 0 or high > 0 else sides[::-1]
-    both = f"{' to '.join(sides)}{_side(high, less) if low * high > 0 else ''}"
+    one_side = low * high > 0
+    ends = sorted(found.interval, key=abs) if one_side else found.interval
+    sides = [f"{abs(end):.0%}{'' if one_side else _side(end, less)}" for end in ends]
     agree = f"{_side(found.mean, less).strip()} in {found.agreeing} of {len(found.seeds)} seeds"
-    return f"{text}; 95% t interval {both}; {agree}"
+    return f" (95% t interval {' to '.join(sides)}, {agree})"
 
 
 def _side(share: float, less: str) -> str:
@@ -187,15 +197,14 @@ def _figure(what: str, found: Difference, digits: int) -> str:
         higher = f"{abs(share):.1%} {'lower' if share < 0 else 'higher'}"
         return f"{what} was {both} ({higher if abs(share) >= 0.0005 else 'the same'})."
     low, high = found.interval
-    sign = "lower" if found.mean < 0 else "higher"
     evidence = (
-        f"mean difference {found.mean:+.{digits}f}, 95% t interval {low:+.{digits}f} to"
-        f" {high:+.{digits}f}, {sign} in {found.agreeing} of {len(found.seeds)} seeds, probability"
-        f" of improvement {found.probability_of_improvement:.2f}"
+        f"{found.mean:+.{digits}f}, 95% t interval {low:+.{digits}f} to {high:+.{digits}f},"
+        f" {'lower' if found.mean < 0 else 'higher'} in {found.agreeing} of {len(found.seeds)}"
+        f" seeds, probability of improvement {found.probability_of_improvement:.2f}"
     )
     if found.answer != "no difference seen":
         return f"{what} was {found.answer}: {both} ({evidence})."
-    return f"{what} was {both}: no difference seen ({evidence}){_needed_seeds(found)}."
+    return f"{what} was {both}: no difference seen ({evidence}{_needed_seeds(found)})."
 
 
 def _needed_seeds(found: Difference) -> str:
@@ -203,7 +212,7 @@ def _needed_seeds(found: Difference) -> str:
     if n is None:
         return ""
     many = f"more than {MOST_SEEDS:,}" if n > MOST_SEEDS else f"about {n:,}"
-    return f"; if it is of this size, {many} seeds would show it four times in five"
+    return f"; to see a difference of that size, {many} seeds are needed"
 
 
 def _overfitting(found: Comparison, gaps: Difference) -> str:

@@ -164,13 +164,14 @@ def paper_table(group: Group, *, beside: bool = True) -> Table:
 
 
 def _model(group: Group, arm: Arm) -> str:
-    model = group.paper.model if group.paper else ""
+    model, kind = group.paper.model if group.paper else "", arm.runs[0].normalisation
     if not model:
         return arm.name
-    kind = arm.runs[0].normalisation
-    if not kind.normalises and arm.name == kind.label:
-        return model
-    return f"{model} ({'BN' if group.paper and arm.name == group.paper.norm else arm.name})"
+    special = arm.name.removeprefix(kind.label).strip(" ()")
+    papers = group.paper and arm.norm == group.paper.norm
+    words = [("BN" if papers else kind.label) if kind.normalises else "", special]
+    inside = ", ".join(word for word in words if word)
+    return f"{model} ({inside})" if inside else model
 
 
 def _cell(values: Sequence[float | None], digits: int) -> str:
@@ -265,7 +266,7 @@ def target_table(group: Group, target: float) -> Table:
                 _with_interval([point.seconds for point in there]) if long else DASH,
             ]
         )
-    title = f"To a {shown.name} of {target:,g} on {shown.held_out}"
+    title = f"To reach a {shown.name} of {target:,g}, {shown.held_out}"
     note = "Mean with its 95% t interval over the seeds that reached it; judged at validations."
     return Table(title, [("", ["arm", "runs that reached it", "updates", "seconds"])], rows, note)
 
