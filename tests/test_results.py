@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 
+from normrnn.report.paired import Difference
 from tests.report.made_runs import make_run
 from tests.report.test_gradients import RECORDS
 from tests.report.test_study import TRIALS
 from tools.collect import collect, collect_study
+from tools.findings import HIGHER, LOWER, judged
 from tools.results import (
+    FINDINGS,
     PICTURE,
     STUDIES,
     experiments,
     inputs_hash,
-    readme_md,
     results_md,
     stale,
+    texts,
     write,
 )
 
@@ -42,6 +45,8 @@ def project(tmp_path: Path) -> Path:
     (results / "NOTES.md").write_text("## Notes\nWhat differs.\n")
     (root / "README.md").write_text(README)
     (root / "RESULTS.md").write_text("")
+    (root / "docs").mkdir()
+    (root / FINDINGS).write_text("Claims:\n<!-- findings:begin -->\n<!-- findings:end -->\nSo.\n")
     return root
 
 
@@ -83,7 +88,7 @@ def test_results_are_written_with_pictures(project: Path) -> None:
 
 @pytest.mark.usefixtures("quick_pictures")
 def test_written_results_are_fresh_until_something_changes(project: Path) -> None:
-    assert stale(project)[:2] == ["RESULTS.md", "README.md"]
+    assert stale(project)[:3] == ["RESULTS.md", "README.md", FINDINGS]
     write(project)
     assert stale(project) == []
     readme = (project / "README.md").read_text()
@@ -100,7 +105,7 @@ def test_written_results_are_fresh_until_something_changes(project: Path) -> Non
     valid = next(i for i, row in enumerate(rows) if row["split"] == "valid")
     rows[valid]["loss"] -= 1
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert stale(project) == ["RESULTS.md", "README.md"]
+    assert stale(project) == ["RESULTS.md", "README.md", FINDINGS]
     write(project)
     (project / PICTURE).unlink()
     assert stale(project) == [PICTURE]
@@ -129,10 +134,45 @@ def test_every_seed_and_what_they_say(project: Path) -> None:
         assert f"| frame, seed {seed} | all 5 |" in text
     assert "3 paired seeds. To reach the baseline's best training loss of" in text
     assert "| best perplexity | " in text
-    (row,) = (x for x in readme_md(project).splitlines() if x.startswith("| ptb-small-authors"))
+    (row,) = (
+        x for x in texts(project)["README.md"].splitlines() if x.startswith("| ptb-small-authors")
+    )
     assert row.split(" | ")[1] == "3"
     assert re.search(r"\| perplexity [\d.]+, [\d.]+ \| -0.6 \(-4.1 to \+2.9\): no difference", row)
     assert row.endswith("| 119.2, 120.9 |")
+
+
+def test_findings_follow_the_seeds(project: Path) -> None:
+    """Of five seeds the interval decides, of one the sign; what was not run says so."""
+    page = texts(project)[FINDINGS]
+    assert page.startswith("Claims:\n")
+    assert page.endswith("\nSo.\n")
+    rows = [[cell.strip() for cell in x.split("|")[1:-1]] for x in page.splitlines() if "|" in x]
+    found = {(row[0], row[1].split(" (")[0]): row[2:] for row in rows}
+    faster = found["Figure 2, section 6", "words: training is faster"]
+    assert faster[2:] == ["found again", "[3 seeds](../RESULTS.md#ptb-small-authors)"]
+    assert faster[1].startswith("-3")
+    assert faster[1].count("%") == 3
+    medium = found["Table 2, medium", "words: a little worse on validation"]
+    assert medium[2].endswith("(one seed), 2 of 40 epochs")
+    assert found["Table 2, large; Figure 2", "words: much better in training"][2] == "not run"
+    assert found["Table 3", "the best networks of a search are similar"][2] == "not run"
+
+
+@pytest.mark.parametrize(
+    ("others", "expected", "answer"),
+    [
+        ((1.0,), LOWER, "found again (one seed)"),
+        ((3.0,), LOWER, "turned round (one seed)"),
+        ((2.0,), LOWER, "not found (one seed)"),
+        ((1.0, 1.1, 0.9), LOWER, "found again"),
+        ((1.0, 1.1, 0.9), HIGHER, "turned round"),
+        ((1.0, 3.0, 2.1), HIGHER, "not found"),
+    ],
+)
+def test_verdicts_on_claims(others: tuple[float, ...], expected: int, answer: str) -> None:
+    seeds = tuple(range(len(others)))
+    assert judged(Difference(seeds, (2.0,) * len(others), others), expected) == answer
 
 
 def test_collect_keeps_other_runs(project: Path, tmp_path: Path) -> None:

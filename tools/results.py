@@ -9,7 +9,7 @@ Texts are compared whole, the inputs by a hash in RESULTS.md; pictures never by 
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -28,6 +28,7 @@ from normrnn.report.study import figure as study_figure
 from normrnn.report.study import markdown as study_markdown
 from normrnn.report.tables import DASH, Table, paper_table, runs_table
 from normrnn.report.verdict import group_verdict
+from tools.findings import findings
 
 ROOT = Path(__file__).parent.parent
 ORDER = ("ptb-small", "ptb-small-authors", "ptb-medium", "ptb-large", "librispeech-mini", "wsj")
@@ -35,6 +36,7 @@ PICTURED = ("ptb-small-authors", "librispeech-mini")
 SUMMARY = ("ptb-small-authors", "ptb-small", "ptb-medium", "librispeech-mini")
 """Recipes with a picture, and with a row, in the README."""
 PICTURE = "docs/pictures/overview.png"
+FINDINGS = "docs/findings.md"
 STUDIES = "## Studies: normalisation inside the recurrence (Table 3, Figure 3), learning rates"
 TEXT = """# Results
 
@@ -223,19 +225,30 @@ def _interval(found: Difference, shown: str) -> str:
     return "" if ends is None else f" ({ends[0]:{shown}} to {ends[1]:{shown}})"
 
 
-def readme_md(root: Path) -> str:
-    text = (root / "README.md").read_text(encoding="utf-8")
-    for name, part in readme_parts(root).items():
+def findings_parts(root: Path) -> dict[str, str]:
+    """The same of docs/findings.md."""
+    return {"findings": findings(root)}
+
+
+def filled(file: Path, parts: Mapping[str, str]) -> str:
+    """A page with what stands between its marks written anew."""
+    text = file.read_text(encoding="utf-8")
+    for name, part in parts.items():
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         if text.count(begin) != 1 or text.count(end) != 1:
-            raise SystemExit(f"README.md needs one {begin} and one {end}")
+            raise SystemExit(f"{file.name} needs one {begin} and one {end}")
         before, rest = text.split(begin)
         text = f"{before}{begin}\n{part}\n{end}{rest.split(end)[1]}"
     return text
 
 
 def texts(root: Path) -> dict[str, str]:
-    return {"RESULTS.md": results_md(root), "README.md": readme_md(root)}
+    """Every page that `make results` writes, or writes in."""
+    return {
+        "RESULTS.md": results_md(root),
+        "README.md": filled(root / "README.md", readme_parts(root)),
+        FINDINGS: filled(root / FINDINGS, findings_parts(root)),
+    }
 
 
 def stale(root: Path) -> list[str]:

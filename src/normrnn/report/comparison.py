@@ -5,7 +5,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from normrnn.report.curves import Point, best, first_below, gap, trailing_average, validations
+from normrnn.report.curves import (
+    Point,
+    best,
+    first_below,
+    gap,
+    trailing_average,
+    validations,
+    whole_epochs,
+)
 from normrnn.report.groups import Arm
 from normrnn.report.measure import Measure, measure
 from normrnn.report.paired import Difference
@@ -104,6 +112,10 @@ class Comparison:
         """By name, each over the seeds that have it in both arms; lower is better."""
         shown = self.measure.of
 
+        def trained(run: Run) -> float | None:
+            losses = [] if run.looks_ahead else [row["loss"] for row in whole_epochs(run)]
+            return shown(min(losses)) if losses else None
+
         def held_out(run: Run, statistics: str = "") -> float | None:
             row = best(run, "valid", statistics or run.serving)
             return None if row is None else shown(row["loss"])
@@ -117,6 +129,7 @@ class Comparison:
             return None if row is None else row["fer"]
 
         found = {
+            "best_training": self._difference(trained),
             "best_validation": self._difference(held_out),
             "final_validation": self._difference(last),
             "best_frame_error_rate": self._difference(errors),

@@ -206,6 +206,7 @@ def differences_table(found: Comparison) -> Table:
     """What a verdict rests on: a row per figure, paired by seed."""
     digits, rows = found.measure.digits, []
     names = {
+        "best_training": (f"best {found.measure.name} in training", digits),
         "best_validation": (f"best {found.measure.name}", digits),
         "final_validation": (f"last {found.measure.name}", digits),
         "best_frame_error_rate": ("best FER", 3),

@@ -1,0 +1,262 @@
+"""The claims of the paper, one row each, from the committed runs: the table of docs/findings.md."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from normrnn.report.comparison import Comparison
+from normrnn.report.groups import Group, groups
+from normrnn.report.measure import bits
+from normrnn.report.paired import Difference
+from normrnn.report.runs import load
+from normrnn.report.study import Trial, arms_of, best, pairs, read_study
+from normrnn.report.verdict import group_verdict
+
+LOWER, HIGHER = -1, 1
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something the paper says of a normalised network beside its baseline: that a figure of
+    `Comparison.figures` is lower or higher, in one of our recipes (or studies of runs)."""
+
+    where: str
+    says: str
+    runs: str
+    figure: str
+    expected: int
+    settings: str = ""
+    """What sets the group apart, where there are several."""
+
+
+CLAIMS = (
+    Claim(
+        "Table 1, Figure 1",
+        "speech: the normalised network fits the training set better (FCE 0.73 against 0.95)",
+        "librispeech-mini",
+        "best_training",
+        LOWER,
+    ),
+    Claim(
+        "Table 1",
+        "speech: and is a little worse on the dev set (FCE 1.19 against 1.11)",
+        "librispeech-mini",
+        "best_validation",
+        HIGHER,
+    ),
+    Claim("Figure 1, section 6", "speech: it overfits more", "librispeech-mini", "gap", HIGHER),
+    Claim(
+        "Table 2, small",
+        "words: it fits the training text better (perplexity 62.5 against 78.5)",
+        "ptb-small-authors",
+        "best_training",
+        LOWER,
+    ),
+    Claim(
+        "Table 2, small",
+        "words: and is a little worse on validation (120.9 against 119.2), with the mini-batch's"
+        " own statistics, as the authors' code had them",
+        "ptb-small-authors",
+        "best_with_batch_statistics",
+        HIGHER,
+    ),
+    Claim(
+        "Table 2, small",
+        "the same with population statistics, which is what a user would have",
+        "ptb-small-authors",
+        "best_validation",
+        HIGHER,
+    ),
+    Claim(
+        "Table 2, small",
+        "the same over the fifteen epochs of the paper's text",
+        "ptb-small",
+        "best_validation",
+        HIGHER,
+    ),
+    Claim(
+        "Table 2, medium",
+        "words: a little worse on validation (90.6 against 89.0), mini-batch's own statistics",
+        "ptb-medium",
+        "best_with_batch_statistics",
+        HIGHER,
+    ),
+    Claim(
+        "Table 2, large; Figure 2",
+        "words: much better in training (35.0 against 49.3), much worse on validation (97.4 against"
+        " 81.8)",
+        "ptb-large",
+        "best_validation",
+        HIGHER,
+    ),
+    Claim(
+        "Figure 2, section 6",
+        "words: training is faster (updates to the baseline's best training loss, small network)",
+        "ptb-small-authors",
+        "updates_to_target",
+        LOWER,
+    ),
+    Claim(
+        "Figure 2, section 6",
+        "words: it overfits more (the gap between training and validation, small network)",
+        "ptb-small-authors",
+        "gap",
+        HIGHER,
+    ),
+    Claim(
+        "Figure 3",
+        "inside the recurrence: the normalised network learns, and stays behind",
+        "studies/ptb-char-runs",
+        "best_validation",
+        HIGHER,
+        "optimizer.lr 0.00078",
+    ),
+)
+
+
+COLUMNS = (
+    "in the paper",
+    "it says",
+    "here: baseline, normalised",
+    "difference (95% interval)",
+    "verdict",
+    "runs",
+)
+
+
+def findings(root: Path) -> str:
+    """A table with a row per claim: what was said, what came out of which runs, the verdict."""
+    rows = [_row(root, claim) for claim in CLAIMS]
+    rows += [_rates(root), *_search(root), _gradients(root)]
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def judged(found: Difference, expected: int) -> str:
+    """Whether a claim was found again: several seeds by their interval, one by its sign."""
+    answers = {"better": LOWER, "worse": HIGHER, "no difference seen": 0}
+    if len(found.seeds) == 1:
+        direction = (found.mean > 0) - (found.mean < 0)
+    else:
+        direction = answers[found.answer]
+    says = "found again" if direction == expected else "turned round" if direction else "not found"
+    return f"{says} (one seed)" if len(found.seeds) == 1 else says
+
+
+def _comparisons(directory: Path) -> Iterator[tuple[Group, Comparison]]:
+    """The paper's normalisation against the baseline, in every group of the runs here."""
+    runs = [load(path.parent) for path in sorted(directory.glob("*/config.json"))]
+    for group in groups(runs):
+        for found in group_verdict(group).comparisons:
+            if group.paper and found.other.norm == group.paper.norm:
+                yield group, found
+
+
+def _row(root: Path, claim: Claim) -> list[str]:
+    name = claim.runs.removeprefix("studies/")
+    place = root / "results" / claim.runs if name != claim.runs else root / "results"
+    for group, found in _comparisons(place):
+        if name == claim.runs and (group.recipe, group.variant) != (name, ""):
+            continue
+        if claim.settings not in group.title or claim.figure not in found.figures:
+            continue
+        figure, far = found.figures[claim.figure], found.other.runs[0].progress
+        digits = 3 if claim.figure == "gap" else found.measure.digits
+        return [
+            claim.where,
+            claim.says,
+            _values(figure, 0 if figure.relative else digits),
+            _difference(figure, digits),
+            judged(figure, claim.expected) + ("" if far.startswith("all") else f", {far} epochs"),
+            _link(name, f"{len(found.pairs)} seed{'s' if len(found.pairs) > 1 else ''}"),
+        ]
+    return [claim.where, claim.says, "–", "–", NOT_RUN, _link(name, name)]
+
+
+def _values(figure: Difference, digits: int) -> str:
+    return ", ".join(f"{mean(arm):,.{digits}f}" for arm in (figure.baseline, figure.other))
+
+
+def _difference(figure: Difference, digits: int) -> str:
+    shown = "+.1%" if figure.relative else f"+.{digits}f"
+    text = f"{figure.mean:{shown}}"
+    ends = figure.interval
+    return text if ends is None else f"{text} ({ends[0]:{shown}} to {ends[1]:{shown}})"
+
+
+def _link(name: str, words: str) -> str:
+    return f"[{words}](../RESULTS.md#{name})"
+
+
+def _rates(root: Path) -> list[str]:
+    """Section 6: the normalised network at its own learning rate, and at twice that."""
+    name, figures = "ptb-small-learning-rate", {}
+    for group, found in _comparisons(root / "results/studies" / name):
+        rate = group.runs[0].settings["optimizer.lr"]
+        figures[rate] = found.figures["best_validation"].other[0]
+    where, says = "Section 6", "higher learning rates did not work well (twice the rate)"
+    if not {1.0, 2.0} <= figures.keys():
+        return [where, says, "–", "–", NOT_RUN, _link(name, name)]
+    both = Difference((1,), (figures[1.0],), (figures[2.0],))
+    values = f"normalised, perplexity {_values(both, 1)}"
+    verdict = f"{judged(both, HIGHER)}, 2 of 15 epochs"
+    return [where, says, values, _difference(both, 1), verdict, _link(name, "1 seed")]
+
+
+def _search(root: Path) -> list[list[str]]:
+    """The appendix: 52 settings, both arms."""
+    name = "ptb-char-search"
+    claims = (
+        ("Table 3", "the best networks of a search are similar (1.11 nats against 1.10)"),
+        ("Appendix", "with the same settings the normalised one was worse, or at best equivalent"),
+        ("Appendix", "unless the learning rate is so high that the baseline alone breaks down"),
+    )
+    trials = read_study(root / "results/studies" / name).trials
+    if not trials:
+        return [[*claim, "–", "–", NOT_RUN, _link(name, name)] for claim in claims]
+    baseline, other = arms_of(trials)[:2]
+    low, high = (_best_loss(trials, arm) for arm in (baseline, other))
+    found = pairs(trials, baseline, other)
+    both, worse = len(found.better) + len(found.worse), len(found.worse)
+    broke, kept = len(found.only_other), len(found.only_baseline)
+    apart = f"{high - low:+.3f} nats, {bits(high - low):+.3f} bits"
+    similar = "turned round" if high < low else "found again" if high - low < 0.05 else "not found"
+    outcomes = (
+        (f"{low:.3f}, {high:.3f}", apart, similar),
+        (f"worse in {worse} of {both}", "–", "found again" if worse > 0.9 * both else "not found"),
+        (
+            f"only the baseline broke down: {broke} settings, only the other: {kept}",
+            "–",
+            "found again" if broke > kept else "not found",
+        ),
+    )
+    link = _link(name, f"{len(trials)} settings")
+    return [
+        [*claim, shown, difference, f"{verdict}, a quarter of an epoch each", link]
+        for claim, (shown, difference, verdict) in zip(claims, outcomes, strict=True)
+    ]
+
+
+def _best_loss(trials: Sequence[Trial], arm: str) -> float:
+    top = best(trials, arm)
+    return math.inf if top is None else top["arms"][arm]["loss"]
+
+
+def _gradients(root: Path) -> list[str]:
+    """The appendix's guess at the reason."""
+    where, name = "Appendix", "ptb-char-runs"
+    says = "perhaps because γ and β, repeated, make gradients explode or vanish"
+    file = root / "results/studies" / name / "gradients-start.json"
+    if not file.exists():
+        return [where, says, "–", "–", NOT_RUN, _link(name, name)]
+    records: Sequence[dict] = json.loads(file.read_text(encoding="utf-8"))
+    growth = [record["layers"]["l0"]["growth_per_step"] for record in records[:2]]
+    values = ", ".join(f"{factor:.3f}" for factor in growth)
+    faster = growth[1] < min(growth[0], 1) or growth[1] > max(growth[0], 1.02)
+    verdict = "found again" if faster else "not found: it vanishes more slowly"
+    shown = f"a gradient keeps {values} of its size per step"
+    return [where, says, shown, f"{growth[1] - growth[0]:+.3f}", verdict, _link(name, "1 network")]
