@@ -17,6 +17,8 @@ from normrnn.engine.interrupt import PARENT
 from normrnn.errors import UserError
 
 LOG = "log.txt"
+DIVERGED = 3
+"""Exit code of a run whose loss is no finite number any more."""
 
 
 @dataclass
@@ -26,6 +28,8 @@ class Arm:
     config: Config
     out: Path
     options: Sequence[str] = ()
+    may_diverge: bool = False
+    """Then that is a finding, and no failure."""
     process: subprocess.Popen[bytes] | None = None
     code: int | None = None
 
@@ -33,7 +37,8 @@ class Arm:
     def state(self) -> str:
         """In a word."""
         if self.code is not None:
-            return "done" if self.code == 0 else "failed"
+            diverged = "diverged" if self.code == DIVERGED else "failed"
+            return diverged if self.code else "done"
         return "waiting" if self.process is None else "running"
 
     def start(self) -> None:
@@ -97,7 +102,8 @@ class Arms:
             self._stop()
             if main:
                 signal.signal(signal.SIGTERM, before)
-        failed = [arm for arm in self.arms if arm.code]
+        fine = {arm.out for arm in self.arms if arm.may_diverge and arm.code == DIVERGED}
+        failed = [arm for arm in self.arms if arm.code and arm.out not in fine]
         if failed:
             raise UserError(f"{failed[0].out} failed: {failed[0].failure()}")
 

@@ -1,9 +1,10 @@
 """`normrnn compare RECIPE`."""
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +15,28 @@ from tyro.conf import arg
 
 from normrnn.commands.arms import Arm, Arms, plan
 from normrnn.commands.options import parse, split_recipe
+from normrnn.commands.tuning import Tuning, sentence, tuned, tuning
 from normrnn.config.base import Config, check_norm
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UsageError
+from normrnn.search.space import with_fields
 
 if TYPE_CHECKING:
     from normrnn.report.runs import Run
+    from normrnn.report.study import Study
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to compare, besides the experiment itself."""
+
+    norms: tuple[str, ...]
+    seeds: int
+    jobs: int
+    out: Path
+    tensorboard: bool
+    target: float | None
+    tuning: Tuning | None
 
 
 def run(arguments: list[str]) -> int:
@@ -33,7 +50,11 @@ def run(arguments: list[str]) -> int:
         jobs: int = 0,
         out: Annotated[Path | None, arg(metavar="DIR")] = None,
         tensorboard: bool = False,
-    ) -> tuple[Config, str, int, int, Path | None, bool]:
+        target: float | None = None,
+        tune: Annotated[str, arg(metavar="FIELD")] = "",
+        tune_values: Annotated[str, arg(metavar="V,V,...")] = "",
+        tune_epochs: int = 0,
+    ) -> tuple[Config, dict[str, Any]]:
         """Train every normalisation with every seed, one process each, and compare them.
 
         Args:
@@ -44,14 +65,39 @@ def run(arguments: list[str]) -> int:
             out: Holds one run directory per process, curves.png and report.html; runs/RECIPE
                 unless given.
             tensorboard: Also write the rows for tensorboard, in the run directories.
+            target: A figure to reach on validation (perplexity, nats, FCE): the updates and
+                seconds that each arm needed.
+            tune: A field to tune for each arm, on validation, before the seeds run, as in
+                optimizer.lr; without it all arms have the same settings.
+            tune_values: What to try; a third of it, itself and three times itself unless given.
+            tune_epochs: Epochs of each try; 0 for those of the experiment.
         """
-        return config, norms, seeds, jobs, out, tensorboard
+        given = {"norms": tuple(norms.split(",")), "seeds": seeds, "jobs": jobs, "out": out}
+        given |= {"tensorboard": tensorboard, "target": target}
+        return config, {**given, "tune": tune, "values": tune_values, "epochs": tune_epochs}
 
-    config, norms, seeds, jobs, out, board = parse(options, f"compare {default.recipe}", rest)
+    config, given = parse(options, f"compare {default.recipe}", rest)
     if config.norm != default.norm:
         raise UsageError(f"compare takes --norms, as in --norms none,{config.norm}, not --norm")
-    _compare(config, norms.split(","), seeds, jobs, out, board)
+    _compare(config, _request(config, **given))
     return 0
+
+
+def _request(
+    config: Config, *, tune: str, values: str, epochs: int, out: Path | None, **given: Any
+) -> Request:
+    """UsageError for what cannot be done."""
+    norms = tuple(dict.fromkeys(given.pop("norms")))
+    for norm in norms:
+        check_norm(norm, "--norms")
+    seeds, jobs = given["seeds"], given["jobs"]
+    if seeds < 1 or jobs < 0:
+        raise UsageError(f"--seeds must be at least 1 and --jobs 0, not {seeds} and {jobs}")
+    if (values or epochs) and not tune:
+        raise UsageError("--tune-values and --tune-epochs need --tune FIELD")
+    chosen = tuning(config, norms, tune, values, epochs) if tune else None
+    place = out or Path("runs") / config.recipe
+    return Request(norms=norms, out=place, tuning=chosen, **given)
 
 
 def compare(
@@ -62,6 +108,10 @@ def compare(
     data: str | Path | None = None,
     jobs: int = 0,
     tensorboard: bool = False,
+    target: float | None = None,
+    tune: str = "",
+    tune_values: Sequence[Any] = (),
+    tune_epochs: int = 0,
     **fields: Any,
 ) -> "list[Run]":
     """What `normrnn compare RECIPE` does, the runs given back as plain data.
@@ -69,7 +119,9 @@ def compare(
     `norms` are ("none", "frame") unless given, or the pair that the paper compared; `fields` are
     settings of the recipe, those of a part as a dict: `epochs=2, model={"hidden": 64}`. The runs
     train in processes of their own, in `out`/NORM-SEED; calling again goes on where they stopped.
-    `normrnn.report.figure(runs)` draws them.
+    `target` is a figure to reach on validation; `tune` names a field to tune for each arm before
+    the seeds run, as in "optimizer.lr". `normrnn.report.figure(runs)` draws the runs,
+    `normrnn.report.verdict(runs)` judges them.
     """
     from normrnn.recipes import read_config
     from normrnn.recipes import recipe as named
@@ -81,8 +133,19 @@ def compare(
         part = values.get(name)
         values[name] = {**part, **value} if isinstance(part, dict) else value
     config = read_config(values)
-    where = None if out is None else Path(out)
-    return _compare(config, norms or _usual(recipe), seeds, jobs, where, tensorboard)
+    request = _request(
+        config,
+        norms=norms or _usual(recipe),
+        seeds=seeds,
+        jobs=jobs,
+        out=None if out is None else Path(out),
+        tensorboard=tensorboard,
+        target=target,
+        tune=tune,
+        values=",".join(v if isinstance(v, str) else json.dumps(v) for v in tune_values),
+        epochs=tune_epochs,
+    )
+    return _compare(config, request)
 
 
 def _usual(recipe: str) -> tuple[str, str]:
@@ -92,55 +155,72 @@ def _usual(recipe: str) -> tuple[str, str]:
     return "none", PAPER[recipe].norm if recipe in PAPER else "frame"
 
 
-def _compare(
-    config: Config,
-    norms: Sequence[str],
-    seeds: int,
-    jobs: int,
-    out: Path | None,
-    tensorboard: bool,
-) -> "list[Run]":
+def _compare(config: Config, request: Request) -> "list[Run]":
     from normrnn.report.groups import groups
+    from normrnn.report.page import evidence
     from normrnn.report.pictures import drawing, figure, save
     from normrnn.report.runs import find
     from normrnn.report.tables import runs_table
-    from normrnn.report.verdict import verdict
+    from normrnn.report.verdict import group_verdict
     from normrnn.report.write import write_report
 
-    for norm in norms:
-        check_norm(norm, "--norms")
-    if seeds < 1 or jobs < 0:
-        raise UsageError(f"--seeds must be at least 1 and --jobs 0, not {seeds} and {jobs}")
     drawing()  # what it needs is missed now, not after hours
-    out = out or Path("runs") / config.recipe
-    arms = plan(config, list(dict.fromkeys(norms)), seeds, out)
-    if tensorboard:
+    out, console = request.out, Console(highlight=False)
+    arms = plan(config, request.norms, request.seeds, out)
+    if request.tensorboard:
         from normrnn.engine.tensorboard import require_tensorboard
 
         require_tensorboard()
         arms = [replace(arm, options=["--tensorboard"]) for arm in arms]
-    console = Console(highlight=False)
+    studies = []
     try:
-        with _watching(arms, console) as watch:
-            Arms(arms, jobs or os.cpu_count() or 1).run(watch)
+        if request.tuning is not None:
+            chosen, study = _tuned(config, request, request.tuning, console)
+            arms = [_with(arm, request.tuning.field, chosen[arm.config.norm]) for arm in arms]
+            studies.append(study)
+        _train(arms, request.jobs, console)
     except KeyboardInterrupt:
         console.print(f"stopped; the same command goes on from the checkpoints in {out}")
         raise
     found = find([arm.out for arm in arms])
     runs = [one.run for one in found if one.run is not None]
-    for group in groups(runs):
+    parts = groups(runs)
+    verdicts = [group_verdict(group, request.target) for group in parts]
+    for group, verdict in zip(parts, verdicts, strict=True):
         console.print(runs_table(group, authors=False).rich())
+        for table in evidence(group, verdict, request.target):
+            console.print(table.rich())
     save(figure(runs), out / "curves.png")
-    write_report(found, out / "report.html", f"normrnn compare {config.recipe}")
+    title = f"normrnn compare {config.recipe}"
+    write_report(found, out / "report.html", title, studies, request.target)
     console.print(f"curves: {out / 'curves.png'}")
     console.print(f"report: {out / 'report.html'}")
-    for sentence in verdict(runs).sentences:
-        console.print(sentence)
+    for text in (text for verdict in verdicts for text in verdict.sentences):
+        console.print(text)
     return runs
 
 
+def _tuned(
+    config: Config, request: Request, wanted: Tuning, console: Console
+) -> "tuple[dict[str, Any], Study]":
+    arms = wanted.arms(config, request.norms, request.out)
+    console.print(f"tuning {wanted.field}: {len(arms)} runs of {wanted.epochs} epochs")
+    chosen, study = tuned(wanted, arms, lambda a: _train(a, request.jobs, console), request.out)
+    console.print(sentence(wanted, chosen, study))
+    return chosen, study
+
+
+def _with(arm: Arm, field: str, value: Any) -> Arm:
+    return replace(arm, config=with_fields(arm.config, {field: value}))
+
+
+def _train(arms: Sequence[Arm], jobs: int, console: Console) -> None:
+    with _watching(arms, console) as watch:
+        Arms(arms, jobs or os.cpu_count() or 1).run(watch)
+
+
 @contextlib.contextmanager
-def _watching(arms: list[Arm], console: Console) -> Iterator[Callable[[], None]]:
+def _watching(arms: Sequence[Arm], console: Console) -> Iterator[Callable[[], None]]:
     """A function that shows all arms: a live table on a terminal, plain lines elsewhere."""
     if not console.is_terminal:
         yield _line_printer(arms, console)
@@ -149,7 +229,7 @@ def _watching(arms: list[Arm], console: Console) -> Iterator[Callable[[], None]]
         yield lambda: live.update(_live_table(arms))
 
 
-def _line_printer(arms: list[Arm], console: Console) -> Callable[[], None]:
+def _line_printer(arms: Sequence[Arm], console: Console) -> Callable[[], None]:
     from normrnn.engine.display import describe
     from normrnn.report.runs import read_rows
 
@@ -167,7 +247,7 @@ def _line_printer(arms: list[Arm], console: Console) -> Callable[[], None]:
     return watch
 
 
-def _live_table(arms: list[Arm]) -> Table:
+def _live_table(arms: Sequence[Arm]) -> Table:
     from normrnn.report.measure import measure
     from normrnn.report.runs import Run, read_rows
 

@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 from normrnn.cli import guarded
+from normrnn.commands.arms import DIVERGED
 from normrnn.commands.train import train_and_report
 from normrnn.engine.interrupt import stop_with_parent
+from normrnn.engine.loop import Diverged
 from normrnn.recipes import read_config
 
 
@@ -14,7 +16,11 @@ def run(arguments: list[str]) -> int:
     """Train the config on standard input in the directory named."""
     stop_with_parent()
     config = read_config(json.load(sys.stdin))
-    return train_and_report(config, Path(arguments[0]), "--tensorboard" in arguments[1:])
+    try:
+        return train_and_report(config, Path(arguments[0]), "--tensorboard" in arguments[1:])
+    except Diverged as error:
+        print(f"normrnn: {error}", file=sys.stderr)
+        return DIVERGED
 
 
 if __name__ == "__main__":

@@ -1,0 +1,148 @@
+"""Each arm at its own best: one field is tuned for every arm, on validation, before the seeds run.
+
+The same few values for every arm, each trained once with a seed that the comparison does not use.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normrnn.commands.arms import Arm
+from normrnn.config.base import Config
+from normrnn.config.jsonio import flat, to_dict
+from normrnn.errors import UsageError, UserError
+from normrnn.norms import of
+from normrnn.search.space import check, with_fields
+
+if TYPE_CHECKING:
+    from normrnn.report.study import Study
+
+FOLDER = "tuning"
+APART = 1_000_000
+"""Seeds of tuning are this far from those of the comparison."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is tried for every arm."""
+
+    field: str
+    values: tuple[Any, ...]
+    epochs: int
+
+    def arms(self, config: Config, norms: Sequence[str], out: Path) -> list[Arm]:
+        """One run per normalisation and value, in `out`/tuning/runs/NORM-VALUE."""
+        config = replace(config, seed=config.seed + APART, epochs=self.epochs, threads=1)
+        return [
+            Arm(
+                with_fields(config, {self.field: value, "norm": norm}),
+                out / FOLDER / "runs" / f"{norm}-{value}",
+                may_diverge=True,
+            )
+            for value in self.values
+            for norm in norms
+        ]
+
+
+def tuning(config: Config, norms: Sequence[str], field: str, values: str, epochs: int) -> Tuning:
+    """What the user asked for; UsageError if that cannot be tried.
+
+    Without values a number above 0 is tried at a third, at itself and at three times itself.
+    """
+    now = flat(to_dict(config)).get(field)
+    if now is None:
+        raise UsageError(f"--tune has {field}, which is no field of {config.recipe}")
+    if epochs < 0:
+        raise UsageError(f"--tune-epochs must be at least 0, not {epochs}")
+    if values:
+        tried = tuple(_read(field, text, type(now)) for text in values.split(","))
+    elif type(now) is float and now > 0:
+        tried = tuple(float(f"{now * factor:.3g}") for factor in (1 / 3, 1, 3))
+    else:
+        raise UsageError(f"--tune {field} needs --tune-values, as in --tune-values {now},…")
+    if len(set(tried)) < 2:
+        raise UsageError(f"--tune-values has {len(set(tried))} value: there is nothing to choose")
+    check({field: list(tried)}, config, norms)
+    return Tuning(field, tuple(dict.fromkeys(tried)), epochs or config.epochs)
+
+
+def _read(field: str, text: str, kind: type) -> Any:
+    try:
+        value = text if kind is str else json.loads(text)
+    except ValueError:
+        value = None
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise UsageError(f"--tune-values has {text!r}, no value for {field}")
+    return value
+
+
+def tuned(
+    wanted: Tuning, arms: Sequence[Arm], train: Callable[[Sequence[Arm]], None], out: Path
+) -> tuple[dict[str, Any], "Study"]:
+    """The best value of each normalisation, and all that was tried, also written as a study."""
+    from normrnn.report.study import Study, best, write
+
+    train(arms)
+    norms = list(dict.fromkeys(arm.config.norm for arm in arms))
+    trials = [_trial(i, wanted, value, arms) for i, value in enumerate(wanted.values)]
+    config = to_dict(arms[0].config)
+    about = {"study": FOLDER, "trials": len(trials), "norms": norms, "sampler": "grid"}
+    about |= {"pruner": "none", "space": {wanted.field: list(wanted.values)}}
+    about["config"] = {k: v for k, v in config.items() if k not in ("data", "norm", "device")}
+    study = Study(out / FOLDER, trials, about)
+    write(study)
+    chosen = {}
+    for norm in norms:
+        top = best(trials, norm)
+        if top is None:
+            raise UserError(
+                f"no value of {wanted.field} trained with norm {norm}: see {study.path}"
+            )
+        chosen[norm] = top["settings"][wanted.field]
+    return chosen, study
+
+
+def _trial(number: int, wanted: Tuning, value: Any, arms: Sequence[Arm]) -> dict[str, Any]:
+    settings = {wanted.field: value}
+    results = {
+        arm.config.norm: _result(arm)
+        for arm in arms
+        if flat(to_dict(arm.config))[wanted.field] == value
+    }
+    good = [found["loss"] for found in results.values() if not found["diverged"]]
+    trial = {"trial": number, "state": "complete", "value": min(good, default=None)}
+    return {**trial, "settings": settings, "arms": results}
+
+
+def _result(arm: Arm) -> dict[str, Any]:
+    from normrnn.report.curves import best, epoch_averages
+    from normrnn.report.runs import load
+
+    run = load(arm.out)
+    row = best(run, "valid", run.serving)
+    if arm.code or row is None:
+        return {"diverged": True, "loss": None, "reason": arm.failure()}
+    found = {"diverged": False, "loss": row["loss"], "train": epoch_averages(run)[-1]["loss"]}
+    return found | {"updates": run.updates, "seconds": run.seconds}
+
+
+def sentence(wanted: Tuning, chosen: dict[str, Any], study: "Study") -> str:
+    """What was tuned, what that cost, and what came out."""
+    results = [found for trial in study.trials for found in trial["arms"].values()]
+    spent = [sum(found.get(key, 0) for found in results) for key in ("updates", "seconds")]
+    said = (
+        f"{wanted.field} was tuned for each arm on validation: {len(wanted.values)} values"
+        f" ({', '.join(f'{v:g}' if type(v) is float else str(v) for v in wanted.values)}), one seed"
+        f" that is not compared, {wanted.epochs} epochs, {len(results)} runs, {spent[0]:,} updates,"
+        f" {spent[1]:,.0f} seconds in updates."
+    )
+    ends = (wanted.values[0], wanted.values[-1])
+    picked = [
+        f"{of(norm).label} {value}{' (at the edge of what was tried)' if value in ends else ''}"
+        for norm, value in chosen.items()
+    ]
+    return f"{said} Chosen: {', '.join(picked)}."

@@ -1,0 +1,115 @@
+"""`compare --tune`: each arm at its own best, and what finding that cost."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from normrnn.commands.tuning import APART, Tuning, sentence, tuned, tuning
+from normrnn.config.base import Config
+from normrnn.errors import UserError
+from normrnn.recipes import recipe
+from normrnn.report.study import Study, read_study
+from normrnn.report.verdict import verdict
+from tests.commands.conftest import Cli
+
+NORMS = ("none", "frame")
+
+
+@pytest.fixture
+def config() -> Config:
+    return replace(recipe("ptb-small"), data="text", epochs=3, seed=5)
+
+
+def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
+    wanted = tuning(config, NORMS, "optimizer.lr", "", 0)
+    assert wanted == Tuning("optimizer.lr", (0.333, 1.0, 3.0), 3)
+    arms = wanted.arms(config, NORMS, tmp_path)
+    assert len(arms) == 6
+    assert [arm.config.optimizer.lr for arm in arms[:3]] == [0.333, 0.333, 1.0]
+    assert {arm.config.seed for arm in arms} == {5 + APART}  # none of those compared
+    assert arms[1].out == tmp_path / "tuning" / "runs" / "frame-0.333"
+    assert tuning(config, NORMS, "train.batch", "16,32", 1).values == (16, 32)
+    assert tuning(config, NORMS, "optimizer.lr", "1,2,1", 1).values == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "said"),
+    [
+        ("optimizer.rate", "", "--tune has optimizer.rate, which is no field of ptb-small"),
+        ("train.batch", "", "--tune train.batch needs --tune-values, as in --tune-values 32,"),
+        ("optimizer.momentum", "", "needs --tune-values"),  # 0: three times it is the same
+        ("optimizer.lr", "1", "--tune-values has 1 value: there is nothing to choose"),
+        ("optimizer.lr", "1,fast", "--tune-values has 'fast', no value for optimizer.lr"),
+        ("train.batch", "16,32.5", "--tune-values has '32.5', no value for train.batch"),
+        ("train.batch", "16,0", "train.batch"),
+        ("norm", "none,frame", "norm"),
+    ],
+)
+def test_what_cannot_be_tuned(config: Config, field: str, values: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as raised:
+        tuning(config, NORMS, field, values, 0)
+    assert raised.value.code == 2
+
+
+def test_in_words() -> None:
+    def trial(lr: float, none: float, frame: float) -> dict:
+        arms = {"none": none, "frame": frame}
+        found = {k: {"diverged": False, "loss": v, "updates": 500} for k, v in arms.items()}
+        return {"settings": {"optimizer.lr": lr}, "arms": found}
+
+    trials = [trial(0.5, 5.0, 5.0), trial(1.0, 4.0, 4.5), trial(2.0, 4.5, 4.0)]
+    trials[2]["arms"]["none"] = {"diverged": True, "loss": None}
+    wanted = Tuning("optimizer.lr", (0.5, 1.0, 2.0), 3)
+    text = sentence(wanted, {"none": 1.0, "frame": 2.0}, Study(Path(), trials))
+    assert text == (
+        "optimizer.lr was tuned for each arm on validation: 3 values (0.5, 1, 2), one seed that is"
+        " not compared, 3 epochs, 6 runs, 2,500 updates, 0 seconds in updates. Chosen: baseline"
+        " 1.0, frame 2.0 (at the edge of what was tried)."
+    )
+
+
+def test_an_arm_that_never_trains_is_an_error(config: Config, tmp_path: Path) -> None:
+    wanted = Tuning("optimizer.lr", (1.0, 2.0), 1)
+    arms = wanted.arms(config, ("none",), tmp_path)
+    for arm in arms:
+        arm.out.mkdir(parents=True)
+        (arm.out / "config.json").write_text('{"norm": "none", "seed": 1}')
+        (arm.out / "log.txt").write_text(
+            "normrnn: the loss is nan at update 3; nothing was saved\n"
+        )
+        arm.code = 3
+    with pytest.raises(UserError, match=r"no value of optimizer\.lr trained with norm none"):
+        tuned(wanted, arms, lambda _: None, tmp_path)
+    (first, _) = read_study(tmp_path / "tuning").trials
+    assert first["arms"]["none"]["reason"].startswith("the loss is nan at update 3")
+
+
+def test_from_the_command_line(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
+    """A rate at which nothing trains is a finding, and the other one is taken."""
+    out = tmp_path / "out"
+    settings = ["--model.hidden", "8", "--train.batch", "8", "--train.steps", "5", "--epochs", "1"]
+    settings += ["--evaluation.train-tokens", "0", "--tune", "optimizer.lr", "--target", "1000"]
+    code, said, err = cli(
+        *("compare", "ptb-small", "--data", text_dir, "--out", out, *settings),
+        *("--tune-values", "1,1e38"),
+    )
+    assert code == 0, err
+    words = " ".join(said.split())
+    assert "tuning optimizer.lr: 4 runs of 1 epochs" in words
+    assert "2 values (1, 1e+38), one seed that is not compared, 1 epochs, 4 runs" in words
+    assert "Chosen: baseline 1.0 (at the edge of what was tried), frame 1.0" in words
+    assert "To reach a perplexity of 1,000" in words
+    for norm in NORMS:
+        run = json.loads((out / f"{norm}-1" / "config.json").read_text())
+        assert (run["optimizer"]["lr"], run["seed"]) == (1.0, 1)
+    study = read_study(out / "tuning")
+    assert [t["arms"]["none"]["diverged"] for t in study.trials] == [False, True]
+    assert study.runs() == []  # they are not compared
+    html = (out / "report.html").read_text()
+    assert "2 settings tried, 4 runs" in html
+    (comparison,) = verdict([out / f"{norm}-1" for norm in NORMS]).comparisons
+    assert comparison.seeds == [1]
+    code, _, err = cli("compare", "ptb-small", "--data", text_dir, "--tune-epochs", "2")
+    assert (code, err) == (2, "normrnn: --tune-values and --tune-epochs need --tune FIELD\n")
