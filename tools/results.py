@@ -23,7 +23,7 @@ from normrnn.report.page import evidence
 from normrnn.report.paired import Difference
 from normrnn.report.pictures import figure, headline, save
 from normrnn.report.runs import load
-from normrnn.report.study import TRIALS, Study, read_study
+from normrnn.report.study import TRIALS, RecordedStudy, read_study
 from normrnn.report.study import figure as study_figure
 from normrnn.report.study import markdown as study_markdown
 from normrnn.report.tables import DASH, Table, paper_table, runs_table
@@ -57,7 +57,7 @@ def experiments(root: Path) -> list[Group]:
     return _in_order(root / "results")
 
 
-def studies(root: Path) -> dict[Path, tuple[Study | None, list[Group]]]:
+def studies(root: Path) -> dict[Path, tuple[RecordedStudy | None, list[Group]]]:
     """The committed studies: the trials, if there are any, and runs kept beside them."""
     found = {}
     for path in sorted(p for p in root.glob("results/studies/*") if p.is_dir()):

@@ -10,7 +10,7 @@ from normrnn.commands.tuning import APART, Tuning, sentence, tuned, tuning
 from normrnn.config.base import Config
 from normrnn.errors import UserError
 from normrnn.recipes import recipe
-from normrnn.report.study import Study, read_study
+from normrnn.report.study import RecordedStudy, read_study
 from normrnn.report.verdict import verdict
 from tests.commands.conftest import Cli
 
@@ -62,7 +62,7 @@ def test_in_words() -> None:
     trials = [trial(0.5, 5.0, 5.0), trial(1.0, 4.0, 4.5), trial(2.0, 4.5, 4.0)]
     trials[2]["arms"]["none"] = {"diverged": True, "loss": None}
     wanted = Tuning("optimizer.lr", (0.5, 1.0, 2.0), 3)
-    text = sentence(wanted, {"none": 1.0, "frame": 2.0}, Study(Path(), trials))
+    text = sentence(wanted, {"none": 1.0, "frame": 2.0}, RecordedStudy(Path(), trials))
     assert text == (
         "optimizer.lr was tuned for each arm on validation: 3 values (0.5, 1, 2), one seed that is"
         " not compared, 3 epochs, 6 runs, 2,500 updates, 0 seconds in updates. Chosen: baseline"

@@ -12,7 +12,7 @@ import pytest
 
 from normrnn.report.page import THEMES, page
 from normrnn.report.runs import find
-from normrnn.report.study import Study
+from normrnn.report.study import RecordedStudy
 from tests.report.made_runs import make_run
 from tests.report.test_page import contrast
 from tests.report.test_study import TRIALS
@@ -65,7 +65,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
             make_run(parent, "ptb-small-authors", norm, seed, segments=2)
     make_run(parent, "ptb-small", until=300, name="<script>alert(1)<script>")
     file = parent / "report.html"
-    text = page(find([parent]), studies=[Study(parent, TRIALS)])
+    text = page(find([parent]), studies=[RecordedStudy(parent, TRIALS)])
     file.write_text(text.replace("</body>", MEASURE))
     return file
 

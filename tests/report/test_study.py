@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from normrnn.report.study import (
-    Study,
+    RecordedStudy,
     as_csv,
     best,
     figure,
@@ -106,7 +106,7 @@ def test_table_3() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    paths = write(Study(tmp_path, TRIALS))
+    paths = write(RecordedStudy(tmp_path, TRIALS))
     assert [p.name for p in paths] == [
         "trials.jsonl",
         "study.json",
@@ -119,7 +119,7 @@ def test_files(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["hidden.loss"] for row in rows] == ["2.25", "1.75", "1.625", "2.5", "1.8125", "8.5"]
     assert rows[2]["none.reason"] == "the loss is nan at update 3"
-    assert [p.name for p in write(Study(tmp_path / "none", []))] == [
+    assert [p.name for p in write(RecordedStudy(tmp_path / "none", []))] == [
         "trials.jsonl",
         "study.json",
         "trials.csv",

@@ -10,7 +10,7 @@ import pytest
 from normrnn.cli import main
 from normrnn.report.page import THEMES, markdown, page
 from normrnn.report.runs import find
-from normrnn.report.study import Study, find_studies, read_study, trials_table, write
+from normrnn.report.study import RecordedStudy, find_studies, read_study, trials_table, write
 from tests.report.made_runs import make_run
 from tests.report.test_page import HTML, SVG, Reader
 from tests.report.test_study import TRIALS
@@ -37,7 +37,7 @@ LINES = [json.dumps(trial) + "\n" for trial in TRIALS]
 
 
 def test_a_study_with_its_best_runs(tmp_path: Path) -> None:
-    study = Study(tmp_path / "char", TRIALS, ABOUT)
+    study = RecordedStudy(tmp_path / "char", TRIALS, ABOUT)
     write(study)
     for number in (1, 2, 3):  # 1 is the baseline's best, 2 the normalised network's, 3 is none
         for norm in ("none", "hidden"):
@@ -143,11 +143,13 @@ def test_empty_partial_and_damaged_studies(tmp_path: Path) -> None:
 
 def test_the_papers_figures_stand_beside_the_papers_search_only() -> None:
     here = Path()
-    assert Study(here, TRIALS, ABOUT).paper
-    assert not Study(here, TRIALS, {**ABOUT, "config": {"recipe": "ptb-small"}}).paper
-    assert not Study(here, TRIALS).paper  # nothing says what was searched, and no momentum was
+    assert RecordedStudy(here, TRIALS, ABOUT).paper
+    assert not RecordedStudy(here, TRIALS, {**ABOUT, "config": {"recipe": "ptb-small"}}).paper
+    assert not RecordedStudy(
+        here, TRIALS
+    ).paper  # nothing says what was searched, and no momentum was
     full = [{**t, "settings": {**t["settings"], "optimizer.momentum": 0.5}} for t in TRIALS]
-    assert Study(here, full).paper
+    assert RecordedStudy(here, full).paper
 
 
 def test_studies_and_runs_on_the_command_line(
@@ -169,4 +171,7 @@ def test_studies_and_runs_on_the_command_line(
     assert "## ptb-small" in said
     assert (png / "char-loss-by-learning-rate.png").read_bytes().startswith(b"\x89PNG")
     assert (png / "ptb-small-gap.png").exists()
-    assert markdown([], [Study(study, [])]) == "## Study char\n\nchar has no finished trials yet.\n"
+    assert (
+        markdown([], [RecordedStudy(study, [])])
+        == "## Study char\n\nchar has no finished trials yet.\n"
+    )

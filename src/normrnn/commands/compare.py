@@ -23,7 +23,7 @@ from normrnn.search.space import with_fields
 
 if TYPE_CHECKING:
     from normrnn.report.runs import Run
-    from normrnn.report.study import Study
+    from normrnn.report.study import RecordedStudy
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _compare(config: Config, request: Request) -> "list[Run]":
 
 def _tuned(
     config: Config, request: Request, wanted: Tuning, console: Console
-) -> "tuple[dict[str, Any], Study]":
+) -> "tuple[dict[str, Any], RecordedStudy]":
     arms = wanted.arms(config, request.norms, request.out)
     console.print(f"tuning {wanted.field}: {len(arms)} runs of {wanted.epochs} epochs")
     chosen, study = tuned(wanted, arms, lambda a: _train(a, request.jobs, console), request.out)

@@ -209,15 +209,14 @@ def _conclude(study: "Study", workers: list[_Worker], out: Path) -> int:
 def _write(study: "Study", out: Path) -> int:
     """Tables, sentences, pictures and report of what is done; how many trials that is."""
     from normrnn.report.runs import find
-    from normrnn.report.study import Study as Found
-    from normrnn.report.study import sentences, table, write
+    from normrnn.report.study import RecordedStudy, sentences, table, write
     from normrnn.report.write import write_report
 
     console = Console(highlight=False)
     rows = study.rows()
     if rows:
         about = {"study": study.name, "trials": study.count, **study.plan.identity()}
-        found = Found(out, rows, about)
+        found = RecordedStudy(out, rows, about)
         console.print(table(rows, paper=found.paper).rich())
         for sentence in sentences(rows):
             console.print(f"{sentence}.", soft_wrap=True)

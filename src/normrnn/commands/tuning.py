@@ -17,7 +17,7 @@ from normrnn.norms import of
 from normrnn.search.space import check, with_fields
 
 if TYPE_CHECKING:
-    from normrnn.report.study import Study
+    from normrnn.report.study import RecordedStudy
 
 FOLDER = "tuning"
 APART = 1_000_000
@@ -82,9 +82,9 @@ def _read(field: str, text: str, kind: type) -> Any:
 
 def tuned(
     wanted: Tuning, arms: Sequence[Arm], train: Callable[[Sequence[Arm]], None], out: Path
-) -> tuple[dict[str, Any], "Study"]:
+) -> tuple[dict[str, Any], "RecordedStudy"]:
     """The best value of each normalisation, and all that was tried, also written as a study."""
-    from normrnn.report.study import Study, best, write
+    from normrnn.report.study import RecordedStudy, best, write
 
     train(arms)
     norms = list(dict.fromkeys(arm.config.norm for arm in arms))
@@ -93,7 +93,7 @@ def tuned(
     about = {"study": FOLDER, "trials": len(trials), "norms": norms, "sampler": "grid"}
     about |= {"pruner": "none", "space": {wanted.field: list(wanted.values)}}
     about["config"] = {k: v for k, v in config.items() if k not in ("data", "norm", "device")}
-    study = Study(out / FOLDER, trials, about)
+    study = RecordedStudy(out / FOLDER, trials, about)
     write(study)
     chosen = {}
     for norm in norms:
@@ -130,7 +130,7 @@ def _result(arm: Arm) -> dict[str, Any]:
     return found | {"updates": run.updates, "seconds": run.seconds}
 
 
-def sentence(wanted: Tuning, chosen: dict[str, Any], study: "Study") -> str:
+def sentence(wanted: Tuning, chosen: dict[str, Any], study: "RecordedStudy") -> str:
     """What was tuned, what that cost, and what came out."""
     results = [found for trial in study.trials for found in trial["arms"].values()]
     spent = [sum(found.get(key, 0) for found in results) for key in ("updates", "seconds")]

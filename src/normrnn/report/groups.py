@@ -9,7 +9,7 @@ from typing import Any
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.recipes import RECIPES, recipe
 from normrnn.report.measure import PAPER, Measure, Paper, measure
-from normrnn.report.runs import Found, Run
+from normrnn.report.runs import Run, RunOrProblem
 
 _APART, _DATA = ("norm", "seed"), "data_sha256"
 # What sets an arm apart only where there is a normaliser, and what changes no curve.
@@ -110,7 +110,7 @@ def furthest(runs: Sequence[Run]) -> list[Run]:
     return list(kept.values())
 
 
-def without_repeats(found: Sequence[Found]) -> list[Found]:
+def without_repeats(found: Sequence[RunOrProblem]) -> list[RunOrProblem]:
     """Of runs with the same settings and seed, the one that got furthest; the others say so."""
     kept = {_identity(run): run for run in furthest([one.run for one in found if one.run])}
     result = []
@@ -118,7 +118,7 @@ def without_repeats(found: Sequence[Found]) -> list[Found]:
         same = kept[_identity(one.run)] if one.run is not None else None
         if same is not None and same is not one.run:
             why = f"is left out: {same.path.name} is the same run ({same.label}) and got as far"
-            result.append(Found(one.path, None, why))
+            result.append(RunOrProblem(one.path, None, why))
         else:
             result.append(one)
     return result

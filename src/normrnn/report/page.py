@@ -10,8 +10,8 @@ from normrnn.recipes import RECIPES, summary
 from normrnn.report import study_page
 from normrnn.report.groups import Group, command, data_name, differing, groups
 from normrnn.report.pictures import Picture, pictures, svg
-from normrnn.report.runs import Found, Run
-from normrnn.report.study import Study
+from normrnn.report.runs import Run, RunOrProblem
+from normrnn.report.study import RecordedStudy
 from normrnn.report.study import markdown as study_markdown
 from normrnn.report.tables import (
     DASH,
@@ -107,9 +107,9 @@ code { font: .86em ui-monospace, monospace; background: var(--box); border-radiu
 
 
 def page(
-    found: Sequence[Found],
+    found: Sequence[RunOrProblem],
     title: str = "normrnn report",
-    studies: Sequence[Study] = (),
+    studies: Sequence[RecordedStudy] = (),
     target: float | None = None,
 ) -> str:
     """The whole report, of studies, of runs and of directories that are none; with a `target` on
@@ -148,7 +148,7 @@ def page(
     )
 
 
-def _state(found: Sequence[Found], studies: Sequence[Study]) -> str:
+def _state(found: Sequence[RunOrProblem], studies: Sequence[RecordedStudy]) -> str:
     """What is not as it should be, in words."""
     lines = [
         f"<code>{escape(study.name)}</code> {escape(said)}."
@@ -165,10 +165,10 @@ def _state(found: Sequence[Found], studies: Sequence[Study]) -> str:
             continue
         at = f"{run.updates:,} updates" if run.rows else ""
         if run.training:
-            how = f"is still running: {at} so far" if at else "is running, with no rows yet"
+            state = f"is still running: {at} so far" if at else "is running, with no rows yet"
         else:
-            how = f"has not finished: it stopped after {at}" if at else "has no rows yet"
-        lines.append(f"<code>{name}</code> ({escape(run.label)}) {how}.")
+            state = f"has not finished: it stopped after {at}" if at else "has no rows yet"
+        lines.append(f"<code>{name}</code> ({escape(run.label)}) {state}.")
     if not studies and not any(one.run for one in found):
         lines.append("There is nothing to show: none of these directories holds a run.")
     if not lines:
@@ -338,7 +338,9 @@ def evidence(group: Group, verdict: Verdict, target: float | None = None) -> lis
 
 
 def markdown(
-    found: Sequence[Found], studies: Sequence[Study] = (), target: float | None = None
+    found: Sequence[RunOrProblem],
+    studies: Sequence[RecordedStudy] = (),
+    target: float | None = None,
 ) -> str:
     """Verdicts and tables as Markdown."""
     parts = []

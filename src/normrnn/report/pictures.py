@@ -184,18 +184,20 @@ def drawing() -> tuple[Callable[..., "Figure"], Callable[..., Any]]:
     return new, rc_context
 
 
-def _curve(
-    axes: "Axes",
-    arm: Arm,
-    colour: str,
-    rows: Callable[[Run], list[Row]],
-    x: str,
-    y: Callable[[Row], float],
-    style: str = "-",
-    label: str = "",
-) -> None:
+@dataclass(frozen=True)
+class _Curve:
+    """What a line shows of a run: `y` of its rows against their `x`."""
+
+    rows: Callable[[Run], list[Row]]
+    y: Callable[[Row], float]
+    label: str
+    x: str = "updates"
+    style: str = "-"
+
+
+def _plot(axes: "Axes", arm: Arm, colour: str, curve: _Curve) -> None:
     """One line; over several seeds thin lines and, where x is common to all, their mean."""
-    lines = [{row[x]: y(row) for row in _thinned(rows(run))} for run in arm.runs]
+    lines = [{row[curve.x]: curve.y(row) for row in _thinned(curve.rows(run))} for run in arm.runs]
     lines = [line for line in lines if line]
     if not lines:
         return
@@ -205,19 +207,19 @@ def _curve(
         axes.plot(
             list(line),
             list(line.values()),
-            style,
+            curve.style,
             color=colour,
             marker=mark,
             markersize=3.5,
             linewidth=1.0 if several else 1.7,
             alpha=0.8 if several else 1.0,
-            label="" if several else label,
+            label="" if several else curve.label,
         )
     if several:
         common = sorted(set.intersection(*(set(line) for line in lines)))
         values = [mean(line[at] for line in lines) for at in common]
         # An empty line still names the arm in the legend.
-        axes.plot(common, values, style, color=colour, linewidth=1.9, label=label)
+        axes.plot(common, values, curve.style, color=colour, linewidth=1.9, label=curve.label)
 
 
 def _thinned(rows: list[Row]) -> list[Row]:
@@ -235,7 +237,8 @@ def _curves(axes: "Axes", group: Group, colours: Sequence[str], x: str) -> None:
         ):
             at = _with_epochs(rows) if x == "at epoch" else rows
             label = f"{arm.name}, {what}"
-            _curve(axes, arm, colour, at, x, lambda row: shown.of(row["loss"]), style, label)
+            curve = _Curve(at, lambda row: shown.of(row["loss"]), label, x, style)
+            _plot(axes, arm, colour, curve)
     _plain_log(axes, shown.log)
     axes.set_ylabel(shown.axis)
 
@@ -299,7 +302,8 @@ def _errors(axes: "Axes", group: Group, colours: Sequence[str]) -> None:
         ):
             having = _having(rows, "fer")
             label = f"{arm.name}, {what}"
-            _curve(axes, arm, colour, having, "updates", lambda row: row["fer"], style, label)
+            curve = _Curve(having, lambda row: row["fer"], label, style=style)
+            _plot(axes, arm, colour, curve)
     axes.set_xlabel("updates")
     axes.set_ylabel("frame error rate (FER)")
 
@@ -307,7 +311,7 @@ def _errors(axes: "Axes", group: Group, colours: Sequence[str]) -> None:
 def _gap(axes: "Axes", group: Group, colours: Sequence[str]) -> None:
     for arm in group.arms:
         colour = colours[arm.index % len(colours)]
-        _curve(axes, arm, colour, gap, "updates", lambda row: row["gap"], label=arm.name)
+        _plot(axes, arm, colour, _Curve(gap, lambda row: row["gap"], arm.name))
     axes.axhline(0, color=_gridlike(colours), linewidth=0.8)
     axes.set_xlabel("updates")
     axes.set_ylabel("gap, nats")
@@ -317,7 +321,7 @@ def _gradient(axes: "Axes", group: Group, colours: Sequence[str]) -> None:
     for arm in group.arms:
         rows = _having(lambda run: run.split("train"), "grad_norm")
         colour = colours[arm.index % len(colours)]
-        _curve(axes, arm, colour, rows, "updates", lambda row: row["grad_norm"], label=arm.name)
+        _plot(axes, arm, colour, _Curve(rows, lambda row: row["grad_norm"], arm.name))
     axes.set_xlabel("updates")
     axes.set_ylabel("gradient norm")
     axes.set_ylim(bottom=0)

@@ -122,7 +122,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Found:
+class RunOrProblem:
     """What a directory holds: a run, or part of one, and what is wrong with it."""
 
     path: Path
@@ -141,16 +141,16 @@ def load(path: str | Path) -> Run:
     return found.run
 
 
-def examine(path: Path) -> Found:
+def examine(path: Path) -> RunOrProblem:
     """Read what can be read of a run directory."""
     config = _config(path / "config.json")
     if config is None:
         empty = path.is_dir() and not any(path.iterdir())
         why = "it is empty" if empty else "config.json is missing or damaged"
-        return Found(path, None, f"is no run directory: {why}")
+        return RunOrProblem(path, None, f"is no run directory: {why}")
     rows, problem = _rows(path / "metrics.jsonl")
     run = Run(path, config, rows, _environments(path / "environment.json"), _locked(path))
-    return Found(path, run, problem and f"is damaged: {problem}")
+    return RunOrProblem(path, run, problem and f"is damaged: {problem}")
 
 
 def _config(path: Path) -> dict[str, Any] | None:
@@ -165,9 +165,9 @@ def _config(path: Path) -> dict[str, Any] | None:
     return config if all(isinstance(config.get(k), kinds[k]) for k in kinds) else None
 
 
-def find(paths: Sequence[Path]) -> list[Found]:
+def find(paths: Sequence[Path]) -> list[RunOrProblem]:
     """Runs in these directories, or in the directories right inside them; each once."""
-    found: dict[Path, Found] = {}
+    found: dict[Path, RunOrProblem] = {}
     for path in paths:
         if not path.is_dir():
             what = "is a file, not a run directory" if path.exists() else "does not exist"

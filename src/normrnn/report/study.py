@@ -35,7 +35,7 @@ PAPER = {
 
 
 @dataclass(frozen=True)
-class Study:
+class RecordedStudy:
     """The output of a search, or what was kept of it, and what is wrong with it."""
 
     path: Path
@@ -78,7 +78,7 @@ class Study:
         return found
 
 
-def read_study(path: Path) -> Study:
+def read_study(path: Path) -> RecordedStudy:
     """What can be read of a study's directory."""
     trials, problem = _trials(path / TRIALS)
     try:
@@ -86,12 +86,12 @@ def read_study(path: Path) -> Study:
     except (OSError, ValueError):
         about = {}
     known = isinstance(about, dict) and isinstance(about.get("config"), dict)
-    return Study(path, trials, about if known else {}, problem)
+    return RecordedStudy(path, trials, about if known else {}, problem)
 
 
-def find_studies(paths: Sequence[Path]) -> tuple[list[Study], list[Path]]:
+def find_studies(paths: Sequence[Path]) -> tuple[list[RecordedStudy], list[Path]]:
     """Studies in these directories, or right inside them, each once; and where runs may be."""
-    found: dict[Path, Study] = {}
+    found: dict[Path, RecordedStudy] = {}
     rest = []
     for path in paths:
         inside = sorted(p.parent for p in path.glob(f"*/{TRIALS}"))
@@ -400,7 +400,7 @@ def draw(
     axes.spines[["left", "bottom"]].set_color(ink)
 
 
-def write(study: Study) -> list[Path]:
+def write(study: RecordedStudy) -> list[Path]:
     """trials.jsonl, study.json, trials.csv and summary.md, and a picture where there is a learning
     rate, in the study's directory."""
     trials, out = study.trials, study.path

@@ -6,7 +6,7 @@ from typing import Any
 
 from normrnn.report.pictures import themed
 from normrnn.report.study import (
-    Study,
+    RecordedStudy,
     Trial,
     arm_name,
     arms_of,
@@ -18,7 +18,7 @@ from normrnn.report.study import (
 from normrnn.report.tables import DASH, Table
 
 
-def section(study: Study, anchor: str) -> str:
+def section(study: RecordedStudy, anchor: str) -> str:
     """The result in words, Table 3, losses against learning rates, every trial, the space."""
     trials = study.trials
     lines = [
@@ -39,12 +39,12 @@ def section(study: Study, anchor: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def title(study: Study) -> str:
+def title(study: RecordedStudy) -> str:
     """The study by name."""
     return f"Study {study.name}" + (f" of {study.recipe}" if study.recipe else "")
 
 
-def state(study: Study) -> str:
+def state(study: RecordedStudy) -> str:
     """What is not as it should be, in words."""
     parts = []
     if study.problem:
@@ -58,7 +58,7 @@ def state(study: Study) -> str:
     return "; it ".join(parts)
 
 
-def _picture(study: Study, anchor: str) -> str:
+def _picture(study: RecordedStudy, anchor: str) -> str:
     if not study.drawable:
         return ""
     name = "Validation loss against learning rate"
@@ -89,7 +89,7 @@ def _legend(trials: Sequence[Trial]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _budget(study: Study) -> str:
+def _budget(study: RecordedStudy) -> str:
     """How much was tried, as far as it was recorded."""
     trials, about = study.trials, study.about
     arms = [found for t in trials for found in t["arms"].values()]
@@ -115,7 +115,7 @@ def _budget(study: Study) -> str:
     return ". ".join(parts) + "."
 
 
-def _space(study: Study) -> str:
+def _space(study: RecordedStudy) -> str:
     """What was searched, beside what was drawn."""
     space = study.about.get("space")
     space = space if isinstance(space, dict) else {}
@@ -137,9 +137,9 @@ def _space(study: Study) -> str:
 def _searched(values: Any) -> str:
     if not isinstance(values, dict):
         return ", ".join(map(str, values)) if isinstance(values, list) else str(values)
-    how = " log-uniform" if values.get("log") else ""
+    spacing = " log-uniform" if values.get("log") else ""
     step = f" in steps of {values['step']}" if values.get("step") else ""
-    return f"{values.get('low')} to {values.get('high')}{how}{step}"
+    return f"{values.get('low')} to {values.get('high')}{spacing}{step}"
 
 
 def _drawn(values: Sequence[Any]) -> str:

@@ -10,15 +10,15 @@ from normrnn.files import write_whole
 from normrnn.report.groups import groups
 from normrnn.report.page import MARK, page
 from normrnn.report.pictures import pictures, png, save
-from normrnn.report.runs import Found
-from normrnn.report.study import PICTURE, Study, figure
+from normrnn.report.runs import RunOrProblem
+from normrnn.report.study import PICTURE, RecordedStudy, figure
 
 
 def write_report(
-    found: Sequence[Found],
+    found: Sequence[RunOrProblem],
     path: Path,
     title: str = "normrnn report",
-    studies: Sequence[Study] = (),
+    studies: Sequence[RecordedStudy] = (),
     target: float | None = None,
 ) -> None:
     """Write the report, over an older one if need be, but over nothing else."""
@@ -36,7 +36,7 @@ def write_report(
 
 
 def write_pictures(
-    found: Sequence[Found], directory: Path, studies: Sequence[Study] = ()
+    found: Sequence[RunOrProblem], directory: Path, studies: Sequence[RecordedStudy] = ()
 ) -> list[Path]:
     """Every picture as DIRECTORY/RECIPE-NAME.png, or DIRECTORY/STUDY-NAME.png."""
     wanted: dict[Path, Callable[[Path], None]] = {}
