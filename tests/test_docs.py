@@ -52,3 +52,19 @@ def test_commands_and_recipes_exist(page: str) -> None:
 def test_every_recipe_has_a_page(name: str) -> None:
     page = (ROOT / "docs" / "recipes" / f"{name}.md").read_text()
     assert page.startswith(f"# {name}\n")
+
+
+def test_the_readmes_tree_is_the_packages() -> None:
+    text = (ROOT / "README.md").read_text()
+    tree = text.split("```\nsrc/normrnn/\n")[1].split("```")[0]
+    inside, outside = ({*re.findall(rf"^{at}(\w+)/", tree, re.MULTILINE)} for at in ("  ", ""))
+    package = ROOT / "src" / "normrnn"
+    assert inside == {path.parent.name for path in package.glob("*/__init__.py")}
+    for name in outside:
+        assert (ROOT / name).is_dir(), name
+
+
+def test_no_picture_lies_about() -> None:
+    pages = "".join(page.read_text() for page in [*PAGES, ROOT / "RESULTS.md"])
+    for picture in (ROOT / "docs" / "pictures").iterdir():
+        assert picture.name in pages, f"nothing shows {picture.name}"
