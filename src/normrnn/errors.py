@@ -1,4 +1,7 @@
-"""The one exception for what a user can put right."""
+"""The one exception for what a user can put right, and words that are no error."""
+
+import logging
+from functools import cache
 
 
 class UserError(Exception):
@@ -17,3 +20,9 @@ class UsageError(UserError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code=2)
+
+
+@cache
+def notice(message: str) -> None:
+    """Say something once, on standard error unless the program that uses us logs otherwise."""
+    logging.getLogger("normrnn").warning(message)

@@ -66,7 +66,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         ) from None
 
 
-def write_whole(path: Path, content: bytes | memoryview) -> None:
+def write_whole(path: Path, content: bytes | bytearray | memoryview) -> None:
     """Replace a file through to the disk; UserError, and the old one kept, if that fails."""
     with replacing(path) as file:
         file.write(content)

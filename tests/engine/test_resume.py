@@ -87,6 +87,7 @@ def test_results_without_a_checkpoint_are_not_begun_again(
 ) -> None:
     """Somebody made room; what is left is a result."""
     (whole / "checkpoint.pt").unlink()
+    (whole / "checkpoint.previous.pt").unlink()
     before = {path: path.read_bytes() for path in whole.iterdir()}
     with pytest.raises(UserError, match=r"a model\.safetensors but no checkpoint\.pt: not over"):
         run_tiny(tiny_frame, whole)

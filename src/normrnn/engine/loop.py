@@ -1,5 +1,6 @@
 """The training loop: updates, rows cut by updates, validations, checkpoints, resume."""
 
+import json
 import math
 import time
 from dataclasses import asdict, dataclass, field
@@ -9,13 +10,14 @@ from typing import Any
 import torch
 
 from normrnn.config.base import Config
+from normrnn.config.jsonio import to_dict
 from normrnn.engine.display import Display, Status
 from normrnn.engine.interrupt import Interrupt, Interrupted
 from normrnn.engine.schedule import build_optimizer, clip_gradients, learning_rate
 from normrnn.engine.task import Loss, Row, Task
 from normrnn.errors import UserError
 from normrnn.runs.metrics import RowSums, with_bits
-from normrnn.runs.store import RunDirectory
+from normrnn.runs.store import CONFIG, RunDirectory
 
 
 class Diverged(UserError):  # noqa: N818  a finding, in a search
@@ -65,7 +67,8 @@ class Trainer:
         self.best = Best()
         self.sums = RowSums()
         self.saved_at = 0
-        self.metrics_bytes = 0
+        self.metrics_bytes, self.metrics_sha256 = 0, ""
+        """How far metrics.jsonl is good, and the hash of it: a resume cuts it there."""
 
     def run(self) -> None:
         """Train to the end and test the best model."""
@@ -78,19 +81,26 @@ class Trainer:
 
     def load(self, checkpoint: dict[str, Any]) -> None:
         """Go on where the checkpoint was written."""
+        metrics = self.run_directory.metrics
         try:
             self.task.model.load_state_dict(checkpoint["model"])
             self.optimizer.load_state_dict(checkpoint["optimizer"])
+            self._check_optimizer()
             self.task.load_state_dict(checkpoint["task"])
             self.progress = Progress(**checkpoint["progress"])
             self.best = Best(**checkpoint["best"])
             self.sums = RowSums(**checkpoint["sums"])
             _set_random_state(checkpoint["random"])
             self.metrics_bytes = checkpoint["metrics_bytes"]
-            self.run_directory.metrics.cut(self.metrics_bytes)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            metrics.check(self.metrics_bytes, checkpoint.get("metrics_sha256"))
+            self.metrics_sha256 = metrics.sha256()
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"the checkpoint does not fit this network or text: {reason}") from None
+        if checkpoint["finished"]:
+            # It vouches for test rows, which go now: first there must be one that does not.
+            self._write_checkpoint(finished=0)
+        metrics.cut(self.metrics_bytes)
         self.saved_at = self.progress.updates
 
     def save(self, *, finished: bool = False) -> None:
@@ -99,21 +109,38 @@ class Trainer:
         A finished run keeps the size of metrics.jsonl from before its test rows, so that an
         extension cuts them off and goes on as if it had been asked for from the start.
         """
+        metrics = self.run_directory.metrics
         if not finished:
-            self.metrics_bytes = self.run_directory.metrics.size()
+            self.metrics_bytes, self.metrics_sha256 = metrics.size(), metrics.sha256()
+        self._write_checkpoint(self.progress.epoch if finished else 0)
+        self.saved_at = self.progress.updates
+
+    def _write_checkpoint(self, finished: int) -> None:
+        metrics = self.run_directory.metrics
         payload = {
             "model": self.task.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "task": self.task.state_dict(),
+            "files": {name: sha256(c).hexdigest() for name, c in self.task.files.items()},
             "progress": asdict(self.progress),
             "best": asdict(self.best),
             "sums": self.sums.to_dict(),
             "random": _random_state(),
             "metrics_bytes": self.metrics_bytes,
-            "finished": self.progress.epoch if finished else 0,
+            "metrics_sha256": self.metrics_sha256,
+            "finished": finished,
         }
-        self.run_directory.write_checkpoint(payload, self.config)
-        self.saved_at = self.progress.updates
+        written = self.metrics_bytes, self.metrics_sha256
+        if finished:
+            written = metrics.size(), metrics.sha256()
+        self.run_directory.write_checkpoint(payload, self.config, written)
+
+    def _check_optimizer(self) -> None:
+        """torch takes a momentum of any size, and fails at the next step."""
+        for parameter, state in self.optimizer.state.items():
+            for name, value in state.items():
+                if torch.is_tensor(value) and value.dim() and value.shape != parameter.shape:
+                    raise ValueError(f"{name} of the optimizer has another size")
 
     def _bounds(self) -> list[int]:
         """Updates at which the segments of this epoch end; the last is the epoch's end."""
@@ -174,6 +201,7 @@ class Trainer:
             self.best = Best(validation.loss, progress.epoch + 1, progress.updates, files)
             metadata = {"format": "pt", "epoch": str(self.best.epoch)}
             metadata |= {"updates": str(self.best.updates), "loss": repr(self.best.loss)}
+            metadata[CONFIG] = json.dumps(to_dict(self.config))
             for name, content in self.task.files.items():
                 metadata[name] = sha256(content).hexdigest()  # what the weights belong to
             for name in files:

@@ -13,6 +13,7 @@ from normrnn.engine.loop import Trainer
 from normrnn.engine.task import Experiment
 from normrnn.errors import UsageError, UserError
 from normrnn.runs.environment import named_device, record
+from normrnn.runs.note import read_note
 from normrnn.runs.store import CHECKPOINT, CONFIG, MODEL, RunDirectory, changed_fields
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.task import open_speech
@@ -38,7 +39,9 @@ def train(
     with run.locked():
         checkpoint = None
         if run.has(CONFIG):
-            _refuse_changes(run.config(), config, out)
+            saved = run.config()
+            run.check_config(saved, (read_note(out) or {}).get("config"), CHECKPOINT)
+            _refuse_changes(saved, config, out)
             checkpoint = run.read_checkpoint(config)
             if checkpoint is None and run.has(MODEL):  # which is never written before it
                 raise UserError(f"{out} has a {MODEL} but no {CHECKPOINT}: not overwriting it")

@@ -12,6 +12,7 @@ from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UserError
 from normrnn.norms import Norm, names, of
 from normrnn.recipes import RECIPES, recipe
+from normrnn.runs.note import metrics_as_written
 
 Row = dict[str, Any]
 
@@ -149,6 +150,8 @@ def examine(path: Path) -> RunOrProblem:
         why = "it is empty" if empty else "config.json is missing or damaged"
         return RunOrProblem(path, None, f"is no run directory: {why}")
     rows, problem = _rows(path / "metrics.jsonl")
+    if not problem and metrics_as_written(path) is False:
+        problem = "metrics.jsonl is not what was written"
     run = Run(path, config, rows, _environments(path / "environment.json"), _locked(path))
     return RunOrProblem(path, run, problem and f"is damaged: {problem}")
 

@@ -12,7 +12,8 @@ from normrnn.report.runs import load as load_run
 from normrnn.runs.environment import named_device
 from normrnn.runs.load import load_acoustic, load_language
 from normrnn.runs.metrics import with_bits
-from normrnn.runs.store import EVALUATION, RunDirectory
+from normrnn.runs.store import EVALUATION, MODEL, RunDirectory
+from normrnn.seal import sealed_json
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import read_speech
 from normrnn.speech.task import SpeechEvaluator
@@ -43,7 +44,7 @@ def evaluate(run: Path, data: str = "", device: str = "cpu", one_stream: bool = 
 
 def keep(run: Path, result: Any) -> None:
     """Write evaluation.json."""
-    RunDirectory(run).write_json(EVALUATION, result)
+    RunDirectory(run).write(EVALUATION, sealed_json(result))
 
 
 def _evaluate_language(
@@ -56,6 +57,7 @@ def _evaluate_language(
     texts = read_texts(data or config.data)
     evaluator = Evaluator(config, encode_texts(texts, model.vocabulary), place)
     if deciding_statistics(config) == "recalibrated":
+        _check_pair(directory)
         set_statistics(model, directory.read_tensors(RUNNING))
     population = evaluator.population(model, _never)
     rows = [row for s in ("valid", "test") for row in evaluator.rows(model, s, population, _never)]
@@ -100,6 +102,16 @@ def _evaluate_speech(directory: RunDirectory, data: str, device: torch.device) -
         "same_data": corpus.sha256 == config.data_sha256,
         "rows": list(SpeechEvaluator(config, corpus, device).rows(model, _never)),
     }
+
+
+def _check_pair(directory: RunDirectory) -> None:
+    """The running statistics must be of the model beside them: a kill can fall between the two."""
+    of = {directory.tensors_metadata(name).get("updates") for name in (MODEL, RUNNING)}
+    if len(of) > 1:
+        raise UserError(
+            f"{directory.path} was stopped while its best model was written: {MODEL} and {RUNNING}"
+            " are of different updates; training goes on from there and writes both"
+        )
 
 
 def window_for_one_stream(config: LanguageConfig) -> int:

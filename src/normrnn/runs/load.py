@@ -1,5 +1,6 @@
 """A trained model from its run directory."""
 
+import json
 from hashlib import sha256
 from pathlib import Path
 
@@ -70,7 +71,10 @@ def load_language(run: str | Path, device: str | torch.device = "cpu") -> Langua
 def _weights(directory: RunDirectory) -> dict[str, Tensor]:
     if not directory.has(MODEL):
         raise UserError(f"{directory.path} has no {MODEL} yet: the first validation writes it")
-    return directory.read_tensors(MODEL)
+    weights, config = directory.read_tensors(MODEL), directory.tensors_metadata(MODEL).get(CONFIG)
+    if config is not None:  # older runs have none
+        directory.check_config(directory.config(), json.loads(config), MODEL)
+    return weights
 
 
 def _fill(model: nn.Module, weights: dict[str, Tensor], directory: RunDirectory) -> None:

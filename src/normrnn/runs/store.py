@@ -1,17 +1,15 @@
 """The run directory: what is in it, and writes that never leave half a file.
 
 config.json, metrics.jsonl, model.safetensors (best on validation), checkpoint.pt (everything
-needed to go on), vocabulary.json; evaluation.json from `normrnn evaluate`.
+needed to go on) and the one before it, vocabulary.json; evaluation.json from `normrnn evaluate`.
 """
 
 import contextlib
-import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
@@ -22,15 +20,17 @@ from normrnn.config.jsonio import differences, to_dict
 from normrnn.errors import UsageError, UserError
 from normrnn.files import following_no_link, remove_leftovers, write_whole
 from normrnn.recipes import read_config
+from normrnn.runs.checkpoints import Checkpoints
 from normrnn.runs.metrics import MetricsFile
+from normrnn.runs.note import NEWEST, PREVIOUS
+from normrnn.seal import BLANK, is_sealed, not_verified, seal
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
-CHECKPOINT = "checkpoint.pt"
+CHECKPOINT = NEWEST
 VOCABULARY = "vocabulary.json"
 EVALUATION = "evaluation.json"
-CHECKPOINT_FORMAT = "normrnn checkpoint 1"
 
 
 C = TypeVar("C", bound=Config)
@@ -46,6 +46,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = MetricsFile(path / METRICS)
+        self.checkpoints = Checkpoints(path)
 
     def create(self) -> None:
         """Make the directory; refuse one that holds a stranger's files under our names."""
@@ -55,7 +56,7 @@ class RunDirectory:
             reason = "a file is in the way" if self.path.exists() else error.strerror
             raise UsageError(f"{self.path} cannot be made a run directory: {reason}") from None
         if not (self.path / CONFIG).exists():
-            for name in (METRICS, MODEL, CHECKPOINT):
+            for name in (METRICS, MODEL, CHECKPOINT, PREVIOUS):
                 if (self.path / name).exists():
                     raise UsageError(
                         f"{self.path} has a {name} but no {CONFIG}: not overwriting it"
@@ -74,10 +75,10 @@ class RunDirectory:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise BusyError(f"another process is training in {self.path}") from None
-            remove_leftovers(self.path, CONFIG, MODEL, CHECKPOINT, VOCABULARY)
+            remove_leftovers(self.path, CONFIG, MODEL, CHECKPOINT, PREVIOUS, VOCABULARY)
             yield
 
-    def write(self, name: str, content: bytes | memoryview) -> None:
+    def write(self, name: str, content: bytes | bytearray | memoryview) -> None:
         """Replace a file whole or not at all."""
         write_whole(self.path / name, content)
 
@@ -102,7 +103,7 @@ class RunDirectory:
         """The config the run was started with; UserError if it is of another kind."""
         try:
             values = json.loads(self.read(CONFIG))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UserError(f"{self.path / CONFIG} is damaged: not JSON") from None
         config = read_config(values)
         if not isinstance(config, kind):
@@ -116,48 +117,65 @@ class RunDirectory:
     def write_tensors(
         self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     ) -> None:
-        """A safetensors file."""
+        """A safetensors file with its checksum."""
         contiguous = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-        self.write(name, tensors_to_bytes(contiguous, dict(metadata)))
+        content = bytearray(tensors_to_bytes(contiguous, {**metadata, "sha256": BLANK}))
+        seal(content)
+        self.write(name, content)
 
     def read_tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors of a safetensors file."""
-        try:
-            return tensors_from_bytes(self.read(name))
-        except SafetensorError:
-            raise UserError(f"{self.path / name} is damaged: no safetensors file") from None
+        """The tensors of a safetensors file, verified."""
+        return self._tensors(name)[0]
 
     def tensors_metadata(self, name: str) -> dict[str, str]:
         """What was written with the tensors of a safetensors file."""
-        content = self.read(name)
-        header = content[8 : 8 + int.from_bytes(content[:8], "little")]
-        return json.loads(header).get("__metadata__", {})
+        return self._tensors(name)[1]
 
-    def write_checkpoint(self, payload: Mapping[str, Any], config: Config) -> None:
-        """Everything needed to go on, with the config it belongs to."""
-        # In memory first: torch's own writer reports a full disk as an internal error.
-        buffer = io.BytesIO()
-        torch.save({"format": CHECKPOINT_FORMAT, "config": to_dict(config), **payload}, buffer)
-        self.write(CHECKPOINT, buffer.getbuffer())
+    def _tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+        path, content = self.path / name, self.read(name)
+        header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+        sealed = is_sealed(content, path, 8, 8 + len(header))
+        try:
+            tensors = tensors_from_bytes(content)
+            metadata = json.loads(header).get("__metadata__", {})
+        except (SafetensorError, ValueError, RecursionError):
+            raise UserError(f"{path} is damaged: no safetensors file") from None
+        if not sealed:
+            if CONFIG in metadata:
+                raise UserError(f"{path} is damaged: its checksum is missing")
+            not_verified(path)
+        return tensors, metadata
+
+    def write_checkpoint(
+        self, payload: Mapping[str, Any], config: Config, written: tuple[int, str] = (0, "")
+    ) -> None:
+        """Everything needed to go on, with the config it belongs to.
+
+        `written` is how far metrics.jsonl stands, and the hash of it.
+        """
+        values = to_dict(config)
+        note = {"config": values, "metrics_bytes": written[0], "metrics_sha256": written[1]}
+        self.checkpoints.write({"config": values, **payload}, note)
 
     def read_checkpoint(self, config: Config) -> dict[str, Any] | None:
         """What `write_checkpoint` wrote, None if nothing; UserError if it is not this run's."""
-        if not self.has(CHECKPOINT):
+        payload = self.checkpoints.read()
+        if payload is None:
             return None
-        name = self.path / CHECKPOINT
-        try:
-            payload = torch.load(io.BytesIO(self.read(CHECKPOINT)), weights_only=True)
-        except UserError:
-            raise
-        # torch.load raises whatever its unpickler meets; any of it means the same to the user.
-        except Exception as error:
-            raise UserError(f"{name} cannot be read ({type(error).__name__}): truncated?") from None
-        if not isinstance(payload, dict) or payload.get("format") != CHECKPOINT_FORMAT:
-            raise UserError(f"{name} is not a checkpoint of this program")
-        changed = changed_fields(read_config(payload["config"]), config)
+        changed = changed_fields(read_config(payload.get("config", {})), config)
         if changed:
-            raise UserError(f"{name} belongs to another run: {changed}")
+            raise UserError(f"{self.path / CHECKPOINT} belongs to another run: {changed}")
         return payload
+
+    def check_config(self, config: Config, written: Any, what: str) -> None:
+        """UserError if config.json has been edited or damaged since something was written."""
+        if isinstance(written, Mapping) and (
+            changed := changed_fields(read_config(written), config)
+        ):
+            raise UserError(
+                f"{self.path / CONFIG} was changed since {what} was written: {changed};"
+                " put it back as it was"
+            )
 
 
 def changed_fields(old: Config, new: Config) -> str:

@@ -209,8 +209,13 @@ class LanguageTask:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Carry on from that state."""
         kept = state["state"]
-        device = self.evaluator.device
-        self.state = None if kept is None else tuple(s.to(device) for s in kept)
+        if kept is not None:
+            m = self.config.model
+            shape, parts = (m.layers, self.config.train.batch, m.hidden), 1 + (m.cell == "lstm")
+            if [s.shape for s in kept] != [shape] * parts:
+                raise ValueError("its state has another size")
+            kept = tuple(s.to(self.evaluator.device) for s in kept)
+        self.state = kept
 
 
 def finite_rows(rows: Iterable[Row]) -> list[Row]:

@@ -1,0 +1,60 @@
+"""The note at the end of a checkpoint, for readers without torch."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from normrnn.errors import UserError
+from normrnn.seal import is_sealed
+
+NEWEST = "checkpoint.pt"
+PREVIOUS = "checkpoint.previous.pt"
+START = b'{"sha256": "'
+_LONGEST = 1 << 16
+
+
+def read_note(folder: Path) -> dict[str, Any] | None:
+    """What the newest checkpoint says about the files beside it; None if it says nothing.
+
+    The note is taken at its word: `trusted` asks the whole file.
+    """
+    try:
+        with (folder / NEWEST).open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - _LONGEST, 0))
+            tail = file.read()
+        note = json.loads(tail[tail.rindex(START) :])
+    except (OSError, ValueError, RecursionError):
+        return None
+    return note if isinstance(note, dict) else None
+
+
+def trusted(folder: Path) -> bool:
+    """Is the newest checkpoint what was written, its note included?"""
+    try:
+        content = (folder / NEWEST).read_bytes()
+        return is_sealed(content, folder / NEWEST, max(content.rfind(START), 0))
+    except (OSError, UserError):
+        return False
+
+
+def metrics_as_written(folder: Path) -> bool | None:
+    """Whether metrics.jsonl begins as the newest checkpoint knows it; None if that is not known.
+
+    Rows behind that part are newer than the checkpoint; a run that goes on writes them again.
+    """
+    note = read_note(folder)
+    if note is None:
+        return None
+    size, written = note.get("metrics_bytes"), note.get("metrics_sha256")
+    if not isinstance(size, int) or not isinstance(written, str):
+        return None
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            content = file.read(size)
+    except OSError:
+        content = b""
+    if len(content) == size and hashlib.sha256(content).hexdigest() == written:
+        return True
+    return False if trusted(folder) else None

@@ -1,0 +1,234 @@
+"""Nothing damaged is believed: checkpoints, weights, rows and configs of runs."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import normrnn
+from normrnn.engine.interrupt import Interrupted
+from normrnn.errors import UserError
+from normrnn.report.runs import load as read_run
+from normrnn.runs.evaluate import evaluate
+from normrnn.runs.store import RunDirectory
+from normrnn.text.config import LanguageConfig
+from tests.tiny_runs import rows_of, run_tiny, text_dir, tiny, tiny_frame
+
+__all__ = ["text_dir", "tiny", "tiny_frame"]
+
+
+def flip(path: Path, draw: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def stopped(tiny_frame: LanguageConfig, tmp_path: Path) -> Path:
+    """A run in the middle, with two checkpoints."""
+    with pytest.raises(Interrupted):
+        run_tiny(tiny_frame, tmp_path / "run", stop_at=45)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def whole(tiny_frame: LanguageConfig, tmp_path: Path) -> Path:
+    run_tiny(tiny_frame, tmp_path / "whole")
+    return tmp_path / "whole"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    seed: int,
+    tiny_frame: LanguageConfig,
+    stopped: Path,
+    whole: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flip(stopped / "checkpoint.pt", random.Random(seed))
+    run_tiny(tiny_frame, stopped)
+    (said,) = caplog.messages
+    assert "going on from checkpoint.previous.pt" in said
+    assert rows_of(stopped) == rows_of(whole)
+    ours, theirs = normrnn.load(stopped).state_dict(), normrnn.load(whole).state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_a_damaged_checkpoint_never_replaces_the_good_one_before_it(
+    tiny_frame: LanguageConfig, stopped: Path
+) -> None:
+    flip(stopped / "checkpoint.pt", random.Random(1))
+    good = (stopped / "checkpoint.previous.pt").read_bytes()
+    with pytest.raises(Interrupted):
+        run_tiny(tiny_frame, stopped, stop_at=41)  # writes one checkpoint
+    assert (stopped / "checkpoint.previous.pt").read_bytes() == good
+    (stopped / "checkpoint.pt").unlink()
+    run_tiny(tiny_frame, stopped)
+
+
+def test_two_damaged_checkpoints_are_an_error(tiny_frame: LanguageConfig, stopped: Path) -> None:
+    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+        flip(stopped / name, random.Random(2))
+    before = {path.name: path.read_bytes() for path in stopped.iterdir()}
+    with pytest.raises(UserError, match=r"checkpoint\.pt (is damaged|cannot be read)"):
+        run_tiny(tiny_frame, stopped)
+    assert {path.name: path.read_bytes() for path in stopped.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "running_statistics.safetensors"])
+def test_damaged_weights_are_not_used(name: str, whole: Path) -> None:
+    good, expected = (whole / name).read_bytes(), evaluate(whole)
+    for seed in range(40):
+        flip(whole / name, random.Random(seed))
+        with pytest.raises(UserError, match=name):
+            evaluate(whole)
+        (whole / name).write_bytes(good)
+    assert evaluate(whole) == expected
+
+
+def test_damaged_rows(tiny_frame: LanguageConfig, stopped: Path, whole: Path) -> None:
+    for path, resumes in ((stopped, True), (whole, False)):
+        good = (path / "metrics.jsonl").read_bytes()
+        for seed in range(20):
+            flip(path / "metrics.jsonl", random.Random(seed))
+            with pytest.raises(UserError, match=r"damaged.*metrics\.jsonl|metrics\.jsonl.*damaged"):
+                read_run(path)
+            if resumes:
+                with pytest.raises(UserError, match="rows are not what was written"):
+                    run_tiny(tiny_frame, path)
+            (path / "metrics.jsonl").write_bytes(good)
+        read_run(path)
+
+
+def test_rows_behind_the_checkpoint_are_not_its_business(
+    tiny_frame: LanguageConfig, stopped: Path, whole: Path
+) -> None:
+    with (stopped / "metrics.jsonl").open("a") as file:
+        file.write('{"updates": 49, "split": "tra')
+    assert len(read_run(stopped).rows) > 3
+    run_tiny(tiny_frame, stopped)
+    assert rows_of(stopped) == rows_of(whole)
+
+
+def edit(key: str, value: object) -> Callable[[dict], None]:
+    def change(config: dict) -> None:
+        *parents, last = key.split(".")
+        for name in parents:
+            config = config[name]
+        config[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (edit("seed", 3), "seed was 1, is now 3"),
+        (edit("model.eps", 1e-3), "model.eps was 1e-05, is now 0.001"),
+        (edit("data_sha256", "00"), "data was .*, is now 00"),
+    ],
+)
+def test_an_edited_config_is_refused_by_what_changed(
+    change: Callable[[dict], None],
+    said: str,
+    tiny_frame: LanguageConfig,
+    stopped: Path,
+    whole: Path,
+) -> None:
+    for path, use in ((stopped, lambda p: run_tiny(tiny_frame, p)), (whole, evaluate)):
+        config = json.loads((path / "config.json").read_text())
+        change(config)
+        (path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(UserError, match=rf"config\.json was changed since .*: {said}; put"):
+            use(path)
+
+
+def test_a_damaged_config_is_called_damaged(tiny_frame: LanguageConfig, stopped: Path) -> None:
+    content = (stopped / "config.json").read_text()
+    for damaged in (content[:-3], content.replace('"seed"', '"se'), "[" * 100_000):
+        (stopped / "config.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"config\.json is damaged: not JSON"):
+            run_tiny(tiny_frame, stopped)
+
+
+def test_extending_a_finished_run_never_looks_damaged(
+    tiny_frame: LanguageConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped right after the test rows were cut, it can be read and goes on."""
+    out, longer = tmp_path / "run", tmp_path / "longer"
+    run_tiny(replace(tiny_frame, epochs=1), out)
+    rows = len(read_run(out).rows)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "write_config", killed)  # comes after the cut
+        with pytest.raises(Killed):
+            run_tiny(replace(tiny_frame, epochs=2), out)
+    assert 0 < len(read_run(out).rows) < rows
+    run_tiny(replace(tiny_frame, epochs=2), out)
+    run_tiny(replace(tiny_frame, epochs=2), longer)
+    assert rows_of(out) == rows_of(longer)
+
+
+def test_a_kill_between_two_names_loses_nothing(
+    tiny_frame: LanguageConfig, stopped: Path, whole: Path
+) -> None:
+    """On a file system without links the newest checkpoint has no name for a moment."""
+    shutil.move(stopped / "checkpoint.pt", stopped / "checkpoint.previous.pt")
+    run_tiny(tiny_frame, stopped)
+    assert rows_of(stopped) == rows_of(whole)
+
+
+def test_without_links_there_are_still_two(
+    tiny_frame: LanguageConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no(*_: object, **__: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", no)
+    run_tiny(replace(tiny_frame, epochs=1), tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoint.previous.pt").exists()
+    assert not list((tmp_path / "run").glob(".*.tmp"))
+
+
+def test_statistics_of_another_update_are_not_mixed_in(
+    tiny_frame: LanguageConfig, stopped: Path, whole: Path
+) -> None:
+    name = "running_statistics.safetensors"
+    run_tiny(tiny_frame, stopped)
+    metadata = RunDirectory(stopped).tensors_metadata(name)
+    tensors = RunDirectory(stopped).read_tensors(name)
+    RunDirectory(whole).write_tensors(name, tensors, metadata | {"updates": "1"})
+    with pytest.raises(UserError, match="was stopped while its best model was written"):
+        evaluate(whole)
+
+
+@pytest.mark.parametrize("part", ["state", "optimizer", "random", "model", "progress"])
+def test_a_checkpoint_that_does_not_fit(
+    part: str, tiny_frame: LanguageConfig, stopped: Path
+) -> None:
+    payload = torch.load(stopped / "checkpoint.pt", weights_only=True)
+    if part == "state":
+        payload["task"]["state"] = tuple(s[:, :3] for s in payload["task"]["state"])
+    elif part == "random":
+        payload["random"]["cpu"] = payload["random"]["cpu"][:9]
+    elif part == "optimizer":
+        payload["optimizer"]["state"] = {0: {"momentum_buffer": torch.zeros(3, 1)}}
+    else:
+        payload[part] = {"nonsense": 1}
+    RunDirectory(stopped).write_checkpoint(payload, tiny_frame)
+    config = json.loads((stopped / "config.json").read_text())
+    note = replace(tiny_frame, data=config["data"], data_sha256=config["data_sha256"])
+    RunDirectory(stopped).write_checkpoint({**payload, "config": config}, note)
+    with pytest.raises(UserError, match="the checkpoint does not fit this network or text"):
+        run_tiny(tiny_frame, stopped)
