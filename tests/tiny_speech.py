@@ -15,16 +15,20 @@ from normrnn.speech.config import (
     SpeechEvaluationConfig,
     UtteranceConfig,
 )
+from normrnn.speech.prepared import digest, write_checksums, write_json
 
 DIM, CLASSES = 6, 7
 LENGTHS = {"train": [31, 12, 25, 40, 7, 18, 22, 9, 33, 16, 28, 5], "dev": [20, 35, 11]}
 
 
-def write_speech(path: Path, seed: int = 0) -> None:
-    """train and dev in the format that `normrnn prepare` writes; class 6 is never seen."""
+def write_speech(path: Path, seed: int = 0, change: float = 0.0) -> None:
+    """train and dev in the format that `normrnn prepare` writes; class 6 is never seen.
+
+    `change` is added to one number of the first development utterance.
+    """
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(CLASSES, DIM)) * 3 + 10
-    frames, counts = [], np.zeros(CLASSES, dtype=int)
+    frames, counts, checksums = [], np.zeros(CLASSES, dtype=int), {}
     for split, lengths in LENGTHS.items():
         folder = path / split
         folder.mkdir(parents=True)
@@ -32,6 +36,7 @@ def write_speech(path: Path, seed: int = 0) -> None:
         for number, length in enumerate(lengths):
             y = np.repeat(rng.integers(0, CLASSES - 1, length), rng.integers(1, 4, length))[:length]
             x = (centres[y] + rng.normal(size=(length, DIM))).astype(np.float32)
+            x[0, 0] += change if (split, number) == ("dev", 0) else 0
             feats.append((f"{split}{number:02}", x))
             labels.append((f"{split}{number:02}", y.astype(np.int32)))
             tables["utt2num_frames"].append(f"{split}{number:02} {length}")
@@ -48,6 +53,9 @@ def write_speech(path: Path, seed: int = 0) -> None:
                     tables[name].append(f"{key} {ark}:{write(file, key, value)}")
             (folder / f"{name}.scp").write_text("\n".join(tables[name]) + "\n")
         (folder / "utt2num_frames").write_text("\n".join(tables["utt2num_frames"]) + "\n")
+        pairs = zip(feats, labels, strict=True)
+        of_both = {key: (digest(x), digest(y)) for (key, x), (_, y) in pairs}
+        checksums[split] = write_checksums(folder, of_both)
     rows = np.concatenate(frames)
     statistics = {
         "frames": len(rows),
@@ -55,7 +63,13 @@ def write_speech(path: Path, seed: int = 0) -> None:
         "variance": rows.var(0).tolist(),
         "label_counts": counts.tolist(),
     }
-    (path / "statistics.json").write_text(json.dumps(statistics))
+    write_json(path / "statistics.json", statistics)
+    summary = {"format": "normrnn speech 1", "classes": CLASSES, "dim": DIM}
+    write_json(path / "summary.json", {**summary, "checksums": checksums})
+
+
+def without_checksums(path: Path) -> None:
+    """As older versions wrote it."""
     summary = {"format": "normrnn speech 1", "classes": CLASSES, "dim": DIM}
     (path / "summary.json").write_text(json.dumps(summary))
 

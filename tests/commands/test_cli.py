@@ -251,6 +251,7 @@ def test_checkpoint_and_vocabulary_of_others(cli: Cli, text_dir: Path, run: Path
     assert "do not belong together" in err
     (run / "vocabulary.json").write_text(vocabulary)
     (run / "checkpoint.pt").write_bytes((run / "checkpoint.pt").read_bytes()[:1000])
+    (run / "checkpoint.previous.pt").unlink()
     rows = (run / "metrics.jsonl").read_text()
     code, _, err = cli(*call)
     assert code == 1

@@ -23,7 +23,7 @@ from normrnn.speech.model import AcousticModel
 from normrnn.speech.posteriors import write_posteriors
 from normrnn.speech.task import SpeechEvaluator, open_speech
 from tests.tiny_runs import rows_of, run_tiny
-from tests.tiny_speech import DIM
+from tests.tiny_speech import DIM, without_checksums
 
 
 @pytest.fixture
@@ -229,6 +229,7 @@ def test_bad_data_stops_training_with_a_sentence(
     content = bytearray(labels.read_bytes())
     content[-4:] = (99).to_bytes(4, "little")
     labels.write_bytes(content)
+    without_checksums(speech_dir)
     with pytest.raises(UserError, match="a label of train11 is 99; there are 7 classes"):
         run_tiny(tiny_speech, tmp_path / "run")
     (speech_dir / "train" / "feats.ark").unlink()

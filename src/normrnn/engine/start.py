@@ -40,6 +40,9 @@ def train(
         checkpoint = None
         if run.has(CONFIG):
             saved = run.config()
+            if saved.data_sha256 == experiment.older_sha256 != experiment.sha256:
+                say(f"{out} was begun by an older version: its data is compared by the labels only")
+                config = dataclasses.replace(config, data_sha256=experiment.older_sha256)
             run.check_config(saved, (read_note(out) or {}).get("config"), CHECKPOINT)
             _refuse_changes(saved, config, out)
             checkpoint = run.read_checkpoint(config)

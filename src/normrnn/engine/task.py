@@ -43,6 +43,8 @@ class Experiment:
     """Its place, as config.json keeps it."""
     sha256: str
     """Stands for its content: a run goes on only with the same."""
+    older_sha256: str
+    """The same as older versions put it, for runs that they began."""
     source: str
     """The same in words."""
     build: "Callable[[torch.device], Task]"

@@ -99,7 +99,7 @@ def _evaluate_speech(directory: RunDirectory, data: str, device: torch.device) -
         "norm": config.norm,
         "seed": config.seed,
         "data_sha256": corpus.sha256,
-        "same_data": corpus.sha256 == config.data_sha256,
+        "same_data": config.data_sha256 in (corpus.sha256, corpus.labels_sha256),
         "rows": list(SpeechEvaluator(config, corpus, device).rows(model, _never)),
     }
 

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,18 @@ from normrnn.speech.archive import (
     read_vector,
     whole_number,
 )
-from normrnn.speech.prepared import FORMAT, SPLITS, STATISTICS, SUMMARY, read_json, read_summary
+from normrnn.speech.prepared import (
+    CHECKSUMS,
+    FORMAT,
+    SPLITS,
+    STATISTICS,
+    SUMMARY,
+    Checksums,
+    digest,
+    read_checksums,
+    read_json,
+    read_summary,
+)
 
 
 @dataclass(frozen=True)
@@ -33,11 +45,14 @@ class SpeechSplit:
     dim: int
     _features: list[Entry] = field(repr=False)
     _labels: list[Entry] = field(repr=False)
+    _checksums: Checksums = field(repr=False, default_factory=dict)
+    _verified: set[tuple[int, str]] = field(repr=False, default_factory=set)
+    """What was read whole and found to be what was written; from then on parts will do."""
 
     def features(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
         """Frames start..stop of an utterance, (frames, D) float32, read from disk now."""
         key, entry = self.keys[index], self._features[index]
-        values = read_matrix(entry, key, start, stop)
+        values = self._read(read_matrix, 0, entry, key, start, stop)
         self._check(entry, index, len(values), start, stop)
         if values.shape[1] != self.dim:
             raise UserError(
@@ -48,7 +63,7 @@ class SpeechSplit:
     def labels(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
         """Labels of frames start..stop of an utterance, (frames,) int64, read from disk now."""
         key, entry = self.keys[index], self._labels[index]
-        values = torch.from_numpy(read_vector(entry, key, start, stop)).long()
+        values = torch.from_numpy(self._read(read_vector, 1, entry, key, start, stop)).long()
         self._check(entry, index, len(values), start, stop)
         if len(values) and not 0 <= int(values.min()) <= int(values.max()) < self.classes:
             wrong = values[(values < 0) | (values >= self.classes)]
@@ -57,6 +72,17 @@ class SpeechSplit:
                 " classes, numbered from 0"
             )
         return values
+
+    def _read(
+        self, read: Callable, which: int, entry: Entry, key: str, start: int, stop: int | None
+    ) -> Any:
+        if key not in self._checksums or (which, key) in self._verified:
+            return read(entry, key, start, stop)
+        values = read(entry, key)
+        if digest(values) != self._checksums[key][which]:
+            raise UserError(f"{entry.path} is damaged: {key} is not what was written")
+        self._verified.add((which, key))
+        return values[start:stop]
 
     def _check(self, entry: Entry, index: int, got: int, start: int, stop: int | None) -> None:
         expected = len(range(*slice(start, stop).indices(self.lengths[index])))
@@ -80,6 +106,8 @@ class SpeechCorpus:
     label_counts: Tensor
     sha256: str
     """Of what a network learns from, wherever the directory is."""
+    labels_sha256: str
+    """The same as older versions knew it: without the features."""
 
 
 def read_speech(path: str | Path) -> SpeechCorpus:
@@ -89,7 +117,7 @@ def read_speech(path: str | Path) -> SpeechCorpus:
         why = "it is a file" if path.exists() else "it does not exist"
         raise UserError(f"{path} is no directory of prepared speech: {why}")
     summary = read_summary(path)
-    statistics = read_json(path / STATISTICS)
+    statistics = read_json(path / STATISTICS, CHECKSUMS in summary)
     try:
         classes, dim = int(summary["classes"]), int(summary["dim"])
         mean, variance = (
@@ -102,11 +130,16 @@ def read_speech(path: str | Path) -> SpeechCorpus:
         ) from None
     if mean.shape != (dim,) or variance.shape != (dim,) or counts.shape != (classes,):
         raise UserError(f"{path / STATISTICS} does not belong to {SUMMARY}: other sizes")
-    train, dev = (_read_split(path / name, classes, dim) for name in SPLITS)
-    digest = hashlib.sha256(json.dumps([FORMAT, classes, dim, statistics]).encode())
+    written = summary.get(CHECKSUMS)
+    checksums = {name: _checksums(path / name, name, written) for name in SPLITS}
+    train, dev = (_read_split(path / name, classes, dim, checksums[name]) for name in SPLITS)
+    of_labels = hashlib.sha256(json.dumps([FORMAT, classes, dim, statistics]).encode())
+    of_all = of_labels.copy()
     for split in (train, dev):
-        digest.update(json.dumps([split.keys, split.lengths]).encode())
-        digest.update(_sha256(split.path / "labels.ark"))
+        for found in (of_labels, of_all):
+            found.update(json.dumps([split.keys, split.lengths]).encode())
+        of_labels.update(_sha256(split.path / "labels.ark"))
+        of_all.update(json.dumps([split._checksums.get(key) for key in split.keys]).encode())
     return SpeechCorpus(
         path,
         classes,
@@ -116,7 +149,8 @@ def read_speech(path: str | Path) -> SpeechCorpus:
         mean.float(),
         variance.float(),
         counts,
-        digest.hexdigest(),
+        of_labels.hexdigest() if written is None else of_all.hexdigest(),
+        of_labels.hexdigest(),
     )
 
 
@@ -131,11 +165,25 @@ def sources(directory: str | Path) -> set[Path]:
 def read_features(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
     """Key and features (T, D) float32 of every utterance of a Kaldi directory with a feats.scp."""
     directory = expanded(directory)
+    checksums = read_checksums(directory) if (directory / CHECKSUMS).is_file() else {}
     for key, target in read_table(directory / "feats.scp").items():
-        yield key, torch.from_numpy(read_matrix(locate(target, directory), key))
+        entry = locate(target, directory)
+        values = read_matrix(entry, key)
+        if key in checksums and digest(values) != checksums[key][0]:
+            raise UserError(f"{entry.path} is damaged: {key} is not what was written")
+        yield key, torch.from_numpy(values)
 
 
-def _read_split(path: Path, classes: int, dim: int) -> SpeechSplit:
+def _checksums(folder: Path, split: str, written: Any) -> Checksums:
+    if written is None:
+        return {}
+    known = written.get(split) if isinstance(written, dict) else None
+    if not isinstance(known, str):
+        raise UserError(f"{folder.parent / SUMMARY} is damaged: it lacks the hash of {split}")
+    return read_checksums(folder, known)
+
+
+def _read_split(path: Path, classes: int, dim: int, checksums: Checksums) -> SpeechSplit:
     lengths = {key: _frames(path, key, n) for key, n in read_table(path / "utt2num_frames").items()}
     keys = sorted(lengths)
     if not keys:
@@ -149,7 +197,11 @@ def _read_split(path: Path, classes: int, dim: int) -> SpeechSplit:
         if not (path / f"{name}.ark").is_file():
             raise UserError(f"{path} lacks {name}.ark")
         entries.append([locate(table[key], path) for key in keys])
-    return SpeechSplit(keys, [lengths[key] for key in keys], path, classes, dim, *entries)
+    frames = [lengths[key] for key in keys]
+    if checksums and checksums.keys() != lengths.keys():
+        odd = min(checksums.keys() ^ lengths.keys())
+        raise UserError(f"{path}: {odd} is in only one of {CHECKSUMS} and utt2num_frames")
+    return SpeechSplit(keys, frames, path, classes, dim, entries[0], entries[1], checksums)
 
 
 def _frames(path: Path, key: str, text: str) -> int:

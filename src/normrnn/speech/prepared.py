@@ -1,6 +1,7 @@
 """The files of a directory of prepared speech.
 
     train, dev       feats.scp feats.ark labels.scp labels.ark utt2spk text utt2num_frames
+                     checksums: of every utterance's features and labels
     summary.json     what it is and how it was made; written last: without it, not finished
     statistics.json  mean and variance of the training features, label counts
     skipped.tsv      utterance, reason
@@ -8,18 +9,27 @@
 `preparation` writes it, `speech` reads it. Features are not normalised.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from normrnn.errors import UserError
+import numpy as np
+from numpy.typing import NDArray
+
+from normrnn.errors import UserError, notice
 from normrnn.files import write_whole
+from normrnn.seal import is_sealed, sealed_json
+from normrnn.speech.archive import read_table
 
 FORMAT = "normrnn speech 1"
 SPLITS = ("train", "dev")
 SUMMARY = "summary.json"
 STATISTICS = "statistics.json"
 SKIPPED = "skipped.tsv"
+CHECKSUMS = "checksums"
+Checksums = dict[str, tuple[str, str]]
+"""Key -> hashes of features and labels."""
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -32,27 +42,58 @@ def read_summary(path: Path) -> dict[str, Any]:
     summary = read_json(path / SUMMARY)
     if summary.get("format") != FORMAT:
         raise UserError(f"{path / SUMMARY} is of format {summary.get('format')!r}, not {FORMAT!r}")
+    if CHECKSUMS not in summary:
+        notice(f"{path} has no checksums, as older versions prepared it: not verified")
     return summary
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object."""
+def digest(values: NDArray) -> str:
+    """Hash of features (T, D) or labels (T,), whatever they are stored as."""
+    kind = "<f4" if values.dtype.kind == "f" else "<i4"
+    found = hashlib.sha256(repr(values.shape).encode())
+    found.update(np.ascontiguousarray(values, dtype=kind).tobytes())
+    return found.hexdigest()
+
+
+def write_checksums(folder: Path, checksums: Checksums) -> str:
+    """The table of one side; the hash of it, for the summary."""
+    content = "".join(f"{key} {feats} {labels}\n" for key, (feats, labels) in checksums.items())
+    write_text(folder / CHECKSUMS, content)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def read_checksums(folder: Path, written: str | None = None) -> Checksums:
+    """That table; UserError if it is another than was `written`."""
+    table = read_table(folder / CHECKSUMS)
+    found = hashlib.sha256((folder / CHECKSUMS).read_bytes()).hexdigest()
+    pairs = {key: tuple(line.split()) for key, line in table.items()}
+    if written not in (None, found) or any(len(pair) != 2 for pair in pairs.values()):
+        raise UserError(f"{folder / CHECKSUMS} is damaged: it is not what was written")
+    return {key: (pair[0], pair[1]) for key, pair in pairs.items()}
+
+
+def read_json(path: Path, must_be_sealed: bool = False) -> dict[str, Any]:
+    """A JSON object, verified if it carries a checksum."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        sealed = is_sealed(content, path)
+        values = json.loads(content)
     except FileNotFoundError:
         raise UserError(f"{path.parent} lacks {path.name}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(f"{path} is damaged: not JSON") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} is damaged: no JSON object")
-    return values
+    if not sealed and (must_be_sealed or CHECKSUMS in values):
+        raise UserError(f"{path} is damaged: its checksum is missing")
+    return {name: value for name, value in values.items() if name != "sha256"}
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """A JSON file, replaced whole or not at all."""
-    write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+    """A JSON file with its checksum, replaced whole or not at all."""
+    write_whole(path, sealed_json(values))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -72,7 +72,8 @@ def open_speech(config: SpeechConfig) -> Experiment:
     def build(device: torch.device) -> SpeechTask:
         return SpeechTask(config, corpus, device)
 
-    return Experiment(str(corpus.path.resolve()), corpus.sha256, source, build)
+    where = str(corpus.path.resolve())
+    return Experiment(where, corpus.sha256, corpus.labels_sha256, source, build)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def open_language(config: LanguageConfig) -> Experiment:
     def build(device: torch.device) -> LanguageTask:
         return LanguageTask(config, build_corpus(texts, config.text), device)
 
-    return Experiment(where, texts.sha256, texts.source, build)
+    return Experiment(where, texts.sha256, texts.sha256, texts.source, build)
 
 
 class Evaluator:

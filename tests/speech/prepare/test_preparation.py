@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from normrnn.errors import UsageError, UserError
+from normrnn.seal import sealed_json
 from normrnn.speech.corpus import read_features, read_speech
 from normrnn.speech.prepare.preparation import (
     JOURNAL,
@@ -26,6 +27,8 @@ from normrnn.speech.prepare.preparation import (
     prepare,
 )
 from tests.made_speech import CLASSES, DIM, job, made
+
+OTHER = {"mean": [1], "variance": [1], "label_counts": [1]}
 
 
 def quiet(done: int, total: int, skipped: int) -> None:
@@ -44,7 +47,7 @@ def out(tmp_path: Path) -> Path:
 
 def test_the_files_are_kaldis(out: Path) -> None:
     names = {"feats.ark", "feats.scp", "labels.ark", "labels.scp"}
-    names |= {"utt2spk", "text", "utt2num_frames"}
+    names |= {"utt2spk", "text", "utt2num_frames", "checksums"}
     expected = {f"{split}/{name}" for split in ("train", "dev") for name in names}
     assert contents(out).keys() == expected | {"summary.json", "statistics.json", "skipped.tsv"}
     for split, keys in (
@@ -304,7 +307,13 @@ def damage(name: str, content: str | bytes | None) -> Callable[[Path], None]:
         (damage("summary.json", '{"format": "other"}'), "format 'other', not 'normrnn speech 1'"),
         (damage("summary.json", '{"format": "normrnn speech 1"}'), "field is missing"),
         (damage("statistics.json", None), r"lacks statistics\.json"),
-        (damage("statistics.json", '{"mean": [1], "variance": [1], "label_counts": [1]}'), "sizes"),
+        (damage("statistics.json", "{}"), r"statistics\.json is damaged: its checksum is missing"),
+        (damage("statistics.json", sealed_json(OTHER).decode()), "sizes"),
+        (damage("dev/checksums", None), "lacks checksums"),
+        (
+            damage("dev/checksums", "s1-01 0 0\n"),
+            "checksums is damaged",
+        ),
         (damage("train/feats.ark", None), r"lacks feats\.ark"),
         (damage("dev/labels.ark", None), r"lacks labels\.ark"),
         (damage("dev/feats.scp", None), r"lacks feats\.scp"),

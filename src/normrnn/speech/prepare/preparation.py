@@ -9,6 +9,7 @@ import json
 import math
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +31,16 @@ from normrnn.speech.archive import (
 from normrnn.speech.prepare.features import FRAME_SHIFT
 from normrnn.speech.prepare.pool import in_order
 from normrnn.speech.prepared import (
+    CHECKSUMS,
     FORMAT,
     SKIPPED,
     SPLITS,
     STATISTICS,
     SUMMARY,
+    digest,
     read_json,
     read_summary,
+    write_checksums,
     write_json,
     write_text,
 )
@@ -233,6 +237,7 @@ class _Journal:
             record["frames"], record["dim"] = result.features.shape
             record["feats"] = write_matrix(feats, utterance.key, result.features)
             record["labels"] = write_vector(labels, utterance.key, result.labels)
+            record["sha256"] = digest(result.features), digest(result.labels)
             cost = (result.seconds, result.feature_seconds, result.alignment_seconds)
             record["cost"] = [round(seconds, 6) for seconds in cost]
             if result.channels > 1:
@@ -267,23 +272,28 @@ class _Journal:
 
 
 def _line(record: Record) -> str:
-    return json.dumps(record) + "\n"
+    """A record with its checksum."""
+    text = json.dumps(record)
+    return f"{zlib.crc32(text.encode()):08x} {text}\n"
+
+
+def _record(line: str) -> Record | None:
+    """The record of a line; None if it is torn, damaged or of an older version."""
+    crc, _, text = line.partition(" ")
+    return json.loads(text) if crc == f"{zlib.crc32(text.encode()):08x}" else None
 
 
 def _good_records(out: Path, utterances: Sequence[Utterance]) -> list[Record]:
     """The journal up to the last line that is whole and whose data is there."""
     try:
-        lines = (out / JOURNAL).read_text(encoding="utf-8").splitlines()
+        lines = (out / JOURNAL).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return []
     sizes = [path.stat().st_size if (path := out / n).exists() else 0 for n in ARCHIVES]
     records: list[Record] = []
     for line, utterance in zip(lines, utterances, strict=False):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            break
-        if record["key"] != utterance.key:
+        record = _record(line)
+        if record is None or record["key"] != utterance.key:
             break
         if any(end > size for end, size in zip(record["ends"], sizes, strict=True)):
             break
@@ -304,6 +314,10 @@ def _finish(out: Path, job: Job, records: Sequence[Record]) -> dict[str, Any]:
                 f" {out / SKIPPED} says why, for each of {len(skipped):,}"
             )
         _write_tables(out / split, kept[split])
+    checksums = {
+        split: write_checksums(out / split, {u.key: tuple(r["sha256"]) for u, r in kept[split]})
+        for split in SPLITS
+    }
     counts = {split: _label_counts(out / split, kept[split], job.classes) for split in SPLITS}
     statistics = _statistics(out / "train", kept["train"])
     statistics["label_counts"] = counts["train"].tolist()
@@ -328,6 +342,7 @@ def _finish(out: Path, job: Job, records: Sequence[Record]) -> dict[str, Any]:
     summary["skipped"] = {"utterances": len(skipped), "share": len(skipped) / len(pairs)}
     summary["channels_averaged"] = sum("channels" in record for record in records)
     summary["settings"], summary["source"] = job.settings, job.source
+    summary[CHECKSUMS] = checksums
     write_json(out / SUMMARY, summary)
     return summary
 

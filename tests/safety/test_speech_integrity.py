@@ -1,0 +1,104 @@
+"""Nothing damaged is believed: prepared speech."""
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from normrnn.engine.interrupt import Interrupted
+from normrnn.errors import UserError
+from normrnn.runs.evaluate import evaluate
+from normrnn.speech.config import SpeechConfig
+from normrnn.speech.corpus import SpeechCorpus, read_features, read_speech
+from tests.safety.test_run_integrity import flip
+from tests.tiny_runs import rows_of, run_tiny
+from tests.tiny_speech import without_checksums, write_speech
+
+
+def everything(corpus: SpeechCorpus) -> list[np.ndarray]:
+    return [
+        read(i).numpy()
+        for split in (corpus.train, corpus.dev)
+        for read in (split.features, split.labels)
+        for i in range(len(split.keys))
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{split}/{kind}.{end}" for split in ("train", "dev") for kind in ("feats", "labels")
+          for end in ("ark", "scp")),
+        "train/utt2num_frames", "dev/checksums", "statistics.json", "summary.json",
+    ],
+)  # fmt: skip
+def test_a_flipped_bit_anywhere(name: str, speech_dir: Path) -> None:
+    """It is found, or it is where nothing depends on it: the numbers are the same."""
+    expected = everything(read_speech(speech_dir))
+    sha256, good = read_speech(speech_dir).sha256, (speech_dir / name).read_bytes()
+    noticed = 0
+    for seed in range(40):
+        flip(speech_dir / name, random.Random(seed))
+        try:
+            corpus = read_speech(speech_dir)
+            found = everything(corpus)
+        except UserError:
+            noticed += 1
+        else:
+            assert corpus.sha256 == sha256
+            for ours, right in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(ours, right)
+        (speech_dir / name).write_bytes(good)
+    assert noticed >= (40 if name.endswith((".ark", ".json", "checksums")) else 1)
+
+
+def test_parts_are_verified_as_the_whole(speech_dir: Path) -> None:
+    archive = speech_dir / "train" / "feats.ark"
+    content = bytearray(archive.read_bytes())
+    content[-1] ^= 1  # of the last frame of the last utterance
+    archive.write_bytes(content)
+    train = read_speech(speech_dir).train
+    with pytest.raises(UserError, match="train11 is not what was written"):
+        train.features(len(train.keys) - 1, 0, 2)
+    last = speech_dir / "train" / "feats.scp"
+    assert len(list(read_features(speech_dir / "dev"))) == 3
+    with pytest.raises(UserError, match="train11 is not what was written"):
+        list(read_features(last.parent))
+
+
+def test_other_features_are_other_data(tiny_speech: SpeechConfig, tmp_path: Path) -> None:
+    """Same labels, same lengths, same statistics: only one number of one frame differs."""
+    data, run = Path(tiny_speech.data), tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run_tiny(tiny_speech, run, stop_at=3)
+    other = tmp_path / "other"
+    write_speech(other, change=1e-3)
+    for name in ("statistics.json", "train/labels.ark", "dev/labels.ark"):
+        assert (other / name).read_bytes() == (data / name).read_bytes()
+    shutil.rmtree(data)
+    shutil.move(other, data)
+    with pytest.raises(UserError, match="data was"):
+        run_tiny(tiny_speech, run)
+
+
+def test_directories_without_checksums_still_load(
+    tiny_speech: SpeechConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run begun on one goes on when the same data was prepared again, with checksums."""
+    data = Path(tiny_speech.data)
+    summary = (data / "summary.json").read_bytes()
+    without_checksums(data)
+    older, again = read_speech(data), tmp_path / "again"
+    assert f"{data} has no checksums" in caplog.text
+    with pytest.raises(Interrupted):
+        run_tiny(tiny_speech, tmp_path / "run", stop_at=3)
+    (data / "summary.json").write_bytes(summary)
+    newer = read_speech(data)
+    assert newer.sha256 != older.sha256 == newer.labels_sha256
+    said = run_tiny(tiny_speech, tmp_path / "run")
+    assert any("compared by the labels only" in line for line in said)
+    run_tiny(tiny_speech, again)
+    assert rows_of(tmp_path / "run") == rows_of(again)
+    assert evaluate(tmp_path / "run")["same_data"]
