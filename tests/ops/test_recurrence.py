@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from normrnn import ops
-from normrnn.ops import Call, Cell, InputNorm, Peephole, Plain, RowNorm, StepNorm, Steps
+from normrnn.ops import Call, Cell, InputNorm, Inputs, Peephole, Plain, RowNorm, StepNorm, Steps
 
 H = 2
 SIZES = [(3, 3, 3), (3, 2, 2, 1), (1, 1), (2,)]
@@ -92,7 +92,7 @@ def test_every_plug_differentiates_twice(mode: str, batch: bool, kind: str) -> N
     def f(pre: Tensor, w: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         state, vectors = rest[:parts], dict(zip(names, rest[parts:], strict=True))
         cells = [Cell(own) for own in w]
-        result = ops.recur(call, pre, cells, state, plug_of(kind, vectors, batch))
+        result = ops.recur(call, Inputs(pre, cells, state), plug_of(kind, vectors, batch))
         return result.rows, *result.state
 
     given = [leaf(steps.rows, C), leaf(2, C // 2, H)]
@@ -105,10 +105,10 @@ def test_every_plug_differentiates_twice(mode: str, batch: bool, kind: str) -> N
 def test_directions_of_one_call_are_two_calls(mode: str) -> None:
     steps, C = Steps((3, 2, 1)), MODES[mode] * H
     pre, cells = leaf(steps.rows, 2 * C), [Cell(leaf(C, H)) for _ in range(2)]
-    both = ops.recur(Call(mode, steps, (False, True)), pre, cells, None, Plain())
+    both = ops.recur(Call(mode, steps, (False, True)), Inputs(pre, cells), Plain())
     for d, reverse in enumerate((False, True)):
         own = pre[:, d * C : (d + 1) * C]
-        one = ops.recur(Call(mode, steps, (reverse,)), own, cells[d : d + 1], None, Plain())
+        one = ops.recur(Call(mode, steps, (reverse,)), Inputs(own, cells[d : d + 1]), Plain())
         assert torch.equal(one.rows, both.rows[:, d * H : (d + 1) * H])
         for a, b in zip(one.state, both.state, strict=True):
             assert torch.equal(a[0], b[d])
@@ -161,9 +161,9 @@ class TestRefused:
         call, cell = Call("GRU", self.steps), Cell(torch.randn(3 * H, H))
         zeros = torch.zeros(1, 3, H)
         with pytest.raises(ValueError, match="has 1 parts, got 2"):
-            ops.recur(call, torch.randn(5, 3 * H), [cell], (zeros, zeros), Plain())
+            ops.recur(call, Inputs(torch.randn(5, 3 * H), [cell], (zeros, zeros)), Plain())
         with pytest.raises(ValueError, match="1 directions need 1 sets"):
-            ops.recur(call, torch.randn(5, 3 * H), [cell, cell], None, Plain())
+            ops.recur(call, Inputs(torch.randn(5, 3 * H), [cell, cell]), Plain())
 
 
 def test_flip_turns_every_sequence_over_its_own_length() -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.nn.normaliser import GateNorm
-from normrnn.ops.call import Call, Plain, Plug, State
+from normrnn.ops.call import Call, Cell, Inputs, Plain, State
 from normrnn.ops.fold import Weights, batch_fold, fused, fused_direction
 from normrnn.ops.recurrence import recur
 from normrnn.ops.statistics import Statistics
@@ -26,6 +26,10 @@ class Stack:
     normalisers: Sequence[GateNorm | None]
     dropout: float
     training: bool
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [w.cell for w in self.weights]
 
 
 @dataclass(frozen=True)
@@ -83,59 +87,63 @@ def _dropped(rows: Tensor, stack: Stack) -> Tensor:
 
 
 def _own(layer: Stack, given: Given) -> tuple[Tensor, State]:
-    """One layer by our recurrence: both directions' projections are one product."""
-    dtype, w_ih = layer.weights[0].cell.w_hh.dtype, [w.w_ih for w in layer.weights]
-    pre = F.linear(given.rows, w_ih[0] if len(w_ih) == 1 else torch.cat(w_ih))
-    if not torch.is_autocast_enabled(pre.device.type):
-        return _recur(layer, given, pre)
-    state = None if given.state is None else tuple(s.to(dtype) for s in given.state)
-    with torch.autocast(pre.device.type, enabled=False):
-        return _recur(layer, replace(given, state=state), pre.to(dtype))
+    """One layer by our recurrence, which makes one product of both directions' projections."""
+    w_ih, rows, state = [w.w_ih for w in layer.weights], given.rows, given.state
+    if not torch.is_autocast_enabled(rows.device.type):
+        return _recur(layer, given.steps, Inputs(rows, layer.cells, state, w_ih))
+    dtype = layer.cells[0].w_hh.dtype
+    pre = F.linear(rows, torch.cat(w_ih)).to(dtype)
+    state = None if state is None else tuple(s.to(dtype) for s in state)
+    with torch.autocast(rows.device.type, enabled=False):
+        return _recur(layer, given.steps, Inputs(pre, layer.cells, state))
 
 
-def _recur(layer: Stack, given: Given, pre: Tensor) -> tuple[Tensor, State]:
-    reverse = (False, True)[: layer.directions]
-    pres, plugs = list(pre.chunk(layer.directions, 1)), []
-    whole: Tensor | None = pre
-    for d, (weights, normaliser) in enumerate(zip(layer.weights, layer.normalisers, strict=True)):
-        plug = Plain(weights.bias) if normaliser is None else normaliser.plug(given.steps)
-        if plug is None:
-            assert normaliser is not None
-            pres[d], plug = normaliser(pres[d], given.steps), Plain()
-            whole = None
-        plugs.append(plug)
+def _recur(layer: Stack, steps: Steps, inputs: Inputs) -> tuple[Tensor, State]:
+    plugs = [
+        Plain(weights.bias) if normaliser is None else normaliser.plug(steps)
+        for weights, normaliser in zip(layer.weights, layer.normalisers, strict=True)
+    ]
+    if None in plugs:  # a normaliser that has to be called
+        pre = F.linear(inputs.x, torch.cat(list(inputs.w_ih))) if inputs.w_ih else inputs.x
+        parts = list(pre.chunk(layer.directions, 1))
+        for d, normaliser in enumerate(layer.normalisers):
+            if plugs[d] is None and normaliser is not None:
+                parts[d], plugs[d] = normaliser(parts[d], steps), Plain()
+        inputs = inputs._replace(x=torch.cat(parts, 1), w_ih=())
     joined = _joined(plugs)
     if joined is not None:
-        whole = torch.cat(pres, 1) if whole is None else whole
-        return _observed(layer, given, whole, reverse, joined)
+        return _observed(layer, (0, layer.directions), steps, inputs, joined)
     # Normalisers of different modes: one direction after the other.
+    gates = () if inputs.w_ih else inputs.x.chunk(layer.directions, 1)
     results = []
     for d, plug in enumerate(plugs):
-        one = replace(
-            layer, weights=layer.weights[d : d + 1], normalisers=layer.normalisers[d : d + 1]
+        one = Inputs(
+            inputs.x if inputs.w_ih else gates[d],
+            inputs.cells[d : d + 1],
+            None if inputs.state is None else tuple(s[d : d + 1] for s in inputs.state),
+            inputs.w_ih[d : d + 1],
         )
-        state = None if given.state is None else tuple(s[d : d + 1] for s in given.state)
-        own = replace(given, state=state)
-        results.append(_observed(one, own, pres[d], reverse[d : d + 1], plug))
+        results.append(_observed(layer, (d, d + 1), steps, one, plug))
     rows, states = zip(*results, strict=True)
     return torch.cat(rows, 1), tuple(torch.cat(parts) for parts in zip(*states, strict=True))
 
 
 def _observed(
-    layer: Stack, given: Given, pre: Tensor, reverse: tuple[bool, ...], plug: Plug
+    layer: Stack, which: tuple[int, int], steps: Steps, inputs: Inputs, plug: Any
 ) -> tuple[Tensor, State]:
-    cells = [w.cell for w in layer.weights]
-    call = Call(layer.mode, given.steps, reverse)
-    rows, state, measured = recur(call, pre, cells, given.state, plug)
+    """Directions ``which``; their normalisers are told the statistics."""
+    call = Call(layer.mode, steps, (False, True)[slice(*which)])
+    rows, state, measured = recur(call, inputs, plug)
     if measured is not None:
-        mean, var = (value.chunk(len(cells), 1) for value in measured[:2])
-        for d, normaliser in enumerate(layer.normalisers):
+        normalisers = layer.normalisers[slice(*which)]
+        mean, var = (value.chunk(len(normalisers), 1) for value in measured[:2])
+        for d, normaliser in enumerate(normalisers):
             assert normaliser is not None
             normaliser.observe(Statistics(mean[d], var[d], measured.count))
     return rows, state
 
 
-def _joined(plugs: Sequence[Plug]) -> Any:
+def _joined(plugs: Sequence[Any]) -> Any:
     """Plugs of the directions as one, their vectors side by side; None if they differ in kind."""
     if len(plugs) == 1:
         return plugs[0]

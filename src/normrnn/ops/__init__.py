@@ -1,6 +1,16 @@
 """Pure functions on tensors; torch and nothing else."""
 
-from normrnn.ops.call import Call, Cell, InputNorm, Peephole, Plain, Result, RowNorm, StepNorm
+from normrnn.ops.call import (
+    Call,
+    Cell,
+    InputNorm,
+    Inputs,
+    Peephole,
+    Plain,
+    Result,
+    RowNorm,
+    StepNorm,
+)
 from normrnn.ops.fold import (
     Weights,
     batch_fold,
@@ -21,6 +31,7 @@ __all__ = [
     "Cell",
     "Groups",
     "InputNorm",
+    "Inputs",
     "Peephole",
     "Plain",
     "Population",

@@ -78,14 +78,14 @@ def _key(
     headers: Sequence[Path],
 ) -> str:
     """Stands for all that decides what is built."""
-    parts = [*compiler, *flags, platform.machine(), _cpu_features()]
+    parts = [*compiler, *flags, platform.machine(), cpu_features()]
     key = hashlib.sha256(repr([parts, [source.flags for source in sources]]).encode())
     for path in (*(source.path for source in sources), *headers):
         key.update(hashlib.sha256(path.read_bytes()).digest())
     return key.hexdigest()[:16]
 
 
-def _cpu_features() -> str:
+def cpu_features() -> str:
     """A cache directory may be shared between machines, code for the wrong CPU may not."""
     info = Path("/proc/cpuinfo")
     if not info.exists():

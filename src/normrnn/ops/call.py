@@ -7,6 +7,7 @@ A *plug* says how gate inputs are read and what is normalised inside a step. A n
 more dataclass here and one more entry in :mod:`normrnn.ops.loop`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ class Call:
     steps: Steps
     reverse: tuple[bool, ...] = (False,)
     """One entry per direction."""
+    resets: Tensor | None = None
+    """Rows (N,), bool: before these frames the state starts from zero."""
 
 
 class Peephole(NamedTuple):
@@ -48,6 +51,18 @@ class Cell(NamedTuple):
     bias_hn: Tensor | None = None
     """(H,), of the GRU: inside r ⊙ (W_hn h + b)."""
     peephole: Peephole = Peephole()
+
+
+class Inputs(NamedTuple):
+    """What a call is given."""
+
+    x: Tensor
+    """Rows (N, I), or, without ``w_ih``, ready gate inputs (N, D·C)."""
+    cells: Sequence[Cell]
+    state: State | None = None
+    """None: zeros."""
+    w_ih: Sequence[Tensor] = ()
+    """(C, I) of each direction."""
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,528 @@
-"""The compiled recurrence. There is none yet: everything runs in :mod:`normrnn.ops.loop`."""
+"""The compiled recurrence: a layer's directions, projection and normalisation included, in C.
 
+It serves float32 on a CPU and is compiled when it is first wanted (:mod:`normrnn.ops.library`).
+Everything else, and being differentiated twice, is for :mod:`normrnn.ops.loop`, which computes
+the same. ``NORMRNN_NATIVE=0`` switches it off.
+"""
+
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from normrnn.ops.call import Call, Cell, Plug, Result, State
+from normrnn.ops.call import (
+    GATES,
+    Call,
+    Cell,
+    InputNorm,
+    Inputs,
+    Peephole,
+    Plain,
+    Plug,
+    Result,
+    RowNorm,
+    StepNorm,
+)
+from normrnn.ops.library import Library, describe, library, room
+from normrnn.ops.loop import loop
+from normrnn.ops.normalise import LONE
+from normrnn.ops.statistics import Statistics, synchronised
+from normrnn.ops.steps import Steps
+
+__all__ = ["describe", "run", "serves", "update"]
+
+_MODES = {"RNN_TANH": 0, "RNN_RELU": 1, "LSTM": 2, "GRU": 3}
+# What is normalised before the loop and inside a step, as `kernels/job.h` counts them.
+_KINDS = {Plain: (0, 0), InputNorm: (1, 0), StepNorm: (0, 1), RowNorm: (2, 2)}
+_COLUMNS, _FEATURES = 1, 2
+_OVER_ROWS, _OVER_FEATURES = 1, 2
+_SPLIT_UNITS, _SPLIT_ROWS = 0, 1
+_UNIT_SUMS = 6
+_BIAS_HN, _WEIGHT_C, _BIAS_C = 3, 4, 5
+_VECTORS = "weight", "bias", "weight_hh", "weight_c", "bias_c"
+"""Parameters that a plug may have."""
+_FIRST_CELL, _OF_A_CELL = 3 + len(_VECTORS), 6
+"""Where the parameters of the directions begin in the flat order, and how many each has."""
 
 
-def serves(
-    call: Call,  # noqa: ARG001
-    pre: Tensor,  # noqa: ARG001
-    cells: Sequence[Cell],  # noqa: ARG001
-    state: State | None,  # noqa: ARG001
-    plug: Plug,  # noqa: ARG001
-) -> bool:
-    """Whether the kernel takes this call."""
-    return False
+class _Direction(NamedTuple):
+    """Addresses, as `Direction` of `kernels/job.h`."""
+
+    reverse: int = 0
+    w_ih: int = 0
+    w_hh: int = 0
+    gamma: int = 0
+    beta: int = 0
+    gamma_hh: int = 0
+    gamma_c: int = 0
+    beta_c: int = 0
+    bias_hn: int = 0
+    peephole_i: int = 0
+    peephole_f: int = 0
+    peephole_o: int = 0
+    h0: int = 0
+    c0: int = 0
+    fixed_mean: int = 0
+    fixed_var: int = 0
+    stat_mean: int = 0
+    stat_var: int = 0
+    out: int = 0
+    hn: int = 0
+    cn: int = 0
+    pre: int = 0
+    mean: int = 0
+    scale: int = 0
+    shift: int = 0
+    gamma_h: int = 0
+    row_mean: int = 0
+    row_scale: int = 0
+    used_mean: int = 0
+    used_inv: int = 0
+    trace: int = 0
+    hat: int = 0
+    inv: int = 0
+    dout: int = 0
+    dhn: int = 0
+    dcn: int = 0
+    dx: int = 0
+    dp: int = 0
+    d_w_ih: int = 0
+    d_w_hh: int = 0
+    d_gamma: int = 0
+    d_beta: int = 0
+    d_gamma_hh: int = 0
+    d_units: int = 0
+    dh0: int = 0
+    dc0: int = 0
+    level: int = 0
+    slope: int = 0
 
 
-def recur(
-    call: Call, pre: Tensor, cells: Sequence[Cell], state: State | None, plug: Plug
-) -> Result:
-    """As :func:`normrnn.ops.recurrence.recur`."""
-    raise NotImplementedError
+class _Job(NamedTuple):
+    """`Job` of `kernels/job.h` without its directions."""
+
+    T: int
+    B: int
+    N: int
+    H: int
+    I: int  # noqa: E741
+    D: int
+    threads: int
+    mode: int
+    outer: int
+    inner: int
+    split: int
+    ldi: int
+    ldx: int
+    ldo: int
+    ldc: int
+    per_step: int
+    batch: int
+    fixed_per_step: int
+    keep: int
+    eps: float
+    sizes: int
+    offsets: int
+    resets: int = 0
+    x: int = 0
+    dx_in: int = 0
+
+
+_LAYOUT = struct.Struct(f"{_Job._fields.index('eps')}qd5q{2 * len(_Direction._fields)}q")
+
+
+def serves(call: Call, inputs: Inputs, plug: Plug) -> bool:
+    """Whether the kernel takes this call: float32 on a CPU, real memory, nobody tracing."""
+    if not call.steps.rows:
+        return False
+    if type(plug) not in _KINDS or library() is None or _is_traced():
+        return False
+    if isinstance(plug, InputNorm) and plug.batch and synchronised(plug.sync):
+        return False  # the ranks meet between the statistics and the loop
+    every = (*_flat(inputs, plug), *(getattr(plug, "fixed", None) or ()))
+    return all(_is_real(tensor) for tensor in every if tensor is not None)
+
+
+def _is_traced() -> bool:
+    """Whether somebody wants to see operations of torch, not numbers."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch.jit.is_tracing()
+    )
+
+
+def _is_real(tensor: Tensor) -> bool:
+    """Whether its address can be handed to C: float32 on the CPU, and no stand-in for a tensor."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.dtype == torch.float32
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not tensor.is_neg()
+        and tensor.numel() > 0
+    )
+
+
+def run(call: Call, inputs: Inputs, plug: Plug) -> Result:
+    """As :func:`normrnn.ops.recurrence.layer`; ask ``serves`` first."""
+    by_step = isinstance(plug, StepNorm) or (isinstance(plug, InputNorm) and plug.per_step)
+    if by_step and getattr(plug, "fixed", None) is None and call.steps.sizes[-1] == 1:
+        raise ValueError(LONE)
+    bare = replace(plug, **dict.fromkeys(_vectors_of(plug)))
+    rows, *rest = _Layer.apply(call, bare, *_flat(inputs, plug))  # type: ignore
+    parts = 2 if call.mode == "LSTM" else 1
+    measured = rest[parts:]
+    if measured:
+        measured.append(_counts(call.steps, len(measured[0])))
+    return Result(rows, tuple(rest[:parts]), Statistics(*measured) if measured else None)
+
+
+def update(mean: Tensor, var: Tensor, batch: Statistics, share: float) -> bool | None:
+    """One update of buffers (C,) from K groups: whether all was finite; None if C cannot."""
+    loaded = library()
+    tensors = mean, var, *batch
+    if loaded is None or _is_traced() or not all(map(_is_real, tensors)):
+        return None
+    if not (mean.is_contiguous() and var.is_contiguous() and batch.mean.stride(1) == 1):
+        return None
+    K, C = batch.mean.shape
+    addresses = [t.data_ptr() for t in (batch.count, batch.mean, batch.var)]
+    running = mean.data_ptr(), var.data_ptr()
+    return bool(loaded.update(K, C, batch.mean.stride(0), *addresses, share, *running))
+
+
+def _vectors_of(plug: Plug) -> list[str]:
+    return [field.name for field in fields(plug) if field.name in _VECTORS]
+
+
+def _flat(inputs: Inputs, plug: Plug) -> list[Tensor | None]:
+    """Every tensor that may want a gradient, in one order."""
+    h0, c0 = (*(inputs.state or ()), None, None)[:2]
+    flat = [inputs.x, h0, c0, *(getattr(plug, name, None) for name in _VECTORS)]
+    for d, cell in enumerate(inputs.cells):
+        flat += [inputs.w_ih[d] if inputs.w_ih else None, cell.w_hh, cell.bias_hn, *cell.peephole]
+    return flat
+
+
+def _rebuilt(flat: Sequence[Any], plug: Plug) -> tuple[Inputs, Plug]:
+    """The other way round; ``plug`` has what is no parameter."""
+    x, h0, c0 = flat[:3]
+    own = dict(zip(_VECTORS, flat[3:_FIRST_CELL], strict=True))
+    plug = replace(plug, **{name: own[name] for name in _vectors_of(plug)})
+    w_ih, cells = [], []
+    for first in range(_FIRST_CELL, len(flat), _OF_A_CELL):
+        weight, w_hh, bias_hn, *peephole = flat[first : first + _OF_A_CELL]
+        w_ih += [] if weight is None else [weight]
+        cells.append(Cell(w_hh, bias_hn, Peephole(*peephole)))
+    state = None if h0 is None else (h0,) if c0 is None else (h0, c0)
+    return Inputs(x, cells, state, w_ih), plug
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, plug: Any, *flat: Tensor | None) -> tuple[Tensor, ...]:
+        plan = _Plan.of(call, plug, flat, keep=any(ctx.needs_input_grad))
+        solid = [None if t is None else t.contiguous() for t in flat]
+        kept = _allocate(plan)
+        plan.library.forward(plan.packed(plan.job, _directions(plan, solid, kept)))
+        outputs = [kept.out, kept.hn] if kept.cn is None else [kept.out, kept.hn, kept.cn]
+        if plan.job.keep:
+            if plan.job.outer == 0:
+                kept = kept._replace(pre=None)
+            ctx.save_for_backward(*flat, kept.out)
+            ctx.plan, ctx.kept = plan, kept._replace(out=None, hn=None, cn=None)
+            ctx.set_materialize_grads(False)
+        if kept.statistics is not None:
+            measured = list(kept.statistics)
+            ctx.mark_non_differentiable(*measured)
+            outputs += measured
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        *flat, out = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():
+            return None, None, *_by_loop(ctx.plan, flat, grads, wanted)
+        return None, None, *_backward(ctx.plan, ctx.kept._replace(out=out), flat, grads, wanted)
+
+
+def _by_loop(
+    plan: "_Plan",
+    flat: Sequence[Tensor | None],
+    grads: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """The same gradients, as functions that can be differentiated again."""
+    # Views, so that an input that depends on another one counts for itself alone.
+    seen = [None if t is None else t.view_as(t) for t in flat]
+    result = loop(plan.call, *_rebuilt(seen, plan.plug))
+    pairs = zip((result.rows, *result.state), grads, strict=False)
+    given = [(output, grad) for output, grad in pairs if grad is not None]
+    derived: list[Tensor | None] = [None] * len(flat)
+    if given:
+        outputs, heads = zip(*given, strict=True)
+        which = [k for k, want in enumerate(wanted) if want]
+        sources: Any = [seen[k] for k in which]
+        found = torch.autograd.grad(outputs, sources, heads, create_graph=True, allow_unused=True)
+        for k, grad in zip(which, found, strict=True):
+            derived[k] = grad
+    return derived
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is computed, and its sizes."""
+
+    library: Library
+    call: Call
+    plug: Any
+    job: _Job
+    C: int
+    width: int
+    """Floats of a packed row of gates."""
+    vectors: int
+    """Of units, ``library.vector`` floats each."""
+    traced: int
+    """Vectors kept of a row and vector of units."""
+    groups: int
+    """That have statistics of their own."""
+
+    @staticmethod
+    def of(call: Call, plug: Any, flat: Sequence[Any], keep: bool) -> "_Plan":
+        loaded = library()
+        assert loaded is not None, "ask serves() first"
+        steps, D, mode = call.steps, len(call.reverse), _MODES[call.mode]
+        w_ih, w_hh = flat[_FIRST_CELL : _FIRST_CELL + 2]
+        H = w_hh.shape[1]
+        C, (width, vectors) = GATES[call.mode] * H, loaded.widths(mode, H)
+        outer, inner = _KINDS[type(plug)]
+        batch, fixed = bool(getattr(plug, "batch", False)), getattr(plug, "fixed", None)
+        per_step = bool(getattr(plug, "per_step", False))
+        if outer == _COLUMNS and not batch:  # given and shared over time, they need no groups
+            per_step = len(fixed[0]) > 1
+        threads = torch.get_num_threads()
+        sizes, offsets = _layout_of(steps)
+        job = _Job(
+            T=len(steps),
+            B=steps.batch,
+            N=steps.rows,
+            H=H,
+            I=0 if w_ih is None else w_ih.shape[1],
+            D=D,
+            threads=threads,
+            mode=mode,
+            outer=outer,
+            inner=inner,
+            split=_split(threads, D, steps.batch, H, inner),
+            ldi=flat[0].shape[1],
+            ldx=_apart(D * width),
+            ldo=D * H,
+            ldc=D * C,
+            per_step=per_step,
+            batch=batch,
+            fixed_per_step=fixed is not None and len(fixed[0]) > 1,
+            keep=keep,
+            eps=getattr(plug, "eps", 0.0),
+            sizes=sizes.data_ptr(),
+            offsets=offsets.data_ptr(),
+            resets=0 if call.resets is None else call.resets.data_ptr(),
+            x=flat[0].data_ptr(),
+        )
+        traced = (1, 1, 7 if getattr(plug, "cell", False) else 6, 5)[mode]
+        groups = len(steps) if per_step or inner == _OVER_ROWS else 1
+        return _Plan(loaded, call, plug, job, C, width, vectors, traced, groups)
+
+    def packed(self, job: _Job, directions: Sequence[_Direction]) -> bytes:
+        return _LAYOUT.pack(*job, *directions[0], *directions[-1])
+
+
+class _Kept(NamedTuple):
+    """Buffers of the way there, the last eight for the way back; None where not needed."""
+
+    out: Tensor | None
+    hn: Tensor | None
+    cn: Tensor | None
+    statistics: Tensor | None
+    fixed: tuple[Tensor, Tensor] | None
+    unit: Tensor | None
+    pre: Tensor | None
+    read: Tensor | None
+    rows: Tensor | None
+    used: Tensor | None
+    trace: Tensor | None
+    hat: Tensor | None
+    inv: Tensor | None
+
+
+def _allocate(plan: _Plan) -> _Kept:
+    job, width = plan.job, plan.width
+    D, T, B, N, H, VW = job.D, job.T, job.B, job.N, job.H, plan.library.vector
+    units, fixed = D * N * plan.vectors * VW, getattr(plan.plug, "fixed", None)
+    K = job.T if job.per_step else 1
+    cell = bool(getattr(plan.plug, "cell", False))
+    return _Kept(
+        out=torch.empty(N, D * H),
+        hn=torch.empty(D, B, H),
+        cn=torch.empty(D, B, H) if plan.call.mode == "LSTM" else None,
+        statistics=torch.empty(2, plan.groups, D * plan.C) if job.batch else None,
+        fixed=None if fixed is None else tuple(f.contiguous() for f in fixed),
+        unit=torch.ones(D * H) if cell else None,
+        pre=room(N * job.ldx + VW),
+        read=torch.empty(D, 2 * K + 2, width),
+        rows=torch.empty(D, 2, N) if job.outer == _FEATURES else None,
+        used=torch.empty(D, 2, T, width) if job.inner == _OVER_ROWS else None,
+        trace=room(units * plan.traced) if job.keep or cell else None,
+        hat=room(units * (plan.C // H)) if job.inner else None,
+        inv=torch.empty(D, 2, N) if job.inner == _OVER_FEATURES else None,
+    )
+
+
+def _at(tensor: Tensor | None, floats: int = 0) -> int:
+    """The address of an entry; 0 of none."""
+    return 0 if tensor is None else tensor.data_ptr() + 4 * floats
+
+
+def _directions(plan: _Plan, flat: Sequence[Any], kept: _Kept) -> list[_Direction]:
+    job, C, width = plan.job, plan.C, plan.width
+    D, T, B, N, H = job.D, job.T, job.B, job.N, job.H
+    _, h0, c0, weight, bias, weight_hh, weight_c, bias_c = flat[:_FIRST_CELL]
+    weight_c = kept.unit if weight_c is None else weight_c
+    fixed_mean, fixed_var = kept.fixed or (None, None)
+    K, units = T if job.per_step else 1, N * plan.vectors * plan.library.vector
+    directions = []
+    for d, reverse in enumerate(plan.call.reverse):
+        first, read = _FIRST_CELL + d * _OF_A_CELL, d * (2 * K + 2)
+        w_ih, w_hh, bias_hn, *peephole = flat[first : first + _OF_A_CELL]
+        directions.append(
+            _Direction(
+                reverse,
+                _at(w_ih),
+                _at(w_hh),
+                _at(weight, d * C),
+                _at(bias, d * C),
+                _at(weight_hh, d * C),
+                _at(weight_c, d * H),
+                _at(bias_c, d * H),
+                _at(bias_hn),
+                *map(_at, peephole),
+                h0=_at(h0, d * B * H),
+                c0=_at(c0, d * B * H),
+                fixed_mean=_at(fixed_mean, d * C),
+                fixed_var=_at(fixed_var, d * C),
+                stat_mean=_at(kept.statistics, d * C),
+                stat_var=_at(kept.statistics, (plan.groups * D + d) * C),
+                out=_at(kept.out, d * H),
+                hn=_at(kept.hn, d * B * H),
+                cn=_at(kept.cn, d * B * H),
+                pre=_at(kept.pre, d * width),
+                mean=_at(kept.read, read * width),
+                scale=_at(kept.read, (read + K) * width),
+                shift=_at(kept.read, (read + 2 * K) * width),
+                gamma_h=_at(kept.read, (read + 2 * K + 1) * width),
+                row_mean=_at(kept.rows, 2 * d * N),
+                row_scale=_at(kept.rows, (2 * d + 1) * N),
+                used_mean=_at(kept.used, 2 * d * T * width),
+                used_inv=_at(kept.used, (2 * d + 1) * T * width),
+                trace=_at(kept.trace, d * units * plan.traced),
+                hat=_at(kept.hat, d * units * (C // H)),
+                inv=_at(kept.inv, 2 * d * N),
+            )
+        )
+    return directions
+
+
+def _backward(
+    plan: _Plan,
+    kept: _Kept,
+    flat: Sequence[Any],
+    grads: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients in the flat order."""
+    job, C, width = plan.job, plan.C, plan.width
+    D, B, N, H = job.D, job.B, job.N, job.H
+    solid = [None if t is None else t.contiguous() for t in flat]
+    dout, dhn, dcn = (None if g is None else g.contiguous() for g in (*grads[:3], None)[:3])
+    if plan.call.mode != "LSTM":
+        dcn = None  # the third output is a statistic
+    derived: list[Tensor | None] = [None] * len(flat)
+    for k in (0, 1, 2):
+        if wanted[k]:
+            derived[k] = torch.empty_like(solid[k])
+    dx = room(N * job.ldx + plan.library.vector)
+    apart = job.inner == _OVER_FEATURES or plan.call.mode == "GRU"
+    dp = room(N * job.ldx + plan.library.vector) if apart else dx
+    vectors, units = torch.empty(3, D * C), torch.empty(_UNIT_SUMS, D, H)
+    sums = torch.empty(2, D, width)
+    directions = []
+    for d, direction in enumerate(_directions(plan, solid, kept)):
+        first = _FIRST_CELL + d * _OF_A_CELL
+        for k in (first, first + 1):
+            derived[k] = torch.empty_like(solid[k]) if wanted[k] else None
+        directions.append(
+            direction._replace(
+                dout=_at(dout, d * H),
+                dhn=_at(dhn, d * B * H),
+                dcn=_at(dcn, d * B * H),
+                dx=_at(dx, d * width),
+                dp=_at(dp, d * width),
+                d_w_ih=_at(derived[first]),
+                d_w_hh=_at(derived[first + 1]),
+                d_gamma=_at(vectors, d * C),
+                d_beta=_at(vectors, (D + d) * C),
+                d_gamma_hh=_at(vectors, (2 * D + d) * C),
+                d_units=_at(units, d * H),
+                dh0=_at(derived[1], d * B * H),
+                dc0=_at(derived[2], d * B * H),
+                level=_at(sums, d * width),
+                slope=_at(sums, (D + d) * width),
+            )
+        )
+        for k, row in zip(range(first + 2, first + _OF_A_CELL), (_BIAS_HN, 0, 1, 2), strict=True):
+            derived[k] = units[row, d] if wanted[k] else None
+    threads = torch.get_num_threads()  # of autograd's thread
+    job = job._replace(
+        x=solid[0].data_ptr(),
+        dx_in=_at(derived[0]),
+        threads=threads,
+        split=_split(threads, D, B, H, job.inner),
+    )
+    plan.library.backward(plan.packed(job, directions))
+    found = (*vectors, units[_WEIGHT_C].flatten(), units[_BIAS_C].flatten())
+    for k, grad in enumerate(found, 3):
+        derived[k] = grad if wanted[k] else None
+    return derived
+
+
+def _split(threads: int, D: int, B: int, H: int, inner: int) -> int:
+    """How the threads of a direction share its work. Rows need no waiting for each other, but
+    every thread then reads all weights; over the features of a row nothing else will do."""
+    if inner:
+        return _SPLIT_ROWS if inner == _OVER_FEATURES else _SPLIT_UNITS
+    team = -(-threads // D)
+    return _SPLIT_ROWS if team > 1 and team <= B and H <= 200 else _SPLIT_UNITS
+
+
+def _apart(floats: int) -> int:
+    """As `apart` of `kernels/vector.h`: an odd number of cache lines."""
+    return (-(-floats // 16) | 1) * 16
+
+
+@lru_cache(maxsize=256)
+def _layout_of(steps: Steps) -> tuple[Tensor, Tensor]:
+    """Sizes and offsets of the steps, as C reads them."""
+    return torch.tensor(steps.sizes), torch.tensor(steps.offsets)
+
+
+@lru_cache(maxsize=256)
+def _counts(steps: Steps, groups: int) -> Tensor:
+    """Rows of each group."""
+    return torch.tensor(steps.sizes if groups == len(steps) > 1 else [steps.rows]).float()

@@ -10,15 +10,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normrnn.ops.call import Call, Cell, InputNorm, Plain, Plug, Result, RowNorm, State, StepNorm
+from normrnn.ops.call import (
+    Call,
+    Cell,
+    InputNorm,
+    Inputs,
+    Plain,
+    Plug,
+    Result,
+    RowNorm,
+    State,
+    StepNorm,
+)
 from normrnn.ops.normalise import LONE, normalise
 from normrnn.ops.statistics import Groups, Statistics, wide
 from normrnn.ops.steps import Steps
 
 
-def loop(call: Call, pre: Tensor, cells: Sequence[Cell], state: State | None, plug: Plug) -> Result:
+def loop(call: Call, inputs: Inputs, plug: Plug) -> Result:
     """See :func:`normrnn.ops.recurrence.recur`."""
-    kind = _INSIDE[type(plug)]
+    kind, (pre, cells, state, w_ih) = _INSIDE[type(plug)], inputs
+    if w_ih:  # the projections of all directions are one product
+        pre = F.linear(pre, w_ih[0] if len(w_ih) == 1 else torch.cat(list(w_ih)))
     gates, measured = kind.before(plug, call, pre)
     if state is None:
         zeros = pre.new_zeros(len(cells), call.steps.batch, cells[0].w_hh.shape[1])

@@ -1,6 +1,6 @@
 """The recurrence of ready gate inputs: ``recur`` for layers, ``rnn``, ``lstm``, ``gru`` for you."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -10,6 +10,7 @@ from normrnn.ops.call import (
     Call,
     Cell,
     InputNorm,
+    Inputs,
     Peephole,
     Plain,
     Plug,
@@ -25,6 +26,7 @@ __all__ = [
     "Call",
     "Cell",
     "InputNorm",
+    "Inputs",
     "Peephole",
     "Plain",
     "Plug",
@@ -39,41 +41,45 @@ __all__ = [
 ]
 
 
-def recur(
-    call: Call, pre: Tensor, cells: Sequence[Cell], state: State | None, plug: Plug
-) -> Result:
+def recur(call: Call, inputs: Inputs, plug: Plug) -> Result:
     """The directions of one layer over all time steps.
 
     Args:
-        pre: gate inputs (N, D·C), usually W_x x of both directions.
-        cells: the recurrent parameters of each direction.
-        state: (h,) or (h, c), each (D, B, H); None for zeros.
+        inputs: rows with the weights of their projection, or ready gate inputs; the recurrent
+            parameters of each direction; and the initial state.
         plug: how gate inputs are read and steps normalised.
     """
-    _check(call, pre, cells, state)
-    run = kernel.recur if kernel.serves(call, pre, cells, state, plug) else loop
-    return run(call, pre, cells, state, plug)
+    _check(call, inputs)
+    if kernel.serves(call, inputs, plug):
+        return kernel.run(call, inputs, plug)
+    return loop(call, inputs, plug)
 
 
-def _check(call: Call, pre: Tensor, cells: Sequence[Cell], state: State | None) -> None:
+def _check(call: Call, inputs: Inputs) -> None:
     if call.mode not in GATES:
         raise ValueError(f"unknown mode {call.mode!r}: choose one of {', '.join(GATES)}")
+    x, cells, state, w_ih = inputs
     D, N, B = len(call.reverse), call.steps.rows, call.steps.batch
     H = cells[0].w_hh.shape[-1]
     C = GATES[call.mode] * H
-    _expect("gate inputs", pre, (N, D * C), pre)
+    if w_ih:
+        _expect("rows", x, (N, w_ih[0].shape[-1]), x)
+    else:
+        _expect("gate inputs", x, (N, D * C), x)
     if len(cells) != D:
         raise ValueError(f"{D} directions need {D} sets of recurrent weights, got {len(cells)}")
+    for weight in w_ih:
+        _expect("the input weight", weight, (C, x.shape[1]), x)
     for cell in cells:
-        _expect("the recurrent weight", cell.w_hh, (C, H), pre)
+        _expect("the recurrent weight", cell.w_hh, (C, H), x)
         for vector in (cell.bias_hn, *cell.peephole):
             if vector is not None:
-                _expect("a vector of the cell", vector, (H,), pre)
+                _expect("a vector of the cell", vector, (H,), x)
     parts = 2 if call.mode == "LSTM" else 1
     if state is not None and len(state) != parts:
         raise ValueError(f"the initial state of {call.mode} has {parts} parts, got {len(state)}")
     for part in state or ():
-        _expect("an initial state", part, (D, B, H), pre)
+        _expect("an initial state", part, (D, B, H), x)
 
 
 def _expect(what: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
@@ -81,7 +87,7 @@ def _expect(what: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> 
         raise ValueError(f"{what} should have shape {shape}, got {tuple(tensor.shape)}")
     if tensor.dtype != like.dtype or tensor.device != like.device:
         raise ValueError(
-            f"{what} should be {like.dtype} on {like.device} as the gate inputs are, "
+            f"{what} should be {like.dtype} on {like.device} as the input is, "
             f"got {tensor.dtype} on {tensor.device}"
         )
 
@@ -162,5 +168,5 @@ def _one(
     """One direction from a state whose missing parts are zeros."""
     zeros = gates.new_zeros(steps.batch, cell.w_hh.shape[-1])
     state = tuple((zeros if part is None else part).unsqueeze(0) for part in start)
-    result = recur(Call(mode, steps, (reverse,)), gates, [cell], state, Plain())
+    result = recur(Call(mode, steps, (reverse,)), Inputs(gates, [cell], state), Plain())
     return result.rows, tuple(part[0] for part in result.state)

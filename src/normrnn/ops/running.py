@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from normrnn.ops import kernel
 from normrnn.ops.statistics import Statistics, pool, unbiased
 
 
@@ -14,6 +15,11 @@ def update_shared_(
     A batch with a non-finite value leaves everything as it was. ``momentum`` is the weight of
     the new value, as in torch; None means the average of all updates so far.
     """
+    if momentum is not None:
+        done = kernel.update(mean, var, batch, momentum)
+        if done is not None:
+            tracked += int(done)
+            return
     pooled = pool(batch)
     good = (pooled.count > 1) & _finite(batch)
     _update_(mean[None], var[None], tracked.view(1), pooled, good, momentum)

@@ -1,0 +1,326 @@
+/* The time loop backwards. What a step needs of the one before it (in this order) is the product
+ * of that step's `dp` with the recurrent weights; threads that split units meet once a step. */
+#include "forward.h"
+
+typedef struct {
+    const Job *J;
+    const Direction *d;
+    Share s;
+    int64_t vectors, width, lanes;
+    float *carried; /* (B, lanes): dL/dc of the LSTM, the direct part of dL/dh of the GRU */
+    float *packed, *scratch, *sums;
+    double *totals; /* sums of many rows are kept wider than sums of few */
+} Back;
+
+/* Offsets of the sums over rows: of d, of d·x, and of those that belong to units. */
+INLINE int64_t sum_floats(const Back *L) { return 2 * L->width + UNIT_SUMS * L->lanes; }
+INLINE float *sum_d(const Back *L) { return L->sums; }
+INLINE float *sum_x(const Back *L) { return L->sums + L->width; }
+INLINE void add_to(float *at, vec x) { store(at, load(at) + x); }
+INLINE void add_unit(const Back *L, int which, int64_t v, vec x) {
+    add_to(L->sums + 2 * L->width + which * L->lanes + v * VW, x);
+}
+
+/* dL/dh of a row and vector of units before what comes from the next step's products: from the
+ * output, and from the final state where a sequence ends. */
+INLINE vec from_outside(const Back *L, int64_t t, int64_t r, int64_t v) {
+    const Job *J = L->J;
+    const Direction *d = L->d;
+    const int n = (int)least(J->H - v * VW, VW);
+    const int last = d->reverse ? t == 0 : t + 1 == J->T || r >= J->sizes[t + 1];
+    vec dh = {0};
+    if (d->dout) dh += load_n(d->dout + (J->offsets[t] + r) * J->ldo + v * VW, n);
+    if (d->dhn && last) dh += load_n(d->dhn + r * J->H + v * VW, n);
+    return dh;
+}
+
+/* The gradient dy[G] of what the non-linearities saw, from dh and the trace; hands on what the
+ * state before gets without a product. *dq is the GRU's. `dc_more` is what a normalised cell got. */
+INLINE void derive(const Back *L, int64_t t, int64_t r, int64_t v, vec dh, int cut, vec *dy,
+                   vec *dq, vec dc_more, int mode, int cell) {
+    const Job *J = L->J;
+    const Direction *d = L->d;
+    const int64_t b = J->sizes[t], at = r * L->lanes + v * VW;
+    const int keep = trace_vectors(mode, cell) * VW;
+    const float *trace = d->trace + ((J->offsets[t] * L->vectors + v * b) + r) * keep;
+    const vec one = all(1.0f);
+    if (mode == LSTM) {
+        const vec i = load(trace), f = load(trace + VW), g = load(trace + 2 * VW);
+        const vec o = load(trace + 3 * VW), c0 = load(trace + 4 * VW), tc = load(trace + 5 * VW);
+        const int n = (int)least(J->H - v * VW, VW);
+        const vec dho = dh * o, d_o = dho * tc * (one - o);
+        vec dc = cut ? (vec){0} : load(L->carried + at);
+        dc += cell ? dc_more : dho * (one - tc * tc);
+        if (d->peephole[2]) {
+            dc += d_o * load_n(d->peephole[2] + v * VW, n);
+            add_unit(L, PEEP_O, v, d_o * (f * c0 + i * g));
+        }
+        const vec dci = dc * i, dcf = dc * f;
+        const vec di = dci * g * (one - i), df = dcf * c0 * (one - f);
+        vec back = dcf;
+        if (d->peephole[0]) {
+            back += di * load_n(d->peephole[0] + v * VW, n);
+            add_unit(L, PEEP_I, v, di * c0);
+        }
+        if (d->peephole[1]) {
+            back += df * load_n(d->peephole[1] + v * VW, n);
+            add_unit(L, PEEP_F, v, df * c0);
+        }
+        store(L->carried + at, back);
+        dy[0] = di, dy[1] = df, dy[2] = dci * (one - g * g), dy[3] = d_o;
+    } else if (mode == GRU) {
+        const vec rr = load(trace), z = load(trace + VW), n = load(trace + 2 * VW);
+        const vec q = load(trace + 3 * VW), h0 = load(trace + 4 * VW);
+        dh += cut ? (vec){0} : load(L->carried + at);
+        dy[2] = dh * (one - z) * (one - n * n);
+        dy[1] = dh * (h0 - n) * z * (one - z);
+        dy[0] = q * rr * (one - rr); /* times the gradient of the candidate's sum */
+        *dq = rr;
+        store(L->carried + at, dh * z);
+    } else {
+        const vec h = load(trace);
+        dy[0] = mode == RNN_RELU ? choose(h > all(0.0f), dh, (vec){0}) : dh * (one - h * h);
+    }
+}
+
+/* Rows that had products in the step just done, and those of them that this step takes. */
+typedef struct {
+    int64_t t, rows, done, have;
+    const float *dp; /* of that step, from this thread's first row on */
+} Flow;
+
+INLINE int flow_cut(const Back *L, const Flow *f, int64_t r) {
+    if (r >= f->have) return 0; /* a sequence ends here: what is carried is dL/dcn */
+    return is_cut(L->J, L->d->reverse ? f->t : f->t + 1, r);
+}
+
+/* dp W_h of the step just done, for a block of units: into scratch, or to h0 where it began. */
+INLINE void block_product(const Back *L, const Flow *f, int64_t block) {
+    const Job *J = L->J;
+    const Direction *d = L->d;
+    const int Q = block_vectors(J->H, block);
+    const int64_t rows = rows_of(L->s, d->dh0 ? f->done : f->have);
+    if (!rows) return;
+    panel_product(rows, L->width, Q, L->packed + block * L->width * BLOCK, f->dp,
+                  L->s.stride * J->ldx, L->scratch, BLOCK, 0);
+    for (int64_t i = rows_of(L->s, f->have); i < rows; i++)
+        for (int q = 0; q < Q; q++) {
+            const int64_t r = L->s.row0 + i * L->s.stride, v = block * 2 + q;
+            const int n = (int)least(J->H - v * VW, VW), cut = !d->reverse && is_cut(J, 0, r);
+            vec dh = load(L->scratch + i * BLOCK + q * VW);
+            if (L->J->mode == GRU) dh += load(L->carried + r * L->lanes + v * VW);
+            store_n(d->dh0 + r * J->H + v * VW, cut ? (vec){0} : dh, n);
+        }
+}
+
+INLINE vec incoming(const Back *L, const Flow *f, int64_t i, int64_t r, int64_t v, int cut) {
+    vec dh = from_outside(L, f->t, r, v);
+    if (r < f->have && !cut) dh += load(L->scratch + i * BLOCK + v % 2 * VW);
+    return dh;
+}
+
+INLINE void look_ahead(const Back *L, const Flow *f, int64_t r, int64_t v, int G) {
+    const Job *J = L->J;
+    const int64_t next = L->d->reverse ? f->t + 1 : f->t - 1;
+    if (next < 0 || next >= J->T) return;
+    const int64_t row = J->offsets[next] + r;
+    if (L->d->dout) __builtin_prefetch(L->d->dout + row * J->ldo + v * VW, 0, 2);
+    if (J->outer == COLUMNS)
+        for (int g = 0; g < G; g++)
+            __builtin_prefetch(L->d->pre + row * J->ldx + column(v, g, G), 0, 2);
+}
+
+INLINE void back_nothing(const Back *L, const Flow *f, int G, int mode) {
+    const Job *J = L->J;
+    const Direction *d = L->d;
+    const int64_t rows = rows_of(L->s, f->rows), off = f->t < 0 ? 0 : J->offsets[f->t];
+    for (int64_t block = L->s.from; block < L->s.to; block++) {
+        block_product(L, f, block);
+        for (int64_t v = block * 2; v < block * 2 + 2 && v < L->vectors; v++) {
+            vec sd[4], sx[4], m[4];
+            for (int g = 0; g < G; g++) {
+                sd[g] = load(sum_d(L) + column(v, g, G)), sx[g] = load(sum_x(L) + column(v, g, G));
+                m[g] = load(d->mean + column(v, g, G));
+            }
+            for (int64_t i = 0; i < rows; i++) {
+                const int64_t r = L->s.row0 + i * L->s.stride;
+                const int cut = flow_cut(L, f, r);
+                look_ahead(L, f, r, v, G);
+                vec dy[4], dq;
+                derive(L, f->t, r, v, incoming(L, f, i, r, v, cut), cut, dy, &dq, (vec){0}, mode,
+                       0);
+                float *dx = d->dx + (off + r) * J->ldx + column(v, 0, G);
+                if (mode == GRU) {
+                    float *dp = d->dp + (off + r) * J->ldx + column(v, 0, G);
+                    dy[0] *= dy[2], dq *= dy[2];
+                    store(dp, dy[0]), store(dp + VW, dy[1]), store(dp + 2 * VW, dq);
+                    add_unit(L, BIAS_HN, v, dq);
+                }
+                for (int g = 0; g < G; g++) store(dx + g * VW, dy[g]), sd[g] += dy[g];
+                if (J->outer == COLUMNS && !J->per_step) {
+                    const float *x = d->pre + (off + r) * J->ldx + column(v, 0, G);
+                    for (int g = 0; g < G; g++) sx[g] += dy[g] * (load(x + g * VW) - m[g]);
+                }
+            }
+            for (int g = 0; g < G; g++) {
+                store(sum_d(L) + column(v, g, G), sd[g]);
+                store(sum_x(L) + column(v, g, G), sx[g]);
+            }
+        }
+    }
+}
+
+/* From the gradient of a normalised column of a step's rows to that of its sums, in place. */
+INLINE void rows_backward(const Back *L, int64_t t, int64_t column_, float *dy, int64_t ld,
+                          const float *hat, int64_t ldh) {
+    const Job *J = L->J;
+    const int64_t rows = J->sizes[t];
+    vec sd = {0}, sx = {0};
+    for (int64_t r = 0; r < rows; r++) {
+        const vec y = load(dy + r * ld);
+        sd += y, sx += y * load(hat + r * ldh);
+    }
+    add_to(sum_d(L) + column_, sd), add_to(sum_x(L) + column_, sx);
+    const vec k = load(L->d->scale + column_) * load(L->d->used_inv + t * L->width + column_);
+    const float share = J->batch && rows > 1 ? 1.0f / (float)rows : 0.0f;
+    sd *= all(share), sx *= all(share);
+    for (int64_t r = 0; r < rows; r++) {
+        const vec y = load(dy + r * ld);
+        store(dy + r * ld, share > 0 ? (y - sd - load(hat + r * ldh) * sx) * k : y * k);
+    }
+}
+
+INLINE void back_over_rows(const Back *L, const Flow *f, int G, int mode) {
+    const Job *J = L->J;
+    const Direction *d = L->d;
+    const int64_t rows = f->rows, off = f->t < 0 ? 0 : J->offsets[f->t];
+    float *dq = L->scratch + (J->B + 1) * BLOCK;
+    for (int64_t block = L->s.from; block < L->s.to; block++) {
+        block_product(L, f, block);
+        for (int64_t v = block * 2; rows && v < block * 2 + 2 && v < L->vectors; v++) {
+            const float *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
+            float *dx = d->dx + off * J->ldx + column(v, 0, G);
+            float *dp = d->dp + off * J->ldx + column(v, 0, G);
+            for (int64_t r = 0; r < rows; r++) {
+                const int cut = flow_cut(L, f, r);
+                vec dy[4], q;
+                derive(L, f->t, r, v, incoming(L, f, r, r, v, cut), cut, dy, &q, (vec){0}, mode,
+                       0);
+                for (int g = 0; g < G; g++) store(dx + r * J->ldx + g * VW, dy[g]);
+                if (mode == GRU) store(dq + r * VW, q);
+            }
+            if (mode == GRU) { /* the candidate first: r is inside its sum */
+                rows_backward(L, f->t, column(v, 2, G), dx + 2 * VW, J->ldx, hat + 2 * VW, G * VW);
+                for (int64_t r = 0; r < rows; r++) {
+                    float *x = dx + r * J->ldx;
+                    const vec ds = load(x + 2 * VW), to_q = ds * load(dq + r * VW);
+                    store(x, load(x) * ds), store(dp + r * J->ldx + 2 * VW, to_q);
+                    add_unit(L, BIAS_HN, v, to_q);
+                }
+            }
+            for (int g = 0; g < (mode == GRU ? 2 : G); g++)
+                rows_backward(L, f->t, column(v, g, G), dx + g * VW, J->ldx, hat + g * VW, G * VW);
+            if (mode == GRU)
+                for (int64_t r = 0; r < rows; r++)
+                    for (int g = 0; g < 2; g++)
+                        store(dp + r * J->ldx + g * VW, load(dx + r * J->ldx + g * VW));
+        }
+    }
+}
+
+/* The thread has whole rows. Everything of a row is needed before its first gradient is known, so
+ * the products of all blocks come first. */
+INLINE void back_over_features(const Back *L, const Flow *f, int G, int mode) {
+    const Job *J = L->J;
+    const Direction *d = L->d;
+    const int cell = mode == LSTM && d->gamma_c != NULL, keep = trace_vectors(mode, cell) * VW;
+    const int64_t rows = rows_of(L->s, f->rows), b = f->rows;
+    const int64_t off = f->t < 0 ? 0 : J->offsets[f->t];
+    float *dhs = L->scratch + (J->B + 1) * BLOCK; /* (rows, lanes) */
+    for (int64_t block = L->s.from; block < L->s.to; block++) {
+        block_product(L, f, block);
+        for (int64_t v = block * 2; v < block * 2 + 2 && v < L->vectors; v++)
+            for (int64_t i = 0; i < rows; i++) {
+                const int64_t r = L->s.row0 + i * L->s.stride;
+                store(dhs + i * L->lanes + v * VW,
+                      incoming(L, f, i, r, v, flow_cut(L, f, r)));
+            }
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t r = L->s.row0 + i * L->s.stride;
+        const int cut = flow_cut(L, f, r);
+        float *dx = d->dx + (off + r) * J->ldx, *dp = d->dp + (off + r) * J->ldx;
+        const float *dh = dhs + i * L->lanes;
+        vec cd = {0}, cx = {0};
+        float mean_d = 0, mean_x = 0;
+        if (cell) {
+            for (int64_t v = 0; v < L->vectors; v++) {
+                const float *trace = d->trace + ((off * L->vectors + v * b) + r) * keep;
+                const vec tc = load(trace + 5 * VW), e = load(trace + 6 * VW);
+                const vec dz = load(dh + v * VW) * load(trace + 3 * VW) * (all(1.0f) - tc * tc);
+                const vec y = dz * load_n(d->gamma_c + v * VW, (int)least(J->H - v * VW, VW));
+                add_unit(L, GAMMA_C, v, dz * e), add_unit(L, BETA_C, v, dz);
+                cd += y, cx += y * e;
+            }
+            mean_d = add_up(cd) / (float)J->H, mean_x = add_up(cx) / (float)J->H;
+        }
+        vec pd = {0}, px = {0};
+        for (int64_t v = 0; v < L->vectors; v++) {
+            const float *hat = d->hat + ((off * L->vectors + v * b) + r) * G * VW;
+            vec dc = {0}, dy[4], dq;
+            if (cell) {
+                const float *trace = d->trace + ((off * L->vectors + v * b) + r) * keep;
+                const vec tc = load(trace + 5 * VW), e = load(trace + 6 * VW);
+                const int n = (int)least(J->H - v * VW, VW);
+                const vec dz = load(dh + v * VW) * load(trace + 3 * VW) * (all(1.0f) - tc * tc);
+                dc = (dz * load_n(d->gamma_c + v * VW, n) - all(mean_d) - e * all(mean_x)) *
+                     all(d->inv[J->N + off + r]);
+                if (n < VW) /* nothing there, and nothing may come from there */
+                    for (int l = n; l < VW; l++) dc[l] = 0;
+            }
+            derive(L, f->t, r, v, load(dh + v * VW), cut, dy, &dq, dc, mode, cell);
+            if (mode == GRU) dy[0] *= dy[2], dq *= dy[2], add_unit(L, BIAS_HN, v, dq);
+            for (int g = 0; g < G; g++) {
+                const int64_t at = column(v, g, G);
+                const vec e = load(hat + g * VW), from = mode == GRU && g == 2 ? dq : dy[g];
+                const vec y = from * load(d->gamma_h + at);
+                store(dx + at, dy[g]), store(dp + at, y);
+                add_to(sum_d(L) + at, dy[g]), add_to(sum_x(L) + at, from * e);
+                pd += y, px += y * e;
+            }
+        }
+        const float n = (float)(G * J->H);
+        const vec md = all(add_up(pd) / n), mx = all(add_up(px) / n), k = all(d->inv[off + r]);
+        for (int64_t v = 0; v < L->vectors; v++) {
+            const float *hat = d->hat + ((off * L->vectors + v * b) + r) * G * VW;
+            for (int g = 0; g < G; g++) {
+                float *at = dp + column(v, g, G);
+                store(at, (load(at) - md - load(hat + g * VW) * mx) * k);
+            }
+        }
+    }
+}
+
+INLINE void backward_loop(Back *L, Barrier *barrier, int G, int mode, int inner) {
+    const Job *J = L->J;
+    const Direction *d = L->d;
+    int64_t since = 0;
+    const int64_t end = J->T + (d->dh0 != NULL), sums = sum_floats(L);
+    for (int64_t s = 0; s < end; s++) {
+        Flow f = {.t = s == J->T ? -1 : d->reverse ? s : J->T - 1 - s};
+        const int64_t before = d->reverse ? s - 1 : J->T - s; /* the step just done */
+        f.rows = f.t < 0 ? 0 : J->sizes[f.t];
+        f.done = s ? J->sizes[before] : 0;
+        f.have = least(f.rows, f.done);
+        if (s) f.dp = d->dp + (J->offsets[before] + L->s.row0) * J->ldx;
+        if (inner == NOTHING) back_nothing(L, &f, G, mode);
+        else if (inner == OVER_ROWS) back_over_rows(L, &f, G, mode);
+        else back_over_features(L, &f, G, mode);
+        since += f.rows;
+        if (since >= 256 || s + 1 >= J->T) {
+            for (int64_t k = 0; k < sums; k++) L->totals[k] += L->sums[k], L->sums[k] = 0;
+            since = 0;
+        }
+        meet(barrier, L->s.team);
+    }
+}

@@ -1,0 +1,193 @@
+/* Products of rows with packed weights. One tile: R rows × Q vectors, held in registers while it
+ * runs over K. Weights lie as [panel][k][Q·VW], so that a tile reads them straight through. */
+#ifndef NORMRNN_PRODUCT_H
+#define NORMRNN_PRODUCT_H
+#include "vector.h"
+
+/* C[r][q] (+)= Σ_k A[r·rs + k·ks] P[k][q]. Few tiles leave the multipliers idle: those keep two
+ * sums, over even and odd k. */
+#define TILE(R, Q)                                                                               \
+    static __attribute__((noinline)) void tile_##R##_##Q(                                        \
+        int64_t K, const float *restrict P, const float *restrict A, int64_t rs, int64_t ks,     \
+        float *restrict C, int64_t ldc, int add) {                                               \
+        enum { TWO = (R) * (Q) < 8 };                                                            \
+        vec s[R][Q], z[TWO ? R : 1][TWO ? Q : 1];                                                \
+        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)                                     \
+            _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) {                                \
+                s[r][q] = add ? load(C + r * ldc + q * VW) : (vec){0};                           \
+                if (TWO) z[TWO ? r : 0][TWO ? q : 0] = (vec){0};                                 \
+            }                                                                                    \
+        int64_t k = 0;                                                                           \
+        if (TWO)                                                                                 \
+            for (; k + 2 <= K; k += 2) {                                                         \
+                _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) {                            \
+                    vec v = load(P + k * (Q) * VW + q * VW);                                     \
+                    vec w = load(P + (k + 1) * (Q) * VW + q * VW);                               \
+                    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                       \
+                        s[r][q] += v * all(A[r * rs + k * ks]);                                  \
+                        z[TWO ? r : 0][TWO ? q : 0] += w * all(A[r * rs + (k + 1) * ks]);        \
+                    }                                                                            \
+                }                                                                                \
+            }                                                                                    \
+        for (; k < K; k++) {                                                                     \
+            vec x[R];                                                                            \
+            if ((R) <= 4)                                                                        \
+                _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) x[r] =                      \
+                    all(A[r * rs + k * ks]);                                                     \
+            vec w[Q];                                                                            \
+            _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) {                                \
+                w[q] = load(P + k * (Q) * VW + q * VW);                                          \
+                KEEP(w[q]);                                                                      \
+                if ((R) <= 4)                                                                    \
+                    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) s[r][q] += w[q] * x[r]; \
+            }                                                                                    \
+            if ((R) > 4)                                                                         \
+                _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                           \
+                    vec y = all(A[r * rs + k * ks]);                                             \
+                    _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) s[r][q] += w[q] * y;     \
+                }                                                                                \
+        }                                                                                        \
+        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)                                     \
+            _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++)                                  \
+                store(C + r * ldc + q * VW,                                                      \
+                      TWO ? s[r][q] + z[TWO ? r : 0][TWO ? q : 0] : s[r][q]);                    \
+    }
+
+typedef void (*tile_t)(int64_t, const float *, const float *, int64_t, int64_t, float *, int64_t,
+                       int);
+#if ROOMY
+#define EACH_ROW(Q) \
+    TILE(1, Q) TILE(2, Q) TILE(3, Q) TILE(4, Q) TILE(5, Q) TILE(6, Q)
+EACH_ROW(1) EACH_ROW(2) EACH_ROW(3) EACH_ROW(4)
+TILE(7, 1) TILE(8, 1) TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
+TILE(7, 3) TILE(8, 3)
+static const int MOST_ROWS[5] = {0, 8, 12, 8, 6};
+static const tile_t TILES[5][13] = {
+    {0},
+    {0, tile_1_1, tile_2_1, tile_3_1, tile_4_1, tile_5_1, tile_6_1, tile_7_1, tile_8_1},
+    {0, tile_1_2, tile_2_2, tile_3_2, tile_4_2, tile_5_2, tile_6_2, tile_7_2, tile_8_2, tile_9_2,
+     tile_10_2, tile_11_2, tile_12_2},
+    {0, tile_1_3, tile_2_3, tile_3_3, tile_4_3, tile_5_3, tile_6_3, tile_7_3, tile_8_3},
+    {0, tile_1_4, tile_2_4, tile_3_4, tile_4_4, tile_5_4, tile_6_4}};
+#else
+TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1) TILE(6, 1) TILE(7, 1) TILE(8, 1)
+TILE(1, 2) TILE(2, 2) TILE(3, 2) TILE(4, 2) TILE(5, 2) TILE(6, 2)
+TILE(1, 3) TILE(2, 3) TILE(3, 3) TILE(4, 3)
+TILE(1, 4) TILE(2, 4) TILE(3, 4)
+static const int MOST_ROWS[5] = {0, 8, 6, 4, 3};
+static const tile_t TILES[5][9] = {
+    {0},
+    {0, tile_1_1, tile_2_1, tile_3_1, tile_4_1, tile_5_1, tile_6_1, tile_7_1, tile_8_1},
+    {0, tile_1_2, tile_2_2, tile_3_2, tile_4_2, tile_5_2, tile_6_2},
+    {0, tile_1_3, tile_2_3, tile_3_3, tile_4_3},
+    {0, tile_1_4, tile_2_4, tile_3_4}};
+#endif
+
+/* rows × Q vectors into C: the panel's part of K in the innermost cache, rows shared out evenly. */
+INLINE void panel_product(int64_t rows, int64_t K, int Q, const float *P, const float *A,
+                          int64_t rs, float *C, int64_t ldc, int add) {
+    const int64_t deep = 6144 / (Q * VW), tiles = (rows + MOST_ROWS[Q] - 1) / MOST_ROWS[Q];
+    for (int64_t k = 0; k < K; k += deep) {
+        const int64_t part = tiles == 1 ? K : least(deep, K - k);
+        for (int64_t i = 0; i < tiles; i++) {
+            const int64_t r = rows * i / tiles, n = rows * (i + 1) / tiles - r;
+            TILES[Q][n](part, P + k * Q * VW, A + r * rs + k, rs, 1, C + r * ldc, ldc,
+                        add || k > 0);
+        }
+        if (tiles == 1) break;
+    }
+}
+
+/* How a matrix's rows are gates and units: column ((p·G + g)·U + u)·VW + l of the packed order is
+ * row g·H + (p·U + u)·VW + l. U vectors of units a panel. */
+typedef struct {
+    int64_t H;
+    int G, U;
+} Gates;
+INLINE int64_t panels(Gates o) { return (o.H + o.U * VW - 1) / (o.U * VW); }
+INLINE int64_t panel_width(Gates o) { return o.G * o.U * VW; }
+INLINE int64_t packed_width(Gates o) { return panels(o) * panel_width(o); }
+
+/* The unit and row of a run of VW packed columns that begins at c; lanes that exist. */
+INLINE int lanes_at(Gates o, int64_t c, int64_t *row) {
+    const int64_t w = panel_width(o), p = c / w, v = c % w / VW, g = v / o.U, u = v % o.U;
+    const int64_t unit = (p * o.U + u) * VW;
+    *row = g * o.H + unit;
+    const int64_t n = o.H - unit;
+    return n >= VW ? VW : n > 0 ? (int)n : 0;
+}
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define HAVE_SHUFFLE 1
+#endif
+#endif
+#if HAVE_SHUFFLE && VW >= 8
+typedef float v8 __attribute__((vector_size(32)));
+typedef v8 v8_anywhere __attribute__((aligned(4), may_alias));
+/* to[k·lt + l] = from[l·lf + k], 8 × 8 */
+INLINE void turn8(const float *from, int64_t lf, float *to, int64_t lt) {
+    v8 r[8], t[8], u[8];
+    for (int i = 0; i < 8; i++) r[i] = *(const v8_anywhere *)(from + i * lf);
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+        t[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            u[i + j] = __builtin_shufflevector(t[i + j], t[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            u[i + j + 2] =
+                __builtin_shufflevector(t[i + j], t[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    for (int j = 0; j < 4; j++) {
+        *(v8_anywhere *)(to + j * lt) =
+            __builtin_shufflevector(u[j], u[j + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        *(v8_anywhere *)(to + (j + 4) * lt) =
+            __builtin_shufflevector(u[j], u[j + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+#endif
+
+/* W (gates·H, K) -> [panel][k][G·U·VW], 0 where no unit is: for products over K. */
+static void pack_rows(Gates o, int64_t K, const float *W, float *P, int64_t from, int64_t to) {
+    const int64_t w = panel_width(o);
+    for (int64_t p = from; p < to; p++)
+        for (int64_t c = 0; c < w; c += VW) {
+            int64_t row;
+            const int n = lanes_at(o, p * w + c, &row);
+            float *t = P + p * K * w + c;
+            const float *f = W + row * K;
+            int64_t k = 0;
+#if HAVE_SHUFFLE && VW >= 8
+            if (n == VW)
+                for (; k + 8 <= K; k += 8)
+                    for (int l = 0; l < VW; l += 8) turn8(f + l * K + k, K, t + k * w + l, w);
+#endif
+            for (; k < K; k++)
+                for (int l = 0; l < VW; l++) t[k * w + l] = l < n ? f[l * K + k] : 0.0f;
+        }
+}
+
+/* Blocks of two vectors of columns; the last may be one. */
+enum { BLOCK = 2 * VW };
+INLINE int block_vectors(int64_t columns, int64_t b) { return columns - b * BLOCK > VW ? 2 : 1; }
+
+/* W (gates·H, M) -> [block][c][2·VW], c in packed order: for products over the gates. */
+static void pack_columns(Gates o, int64_t M, const float *W, float *P, int64_t from, int64_t to) {
+    const int64_t C = packed_width(o);
+    for (int64_t c0 = 0; c0 < C; c0 += VW) {
+        int64_t row;
+        const int n = lanes_at(o, c0, &row);
+        for (int64_t b = from; b < to; b++) {
+            const int Q = block_vectors(M, b);
+            for (int l = 0; l < VW; l++)
+                for (int q = 0; q < Q; q++) {
+                    const int64_t m = b * BLOCK + q * VW;
+                    const int have = (int)least(M - m, VW);
+                    store(P + b * C * BLOCK + (c0 + l) * Q * VW + q * VW,
+                          l < n ? load_n(W + (row + l) * M + m, have) : (vec){0});
+                }
+        }
+    }
+}
+#endif

@@ -1,0 +1,130 @@
+"""The compiled kernels: found or built, loaded, and tied to torch's own threads."""
+
+import ctypes
+import os
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normrnn.ops import build
+
+_FOLDER = Path(__file__).with_name("kernels")
+_SOURCE = _FOLDER / "recurrence.c"
+_HEADERS = tuple(sorted(_FOLDER.glob("*.h")))
+# Fused multiply-add, and no errno or floating-point traps to preserve; NaN keeps its meaning.
+_FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
+_FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+VARIANTS = {
+    "avx512": ("-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mavx2", "-mfma"),
+    "avx2": ("-mavx2", "-mfma"),
+    "baseline": (),
+}
+"""The same source for what a CPU can do, best first; the last runs everywhere."""
+_NEEDS = {
+    "avx512": {"avx512f", "avx512vl", "avx512dq", "avx512bw", "avx2", "fma"},
+    "avx2": {"avx2", "fma"},
+    "baseline": set[str](),
+}
+_HUGE = 1 << 20
+"""Floats from which on a buffer is worth asking for large pages."""
+_MADV_HUGEPAGE = 14
+
+
+class Library:
+    """Entries of one variant. ``vector``: floats of a vector."""
+
+    def __init__(self, path: Path, variant: str):
+        self.path, self.variant = path, variant
+        loaded = ctypes.CDLL(str(path))
+        pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+        def entry(name: str, *arguments: Any, result: Any = None) -> Any:
+            function = getattr(loaded, f"normrnn_{name}_{variant}")
+            function.argtypes, function.restype = arguments, result
+            return function
+
+        self.forward = entry("forward", ctypes.c_char_p)
+        self.backward = entry("backward", ctypes.c_char_p)
+        update = [*[size] * 3, *[pointer] * 3, real, *[pointer] * 2]
+        self.update = entry("update", *update, result=ctypes.c_int)
+        self.vector: int = entry("vector_width", result=ctypes.c_int)()
+        self.threaded = _runtime() is not None
+        entry("threads", *[pointer] * 3)(*(_runtime() or (None,) * 3))
+
+    def widths(self, mode: int, hidden: int) -> tuple[int, int]:
+        """Floats of a packed row, and vectors of units; `kernels/product.h` lays them out."""
+        gates, together = (1, 1, 4, 3)[mode], 2 if mode < 2 else 1
+        panels = -(-hidden // (together * self.vector))
+        return panels * together * gates * self.vector, -(-hidden // self.vector)
+
+
+@cache
+def library() -> Library | None:
+    """The best variant for this CPU, or None where there is none to be had."""
+    if os.environ.get("NORMRNN_NATIVE", "1") == "0":
+        return None
+    variant = best_variant()
+    source = build.Source(_SOURCE, (*VARIANTS[variant], f"-DVARIANT={variant}"))
+    path = build.library("recurrence", [source], _FLAGS, _HEADERS)
+    try:
+        return None if path is None else Library(path, variant)
+    except (OSError, AttributeError):
+        return None  # optional in every way
+
+
+def best_variant() -> str:
+    """By what this CPU can do; other processors than x86-64 have their vectors by default."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return "baseline"
+    can = set(build.cpu_features().split())
+    return next(name for name in VARIANTS if can >= _NEEDS[name])
+
+
+def describe() -> dict[str, Any]:
+    """What computes, for the record: other kernels give other last bits."""
+    loaded = library()
+    if loaded is None:
+        return {"kernels": "torch"}
+    return {"kernels": loaded.variant, "build": loaded.path.stem, "threads": loaded.threaded}
+
+
+@cache
+def _runtime() -> tuple[int, int, int] | None:
+    """The entries of torch's OpenMP runtime: its threads are shared, a second one would fight."""
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libgomp.so.1", "libiomp5.so", "libomp.dylib"):
+        found = next(folder.glob(f"{name.split('.')[0]}*{Path(name).suffix}*"), None)
+        if found is None:
+            continue
+        try:
+            runtime = ctypes.CDLL(str(found))
+            names = "GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num"
+            addresses = [ctypes.cast(getattr(runtime, n), ctypes.c_void_p).value for n in names]
+        except (OSError, AttributeError):
+            continue
+        return tuple(address or 0 for address in addresses)  # type: ignore[return-value]
+    return None
+
+
+def room(floats: int) -> Tensor:
+    """Memory for a kernel; of large pages where it is large, since every call asks for it anew."""
+    buffer = torch.empty(floats)
+    if floats >= _HUGE and (advise := _madvise()) is not None:
+        start = -(-buffer.data_ptr() // 4096) * 4096
+        size = (buffer.data_ptr() + 4 * floats - start) // 4096 * 4096
+        advise(start, size, _MADV_HUGEPAGE)
+    return buffer
+
+
+@cache
+def _madvise() -> Any:
+    """Linux's, or None."""
+    if platform.system() != "Linux":
+        return None
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
