@@ -4,6 +4,8 @@
 """
 
 import importlib
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -26,13 +28,22 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be no text
     sys.exit(guarded(_run, list(sys.argv[1:] if argv is None else argv)))
 
 
 def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     """The exit code; a user's mistake becomes one sentence instead of a stack trace."""
     try:
-        return command(arguments)
+        code = command(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; what is left in the buffer has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as a shell has it: 128 + SIGPIPE
     except UserError as error:
         print(f"normrnn: {error}", file=sys.stderr)
         return error.code
@@ -42,6 +53,11 @@ def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        from normrnn.crash import report
+
+        print(f"normrnn: {report(error, arguments)}", file=sys.stderr)
+        return 1
 
 
 def _run(arguments: list[str]) -> int:

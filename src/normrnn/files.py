@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 
 
 def expanded(path: str | Path) -> Path:
@@ -22,6 +22,14 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise UserError(f"{path} does not exist: no home directory of that name") from None
+
+
+def utf8_name(path: Path, option: str) -> None:
+    """UsageError for a name that Kaldi's tables, which are UTF-8 text, could not hold."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{option} needs a name in UTF-8: tables will hold it") from None
 
 
 def open_regular(path: Path) -> BufferedReader:

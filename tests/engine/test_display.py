@@ -2,14 +2,16 @@
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from normrnn.engine.display import LiveDisplay, Status
 
 
-def test_eighty_columns_have_room_for_everything() -> None:
+def test_eighty_columns_have_room_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     display = LiveDisplay(55, "tokens")
     for i in range(1, 3):
+        monkeypatch.setattr("time.monotonic", lambda i=i: 0.2 * i)
         at = {"epoch": 12, "index": 1451 + i, "epoch_updates": 1453, "updates": 17000 + i}
         display.update(Status(**at, seconds=0.2 * i, loss=4.321, count=640, lr=0.015625))
     console = Console(file=StringIO(), width=80)

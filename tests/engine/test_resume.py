@@ -131,7 +131,7 @@ def test_moved_data_is_the_same_data_changed_data_is_not(
     assert "finished" in run_tiny(config, whole)[-1]
     with (moved / "train.txt").open("a") as file:
         file.write("one more line\n")
-    with pytest.raises(UserError, match="data was"):
+    with pytest.raises(UserError, match="was begun on other data"):
         run_tiny(config, whole)
 
 

@@ -129,7 +129,7 @@ def test_changed_fields_in_words() -> None:
     assert changed_fields(CONFIG, replace(CONFIG, seed=3)) == "seed was 1, is now 3"
     assert changed_fields(CONFIG, recipe("ptb-large")).startswith("recipe was ptb-small")
     assert "model" not in changed_fields(CONFIG, recipe("ptb-large"))
-    assert changed_fields(CONFIG, replace(CONFIG, data_sha256="1")) == "data was , is now 1"
+    assert changed_fields(CONFIG, replace(CONFIG, data_sha256="1")) == "the data has changed"
 
 
 def test_metrics_file_is_cut_and_never_stretched(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def edit(key: str, value: object) -> Callable[[dict], None]:
     [
         (edit("seed", 3), "seed was 1, is now 3"),
         (edit("model.eps", 1e-3), "model.eps was 1e-05, is now 0.001"),
-        (edit("data_sha256", "00"), "data was .*, is now 00"),
+        (edit("data_sha256", "00"), "the data has changed"),
     ],
 )
 def test_an_edited_config_is_refused_by_what_changed(

@@ -244,7 +244,7 @@ def test_a_run_goes_on_only_with_the_same_data(
 
     write_speech(tmp_path / "other", seed=1)
     other = replace(tiny_speech, data=str(tmp_path / "other"), epochs=3)
-    with pytest.raises(UsageError, match="data was"):
+    with pytest.raises(UsageError, match="was begun on other data"):
         run_tiny(other, whole)
 
 

@@ -9,7 +9,6 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse
-from normrnn.errors import UsageError
 from normrnn.runs.metrics import perplexity
 
 
@@ -36,14 +35,10 @@ def run(arguments: list[str]) -> int:
             threads: Threads of the tensor library; 0 is its own choice.
             one_stream: Also read the test text as one stream, as Zaremba did: slow for large nets.
         """
-        if threads < 0:
-            raise UsageError(f"--threads must be at least 0, not {threads}")
-        import torch
-
+        from normrnn.runs.environment import set_threads
         from normrnn.runs.evaluate import evaluate, keep
 
-        if threads:
-            torch.set_num_threads(threads)
+        set_threads(threads)
         result = evaluate(run, data, device, one_stream)
         (_show_speech if "fer" in result["rows"][0] else _show)(result)
         if result["same_data"]:

@@ -12,6 +12,7 @@ from normrnn.commands.options import parse, split_recipe
 from normrnn.config.base import Config, check_norm
 from normrnn.errors import UsageError, UserError
 from normrnn.files import write_whole
+from normrnn.recipes import RECIPES
 
 if TYPE_CHECKING:
     from normrnn.engine.task import Task
@@ -23,6 +24,10 @@ def run(arguments: list[str]) -> int:
     """Record gradients and spreads of a run or of an untrained recipe."""
     if arguments and (Path(arguments[0]) / "config.json").exists():
         return _of_runs(arguments)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in RECIPES:
+        raise UsageError(
+            f"{arguments[0]} is neither a run directory nor a recipe; normrnn recipes lists these"
+        )
     default, rest = split_recipe("gradients", arguments)
 
     def options(

@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import io
+import os
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +15,11 @@ from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, recipe, summary
 
 T = TypeVar("T")
+_PLAIN = {
+    "invalid literal for int() with base 10:": "no whole number",
+    "could not convert string to float:": "no number",
+}
+_FILES = ("--out", "--output", "-o", "--png")
 
 
 def split_recipe(command: str, arguments: list[str]) -> tuple[Config, list[str]]:
@@ -30,6 +37,10 @@ def split_recipe(command: str, arguments: list[str]) -> tuple[Config, list[str]]
 
 def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
     """Call `function` with what tyro reads from the arguments; UsageError on a mistake."""
+    arguments = [_at_home(argument) for argument in arguments]
+    for name, value in zip(arguments, [*arguments[1:], None], strict=False):
+        if (name in _FILES and value == "") or name in [f"{file}=" for file in _FILES]:
+            raise UsageError(f"{name.rstrip('=')} needs a name")
     said = io.StringIO()
     with contextlib.ExitStack() as quiet:
         quiet.enter_context(contextlib.redirect_stderr(said))
@@ -47,6 +58,18 @@ def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
             raise
 
 
+def _at_home(argument: str) -> str:
+    """A shell leaves the ~ of `--out=~/runs` alone.
+
+    >>> _at_home("--out=~no-such-user/runs")
+    '--out=~no-such-user/runs'
+    """
+    name, equals, value = argument.partition("=")
+    if equals and name.startswith("--") and value.startswith("~"):
+        return f"{name}={os.path.expanduser(value)}"  # noqa: PTH111  another's home stays as it is
+    return os.path.expanduser(argument) if argument.startswith("~") else argument  # noqa: PTH111
+
+
 def _sentence(box: str, command: str) -> str:
     """tyro explains a mistake in a box of several parts; this is the gist of it.
 
@@ -61,6 +84,8 @@ def _sentence(box: str, command: str) -> str:
         else:
             parts[-1].append(text)
     problem = " ".join(parts[1]).rstrip(".").removeprefix("Error parsing ")
+    for python, plain in _PLAIN.items():
+        problem = re.sub(f"{re.escape(python)} (.*)", rf"\1 is {plain}", problem)
     near = [lines[1].split()[0] for lines in parts if lines and lines[0].startswith("Perhaps you")]
     meant = f"; perhaps {near[0]}?" if near else ";"
     return f"{problem[:1].lower()}{problem[1:]}{meant} normrnn {command} --help lists the options"

@@ -6,7 +6,6 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse
-from normrnn.errors import UsageError
 
 
 def run(arguments: list[str]) -> int:
@@ -35,14 +34,10 @@ def run(arguments: list[str]) -> int:
             device: Where to compute.
             threads: Threads of the tensor library; 0 is its own choice.
         """
-        if threads < 0:
-            raise UsageError(f"--threads must be at least 0, not {threads}")
-        import torch
-
+        from normrnn.runs.environment import set_threads
         from normrnn.speech.posteriors import write_posteriors
 
-        if threads:
-            torch.set_num_threads(threads)
+        set_threads(threads)
         floor = prior_floor if priors else None
         utterances, frames = write_posteriors(run, data, out, floor, device)
         print(f"{out}.scp: {utterances:,} utterances, {frames:,} frames")

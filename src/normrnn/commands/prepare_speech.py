@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from normrnn.errors import UsageError
+from normrnn.files import utf8_name
 
 if TYPE_CHECKING:
     from normrnn.speech.prepare.preparation import Costs, Job, Report
@@ -104,6 +105,7 @@ def kaldi(
 def _prepare(job: "Job", out: Path, processes: int) -> int:
     from normrnn.speech.prepare.preparation import finished, prepare
 
+    utf8_name(out, "--out")
     if processes < 0:
         raise UsageError(f"--processes must be at least 1, or 0 for all cores, not {processes}")
     summary = finished(out, job.settings)

@@ -30,6 +30,7 @@ def run(arguments: list[str]) -> int:
 
     config, out, tensorboard = parse(options, f"train {default.recipe}", rest)
     out = out or Path("runs") / f"{config.recipe}-{config.norm}-{config.seed}"
+    print(f"{config.recipe}, norm {config.norm}, seed {config.seed}: {out}", flush=True)
     return train_and_report(config, out, tensorboard)
 
 

@@ -22,6 +22,9 @@ def check_norm(norm: str, name: str) -> None:
         raise UsageError(f"{name} has {norm!r}, not one of {', '.join(norms.names())}")
 
 
+_LARGEST = 2**31 - 1
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
     """One gradient step."""
@@ -87,6 +90,8 @@ class Config:
         for name, value in flat(to_dict(self)).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{name} must be a finite number, not {value}")
+            if isinstance(value, int) and name != "seed" and value > _LARGEST:
+                raise UsageError(f"{name} must be at most {_LARGEST:,}, not {value:,}")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed must lie in [0, 2**32), not {self.seed}")
         self._at_least(

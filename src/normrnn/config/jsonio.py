@@ -1,6 +1,7 @@
 """Configs as JSON and back, and the fields in which two differ."""
 
 import dataclasses
+import os
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -8,6 +9,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from normrnn.errors import UserError
 
 T = TypeVar("T")
+_LARGEST = 2**63
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -23,7 +25,8 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     TextConfig(level='char', max_vocab=0, unknown=True)
     """
     if not isinstance(values, Mapping):
-        raise UserError(f"{prefix.rstrip('.') or 'config'} should be an object, not {values!r}")
+        name = prefix.rstrip(".") or "config"
+        raise UserError(f"{name} should be an object, not {_brief(values)}")
     hints = get_type_hints(kind)
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(values.keys() - fields.keys())
@@ -45,15 +48,33 @@ def _value(kind: Any, value: Any, name: str) -> Any:
     if origin is Literal:
         if value not in get_args(kind):
             choices = ", ".join(map(str, get_args(kind)))
-            raise UserError(f"config field {name} is {value!r}, not one of {choices}")
+            raise UserError(f"config field {name} is {_brief(value)}, not one of {choices}")
         return value
     allowed = get_args(kind) if origin in (Union, types.UnionType) else (kind,)
+    if type(value) is int and abs(value) > _LARGEST:
+        raise UserError(f"config field {name} is a number of {len(str(value))} digits")
     if float in allowed and type(value) is int:
         return float(value)
+    if type(value) is str and not _is_text(value):
+        raise UserError(f"config field {name} holds half a character")
     if type(value) not in allowed and not (value is None and type(None) in allowed):
         expected = " or ".join(getattr(a, "__name__", str(a)) for a in allowed)
-        raise UserError(f"config field {name} should be {expected}, not {value!r}")
+        raise UserError(f"config field {name} should be {expected}, not {_brief(value)}")
     return value
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is_text(value: str) -> bool:
+    """Whether it could be the name of a file; names that are no UTF-8 could."""
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:

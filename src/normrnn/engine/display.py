@@ -46,12 +46,14 @@ class _Display:
         self.epochs = epochs
         self.unit = unit
         self.first: Status | None = None
+        self.began = 0.0
         self.last: Status | None = None
         self.total = 0
 
     def note(self, status: Status) -> None:
         """Remember where the run stands."""
-        self.first = self.first or status
+        if self.first is None:
+            self.first, self.began = status, time.monotonic()
         self.last = status
         self.total += status.count
 
@@ -65,7 +67,8 @@ class _Display:
         remaining = self.epochs * last.epoch_updates - (
             (last.epoch - 1) * last.epoch_updates + last.index
         )
-        left = remaining * seconds / (last.updates - first.updates)
+        # By the clock: validations and checkpoints take their share of what is left, too.
+        left = remaining * (time.monotonic() - self.began) / (last.updates - first.updates)
         return f"{rate:,.0f} {self.unit}/s  {duration(left)} left"
 
 
@@ -101,7 +104,7 @@ class LiveDisplay(_Display):
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),
         )
-        self.task = self.bar.add_task("", total=None, state="")
+        self.task = self.bar.add_task("", total=None, state="", visible=False)
         self.drawn = 0.0
 
     def __enter__(self) -> "LiveDisplay":
@@ -123,6 +126,7 @@ class LiveDisplay(_Display):
             description=f"epoch {status.epoch}/{self.epochs}",
             completed=status.index,
             total=status.epoch_updates,
+            visible=True,
             # Two lines: in one, a terminal of 80 columns has no room for the updates.
             state=f"loss {status.loss:.3f}  {_quality(status.loss, status.fer)}"
             f"  lr {status.lr:g}\n{self.speed()}",
@@ -139,12 +143,12 @@ def describe(row: dict[str, Any], epochs: int) -> str:
 
     >>> row = {"epoch": 1, "updates": 9, "split": "valid", "statistics": "batch", "loss": 5.0}
     >>> describe(row, 15)
-    'epoch 1/15  update 9  valid (batch statistics)  loss 5.0000  ppl 148.41'
+    'epoch 1/15  update 9  valid (batch)  loss 5.0000  ppl 148.41'
     """
-    kind = f" ({row['statistics']} statistics)" if "statistics" in row else ""
+    kind = f" ({row['statistics']})" if "statistics" in row else ""
     text = f"epoch {row['epoch']}/{epochs}  update {row['updates']}  {row['split']}{kind}"
-    text += f"  loss {row['loss']:.4f}  {_quality(row['loss'], row.get('fer'))}"
-    text += f"  bpc {row['bpc']:.4f}" if "bpc" in row else ""
+    quality = f"bpc {row['bpc']:.4f}" if "bpc" in row else _quality(row["loss"], row.get("fer"))
+    text += f"  loss {row['loss']:.4f}  {quality}"
     return f"{text}  lr {row['lr']:g}" if "lr" in row else text
 
 

@@ -12,9 +12,16 @@ from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Trainer
 from normrnn.engine.task import Experiment
 from normrnn.errors import UsageError, UserError
-from normrnn.runs.environment import named_device, record
+from normrnn.runs.environment import named_device, record, set_threads
 from normrnn.runs.note import read_note
-from normrnn.runs.store import CHECKPOINT, CONFIG, MODEL, RunDirectory, changed_fields
+from normrnn.runs.store import (
+    CHECKPOINT,
+    CONFIG,
+    DATA_CHANGED,
+    MODEL,
+    RunDirectory,
+    changed_fields,
+)
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.task import open_speech
 from normrnn.text.config import LanguageConfig
@@ -49,11 +56,10 @@ def train(
             if checkpoint is None and run.has(MODEL):  # which is never written before it
                 raise UserError(f"{out} has a {MODEL} but no {CHECKPOINT}: not overwriting it")
         if checkpoint and checkpoint["finished"] >= config.epochs:
-            say(f"{out} is finished: {config.epochs} epochs. A larger --epochs goes on from there.")
+            say(f"{out} is finished: {_epochs(config)}. A larger --epochs goes on from there.")
             return
         say(f"data: {experiment.source}")
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        set_threads(config.threads)
         torch.manual_seed(config.seed)
         task = experiment.build(device)
         with Interrupt() as interrupt, display(config.epochs, task.unit) as shown:
@@ -71,7 +77,7 @@ def train(
             run.write_config(config)
             record(run)
             trainer.run()
-    say(f"{out} is finished: {config.epochs} epochs.")
+    say(f"{out} is finished: {_epochs(config)}.")
 
 
 def open_experiment(config: Config) -> Experiment:
@@ -87,5 +93,11 @@ def _refuse_changes(old: Config, new: Config, out: Path) -> None:
     changed = changed_fields(old, new)
     if not changed and new.epochs < old.epochs:
         changed = f"epochs was {old.epochs}, is now {new.epochs}"
+    if changed == DATA_CHANGED:
+        raise UsageError(f"{out} was begun on other data than {new.data} is now: use another --out")
     if changed:
         raise UsageError(f"{out} holds a run with other settings ({changed}): use another --out")
+
+
+def _epochs(config: Config) -> str:
+    return "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"

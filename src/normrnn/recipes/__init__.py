@@ -41,7 +41,7 @@ def read_config(values: Mapping[str, Any]) -> Config:
     """The config that a run saved; its recipe's name says of which kind it is."""
     name = values.get("recipe") if isinstance(values, Mapping) else None
     if not isinstance(name, str) or name not in RECIPES:
-        raise UserError(f"config has a recipe {name!r} that is not known here")
+        raise UserError(f"config has a recipe {repr(name)[:60]} that is not known here")
     return from_dict(type(RECIPES[name]()), values)
 
 

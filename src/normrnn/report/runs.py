@@ -1,7 +1,6 @@
 """A run directory as plain data, whatever state it is in."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -150,8 +149,6 @@ def examine(path: Path) -> RunOrProblem:
         why = "it is empty" if empty else "config.json is missing or damaged"
         return RunOrProblem(path, None, f"is no run directory: {why}")
     rows, problem = _rows(path / "metrics.jsonl")
-    if not problem and metrics_as_written(path) is False:
-        problem = "metrics.jsonl is not what was written"
     run = Run(path, config, rows, _environments(path / "environment.json"), _locked(path))
     return RunOrProblem(path, run, problem and f"is damaged: {problem}")
 
@@ -160,10 +157,13 @@ def _config(path: Path) -> dict[str, Any] | None:
     """What a config.json holds, if it has what every report needs."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     kinds = {"norm": str, "seed": int}
     if not isinstance(config, dict) or not isinstance(config.get("recipe", ""), str):
+        return None
+    plain = (str, int, float, type(None))
+    if not all(isinstance(value, plain) for value in flat(config).values()):
         return None
     return config if all(isinstance(config.get(k), kinds[k]) for k in kinds) else None
 
@@ -193,12 +193,14 @@ def _rows(path: Path) -> tuple[list[Row], str]:
     """The rows up to the first that is none, and what is wrong with that."""
     if not path.exists():
         return [], ""
+    if metrics_as_written(path.parent) is False:
+        return [], f"{path.name} is not what was written"
     *complete, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
     rows: list[Row] = []
     for number, line in enumerate(complete, 1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if row is None or not _is_row(row):
             return rows, f"line {number} of {path.name} is no row of metrics"
@@ -206,6 +208,7 @@ def _rows(path: Path) -> tuple[list[Row], str]:
     return rows, ""
 
 
+_LARGEST = 1e300  # beyond it, sums overflow; NaN is not below it either
 _NUMBERS = ("updates", "epoch", "loss", "count", "seconds")
 
 
@@ -214,13 +217,14 @@ def _is_row(row: Any) -> bool:
         return False
     if not all(type(row.get(key)) in (int, float) for key in _NUMBERS):
         return False
-    return all(math.isfinite(row[key]) for key in _NUMBERS) and row["count"] > 0
+    numbers = [row[key] for key in _NUMBERS]
+    return all(abs(value) < _LARGEST for value in numbers) and row["count"] > 0
 
 
 def _environments(path: Path) -> list[dict[str, Any]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
 

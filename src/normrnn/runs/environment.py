@@ -3,17 +3,22 @@
 import json
 import os
 import platform
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from normrnn import __version__
 from normrnn.errors import UsageError
 from normrnn.runs.store import RunDirectory
 
 ENVIRONMENT = "environment.json"
+
+M = TypeVar("M", bound=nn.Module)
+_THREADS = 64
 
 
 def environment(threads: int) -> dict[str, Any]:
@@ -35,7 +40,7 @@ def record(run: RunDirectory) -> None:
     now = environment(torch.get_num_threads())
     try:
         before = json.loads(run.read(ENVIRONMENT)) if run.has(ENVIRONMENT) else []
-    except ValueError:
+    except (ValueError, RecursionError):
         before = []
     before = before if isinstance(before, list) else []
     if before[-1:] != [now]:
@@ -46,10 +51,51 @@ def named_device(name: str | torch.device) -> torch.device:
     """The device of that name; UsageError if torch has none such here."""
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"no device {str(name)!r}: {str(error).splitlines()[0]}") from None
+        torch.ones(1, device=device).item()  # there, and it computes: "meta" does not
+    except (RuntimeError, AssertionError, NotImplementedError):
+        cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        mps = ["mps"] if torch.backends.mps.is_available() else []
+        here = ", ".join(["cpu", *cuda, *mps])
+        raise UsageError(f"no device {str(name)!r} here; there is {here}") from None
     return device
+
+
+def set_threads(threads: int) -> None:
+    """Threads of the tensor library; 0 is its own choice."""
+    cores = os.cpu_count() or 1
+    most = max(_THREADS, 4 * cores)
+    if not 0 <= threads <= most:
+        raise UsageError(
+            f"threads must lie between 0 and {most} on this machine of {cores} cores, not {threads}"
+        )
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def built(make: Callable[[], M]) -> M:
+    """The network; UsageError, before anything is reserved for it, if it is beyond the machine."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        try:
+            model = make()
+        except (RuntimeError, TypeError, OverflowError):  # sizes that torch itself cannot take
+            raise UsageError("the network is too large for any machine: see its sizes") from None
+    tensors = [*model.parameters(), *model.buffers()]
+    numbers = sum(tensor.numel() for tensor in tensors)
+    need = 2 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if need > (there := _memory()):
+        raise UsageError(
+            f"the network is too large: {numbers:,} numbers take {need / 2**30:,.0f} GB with their"
+            f" gradients, and this machine has {there / 2**30:,.0f} GB"
+        )
+    return make()
+
+
+def _memory() -> float:
+    """Bytes of the machine; unlimited where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
 
 
 def processor() -> str:

@@ -34,6 +34,7 @@ EVALUATION = "evaluation.json"
 
 
 C = TypeVar("C", bound=Config)
+DATA_CHANGED = "the data has changed"
 
 
 class BusyError(UserError):
@@ -188,6 +189,6 @@ def changed_fields(old: Config, new: Config) -> str:
         changed.pop(name, None)
     if "recipe" in changed:
         changed = {"recipe": changed["recipe"]}
-    # The data's hash stands for the data; nobody sets it by hand.
-    names = {"data_sha256": "data"}
-    return ", ".join(f"{names.get(k, k)} was {a}, is now {b}" for k, (a, b) in changed.items())
+    # The data's hash stands for the data; nobody sets it by hand, and it tells nobody anything.
+    data = [DATA_CHANGED] if changed.pop("data_sha256", None) else []
+    return ", ".join(data + [f"{k} was {a}, is now {b}" for k, (a, b) in changed.items()])

@@ -76,6 +76,8 @@ class SpeechConfig(Config):
             ("evaluation.train_utterances", self.evaluation.train_utterances, 0),
             ("evaluation.recalibrate_batches", self.evaluation.recalibrate_batches, 1),
         )
+        if self.model.layers > 1000:
+            raise UsageError(f"model.layers must be at most 1000, not {self.model.layers}")
         if not self.model.eps > 0:
             raise UsageError(f"model.eps must be positive, not {self.model.eps}")
         if not 0 <= self.model.momentum <= 1:

@@ -158,6 +158,9 @@ def sources(directory: str | Path) -> set[Path]:
     """The files that `read_features` reads."""
     directory = expanded(directory)
     table = directory / "feats.scp"
+    parts = [f"{directory / name}" for name in SPLITS if (directory / name / "feats.scp").is_file()]
+    if parts and not table.exists():
+        raise UserError(f"{directory} has no feats.scp; its parts have one: {' or '.join(parts)}")
     archives = {locate(target, directory).path for target in read_table(table).values()}
     return {path.resolve() for path in (table, *archives)}
 

@@ -1,5 +1,6 @@
 """What a hybrid decoder needs of a trained acoustic model."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normrnn.errors import UsageError, UserError
-from normrnn.files import replacing
+from normrnn.files import replacing, utf8_name
 from normrnn.runs.load import load_acoustic
 from normrnn.speech.archive import write_matrix
 from normrnn.speech.corpus import read_features, sources
@@ -25,8 +26,9 @@ def write_posteriors(
     state counted as seen in at least so many frames. Both files appear when all is written; gives
     the number of utterances and frames.
     """
-    if prior_floor is not None and not prior_floor > 0:
-        raise UsageError(f"--prior-floor must be positive, not {prior_floor}")
+    if prior_floor is not None and not 0 < prior_floor < math.inf:
+        raise UsageError(f"--prior-floor must be positive and finite, not {prior_floor}")
+    utf8_name(prefix, "--out")
     model = load_acoustic(run, device)
     minus = 0.0 if prior_floor is None else model.log_priors(prior_floor)
     ark, scp = (prefix.with_name(f"{prefix.name}.{kind}") for kind in ("ark", "scp"))

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from normrnn import batch_statistics, recalibrate
 from normrnn.engine.task import Experiment, Loss, Poll, Row, Tensors, Validation
 from normrnn.errors import UsageError, UserError
+from normrnn.runs.environment import built
 from normrnn.runs.store import MODEL
 from normrnn.speech.batches import Piece, cut, read_batch, shuffled_batches, sorted_batches
 from normrnn.speech.config import SpeechConfig
@@ -22,7 +24,8 @@ from normrnn.text.evaluation import Statistics, set_statistics, statistics_of, u
 def build_model(config: SpeechConfig, dim: int, classes: int) -> AcousticModel:
     """The network the config describes, freshly initialised."""
     m = config.model
-    return AcousticModel(
+    make = partial(
+        AcousticModel,
         dim,
         classes,
         m.hidden,
@@ -34,6 +37,7 @@ def build_model(config: SpeechConfig, dim: int, classes: int) -> AcousticModel:
         eps=m.eps,
         momentum=m.momentum,
     )
+    return built(make)
 
 
 def training_pieces(config: SpeechConfig, lengths: Sequence[int]) -> list[Piece]:

@@ -105,6 +105,8 @@ class LanguageConfig(Config):
         )
         if not 0 <= self.model.dropout < 1:
             raise UsageError(f"model.dropout must lie in [0, 1), not {self.model.dropout}")
+        if self.model.layers > 1000:
+            raise UsageError(f"model.layers must be at most 1000, not {self.model.layers}")
         if not self.model.eps > 0:
             raise UsageError(f"model.eps must be positive, not {self.model.eps}")
         if not 0 <= self.model.momentum <= 1:

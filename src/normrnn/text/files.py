@@ -1,5 +1,6 @@
 """From a path to the lines of a training, a validation and a test text."""
 
+import codecs
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,8 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _decode(raw: bytes, path: Path) -> str:
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UserError(f"{path} is UTF-16 text, not UTF-8: iconv -f UTF-16 -t UTF-8 converts it")
     if b"\0" in raw:
         raise UserError(f"{path} is a binary file, not text: it has a zero byte")
     try:

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from normrnn.engine.task import Experiment, Loss, Poll, Row, Tensors, Validation
 from normrnn.errors import UserError
 from normrnn.files import expanded
+from normrnn.runs.environment import built
 from normrnn.runs.store import MODEL, VOCABULARY
 from normrnn.text.config import LanguageConfig
 from normrnn.text.corpus import Corpus, build_corpus
@@ -35,7 +37,8 @@ RUNNING = "running_statistics.safetensors"
 def build_model(config: LanguageConfig, vocab_size: int) -> LanguageModel:
     """The network the config describes, freshly initialised."""
     m = config.model
-    return LanguageModel(
+    make = partial(
+        LanguageModel,
         vocab_size,
         m.hidden,
         m.layers,
@@ -50,6 +53,7 @@ def build_model(config: LanguageConfig, vocab_size: int) -> LanguageModel:
         time_steps=m.time_steps or None,
         init=m.init if m.initialiser == "uniform" else m.initialiser,
     )
+    return built(make)
 
 
 def deciding_statistics(config: LanguageConfig) -> Statistics:

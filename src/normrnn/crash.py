@@ -1,0 +1,35 @@
+"""The last resort: what nobody foresaw is one sentence, and a file with the rest."""
+
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from normrnn import __version__
+from normrnn.files import following_no_link
+
+
+def report(error: BaseException, arguments: list[str]) -> str:
+    """The sentence; the stack trace is in the file that it names."""
+    what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    if isinstance(error, MemoryError) or "allocate memory" in what:
+        what = "there is not enough memory for this"
+    text = "".join(traceback.format_exception(error))
+    about = f"normrnn {__version__}, Python {sys.version.split()[0]}\n{arguments}\n\n{text}"
+    for folder in (*_run_directories(arguments), Path(tempfile.gettempdir())):
+        path = folder / f"normrnn-error-{os.getpid()}.txt"
+        try:
+            path.unlink(missing_ok=True)
+            with open(path, "x", encoding="utf-8", errors="replace", opener=following_no_link) as f:
+                f.write(about)
+        except OSError:
+            continue
+        return f"stopped by what was not foreseen ({what}); the details are in {path}"
+    return f"stopped by what was not foreseen ({what}); no file could be written for the details"
+
+
+def _run_directories(arguments: list[str]) -> list[Path]:
+    """Directories of runs that the command names."""
+    places = [Path(argument.rpartition("=")[2]) for argument in arguments]
+    return [place for place in places if (place / "config.json").is_file()]
