@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -28,9 +28,9 @@ from normrnn.ops.call import (
     RowNorm,
     StepNorm,
 )
-from normrnn.ops.library import Library, describe, library, room
+from normrnn.ops.library import Library, describe, floats, library, room
 from normrnn.ops.loop import loop
-from normrnn.ops.normalise import LONE
+from normrnn.ops.normalise import LONE, Fixed
 from normrnn.ops.statistics import Statistics, synchronised
 from normrnn.ops.steps import Steps
 
@@ -152,7 +152,7 @@ def _is_traced() -> bool:
     """Whether somebody wants to see operations of torch, not numbers."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore
         or forward_ad._current_level >= 0
         or torch.jit.is_tracing()
     )
@@ -165,6 +165,7 @@ def _is_real(tensor: Tensor) -> bool:
         and tensor.dtype == torch.float32
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
+        and torch._C._has_storage(tensor)
         and not tensor.is_neg()
         and tensor.numel() > 0
     )
@@ -172,16 +173,28 @@ def _is_real(tensor: Tensor) -> bool:
 
 def run(call: Call, inputs: Inputs, plug: Plug) -> Result:
     """As :func:`normrnn.ops.recurrence.layer`; ask ``serves`` first."""
-    by_step = isinstance(plug, StepNorm) or (isinstance(plug, InputNorm) and plug.per_step)
-    if by_step and getattr(plug, "fixed", None) is None and call.steps.sizes[-1] == 1:
-        raise ValueError(LONE)
+    keep = torch.is_grad_enabled()
     bare = replace(plug, **dict.fromkeys(_vectors_of(plug)))
-    rows, *rest = _Layer.apply(call, bare, *_flat(inputs, plug))  # type: ignore
+    if isinstance(bare, InputNorm | StepNorm):
+        bare = replace(bare, fixed=_used(call.steps, bare, keep))
+    rows, *rest = _Layer.apply(call, bare, keep, *_flat(inputs, plug))  # type: ignore
     parts = 2 if call.mode == "LSTM" else 1
     measured = rest[parts:]
     if measured:
         measured.append(_counts(call.steps, len(measured[0])))
     return Result(rows, tuple(rest[:parts]), Statistics(*measured) if measured else None)
+
+
+def _used(steps: Steps, plug: InputNorm | StepNorm, keep: bool) -> Fixed | None:
+    """The given statistics, where they are needed at all; a copy if there may be a way back, since
+    running ones change before it."""
+    by_step = isinstance(plug, StepNorm) or plug.per_step
+    if plug.batch and (steps.sizes[-1] if by_step else steps.rows) > 1:
+        return None
+    if plug.fixed is None:
+        raise ValueError(LONE)
+    mean, var = (value.clone() if keep else value for value in plug.fixed)
+    return mean.contiguous(), var.contiguous()
 
 
 def update(mean: Tensor, var: Tensor, batch: Statistics, share: float) -> bool | None:
@@ -190,9 +203,13 @@ def update(mean: Tensor, var: Tensor, batch: Statistics, share: float) -> bool |
     tensors = mean, var, *batch
     if loaded is None or _is_traced() or not all(map(_is_real, tensors)):
         return None
-    if not (mean.is_contiguous() and var.is_contiguous() and batch.mean.stride(1) == 1):
-        return None
     K, C = batch.mean.shape
+    if not all(t.is_contiguous() and t.shape == (C,) for t in (mean, var)):
+        return None
+    if batch.mean.stride(1) != 1 or batch.mean.stride() != batch.var.stride():
+        return None
+    if not batch.count.is_contiguous():
+        return None
     addresses = [t.data_ptr() for t in (batch.count, batch.mean, batch.var)]
     running = mean.data_ptr(), var.data_ptr()
     return bool(loaded.update(K, C, batch.mean.stride(0), *addresses, share, *running))
@@ -214,7 +231,7 @@ def _flat(inputs: Inputs, plug: Plug) -> list[Tensor | None]:
 def _rebuilt(flat: Sequence[Any], plug: Plug) -> tuple[Inputs, Plug]:
     """The other way round; ``plug`` has what is no parameter."""
     x, h0, c0 = flat[:3]
-    own = dict(zip(_VECTORS, flat[3:_FIRST_CELL], strict=True))
+    own: dict[str, Any] = dict(zip(_VECTORS, flat[3:_FIRST_CELL], strict=True))
     plug = replace(plug, **{name: own[name] for name in _vectors_of(plug)})
     w_ih, cells = [], []
     for first in range(_FIRST_CELL, len(flat), _OF_A_CELL):
@@ -227,12 +244,16 @@ def _rebuilt(flat: Sequence[Any], plug: Plug) -> tuple[Inputs, Plug]:
 
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, plug: Any, *flat: Tensor | None) -> tuple[Tensor, ...]:
-        plan = _Plan.of(call, plug, flat, keep=any(ctx.needs_input_grad))
-        solid = [None if t is None else t.contiguous() for t in flat]
+    def forward(
+        ctx: Any, call: Call, plug: Any, keep: bool, *flat: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        solid: list[Any] = [None if t is None else t.contiguous() for t in flat]
+        plan = _Plan.of(call, plug, solid, keep=keep and any(ctx.needs_input_grad))
         kept = _allocate(plan)
         plan.library.forward(plan.packed(plan.job, _directions(plan, solid, kept)))
-        outputs = [kept.out, kept.hn] if kept.cn is None else [kept.out, kept.hn, kept.cn]
+        outputs: list[Any] = (
+            [kept.out, kept.hn] if kept.cn is None else [kept.out, kept.hn, kept.cn]
+        )
         if plan.job.keep:
             if plan.job.outer == 0:
                 kept = kept._replace(pre=None)
@@ -248,10 +269,15 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         *flat, out = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
-            return None, None, *_by_loop(ctx.plan, flat, grads, wanted)
-        return None, None, *_backward(ctx.plan, ctx.kept._replace(out=out), flat, grads, wanted)
+        first = len(ctx.needs_input_grad) - len(flat)
+        wanted = ctx.needs_input_grad[first:]
+        again, real = torch.is_grad_enabled(), all(_is_real(g) for g in grads if g is not None)
+        if again or not real or _is_traced():
+            with torch.enable_grad():
+                derived = _by_loop(ctx.plan, flat, grads, wanted, again)
+        else:
+            derived = _backward(ctx.plan, ctx.kept._replace(out=out), flat, grads, wanted)
+        return *[None] * first, *derived
 
 
 def _by_loop(
@@ -259,8 +285,9 @@ def _by_loop(
     flat: Sequence[Tensor | None],
     grads: Sequence[Tensor | None],
     wanted: Sequence[bool],
+    again: bool,
 ) -> list[Tensor | None]:
-    """The same gradients, as functions that can be differentiated again."""
+    """The same gradients in torch's operations, to be differentiated ``again`` or traced."""
     # Views, so that an input that depends on another one counts for itself alone.
     seen = [None if t is None else t.view_as(t) for t in flat]
     result = loop(plan.call, *_rebuilt(seen, plan.plug))
@@ -271,7 +298,7 @@ def _by_loop(
         outputs, heads = zip(*given, strict=True)
         which = [k for k, want in enumerate(wanted) if want]
         sources: Any = [seen[k] for k in which]
-        found = torch.autograd.grad(outputs, sources, heads, create_graph=True, allow_unused=True)
+        found = torch.autograd.grad(outputs, sources, heads, create_graph=again, allow_unused=True)
         for k, grad in zip(which, found, strict=True):
             derived[k] = grad
     return derived
@@ -294,6 +321,8 @@ class _Plan:
     """Vectors kept of a row and vector of units."""
     groups: int
     """That have statistics of their own."""
+    layout: tuple[Tensor, Tensor]
+    """Sizes and offsets of the steps, whose addresses the job has."""
 
     @staticmethod
     def of(call: Call, plug: Any, flat: Sequence[Any], keep: bool) -> "_Plan":
@@ -304,12 +333,12 @@ class _Plan:
         H = w_hh.shape[1]
         C, (width, vectors) = GATES[call.mode] * H, loaded.widths(mode, H)
         outer, inner = _KINDS[type(plug)]
-        batch, fixed = bool(getattr(plug, "batch", False)), getattr(plug, "fixed", None)
+        batch, fixed = bool(getattr(plug, "batch", False)), cast(Any, getattr(plug, "fixed", None))
         per_step = bool(getattr(plug, "per_step", False))
         if outer == _COLUMNS and not batch:  # given and shared over time, they need no groups
             per_step = len(fixed[0]) > 1
         threads = torch.get_num_threads()
-        sizes, offsets = _layout_of(steps)
+        layout = _layout_of(steps)
         job = _Job(
             T=len(steps),
             B=steps.batch,
@@ -331,14 +360,14 @@ class _Plan:
             fixed_per_step=fixed is not None and len(fixed[0]) > 1,
             keep=keep,
             eps=getattr(plug, "eps", 0.0),
-            sizes=sizes.data_ptr(),
-            offsets=offsets.data_ptr(),
+            sizes=layout[0].data_ptr(),
+            offsets=layout[1].data_ptr(),
             resets=0 if call.resets is None else call.resets.data_ptr(),
             x=flat[0].data_ptr(),
         )
         traced = (1, 1, 7 if getattr(plug, "cell", False) else 6, 5)[mode]
         groups = len(steps) if per_step or inner == _OVER_ROWS else 1
-        return _Plan(loaded, call, plug, job, C, width, vectors, traced, groups)
+        return _Plan(loaded, call, plug, job, C, width, vectors, traced, groups, layout)
 
     def packed(self, job: _Job, directions: Sequence[_Direction]) -> bytes:
         return _LAYOUT.pack(*job, *directions[0], *directions[-1])
@@ -351,7 +380,6 @@ class _Kept(NamedTuple):
     hn: Tensor | None
     cn: Tensor | None
     statistics: Tensor | None
-    fixed: tuple[Tensor, Tensor] | None
     unit: Tensor | None
     pre: Tensor | None
     read: Tensor | None
@@ -365,23 +393,22 @@ class _Kept(NamedTuple):
 def _allocate(plan: _Plan) -> _Kept:
     job, width = plan.job, plan.width
     D, T, B, N, H, VW = job.D, job.T, job.B, job.N, job.H, plan.library.vector
-    units, fixed = D * N * plan.vectors * VW, getattr(plan.plug, "fixed", None)
+    units = D * N * plan.vectors * VW
     K = job.T if job.per_step else 1
     cell = bool(getattr(plan.plug, "cell", False))
     return _Kept(
-        out=torch.empty(N, D * H),
-        hn=torch.empty(D, B, H),
-        cn=torch.empty(D, B, H) if plan.call.mode == "LSTM" else None,
-        statistics=torch.empty(2, plan.groups, D * plan.C) if job.batch else None,
-        fixed=None if fixed is None else tuple(f.contiguous() for f in fixed),
-        unit=torch.ones(D * H) if cell else None,
+        out=floats(N, D * H),
+        hn=floats(D, B, H),
+        cn=floats(D, B, H) if plan.call.mode == "LSTM" else None,
+        statistics=floats(2, plan.groups, D * plan.C) if job.batch else None,
+        unit=floats(D * H).fill_(1) if cell else None,
         pre=room(N * job.ldx + VW),
-        read=torch.empty(D, 2 * K + 2, width),
-        rows=torch.empty(D, 2, N) if job.outer == _FEATURES else None,
-        used=torch.empty(D, 2, T, width) if job.inner == _OVER_ROWS else None,
+        read=floats(D, 2 * K + 2, width),
+        rows=floats(D, 2, N) if job.outer == _FEATURES else None,
+        used=floats(D, 2, T, width) if job.inner == _OVER_ROWS else None,
         trace=room(units * plan.traced) if job.keep or cell else None,
         hat=room(units * (plan.C // H)) if job.inner else None,
-        inv=torch.empty(D, 2, N) if job.inner == _OVER_FEATURES else None,
+        inv=floats(D, 2, N) if job.inner == _OVER_FEATURES else None,
     )
 
 
@@ -394,8 +421,11 @@ def _directions(plan: _Plan, flat: Sequence[Any], kept: _Kept) -> list[_Directio
     job, C, width = plan.job, plan.C, plan.width
     D, T, B, N, H = job.D, job.T, job.B, job.N, job.H
     _, h0, c0, weight, bias, weight_hh, weight_c, bias_c = flat[:_FIRST_CELL]
-    weight_c = kept.unit if weight_c is None else weight_c
-    fixed_mean, fixed_var = kept.fixed or (None, None)
+    if not getattr(plan.plug, "cell", False):
+        weight_c = None  # having it is what normalises the cell
+    elif weight_c is None:
+        weight_c = kept.unit
+    fixed_mean, fixed_var = getattr(plan.plug, "fixed", None) or (None, None)
     K, units = T if job.per_step else 1, N * plan.vectors * plan.library.vector
     directions = []
     for d, reverse in enumerate(plan.call.reverse):
@@ -449,7 +479,7 @@ def _backward(
     """Gradients in the flat order."""
     job, C, width = plan.job, plan.C, plan.width
     D, B, N, H = job.D, job.B, job.N, job.H
-    solid = [None if t is None else t.contiguous() for t in flat]
+    solid: list[Any] = [None if t is None else t.contiguous() for t in flat]
     dout, dhn, dcn = (None if g is None else g.contiguous() for g in (*grads[:3], None)[:3])
     if plan.call.mode != "LSTM":
         dcn = None  # the third output is a statistic
@@ -460,8 +490,8 @@ def _backward(
     dx = room(N * job.ldx + plan.library.vector)
     apart = job.inner == _OVER_FEATURES or plan.call.mode == "GRU"
     dp = room(N * job.ldx + plan.library.vector) if apart else dx
-    vectors, units = torch.empty(3, D * C), torch.empty(_UNIT_SUMS, D, H)
-    sums = torch.empty(2, D, width)
+    vectors, units = floats(3, D * C), floats(_UNIT_SUMS, D, H)
+    sums = floats(2, D, width)
     directions = []
     for d, direction in enumerate(_directions(plan, solid, kept)):
         first = _FIRST_CELL + d * _OF_A_CELL
@@ -519,10 +549,12 @@ def _apart(floats: int) -> int:
 @lru_cache(maxsize=256)
 def _layout_of(steps: Steps) -> tuple[Tensor, Tensor]:
     """Sizes and offsets of the steps, as C reads them."""
-    return torch.tensor(steps.sizes), torch.tensor(steps.offsets)
+    sizes, offsets = (torch.tensor(v, device="cpu") for v in (steps.sizes, steps.offsets))
+    return sizes, offsets
 
 
 @lru_cache(maxsize=256)
 def _counts(steps: Steps, groups: int) -> Tensor:
     """Rows of each group."""
-    return torch.tensor(steps.sizes if groups == len(steps) > 1 else [steps.rows]).float()
+    rows = steps.sizes if groups == len(steps) > 1 else [steps.rows]
+    return torch.tensor(rows, dtype=torch.float32, device="cpu")

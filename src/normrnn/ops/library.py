@@ -35,7 +35,7 @@ _MADV_HUGEPAGE = 14
 
 
 class Library:
-    """Entries of one variant. ``vector``: floats of a vector."""
+    """Entries of one variant. ``vector``: floats of a vector; ``job``: bytes of a job."""
 
     def __init__(self, path: Path, variant: str):
         self.path, self.variant = path, variant
@@ -52,6 +52,7 @@ class Library:
         update = [*[size] * 3, *[pointer] * 3, real, *[pointer] * 2]
         self.update = entry("update", *update, result=ctypes.c_int)
         self.vector: int = entry("vector_width", result=ctypes.c_int)()
+        self.job: int = entry("job_size", result=ctypes.c_int)()
         self.threaded = _runtime() is not None
         entry("threads", *[pointer] * 3)(*(_runtime() or (None,) * 3))
 
@@ -110,12 +111,17 @@ def _runtime() -> tuple[int, int, int] | None:
     return None
 
 
-def room(floats: int) -> Tensor:
-    """Memory for a kernel; of large pages where it is large, since every call asks for it anew."""
-    buffer = torch.empty(floats)
-    if floats >= _HUGE and (advise := _madvise()) is not None:
+def floats(*shape: int) -> Tensor:
+    """Memory for a kernel, whatever the user's default type and device are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def room(count: int) -> Tensor:
+    """The same; of large pages where it is large, since every call asks for it anew."""
+    buffer = floats(count)
+    if count >= _HUGE and (advise := _madvise()) is not None:
         start = -(-buffer.data_ptr() // 4096) * 4096
-        size = (buffer.data_ptr() + 4 * floats - start) // 4096 * 4096
+        size = (buffer.data_ptr() + 4 * count - start) // 4096 * 4096
         advise(start, size, _MADV_HUGEPAGE)
     return buffer
 

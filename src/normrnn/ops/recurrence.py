@@ -50,6 +50,7 @@ def recur(call: Call, inputs: Inputs, plug: Plug) -> Result:
         plug: how gate inputs are read and steps normalised.
     """
     _check(call, inputs)
+    _check_plug(call, inputs, plug)
     if kernel.serves(call, inputs, plug):
         return kernel.run(call, inputs, plug)
     return loop(call, inputs, plug)
@@ -80,6 +81,20 @@ def _check(call: Call, inputs: Inputs) -> None:
         raise ValueError(f"the initial state of {call.mode} has {parts} parts, got {len(state)}")
     for part in state or ():
         _expect("an initial state", part, (D, B, H), x)
+
+
+def _check_plug(call: Call, inputs: Inputs, plug: Plug) -> None:
+    """Shapes alone: a normalisation may be wider than its input."""
+    D, H = len(call.reverse), inputs.cells[0].w_hh.shape[-1]
+    C = GATES[call.mode] * H
+    sizes = {"weight": C, "bias": C, "weight_hh": C, "weight_c": H, "bias_c": H}
+    for name, size in sizes.items():
+        vector = getattr(plug, name, None)
+        if vector is not None:
+            _expect(f"{name} of the normalisation", vector, (D * size,), vector)
+    for value in getattr(plug, "fixed", None) or ():
+        slots = 1 if len(value) == 1 else len(call.steps)
+        _expect("given statistics", value, (slots, D * C), value)
 
 
 def _expect(what: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> None:

@@ -79,7 +79,7 @@ INLINE void derive(const Back *L, int64_t t, int64_t r, int64_t v, vec dh, int c
         store(L->carried + at, dh * z);
     } else {
         const vec h = load(trace);
-        dy[0] = mode == RNN_RELU ? choose(h > all(0.0f), dh, (vec){0}) : dh * (one - h * h);
+        dy[0] = mode == RNN_RELU ? choose(h <= all(0.0f), (vec){0}, dh) : dh * (one - h * h);
     }
 }
 

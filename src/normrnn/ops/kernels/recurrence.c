@@ -248,8 +248,12 @@ static void batch_statistics(const Crew *crew, int id, int n) {
     free(means);
 }
 
-/* How gate inputs are read, from γ, β and statistics: the batch's, or, for a step of one row and
- * without the batch's, those that were given. */
+/* Whether group k is normalised by its own statistics: one row has no variance. */
+INLINE int is_own(const Job *J, int64_t k) {
+    return J->batch && (J->per_step || J->inner == OVER_ROWS ? J->sizes[k] : J->N) > 1;
+}
+
+/* How gate inputs are read, from γ, β and statistics: the batch's own, or those given. */
 static void prepare(const Job *J) {
     const Gates o = gates_of(J);
     const int64_t C = packed_width(o);
@@ -264,8 +268,7 @@ static void prepare(const Job *J) {
         if (J->inner == OVER_FEATURES) pack_vector(o, d->gamma_hh, 1.0f, d->gamma_h);
         const int64_t K = J->inner == OVER_ROWS || J->per_step ? J->T : 1;
         for (int64_t k = 0; k < K && (J->outer == COLUMNS || J->inner == OVER_ROWS); k++) {
-            const int lone = J->per_step || J->inner == OVER_ROWS ? J->sizes[k] == 1 : 0;
-            const int own = J->batch && !lone;
+            const int own = is_own(J, k);
             if (J->inner == OVER_ROWS && own) continue;
             const int64_t slot = own ? k * J->ldc : J->fixed_per_step ? k * J->ldc : 0;
             const float *m = (own ? d->stat_mean : d->fixed_mean) + slot;
@@ -303,9 +306,7 @@ static void row_statistics_of_input(const Crew *c, int id, int n) {
 
 /* ---- the way back through it ---- */
 
-/* Of the statistics of group k, whose columns begin at row: 1/√(var + ε), and whether they are
- * the batch's own. */
-INLINE int is_own(const Job *J, int64_t k) { return J->batch && !(J->per_step && J->sizes[k] == 1); }
+/* Of the statistics of group k, whose columns begin at row: 1/√(var + ε). */
 INLINE vec inv_of(const Job *J, const Direction *d, int64_t k, int64_t row, int n) {
     const int own = is_own(J, k);
     const int64_t slot = own || J->fixed_per_step ? k * J->ldc : 0;
@@ -336,7 +337,8 @@ static void steps_backward(const Crew *crew, int id, int n) {
         float *beta = crew->room + (id * J->D + i) * 2 * C, *gamma = beta + C;
         for (int64_t t = J->T * id / n; t < J->T * (id + 1) / n; t++) {
             const int64_t off = J->offsets[t], rows = J->sizes[t];
-            const vec share = all(is_own(J, t) ? 1.0f / (float)rows : 0.0f);
+            const int own = is_own(J, t); /* else what one row has, NaN too, is not for others */
+            const vec share = all(1.0f / (float)rows), none = {0};
             for (int64_t c = 0; c < C; c += VW) {
                 int64_t row;
                 const int have = lanes_at(o, c, &row);
@@ -348,7 +350,8 @@ static void steps_backward(const Crew *crew, int id, int n) {
                 }
                 store(beta + c, load(beta + c) + sd);
                 store(gamma + c, load(gamma + c) + sx * inv);
-                apply_rows(J, d, t, off, off + rows, c, sd * share, sx * inv * inv * share);
+                apply_rows(J, d, t, off, off + rows, c, own ? sd * share : none,
+                           own ? sx * inv * inv * share : none);
             }
         }
     }
@@ -380,7 +383,8 @@ static void rows_apply(const Crew *crew, int id, int n) {
 }
 static void sequence_backward(const Job *J) {
     const Gates o = gates_of(J);
-    const vec share = all(J->batch ? 1.0f / (float)J->N : 0.0f);
+    const int own = is_own(J, 0);
+    const vec share = all(1.0f / (float)J->N), none = {0};
     for (int64_t i = 0; i < J->D; i++) {
         const Direction *d = &J->d[i];
         for (int64_t c = 0; c < packed_width(o); c += VW) {
@@ -389,7 +393,8 @@ static void sequence_backward(const Job *J) {
             const vec inv = inv_of(J, d, 0, row, n);
             const vec sd = load(d->level + c), sx = load(d->slope + c) * inv;
             if (n) store_n(d->d_beta + row, sd, n), store_n(d->d_gamma + row, sx, n);
-            store(d->level + c, sd * share), store(d->slope + c, sx * inv * share);
+            store(d->level + c, own ? sd * share : none);
+            store(d->slope + c, own ? sx * inv * share : none);
         }
     }
     together(J, rows_apply, NULL, NULL);
@@ -619,6 +624,7 @@ int EXPORT(update)(int64_t K, int64_t C, int64_t ld, const float *counts, const 
 }
 
 int EXPORT(vector_width)(void) { return VW; }
+int EXPORT(job_size)(void) { return (int)sizeof(Job); }
 
 /* torch's own OpenMP runtime: GOMP_parallel, omp_get_num_threads, omp_get_thread_num. */
 void EXPORT(threads)(void *parallel, void *threads, void *thread) {

@@ -89,7 +89,7 @@ INLINE vec tanh_(vec x) {
 }
 INLINE vec relu_(vec x) { return choose(x < all(0.0f), all(0.0f), x); }
 INLINE vec rsqrt_(vec x) {
-    vec y;
+    vec y = x;
     for (int l = 0; l < VW; l++) y[l] = 1.0f / sqrtf(x[l]);
     return y;
 }

@@ -1,0 +1,217 @@
+"""Small problems for the compiled recurrence, and the loop in float64 beside it."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normrnn.ops import Call, Cell, InputNorm, Inputs, Peephole, Plain, RowNorm, StepNorm, Steps
+from normrnn.ops.call import GATES, Result
+from normrnn.ops.loop import loop
+
+Tensors = dict[str, Tensor]
+Compute = Callable[[Call, Inputs, Any], Result]
+PLUGS = {
+    "plain": (False, 0),
+    "sequence": (True, 1),
+    "sequence fixed": (False, 1),
+    "frame": (True, 1),
+    "frame slots": (True, 2),
+    "frame fixed": (False, 1),
+    "frame fixed slots": (False, 2),
+    "step": (True, 1),
+    "step fixed": (False, 1),
+    "step fixed slots": (False, 2),
+    "row": (False, 0),
+    "row cell": (False, 0),
+}
+"""Each with whether it takes the batch's statistics, and what it is given: nothing, one slot for
+all steps, or one for each."""
+
+
+@dataclass(frozen=True)
+class Case:
+    mode: str
+    plug: str
+    sizes: tuple[int, ...]
+    reverse: tuple[bool, ...] = (False,)
+    inputs: int = 3
+    """Features of x; 0: ready gate inputs."""
+    hidden: int = 5
+    state: bool = True
+    affine: bool = True
+    peephole: str = ""
+    threads: int = 1
+    seed: int = 0
+
+    @property
+    def few(self) -> bool:
+        """Whether some statistics are those of three rows or fewer: badly conditioned."""
+        batch, _ = PLUGS[self.plug]
+        rows = [sum(self.sizes)] if self.plug == "sequence" else self.sizes
+        return batch and any(1 < n < 4 for n in rows)
+
+    def __str__(self) -> str:
+        batch = (
+            "-".join(map(str, self.sizes))
+            if self.sizes[0] != self.sizes[-1]
+            else (f"{self.sizes[0]}x{len(self.sizes)}")
+        )
+        ways = "".join("<" if r else ">" for r in self.reverse)
+        return f"{self.mode} {self.plug} {ways} B{batch} I{self.inputs} H{self.hidden}"
+
+
+def tensors_of(case: Case) -> Tensors:
+    """Random float32 leaves, by name."""
+    g = torch.Generator().manual_seed(case.seed)
+    D, H, C = len(case.reverse), case.hidden, GATES[case.mode] * case.hidden
+    rows, batch = sum(case.sizes), case.sizes[0]
+    made: Tensors = {}
+
+    def normal(name: str, *shape: int, scale: float = 1.0) -> None:
+        made[name] = (torch.randn(shape, generator=g) * scale).requires_grad_()
+
+    def positive(name: str, *shape: int) -> None:
+        made[name] = (torch.rand(shape, generator=g) + 0.4).requires_grad_()
+
+    normal("x", rows, case.inputs or D * C)
+    if case.state:
+        normal("h0", D, batch, H, scale=0.5)
+        if case.mode == "LSTM":
+            normal("c0", D, batch, H, scale=0.5)
+    for d in range(D):
+        if case.inputs:
+            normal(f"w_ih{d}", C, case.inputs, scale=case.inputs**-0.5)
+        normal(f"w_hh{d}", C, H, scale=H**-0.5)
+        if case.mode == "GRU" and case.affine:
+            normal(f"bias_hn{d}", H)
+        for gate in case.peephole if case.mode == "LSTM" else "":
+            normal(f"peephole_{gate}{d}", H, scale=0.3)
+    if case.affine:
+        normal("bias", D * C, scale=0.3)
+        if case.plug != "plain":
+            positive("weight", D * C)
+        if case.plug.startswith("row"):
+            positive("weight_hh", D * C)
+        if case.plug == "row cell":
+            positive("weight_c", D * H)
+            normal("bias_c", D * H, scale=0.3)
+    slots = PLUGS[case.plug][1]
+    if slots:
+        K = len(case.sizes) if slots == 2 else 1
+        made["mean"] = torch.randn(K, D * C, generator=g)
+        made["var"] = torch.rand(K, D * C, generator=g) + 0.5
+    return made
+
+
+def problem(case: Case, t: Tensors) -> tuple[Call, Inputs, Any]:
+    D = range(len(case.reverse))
+    cells = [
+        Cell(
+            t[f"w_hh{d}"],
+            t.get(f"bias_hn{d}"),
+            Peephole(*(t.get(f"peephole_{gate}{d}") for gate in "ifo")),
+        )
+        for d in D
+    ]
+    state = tuple(t[name] for name in ("h0", "c0") if name in t) or None
+    inputs = Inputs(t["x"], cells, state, [t[f"w_ih{d}"] for d in D] if case.inputs else ())
+    return Call(case.mode, Steps(case.sizes), case.reverse), inputs, _plug(case, t)
+
+
+def _plug(case: Case, t: Tensors) -> Any:
+    kind, batch = case.plug.split()[0], PLUGS[case.plug][0]
+    weight, bias = t.get("weight"), t.get("bias")
+    fixed = (t["mean"], t["var"]) if "mean" in t else None
+    if kind == "plain":
+        return Plain(bias)
+    if kind == "row":
+        own = t.get("weight_c"), t.get("bias_c")
+        return RowNorm(weight, t.get("weight_hh"), bias, 1e-5, case.plug == "row cell", *own)
+    if kind == "step":
+        return StepNorm(weight, bias, 1e-5, batch, fixed)
+    return InputNorm(weight, bias, 1e-5, kind == "frame", batch, fixed)
+
+
+def outputs_of(result: Result) -> Tensors:
+    """All that a call returns, by name."""
+    found: Tensors = {"rows": result.rows, **dict(zip("hc", result.state, strict=False))}
+    if result.statistics is not None:
+        found |= result.statistics._asdict()
+    return found
+
+
+def computed(case: Case, tensors: Tensors, compute: Compute) -> tuple[Tensors, Tensors]:
+    """Outputs, and gradients of every leaf with random cotangents, each by name."""
+    found = outputs_of(compute(*problem(case, tensors)))
+    g = torch.Generator().manual_seed(case.seed + 1)
+    pulled = [found[name] for name in ("rows", "h", "c") if name in found]
+    heads = [torch.randn(out.shape, generator=g).to(out) for out in pulled]
+    leaves = {name: t for name, t in tensors.items() if t.requires_grad}
+    grads = torch.autograd.grad(pulled, list(leaves.values()), heads)
+    return found, dict(zip(leaves, grads, strict=True))
+
+
+def in_float64(case: Case, tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """The same by the loop, from the same numbers."""
+    wide = {n: t.detach().double().requires_grad_(t.requires_grad) for n, t in tensors.items()}
+    return computed(case, wide, loop)
+
+
+def check(actual: Tensors, expected: Tensors, tolerance: float, least: float = 0.0) -> None:
+    """Every entry within ``tolerance`` of the largest of its tensor, or of ``least``."""
+    assert actual.keys() == expected.keys()
+    for name, wanted in expected.items():
+        assert actual[name].shape == wanted.shape, name
+        size = max(wanted.abs().max().item(), least, 1e-30)
+        error = (actual[name] - wanted).abs().max().item() / size
+        assert error <= tolerance, f"{name}: off by {error:.2g} of its largest entry"
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def drawn(mode: str, plug: str, reverse: tuple[bool, ...], draw: random.Random) -> Case:
+    """A case with the rest at random, away from what float32 cannot do: variances of two rows
+    or features, and gradients that are 0 but for ε (of one feature, whose scale is divided out)."""
+    batch, _ = PLUGS[plug]
+    B, T = draw.choice([1, 2, 3, 5, 7, 17, 33]), draw.choice([1, 2, 5, 9])
+    hidden = draw.choice([1, 4, 7, 13, 16, 24, 33, 40, 65])
+    if batch:
+        B = B if B == 1 or B > 3 else B + 3
+        T = max(T, 5) if B == 1 else T
+    if plug.startswith("row"):
+        hidden = max(hidden, 5)
+    divided = plug.startswith("row") or (batch and not plug.startswith("step"))
+    sizes = (B,) * T
+    if draw.random() < 0.5:
+        lengths = [T] + [draw.randint(1, T) for _ in range(B - 1)]
+        sizes = tuple(sum(n > t for n in lengths) for t in range(T))
+    if batch and plug != "sequence":  # two rows become three, or a lone one
+        sizes = tuple(3 if n == 2 and B > 1 and t < T - 1 else n for t, n in enumerate(sizes))
+        sizes = tuple(min(sizes[: t + 1]) for t in range(T))
+        sizes = (*sizes[:-1], 1) if sizes[-1] == 2 else sizes
+    return Case(
+        mode,
+        plug,
+        sizes,
+        reverse,
+        inputs=draw.choice([0, 3, 8, 17, 40] if divided else [0, 1, 3, 8, 17, 40]),
+        hidden=hidden,
+        state=draw.random() < 0.5,
+        affine=draw.random() < 0.8,
+        peephole=draw.choice(["", "o", "ifo"]),
+        threads=draw.choice([1, 2, 3]),
+        seed=draw.randrange(10**6),
+    )

@@ -1,0 +1,158 @@
+"""The compiled recurrence: the loop's numbers in float64, NaN where it belongs, equal bits."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from normrnn.ops import kernel
+from normrnn.ops.loop import loop
+from tests.kernel_cases import (
+    PLUGS,
+    Case,
+    check,
+    computed,
+    drawn,
+    in_float64,
+    outputs_of,
+    problem,
+    tensors_of,
+    threads,
+)
+
+pytestmark = pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+MODES = ["RNN_TANH", "RNN_RELU", "LSTM", "GRU"]
+WAYS = [(False,), (True,), (False, True)]
+
+
+def cases(rounds: int) -> list[Case]:
+    """Every cell, plug and direction that many times, the rest at random."""
+    draw = random.Random(rounds)
+    every = [
+        kind
+        for kind in itertools.product(MODES, PLUGS, WAYS)
+        if kind[1] != "row cell" or kind[0] == "LSTM"
+    ]
+    return [drawn(*kind, draw) for _ in range(rounds) for kind in every]
+
+
+def check_against_float64(case: Case) -> None:
+    tensors = tensors_of(case)
+    with threads(case.threads):
+        assert kernel.serves(*problem(case, tensors))
+        outputs, grads = computed(case, tensors, kernel.run)
+    wanted, wanted_grads = in_float64(case, tensors)
+    check(outputs, wanted, 2e-5)
+    check(grads, wanted_grads, 1e-3 if case.few else 1e-4, least=1e-2)
+
+
+@pytest.mark.parametrize("case", cases(1), ids=str)
+def test_numbers_and_gradients_are_the_loops(case: Case) -> None:
+    check_against_float64(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases(20), ids=str)
+def test_numbers_and_gradients_are_the_loops_at_length(case: Case) -> None:
+    check_against_float64(case)
+
+
+def test_one_row_is_normalised_by_what_is_given() -> None:
+    """One row has no variance; as the loop says, also for all rows together."""
+    for plug, mode in itertools.product(("sequence", "frame", "step"), MODES):
+        check_against_float64(Case(mode, plug, (1,), inputs=0, seed=3))
+        case = Case(mode, plug, (1,), inputs=0)
+        call, inputs, own = problem(case, tensors_of(case))
+        with pytest.raises(ValueError, match="a time step with a single row"):
+            kernel.run(call, inputs, replace(own, fixed=None))
+
+
+class TestNotANumber:
+    """Rows of sequence 1 have NaN or infinity; the others' rows, states and gradients do not."""
+
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+    @pytest.mark.parametrize("plug", ["plain", "frame fixed", "step fixed", "row", "row cell"])
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_it_stays_in_its_sequence(self, mode: str, plug: str, bad: float, count: int) -> None:
+        if plug == "row cell" and mode != "LSTM":
+            return
+        case = Case(mode, plug, (5, 5, 3, 2), (False, True), hidden=7, peephole="ifo")
+        tensors = tensors_of(case)
+        # Sequence 1, step 1: it lies in the rows 1, 6, 11, 14.
+        own, others = torch.tensor([1, 6, 11, 14]), torch.ones(15, dtype=torch.bool)
+        others[own] = False
+        with threads(count):
+            clean = outputs_of(kernel.run(*problem(case, tensors)))
+            tensors["x"].data[6] = bad
+            result = kernel.run(*problem(case, tensors))
+        dirty, wanted = outputs_of(result), outputs_of(loop(*problem(case, tensors)))
+        assert torch.equal(dirty["rows"][others], clean["rows"][others])
+        beside = torch.tensor([0, 2, 3, 4])
+        for name in ("h", "c") if mode == "LSTM" else ("h",):
+            assert torch.equal(dirty[name][:, beside], clean[name][:, beside])
+        for name, value in wanted.items():
+            assert torch.equal(dirty[name].isnan(), value.isnan()), name
+        if bad != bad:
+            h = case.hidden
+            before, after = dirty["rows"][1, :h], dirty["rows"][11, :h]
+            assert before.isfinite().all()
+            assert after.isnan().all()
+            assert dirty["rows"][1, h:].isnan().all()
+        dx, dh = torch.autograd.grad(result.rows[others].sum(), (tensors["x"], tensors["h0"]))
+        assert dx[others].isfinite().all()
+        assert dh[:, beside].isfinite().all()
+
+    def test_of_a_batch_s_statistics_everybody_hears(self) -> None:
+        case = Case("LSTM", "sequence", (5, 5, 3, 2), hidden=7)
+        tensors = tensors_of(case)
+        tensors["x"].data[6] = float("nan")
+        result = kernel.run(*problem(case, tensors))
+        assert result.rows.isnan().all()
+        assert result.statistics is not None
+        assert result.statistics.mean.isnan().all()
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_gradients_of_a_nan_are_the_loops(self, mode: str) -> None:
+        case = Case(mode, "plain", (3, 3, 3), hidden=7)
+        tensors = tensors_of(case)
+        tensors["x"].data[4] = float("nan")
+        _, grads = computed(case, tensors, kernel.run)
+        _, wanted = computed(case, tensors, loop)
+        for name, value in wanted.items():
+            torch.testing.assert_close(grads[name], value, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("plug", PLUGS)
+class TestEqualBits:
+    def case(self, plug: str, count: int) -> Case:
+        sizes = (9, 9, 7, 5, 5, 1)
+        return Case("LSTM", plug, sizes, (False, True), 11, 19, peephole="ifo", threads=count)
+
+    def test_twice_the_same(self, plug: str, count: int) -> None:
+        case = self.case(plug, count)
+        tensors = tensors_of(case)
+        with threads(count):
+            first = computed(case, tensors, kernel.run)
+            again = computed(case, tensors, kernel.run)
+        for one, other in zip(first, again, strict=True):
+            for name, value in one.items():
+                assert torch.equal(value, other[name]), name
+
+    def test_backward_twice_and_added_up(self, plug: str, count: int) -> None:
+        case = self.case(plug, count)
+        tensors = tensors_of(case)
+        leaves = {name: t for name, t in tensors.items() if t.requires_grad}
+        with threads(count):
+            rows = kernel.run(*problem(case, tensors)).rows
+            loss = (rows * torch.linspace(-1, 1, rows.numel()).view_as(rows)).sum()
+            loss.backward(retain_graph=True)
+            first = {name: t.grad.clone() for name, t in leaves.items() if t.grad is not None}
+            assert first.keys() == leaves.keys()
+            loss.backward()
+        for name, t in leaves.items():
+            assert t.grad is not None
+            assert torch.equal(t.grad, 2 * first[name]), name

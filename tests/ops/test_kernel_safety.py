@@ -1,0 +1,325 @@
+"""What reaches C: only real float32 memory of a CPU, whole and alive; threads and processes."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import normrnn
+from normrnn import ops
+from normrnn.ops import Call, Cell, Inputs, Plain, Steps, kernel, library
+from normrnn.ops.loop import loop
+from normrnn.ops.statistics import Statistics
+from tests.kernel_cases import (
+    PLUGS,
+    Case,
+    Tensors,
+    check,
+    computed,
+    outputs_of,
+    problem,
+    tensors_of,
+)
+
+pytestmark = pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+ANY = Case("LSTM", "frame", (5, 4, 4), (False, True), 3, 7, peephole="ifo")
+TENSORS = ["x", "h0", "c0", "w_ih1", "w_hh0", "peephole_o1", "weight", "bias", "mean", "var"]
+
+
+def served(tensors: Tensors, case: Case = ANY) -> bool:
+    return kernel.serves(*problem(case, tensors))
+
+
+class Wrapped(Tensor):
+    pass
+
+
+class Watching(TorchDispatchMode):
+    pass
+
+
+class TestWhoIsServed:
+    @pytest.mark.parametrize("name", TENSORS)
+    @pytest.mark.parametrize(
+        "other",
+        [
+            lambda t: t.double(),
+            lambda t: t.bfloat16(),
+            lambda t: t.to("meta"),
+            lambda t: t.as_subclass(Wrapped),
+            lambda t: t.detach().to_sparse(),
+        ],
+        ids=["float64", "bfloat16", "meta", "subclass", "sparse"],
+    )
+    def test_every_tensor_is_looked_at(self, name: str, other: Callable[[Tensor], Tensor]) -> None:
+        tensors = tensors_of(ANY)
+        assert served(tensors)
+        assert not served(tensors | {name: other(tensors[name])})
+
+    def test_nobody_who_traces(self) -> None:
+        tensors = {name: t.detach() for name, t in tensors_of(ANY).items()}
+        asked: list[bool] = []
+
+        def ask(x: Tensor) -> Tensor:
+            asked.append(served(tensors) or served(tensors | {"x": x}))
+            return x.sum()
+
+        with FakeTensorMode() as mode:
+            ask(mode.from_tensor(tensors["x"]))
+        with Watching():
+            asked.append(served(tensors))
+        with forward_ad.dual_level():
+            ask(tensors["x"])
+        torch.func.grad(ask)(tensors["x"])
+        torch.func.vmap(ask)(tensors["x"][None])
+        with pytest.warns(DeprecationWarning, match="trace"):
+            torch.jit.trace(ask, tensors["x"], check_trace=False)
+        assert asked == [False] * 6
+
+    @pytest.mark.parametrize("sizes", [(0,), ()])
+    def test_nothing_is_not_sent_to_c(self, sizes: tuple[int, ...]) -> None:
+        call = Call("LSTM", Steps(sizes))
+        assert not kernel.serves(call, Inputs(torch.empty(0, 8), [Cell(torch.ones(8, 2))]), Plain())
+
+    def test_no_features_are_not_sent_to_c(self) -> None:
+        call, w_ih = Call("LSTM", Steps((2, 2))), [torch.empty(8, 0)]
+        inputs = Inputs(torch.empty(4, 0), [Cell(torch.ones(8, 2))], None, w_ih)
+        assert not kernel.serves(call, inputs, Plain())
+        assert torch.equal(ops.recur(call, inputs, Plain()).rows, torch.zeros(4, 2))
+
+
+class TestOthersAreServedByTheLoop:
+    def layer(self, x: Tensor, w_hh: Tensor) -> Tensor:
+        return ops.lstm(x, w_hh, Steps((3, 2)))[0]
+
+    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's, of its own
+    def test_functional_gradients(self) -> None:
+        x, w = torch.randn(5, 8), torch.randn(8, 2, requires_grad=True)
+
+        def loss(w: Tensor) -> Tensor:
+            return self.layer(x, w).square().sum()
+
+        wanted = torch.autograd.grad(loss(w), w)[0]
+        torch.testing.assert_close(torch.func.grad(loss)(w.detach()), wanted)
+        tangent = torch.randn(8, 2)
+        with forward_ad.dual_level():
+            slope = forward_ad.unpack_dual(loss(forward_ad.make_dual(w.detach(), tangent))).tangent
+        torch.testing.assert_close(slope, (wanted * tangent).sum())
+
+    def test_batched_cotangents(self) -> None:
+        """A Jacobian of many rows at once: C would be handed a stand-in for a tensor."""
+        x, w = torch.randn(5, 8, requires_grad=True), torch.randn(8, 2)
+        rows = self.layer(x, w)
+        heads = torch.eye(rows.numel()).view(-1, *rows.shape)
+        (at_once,) = torch.autograd.grad(rows, x, heads, is_grads_batched=True, retain_graph=True)
+        one_by_one = [torch.autograd.grad(rows, x, head, retain_graph=True)[0] for head in heads]
+        torch.testing.assert_close(at_once, torch.stack(one_by_one))
+
+    def test_second_derivatives(self) -> None:
+        case = Case("GRU", "row", (4, 3), (False, True), 3, 5)
+        tensors = tensors_of(case)
+        wide = {n: t.detach().double().requires_grad_() for n, t in tensors.items()}
+        found = []
+        for own, compute in ((tensors, kernel.run), (wide, loop)):
+            rows = compute(*problem(case, own)).rows
+            (first,) = torch.autograd.grad(rows.square().sum(), own["x"], create_graph=True)
+            leaves = list(own.values())
+            second = torch.autograd.grad(first.square().sum(), leaves, allow_unused=True)
+            found.append(dict(zip(own, second, strict=True)))
+        check(found[0], found[1], 1e-3)
+
+
+class TestAnyMemory:
+    def test_strides(self) -> None:
+        """Every tensor as a transposed, sliced or expanded view gives the same numbers."""
+        tensors = tensors_of(ANY)
+        wanted = computed(ANY, tensors, kernel.run)
+
+        def spread(t: Tensor) -> Tensor:
+            wide = torch.full((*t.shape[:-1], 2 * t.shape[-1] + 1), float("nan"))
+            wide[..., 1::2] = t.detach()
+            return wide[..., 1::2].requires_grad_(t.requires_grad)
+
+        def turned(t: Tensor) -> Tensor:
+            return t.detach().mT.contiguous().mT.requires_grad_(t.requires_grad)
+
+        for view in (spread, turned):
+            views = {n: view(t) if t.dim() > 1 else spread(t) for n, t in tensors.items()}
+            assert not any(views[n].is_contiguous() for n in ("x", "h0", "w_ih0", "w_hh1"))
+            found = computed(ANY, views, kernel.run)
+            for one, other in zip(wanted, found, strict=True):
+                for name, value in one.items():
+                    assert torch.equal(value, other[name]), name
+
+    def test_expanded_input_and_cotangent(self) -> None:
+        case = Case("GRU", "plain", (4, 4), inputs=3)
+        tensors = tensors_of(case)
+        row = torch.randn(1, 3)
+        tensors["x"] = row.expand(8, 3)
+        rows = kernel.run(*problem(case, tensors)).rows
+        rows.sum().backward()
+        again = tensors_of(case) | {"x": row.repeat(8, 1)}
+        wanted = kernel.run(*problem(case, again)).rows
+        wanted.backward(torch.ones(8, 5))
+        assert torch.equal(rows, wanted)
+        assert tensors["w_hh0"].grad is not None
+        assert again["w_hh0"].grad is not None
+        assert torch.equal(tensors["w_hh0"].grad, again["w_hh0"].grad)
+
+    @pytest.mark.parametrize("plug", PLUGS)
+    def test_the_user_s_defaults_are_not_ours(self, plug: str) -> None:
+        """float64 or another device by default: buffers for C are float32 of the CPU."""
+        case = replace(ANY, plug=plug)
+        tensors = tensors_of(case)
+        wanted = computed(case, tensors, kernel.run)[0]
+        torch.set_default_dtype(torch.float64)
+        try:
+            wide = outputs_of(kernel.run(*problem(case, tensors)))
+        finally:
+            torch.set_default_dtype(torch.float32)
+        with torch.device("meta"):
+            result = kernel.run(*problem(case, tensors))
+            result.rows.backward(torch.ones(result.rows.shape, device="cpu"))
+        for found in (wide, outputs_of(result)):
+            for name, value in wanted.items():
+                assert found[name].dtype == torch.float32, name
+                assert torch.equal(found[name], value), name
+
+    def test_layouts_live_until_the_way_back(self) -> None:
+        """Many batches of other lengths come between a call and its gradient."""
+        case = Case("RNN_TANH", "plain", (4, 3, 2), inputs=3)
+        tensors = tensors_of(case)
+        rows = kernel.run(*problem(case, tensors)).rows
+        for length in range(1, 600):
+            kernel._layout_of(Steps((1,) * length))
+        rows.sum().backward()
+        wide = {n: t.detach().double().requires_grad_() for n, t in tensors.items()}
+        loop(*problem(case, wide)).rows.sum().backward()
+        grads, wanted = ({n: t.grad for n, t in own.items()} for own in (tensors, wide))
+        check(grads, wanted, 1e-5)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("plug", ["frame", "frame fixed", "sequence fixed", "step fixed"])
+    @pytest.mark.parametrize("again", [False, True])
+    def test_statistics_may_change_before_the_way_back(self, plug: str, again: bool) -> None:
+        """Running statistics do, in training, for the lone row that was normalised by them."""
+        case = Case("LSTM", plug, (4, 4, 1), inputs=3)
+        tensors = tensors_of(case)
+        rows = kernel.run(*problem(case, tensors)).rows
+        wide = {n: t.detach().double().requires_grad_() for n, t in tensors.items()}
+        wanted = loop(*problem(case, wide)).rows
+        tensors["mean"].add_(3)
+        tensors["var"].mul_(9)
+        names = [n for n, t in tensors.items() if t.requires_grad]
+        found = [
+            torch.autograd.grad(r.square().sum(), [own[n] for n in names], create_graph=again)
+            for r, own in ((rows, tensors), (wanted, wide))
+        ]
+        grads, expected = (dict(zip(names, f, strict=True)) for f in found)
+        check(grads, expected, 1e-4)
+
+    def test_an_input_changed_in_place_is_told(self) -> None:
+        tensors = tensors_of(ANY)
+        rows = kernel.run(*problem(ANY, tensors)).rows
+        tensors["w_hh0"].data.add_(0)  # unseen by autograd, as an optimizer's is not
+        with torch.no_grad():
+            tensors["w_hh0"].add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            rows.sum().backward()
+
+    def test_a_cell_s_parameters_without_its_normalisation(self) -> None:
+        case = Case("LSTM", "row cell", (3, 2), inputs=3)
+        tensors = tensors_of(case)
+        call, inputs, plug = problem(case, tensors)
+        found = kernel.run(call, inputs, replace(plug, cell=False))
+        wanted = loop(call, inputs, replace(plug, cell=False))
+        torch.testing.assert_close(found.rows, wanted.rows)
+
+    def test_update_of_running_statistics_looks_at_all_it_is_given(self) -> None:
+        mean, var, count = torch.zeros(3), torch.ones(3), torch.full((2,), 4.0)
+        whole = torch.rand(2, 3) + 1
+        batch = Statistics(whole, whole.t().contiguous().t(), count)
+        assert kernel.update(mean, var, batch, 0.1) is None
+        assert kernel.update(mean[:2], var[:2], batch._replace(var=whole), 0.1) is None
+        twice = torch.full((4,), 4.0)[::2]
+        assert kernel.update(mean, var, Statistics(whole, whole, twice), 0.1) is None
+        assert kernel.update(mean.double(), var, Statistics(whole, whole, count), 0.1) is None
+        assert torch.equal(mean, torch.zeros(3))
+        assert kernel.update(mean, var, Statistics(whole, whole, count), 0.1) is True
+        torch.testing.assert_close(mean, 0.1 * whole.mean(0))
+
+
+class TestRefused:
+    """With a sentence, before an address is taken."""
+
+    def test_a_state_of_another_type(self) -> None:
+        tensors = tensors_of(ANY)
+        tensors["h0"] = tensors["h0"].detach().double()
+        with pytest.raises(ValueError, match=r"initial state.*float32.*got torch.float64"):
+            ops.recur(*problem(ANY, tensors))
+
+    @pytest.mark.parametrize(
+        ("case", "name", "what"),
+        [
+            (ANY, "weight", r"weight of the normalisation should have shape \(56,\), got \(55,\)"),
+            (ANY, "bias", r"bias of the normalisation should have shape \(56,\), got \(55,\)"),
+            (ANY, "mean", r"given statistics should have shape \(1, 56\), got \(1, 55\)"),
+            (replace(ANY, plug="step fixed"), "var", r"given statistics should have shape"),
+            (replace(ANY, plug="plain"), "bias", r"bias of the normalisation should have shape"),
+            (replace(ANY, plug="row cell"), "weight_c", r"weight_c .* shape \(14,\), got \(13,\)"),
+            (replace(ANY, plug="row"), "weight_hh", r"weight_hh .* shape \(56,\), got \(55,\)"),
+        ],
+    )
+    def test_vectors_that_are_too_short(self, case: Case, name: str, what: str) -> None:
+        tensors = tensors_of(case)
+        with pytest.raises(ValueError, match=what):
+            ops.recur(*problem(case, tensors | {name: tensors[name][..., :-1]}))
+
+    def test_statistics_of_fewer_steps(self) -> None:
+        case = replace(ANY, plug="frame fixed slots")
+        tensors = tensors_of(case)
+        short = {name: tensors[name][:2] for name in ("mean", "var")}
+        with pytest.raises(ValueError, match=r"given statistics should have shape \(3, 56\)"):
+            ops.recur(*problem(case, tensors | short))
+
+
+def test_nothing_is_kept_without_a_way_back() -> None:
+    """Under no_grad, parameters still say that they want a gradient."""
+    kept: list[bool] = []
+    tensors = tensors_of(ANY)
+    entry = library.library()
+    assert entry is not None
+    seen = entry.forward
+
+    def forward(packed: bytes) -> None:
+        kept.append(
+            bool(kernel._Job(*kernel._LAYOUT.unpack(packed)[: len(kernel._Job._fields)]).keep)
+        )
+        seen(packed)
+
+    entry.forward = forward
+    try:
+        with torch.no_grad():
+            kernel.run(*problem(ANY, tensors))
+        kernel.run(*problem(ANY, tensors))
+    finally:
+        entry.forward = seen
+    assert kept == [False, True]
+
+
+def test_lone_rows_of_a_layer_in_training() -> None:
+    """Their γ gets its gradient by the statistics that were used, not by the updated ones."""
+    x, narrow = torch.randn(4, 3, 3), normrnn.LSTM(3, 5, norm="frame")
+    with torch.no_grad():
+        narrow.get_buffer("norm_l0.running_var").fill_(7)
+    wide = copy.deepcopy(narrow).double()
+    grads = []
+    for layer, rows in ((narrow, x), (wide, x.double())):
+        layer(rows, lengths=[4, 2, 2])[0].square().sum().backward()
+        grads.append({name: p.grad for name, p in layer.named_parameters()})
+    check(grads[0], grads[1], 1e-3)
