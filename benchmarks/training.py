@@ -83,7 +83,7 @@ def engine(config: LanguageConfig, ids: torch.Tensor, where: Path) -> Callable[[
     """One update of the real trainer per call."""
     symbols = (EOS, *(f"w{i}" for i in range(VOCABULARY - 1)))
     task = LanguageTask(config, Corpus(ids, ids, ids, Vocabulary(symbols)), torch.device("cpu"))
-    display = PlainDisplay(config.epochs, task.unit)
+    display = PlainDisplay(config.epochs, config.own_measure.unit)
     trainer = Trainer(config, task, RunDirectory(where), display, Interrupt())
     task.model.train()
     return lambda: trainer.update(config.optimizer.lr)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from normrnn.config.measure import bits
 from normrnn.report.comparison import Comparison
 from normrnn.report.groups import Group, groups
-from normrnn.report.measure import bits
 from normrnn.report.paired import Difference
 from normrnn.report.runs import load
 from normrnn.report.study import Trial, arms_of, best, pairs, read_study

@@ -6,7 +6,7 @@ Names are imported when they are first used, so that ``normrnn --help`` needs no
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0.dev0"
+from normrnn.version import __version__
 
 if TYPE_CHECKING:
     from normrnn import report as report

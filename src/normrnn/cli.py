@@ -65,7 +65,7 @@ def _run(arguments: list[str]) -> int:
         print(_usage())
         return 0 if arguments else 2
     if arguments[0] == "--version":
-        from normrnn import __version__
+        from normrnn.version import __version__
 
         print(__version__)
         return 0

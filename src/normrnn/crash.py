@@ -6,8 +6,8 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from normrnn import __version__
 from normrnn.files import following_no_link
+from normrnn.version import __version__
 
 
 def report(error: BaseException, arguments: list[str]) -> str:

@@ -17,7 +17,7 @@ import normrnn
 from normrnn.cli import COMMANDS, main
 from normrnn.errors import UserError
 from normrnn.recipes import RECIPES
-from normrnn.runs.load import load, load_language
+from normrnn.runs.load import load
 from normrnn.text.model import LanguageModel
 from tests.commands.conftest import Cli
 from tests.tiny_runs import rows_of, write_texts
@@ -310,7 +310,7 @@ def test_an_evaluation_that_cannot_be_kept_is_shown(
     def full(*_: object) -> None:
         raise UserError("evaluation.json cannot be written: Permission denied")
 
-    monkeypatch.setattr("normrnn.runs.evaluate.keep", full)
+    monkeypatch.setattr("normrnn.engine.evaluate.keep", full)
     code, out, err = cli("evaluate", run)
     assert code == 1
     assert "recalibrated" in out
@@ -357,7 +357,7 @@ def test_score_reads_every_line(cli: Cli, run: Path, tmp_path: Path) -> None:
     assert first.split("\t")[1:] == ["4", "w1 w3 w9"]
     assert second.split("\t")[1:] == ["4", "w2 strange w6"]
     assert "8 tokens (1 <unk>)" in summary
-    model = load_language(run)
+    model = load(run)
     assert model.vocabulary is not None
     index = model.vocabulary.index
     words = ["<eos>", "w1", "w3", "w9", "<eos>", "w2", "<unk>", "w6", "<eos>"]

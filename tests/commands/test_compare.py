@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from normrnn.cli import main
-from normrnn.commands.arms import Arm, Arms, plan
+from normrnn.commands.jobs import Job, Jobs, plan
 from normrnn.errors import UserError
 from normrnn.text.config import LanguageConfig
 from tests.commands.conftest import Cli
@@ -61,11 +61,11 @@ def test_what_pictures_need_is_missed_before_training(
 def test_arms_run_in_any_thread(tiny: LanguageConfig, tmp_path: Path) -> None:
     """A notebook or a server may call from another than the first."""
     done = []
-    arms = Arms([Arm(replace(tiny, epochs=1), tmp_path / "none-1")], 1)
+    arms = Jobs([Job(replace(tiny, epochs=1), tmp_path / "none-1")], 1)
 
     def run() -> None:
         arms.run(lambda: None, interval=0.05)
-        done.append(arms.arms[0].code)
+        done.append(arms.jobs[0].code)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -75,9 +75,9 @@ def test_arms_run_in_any_thread(tiny: LanguageConfig, tmp_path: Path) -> None:
 
 def test_failing_arm_is_named_with_its_reason(tiny: LanguageConfig, tmp_path: Path) -> None:
     (Path(tiny.data) / "valid.txt").write_bytes(b"\xff\xfe")
-    arm = Arm(tiny, tmp_path / "none-1")
+    arm = Job(tiny, tmp_path / "none-1")
     with pytest.raises(UserError, match=r"none-1 failed: .*valid\.txt is not UTF-8"):
-        Arms([arm], 1).run(lambda: None, interval=0.05)
+        Jobs([arm], 1).run(lambda: None, interval=0.05)
 
 
 def test_never_more_processes_than_jobs(
@@ -89,21 +89,25 @@ def test_never_more_processes_than_jobs(
         def __init__(self) -> None:
             self.polls = 0
 
-        def poll(self) -> int | None:
+        @property
+        def code(self) -> int | None:
             self.polls += 1
-            return 0 if self.polls > 3 else None
+            return 0 if self.polls > 9 else None
 
-        def wait(self) -> int:
-            return 0
+        def interrupt(self) -> None:
+            pass
 
-    def start(arm: Arm) -> None:
+        def wait(self) -> None:
+            pass
+
+    def start(arm: Job) -> None:
         nonlocal most
-        arm.process = Sleeper()  # type: ignore[assignment]
+        arm.child = Sleeper()  # type: ignore[assignment]
         most = max(most, sum(a.state == "running" for a in arms))
 
-    monkeypatch.setattr(Arm, "start", start)
+    monkeypatch.setattr(Job, "start", start)
     arms = plan(tiny, ["none", "frame"], 3, tmp_path)
-    Arms(arms, 2).run(lambda: None, interval=0.001)
+    Jobs(arms, 2).run(lambda: None, interval=0.001)
     assert most == 2
     assert [arm.state for arm in arms] == ["done"] * 6
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import normrnn
 from normrnn import norms
+from normrnn.engine.evaluate import evaluate
 from normrnn.nn.normaliser import GateNorm
 from normrnn.ops import Steps
-from normrnn.runs.evaluate import evaluate
 from tests.commands.conftest import Cli
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from normrnn.commands.jobs import DIVERGED
 from normrnn.commands.tuning import APART, Tuning, sentence, tuned, tuning
 from normrnn.config.base import Config
 from normrnn.errors import UserError
@@ -70,16 +71,22 @@ def test_in_words() -> None:
     )
 
 
+class Ended:
+    """A process that has diverged."""
+
+    code = DIVERGED
+
+    def last_words(self) -> str:
+        return "the loss is nan at update 3; nothing was saved"
+
+
 def test_an_arm_that_never_trains_is_an_error(config: Config, tmp_path: Path) -> None:
     wanted = Tuning("optimizer.lr", (1.0, 2.0), 1)
     arms = wanted.arms(config, ("none",), tmp_path)
     for arm in arms:
         arm.out.mkdir(parents=True)
         (arm.out / "config.json").write_text('{"norm": "none", "seed": 1}')
-        (arm.out / "log.txt").write_text(
-            "normrnn: the loss is nan at update 3; nothing was saved\n"
-        )
-        arm.code = 3
+        arm.child = Ended()  # type: ignore[assignment]
     with pytest.raises(UserError, match=r"no value of optimizer\.lr trained with norm none"):
         tuned(wanted, arms, lambda _: None, tmp_path)
     (first, _) = read_study(tmp_path / "tuning").trials

@@ -10,7 +10,6 @@ from normrnn.errors import UserError
 from normrnn.report.curves import (
     Point,
     best,
-    epoch_averages,
     first_below,
     gap,
     rate,
@@ -20,13 +19,14 @@ from normrnn.report.groups import Group
 from normrnn.report.pictures import figure, save
 from normrnn.report.runs import Run, load
 from normrnn.report.tables import runs_table
+from normrnn.runs.rows import epoch_averages
 from tests.report.made_runs import short_run, train_row
 
 
 def test_epoch_averages_pool_tokens_and_updates() -> None:
     rows = [train_row(1, 1, 4.0, 10), train_row(4, 1, 1.0, 20), train_row(5, 2, 1.0)]
     rows[1]["batch_ppl"] = 6.0  # over three updates
-    first, second = epoch_averages(Run(Path(), {"norm": "none"}, rows))
+    first, second = epoch_averages(rows)
     expected = {"epoch": 1, "updates": 4, "seconds": 2.0, "count": 30, "loss": 2.0}
     assert first == {**expected, "batch_ppl": 5.0}
     assert (second["epoch"], second["updates"], second["loss"]) == (2, 5, 1.0)

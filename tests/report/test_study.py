@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from normrnn.recipes.paper import PAPER
 from normrnn.report.study import (
     RecordedStudy,
     as_csv,
@@ -92,7 +93,7 @@ def test_a_spreadsheet_has_one_number_a_cell() -> None:
 
 
 def test_table_3() -> None:
-    rows = table(TRIALS, paper=True).rows
+    rows = table(TRIALS, paper=PAPER["ptb-char"]).rows
     assert rows == [
         ["best baseline", "1.375", "1.500", "2.164", "0.25", "32"],
         ["best baseline, paper", "1.05", "1.10", "1.59", "0.42", "32"],

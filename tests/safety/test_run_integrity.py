@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import normrnn
+from normrnn.engine.evaluate import evaluate
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UserError
 from normrnn.report.runs import load as read_run
-from normrnn.runs.evaluate import evaluate
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import rows_of, run_tiny, text_dir, tiny, tiny_frame

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from normrnn.engine.evaluate import evaluate
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UserError
-from normrnn.runs.evaluate import evaluate
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechCorpus, read_features, read_speech
 from tests.safety.test_run_integrity import flip

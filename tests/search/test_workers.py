@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState
 
-from normrnn.engine.interrupt import PARENT, Interrupt, Interrupted
+from normrnn.engine.interrupt import Interrupt, Interrupted
 from normrnn.engine.start import open_experiment
 from normrnn.errors import UserError
+from normrnn.processes import PARENT
 from normrnn.recipes import read_config
-from normrnn.report.runs import read_rows
+from normrnn.runs.rows import read_rows
 from normrnn.runs.store import BusyError
 from normrnn.search.study import SLOT, Plan, Study
 from normrnn.search.worker import Order, Pruning, run_arm, work

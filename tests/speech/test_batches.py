@@ -36,8 +36,8 @@ def test_no_limit_keeps_utterances_whole() -> None:
 def test_a_last_piece_joins_others(lengths: list[int], batch: int, pool: int) -> None:
     pieces = cut(lengths)
     for batches in (
-        shuffled_batches(pieces, batch, pool, seed=1, epoch=0, alone=False),
-        sorted_batches(pieces, batch, alone=False),
+        shuffled_batches(pieces, batch, pool, seed=1, epoch=0, allow_single=False),
+        sorted_batches(pieces, batch, allow_single=False),
     ):
         assert sorted(p for b in batches for p in b) == pieces
         assert all(2 <= len(b) <= batch + 1 for b in batches) or len(pieces) == 1
@@ -57,7 +57,11 @@ def test_an_epoch_has_every_piece_once(
 
 def test_order_changes_with_epoch_and_seed() -> None:
     pieces = cut(list(range(1, 41)))
-    orders = [shuffled_batches(pieces, 4, 3, seed, epoch) for seed in (1, 2) for epoch in (0, 1)]
+    orders = [
+        shuffled_batches(pieces, 4, 3, seed=seed, epoch=epoch)
+        for seed in (1, 2)
+        for epoch in (0, 1)
+    ]
     assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
 
 
@@ -96,7 +100,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     for utterances in (16, 128):
         split = _written(tmp_path / str(utterances), utterances, frames=250)
         tracemalloc.start()
-        for batch in shuffled_batches(cut(split.lengths), 8, 2, 1, 1):
+        for batch in shuffled_batches(cut(split.lengths), 8, 2, seed=1, epoch=1):
             read_batch(split, batch, torch.device("cpu"))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()

@@ -12,16 +12,17 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
+from normrnn.engine.evaluate import evaluate, keep
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UsageError, UserError
-from normrnn.runs.evaluate import evaluate, keep
 from normrnn.speech import posteriors
 from normrnn.speech.archive import write_matrix
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import read_speech
+from normrnn.speech.evaluation import SpeechEvaluator
 from normrnn.speech.model import AcousticModel
 from normrnn.speech.posteriors import write_posteriors
-from normrnn.speech.task import SpeechEvaluator, open_speech
+from normrnn.speech.task import open_data
 from tests.tiny_runs import rows_of, run_tiny
 from tests.tiny_speech import DIM, without_checksums
 
@@ -96,7 +97,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
 
 def test_long_utterances_are_left_out_and_that_is_said(tiny_speech: SpeechConfig) -> None:
     limited = replace(tiny_speech, train=replace(tiny_speech.train, max_frames=30, piece_frames=0))
-    experiment = open_speech(limited)
+    experiment = open_data(limited)
     assert "3 of 12 (25.0%) left out: over 30 frames" in experiment.source
     task = experiment.build(torch.device("cpu"))
     lengths = [piece.length for batch in task.batches(0) for piece in batch]  # type: ignore[attr-defined]
@@ -105,7 +106,7 @@ def test_long_utterances_are_left_out_and_that_is_said(tiny_speech: SpeechConfig
     assert fixed == [12, 18, 16]  # three of these, evenly spread: 12 25 7 18 22 9 16 28 5
     none_left = replace(tiny_speech, train=replace(tiny_speech.train, max_frames=4))
     with pytest.raises(UserError, match=r"no training utterance of .* has at most 4 frames"):
-        open_speech(none_left)
+        open_data(none_left)
 
 
 def test_frame_wise_statistics_need_no_lucky_number_of_utterances(
@@ -263,11 +264,12 @@ def test_norms_inside_the_steps_train_on_ragged_batches(
 def test_single_utterances_are_refused(tiny_speech: SpeechConfig) -> None:
     alone = replace(tiny_speech, train=replace(tiny_speech.train, batch=1))
     with pytest.raises(UserError, match=r"train\.batch must be at least 2"):
-        open_speech(alone)
+        open_data(alone)
 
 
 def test_commands_for_text_refuse_a_speech_run(whole: Path) -> None:
-    from normrnn.runs.load import load_language
+    from normrnn.runs.store import RunDirectory
+    from normrnn.text.load import load
 
     with pytest.raises(UserError, match="a run of librispeech-mini, not of a language model"):
-        load_language(whole)
+        load(RunDirectory(whole), torch.device("cpu"))

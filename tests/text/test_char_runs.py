@@ -13,9 +13,9 @@ from normrnn.cli import main
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UserError
 from normrnn.recipes.char import ptb_char
-from normrnn.runs.load import load_language
+from normrnn.runs.load import load
 from normrnn.text.config import EvaluationConfig, LanguageConfig
-from normrnn.text.evaluation import sample
+from normrnn.text.sampling import Sampling, sample
 from normrnn.text.task import build_model
 from tests.tiny_runs import rows_of, run_tiny
 
@@ -157,7 +157,7 @@ def test_evaluate_score_and_sample(
 
     text.write_text("w1 w3 w9 w12 w7 w2 w1\nw2 w5 w6\n")
     said = cli("score", out, text)
-    model = load_language(out)
+    model = load(out)
     assert model.vocabulary is not None
     ids = torch.cat([torch.tensor([model.vocabulary.eos]), _ids(text, [*model.vocabulary.symbols])])
     with torch.no_grad():
@@ -177,5 +177,5 @@ def test_sampling_reads_the_second_half_again(tiny_char: LanguageConfig) -> None
     model(torch.randint(0, 9, (4, 6)))
     seen: list[int] = []
     model.rnn.register_forward_pre_hook(lambda _m, inputs: seen.append(len(inputs[0])))
-    sample(model, [1], 6, 4, 1.0, torch.Generator().manual_seed(0), carried=False)
+    sample(model, [1], 6, Sampling(4, carried=False), torch.Generator().manual_seed(0))
     assert seen == [1, 2, 3, 4, 3, 4, 3]

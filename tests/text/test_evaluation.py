@@ -8,17 +8,11 @@ import pytest
 import torch
 
 import normrnn
+from normrnn.engine.statistics import set_statistics, statistics_of, using
 from normrnn.errors import UserError
-from normrnn.text.evaluation import (
-    population_statistics,
-    sample,
-    score,
-    set_statistics,
-    statistics_of,
-    token_nats,
-    using,
-)
+from normrnn.text.evaluation import population_of_windows, score, token_nats
 from normrnn.text.model import LanguageModel
+from normrnn.text.sampling import Sampling, sample
 from normrnn.text.streams import Streams
 
 
@@ -98,7 +92,7 @@ def test_evaluation_changes_neither_statistics_nor_the_random_state(model: Langu
     random = torch.get_rng_state()
     score(model, streams, 5, _never)
     score(model, streams, 5, _never, own_statistics=True)
-    population = population_statistics(model, streams, 5, 3, _never)
+    population = population_of_windows(model, streams, 5, 3, _never)
     with using(model, population):
         inside = statistics_of(model)["rnn.norm_l0.running_mean"]
         assert not torch.equal(inside, before["rnn.norm_l0.running_mean"])
@@ -113,7 +107,7 @@ def test_population_statistics_are_those_of_the_first_windows_without_dropout(
 ) -> None:
     ids = torch.randint(0, 9, (100,))
     streams = Streams(ids, 4)
-    population = population_statistics(model, streams, 5, 3, _never)
+    population = population_of_windows(model, streams, 5, 3, _never)
     # First layer: column statistics of W_x x over the first 15 steps of every stream.
     pre = model.embedding(streams.inputs[:15]).flatten(0, 1) @ model.rnn.weight_ih_l0.T
     torch.testing.assert_close(population["rnn.norm_l0.running_mean"], pre.mean(0))
@@ -131,15 +125,17 @@ def test_samples_follow_the_model(model: LanguageModel) -> None:
     with torch.no_grad():
         model.decoder.weight.zero_()
         model.decoder.bias.copy_(torch.tensor([0.0, 3.0, *[-50.0] * 7]))
-    drawn = sample(model, [2, 5], 400, 1, 1.0, torch.Generator().manual_seed(3))
+    drawn = sample(model, [2, 5], 400, Sampling(1), torch.Generator().manual_seed(3))
     assert len(drawn) == 400
     assert set(drawn) == {0, 1}
     expected = 1 / (1 + math.exp(-3))
     assert sum(drawn) / 400 == pytest.approx(expected, abs=0.05)
-    again = sample(model, [2, 5], 400, 1, 1.0, torch.Generator().manual_seed(3))
+    again = sample(model, [2, 5], 400, Sampling(1), torch.Generator().manual_seed(3))
     assert again == drawn
     for temperature in (0.01, 1e-60):
-        cold = sample(model, [2], 50, 1, temperature, torch.Generator().manual_seed(3))
+        cold = sample(
+            model, [2], 50, Sampling(1, temperature=temperature), torch.Generator().manual_seed(3)
+        )
         assert cold == [1] * 50
     model.train()
 
@@ -150,7 +146,7 @@ def test_samples_with_statistics_per_position_read_whole_windows() -> None:
         model(torch.randint(0, 9, (4, 8)))
     seen: list[int] = []
     model.rnn.register_forward_pre_hook(lambda _m, inputs: seen.append(len(inputs[0])))
-    sample(model, [1], 6, 4, 1.0, torch.Generator().manual_seed(0))
+    sample(model, [1], 6, Sampling(4), torch.Generator().manual_seed(0))
     assert seen == [1, 2, 3, 4, 1, 2, 3]
 
 

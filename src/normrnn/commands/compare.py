@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +12,17 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import arg
 
-from normrnn.commands.arms import Arm, Arms, plan
+from normrnn.commands.jobs import Job, Jobs, plan
 from normrnn.commands.options import parse, split_recipe
 from normrnn.commands.tuning import Tuning, sentence, tuned, tuning
 from normrnn.config.base import Config, check_norm
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UsageError
+from normrnn.processes import usable_cores
+from normrnn.recipes import read_config, usual_norms
+from normrnn.recipes import recipe as named
+from normrnn.runs.names import METRICS
+from normrnn.runs.rows import read_rows
 from normrnn.search.space import with_fields
 
 if TYPE_CHECKING:
@@ -45,7 +49,7 @@ def run(arguments: list[str]) -> int:
 
     def options(
         config: Annotated[Config, arg(name="")] = default,
-        norms: str = ",".join(_usual(default.recipe)),
+        norms: str = ",".join(usual_norms(default.recipe)),
         seeds: int = 1,
         jobs: int = 0,
         out: Annotated[Path | None, arg(metavar="DIR")] = None,
@@ -61,7 +65,7 @@ def run(arguments: list[str]) -> int:
             config: The experiment; its norm and threads are set per process.
             norms: Normalisations to compare, comma-separated; none is the baseline.
             seeds: How many seeds, from --seed on.
-            jobs: Processes at a time; 0 for as many as there are cores.
+            jobs: Processes at a time; 0 for as many as there are cores to use.
             out: Holds one run directory per process, curves.png and report.html; runs/RECIPE
                 unless given.
             tensorboard: Also write the rows for tensorboard, in the run directories.
@@ -123,9 +127,6 @@ def compare(
     the seeds run, as in "optimizer.lr". `normrnn.report.figure(runs)` draws the runs,
     `normrnn.report.verdict(runs)` judges them.
     """
-    from normrnn.recipes import read_config
-    from normrnn.recipes import recipe as named
-
     values = to_dict(named(recipe))
     if data is not None:
         values["data"] = str(data)
@@ -135,7 +136,7 @@ def compare(
     config = read_config(values)
     request = _request(
         config,
-        norms=norms or _usual(recipe),
+        norms=norms or usual_norms(recipe),
         seeds=seeds,
         jobs=jobs,
         out=None if out is None else Path(out),
@@ -146,13 +147,6 @@ def compare(
         epochs=tune_epochs,
     )
     return _compare(config, request)
-
-
-def _usual(recipe: str) -> tuple[str, str]:
-    """The pair that the paper compared in this experiment."""
-    from normrnn.report.measure import PAPER
-
-    return "none", PAPER[recipe].norm if recipe in PAPER else "frame"
 
 
 def _compare(config: Config, request: Request) -> "list[Run]":
@@ -182,8 +176,8 @@ def _compare(config: Config, request: Request) -> "list[Run]":
     except KeyboardInterrupt:
         console.print(f"stopped; the same command goes on from the checkpoints in {out}")
         raise
-    found = find([arm.out for arm in arms])
-    runs = [one.run for one in found if one.run is not None]
+    directories = find([arm.out for arm in arms])
+    runs = [one.run for one in directories if one.run is not None]
     parts = groups(runs)
     verdicts = [group_verdict(group, request.target) for group in parts]
     for group, verdict in zip(parts, verdicts, strict=True):
@@ -192,7 +186,7 @@ def _compare(config: Config, request: Request) -> "list[Run]":
             console.print(table.rich())
     save(figure(runs), out / "curves.png")
     title = f"normrnn compare {config.recipe}"
-    write_report(found, out / "report.html", title, studies, request.target)
+    write_report(directories, out / "report.html", title, studies, request.target)
     console.print(f"curves: {out / 'curves.png'}")
     console.print(f"report: {out / 'report.html'}")
     for text in (text for verdict in verdicts for text in verdict.sentences):
@@ -210,17 +204,17 @@ def _tuned(
     return chosen, study
 
 
-def _with(arm: Arm, field: str, value: Any) -> Arm:
+def _with(arm: Job, field: str, value: Any) -> Job:
     return replace(arm, config=with_fields(arm.config, {field: value}))
 
 
-def _train(arms: Sequence[Arm], jobs: int, console: Console) -> None:
+def _train(arms: Sequence[Job], jobs: int, console: Console) -> None:
     with _watching(arms, console) as watch:
-        Arms(arms, jobs or os.cpu_count() or 1).run(watch)
+        Jobs(arms, jobs or usable_cores()).run(watch)
 
 
 @contextlib.contextmanager
-def _watching(arms: Sequence[Arm], console: Console) -> Iterator[Callable[[], None]]:
+def _watching(arms: Sequence[Job], console: Console) -> Iterator[Callable[[], None]]:
     """A function that shows all arms: a live table on a terminal, plain lines elsewhere."""
     if not console.is_terminal:
         yield _line_printer(arms, console)
@@ -229,17 +223,16 @@ def _watching(arms: Sequence[Arm], console: Console) -> Iterator[Callable[[], No
         yield lambda: live.update(_live_table(arms))
 
 
-def _line_printer(arms: Sequence[Arm], console: Console) -> Callable[[], None]:
+def _line_printer(arms: Sequence[Job], console: Console) -> Callable[[], None]:
     from normrnn.engine.display import describe
-    from normrnn.report.runs import read_rows
 
-    shown = dict.fromkeys((arm.out for arm in arms), 0)
+    printed = dict.fromkeys((arm.out for arm in arms), 0)
 
     def watch() -> None:
         for arm in arms:
-            rows = read_rows(arm.out / "metrics.jsonl")
-            fresh = rows[shown[arm.out] :]
-            shown[arm.out] = len(rows)
+            rows = read_rows(arm.out / METRICS)
+            fresh = rows[printed[arm.out] :]
+            printed[arm.out] = len(rows)
             last = [row for row in fresh if row["split"] == "train"][-1:]
             for row in [*last, *(row for row in fresh if row["split"] != "train")]:
                 console.print(f"{arm.out.name}: {describe(row, arm.config.epochs)}", soft_wrap=True)
@@ -247,14 +240,14 @@ def _line_printer(arms: Sequence[Arm], console: Console) -> Callable[[], None]:
     return watch
 
 
-def _live_table(arms: Sequence[Arm]) -> Table:
+def _live_table(arms: Sequence[Job]) -> Table:
     from normrnn.report.measure import measure
-    from normrnn.report.runs import Run, read_rows
+    from normrnn.report.runs import Run
 
-    runs = [Run(a.out, to_dict(a.config), read_rows(a.out / "metrics.jsonl")) for a in arms]
-    shown = measure(runs)
+    runs = [Run(a.out, to_dict(a.config), read_rows(a.out / METRICS)) for a in arms]
+    figure = measure(runs)
     table = Table()
-    figures = (f"train {shown.name}", f"{shown.held_out} {shown.name}")
+    figures = (f"train {figure.name}", f"{figure.held_out} {figure.name}")
     for name in ("arm", "state", "epoch", "updates", *figures, "lr", "seconds"):
         table.add_column(name, justify="left" if name in ("arm", "state") else "right")
     for arm, run in zip(arms, runs, strict=True):
@@ -265,8 +258,8 @@ def _live_table(arms: Sequence[Arm]) -> Table:
             cells = [
                 f"{last['epoch']}/{arm.config.epochs}",
                 f"{last['updates']:,}",
-                shown.text(last["loss"]),
-                shown.text(valid[-1]["loss"]) if valid else "",
+                figure.text(last["loss"]),
+                figure.text(valid[-1]["loss"]) if valid else "",
                 f"{last['lr']:g}",
                 f"{last['seconds']:,.0f}",
             ]

@@ -13,6 +13,7 @@ from normrnn.config.base import Config, check_norm
 from normrnn.errors import UsageError, UserError
 from normrnn.files import write_whole
 from normrnn.recipes import RECIPES
+from normrnn.runs.names import CONFIG
 
 if TYPE_CHECKING:
     from normrnn.engine.task import Task
@@ -22,7 +23,7 @@ Output = Annotated[Path, arg(aliases=["-o"], metavar="FILE")]
 
 def run(arguments: list[str]) -> int:
     """Record gradients and spreads of a run or of an untrained recipe."""
-    if arguments and (Path(arguments[0]) / "config.json").exists():
+    if arguments and (Path(arguments[0]) / CONFIG).exists():
         return _of_runs(arguments)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in RECIPES:
         raise UsageError(

@@ -1,7 +1,6 @@
 """`normrnn prepare librispeech` and `normrnn prepare kaldi`."""
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from normrnn.errors import UsageError
 from normrnn.files import utf8_name
+from normrnn.processes import usable_cores
 
 if TYPE_CHECKING:
     from normrnn.speech.prepare.preparation import Costs, Job, Report
@@ -115,16 +115,12 @@ def _prepare(job: "Job", out: Path, processes: int) -> int:
         return 0
     try:
         with _progress() as report:
-            summary, costs = prepare(job, out, processes or _cores(), report)
+            summary, costs = prepare(job, out, processes or usable_cores(), report)
     except KeyboardInterrupt:
         print(f"stopped; {out} keeps what is done, the same command goes on", file=sys.stderr)
         return 130
     _show(summary, costs, out)
     return 0
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _show(summary: dict[str, Any], costs: "Costs | None", out: Path) -> None:

@@ -43,24 +43,23 @@ def run(arguments: list[str]) -> int:
 def _sample(run: Path, count: int, temperature: float, prompt: str, seed: int | None) -> str:
     import torch
 
-    from normrnn.runs.load import load_language
+    from normrnn.runs.environment import named_device
     from normrnn.runs.store import RunDirectory
     from normrnn.text.config import LanguageConfig
-    from normrnn.text.evaluation import sample
+    from normrnn.text.load import load
+    from normrnn.text.sampling import Sampling, sample
 
-    model = load_language(run)
+    directory = RunDirectory(run)
+    model = load(directory, named_device("cpu"))
     assert model.vocabulary is not None
     vocabulary = model.vocabulary
-    config = RunDirectory(run).config(LanguageConfig)
+    sampling = Sampling.of(directory.config(LanguageConfig), temperature)
     generator = torch.Generator()
     if seed is None:
         generator.seed()
     else:
         generator.manual_seed(seed)
     # The prompt's last line goes on: its <eos> is left out.
-    said = vocabulary.encode(prompt.split("\n"))[:-1].tolist()
-    carried = config.train.reading == "streams"
-    steps = config.train.steps if config.model.time_steps or not carried else 1
-    start = [vocabulary.eos, *said]
-    drawn = sample(model, start, count, steps, temperature, generator, carried=carried)
-    return vocabulary.decode([*said, *drawn])
+    given = vocabulary.encode(prompt.split("\n"))[:-1].tolist()
+    drawn = sample(model, [vocabulary.eos, *given], count, sampling, generator)
+    return vocabulary.decode([*given, *drawn])

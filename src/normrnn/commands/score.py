@@ -1,6 +1,5 @@
 """`normrnn score RUN FILE`."""
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -34,24 +33,24 @@ def run(arguments: list[str]) -> int:
 def _score(run: Path, file: Path, show_lines: bool) -> None:
     import torch
 
-    from normrnn.runs.evaluate import window_for_one_stream
-    from normrnn.runs.load import load_language
-    from normrnn.runs.metrics import perplexity
+    from normrnn.config.measure import bits, perplexity
+    from normrnn.runs.environment import named_device
     from normrnn.runs.store import RunDirectory
     from normrnn.text.config import LanguageConfig
-    from normrnn.text.evaluation import token_nats
+    from normrnn.text.evaluation import read_ids, token_nats, window_for_one_stream
     from normrnn.text.files import read_lines
-    from normrnn.text.task import read_ids
+    from normrnn.text.load import load
     from normrnn.text.vocabulary import UNKNOWN, tokens
 
-    model = load_language(run)
+    directory = RunDirectory(run)
+    model = load(directory, named_device("cpu"))
     assert model.vocabulary is not None
     vocabulary = model.vocabulary
     text = read_lines(file)
     ids = torch.from_numpy(vocabulary.encode(text))
     # The end of an imagined line before the text, so that its first word is predicted too.
     before = torch.tensor([vocabulary.eos])
-    config = RunDirectory(run).config(LanguageConfig)
+    config = directory.config(LanguageConfig)
     stream = read_ids(config, torch.cat([before, ids]), 1)
     nats = token_nats(model, stream, window_for_one_stream(config))
     if show_lines:
@@ -60,8 +59,8 @@ def _score(run: Path, file: Path, show_lines: bool) -> None:
             print(f"{perplexity(part.mean().item()):.2f}\t{len(part)}\t{line}")
     loss = nats.double().mean().item()
     unknown = int((ids == vocabulary.index.get(UNKNOWN, -1)).sum())
-    bits = f", {loss / math.log(2):.4f} bits per character" if vocabulary.level == "char" else ""
+    in_bits = f", {bits(loss):.4f} bits per character" if vocabulary.level == "char" else ""
     print(
-        f"{file}: {len(nats):,} tokens ({unknown:,} {UNKNOWN}), loss {loss:.4f} nats{bits},"
+        f"{file}: {len(nats):,} tokens ({unknown:,} {UNKNOWN}), loss {loss:.4f} nats{in_bits},"
         f" perplexity {perplexity(loss):,.2f}"
     )

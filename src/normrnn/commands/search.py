@@ -1,9 +1,6 @@
 """`normrnn search RECIPE`."""
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +15,8 @@ from tyro.conf import arg
 
 from normrnn.commands.options import parse, split_recipe
 from normrnn.config.base import Config, check_norm
-from normrnn.engine.interrupt import PARENT
 from normrnn.errors import UsageError, UserError
+from normrnn.processes import Child, ended_politely, stop
 from normrnn.report.study import read_study, short
 from normrnn.search.space import read_space
 
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
     from normrnn.search.study import Plan, Study
 
 OTHER = "use another --out"
+WORKER = "normrnn.search.worker"
 
 
 def run(arguments: list[str]) -> int:
@@ -115,15 +113,17 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
         study = Study(name, storage, plan, trials, heartbeat)
         study.reclaim()
         order = Order(name, storage, trials, heartbeat, str(out), plan.to_json())
-        workers = [_Worker(out, k, order.send()) for k in range(chosen["workers"])]
+        logs = [out / f"worker-{os.getpid()}-{k}.log" for k in range(chosen["workers"])]
+        threads = config.threads or 1
+        workers = [Child(WORKER, (), order.send(), log, threads) for log in logs]
         try:
             _watch(study, workers)
         except KeyboardInterrupt:
-            _stop(workers)
+            stop(workers)
             _write(study, out)
             return 130
         finally:
-            _stop(workers)
+            stop(workers)
         return _conclude(study, workers, out)
 
 
@@ -144,64 +144,19 @@ def _refuse_other(out: Path, name: str, plan: "Plan", trials: int) -> None:
         )
 
 
-class _Worker:
-    """A process that claims trials; what it says goes to a file."""
-
-    def __init__(self, out: Path, number: int, order: bytes) -> None:
-        out.mkdir(parents=True, exist_ok=True)
-        self.log = out / f"worker-{os.getpid()}-{number}.log"
-        with self.log.open("wb") as log:
-            # A group of its own: Ctrl-C in the terminal reaches only us, who pass it on once.
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "normrnn.search.worker"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-                | os.environ
-                | {PARENT: str(os.getpid())},
-            )
-        assert self.process.stdin is not None
-        with self.process.stdin as stdin:
-            stdin.write(order)
-
-    def last_words(self) -> str:
-        """Why it ended."""
-        code = self.process.returncode
-        if code < 0:
-            return f"was ended by signal {-code}"
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        said = [line for line in lines if line.strip()]
-        return f"said: {said[-1].removeprefix('normrnn: ')}" if said else f"ended with code {code}"
-
-
-def _watch(study: "Study", workers: list[_Worker]) -> None:
+def _watch(study: "Study", workers: list[Child]) -> None:
     """Show the study until our workers have ended."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with _shown(study) as show:
-            while any(worker.process.poll() is None for worker in workers):
-                time.sleep(0.5)
-                show()
+    with ended_politely(), _shown(study) as show:
+        while any(worker.code is None for worker in workers):
+            time.sleep(0.5)
             show()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        show()
 
 
-def _stop(workers: list[_Worker]) -> None:
-    """Ask what still runs to give its trial back, and wait until it has."""
-    for worker in workers:
-        if worker.process.poll() is None:
-            worker.process.send_signal(signal.SIGINT)
-    for worker in workers:
-        worker.process.wait()
-
-
-def _conclude(study: "Study", workers: list[_Worker], out: Path) -> int:
+def _conclude(study: "Study", workers: list[Child], out: Path) -> int:
     if _write(study, out) < study.count:
-        failed = [worker for worker in workers if worker.process.returncode]
-        reason = f": a worker {failed[0].last_words()}" if failed else ""
+        failed = [worker for worker in workers if worker.code]
+        reason = f": a worker ended: {failed[0].last_words()}" if failed else ""
         raise UserError(f"the study is not finished{reason}; the same command goes on")
     return 0
 

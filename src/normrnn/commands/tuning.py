@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normrnn.commands.arms import Arm
+from normrnn.commands.jobs import Job
 from normrnn.config.base import Config
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UsageError, UserError
 from normrnn.norms import of
+from normrnn.runs.rows import epoch_averages
 from normrnn.search.space import check, with_fields
 
 if TYPE_CHECKING:
@@ -32,11 +33,11 @@ class Tuning:
     values: tuple[Any, ...]
     epochs: int
 
-    def arms(self, config: Config, norms: Sequence[str], out: Path) -> list[Arm]:
+    def arms(self, config: Config, norms: Sequence[str], out: Path) -> list[Job]:
         """One run per normalisation and value, in `out`/tuning/runs/NORM-VALUE."""
         config = replace(config, seed=config.seed + APART, epochs=self.epochs, threads=1)
         return [
-            Arm(
+            Job(
                 with_fields(config, {self.field: value, "norm": norm}),
                 out / FOLDER / "runs" / f"{norm}-{value}",
                 may_diverge=True,
@@ -81,7 +82,7 @@ def _read(field: str, text: str, kind: type) -> Any:
 
 
 def tuned(
-    wanted: Tuning, arms: Sequence[Arm], train: Callable[[Sequence[Arm]], None], out: Path
+    wanted: Tuning, arms: Sequence[Job], train: Callable[[Sequence[Job]], None], out: Path
 ) -> tuple[dict[str, Any], "RecordedStudy"]:
     """The best value of each normalisation, and all that was tried, also written as a study."""
     from normrnn.report.study import RecordedStudy, best, write
@@ -106,7 +107,7 @@ def tuned(
     return chosen, study
 
 
-def _trial(number: int, wanted: Tuning, value: Any, arms: Sequence[Arm]) -> dict[str, Any]:
+def _trial(number: int, wanted: Tuning, value: Any, arms: Sequence[Job]) -> dict[str, Any]:
     settings = {wanted.field: value}
     results = {
         arm.config.norm: _result(arm)
@@ -118,15 +119,16 @@ def _trial(number: int, wanted: Tuning, value: Any, arms: Sequence[Arm]) -> dict
     return {**trial, "settings": settings, "arms": results}
 
 
-def _result(arm: Arm) -> dict[str, Any]:
-    from normrnn.report.curves import best, epoch_averages
+def _result(arm: Job) -> dict[str, Any]:
+    from normrnn.report.curves import best
     from normrnn.report.runs import load
 
     run = load(arm.out)
     row = best(run, "valid", run.serving)
     if arm.code or row is None:
-        return {"diverged": True, "loss": None, "reason": arm.failure()}
-    found = {"diverged": False, "loss": row["loss"], "train": epoch_averages(run)[-1]["loss"]}
+        reason = arm.child.last_words() if arm.child else ""
+        return {"diverged": True, "loss": None, "reason": reason}
+    found = {"diverged": False, "loss": row["loss"], "train": epoch_averages(run.rows)[-1]["loss"]}
     return found | {"updates": run.updates, "seconds": run.seconds}
 
 

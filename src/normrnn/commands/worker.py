@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from normrnn.cli import guarded
-from normrnn.commands.arms import DIVERGED
+from normrnn.commands.jobs import DIVERGED
 from normrnn.commands.train import train_and_report
-from normrnn.engine.interrupt import stop_with_parent
 from normrnn.engine.loop import Diverged
+from normrnn.processes import stop_with_parent
 from normrnn.recipes import read_config
 
 

@@ -6,13 +6,15 @@ run directories stay readable.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Suppress, arg
 
 from normrnn import norms
 from normrnn.config.jsonio import flat, to_dict
+from normrnn.config.measure import NATS, Measure
 from normrnn.errors import UsageError
 
 
@@ -64,10 +66,18 @@ class LoopConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What every experiment has; the recipe's name tells which kind it is."""
+    """What every experiment has; the recipe's name tells which kind it is.
+
+    A subclass is the torch-free half of a task: its settings, what it measures, and where the
+    rest of it is.
+    """
 
     noun: ClassVar[str] = "an experiment"
     """What is trained, in words."""
+    task: ClassVar[str] = ""
+    """The module that trains, loads and evaluates it: an `engine.task.TaskModule`."""
+    predicts_inputs: ClassVar[bool] = False
+    """Whether its targets are later inputs: what sees these has no loss of predicting them."""
     recipe: Suppress[str]
     norm: Annotated[str, arg(metavar="{" + ",".join(norms.names()) + "}")] = norms.BASELINE
     """Normalisation of the recurrent layers; none is the baseline."""
@@ -114,6 +124,21 @@ class Config:
     def normalisation(self) -> norms.Norm:
         """What the table says of `norm`."""
         return norms.of(self.norm)
+
+    @classmethod
+    def measure(cls, settings: Mapping[str, Any]) -> Measure:  # noqa: ARG003
+        """What its loss is shown as; `settings` by dotted names, as far as they were recorded."""
+        return NATS
+
+    @property
+    def own_measure(self) -> Measure:
+        """What the loss of this experiment is shown as."""
+        return self.measure(flat(to_dict(self)))
+
+    @property
+    def deciding_statistics(self) -> Literal["running", "recalibrated"]:
+        """The statistics that decide which model is best, and that it is saved with."""
+        return "running"
 
     @staticmethod
     def _at_least(*checks: tuple[str, float, float]) -> None:

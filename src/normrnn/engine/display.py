@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from normrnn.runs.metrics import perplexity
+from normrnn.config.measure import perplexity
 
 
 @dataclass(frozen=True)

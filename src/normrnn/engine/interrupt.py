@@ -1,15 +1,10 @@
 """Ctrl-C as a request to stop at the next safe point."""
 
-import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
-
-PARENT = "NORMRNN_PARENT"
-"""Environment variable: the process to end with."""
 
 
 class Interrupted(Exception):  # noqa: N818  no error: the user wished it
@@ -53,18 +48,3 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
-
-
-def stop_with_parent() -> None:
-    """A command that was killed takes its processes along; their checkpoints stay.
-
-    It tells them its number: they may ask for their parent too late.
-    """
-    parent = int(os.environ.get(PARENT) or os.getppid())
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=watch, daemon=True).start()

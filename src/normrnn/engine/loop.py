@@ -14,10 +14,12 @@ from normrnn.config.jsonio import to_dict
 from normrnn.engine.display import Display, Status
 from normrnn.engine.interrupt import Interrupt, Interrupted
 from normrnn.engine.schedule import build_optimizer, clip_gradients, learning_rate
-from normrnn.engine.task import Loss, Row, Task
+from normrnn.engine.task import Loss, Task
 from normrnn.errors import UserError
-from normrnn.runs.metrics import RowSums, with_bits
-from normrnn.runs.store import CONFIG, RunDirectory
+from normrnn.runs.metrics import RowSums
+from normrnn.runs.names import CONFIG
+from normrnn.runs.rows import Row
+from normrnn.runs.store import RunDirectory
 
 
 class Diverged(UserError):  # noqa: N818  a finding, in a search
@@ -57,6 +59,7 @@ class Trainer:
         self, config: Config, task: Task, run: RunDirectory, display: Display, interrupt: Interrupt
     ) -> None:
         self.config = config
+        self.measure = config.own_measure
         self.task = task
         self.run_directory = run
         self.display = display
@@ -226,8 +229,7 @@ class Trainer:
         progress = self.progress
         epoch = progress.epoch + 1 if epoch is None else epoch
         at = {"updates": progress.updates, "epoch": epoch}
-        row = with_bits(row) if self.task.unit == "characters" else row
-        full = {**at, **row, "seconds": round(progress.seconds, 3)}
+        full = {**at, **self.measure.row(row), "seconds": round(progress.seconds, 3)}
         self.run_directory.metrics.append(full)
         self.display.row(full)
 

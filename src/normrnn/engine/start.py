@@ -7,25 +7,16 @@ from pathlib import Path
 import torch
 
 from normrnn.config.base import Config
+from normrnn.config.registry import task_of
 from normrnn.engine.display import Display
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Trainer
 from normrnn.engine.task import Experiment
 from normrnn.errors import UsageError, UserError
 from normrnn.runs.environment import named_device, record, set_threads
+from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL
 from normrnn.runs.note import read_note
-from normrnn.runs.store import (
-    CHECKPOINT,
-    CONFIG,
-    DATA_CHANGED,
-    MODEL,
-    RunDirectory,
-    changed_fields,
-)
-from normrnn.speech.config import SpeechConfig
-from normrnn.speech.task import open_speech
-from normrnn.text.config import LanguageConfig
-from normrnn.text.task import open_language
+from normrnn.runs.store import DATA_CHANGED, RunDirectory, changed_fields
 
 
 def train(
@@ -62,8 +53,8 @@ def train(
         set_threads(config.threads)
         torch.manual_seed(config.seed)
         task = experiment.build(device)
-        with Interrupt() as interrupt, display(config.epochs, task.unit) as shown:
-            trainer = Trainer(config, task, run, shown, interrupt)
+        with Interrupt() as interrupt, display(config.epochs, config.own_measure.unit) as view:
+            trainer = Trainer(config, task, run, view, interrupt)
             if checkpoint:
                 for name, content in task.files.items():
                     if run.read(name) != content:
@@ -82,11 +73,7 @@ def train(
 
 def open_experiment(config: Config) -> Experiment:
     """The data of a config, found and read."""
-    if isinstance(config, LanguageConfig):
-        return open_language(config)
-    if isinstance(config, SpeechConfig):
-        return open_speech(config)
-    raise TypeError(f"no task for {type(config).__name__}")
+    return task_of(config).open_data(config)
 
 
 def _refuse_changes(old: Config, new: Config, out: Path) -> None:

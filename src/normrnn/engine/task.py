@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
-Row = dict[str, Any]
-"""One line of metrics.jsonl."""
+from normrnn.runs.rows import Row
+from normrnn.runs.store import RunDirectory
+
 Poll = Callable[[], None]
 """Called between batches of an evaluation; raises when the run was asked to stop."""
 Tensors = dict[str, Tensor]
@@ -46,8 +48,19 @@ class Experiment:
     older_sha256: str
     """The same as older versions put it, for runs that they began."""
     source: str
-    """The same in words."""
+    """The data in words."""
     build: "Callable[[torch.device], Task]"
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """What `normrnn evaluate` was asked for."""
+
+    data: str
+    """Where the data is now, if not where it was in training; or other data."""
+    device: torch.device
+    one_stream: bool
+    """Also read a test text as one stream."""
 
 
 class Task(Protocol):
@@ -61,11 +74,6 @@ class Task(Protocol):
     @property
     def model(self) -> nn.Module:
         """The network in training."""
-        ...
-
-    @property
-    def unit(self) -> str:
-        """What is counted: tokens or frames."""
         ...
 
     @property
@@ -100,3 +108,27 @@ class Task(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         ...
+
+
+class TaskModule(Protocol):
+    """The module that a config class names as its `task`."""
+
+    def open_data(self, config: Any) -> Experiment:
+        """The data of a config, found and read."""
+        ...
+
+    def load(self, run: RunDirectory, device: torch.device) -> nn.Module:
+        """The best model of a run, in eval mode on the device."""
+        ...
+
+    def evaluate(self, run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
+        """All that can be said about that model: the task's part of evaluation.json."""
+        ...
+
+    def show(self, result: Mapping[str, Any], console: Console) -> None:
+        """Print evaluation.json for a person."""
+        ...
+
+
+def never() -> None:
+    """A `Poll` of an evaluation that nobody but Ctrl-C itself asks to stop."""

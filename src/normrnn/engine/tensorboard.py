@@ -8,8 +8,8 @@ from typing import Any
 
 from normrnn.engine.display import Display, Status
 from normrnn.errors import UserError
-from normrnn.report.runs import read_rows
-from normrnn.runs.store import METRICS
+from normrnn.runs.names import METRICS
+from normrnn.runs.rows import read_rows
 
 DIRECTORY = "tensorboard"
 SCALARS = ("loss", "bpc", "fer", "batch_ppl", "grad_norm", "lr")

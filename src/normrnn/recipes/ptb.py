@@ -8,7 +8,7 @@ from normrnn.text.config import LanguageConfig, ModelConfig, TrainConfig
 
 
 def ptb_small() -> LanguageConfig:
-    """Table 2, small LSTM (paper, train/valid: 78.5/119.2; normalised 62.5/120.9)."""
+    """Table 2, small LSTM."""
     return LanguageConfig(
         recipe="ptb-small",
         epochs=15,
@@ -19,7 +19,7 @@ def ptb_small() -> LanguageConfig:
 
 
 def ptb_medium() -> LanguageConfig:
-    """Table 2, medium LSTM (paper, train/valid: 49.1/89.0; normalised 41.0/90.6)."""
+    """Table 2, medium LSTM."""
     return LanguageConfig(
         recipe="ptb-medium",
         epochs=40,
@@ -30,7 +30,7 @@ def ptb_medium() -> LanguageConfig:
 
 
 def ptb_large() -> LanguageConfig:
-    """Table 2 and Figure 2, large LSTM (paper: 49.3/81.8; normalised 35.0/97.4).
+    """Table 2 and Figure 2, large LSTM.
 
     The paper gives no dropout rate; 0.65 is the authors' code's and Zaremba's.
     """

@@ -5,7 +5,7 @@ from normrnn.speech.config import AcousticConfig, SpeechConfig, UtteranceConfig
 
 
 def wsj() -> SpeechConfig:
-    """Table 1 and Figure 1 (paper, FCE train/dev: 0.95/1.11; normalised 0.73/1.19).
+    """Table 1 and Figure 1.
 
     That the loss is summed over time and averaged over utterances is an inference: 1e-4 on a mean
     over frames would hardly move. The paper gives no number of epochs.

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from normrnn.config.measure import Measure
 from normrnn.report.curves import (
     Point,
     best,
@@ -15,7 +16,7 @@ from normrnn.report.curves import (
     whole_epochs,
 )
 from normrnn.report.groups import Arm
-from normrnn.report.measure import Measure, measure
+from normrnn.report.measure import measure
 from normrnn.report.paired import Difference
 from normrnn.report.runs import Row, Run
 

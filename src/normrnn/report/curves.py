@@ -1,11 +1,11 @@
 """What the rows of one run come to: averages, curves, the gap between train and validation."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from normrnn.report.runs import Row, Run
+from normrnn.report.runs import Run
+from normrnn.runs.rows import Row, epoch_averages, pooled
 
 
 class Point(NamedTuple):
@@ -16,18 +16,9 @@ class Point(NamedTuple):
     loss: float
 
 
-def epoch_averages(run: Run) -> list[Row]:
-    """The running average of each epoch in training: loss over its tokens, `batch_ppl` over its
-    mini-batches, at the epoch's end."""
-    parts: dict[int, list[Row]] = {}
-    for row in run.split("train"):
-        parts.setdefault(row["epoch"], []).append(row)
-    return _pooled(list(parts.values()))
-
-
 def whole_epochs(run: Run) -> list[Row]:
     """The same without an epoch that has not ended: its beginning says nothing about the rest."""
-    return [row for row in epoch_averages(run) if row["epoch"] <= run.epochs_done]
+    return [row for row in epoch_averages(run.rows) if row["epoch"] <= run.epochs_done]
 
 
 def between_validations(run: Run) -> list[Row]:
@@ -40,29 +31,7 @@ def between_validations(run: Run) -> list[Row]:
         elif row["split"] == "valid" and parts[-1]:
             parts.append([])
     closed = parts[:-1]
-    return _pooled(closed) if closed else parts[0]
-
-
-def _pooled(parts: Sequence[list[Row]]) -> list[Row]:
-    pooled: list[Row] = []
-    before = 0
-    for part in parts:
-        updates = [before, *(row["updates"] for row in part)]
-        counts = [row["count"] for row in part]
-        steps = [b - a for a, b in pairwise(updates)]
-        row = {key: part[-1][key] for key in ("epoch", "updates", "seconds")}
-        row |= {"count": sum(counts), "loss": _weighted(part, "loss", counts)}
-        if all("batch_ppl" in r for r in part):
-            row["batch_ppl"] = _weighted(part, "batch_ppl", steps)
-        if all("fer" in r for r in part):
-            row["fer"] = _weighted(part, "fer", counts)
-        pooled.append(row)
-        before = updates[-1]
-    return pooled
-
-
-def _weighted(rows: Sequence[Row], key: str, weights: Sequence[int]) -> float:
-    return sum(r[key] * w for r, w in zip(rows, weights, strict=True)) / sum(weights)
+    return pooled(closed) if closed else parts[0]
 
 
 def trailing_average(run: Run) -> list[Point]:

@@ -7,8 +7,10 @@ from pathlib import PurePath
 from typing import Any
 
 from normrnn.config.jsonio import flat, to_dict
+from normrnn.config.measure import Measure
 from normrnn.recipes import RECIPES, recipe
-from normrnn.report.measure import PAPER, Measure, Paper, measure
+from normrnn.recipes.paper import PAPER, Paper
+from normrnn.report.measure import measure
 from normrnn.report.runs import Run, RunOrProblem
 
 _APART, _DATA = ("norm", "seed"), "data_sha256"

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from html import escape
 
-from normrnn import __version__
 from normrnn.recipes import RECIPES, summary
 from normrnn.report import study_page
 from normrnn.report.groups import Group, command, data_name, differing, groups
@@ -22,6 +21,7 @@ from normrnn.report.tables import (
     target_table,
 )
 from normrnn.report.verdict import Verdict, group_verdict
+from normrnn.version import __version__
 
 MARK = '<!doctype html>\n<html lang="en" data-by="normrnn report">'
 """How every report begins: such a file may be overwritten."""

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.config.jsonio import flat, to_dict
+from normrnn.config.registry import config_class
 from normrnn.errors import UserError
+from normrnn.locks import is_held
 from normrnn.norms import Norm, names, of
 from normrnn.recipes import RECIPES, recipe
-from normrnn.runs.note import metrics_as_written
-
-Row = dict[str, Any]
+from normrnn.runs.names import CONFIG, ENVIRONMENT, LOCK, METRICS
+from normrnn.runs.rows import Row, parse_rows
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class Run:
     def looks_ahead(self) -> bool:
         """A language model whose statistics, while it trains, see the words that it is to predict:
         its training loss is then no loss of predicting them."""
-        return self.normalisation.looks_ahead and "text.level" in self.settings
+        predicts_inputs = config_class(self.config).predicts_inputs
+        return predicts_inputs and self.normalisation.looks_ahead
 
     @property
     def progress(self) -> str:
@@ -143,13 +145,13 @@ def load(path: str | Path) -> Run:
 
 def examine(path: Path) -> RunOrProblem:
     """Read what can be read of a run directory."""
-    config = _config(path / "config.json")
+    config = _config(path / CONFIG)
     if config is None:
         empty = path.is_dir() and not any(path.iterdir())
-        why = "it is empty" if empty else "config.json is missing or damaged"
+        why = "it is empty" if empty else f"{CONFIG} is missing or damaged"
         return RunOrProblem(path, None, f"is no run directory: {why}")
-    rows, problem = _rows(path / "metrics.jsonl")
-    run = Run(path, config, rows, _environments(path / "environment.json"), _locked(path))
+    rows, problem = parse_rows(path / METRICS)
+    run = Run(path, config, rows, _environments(path / ENVIRONMENT), is_held(path / LOCK))
     return RunOrProblem(path, run, problem and f"is damaged: {problem}")
 
 
@@ -175,50 +177,10 @@ def find(paths: Sequence[Path]) -> list[RunOrProblem]:
         if not path.is_dir():
             what = "is a file, not a run directory" if path.exists() else "does not exist"
             raise UserError(f"{path} {what}")
-        inside = sorted(p.parent for p in path.glob("*/config.json"))
-        for one in inside if inside and not (path / "config.json").exists() else [path]:
+        inside = sorted(p.parent for p in path.glob(f"*/{CONFIG}"))
+        for one in inside if inside and not (path / CONFIG).exists() else [path]:
             found.setdefault(one.resolve(), examine(one))
     return list(found.values())
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The complete rows of a metrics file; none if there is no file yet."""
-    rows, problem = _rows(path)
-    if problem:
-        raise UserError(f"{path} is damaged: {problem}")
-    return rows
-
-
-def _rows(path: Path) -> tuple[list[Row], str]:
-    """The rows up to the first that is none, and what is wrong with that."""
-    if not path.exists():
-        return [], ""
-    if metrics_as_written(path.parent) is False:
-        return [], f"{path.name} is not what was written"
-    *complete, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    rows: list[Row] = []
-    for number, line in enumerate(complete, 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if row is None or not _is_row(row):
-            return rows, f"line {number} of {path.name} is no row of metrics"
-        rows.append(row)
-    return rows, ""
-
-
-_LARGEST = 1e300  # beyond it, sums overflow; NaN is not below it either
-_NUMBERS = ("updates", "epoch", "loss", "count", "seconds")
-
-
-def _is_row(row: Any) -> bool:
-    if not isinstance(row, dict) or not isinstance(row.get("split"), str):
-        return False
-    if not all(type(row.get(key)) in (int, float) for key in _NUMBERS):
-        return False
-    numbers = [row[key] for key in _NUMBERS]
-    return all(abs(value) < _LARGEST for value in numbers) and row["count"] > 0
 
 
 def _environments(path: Path) -> list[dict[str, Any]]:
@@ -227,17 +189,3 @@ def _environments(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError, RecursionError):
         return []
     return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
-
-
-def _locked(path: Path) -> bool:
-    """Does a process hold the lock of this run?"""
-    try:
-        import fcntl
-
-        with (path / ".lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):
-        return False
-    return False

@@ -9,14 +9,15 @@ import io
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normrnn.config.jsonio import flat
-from normrnn.norms import BASELINE, names, of
-from normrnn.report.measure import bits
+from normrnn.config.measure import bits
+from normrnn.norms import names, of
+from normrnn.recipes.paper import PAPER, Paper
 from normrnn.report.pictures import COLOURS, drawing, save
 from normrnn.report.tables import DASH, Table
 
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
 Trial = dict[str, Any]
 LR = "optimizer.lr"
 TRIALS, ABOUT, PICTURE = "trials.jsonl", "study.json", "loss-by-learning-rate.png"
-PAPER = {
-    # arm: train, valid, settings (Table 3 and the appendix)
-    BASELINE: (1.05, 1.10, {LR: 0.42, "optimizer.momentum": 0.95, "train.batch": 32}),
-    "hidden": (1.07, 1.11, {LR: 3.71e-4, "optimizer.momentum": 0.995, "train.batch": 128}),
-}
 
 
 @dataclass(frozen=True)
@@ -55,12 +51,18 @@ class RecordedStudy:
         return str(self.about.get("config", {}).get("recipe", ""))
 
     @property
-    def paper(self) -> bool:
-        """The paper's search; without a plan, one of the same arms and settings."""
+    def paper(self) -> Paper | None:
+        """The paper's search, where this is one; without a plan, one of the same arms and
+        settings."""
         if self.recipe:
-            return self.recipe == "ptb-char"
-        fields = PAPER[BASELINE][2].keys()
-        return set(arms_of(self.trials)) == PAPER.keys() and all(
+            beside = PAPER.get(self.recipe)
+            return beside if beside and beside.settings else None
+        searches = (paper for paper in PAPER.values() if paper.settings)
+        return next((paper for paper in searches if self._same_settings(paper)), None)
+
+    def _same_settings(self, paper: Paper) -> bool:
+        fields = next(iter(paper.settings.values())).keys()
+        return set(arms_of(self.trials)) == paper.settings.keys() and all(
             t["settings"].keys() == fields for t in self.trials
         )
 
@@ -277,7 +279,7 @@ def _value(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def table(trials: Sequence[Trial], *, paper: bool = False) -> Table:
+def table(trials: Sequence[Trial], *, paper: Paper | None = None) -> Table:
     """Table 3: the best of each arm, with its settings; the paper's own rows beside them."""
     names = list(dict.fromkeys(k for t in trials for k in t["settings"]))
     rows = []
@@ -286,14 +288,15 @@ def table(trials: Sequence[Trial], *, paper: bool = False) -> Table:
         if top is not None:
             found = top["arms"][arm]
             rows.append(_row(_model(arm), found["train"], found["loss"], top["settings"], names))
-        if paper and arm in PAPER:
-            train, valid, settings = PAPER[arm]
+        if paper and (figures := paper.of(arm)):
+            (train, *_), (valid, *_) = figures
+            settings = paper.settings.get(arm, {})
             rows.append(_row(f"{_model(arm)}, paper", train, valid, settings, names, digits=2))
     columns = ["model", "train", "valid", "valid, bits", *short(names)]
     note = "Cross entropy in nats per symbol; train is the running average of the last epoch."
     if paper:
         note += " The paper's rows: 20 epochs of Penn Treebank."
-    title = "Best of each arm" + (", in the form of the paper's Table 3" if paper else "")
+    title = "Best of each arm" + (f", in the form of the paper's {paper.table}" if paper else "")
     return Table(title, [("", columns)], rows, note)
 
 
@@ -338,7 +341,7 @@ def _row(
     model: str,
     train: float,
     valid: float,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
     names: Sequence[str],
     digits: int = 3,
 ) -> list[str]:
@@ -346,7 +349,7 @@ def _row(
     return [model, *figures, *(_value(settings[n]) if n in settings else DASH for n in names)]
 
 
-def markdown(trials: Sequence[Trial], *, paper: bool = False) -> str:
+def markdown(trials: Sequence[Trial], *, paper: Paper | None = None) -> str:
     """A summary for a results page: the table, then the result in words."""
     shown = table(trials, paper=paper)
     listed = "\n".join(f"- {sentence}." for sentence in sentences(trials))

@@ -8,10 +8,10 @@ from statistics import mean
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 
+from normrnn.config.measure import bits
 from normrnn.report.comparison import LONG_ENOUGH, Comparison
 from normrnn.report.curves import best, rate, spread, validations, whole_epochs
 from normrnn.report.groups import Arm, Group
-from normrnn.report.measure import WORDS, bits
 from normrnn.report.paired import MOST_SEEDS, mean_interval
 from normrnn.report.runs import Row, Run
 
@@ -135,7 +135,7 @@ def paper_table(group: Group, *, beside: bool = True) -> Table:
     if shown.name == "cross entropy":
         figures = [("Train", _of(_train("loss"), bits), 3), (place, _of(held_out, bits), 3)]
         here.append(("here, bits", figures))
-    if paper and shown is WORDS:
+    if paper and shown.mean_of_batches:
         figures = [("Train", _train("batch_ppl"), 1), (place, _authors_valid, 1)]
         here.append(("here, authors' protocol", figures))
     rows = []
@@ -150,7 +150,7 @@ def paper_table(group: Group, *, beside: bool = True) -> Table:
         if paper and beside:
             figures = paper.of(arm.norm)
             flat = [x for part in figures for x in part] if figures else []
-            row += [f"{x:.{1 if shown is WORDS else 2}f}" for x in flat]
+            row += [f"{x:.{shown.paper_digits}f}" for x in flat]
             row += [DASH] * (sum(len(c) for _, c in names) - len(flat))
         rows.append(row)
     columns = [("", ["Model", "epochs"]), *((name, [c for c, _, _ in cs]) for name, cs in here)]
@@ -189,7 +189,7 @@ def _paper_note(group: Group) -> str:
         )
     if any(run.serving == "recalibrated" for run in group.runs):
         parts.append("Held-out figures of normalised networks: recalibrated statistics.")
-    if group.paper and shown is WORDS:
+    if group.paper and shown.mean_of_batches:
         parts.append(
             "The authors' protocol: arithmetic mean of the mini-batches' perplexities, the"
             " normalised network validated with the mini-batch's own statistics."
@@ -292,7 +292,7 @@ def runs_table(group: Group, *, authors: bool = True) -> Table:
     kinds = [k for k in KINDS if any(run.split("valid", k) for run in group.runs)]
     tests = any(run.split("test") for run in group.runs)
     errors = shown.held_out == "dev"
-    authors = authors and bool(group.paper) and shown is WORDS
+    authors = authors and bool(group.paper) and shown.mean_of_batches
     train = ["corpus", "authors'"] if authors else ["train"]
     columns: list[tuple[str, list[str]]] = [("", ["run", "epochs"])]
     columns += [("train" if authors else "", train)]

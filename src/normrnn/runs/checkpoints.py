@@ -18,7 +18,8 @@ import torch
 
 from normrnn.errors import UserError, notice
 from normrnn.files import write_whole
-from normrnn.runs.note import NEWEST, PREVIOUS, START
+from normrnn.runs.names import CHECKPOINT, PREVIOUS
+from normrnn.runs.note import START
 from normrnn.seal import BLANK, is_sealed, not_verified, seal
 
 FORMAT = "normrnn checkpoint 2"
@@ -30,7 +31,7 @@ class Checkpoints:
     """Reads and writes the two checkpoints of one directory."""
 
     def __init__(self, folder: Path) -> None:
-        self.newest, self.previous = folder / NEWEST, folder / PREVIOUS
+        self.newest, self.previous = folder / CHECKPOINT, folder / PREVIOUS
         self._keep_previous = False
 
     def exist(self) -> bool:

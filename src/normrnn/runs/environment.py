@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from normrnn import __version__
 from normrnn.errors import UsageError
+from normrnn.runs.names import ENVIRONMENT
 from normrnn.runs.store import RunDirectory
-
-ENVIRONMENT = "environment.json"
+from normrnn.version import __version__
 
 M = TypeVar("M", bound=nn.Module)
 _THREADS = 64

@@ -2,35 +2,14 @@
 
 import hashlib
 import json
-import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from normrnn.config.measure import perplexity
 from normrnn.errors import UserError
 from normrnn.files import following_no_link
-
-PERPLEXITY_LIMIT = 50.0
-"""Perplexities are capped at e^50 (5e21): one diverging batch must not give an infinite mean."""
-
-
-def perplexity(loss: float) -> float:
-    """exp of nats per token, capped.
-
-    >>> round(perplexity(math.log(120)), 6)
-    120.0
-    """
-    return math.exp(min(loss, PERPLEXITY_LIMIT))
-
-
-def with_bits(row: dict[str, Any]) -> dict[str, Any]:
-    """A row about characters, with its loss in bits per character as well.
-
-    >>> with_bits({"loss": math.log(2)})
-    {'loss': 0.6931471805599453, 'bpc': 1.0}
-    """
-    return {**row, "bpc": row["loss"] / math.log(2)}
 
 
 @dataclass

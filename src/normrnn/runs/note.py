@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.errors import UserError
+from normrnn.runs.names import CHECKPOINT, METRICS
 from normrnn.seal import is_sealed
 
-NEWEST = "checkpoint.pt"
-PREVIOUS = "checkpoint.previous.pt"
 START = b'{"sha256": "'
 _LONGEST = 1 << 16
 
@@ -21,7 +20,7 @@ def read_note(folder: Path) -> dict[str, Any] | None:
     The note is taken at its word: `trusted` asks the whole file.
     """
     try:
-        with (folder / NEWEST).open("rb") as file:
+        with (folder / CHECKPOINT).open("rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _LONGEST, 0))
             tail = file.read()
         note = json.loads(tail[tail.rindex(START) :])
@@ -33,8 +32,8 @@ def read_note(folder: Path) -> dict[str, Any] | None:
 def trusted(folder: Path) -> bool:
     """Is the newest checkpoint what was written, its note included?"""
     try:
-        content = (folder / NEWEST).read_bytes()
-        return is_sealed(content, folder / NEWEST, max(content.rfind(START), 0))
+        content = (folder / CHECKPOINT).read_bytes()
+        return is_sealed(content, folder / CHECKPOINT, max(content.rfind(START), 0))
     except (OSError, UserError):
         return False
 
@@ -51,7 +50,7 @@ def metrics_as_written(folder: Path) -> bool | None:
     if not isinstance(size, int) or not isinstance(written, str):
         return None
     try:
-        with (folder / "metrics.jsonl").open("rb") as file:
+        with (folder / METRICS).open("rb") as file:
             content = file.read(size)
     except OSError:
         content = b""

@@ -13,25 +13,18 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 from normrnn.config.base import Config
 from normrnn.config.jsonio import differences, to_dict
+from normrnn.config.registry import read_config
 from normrnn.errors import UsageError, UserError
-from normrnn.files import following_no_link, remove_leftovers, write_whole
-from normrnn.recipes import read_config
+from normrnn.files import remove_leftovers, write_whole
+from normrnn.locks import exclusive
 from normrnn.runs.checkpoints import Checkpoints
 from normrnn.runs.metrics import MetricsFile
-from normrnn.runs.note import NEWEST, PREVIOUS
+from normrnn.runs.names import CHECKPOINT, CONFIG, LOCK, METRICS, MODEL, PREVIOUS, VOCABULARY
 from normrnn.seal import BLANK, is_sealed, not_verified, seal
-
-CONFIG = "config.json"
-METRICS = "metrics.jsonl"
-MODEL = "model.safetensors"
-CHECKPOINT = NEWEST
-VOCABULARY = "vocabulary.json"
-EVALUATION = "evaluation.json"
-
 
 C = TypeVar("C", bound=Config)
 DATA_CHANGED = "the data has changed"
@@ -66,16 +59,8 @@ class RunDirectory:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else trains in this directory meanwhile."""
-        try:
-            import fcntl
-        except ImportError:  # no such lock on this system
-            yield
-            return
-        with open(self.path / ".lock", "a", opener=following_no_link) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise BusyError(f"another process is training in {self.path}") from None
+        busy = BusyError(f"another process is training in {self.path}")
+        with exclusive(self.path / LOCK, busy):
             remove_leftovers(self.path, CONFIG, MODEL, CHECKPOINT, PREVIOUS, VOCABULARY)
             yield
 
@@ -127,6 +112,24 @@ class RunDirectory:
     def read_tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of a safetensors file, verified."""
         return self._tensors(name)[0]
+
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors of the best model; UserError before there is one, or if it is of another
+        config."""
+        if not self.has(MODEL):
+            raise UserError(f"{self.path} has no {MODEL} yet: the first validation writes it")
+        weights, metadata = self._tensors(MODEL)
+        if CONFIG in metadata:  # not in older runs
+            self.check_config(self.config(), json.loads(metadata[CONFIG]), MODEL)
+        return weights
+
+    def fill(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
+        """Put them into a network; UserError if they are another's."""
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{MODEL} of {self.path} does not fit its {CONFIG}: {reason}") from None
 
     def tensors_metadata(self, name: str) -> dict[str, str]:
         """What was written with the tensors of a safetensors file."""

@@ -16,18 +16,11 @@ from normrnn.config.base import Config
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes import read_config
+from normrnn.recipes.paper import SPACES
 
 Space = dict[str, Any]
 """Dotted field -> a list of values, or {"low", "high"} with "log" or "step" if wished."""
 
-SPACES: dict[str, Space] = {
-    # The appendix's.
-    "ptb-char": {
-        "optimizer.lr": {"low": 1e-4, "high": 1.0, "log": True},
-        "optimizer.momentum": [0.5, 0.8, 0.9, 0.95, 0.995],
-        "train.batch": [32, 64, 128],
-    }
-}
 MOST = 500
 """Settings of a space that are tried on the config before a search."""
 NOT_VARIED = ("recipe", "norm", "data", "data_sha256", "device", "threads")

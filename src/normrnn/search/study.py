@@ -14,12 +14,12 @@ import time
 import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import optuna
+from filelock import FileLock
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
@@ -30,6 +30,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from normrnn.config.base import Config
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UsageError, UserError
+from normrnn.locks import try_lock
 from normrnn.recipes import read_config
 from normrnn.search.space import Space
 
@@ -201,7 +202,7 @@ class Study:
         self.storage = optuna.storages.get_storage(self._opened)
         journal = url.startswith("journal:")
         self.locks = Path(f"{url.removeprefix('journal:')}.locks") if journal else None
-        self._held: dict[int, TextIOWrapper] = {}
+        self._held: dict[int, FileLock] = {}
         with storage_errors():
             self.optuna = self._join()
             self.id = self.storage.get_study_id_from_name(name)
@@ -365,24 +366,16 @@ class Study:
     def _lock(self, number: int) -> bool:
         """A journal has no heartbeat; the system gives up the locks of a dead process."""
         assert self.locks is not None
-        try:
-            import fcntl
-        except ImportError:  # no such lock on this system: whoever asks is believed
-            return True
         self.locks.mkdir(parents=True, exist_ok=True)
-        file = (self.locks / f"{quote(self.name, safe='')}-{number}").open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            return False
-        self._held[number] = file
-        return True
+        lock = try_lock(self.locks / f"{quote(self.name, safe='')}-{number}")
+        if lock is not None:
+            self._held[number] = lock
+        return lock is not None
 
     def _unlock(self, number: int) -> None:
-        file = self._held.pop(number, None)
-        if file is not None:
-            file.close()
+        lock = self._held.pop(number, None)
+        if lock is not None:
+            lock.release()
 
     def _set(self, trial_id: int, state: TrialState) -> bool:
         """Whether the trial changed its state: only one worker hears yes."""

@@ -16,16 +16,16 @@ from optuna.exceptions import UpdateFinishedTrialError
 from normrnn.cli import guarded
 from normrnn.config.base import Config
 from normrnn.engine.display import PlainDisplay
-from normrnn.engine.interrupt import Interrupt, Interrupted, stop_with_parent
+from normrnn.engine.interrupt import Interrupt, Interrupted
 from normrnn.engine.loop import Diverged
 from normrnn.engine.start import train
 from normrnn.errors import UserError
-from normrnn.report.runs import load, read_rows
-from normrnn.runs.store import CONFIG, METRICS, MODEL, BusyError, RunDirectory
+from normrnn.processes import stop_with_parent
+from normrnn.runs.names import CONFIG, METRICS
+from normrnn.runs.rows import read_rows
+from normrnn.runs.store import BusyError, RunDirectory
 from normrnn.search.space import draw, with_fields
 from normrnn.search.study import ARMS, SLOT, Plan, Study, storage_errors
-from normrnn.text.config import LanguageConfig
-from normrnn.text.task import RUNNING, deciding_statistics
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ class Reporter(PlainDisplay):
 
     def __init__(self, epochs: int, unit: str, config: Config, out: Path, pruning: Pruning) -> None:
         super().__init__(epochs, unit)
-        language = isinstance(config, LanguageConfig)
-        self.deciding = deciding_statistics(config) if language else "running"
+        self.deciding = config.deciding_statistics
         self.metrics, self.pruning = out / METRICS, pruning
 
     def row(self, row: dict[str, Any]) -> None:
@@ -160,16 +159,17 @@ def result(out: Path) -> dict[str, Any]:
 
     It diverged if its last validation is worse than twice a uniform guess.
     """
-    run, directory = load(out), RunDirectory(out)
-    deciding = "recalibrated" if directory.has(RUNNING) else "running"
-    valid = [r for r in run.rows if r["split"] == "valid" and r["statistics"] == deciding]
-    train = [r for r in run.rows if r["split"] == "train"]
+    directory = RunDirectory(out)
+    deciding = directory.config().deciding_statistics
+    rows = read_rows(out / METRICS)
+    valid = [r for r in rows if r["split"] == "valid" and r["statistics"] == deciding]
+    train = [r for r in rows if r["split"] == "train"]
     last = [r for r in train if r["epoch"] == train[-1]["epoch"]]
-    tested = [r for r in run.rows if r["split"] == "test" and r["statistics"] == deciding]
-    fixed = [r for r in run.rows if r["split"] == "train_eval"]
-    classes = len(directory.read_tensors(MODEL)["decoder.bias"])
+    tested = [r for r in rows if r["split"] == "test" and r["statistics"] == deciding]
+    fixed = [r for r in rows if r["split"] == "train_eval"]
+    classes = len(directory.weights()["decoder.bias"])
     final = valid[-1]["loss"]
-    at_end = [r for r in run.rows if r["split"] == "valid" and r["updates"] == valid[-1]["updates"]]
+    at_end = [r for r in rows if r["split"] == "valid" and r["updates"] == valid[-1]["updates"]]
     diverged = final > 2 * math.log(classes)
     found = {
         "diverged": diverged,

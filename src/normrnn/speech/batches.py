@@ -44,13 +44,19 @@ Piece(utterance=0, start=3, stop=5)]
 
 
 def shuffled_batches(
-    pieces: Sequence[Piece], batch: int, pool: int, seed: int, epoch: int, *, alone: bool = True
+    pieces: Sequence[Piece],
+    batch: int,
+    pool: int,
+    *,
+    seed: int,
+    epoch: int,
+    allow_single: bool = True,
 ) -> list[list[Piece]]:
     """All pieces once, in batches of similar length.
 
     Pools of `pool` batches are drawn at random and sorted by length; their batches come in random
     order. Only the last batch drawn may be smaller; one piece left over joins the batch before it
-    if it may not be `alone`.
+    if it may not be `allow_single`.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(len(pieces), generator=generator).tolist()
@@ -58,16 +64,18 @@ def shuffled_batches(
     for start in range(0, len(order), pool * batch):
         some = sorted((pieces[i] for i in order[start : start + pool * batch]), key=_by_length)
         batches += [some[i : i + batch] for i in range(0, len(some), batch)]
-    if not alone:
+    if not allow_single:
         _join_last(batches)
     return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def sorted_batches(pieces: Sequence[Piece], batch: int, *, alone: bool = True) -> list[list[Piece]]:
+def sorted_batches(
+    pieces: Sequence[Piece], batch: int, *, allow_single: bool = True
+) -> list[list[Piece]]:
     """All pieces once, by length: for evaluation."""
     some = sorted(pieces, key=_by_length)
     batches = [some[i : i + batch] for i in range(0, len(some), batch)]
-    if not alone:
+    if not allow_single:
         _join_last(batches)
     return batches
 

@@ -1,10 +1,13 @@
 """Settings of an acoustic model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from normrnn.config.base import Config, LoopConfig
+from normrnn.config.measure import Measure
 from normrnn.errors import UsageError
+from normrnn.speech.measure import FRAMES
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class SpeechConfig(Config):
     """One complete experiment with an acoustic model, as saved in `config.json`."""
 
     noun: ClassVar[str] = "an acoustic model"
+    task: ClassVar[str] = "normrnn.speech.task"
     data: str = ""
     """Directory that `normrnn prepare librispeech` or `normrnn prepare kaldi` made."""
     model: AcousticConfig = field(default_factory=AcousticConfig)
@@ -82,3 +86,8 @@ class SpeechConfig(Config):
             raise UsageError(f"model.eps must be positive, not {self.model.eps}")
         if not 0 <= self.model.momentum <= 1:
             raise UsageError(f"model.momentum must lie in [0, 1], not {self.model.momentum}")
+
+    @classmethod
+    def measure(cls, settings: Mapping[str, Any]) -> Measure:  # noqa: ARG003
+        """The paper's frame-wise cross entropy."""
+        return FRAMES

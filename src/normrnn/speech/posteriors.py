@@ -9,9 +9,11 @@ from torch import Tensor
 
 from normrnn.errors import UsageError, UserError
 from normrnn.files import replacing, utf8_name
-from normrnn.runs.load import load_acoustic
+from normrnn.runs.environment import named_device
+from normrnn.runs.store import RunDirectory
 from normrnn.speech.archive import write_matrix
 from normrnn.speech.corpus import read_features, sources
+from normrnn.speech.load import load
 
 FRAMES = 16_384  # that run through the network together: a dozen utterances or two
 
@@ -29,7 +31,7 @@ def write_posteriors(
     if prior_floor is not None and not 0 < prior_floor < math.inf:
         raise UsageError(f"--prior-floor must be positive and finite, not {prior_floor}")
     utf8_name(prefix, "--out")
-    model = load_acoustic(run, device)
+    model = load(RunDirectory(run), named_device(device))
     minus = 0.0 if prior_floor is None else model.log_priors(prior_floor)
     ark, scp = (prefix.with_name(f"{prefix.name}.{kind}") for kind in ("ark", "scp"))
     taken = sources(data) & {ark.resolve(), scp.resolve()}

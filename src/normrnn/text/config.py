@@ -1,11 +1,14 @@
 """Settings of a language model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from normrnn import norms
 from normrnn.config.base import Config, LoopConfig
+from normrnn.config.measure import Measure
 from normrnn.errors import UsageError
+from normrnn.text.measure import CHARACTERS, WORDS
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class LanguageConfig(Config):
     """One complete experiment with a language model, as saved in `config.json`."""
 
     noun: ClassVar[str] = "a language model"
+    task: ClassVar[str] = "normrnn.text.task"
+    predicts_inputs: ClassVar[bool] = True
     data: str = ""
     """Directory with train, valid and test text, or one text file, or builtin:python-topics."""
     text: TextConfig = field(default_factory=TextConfig)
@@ -121,3 +126,15 @@ class LanguageConfig(Config):
             )
         if self.model.peephole != "none" and self.model.cell != "lstm":
             raise UsageError(f"model.peephole is for cell lstm, not {self.model.cell}")
+
+    @classmethod
+    def measure(cls, settings: Mapping[str, Any]) -> Measure:
+        """Perplexity for words, cross entropy for characters."""
+        return CHARACTERS if settings.get("text.level") == "char" else WORDS
+
+    @property
+    def deciding_statistics(self) -> Literal["running", "recalibrated"]:
+        """Under dropout p the variance of W_x x is 1/(1−p) times that without: running statistics
+        are biased then, and population statistics without dropout take their place."""
+        biased = self.normalisation.keeps_statistics and self.model.dropout > 0
+        return "recalibrated" if biased else "running"

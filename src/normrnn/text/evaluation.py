@@ -1,29 +1,43 @@
-"""Scoring a text with a language model: which statistics, how many streams.
+"""A language model scored on a text: under which statistics, in how many streams."""
 
-- running: the buffers as training left them;
-- recalibrated: population statistics over training windows, in order, without dropout;
-- batch: each window's own statistics, as the authors' code validated.
-"""
-
-import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normrnn import batch_statistics, recalibrate
-from normrnn.engine.task import Poll, Row, Tensors
+from normrnn.config.measure import perplexity
+from normrnn.engine.statistics import (
+    StatisticsKind,
+    evaluating,
+    own_or_kept,
+    population_statistics,
+    set_statistics,
+    using,
+)
+from normrnn.engine.task import EvaluationOptions, Poll, Tensors, never
 from normrnn.errors import UserError
-from normrnn.runs.metrics import perplexity
+from normrnn.runs.names import METRICS, MODEL, RUNNING
+from normrnn.runs.rows import Row, epoch_averages, read_rows
+from normrnn.runs.store import RunDirectory
+from normrnn.text.config import LanguageConfig
+from normrnn.text.corpus import Corpus, encode_texts
+from normrnn.text.files import read_texts
+from normrnn.text.load import load
 from normrnn.text.model import LanguageModel, State
 from normrnn.text.sequences import Sequences
 from normrnn.text.streams import Streams, Window
 
-Statistics = Literal["running", "recalibrated", "batch"]
 Text = Streams | Sequences
+LONG_WINDOW = 2000
+"""Steps per window where the window's length does not matter: one stream is slow in short ones."""
+NO_PERPLEXITY = (
+    "batch statistics refused: they see the future of the window, so that what they give a"
+    " language model is no perplexity; the same holds for its losses in training mode"
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,7 @@ class Score:
         """Nats per token."""
         return self.nats / self.count
 
-    def row(self, split: str, statistics: Statistics) -> Row:
+    def row(self, split: str, statistics: StatisticsKind) -> Row:
         """As metrics.jsonl and evaluation.json have it."""
         return {
             "split": split,
@@ -61,47 +75,44 @@ def score(
 
     The state of streams is carried on from zero, sequences start from zero each.
     """
-    was_training = model.training
-    model.eval()
-    nats, count, ppls, partial = 0.0, 0, [], []
+    nats, count = 0.0, 0
+    whole: list[float] = []
+    partial: list[float] = []
     state: State | None = None
-    for window in text.windows(steps):
-        poll()
-        rows = window.inputs.shape[1]
-        if not text.carried:
-            state = None
-        elif state is not None:
-            # The tail's streams are the first ones.
-            state = tuple(s[:, :rows].contiguous() for s in state)
-        # One row has no statistics of its own.
-        use_own = own_statistics and rows > 1
-        with batch_statistics(model) if use_own else contextlib.nullcontext():
-            loss, state = model.loss(window.inputs, window.targets, state)
-        value, n = loss.item(), window.targets.numel()
-        nats, count = nats + value, count + n
-        full = window.targets.shape == (steps, text.batch)
-        (ppls if full else partial).append(perplexity(value / n))
-    model.train(was_training)
-    ppls = ppls or partial  # a text shorter than one window
-    return Score(nats, count, sum(ppls) / len(ppls), text.batch)
+    with evaluating(model):
+        for window in text.windows(steps):
+            poll()
+            rows = window.inputs.shape[1]
+            if not text.carried:
+                state = None
+            elif state is not None:
+                # The tail's streams are the first ones.
+                state = tuple(s[:, :rows].contiguous() for s in state)
+            # One row has no statistics of its own.
+            with own_or_kept(model, own_statistics and rows > 1):
+                loss, state = model.loss(window.inputs, window.targets, state)
+            value, n = loss.item(), window.targets.numel()
+            nats, count = nats + value, count + n
+            full = window.targets.shape == (steps, text.batch)
+            (whole if full else partial).append(perplexity(value / n))
+    perplexities = whole or partial  # a text shorter than one window
+    return Score(nats, count, sum(perplexities) / len(perplexities), text.batch)
 
 
-def statistics_of(model: nn.Module) -> Tensors:
-    """A copy of all buffers: the normalisers' statistics, and what else the model keeps there."""
-    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+@torch.no_grad()
+def token_nats(model: LanguageModel, text: Text, steps: int) -> Tensor:
+    """Cross entropy (N - 1,) of every token but the first of a text read with batch 1."""
+    state: State | None = None
+    parts = []
+    with evaluating(model):
+        for window in text.windows(steps):
+            logits, state = model(window.inputs, state if text.carried else None)
+            nats = F.cross_entropy(logits.flatten(0, 1), window.targets.flatten(), reduction="none")
+            parts.append(nats)
+    return torch.cat(parts)
 
 
-def set_statistics(model: nn.Module, statistics: Tensors) -> None:
-    """Put such a copy back; UserError if it is another network's."""
-    buffers = dict(model.named_buffers())
-    if any(n not in buffers or buffers[n].shape != v.shape for n, v in statistics.items()):
-        raise UserError("the saved statistics belong to another network")
-    with torch.no_grad():
-        for name, value in statistics.items():
-            buffers[name].copy_(value)
-
-
-def population_statistics(
+def population_of_windows(
     model: LanguageModel, train: Text, steps: int, windows: int, poll: Poll
 ) -> Tensors:
     """Recalibrated statistics over the first training windows; the model keeps its own."""
@@ -114,75 +125,156 @@ def population_statistics(
         return features
 
     some = (train.window(i, steps) for i in range(min(windows, train.count(steps))))
-    before = statistics_of(model)
-    try:
-        with torch.no_grad():
-            recalibrate(model, some, step=step)
-        return statistics_of(model)
-    finally:
-        set_statistics(model, before)
+    return population_statistics(model, some, step)
 
 
-@contextlib.contextmanager
-def using(model: nn.Module, statistics: Tensors) -> Iterator[None]:
-    """These statistics inside, the model's own outside."""
-    before = statistics_of(model)
-    set_statistics(model, statistics)
-    try:
-        yield
-    finally:
-        set_statistics(model, before)
+def read_ids(config: LanguageConfig, ids: Tensor, batch: int, name: str = "text") -> Text:
+    """Ids (N,) as the config reads them."""
+    return (Sequences if config.train.reading == "sequences" else Streams)(ids, batch, name)
 
 
-LONG_WINDOW = 2000
-"""Steps per window where the window's length does not matter: one stream is slow in short ones."""
+class Evaluator:
+    """The evaluations of one corpus under one config, for the loop and `normrnn evaluate`."""
+
+    def __init__(self, config: LanguageConfig, corpus: Corpus, device: torch.device) -> None:
+        self.config = config
+        self.steps = config.train.steps
+        self.train = read_ids(config, corpus.train, config.train.batch, "training text").to(device)
+        limit = config.evaluation.tokens + 1 if config.evaluation.tokens else None
+        self.texts = {"valid": corpus.valid[:limit], "test": corpus.test[:limit]}
+        tokens = config.evaluation.train_tokens
+        if tokens:
+            self.texts["train_eval"] = corpus.train[: tokens + 1]
+        self.device = device
+        self._texts: dict[tuple[str, int], Text] = {}
+        for split in self.texts:
+            self.text(split)  # a text too short to score is found now, not after an epoch
+
+    def text(self, split: str, batch: int | None = None) -> Text:
+        """The text with the training batch's number of rows, fewer if it is very short."""
+        text = self.texts[split]
+        batch = min(batch or self.config.train.batch, max(1, len(text) - 1))
+        if (split, batch) not in self._texts:
+            name = {"valid": "validation text", "test": "test text"}.get(split, "training text")
+            self._texts[split, batch] = read_ids(self.config, text, batch, name).to(self.device)
+        return self._texts[split, batch]
+
+    def score(self, model: LanguageModel, split: str, poll: Poll) -> Score:
+        """With the statistics the model has at the moment."""
+        return score(model, self.text(split), self.steps, poll)
+
+    def batch_score(self, model: LanguageModel, split: str, poll: Poll) -> Score:
+        """With each window's own statistics."""
+        return score(model, self.text(split), self.steps, poll, own_statistics=True)
+
+    def population(self, model: LanguageModel, poll: Poll) -> Tensors:
+        """Recalibrated statistics; none for a network without normalisers."""
+        if not self.config.normalisation.keeps_statistics:
+            return {}
+        windows = self.config.evaluation.recalibrate_windows
+        return population_of_windows(model, self.train, self.steps, windows, poll)
+
+    def rows(
+        self, model: LanguageModel, split: str, population: Tensors, poll: Poll
+    ) -> Iterator[Row]:
+        """One row per kind of statistics that says something about this network."""
+        yield self.score(model, split, poll).row(split, "running")
+        norm = self.config.normalisation
+        if not norm.keeps_statistics:
+            return
+        with using(model, population):
+            yield self.score(model, split, poll).row(split, "recalibrated")
+        # Statistics that see the window's future would give no perplexity.
+        if not norm.looks_ahead and self.text(split).batch > 1:
+            yield self.batch_score(model, split, poll).row(split, "batch")
 
 
-@torch.no_grad()
-def token_nats(model: LanguageModel, text: Text, steps: int) -> Tensor:
-    """Cross entropy (N - 1,) of every token but the first of a text read with batch 1."""
-    model.eval()
-    state: State | None = None
-    parts = []
-    for window in text.windows(steps):
-        logits, state = model(window.inputs, state if text.carried else None)
-        nats = F.cross_entropy(logits.flatten(0, 1), window.targets.flatten(), reduction="none")
-        parts.append(nats)
-    return torch.cat(parts)
+def finite_rows(rows: Iterable[Row]) -> list[Row]:
+    """One kind of statistics may diverge before the others: JSON has no number for that."""
+    return [row for row in rows if math.isfinite(row["loss"])]
 
 
-@torch.no_grad()
-def sample(
-    model: LanguageModel,
-    start: list[int],
-    count: int,
-    steps: int,
-    temperature: float,
-    generator: torch.Generator,
-    *,
-    carried: bool = True,
-) -> list[int]:
-    """`count` ids that follow `start`, drawn one at a time.
+def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
+    """Validation, test and the beginning of the training text under all statistics."""
+    model, config = load(run, options.device), run.config(LanguageConfig)
+    assert model.vocabulary is not None
+    texts = read_texts(options.data or config.data)
+    evaluator = Evaluator(config, encode_texts(texts, model.vocabulary), options.device)
+    if config.deciding_statistics == "recalibrated":
+        _check_pair(run)
+        set_statistics(model, run.read_tensors(RUNNING))
+    population = evaluator.population(model, never)
+    rows = [row for s in ("valid", "test") for row in evaluator.rows(model, s, population, never)]
+    rows += _train_eval(model, evaluator, population)
+    # Sequences from zero state are the same however many are read at once.
+    if options.one_stream and config.train.reading == "streams":
+        rows += _one_stream(model, evaluator, population)
+    rows = [config.own_measure.row(row) for row in rows]
+    finite = finite_rows(rows)
+    if not finite:
+        raise UserError(f"the model of {run.path} gives no finite loss on {texts.source}")
+    notes = [NO_PERPLEXITY] if config.normalisation.looks_ahead else []
+    notes += [
+        f"{row['split']} with {row['statistics']} statistics left out: its loss is {row['loss']}"
+        for row in rows
+        if row not in finite
+    ]
+    return {
+        "data_sha256": texts.sha256,
+        "same_data": texts.sha256 == config.data_sha256,
+        "rows": finite,
+        "train_epochs": epoch_averages(read_rows(run.path / METRICS)),
+        "authors_protocol": _authors(config, finite),
+        "notes": notes,
+    }
 
-    With statistics kept per position the window's tokens are read again at every step, so that
-    each meets the statistics of its own position; `steps` is 1 otherwise. Where no state is
-    carried on, a full window is followed by one that begins with its second half.
-    """
-    model.eval()
-    state: State | None = None
-    window: list[int] = []
-    drawn: list[int] = []
-    feed = list(start)
-    while True:
-        for token in feed:
-            window.append(token)
-            logits, after = model(torch.tensor(window)[:, None], state)
-            if len(window) == steps:
-                state, window = (after, []) if carried else (None, window[steps - steps // 2 :])
-        if len(drawn) == count:
-            return drawn
-        last = logits[-1, 0]  # type: ignore[possibly-unbound]
-        # From the largest down: however small the temperature, nothing overflows.
-        probabilities = torch.softmax((last - last.max()) / max(temperature, 1e-30), 0)
-        drawn.append(int(torch.multinomial(probabilities, 1, generator=generator)))
-        feed = drawn[-1:]
+
+def _check_pair(run: RunDirectory) -> None:
+    """The running statistics must be of the model beside them: a kill can fall between the two."""
+    of = {run.tensors_metadata(name).get("updates") for name in (MODEL, RUNNING)}
+    if len(of) > 1:
+        raise UserError(
+            f"{run.path} was stopped while its best model was written: {MODEL} and {RUNNING}"
+            " are of different updates; training goes on from there and writes both"
+        )
+
+
+def window_for_one_stream(config: LanguageConfig) -> int:
+    """Long windows, except where statistics belong to positions in the training window."""
+    fixed = config.model.time_steps or config.train.reading == "sequences"
+    return config.train.steps if fixed else LONG_WINDOW
+
+
+def _authors(config: LanguageConfig, rows: list[Row]) -> list[Row]:
+    """The authors' own figure: batch statistics, mean of the mini-batches' perplexities."""
+    if config.text.level == "char":
+        return []  # their code that we know of is the one for words
+    wanted = "batch" if config.normalisation.keeps_statistics else "running"
+    return [
+        {k: row[k] for k in ("split", "statistics", "batch_ppl", "streams")}
+        for row in rows
+        if row["statistics"] == wanted and row["split"] in ("valid", "test") and "batch_ppl" in row
+    ]
+
+
+def _train_eval(model: LanguageModel, evaluator: Evaluator, population: Tensors) -> list[Row]:
+    if "train_eval" not in evaluator.texts:
+        return []
+    deciding = evaluator.config.deciding_statistics
+    with using(model, population if deciding == "recalibrated" else {}):
+        return [evaluator.score(model, "train_eval", never).row("train_eval", deciding)]
+
+
+def _one_stream(model: LanguageModel, evaluator: Evaluator, population: Tensors) -> list[Row]:
+    text, steps = evaluator.text("test", 1), window_for_one_stream(evaluator.config)
+    kinds: dict[Any, Tensors] = {"running": {}, "recalibrated": population}
+    if not population:
+        del kinds["recalibrated"]
+    rows = []
+    for kind, statistics in kinds.items():
+        with using(model, statistics):
+            row = score(model, text, steps, never).row("test", kind)
+        # A mean over these long windows is nobody's protocol.
+        del row["batch_ppl"]
+        rows.append(row)
+    return rows

@@ -4,13 +4,12 @@ Results are appended to the archives in the order of the keys, and to a journal 
 these are good. A preparation that was killed cuts the archives there and goes on.
 """
 
-import contextlib
 import json
 import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from normrnn.errors import UsageError, UserError
 from normrnn.files import following_no_link
+from normrnn.locks import exclusive
 from normrnn.speech.archive import (
     Entry,
     Unusable,
@@ -139,7 +139,7 @@ def prepare(job: Job, out: Path, processes: int, report: Report) -> tuple[dict[s
         (out / split).mkdir(parents=True, exist_ok=True)
     if not (out / SETTINGS).is_file():
         write_json(out / SETTINGS, job.settings)
-    with _locked(out / SETTINGS):
+    with exclusive(out / SETTINGS, UserError(f"another process is preparing {out}")):
         with _Journal(out, job.utterances) as journal:
             todo = job.utterances[len(journal.records) :]
             report(len(journal.records), len(job.utterances), journal.skipped)
@@ -389,19 +389,3 @@ def _statistics(folder: Path, kept: Sequence[tuple[Utterance, Record]]) -> dict[
 def _shown(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:12]}…"
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Nobody else prepares here meanwhile."""
-    try:
-        import fcntl
-    except ImportError:  # no such lock on this system
-        yield
-        return
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another process is preparing {path.parent}") from None
-        yield

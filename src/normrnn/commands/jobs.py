@@ -1,0 +1,90 @@
+"""Several runs at once, each a process of its own with one thread."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from normrnn.config.base import Config
+from normrnn.config.jsonio import to_dict
+from normrnn.errors import UserError
+from normrnn.processes import Child, ended_politely, stop
+from normrnn.runs.names import LOG
+
+WORKER = "normrnn.commands.worker"
+DIVERGED = 3
+"""Exit code of a run whose loss is no finite number any more."""
+
+
+@dataclass
+class Job:
+    """One run of a comparison."""
+
+    config: Config
+    out: Path
+    options: Sequence[str] = ()
+    may_diverge: bool = False
+    """Then that is a finding, and no failure."""
+    child: Child | None = None
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None before the end."""
+        return None if self.child is None else self.child.code
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        if self.child is None:
+            return "waiting"
+        return {None: "running", 0: "done", DIVERGED: "diverged"}.get(self.code, "failed")
+
+    @property
+    def failed(self) -> bool:
+        """Ended as it should not."""
+        return bool(self.code) and not (self.may_diverge and self.code == DIVERGED)
+
+    def start(self) -> None:
+        """Begin, or go on with, the run."""
+        order = json.dumps(to_dict(self.config)).encode()
+        self.child = Child(WORKER, [str(self.out), *self.options], order, self.out / LOG)
+
+
+@dataclass
+class Jobs:
+    """All runs of a comparison, at most `limit` of them at a time."""
+
+    jobs: Sequence[Job]
+    limit: int
+    _waiting: list[Job] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._waiting = list(self.jobs)
+
+    def run(self, watch: Callable[[], None], interval: float = 0.5) -> None:
+        """Run them all, calling `watch` now and then; UserError naming the first that failed."""
+        with ended_politely():
+            try:
+                while any(job.code is None for job in self.jobs):
+                    running = sum(job.state == "running" for job in self.jobs)
+                    for job in self._waiting[: self.limit - running]:
+                        self._waiting.remove(job)
+                        job.start()
+                    time.sleep(interval)
+                    watch()
+            finally:
+                stop([job.child for job in self.jobs if job.child is not None])
+        for job in self.jobs:
+            if job.failed:
+                assert job.child is not None
+                raise UserError(f"{job.out} failed: {job.child.last_words()}")
+
+
+def plan(config: Config, norms: Sequence[str], seeds: int, out: Path) -> list[Job]:
+    """One run per normalisation and seed, in `out`/NORM-SEED."""
+    return [
+        Job(replace(config, norm=norm, seed=seed, threads=1), out / f"{norm}-{seed}")
+        for seed in range(config.seed, config.seed + seeds)
+        for norm in norms
+    ]

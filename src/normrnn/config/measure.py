@@ -1,0 +1,71 @@
+"""What a loss in nats is shown as: perplexity, bits, or itself."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PERPLEXITY_LIMIT = 50.0
+"""Perplexities are capped at e^50 (5e21): one diverging batch must not give an infinite mean."""
+
+
+def perplexity(loss: float) -> float:
+    """exp of nats per token, capped.
+
+    >>> round(perplexity(math.log(120)), 6)
+    120.0
+    """
+    return math.exp(min(loss, PERPLEXITY_LIMIT))
+
+
+def bits(loss: float) -> float:
+    """Nats as bits.
+
+    >>> bits(math.log(2))
+    1.0
+    """
+    return loss / math.log(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """How the loss of a task is shown."""
+
+    name: str
+    long: str
+    axis: str
+    of: Callable[[float], float]
+    """The figure of a loss in nats."""
+    digits: int
+    log: bool
+    """Whether a picture's axis is logarithmic."""
+    unit: str
+    """What is counted: tokens, characters, frames."""
+    held_out: str
+    """The set that no gradient sees."""
+    mean_of_batches: bool = False
+    """Whether the mean of the mini-batches' figures, the authors' own, is shown as well."""
+    paper_digits: int = 2
+    columns: Mapping[str, Callable[[float], float]] = field(default_factory=dict)
+    """Further figures of the loss in every row of metrics.jsonl, by their key there."""
+
+    def text(self, loss: float | None) -> str:
+        """The figure, or a dash."""
+        return "–" if loss is None else f"{self.of(loss):,.{self.digits}f}"
+
+    def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row of metrics.jsonl with the further figures of its loss."""
+        return {**row, **{key: of(row["loss"]) for key, of in self.columns.items()}}
+
+
+NATS = Measure(
+    name="cross entropy",
+    long="cross entropy in nats",
+    axis="nats",
+    of=float,
+    digits=3,
+    log=False,
+    unit="targets",
+    held_out="valid",
+)
+"""Of a task that says nothing else."""

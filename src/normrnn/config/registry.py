@@ -1,0 +1,75 @@
+"""The recipes and tasks that are known, without importing what trains them.
+
+A recipe is a function that returns a complete config. The config's class is the torch-free half of
+its task; its `task` names the module with the other half, imported when a network is built.
+`normrnn.recipes` registers the recipes of this package, and is imported when somebody asks.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from normrnn.config.base import Config
+from normrnn.config.jsonio import flat, from_dict, to_dict
+from normrnn.errors import UsageError, UserError
+
+OURS = "normrnn.recipes"
+
+_RECIPES: dict[str, Callable[[], Config]] = {}
+
+
+def register(make: Callable[[], Config]) -> None:
+    """A recipe under the name that its config carries; the first line of its docstring says what
+    it is. A name that is taken is an error."""
+    name = make().recipe
+    if name in _RECIPES:
+        raise ValueError(f"there is a recipe {name!r} already")
+    _RECIPES[name] = make
+
+
+def unregister(name: str) -> None:
+    """Take a recipe out again."""
+    del _RECIPES[name]
+
+
+def recipes() -> Mapping[str, Callable[[], Config]]:
+    """Name -> function."""
+    import_module(OURS)
+    return _RECIPES
+
+
+def recipe(name: str) -> Config:
+    """The config of the named recipe; an unknown name is an error that lists the choices."""
+    known = recipes()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"no recipe {name!r}{hint} There are: {', '.join(known)}")
+    return known[name]()
+
+
+def read_config(values: Mapping[str, Any]) -> Config:
+    """The config that a run saved; its recipe's name says of which kind it is."""
+    name = values.get("recipe") if isinstance(values, Mapping) else None
+    if not isinstance(name, str) or name not in recipes():
+        raise UserError(f"config has a recipe {repr(name)[:60]} that is not known here")
+    return from_dict(type(recipe(name)), values)
+
+
+def config_class(values: Mapping[str, Any]) -> type[Config]:
+    """The class of the config that `values` are: their recipe's, or, of a recipe that is not known
+    here, the first that knows most of their fields."""
+    known = recipes()
+    name = values.get("recipe")
+    if isinstance(name, str) and name in known:
+        return type(known[name]())
+    given = flat(values).keys()
+    configs = [make() for make in known.values()]
+    return type(min(configs, key=lambda config: len(given - flat(to_dict(config)).keys())))
+
+
+def task_of(config: Config) -> Any:
+    """The module that trains, loads and evaluates what a config describes: an
+    `engine.task.TaskModule`."""
+    return import_module(type(config).task)

@@ -1,0 +1,109 @@
+"""The paper's figures, tables and search, once: what experiments stand beside."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from normrnn import norms
+
+Figures = tuple[tuple[float, ...], tuple[float, ...]]
+"""Of the training and of the held-out set, each a loss, and an error rate where there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """Rows of one of the paper's tables: the baseline and the normalised network."""
+
+    table: str
+    model: str
+    norm: str
+    loss: str
+    """What the losses are, in words."""
+    baseline: Figures
+    normalised: Figures
+    digits: int = 2
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Arm -> the settings of its row, where the paper searched for them."""
+    remark: str = ""
+    same_data: bool = True
+    """Whether the recipe trains on the paper's data."""
+
+    @property
+    def words(self) -> str:
+        """The losses in a line; empty where they are of other data."""
+        if not self.same_data:
+            return ""
+        baseline, normalised = (
+            "/".join(f"{figures[0]:.{self.digits}f}" for figures in arm)
+            for arm in (self.baseline, self.normalised)
+        )
+        return f"paper, {self.loss}: {baseline}; normalised {normalised}"
+
+    def of(self, norm: str) -> Figures | None:
+        """The figures of an arm."""
+        if norm == self.norm:
+            return self.normalised
+        known = norm in norms.names()
+        return self.baseline if known and not norms.of(norm).normalises else None
+
+
+def _words(model: str, *figures: float) -> Paper:
+    a, b, c, d = ((figure,) for figure in figures)
+    return Paper(
+        table="Table 2",
+        model=model,
+        norm="frame",
+        loss="train/valid",
+        baseline=(a, b),
+        normalised=(c, d),
+        digits=1,
+    )
+
+
+_SMALL = _words("Small LSTM", 78.5, 119.2, 62.5, 120.9)
+_SPEECH = Paper(
+    table="Table 1",
+    model="BiRNN",
+    norm="sequence",
+    loss="FCE train/dev",
+    # (FCE, FER)
+    baseline=((0.95, 0.28), (1.11, 0.33)),
+    normalised=((0.73, 0.22), (1.19, 0.34)),
+)
+PAPER = {
+    "ptb-small": _SMALL,
+    "ptb-small-authors": _SMALL,
+    "ptb-medium": _words("Medium LSTM", 49.1, 89.0, 41.0, 90.6),
+    "ptb-large": _words("Large LSTM", 49.3, 81.8, 35.0, 97.4),
+    "wsj": _SPEECH,
+    "librispeech-mini": replace(
+        _SPEECH,
+        remark="The paper's figures are of the Wall Street Journal corpus, 3,546 states and some"
+        " fifty times as much speech: other data, not to be matched.",
+        same_data=False,
+    ),
+    "ptb-char": Paper(
+        table="Table 3",
+        model="Best network",
+        norm="hidden",
+        loss="nats train/valid",
+        baseline=((1.05,), (1.10,)),
+        normalised=((1.07,), (1.11,)),
+        settings={
+            "none": {"optimizer.lr": 0.42, "optimizer.momentum": 0.95, "train.batch": 32},
+            "hidden": {"optimizer.lr": 3.71e-4, "optimizer.momentum": 0.995, "train.batch": 128},
+        },
+        remark="The paper's figures are the best of a search over 52 settings.",
+    ),
+}
+"""Recipe -> what it stands beside."""
+
+SPACES: dict[str, dict[str, Any]] = {
+    # The appendix's.
+    "ptb-char": {
+        "optimizer.lr": {"low": 1e-4, "high": 1.0, "log": True},
+        "optimizer.momentum": [0.5, 0.8, 0.9, 0.95, 0.995],
+        "train.batch": [32, 64, 128],
+    }
+}
+"""What a search of a recipe varies unless it is told."""

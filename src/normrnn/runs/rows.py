@@ -1,0 +1,86 @@
+"""The rows of metrics.jsonl: reading them, and averages over several."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from normrnn.errors import UserError
+from normrnn.runs.note import metrics_as_written
+
+Row = dict[str, Any]
+"""One line of metrics.jsonl."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The complete rows of a metrics file; none if there is no file yet."""
+    rows, problem = parse_rows(path)
+    if problem:
+        raise UserError(f"{path} is damaged: {problem}")
+    return rows
+
+
+def parse_rows(path: Path) -> tuple[list[Row], str]:
+    """The rows up to the first that is none, and what is wrong with that."""
+    if not path.exists():
+        return [], ""
+    if metrics_as_written(path.parent) is False:
+        return [], f"{path.name} is not what was written"
+    *complete, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    rows: list[Row] = []
+    for number, line in enumerate(complete, 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if row is None or not _is_row(row):
+            return rows, f"line {number} of {path.name} is no row of metrics"
+        rows.append(row)
+    return rows, ""
+
+
+_LARGEST = 1e300  # beyond it, sums overflow; NaN is not below it either
+_NUMBERS = ("updates", "epoch", "loss", "count", "seconds")
+
+
+def _is_row(row: Any) -> bool:
+    if not isinstance(row, dict) or not isinstance(row.get("split"), str):
+        return False
+    if not all(type(row.get(key)) in (int, float) for key in _NUMBERS):
+        return False
+    numbers = [row[key] for key in _NUMBERS]
+    return all(abs(value) < _LARGEST for value in numbers) and row["count"] > 0
+
+
+def epoch_averages(rows: Sequence[Row]) -> list[Row]:
+    """The running average of each epoch in training: loss over its tokens, `batch_ppl` over its
+    mini-batches, at the epoch's end."""
+    parts: dict[int, list[Row]] = {}
+    for row in rows:
+        if row["split"] == "train":
+            parts.setdefault(row["epoch"], []).append(row)
+    return pooled(list(parts.values()))
+
+
+def pooled(parts: Sequence[list[Row]]) -> list[Row]:
+    """One row for each part, which is a run of train rows."""
+    averages: list[Row] = []
+    before = 0
+    for part in parts:
+        updates = [before, *(row["updates"] for row in part)]
+        counts = [row["count"] for row in part]
+        steps = [b - a for a, b in pairwise(updates)]
+        row = {key: part[-1][key] for key in ("epoch", "updates", "seconds")}
+        row |= {"count": sum(counts), "loss": _weighted(part, "loss", counts)}
+        if all("batch_ppl" in r for r in part):
+            row["batch_ppl"] = _weighted(part, "batch_ppl", steps)
+        if all("fer" in r for r in part):
+            row["fer"] = _weighted(part, "fer", counts)
+        averages.append(row)
+        before = updates[-1]
+    return averages
+
+
+def _weighted(rows: Sequence[Row], key: str, weights: Sequence[int]) -> float:
+    return sum(r[key] * w for r, w in zip(rows, weights, strict=True)) / sum(weights)

@@ -1,0 +1,150 @@
+"""An acoustic model scored on utterances: under which statistics."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normrnn.engine.statistics import (
+    StatisticsKind,
+    evaluating,
+    own_or_kept,
+    population_statistics,
+    using,
+)
+from normrnn.engine.task import EvaluationOptions, Poll, Tensors, never
+from normrnn.errors import UserError
+from normrnn.runs.rows import Row
+from normrnn.runs.store import RunDirectory
+from normrnn.speech.batches import Piece, cut, read_batch, shuffled_batches, sorted_batches
+from normrnn.speech.config import SpeechConfig
+from normrnn.speech.corpus import SpeechCorpus, SpeechSplit, read_speech
+from normrnn.speech.load import load
+from normrnn.speech.model import AcousticModel
+
+
+def training_pieces(config: SpeechConfig, lengths: Sequence[int]) -> list[Piece]:
+    """What is trained on: utterances within the length limit, cut if the config says so."""
+    limit = config.train.max_frames
+    pieces = cut(lengths, config.train.piece_frames)
+    return [p for p in pieces if not limit or lengths[p.utterance] <= limit]
+
+
+def training_batches(config: SpeechConfig, lengths: Sequence[int], epoch: int) -> list[list[Piece]]:
+    """The batches of an epoch, in order."""
+    train = config.train
+    return shuffled_batches(
+        training_pieces(config, lengths),
+        train.batch,
+        train.pool,
+        seed=config.seed,
+        epoch=epoch,
+        # One utterance has no statistics of its own in any time step.
+        allow_single=config.normalisation.pools != "step",
+    )
+
+
+@dataclass(frozen=True)
+class FrameScore:
+    """Cross entropy and errors pooled over every frame."""
+
+    nats: float
+    errors: int
+    count: int
+
+    def row(self, split: str, statistics: StatisticsKind) -> Row:
+        """As metrics.jsonl and evaluation.json have it: FCE is `loss`."""
+        return {
+            "split": split,
+            "statistics": statistics,
+            "loss": self.nats / self.count,
+            "fer": self.errors / self.count,
+            "count": self.count,
+        }
+
+
+class SpeechEvaluator:
+    """The evaluations of one corpus under one config, for the loop and `normrnn evaluate`."""
+
+    def __init__(self, config: SpeechConfig, corpus: SpeechCorpus, device: torch.device) -> None:
+        self.config = config
+        self.corpus = corpus
+        self.device = device
+        limit, lengths = config.train.max_frames, corpus.train.lengths
+        whole = [piece for piece in cut(lengths) if not limit or piece.length <= limit]
+        n = len(whole)
+        some = min(config.evaluation.train_utterances, n)
+        self.fixed = [whole[i * n // some] for i in range(some)]
+        # One utterance has no statistics of its own in any time step.
+        self.allow_single = config.normalisation.pools != "step"
+
+    @torch.no_grad()
+    def score(
+        self,
+        model: AcousticModel,
+        split: SpeechSplit,
+        pieces: Sequence[Piece],
+        poll: Poll,
+        *,
+        own_statistics: bool = False,
+    ) -> FrameScore:
+        """Whole utterances in eval mode, with the model's statistics or each batch's own."""
+        nats, errors, count = 0.0, 0, 0
+        size = self.config.train.batch
+        with evaluating(model):
+            for batch in sorted_batches(pieces, size, allow_single=self.allow_single):
+                poll()
+                utterances, targets = read_batch(split, batch, self.device)
+                with own_or_kept(model, own_statistics):
+                    loss, wrong = model.loss(utterances, targets)
+                nats += loss.item()
+                errors += int(wrong)
+                count += len(targets)
+        return FrameScore(nats, errors, count)
+
+    def dev(self, model: AcousticModel, poll: Poll, *, own_statistics: bool = False) -> FrameScore:
+        """All of the development set."""
+        dev = self.corpus.dev
+        return self.score(model, dev, cut(dev.lengths), poll, own_statistics=own_statistics)
+
+    def population(self, model: AcousticModel, poll: Poll) -> Tensors:
+        """Recalibrated statistics over training batches; none for a network that keeps none."""
+        if not self.config.normalisation.keeps_statistics:
+            return {}
+        batches = training_batches(self.config, self.corpus.train.lengths, epoch=0)
+
+        def step(_: nn.Module, batch: Sequence[Piece]) -> Tensor:
+            poll()
+            return model.features(read_batch(self.corpus.train, batch, self.device)[0])
+
+        some = batches[: self.config.evaluation.recalibrate_batches]
+        return population_statistics(model, some, step)
+
+    def rows(self, model: AcousticModel, poll: Poll) -> Iterator[Row]:
+        """Under all statistics that say something about this network."""
+        if (self.corpus.dim, self.corpus.classes) != (len(model.mean), len(model.label_counts)):
+            raise UserError(
+                f"{self.corpus.path} has {self.corpus.dim} features and {self.corpus.classes}"
+                f" states; the network has {len(model.mean)} and {len(model.label_counts)}"
+            )
+        yield self.dev(model, poll).row("valid", "running")
+        if self.fixed:
+            fixed = self.score(model, self.corpus.train, self.fixed, poll)
+            yield fixed.row("train_eval", "running")
+        if not self.config.normalisation.keeps_statistics:
+            return
+        with using(model, self.population(model, poll)):
+            yield self.dev(model, poll).row("valid", "recalibrated")
+        if self.allow_single or len(self.corpus.dev.lengths) > 1:
+            yield self.dev(model, poll, own_statistics=True).row("valid", "batch")
+
+
+def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
+    """The development set and the fixed training utterances under all statistics."""
+    config, model = run.config(SpeechConfig), load(run, options.device)
+    corpus = read_speech(options.data or config.data)
+    rows = SpeechEvaluator(config, corpus, options.device).rows(model, never)
+    same = config.data_sha256 in (corpus.sha256, corpus.labels_sha256)
+    return {"data_sha256": corpus.sha256, "same_data": same, "rows": list(rows)}

@@ -1,0 +1,20 @@
+"""An evaluation of an acoustic model, for a terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show(result: Mapping[str, Any], console: Console) -> None:
+    """FCE and FER under all statistics."""
+    table = Table(title=f"{result['recipe']}, norm {result['norm']}, seed {result['seed']}")
+    for name in ("set", "statistics"):
+        table.add_column(name)
+    for name in ("frames", "FCE", "FER"):
+        table.add_column(name, justify="right")
+    for row in result["rows"]:
+        count, loss, fer = f"{row['count']:,}", f"{row['loss']:.4f}", f"{row['fer']:.2%}"
+        table.add_row(row["split"], row["statistics"], count, loss, fer)
+    console.print(table)
