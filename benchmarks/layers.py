@@ -1,6 +1,7 @@
 """Training steps of normrnn.LSTM beside torch.nn.LSTM: time, peak memory, GFLOP/s.
 
     python -m benchmarks.layers [--json FILE] [--only small,medium] [--rounds N] [--no-memory]
+    python -m benchmarks.layers --everyday [--cells LSTM,GRU,RNN] [--norms sequence,frame,…]
 
 Every contender of a shape is timed in turn, round after round, in one process, and the best round
 counts: the machines are shared, so only ratios taken that way mean anything. nn.LSTM on a
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import normrnn
+from benchmarks import everyday
 from benchmarks.machine import best_gemm, describe, peak_growth
 
 Step = Callable[[], Any]
@@ -284,7 +286,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--everyday", action="store_true", help="many shapes, all cells")
+    parser.add_argument("--cells", default=",".join(everyday.LAYERS), help="of --everyday")
+    parser.add_argument("--norms", default="None,sequence,frame,layer", help="of --everyday")
+    parser.add_argument("--seconds", type=float, default=1.0, help="per shape of --everyday")
     args = parser.parse_args()
+    if args.everyday:
+        print(describe())
+        for cell in args.cells.split(","):
+            for threads in sorted({args.threads, 1}, reverse=True):
+                for wanted in (False, True):
+                    everyday.report(cell, args.norms.split(","), threads, wanted, args.seconds)
+        return
     torch.set_num_threads(args.threads)
     if args.memory_of:
         shape, name = args.memory_of

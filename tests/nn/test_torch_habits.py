@@ -33,6 +33,24 @@ class TestWithoutNorm:
             assert torch.equal(out, wanted)
             torch.testing.assert_close(final, wanted_final, rtol=0, atol=0)
 
+    @pytest.mark.parametrize("batch_first", [False, True])
+    def test_training_at_an_everyday_size_equals_torch(
+        self, ours: Any, torchs: Any, batch_first: bool
+    ) -> None:
+        """Outputs, every gradient, and the masks of dropout."""
+        how: dict[str, Any] = {"num_layers": 2, "dropout": 0.3, "batch_first": batch_first}
+        mine, plain = ours(9, 40, norm=None, **how), torchs(9, 40, **how)
+        mine.load_state_dict(plain.state_dict())
+        x = torch.randn(30, 6, 9, requires_grad=True)
+        found = []
+        for layer in (mine, plain):
+            torch.manual_seed(3)
+            out, _ = layer(x)
+            out.square().sum().backward()
+            found.append([out, x.grad, *(p.grad for p in layer.parameters())])
+            x.grad = None
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+
     def test_same_random_initialisation(self, ours: Any, torchs: Any) -> None:
         torch.manual_seed(5)
         mine = ours(3, 4, num_layers=2, norm=None).state_dict()

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from normrnn.nn import door, stack
 from normrnn.nn.batch import Normaliser
 from normrnn.nn.parameters import Parameters
+from normrnn.ops import kernel
 from normrnn.ops.call import State
 from normrnn.ops.steps import Steps
 
@@ -74,13 +75,25 @@ class Normalised(Parameters):
         autocast = on_cpu and torch.is_autocast_enabled("cpu")
         normalisers = self.normalisers()
         if not normalisers:
-            slow = on_cpu and (packed or autocast) and self.proj_size == 0
-            return "own" if slow or self.peephole is not None else "torch"
+            if self.peephole is not None:
+                return "own"
+            slow = packed or autocast or self._trains_here(data)
+            return "own" if slow and on_cpu and self.proj_size == 0 else "torch"
         if self.peephole is not None or (on_cpu and packed) or autocast:
             return "own"
         if all(n.is_fixed_map for n in normalisers):
             return "own" if data.shape[:-1].numel() < FEW_ROWS else "folded"
         return "folded" if not on_cpu and all(n.is_batch_map for n in normalisers) else "own"
+
+    def _trains_here(self, data: Tensor) -> bool:
+        """Whether this is a training step that our kernel takes, and faster than torch's."""
+        wanted = torch.is_grad_enabled() and data.dtype == self.weight_hh_l0.dtype == torch.float32
+        if not wanted or data.dim() < 2:
+            return False
+        time, batch = (data.shape[0], 1) if data.dim() == 2 else data.shape[:2]
+        if self.batch_first and data.dim() == 3:
+            time, batch = batch, time
+        return kernel.prefers(time, batch, self.hidden_size)
 
     def _stack(self, given: stack.Given, path: str) -> tuple[Tensor, State]:
         weights = self.weights()

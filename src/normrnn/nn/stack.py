@@ -66,10 +66,12 @@ def run(stack: Stack, given: Given, folded: bool) -> tuple[Tensor, State]:
             normalisers=stack.normalisers[first:last],
         )
         one = _folded_by_batch if folded else _own
-        rows, final = one(layer, replace(given, rows=rows, state=state))
+        rows, final = one(layer, Given(rows, given.steps, state, given.batch_sizes))
         finals.append(final)
         if last < len(stack.weights):
             rows = _dropped(rows, stack)
+    if len(finals) == 1:
+        return rows, finals[0]
     return rows, tuple(torch.cat(parts) for parts in zip(*finals, strict=True))
 
 
@@ -80,7 +82,8 @@ def _dropped(rows: Tensor, stack: Stack) -> Tensor:
     stopped go on with the masks they would have had.
     """
     p = stack.dropout
-    if not stack.training or not 0 < p < 1 or stack.directions == 2:
+    plain = stack.normalisers[0] is None  # as torch draws them
+    if not stack.training or not 0 < p < 1 or stack.directions == 2 or plain:
         return F.dropout(rows, p, stack.training)
     noise = torch.empty_like(rows.t(), memory_format=torch.contiguous_format).t()
     return rows * noise.bernoulli_(1 - p).div_(1 - p)
@@ -136,10 +139,13 @@ def _observed(
     rows, state, measured = recur(call, inputs, plug)
     if measured is not None:
         normalisers = layer.normalisers[slice(*which)]
-        mean, var = (value.chunk(len(normalisers), 1) for value in measured[:2])
-        for d, normaliser in enumerate(normalisers):
+        parts = [measured]
+        if len(normalisers) > 1:
+            pairs = zip(*(value.chunk(len(normalisers), 1) for value in measured[:2]), strict=True)
+            parts = [Statistics(*pair, measured.count) for pair in pairs]
+        for normaliser, part in zip(normalisers, parts, strict=True):
             assert normaliser is not None
-            normaliser.observe(Statistics(mean[d], var[d], measured.count))
+            normaliser.observe(part)
     return rows, state
 
 

@@ -34,7 +34,7 @@ from normrnn.ops.normalise import LONE, Fixed
 from normrnn.ops.statistics import Statistics, synchronised
 from normrnn.ops.steps import Steps
 
-__all__ = ["describe", "run", "serves", "update"]
+__all__ = ["describe", "prefers", "run", "serves", "update"]
 
 _MODES = {"RNN_TANH": 0, "RNN_RELU": 1, "LSTM": 2, "GRU": 3}
 # What is normalised before the loop and inside a step, as `kernels/job.h` counts them.
@@ -44,10 +44,13 @@ _OVER_ROWS, _OVER_FEATURES = 1, 2
 _SPLIT_UNITS, _SPLIT_ROWS = 0, 1
 _UNIT_SUMS = 6
 _BIAS_HN, _WEIGHT_C, _BIAS_C = 3, 4, 5
-_VECTORS = "weight", "bias", "weight_hh", "weight_c", "bias_c"
+_VECTORS: tuple[str, ...] = ("weight", "bias", "weight_hh", "weight_c", "bias_c")
 """Parameters that a plug may have."""
 _FIRST_CELL, _OF_A_CELL = 3 + len(_VECTORS), 6
 """Where the parameters of the directions begin in the flat order, and how many each has."""
+
+
+_TENSORS = {Tensor, torch.nn.Parameter}
 
 
 class _Direction(NamedTuple):
@@ -148,6 +151,16 @@ def serves(call: Call, inputs: Inputs, plug: Plug) -> bool:
     return all(_is_real(tensor) for tensor in every if tensor is not None)
 
 
+def prefers(time: int, batch: int, hidden: int) -> bool:
+    """Whether it is the faster way to train on a dense batch without a norm.
+
+    A rule, not a measurement, so that the same program always computes the same bits. torch's is
+    as fast for tiny calls, and for many rows of few units, where activations cost most.
+    """
+    worth = time * hidden >= 1000 and not (batch >= 96 and hidden <= 128)
+    return worth and library() is not None and not _is_traced()
+
+
 def _is_traced() -> bool:
     """Whether somebody wants to see operations of torch, not numbers."""
     return (
@@ -161,13 +174,13 @@ def _is_traced() -> bool:
 def _is_real(tensor: Tensor) -> bool:
     """Whether its address can be handed to C: float32 on the CPU, and no stand-in for a tensor."""
     return (
-        type(tensor) in (Tensor, torch.nn.Parameter)
+        type(tensor) in _TENSORS
         and tensor.dtype == torch.float32
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and tensor.layout == torch.strided
         and torch._C._has_storage(tensor)
         and not tensor.is_neg()
-        and tensor.numel() > 0
+        and 0 not in tensor.shape
     )
 
 
