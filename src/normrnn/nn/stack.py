@@ -141,8 +141,9 @@ def _observed(
         normalisers = layer.normalisers[slice(*which)]
         parts = [measured]
         if len(normalisers) > 1:
-            pairs = zip(*(value.chunk(len(normalisers), 1) for value in measured[:2]), strict=True)
-            parts = [Statistics(*pair, measured.count) for pair in pairs]
+            mean, var = (value.chunk(len(normalisers), 1) for value in measured[:2])
+            pairs = zip(mean, var, strict=True)
+            parts = [Statistics(m, v, measured.count) for m, v in pairs]
         for normaliser, part in zip(normalisers, parts, strict=True):
             assert normaliser is not None
             normaliser.observe(part)
