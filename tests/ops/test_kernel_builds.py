@@ -1,0 +1,85 @@
+"""The kernels' source: compilers and instruction sets, and what Python and C must agree about."""
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from normrnn.ops import build, kernel, library
+from tests.kernel_cases import PLUGS, Case, check, computed, in_float64, problem, tensors_of
+
+STRICT = ["-Wall", "-Wextra", "-Werror"]
+X86 = platform.machine() in ("x86_64", "AMD64")
+CAN = set(build.cpu_features().split())
+
+
+@pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+def test_python_and_c_agree_about_a_job() -> None:
+    loaded = library.library()
+    assert loaded is not None
+    assert loaded.job == kernel._LAYOUT.size
+
+
+def compiled(command: list[str], target: Path, *flags: str) -> None:
+    if not shutil.which(command[0]):
+        pytest.skip(f"{command[0]} is not installed here")
+    words = [*command, *library._FLAGS, *STRICT, *flags, "-c", str(library._SOURCE)]
+    done = subprocess.run([*words, "-o", str(target)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not X86, reason="variants are those of x86-64")
+@pytest.mark.parametrize("variant", library.VARIANTS)
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_no_warnings(compiler: str, variant: str, tmp_path: Path) -> None:
+    flags = *library.VARIANTS[variant], f"-DVARIANT={variant}"
+    compiled([compiler], tmp_path / "it.o", *flags)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [["aarch64-linux-gnu-gcc"], ["clang", "--target=aarch64-linux-gnu"]],
+    ids=["gcc", "clang"],
+)
+def test_no_warnings_on_arm64(command: list[str], tmp_path: Path) -> None:
+    headers = Path("/usr/aarch64-linux-gnu/include")
+    if command[0] == "clang" and not headers.is_dir():
+        pytest.skip("no headers of arm64 here")
+    compiled(command, tmp_path / "it.o", "-DVARIANT=baseline", "-isystem", str(headers))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", library.VARIANTS)
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_every_variant_computes_the_same(
+    compiler: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not shutil.which(compiler):
+        pytest.skip(f"{compiler} is not installed here")
+    if not library._NEEDS[variant] <= CAN:
+        pytest.skip(f"this CPU cannot run {variant}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(library, "best_variant", lambda: variant)
+    library.library.cache_clear()
+    try:
+        assert kernel.describe()["kernels"] == variant
+        for plug in PLUGS:
+            for mode in ("RNN_TANH", "RNN_RELU", "LSTM", "GRU"):
+                if plug == "row cell" and mode != "LSTM":
+                    continue
+                for hidden in (5, 16, 37):
+                    sizes = (9, 9, 7, 5, 5, 1)
+                    case = Case(mode, plug, sizes, (False, True), 21, hidden, peephole="ifo")
+                    tensors = tensors_of(case)
+                    assert kernel.serves(*problem(case, tensors))
+                    outputs, grads = computed(case, tensors, kernel.run)
+                    wanted, wanted_grads = in_float64(case, tensors)
+                    check(outputs, wanted, 2e-5)
+                    check(grads, wanted_grads, 1e-4, least=1e-2)
+    finally:
+        library.library.cache_clear()

@@ -1,0 +1,133 @@
+"""The compiled recurrence among threads and processes."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from normrnn.ops import kernel
+from tests.kernel_cases import Case, check, computed, in_float64, problem, tensors_of, threads
+
+pytestmark = pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+ROOT = Path(__file__).parents[2]
+CASE = Case("LSTM", "sequence", (9, 9, 7, 5, 5), (False, True), 11, 19, peephole="ifo")
+PROGRAM = """
+import hashlib, os, torch
+from normrnn.ops import kernel
+from normrnn.ops.recurrence import recur
+from tests.kernel_cases import Case, computed, tensors_of
+case = Case("LSTM", "sequence", (9, 9, 7, 5, 5), (False, True), 11, 19, peephole="ifo")
+def bits(how=kernel.run):
+    found, grads = computed(case, tensors_of(case), how)
+    parts = [t.detach().numpy().tobytes() for t in (*found.values(), *grads.values())]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+"""
+
+
+def started(code: str, **environment: str) -> "subprocess.Popen[str]":
+    path = os.pathsep.join([str(ROOT), str(Path(kernel.__file__).parents[2])])
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM + code],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: "subprocess.Popen[str]") -> str:
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    return out
+
+
+def test_another_process_gives_the_same_bits() -> None:
+    code = "torch.set_num_threads(1); print(bits(), bits())"
+    one, two = (started(code) for _ in range(2))
+    found = {word for process in (one, two) for word in ended(process).split()}
+    assert len(found) == 1
+    with_one = "print(torch.get_num_threads(), bits())"
+    assert ended(started(with_one, OMP_NUM_THREADS="1")).split() == ["1", *found]
+
+
+def test_without_kernels_numbers_are_equal_to_tolerance(tmp_path: Path) -> None:
+    code = "print(kernel.describe()); torch.save(computed(case, tensors_of(case), recur), PATH)"
+    code = code.replace("PATH", repr(str(tmp_path / "numbers.pt")))
+    assert ended(started(code, NORMRNN_NATIVE="0")) == "{'kernels': 'torch'}\n"
+    found, grads = torch.load(tmp_path / "numbers.pt", weights_only=True)
+    own, own_grads = computed(CASE, tensors_of(CASE), kernel.run)
+    check(own, found, 1e-5)
+    check(own_grads, grads, 1e-4)
+
+
+def test_a_child_with_one_thread() -> None:
+    """After threads have run in the parent; as a worker of torch's DataLoader."""
+    code = """
+torch.set_num_threads(2)
+bits()
+torch.set_num_threads(1)
+wanted = bits()
+child = os.fork()
+if not child:
+    os._exit(0 if bits() == wanted else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+torch.set_num_threads(2)
+bits()
+"""
+    ended(started(code))
+
+
+def test_two_processes_on_the_same_cores_both_end() -> None:
+    """Threads that wait for each other let others run meanwhile."""
+    code = "torch.set_num_threads(4); print(len({bits() for _ in range(30)}))"
+    both = [started(code) for _ in range(2)]
+    assert [ended(process) for process in both] == ["1\n", "1\n"]
+
+
+def test_threads_change_between_the_ways() -> None:
+    tensors = tensors_of(CASE)
+    names = [n for n, t in tensors.items() if t.requires_grad]
+    wide = in_float64(CASE, tensors)[1]
+    for there, back in ((1, 3), (3, 1), (2, 5)):
+        with threads(there):
+            result = kernel.run(*problem(CASE, tensors))
+        g = torch.Generator().manual_seed(CASE.seed + 1)
+        outputs = [result.rows, *result.state]
+        heads = [torch.randn(out.shape, generator=g) for out in outputs]
+        with threads(back):
+            grads = torch.autograd.grad(outputs, [tensors[n] for n in names], heads)
+        check(dict(zip(names, grads, strict=True)), wide, 1e-4)
+
+
+def test_python_s_threads_at_once() -> None:
+    """C runs without the interpreter's lock."""
+    wanted = computed(CASE, tensors_of(CASE), kernel.run)[1]
+    found: list[bool] = []
+
+    def work() -> None:
+        for _ in range(20):
+            grads = computed(CASE, tensors_of(CASE), kernel.run)[1]
+            found.append(all(torch.equal(grads[name], value) for name, value in wanted.items()))
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert found == [True] * 60
+
+
+def test_more_threads_than_anybody_needs() -> None:
+    case = Case("GRU", "row", (2, 1), inputs=3)
+    tensors = tensors_of(case)
+    with threads(9):
+        found = computed(case, tensors, kernel.run)
+    for one, other in zip(found, in_float64(case, tensors), strict=True):
+        check(one, other, 1e-4)
