@@ -10,24 +10,59 @@ import pytest
 import normrnn
 import normrnn.nn
 import normrnn.ops
+from normrnn.recipes import RECIPES
 
 PACKAGE = Path(normrnn.__file__).parent
 
-# What each folder may import of the package.
-MAY_IMPORT = {
-    "config": {"config"},
-    "ops": {"ops"},
-    "nn": {"nn", "ops"},
-    "recipes": {"recipes", "config", "text", "speech"},
+BASE = {"errors", "files", "locks", "norms", "seal", "version"}
+"""Single modules at the bottom, in no room."""
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "version": set(),
+    "norms": set(),
+    "locks": set(),
+    "processes": set(),
+    "files": {"errors"},
+    "seal": {"errors"},
+    "extras": {"errors"},
+    "crash": {"files", "version"},
+    "cli": {"crash", "errors", "version"},
+    "ops": set(),
+    "nn": {"ops", "norms"},
+    "config": {"errors", "norms"},
+    "runs": {"config", "ops", *BASE},
+    "engine": {"runs", "config", "nn", *BASE},
+    "text": {"engine", "runs", "config", "nn", *BASE},
+    "speech": {"engine", "runs", "config", "nn", "extras", *BASE},
+    "recipes": {"text", "speech", "config", "norms"},
+    "report": {"recipes", "runs", "config", *BASE},
+    "analysis": {"engine", "config", "nn", "ops", "norms"},
+    "search": {"engine", "recipes", "runs", "config", "cli", "processes", *BASE},
 }
-NEVER = {"engine": {"search", "commands"}}
-NEVER["search"] = {"commands", "nn", "ops"}
-NEVER["report"] = {"nn", "engine", "ops", "text", "speech"}  # run directories only
+"""Room, or single module -> the others that it may import. What is not here may not be."""
+ABOVE = {*MAY_IMPORT, "commands"}
+MAY_IMPORT["commands"] = ABOVE - {"commands"}
+MAY_IMPORT[""] = {"nn", "runs", "report", "commands", "version"}  # the door: normrnn/__init__.py
 TORCH_FREE = ["config", "recipes", "report"]
+TORCH_FREE_MODULES = [
+    *(f"text/{name}.py" for name in ("__init__", "config", "measure")),
+    *(f"speech/{name}.py" for name in ("__init__", "config", "measure")),
+    *(f"runs/{name}.py" for name in ("__init__", "names", "note", "rows")),
+]
+
+
+def module(file: Path) -> str:
+    """normrnn/text/config.py -> normrnn.text.config."""
+    return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
+
+
+FILES = {module(file): file for file in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports(file: Path) -> set[str]:
-    """Every module that a file imports anywhere, functions included."""
+    """Every module that a file imports, also inside functions and for types alone."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -35,38 +70,67 @@ def imports(file: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative imports hide where things come from"
             assert node.module is not None
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in FILES else node.module for name in names}
     return found
 
 
-def parts(file: Path) -> set[str]:
-    """The folders of normrnn that a file imports from."""
-    return {
-        pieces[1]
-        for name in imports(file)
-        if (pieces := name.split("."))[0] == "normrnn"
-        and len(pieces) > 1
-        and (PACKAGE / pieces[1]).is_dir()
-    }
+def room(name: str) -> str:
+    """normrnn.text.config -> text; empty for the package itself."""
+    return name.split(".")[1] if "." in name else ""
+
+
+def rooms(file: Path) -> set[str]:
+    """The rooms that a file imports from."""
+    return {room(name) for name in imports(file) if name.split(".")[0] == "normrnn"}
 
 
 def files(folder: str) -> list[Path]:
-    return sorted((PACKAGE / folder).rglob("*.py"))
+    return [file for name, file in FILES.items() if room(name) == folder]
 
 
-@pytest.mark.parametrize("folder", MAY_IMPORT)
-def test_dependencies_run_one_way(folder: str) -> None:
-    assert files(folder)
+@pytest.mark.parametrize("name", FILES)
+def test_only_these_rooms_are_imported(name: str) -> None:
+    here = room(name)
+    assert here in MAY_IMPORT, f"{here} is a new room: what may it import?"
+    beyond = rooms(FILES[name]) - MAY_IMPORT[here] - {here}
+    assert not beyond, f"{name} imports {beyond or 'the package itself'}"
+
+
+def cycle(edges: dict[str, set[str]]) -> list[str]:
+    """A way round, if there is one."""
+    done: set[str] = set()
+
+    def walk(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return path[path.index(node) :]
+        if node in done:
+            return []
+        for other in sorted(edges.get(node, ())):
+            if found := walk(other, [*path, node]):
+                return found
+        done.add(node)
+        return []
+
+    return next((found for node in sorted(edges) if (found := walk(node, []))), [])
+
+
+def test_no_room_and_no_module_leads_back_to_itself() -> None:
+    assert not cycle(MAY_IMPORT)
+    assert not cycle({name: imports(file) - {name} for name, file in FILES.items()})
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+
+
+@pytest.mark.parametrize("folder", ["engine", "runs", "search", "report", "analysis"])
+def test_what_serves_every_task_names_none(folder: str) -> None:
+    """No recipe by its name, no question of what class a config is."""
     for file in files(folder):
-        assert parts(file) <= MAY_IMPORT[folder], (
-            f"{file.relative_to(PACKAGE)} imports {parts(file)}"
-        )
-
-
-@pytest.mark.parametrize("folder", NEVER)
-def test_and_never_these(folder: str) -> None:
-    for file in files(folder):
-        assert not parts(file) & NEVER[folder], f"{file.relative_to(PACKAGE)} imports {parts(file)}"
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant):
+                assert node.value not in RECIPES, f"{file.name} names {node.value}"
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                kind = ast.unparse(node.args[1])
+                assert not kind.endswith("Config"), f"{file.name} asks for {kind}"
 
 
 def test_ops_need_torch_and_nothing_else() -> None:
@@ -75,16 +139,20 @@ def test_ops_need_torch_and_nothing_else() -> None:
         assert {name.split(".")[0] for name in imports(file)} <= allowed, file.name
 
 
-@pytest.mark.parametrize("folder", TORCH_FREE)
-def test_configs_import_no_torch(folder: str) -> None:
-    for file in files(folder):
+def test_configs_and_reports_import_no_torch() -> None:
+    some = [PACKAGE / name for name in TORCH_FREE_MODULES]
+    for file in some + [file for folder in TORCH_FREE for file in files(folder)]:
         assert "torch" not in {name.split(".")[0] for name in imports(file)}, file.name
 
 
 def test_the_check_itself_sees_imports(tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
-    file.write_text("def f():\n    from normrnn import nn\n    import normrnn.engine.loop\n")
-    assert parts(file) == {"nn", "engine"}
+    file.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from normrnn import report, __version__\n"
+        "def f():\n    from normrnn import nn\n    import normrnn.engine.loop\n"
+    )
+    assert rooms(file) == {"nn", "engine", "report", ""}
 
 
 @pytest.mark.parametrize(
