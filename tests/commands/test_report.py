@@ -107,7 +107,8 @@ def test_compare_from_python(
     assert "report.html" in shown.replace("\n", "")
     (place,) = runs[0].environments
     assert place.keys() == {
-        *("normrnn", "torch", "numpy", "python", "cpu", "cores", "threads", "system")
+        *("normrnn", "torch", "numpy", "python", "cpu", "cores", "threads", "system"),
+        "recurrence",
     }
     figure = normrnn.report.figure(runs)
     assert [axes.get_xlabel() for axes in figure.axes[:2]] == [

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from normrnn.errors import UserError
 from normrnn.recipes.paper import PAPER
 from normrnn.report.study import (
     RecordedStudy,
@@ -144,3 +146,18 @@ def test_picture_of_losses() -> None:
     assert sorted(map(tuple, points["baseline"])) == [(0.001, 2.0), (0.01, 1.875), (0.25, 1.5)]
     assert sorted(x for x, _ in points["baseline, diverged"]) == [0.5, 0.75, 1.0]
     assert len(axes.lines) == 3  # a line per pair that trained
+
+
+def test_a_study_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(RecordedStudy(tmp_path, list(TRIALS)))
+    before = (tmp_path / "trials.jsonl").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UserError, match=r"trials\.jsonl cannot be written: No space left"):
+        write(RecordedStudy(tmp_path, list(TRIALS[:1])))
+    assert (tmp_path / "trials.jsonl").read_bytes() == before

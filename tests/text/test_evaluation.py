@@ -159,3 +159,37 @@ def test_statistics_of_another_network_are_refused(model: LanguageModel) -> None
             set_statistics(model, other)
     after = statistics_of(model)
     assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_scoring_leaves_every_module_as_it_was(model: LanguageModel) -> None:
+    """Also normalisers that were frozen, and also when it is stopped in the middle."""
+    model.rnn.norm_l0.eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    streams = Streams(torch.randint(0, 9, (40,)), 4)
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    for own_statistics in (False, True):
+        score(model, streams, 5, _never, own_statistics=own_statistics)
+        with pytest.raises(KeyboardInterrupt):
+            score(model, streams, 5, stop, own_statistics=own_statistics)
+    token_nats(model, Streams(torch.randint(0, 9, (9,)), 1), 4)
+    sample(model, [1], 3, Sampling(1), torch.Generator().manual_seed(0))
+    assert {name: module.training for name, module in model.named_modules()} == before
+
+
+def test_sampling_does_not_fold_the_weights_for_every_word(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folds: list[int] = []
+    kind = type(model.rnn.norm_l0)
+    fold = kind.folded
+
+    def counted(*arguments: object) -> object:
+        folds.append(1)
+        return fold(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kind, "folded", counted)
+    sample(model, [1], 50, Sampling(1), torch.Generator().manual_seed(0))
+    assert len(folds) <= 2  # one for each layer, if at all

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from normrnn.config.jsonio import flat
 from normrnn.config.measure import bits
+from normrnn.files import write_whole
 from normrnn.norms import names, of
 from normrnn.recipes.paper import PAPER, Paper
 from normrnn.report.pictures import COLOURS, drawing, save
@@ -415,7 +416,7 @@ def write(study: RecordedStudy) -> list[Path]:
         "summary.md": markdown(trials, paper=study.paper),
     }
     for name, text in files.items():
-        (out / name).write_text(text, encoding="utf-8")
+        write_whole(out / name, text.encode())
     paths = [out / name for name in files]
     if study.drawable:
         save(figure(trials), out / PICTURE)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from normrnn.errors import UsageError
+from normrnn.ops import kernel
 from normrnn.runs.names import ENVIRONMENT
 from normrnn.runs.store import RunDirectory
 from normrnn.version import __version__
@@ -30,6 +31,7 @@ def environment(threads: int) -> dict[str, Any]:
         "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": threads,
+        "recurrence": kernel.describe(),
         "system": f"{platform.system()} {platform.machine()}",
     }
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from normrnn.errors import UserError
 from normrnn.text.config import TextConfig
 from normrnn.text.files import Texts
-from normrnn.text.vocabulary import EOS, UNKNOWN, Vocabulary
+from normrnn.text.vocabulary import EOS, UNKNOWN, SymbolText, Vocabulary
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,13 @@ class Corpus:
 
 def encode_texts(texts: Texts, vocabulary: Vocabulary) -> Corpus:
     """The texts in the ids of `vocabulary`."""
-    train, valid, test = (
-        torch.from_numpy(vocabulary.encode(lines))
-        for lines in (texts.train, texts.valid, texts.test)
-    )
-    return Corpus(train, valid, test, vocabulary)
+    return _encoded(texts, vocabulary, SymbolText.read(texts.train, vocabulary.level))
 
 
 def build_corpus(texts: Texts, config: TextConfig) -> Corpus:
     """The texts in the ids of their own training vocabulary."""
-    vocabulary = Vocabulary.build(texts.train, config.level, config.max_vocab, config.unknown)
+    train = SymbolText.read(texts.train, config.level)
+    vocabulary = Vocabulary.of(train, config.max_vocab, config.unknown)
     words = set(vocabulary.symbols) - {EOS, UNKNOWN}
     if len(words) < 2:
         kept = "" if not config.max_vocab else f" within text.max_vocab {config.max_vocab}"
@@ -42,6 +39,15 @@ def build_corpus(texts: Texts, config: TextConfig) -> Corpus:
             f" {next(iter(words), EOS)!r}"
         )
     try:
-        return encode_texts(texts, vocabulary)
+        return _encoded(texts, vocabulary, train)
     except UserError as error:
         raise UserError(f"{error}: --text.unknown keeps a class for what is unknown") from None
+
+
+def _encoded(texts: Texts, vocabulary: Vocabulary, train: SymbolText) -> Corpus:
+    return Corpus(
+        torch.from_numpy(vocabulary.encode_text(train)),
+        torch.from_numpy(vocabulary.encode(texts.valid)),
+        torch.from_numpy(vocabulary.encode(texts.test)),
+        vocabulary,
+    )

@@ -1,8 +1,7 @@
 """Symbols and their ids."""
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -29,6 +28,27 @@ def tokens(line: str, level: Level) -> list[str]:
 
 
 @dataclass(frozen=True)
+class SymbolText:
+    """A text cut into symbols: these as they first appear, and for every place (N,) which."""
+
+    symbols: list[str]
+    places: np.ndarray
+    level: Level
+
+    @classmethod
+    def read(cls, lines: Iterable[str], level: Level) -> "SymbolText":
+        """Every line is cut once."""
+        seen: dict[str, int] = {}
+        symbols = chain.from_iterable(tokens(line, level) for line in lines)
+        places = np.fromiter((seen.setdefault(s, len(seen)) for s in symbols), np.int64)
+        return cls(list(seen), places, level)
+
+    def counts(self) -> dict[str, int]:
+        """Symbol -> how often it is there."""
+        return dict(zip(self.symbols, np.bincount(self.places).tolist(), strict=True))
+
+
+@dataclass(frozen=True)
 class Vocabulary:
     """Symbols in the order of their ids, most frequent first."""
 
@@ -44,7 +64,12 @@ class Vocabulary:
         >>> Vocabulary.build(["a b b", "b a c"], "word", limit=4).symbols
         ('b', '<eos>', 'a', '<unk>')
         """
-        counts = Counter(chain.from_iterable(tokens(line, level) for line in lines))
+        return cls.of(SymbolText.read(lines, level), limit, unknown)
+
+    @classmethod
+    def of(cls, text: "SymbolText", limit: int = 0, unknown: bool = True) -> "Vocabulary":
+        """The same of a text that is cut already."""
+        counts = text.counts()
         ranked = sorted(counts, key=lambda s: (-counts[s], s))
         required = [EOS] + ([UNKNOWN] if unknown else [])
         if limit and len(ranked) + (UNKNOWN not in counts and unknown) > limit:
@@ -53,7 +78,7 @@ class Vocabulary:
             free = limit - len(required)
             kept = {*[s for s in ranked if s not in required][:free], *required}
             ranked = [s for s in ranked if s in kept]
-        return cls((*ranked, *(s for s in required if s not in ranked)), level)
+        return cls((*ranked, *(s for s in required if s not in ranked)), text.level)
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -68,16 +93,19 @@ class Vocabulary:
         """Id of the end of a line."""
         return self.index[EOS]
 
-    def encode(self, lines: Sequence[str]) -> np.ndarray:
+    def encode(self, lines: Iterable[str]) -> np.ndarray:
         """Ids of all lines, one after another, (N,) int64."""
-        index = self.index
-        symbols = chain.from_iterable(tokens(line, self.level) for line in lines)
-        unknown = index.get(UNKNOWN, -1)
-        ids = np.fromiter((index.get(s, unknown) for s in symbols), np.int64)
-        if unknown < 0 and (ids < 0).any():
-            bad = next(s for line in lines for s in tokens(line, self.level) if s not in index)
+        return self.encode_text(SymbolText.read(lines, self.level))
+
+    def encode_text(self, text: "SymbolText") -> np.ndarray:
+        """The same of a text that is cut already; UserError for a symbol that is not known, where
+        there is no <unk>."""
+        index, unknown = self.index, self.index.get(UNKNOWN, -1)
+        ids = np.array([index.get(s, unknown) for s in text.symbols], np.int64)
+        if (ids < 0).any():
+            bad = text.symbols[int(ids.argmin())]
             raise UserError(f"the text has {bad!r}, which the vocabulary lacks, and no {UNKNOWN}")
-        return ids
+        return ids[text.places]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`: a new line for each <eos>.

@@ -18,6 +18,7 @@ import torch
 from normrnn.errors import UsageError, UserError
 from normrnn.seal import sealed_json
 from normrnn.speech.corpus import read_features, read_speech
+from normrnn.speech.prepare import preparation
 from normrnn.speech.prepare.preparation import (
     JOURNAL,
     SETTINGS,
@@ -357,3 +358,14 @@ def test_commands_in_scp_files_are_not_run(out: Path) -> None:
     with pytest.raises(UserError, match=r"dev asks for a command \(touch ran \|\): not run here"):
         list(read_features(out / "dev"))
     assert not Path("ran").exists()
+
+
+def test_what_was_just_written_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("an archive is read")
+
+    for name in ("read_matrix", "read_vector"):
+        monkeypatch.setattr(preparation, name, refuse)
+    prepare(job(), tmp_path / "fresh", 1, quiet)

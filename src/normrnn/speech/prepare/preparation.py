@@ -140,7 +140,7 @@ def prepare(job: Job, out: Path, processes: int, report: Report) -> tuple[dict[s
     if not (out / SETTINGS).is_file():
         write_json(out / SETTINGS, job.settings)
     with exclusive(out / SETTINGS, UserError(f"another process is preparing {out}")):
-        with _Journal(out, job.utterances) as journal:
+        with _Journal(out, job.utterances, job.classes) as journal:
             todo = job.utterances[len(journal.records) :]
             report(len(journal.records), len(job.utterances), journal.skipped)
             work = _Checked(job.work, job.classes)
@@ -149,7 +149,7 @@ def prepare(job: Job, out: Path, processes: int, report: Report) -> tuple[dict[s
             ):
                 journal.add(utterance, result)
                 report(len(journal.records), len(job.utterances), journal.skipped)
-        summary = _finish(out, job, journal.records)
+        summary = _finish(out, job, journal.records, journal.totals)
         for name in (JOURNAL, SETTINGS):
             (out / name).unlink()
     prepared = [record for record in journal.records if "frames" in record]
@@ -191,9 +191,17 @@ def _check(result: Prepared, classes: int) -> None:
 class _Journal:
     """The archives, and a line per utterance on how far they are good."""
 
-    def __init__(self, out: Path, utterances: Sequence[Utterance]) -> None:
+    def __init__(self, out: Path, utterances: Sequence[Utterance], classes: int) -> None:
         self.out = out
         self.records = _good_records(out, utterances)
+        self.totals = _Totals(classes)
+        # Only what an earlier process did is read: this one sees every result as it comes.
+        for utterance, record in zip(utterances, self.records, strict=False):
+            if "frames" in record:
+                folder, key = out / utterance.split, utterance.key
+                features = read_matrix(Entry(folder / "feats.ark", record["feats"]), key)
+                labels = read_vector(Entry(folder / "labels.ark", record["labels"]), key)
+                self.totals.add(utterance.split, features, labels)
         self.skipped = sum("reason" in record for record in self.records)
         self.dim: int | None = next((r["dim"] for r in self.records if "dim" in r), None)
         self._files: dict[str, IO[bytes]] = {}
@@ -234,6 +242,7 @@ class _Journal:
         else:
             feats = self._files[f"{utterance.split}/feats.ark"]
             labels = self._files[f"{utterance.split}/labels.ark"]
+            self.totals.add(utterance.split, result.features, result.labels)
             record["frames"], record["dim"] = result.features.shape
             record["feats"] = write_matrix(feats, utterance.key, result.features)
             record["labels"] = write_vector(labels, utterance.key, result.labels)
@@ -271,6 +280,39 @@ class _Journal:
             os.fsync(file.fileno())
 
 
+class _Totals:
+    """Label counts of every set; mean and biased variance of the training features, pooled in
+    double precision."""
+
+    def __init__(self, classes: int) -> None:
+        self.label_counts = {split: np.zeros(classes, dtype=np.int64) for split in SPLITS}
+        self._frames, self._mean, self._squares = 0, np.zeros(()), np.zeros(())
+
+    def add(self, split: str, features: NDArray[np.float32], labels: NDArray[np.int32]) -> None:
+        """One more utterance."""
+        counts = self.label_counts[split]
+        counts += np.bincount(labels, minlength=len(counts))
+        if split != "train":
+            return
+        values = features.astype(np.float64)
+        # Chan's merge of (count, mean, centred sum of squares).
+        local, count = values.mean(axis=0), len(values)
+        shift, total = local - self._mean, self._frames + count
+        between = shift**2 * self._frames * count / total
+        self._squares = self._squares + ((values - local) ** 2).sum(axis=0) + between
+        self._mean = self._mean + shift * count / total
+        self._frames = total
+
+    def statistics(self) -> dict[str, Any]:
+        """As statistics.json has them."""
+        variance = self._squares / self._frames
+        return {
+            "frames": self._frames,
+            "mean": self._mean.tolist(),
+            "variance": variance.tolist(),
+        }
+
+
 def _line(record: Record) -> str:
     """A record with its checksum."""
     text = json.dumps(record)
@@ -301,7 +343,7 @@ def _good_records(out: Path, utterances: Sequence[Utterance]) -> list[Record]:
     return records
 
 
-def _finish(out: Path, job: Job, records: Sequence[Record]) -> dict[str, Any]:
+def _finish(out: Path, job: Job, records: Sequence[Record], totals: "_Totals") -> dict[str, Any]:
     """Everything but the archives; the summary last."""
     pairs = list(zip(job.utterances, records, strict=True))
     skipped = [(u, r["reason"]) for u, r in pairs if "reason" in r]
@@ -318,8 +360,8 @@ def _finish(out: Path, job: Job, records: Sequence[Record]) -> dict[str, Any]:
         split: write_checksums(out / split, {u.key: tuple(r["sha256"]) for u, r in kept[split]})
         for split in SPLITS
     }
-    counts = {split: _label_counts(out / split, kept[split], job.classes) for split in SPLITS}
-    statistics = _statistics(out / "train", kept["train"])
+    counts = totals.label_counts
+    statistics = totals.statistics()
     statistics["label_counts"] = counts["train"].tolist()
     write_json(out / STATISTICS, statistics)
     summary: dict[str, Any] = {
@@ -359,31 +401,6 @@ def _write_tables(folder: Path, kept: Sequence[tuple[Utterance, Record]]) -> Non
     write("utt2spk", lambda u, _: u.speaker)
     write("text", lambda u, _: u.text)
     write("utt2num_frames", lambda _, r: r["frames"])
-
-
-def _label_counts(
-    folder: Path, kept: Sequence[tuple[Utterance, Record]], classes: int
-) -> NDArray[np.int64]:
-    counts = np.zeros(classes, dtype=np.int64)
-    for utterance, record in kept:
-        labels = read_vector(Entry(folder / "labels.ark", record["labels"]), utterance.key)
-        counts += np.bincount(labels, minlength=classes)
-    return counts
-
-
-def _statistics(folder: Path, kept: Sequence[tuple[Utterance, Record]]) -> dict[str, Any]:
-    """Mean and biased variance over all frames, pooled in double precision."""
-    frames, mean, squares = 0, np.zeros(()), np.zeros(())
-    for utterance, record in kept:
-        entry = Entry(folder / "feats.ark", record["feats"])
-        values = read_matrix(entry, utterance.key).astype(np.float64)
-        # Chan's merge of (count, mean, centred sum of squares).
-        local, count = values.mean(axis=0), len(values)
-        shift, total = local - mean, frames + count
-        squares = squares + ((values - local) ** 2).sum(axis=0) + shift**2 * frames * count / total
-        mean = mean + shift * count / total
-        frames = total
-    return {"frames": frames, "mean": mean.tolist(), "variance": (squares / frames).tolist()}
 
 
 def _shown(value: Any) -> str:

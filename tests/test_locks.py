@@ -1,0 +1,56 @@
+"""One lock for all: exclusive, given up, and through no symbolic link."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from normrnn.locks import exclusive, is_held, try_lock
+
+HOLD = (
+    "import sys, pathlib; from normrnn.locks import try_lock\n"
+    "lock = try_lock(pathlib.Path(sys.argv[1])); print(lock is not None, flush=True)\n"
+    "sys.stdin.read()\n"
+)
+
+
+def test_one_process_at_a_time_and_nobody_after_its_death(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], **pipes) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        assert is_held(path)
+        assert try_lock(path) is None
+        with pytest.raises(RuntimeError, match="busy"), exclusive(path, RuntimeError("busy")):
+            pass
+        other.kill()
+        other.wait()
+    assert not is_held(path)
+    with exclusive(path, RuntimeError("busy")):
+        assert is_held(path)
+    assert not is_held(path)
+
+
+def test_a_lock_is_given_up_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), exclusive(tmp_path / ".lock", RuntimeError("busy")):
+        raise KeyError
+    assert not is_held(tmp_path / ".lock")
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    (tmp_path / ".lock").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"):
+        try_lock(tmp_path / ".lock")
+    assert not target.exists()
+    target.write_text("kept")
+    with pytest.raises(OSError, match="symbolic links"):
+        try_lock(tmp_path / ".lock")
+    assert target.read_text() == "kept"
+
+
+def test_asking_makes_no_file(tmp_path: Path) -> None:
+    assert not is_held(tmp_path / ".lock")
+    assert not (tmp_path / ".lock").exists()

@@ -1,0 +1,84 @@
+"""Processes of this one: cores it may use, threads it gives, and its end."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from normrnn import processes
+from normrnn.commands import compare as command
+from normrnn.processes import Child, stop, usable_cores
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Six cores of 64 for us; the file that may hold a quota."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setattr(processes, "QUOTA", tmp_path / "cpu.max")
+    return tmp_path / "cpu.max"
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [(None, 6), ("max 100000", 6), ("250000 100000", 2), ("50000 100000", 1), ("9900000 1000", 6)],
+)
+def test_cores_are_those_that_we_may_use(cores: Path, quota: str | None, expected: int) -> None:
+    if quota is not None:
+        cores.write_text(f"{quota}\n")
+    assert usable_cores() == expected
+
+
+def test_a_comparison_starts_as_many_processes(
+    cores: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores.write_text("300000 100000\n")
+    limits: list[int] = []
+
+    class Spy:
+        def __init__(self, _jobs: object, limit: int) -> None:
+            limits.append(limit)
+
+        def run(self, _watch: object) -> None:
+            pass
+
+    monkeypatch.setattr(command, "Jobs", Spy)
+    command._train([], 0, command.Console(quiet=True))
+    assert limits == [3]
+
+
+def test_a_child_has_the_threads_that_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the environment says: who starts several processes shares the cores out."""
+    (tmp_path / "shows.py").write_text(
+        "import json, os, sys\n"
+        "names = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')\n"
+        "print(json.dumps([sys.stdin.read(), sys.argv[1:], [os.environ[n] for n in names]]))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    child = Child("shows", ["a"], b"order", tmp_path / "log" / "log.txt", threads=2)
+    child.wait()
+    assert child.code == 0
+    assert json.loads(child.last_words()) == ["order", ["a"], ["2", "2"]]
+
+
+def test_last_words_are_of_this_process_and_signals_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "waits.py").write_text("import time\ntime.sleep(60)\n")
+    (tmp_path / "fails.py").write_text("raise SystemExit('normrnn: no such thing')\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    log = tmp_path / "log.txt"
+    log.write_text("what was said before\n")
+    failed = Child("fails", [], b"", log)
+    failed.wait()
+    assert (failed.code, failed.last_words()) == (1, "no such thing")
+    silent = Child("waits", [], b"", tmp_path / "other.txt")
+    silent._process.kill()
+    silent.wait()
+    assert silent.last_words() == "was ended by signal 9"
+    stop([silent])
