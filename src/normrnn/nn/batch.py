@@ -103,6 +103,8 @@ class Normaliser(GateNorm):
             return StepNorm(self.weight, self.bias, self.eps, mode.batch, fixed)
         if watched(self) or (mode.population is not None and not mode.batch):
             return None
+        if mode.batch and synchronised(self.sync):
+            return None  # the ranks meet between the statistics and the loop
         return self._input_norm(steps)
 
     def _input_norm(self, steps: Steps) -> InputNorm:
