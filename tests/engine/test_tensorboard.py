@@ -107,3 +107,13 @@ def test_a_run_notes_every_machine_once(tmp_path: Path) -> None:
     (tmp_path / ENVIRONMENT).write_text("{")
     record(run)
     assert json.loads((tmp_path / ENVIRONMENT).read_text()) == first
+
+
+def test_a_run_that_goes_on_with_other_kernels_is_told(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert record(run)
+    assert record(run)
+    (first,) = json.loads((tmp_path / ENVIRONMENT).read_text())
+    (tmp_path / ENVIRONMENT).write_text(json.dumps([{**first, "recurrence": {"kernels": "sse"}}]))
+    assert not record(run)
+    assert record(run)

@@ -66,7 +66,10 @@ def train(
                     run.write(name, content)
                 run.metrics.cut(0)
             run.write_config(config)
-            record(run)
+            if not record(run) and checkpoint:
+                say(
+                    f"{out} had other kernels so far: it goes on to float tolerance, not bit for bit"
+                )
             trainer.run()
     say(f"{out} is finished: {_epochs(config)}.")
 

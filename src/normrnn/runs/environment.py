@@ -36,8 +36,11 @@ def environment(threads: int) -> dict[str, Any]:
     }
 
 
-def record(run: RunDirectory) -> None:
-    """Note in the run directory what it runs on; a run that goes on elsewhere has several."""
+def record(run: RunDirectory) -> bool:
+    """Note in the run directory what it runs on; a run that goes on elsewhere has several.
+
+    Returns whether it went on so far with the kernels of now: others give other last bits.
+    """
     now = environment(torch.get_num_threads())
     try:
         before = json.loads(run.read(ENVIRONMENT)) if run.has(ENVIRONMENT) else []
@@ -46,6 +49,8 @@ def record(run: RunDirectory) -> None:
     before = before if isinstance(before, list) else []
     if before[-1:] != [now]:
         run.write_json(ENVIRONMENT, [*before, now])
+    last = before[-1] if before and isinstance(before[-1], dict) else now
+    return last.get("recurrence") == now["recurrence"]
 
 
 def named_device(name: str | torch.device) -> torch.device:
