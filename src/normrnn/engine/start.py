@@ -68,7 +68,7 @@ def train(
             run.write_config(config)
             if not record(run) and checkpoint:
                 say(
-                    f"{out} had other kernels so far: it goes on to float tolerance, not bit for bit"
+                    f"{out} had other kernels so far: it goes on to float tolerance, not to the bit"
                 )
             trainer.run()
     say(f"{out} is finished: {_epochs(config)}.")
