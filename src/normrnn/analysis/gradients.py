@@ -89,7 +89,7 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
     """
     model = task.model.double().eval()
     (layer,) = (m for m in model.modules() if isinstance(m, Normalised))
-    found: dict[str, dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
+    measured: dict[str, dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
     nats, count = 0.0, 0
     task.reset()
     batches = min(batches, task.updates(0))
@@ -102,8 +102,8 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
         (direct,) = torch.autograd.grad(scaled, passes[0].output, retain_graph=True)
         for name, series in _measure(passes[0], direct).items():
             for what, values in series.items():
-                found[name][what].append(values)
-    layers = {name: _summary(layer, name, series) for name, series in found.items()}
+                measured[name][what].append(values)
+    layers = {name: _summary(layer, name, series) for name, series in measured.items()}
     return {
         "recipe": config.recipe,
         "norm": config.norm,
@@ -116,7 +116,7 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
 
 def _measure(seen: Seen, direct: Tensor) -> dict[str, dict[str, Series]]:
     """`direct` (T, B, D·H) is the derivative of the loss with respect to the output alone."""
-    found: dict[str, dict[str, Series]] = {}
+    series: dict[str, dict[str, Series]] = {}
     T = len(direct)
     for name, taken in seen.layers.items():
         steps = sorted(taken)
@@ -124,13 +124,13 @@ def _measure(seen: Seen, direct: Tensor) -> dict[str, dict[str, Series]]:
         end = 0 if name.endswith("_reverse") else T - 1
         at_end = torch.zeros_like(direct)
         at_end[end, seen.lengths == T] = direct[end, seen.lengths == T]
-        found[name] = {
+        series[name] = {
             "gradient": _norms(seen.output, direct, states, steps),
             "gradient_of_the_end": _norms(seen.output, at_end, states, steps),
             "spread": {t: _spread(taken[t].pre) for t in steps},
             "spread_before": {t: _spread(taken[t].sums) for t in steps},
         }
-    return found
+    return series
 
 
 def _spread(rows: Tensor) -> float:

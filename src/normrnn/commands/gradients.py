@@ -127,10 +127,10 @@ def _record(config: Config, label: str, task: "Task", batches: int) -> dict[str,
     from normrnn.analysis.gradients import record
     from normrnn.report.gradients import sentence
 
-    found = {"label": label, **record(config, task, batches)}
-    for name, layer in found["layers"].items():
+    measured = {"label": label, **record(config, task, batches)}
+    for name, layer in measured["layers"].items():
         print(f"{label}, {sentence(name, layer)}")
-    return found
+    return measured
 
 
 def _write(records: list[dict[str, Any]], output: Path) -> None:

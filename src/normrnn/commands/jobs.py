@@ -35,7 +35,7 @@ class Job:
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """waiting, running, done, diverged or failed."""
         if self.child is None:
             return "waiting"
         return {None: "running", 0: "done", DIVERGED: "diverged"}.get(self.code, "failed")

@@ -41,9 +41,9 @@ def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
     for name, value in zip(arguments, [*arguments[1:], None], strict=False):
         if (name in _FILES and value == "") or name in [f"{file}=" for file in _FILES]:
             raise UsageError(f"{name.rstrip('=')} needs a name")
-    said = io.StringIO()
+    spoken = io.StringIO()
     with contextlib.ExitStack() as quiet:
-        quiet.enter_context(contextlib.redirect_stderr(said))
+        quiet.enter_context(contextlib.redirect_stderr(spoken))
 
         @functools.wraps(function)
         def understood(*args: Any, **kwargs: Any) -> T:
@@ -53,8 +53,8 @@ def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
         try:
             return tyro.cli(understood, args=arguments, prog=f"normrnn {command}")
         except SystemExit as end:
-            if said.getvalue() and end.code:
-                raise UsageError(_sentence(said.getvalue(), command)) from None
+            if spoken.getvalue() and end.code:
+                raise UsageError(_sentence(spoken.getvalue(), command)) from None
             raise
 
 

@@ -92,12 +92,12 @@ def kaldi(
     job = kaldi_job(
         Side(data, ali),
         dev,
-        deltas,
-        allow_pipes,
-        classes,
-        sample_rate,
-        dev_speakers,
-        dev_fraction,
+        deltas=deltas,
+        allow_pipes=allow_pipes,
+        classes=classes,
+        sample_rate=sample_rate,
+        dev_speakers=dev_speakers,
+        dev_fraction=dev_fraction,
     )
     return _prepare(job, out, processes)
 

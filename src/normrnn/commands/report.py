@@ -48,11 +48,11 @@ def _report(
     if not paths:
         raise UsageError("report needs at least one run directory")
     studies, places = find_studies(paths)
-    found = without_repeats(find(places))
-    write_report(found, out, studies=studies, target=target)
+    runs = without_repeats(find(places))
+    write_report(runs, out, studies=studies, target=target)
     if png is not None:
-        for path in write_pictures(found, png, studies):
+        for path in write_pictures(runs, png, studies):
             print(f"picture: {path}", file=sys.stderr)
     if markdown:
-        print(page.markdown(found, studies, target), end="")
+        print(page.markdown(runs, studies, target), end="")
     print(f"report: {out}", file=sys.stderr if markdown else sys.stdout)

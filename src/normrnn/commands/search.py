@@ -129,24 +129,24 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
 
 def _refuse_other(out: Path, name: str, plan: "Plan", trials: int) -> None:
     """Results of another study, or of more trials, are not overwritten."""
-    found = read_study(out)
-    if not found.about:
+    recorded = read_study(out)
+    if not recorded.about:
         return
-    study, recipe = found.about.get("study", name), found.recipe
+    study, recipe = recorded.about.get("study", name), recorded.recipe
     if (study, recipe) != (name, plan.config.recipe):
         raise UserError(f"{out} holds the results of the study {study!r} of {recipe}: {OTHER}")
-    theirs = {k: v for k, v in found.about.items() if k not in ("study", "trials")}
-    if said := plan.changes(theirs):
-        raise UserError(f"{out} holds results of other settings ({said}): {OTHER}")
-    if len(found.trials) > trials:
+    theirs = {k: v for k, v in recorded.about.items() if k not in ("study", "trials")}
+    if changes := plan.changes(theirs):
+        raise UserError(f"{out} holds results of other settings ({changes}): {OTHER}")
+    if len(recorded.trials) > trials:
         raise UserError(
-            f"{out} holds {len(found.trials)} trials, more than --trials {trials}: {OTHER}"
+            f"{out} holds {len(recorded.trials)} trials, more than --trials {trials}: {OTHER}"
         )
 
 
 def _watch(study: "Study", workers: list[Child]) -> None:
     """Show the study until our workers have ended."""
-    with ended_politely(), _shown(study) as show:
+    with ended_politely(), _display(study) as show:
         while any(worker.code is None for worker in workers):
             time.sleep(0.5)
             show()
@@ -171,14 +171,14 @@ def _write(study: "Study", out: Path) -> int:
     rows = study.rows()
     if rows:
         about = {"study": study.name, "trials": study.count, **study.plan.identity()}
-        found = RecordedStudy(out, rows, about)
-        console.print(table(rows, paper=found.paper).rich())
+        recorded = RecordedStudy(out, rows, about)
+        console.print(table(rows, paper=recorded.paper).rich())
         for sentence in sentences(rows):
             console.print(f"{sentence}.", soft_wrap=True)
         report = out / "report.html"
         title = f"normrnn search {study.plan.config.recipe}"
-        written = write(found)
-        write_report(find(found.runs()), report, title, [found])
+        written = write(recorded)
+        write_report(find(recorded.runs()), report, title, [recorded])
         for path in (*written, report):
             console.print(f"wrote {path}", soft_wrap=True)
     console.print(f"{len(rows)} of {study.count} trials are done", soft_wrap=True)
@@ -186,7 +186,7 @@ def _write(study: "Study", out: Path) -> int:
 
 
 @contextmanager
-def _shown(study: "Study") -> Iterator[Callable[[], None]]:
+def _display(study: "Study") -> Iterator[Callable[[], None]]:
     """A function that shows the study: a live table on a terminal, a line per trial elsewhere."""
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -202,7 +202,7 @@ def _print_new(study: "Study", seen: set[int], console: Console) -> None:
     for row in rows:
         if row["trial"] not in seen:
             seen.add(row["trial"])
-            arms = "  ".join(f"{arm} {_figure(found)}" for arm, found in row["arms"].items())
+            arms = "  ".join(f"{arm} {_figure(result)}" for arm, result in row["arms"].items())
             settings = " ".join(
                 f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
                 for k, v in row["settings"].items()
@@ -211,22 +211,22 @@ def _print_new(study: "Study", seen: set[int], console: Console) -> None:
             console.print(line, soft_wrap=True)
 
 
-def _figure(found: dict[str, Any]) -> str:
-    return "diverged" if found["diverged"] else f"{found['loss']:.4f}"
+def _figure(result: dict[str, Any]) -> str:
+    return "diverged" if result["diverged"] else f"{result['loss']:.4f}"
 
 
 def _live(study: "Study", most: int = 12) -> Table:
     rows, norms = study.rows(), study.plan.norms
     running = sum(t.state.name == "RUNNING" for t in study.trials())
     title = f"{study.name}: {len(rows)} of {study.count} trials done, {running} running"
-    shown = Table(title=title, caption=f"the best {most}" if len(rows) > most else None)
+    table = Table(title=title, caption=f"the best {most}" if len(rows) > most else None)
     names = list(study.plan.space)
     for name in ("trial", *short(names), *(f"norm {n}" for n in norms)):
-        shown.add_column(name, justify="right")
+        table.add_column(name, justify="right")
     ranked = sorted(rows, key=lambda r: float("inf") if r["value"] is None else r["value"])
     for row in ranked[:most]:
         settings = [row["settings"].get(n, "") for n in names]
         cells = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in settings]
         arms = [_figure(row["arms"][n]) if n in row["arms"] else "" for n in norms]
-        shown.add_row(str(row["trial"]), *cells, *arms)
-    return shown
+        table.add_row(str(row["trial"]), *cells, *arms)
+    return table

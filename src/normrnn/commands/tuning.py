@@ -128,15 +128,15 @@ def _result(arm: Job) -> dict[str, Any]:
     if arm.code or row is None:
         reason = arm.child.last_words() if arm.child else ""
         return {"diverged": True, "loss": None, "reason": reason}
-    found = {"diverged": False, "loss": row["loss"], "train": epoch_averages(run.rows)[-1]["loss"]}
-    return found | {"updates": run.updates, "seconds": run.seconds}
+    result = {"diverged": False, "loss": row["loss"], "train": epoch_averages(run.rows)[-1]["loss"]}
+    return result | {"updates": run.updates, "seconds": run.seconds}
 
 
 def sentence(wanted: Tuning, chosen: dict[str, Any], study: "RecordedStudy") -> str:
     """What was tuned, what that cost, and what came out."""
     results = [found for trial in study.trials for found in trial["arms"].values()]
     spent = [sum(found.get(key, 0) for found in results) for key in ("updates", "seconds")]
-    said = (
+    budget = (
         f"{wanted.field} was tuned for each arm on validation: {len(wanted.values)} values"
         f" ({', '.join(f'{v:g}' if type(v) is float else str(v) for v in wanted.values)}), one seed"
         f" that is not compared, {wanted.epochs} epochs, {len(results)} runs, {spent[0]:,} updates,"
@@ -147,4 +147,4 @@ def sentence(wanted: Tuning, chosen: dict[str, Any], study: "RecordedStudy") -> 
         f"{of(norm).label} {value}{' (at the edge of what was tried)' if value in ends else ''}"
         for norm, value in chosen.items()
     ]
-    return f"{said} Chosen: {', '.join(picked)}."
+    return f"{budget} Chosen: {', '.join(picked)}."

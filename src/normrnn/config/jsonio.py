@@ -94,10 +94,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> flat({"seed": 1, "model": {"hidden": 200}})
     {'seed': 1, 'model.hidden': 200}
     """
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            named |= flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            named[f"{prefix}{name}"] = value
+    return named

@@ -86,7 +86,7 @@ class PlainDisplay(_Display):
         self.note(status)
 
     def row(self, row: dict[str, Any]) -> None:
-        """Print it."""
+        """A train row with the speed behind it."""
         text = describe(row, self.epochs)
         print(f"{text}  {self.speed()}" if row["split"] == "train" else text, flush=True)
 

@@ -94,7 +94,7 @@ class Both:
         self.display.update(status)
 
     def row(self, row: dict[str, Any]) -> None:
-        """To both."""
+        """The display shows it, tensorboard keeps it."""
         self.display.row(row)
         self.board.row(row)
 

@@ -97,13 +97,13 @@ def _refused(config: Config, norm: str, setting: Mapping[str, Any]) -> str:
 
 def _complaint(config: Config, norm: str, setting: Mapping[str, Any]) -> str:
     """What is wrong with a setting, without the fields that have no part in it."""
-    said = _refused(config, norm, setting)
+    complaint = _refused(config, norm, setting)
     for name in setting:
         fewer = {k: v for k, v in setting.items() if k != name}
-        if _refused(config, norm, fewer) == said:
+        if _refused(config, norm, fewer) == complaint:
             setting = fewer
     drawn = " with ".join(f"{name} {value!r}" for name, value in setting.items())
-    return f"the space has {drawn}: {said}" if setting else f"norm {norm}: {said}"
+    return f"the space has {drawn}: {complaint}" if setting else f"norm {norm}: {complaint}"
 
 
 def with_fields(config: Config, values: Mapping[str, Any]) -> Config:

@@ -135,9 +135,9 @@ def open_storage(url: str, heartbeat: int = 60) -> BaseStorage:
     try:
         return _database(url, heartbeat)
     except DBAPIError as error:
-        shown = make_url(url).render_as_string(hide_password=True)
+        address = make_url(url).render_as_string(hide_password=True)
         reason = str(error.orig).strip().splitlines()[0]
-        raise UserError(f"the storage {shown} cannot be reached: {reason}") from None
+        raise UserError(f"the storage {address} cannot be reached: {reason}") from None
     except (ArgumentError, NoSuchModuleError, ImportError, ValueError) as error:
         raise UsageError(f"--storage {scheme}://… cannot be used: {error}") from None
     except (SQLAlchemyError, RuntimeError) as error:
@@ -163,8 +163,8 @@ def _database(url: str, heartbeat: int) -> RDBStorage:
                 )
         except DBAPIError as error:
             # Two workers that make the tables at once: the slower one finds them made.
-            said = str(error).lower()
-            if attempt == 4 or not ("already exists" in said or "unique" in said):
+            message = str(error).lower()
+            if attempt == 4 or not ("already exists" in message or "unique" in message):
                 raise
             time.sleep(0.2 * (attempt + 1))
     raise AssertionError("the last attempt returns or raises")
@@ -226,9 +226,9 @@ class Study:
         study.stop = lambda: None  # type: ignore[method-assign]
         theirs = self._identity_of(study) if known else None
         if theirs is not None:
-            if said := self.plan.changes(theirs):
+            if changes := self.plan.changes(theirs):
                 raise UserError(
-                    f"the study {self.name!r} in this storage has other settings ({said}): use"
+                    f"the study {self.name!r} in this storage has other settings ({changes}): use"
                     " another --study or --storage"
                 )
         elif study.get_trials(deepcopy=False):
@@ -252,8 +252,8 @@ class Study:
 
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
         """The trials of our slots in these states, or in any."""
-        found = self.optuna.get_trials(deepcopy=False, states=states or None)
-        return [t for t in found if t.user_attrs.get(SLOT, self.count) < self.count]
+        every = self.optuna.get_trials(deepcopy=False, states=states or None)
+        return [t for t in every if t.user_attrs.get(SLOT, self.count) < self.count]
 
     def done(self) -> dict[int, FrozenTrial]:
         """Slot -> the trial that finished it."""

@@ -171,7 +171,7 @@ def result(out: Path) -> dict[str, Any]:
     final = valid[-1]["loss"]
     at_end = [r for r in rows if r["split"] == "valid" and r["updates"] == valid[-1]["updates"]]
     diverged = final > 2 * math.log(classes)
-    found = {
+    summary = {
         "diverged": diverged,
         "loss": min(r["loss"] for r in valid),
         "final": final,
@@ -184,8 +184,8 @@ def result(out: Path) -> dict[str, Any]:
         "seconds": train[-1]["seconds"],
     }
     if diverged:
-        found["reason"] = f"the last validation loss is {final:.4g}, above 2 log {classes}"
-    return found
+        summary["reason"] = f"the last validation loss is {final:.4g}, above 2 log {classes}"
+    return summary
 
 
 def run(arguments: list[str]) -> int:  # noqa: ARG001  everything is on standard input

@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Frames."""
+        """Frames from start to stop."""
         return self.stop - self.start
 
 

@@ -50,9 +50,9 @@ def read_summary(path: Path) -> dict[str, Any]:
 def digest(values: NDArray) -> str:
     """Hash of features (T, D) or labels (T,), whatever they are stored as."""
     kind = "<f4" if values.dtype.kind == "f" else "<i4"
-    found = hashlib.sha256(repr(values.shape).encode())
-    found.update(np.ascontiguousarray(values, dtype=kind).tobytes())
-    return found.hexdigest()
+    hashed = hashlib.sha256(repr(values.shape).encode())
+    hashed.update(np.ascontiguousarray(values, dtype=kind).tobytes())
+    return hashed.hexdigest()
 
 
 def write_checksums(folder: Path, checksums: Checksums) -> str:

@@ -45,6 +45,7 @@ class Source:
 def kaldi_job(
     train: Side,
     dev: Side | None,
+    *,
     deltas: bool,
     allow_pipes: bool,
     classes: int | None,
@@ -217,8 +218,8 @@ def _output(command: str) -> bytes:
     """What a command of an scp file writes; the user allowed it."""
     done = subprocess.run(command.rstrip("| \t"), shell=True, capture_output=True, check=False)
     if done.returncode or not done.stdout:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        reason = said[-1] if said else f"exit code {done.returncode}, no output"
+        errors = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        reason = errors[-1] if errors else f"exit code {done.returncode}, no output"
         raise Unusable(f"its command failed ({command}): {reason}")
     return done.stdout
 

@@ -18,7 +18,7 @@ from normrnn.speech.prepare.speakers import choose_dev, dev_settings
 SOUNDS = (".flac", ".wav")
 
 
-class Found(NamedTuple):
+class SourceUtterance(NamedTuple):
     """One utterance on disk; `path` is None without a sound file, `text` without a transcript."""
 
     key: str
@@ -86,7 +86,7 @@ class AlignWords:
         )
 
 
-def find_utterances(directory: Path) -> list[Found]:
+def find_utterances(directory: Path) -> list[SourceUtterance]:
     """All utterances in the order of their keys; DIR holds LibriSpeech/, is it, or is a subset."""
     if not directory.is_dir():
         raise UserError(f"{directory} is no directory")
@@ -97,7 +97,7 @@ def find_utterances(directory: Path) -> list[Found]:
             f"{directory} is not in LibriSpeech's layout: no SPEAKER/CHAPTER/*.trans.txt in it, in"
             " a subset of it or in its LibriSpeech/"
         )
-    found: dict[str, Found] = {}
+    found: dict[str, SourceUtterance] = {}
     for transcript in transcripts:
         for item in _chapter(transcript):
             if item.key in found:
@@ -108,7 +108,7 @@ def find_utterances(directory: Path) -> list[Found]:
     return [found[key] for key in sorted(found)]
 
 
-def _chapter(transcript: Path) -> Iterable[Found]:
+def _chapter(transcript: Path) -> Iterable[SourceUtterance]:
     folder, speaker = transcript.parent, transcript.parent.parent.name
     try:
         lines = transcript.read_text(encoding="utf-8").splitlines()
@@ -118,18 +118,18 @@ def _chapter(transcript: Path) -> Iterable[Found]:
     for line in lines:
         key, _, text = line.strip().partition(" ")
         if key:
-            yield Found(key, speaker, " ".join(text.split()), sounds.pop(key, None))
+            yield SourceUtterance(key, speaker, " ".join(text.split()), sounds.pop(key, None))
     for key, path in sounds.items():
-        yield Found(key, speaker, None, path)
+        yield SourceUtterance(key, speaker, None, path)
 
 
-def _problem(item: Found) -> str:
+def _problem(item: SourceUtterance) -> str:
     if item.path is None:
         return f"it has no sound file ({' or '.join(SOUNDS)})"
     return "it has no transcript" if item.text is None else ""
 
 
-def _fingerprint(found: Collection[Found]) -> str:
+def _fingerprint(found: Collection[SourceUtterance]) -> str:
     """Stands for the data: keys, words, and sizes of the sound files."""
     digest = hashlib.sha256()
     for item in found:

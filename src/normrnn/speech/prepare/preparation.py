@@ -127,7 +127,8 @@ def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     names = [n for n in {**before, **settings} if before.get(n) != settings.get(n)]
     if names:
         changed = ", ".join(
-            f"{n} was {_shown(before.get(n))}, is now {_shown(settings.get(n))}" for n in names
+            f"{n} was {_abbreviated(before.get(n))}, is now {_abbreviated(settings.get(n))}"
+            for n in names
         )
         raise UsageError(f"{out} {state} with other settings: {changed}; choose another --out")
     return summary
@@ -403,6 +404,6 @@ def _write_tables(folder: Path, kept: Sequence[tuple[Utterance, Record]]) -> Non
     write("utt2num_frames", lambda _, r: r["frames"])
 
 
-def _shown(value: Any) -> str:
+def _abbreviated(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:12]}…"
