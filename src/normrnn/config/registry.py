@@ -7,6 +7,7 @@ its task; its `task` names the module with the other half, imported when a netwo
 
 import difflib
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -63,10 +64,17 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
     known = recipes()
     name = values.get("recipe")
     if isinstance(name, str) and name in known:
-        return type(known[name]())
+        return _kind(known[name])[0]
     given = flat(values).keys()
-    configs = [make() for make in known.values()]
-    return type(min(configs, key=lambda config: len(given - flat(to_dict(config)).keys())))
+    kinds = [_kind(make) for make in known.values()]
+    return min(kinds, key=lambda kind: len(given - kind[1]))[0]
+
+
+@cache
+def _kind(make: Callable[[], Config]) -> tuple[type[Config], frozenset[str]]:
+    """The class and the fields of a recipe's config."""
+    config = make()
+    return type(config), frozenset(flat(to_dict(config)))
 
 
 def task_of(config: Config) -> Any:

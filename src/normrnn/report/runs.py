@@ -99,8 +99,7 @@ class Run:
     def looks_ahead(self) -> bool:
         """A language model whose statistics, while it trains, see the words that it is to predict:
         its training loss is then no loss of predicting them."""
-        predicts_inputs = config_class(self.config).predicts_inputs
-        return predicts_inputs and self.normalisation.looks_ahead
+        return self.normalisation.looks_ahead and config_class(self.config).predicts_inputs
 
     @property
     def progress(self) -> str:
