@@ -11,19 +11,28 @@ from normrnn.version import __version__
 if TYPE_CHECKING:
     from normrnn import report as report
     from normrnn.commands.compare import compare as compare
+    from normrnn.deploy.export import export as export
+    from normrnn.deploy.stream import Stream as Stream
     from normrnn.nn import GRU as GRU
     from normrnn.nn import LSTM as LSTM
     from normrnn.nn import RNN as RNN
+    from normrnn.nn import GRUCell as GRUCell
+    from normrnn.nn import LSTMCell as LSTMCell
+    from normrnn.nn import RNNCell as RNNCell
     from normrnn.nn import batch_statistics as batch_statistics
     from normrnn.nn import convert as convert
     from normrnn.nn import fold as fold
+    from normrnn.nn import initialise as initialise
     from normrnn.nn import recalibrate as recalibrate
     from normrnn.runs.load import load as load
 
-_LAYERS = ["GRU", "LSTM", "RNN", "batch_statistics", "convert", "fold", "recalibrate"]
+_LAYERS = ["GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNCell"]
+_TOOLS = ["batch_statistics", "convert", "fold", "initialise", "recalibrate"]
 _HOMES = {
-    **dict.fromkeys(_LAYERS, "normrnn.nn"),
+    **dict.fromkeys(_LAYERS + _TOOLS, "normrnn.nn"),
+    "Stream": "normrnn.deploy.stream",
     "compare": "normrnn.commands.compare",
+    "export": "normrnn.deploy.export",
     "load": "normrnn.runs.load",
 }
 
@@ -31,11 +40,17 @@ __all__ = [
     "GRU",
     "LSTM",
     "RNN",
+    "GRUCell",
+    "LSTMCell",
+    "RNNCell",
+    "Stream",
     "__version__",
     "batch_statistics",
     "compare",
     "convert",
+    "export",
     "fold",
+    "initialise",
     "load",
     "recalibrate",
     "report",

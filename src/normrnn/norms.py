@@ -34,6 +34,10 @@ class Norm:
     """Whether batch statistics use later frames: a score with them is then no perplexity."""
     sync: bool = False
     """Whether statistics can be pooled over processes."""
+    more_rows_than_features: bool = False
+    """Whether batch statistics need that, unless they are shrunk."""
+    counts_padding: bool = False
+    """Whether it can be made to count padding in its statistics, to study what that does."""
     unfoldable: str = ""
     """Why no plain layer has the same eval output; empty if one has (statistics shared over time
     provided)."""
@@ -108,6 +112,7 @@ register(
         pools="batch",
         looks_ahead=True,
         sync=True,
+        counts_padding=True,
         implementation="normrnn.nn.batch:Normaliser",
     )
 )
@@ -118,6 +123,7 @@ register(
         acts="input",
         pools="step",
         sync=True,
+        counts_padding=True,
         implementation="normrnn.nn.batch:Normaliser",
     )
 )
@@ -139,5 +145,27 @@ register(
         unfoldable="normalises every row by its own mean and variance",
         cell_norm=False,
         implementation="normrnn.nn.layer:LayerNormaliser",
+    )
+)
+register(
+    Norm(
+        name="recurrent",
+        words="network with both transitions normalised",
+        acts="step",
+        pools="step",
+        gamma=0.1,
+        cell_norm=True,
+        implementation="normrnn.nn.recurrent:RecurrentNormaliser",
+    )
+)
+register(
+    Norm(
+        name="whiten",
+        words="network with whitened inputs",
+        acts="input",
+        pools="batch",
+        looks_ahead=True,
+        more_rows_than_features=True,
+        implementation="normrnn.nn.whiten:Whitener",
     )
 )

@@ -1,3 +1,3 @@
 """The version, for whoever must not import the package's door."""
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"

@@ -1,6 +1,11 @@
 """Recurrent layers with normalisation: drop-ins for ``torch.nn.RNN``, ``LSTM`` and ``GRU``."""
 
+import torch
+
+from normrnn import norms
 from normrnn.nn.batch import Normaliser
+from normrnn.nn.cells import GRUCell, LSTMCell, RNNCell
+from normrnn.nn.initial import initialise
 from normrnn.nn.layers import GRU, LSTM, RNN
 from normrnn.nn.tools import batch_statistics, convert, fold, recalibrate
 
@@ -8,9 +13,18 @@ __all__ = [
     "GRU",
     "LSTM",
     "RNN",
+    "GRUCell",
+    "LSTMCell",
     "Normaliser",
+    "RNNCell",
     "batch_statistics",
     "convert",
     "fold",
+    "initialise",
     "recalibrate",
 ]
+
+_rows = [norms.of(name) for name in norms.names()]
+torch.serialization.add_safe_globals(  # whole layers, by torch.load(..., weights_only=True)
+    [RNN, LSTM, GRU, RNNCell, LSTMCell, GRUCell, *(r.load() for r in _rows if r.normalises)]
+)

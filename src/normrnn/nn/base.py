@@ -4,7 +4,7 @@ The choice between torch's fused kernels and the recurrence of :mod:`normrnn.ops
 per call, by :meth:`Normalised._path`.
 """
 
-import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,55 +12,67 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from normrnn.nn import door, stack
+from normrnn import norms
+from normrnn.nn import door, stack, tracing
 from normrnn.nn.batch import Normaliser
 from normrnn.nn.parameters import Parameters
 from normrnn.ops import kernel
 from normrnn.ops.call import State
-from normrnn.ops.steps import Steps
+from normrnn.ops.library import library
+from normrnn.ops.steps import Steps, Traced
 
-FEW_ROWS = 32
-"""Folding is a pass over the weights. For fewer rows, as in sampling, it does not pay."""
+FEW_ROWS, SOME_ROWS = 32, 512
+"""Folding is a pass over the weights. For fewer rows, as in sampling, it does not pay; where the
+steps themselves are normalised and the compiled recurrence serves, not for some more either."""
 
 
 class Normalised(Parameters):
     """What the three layers share."""
 
+    lengths_seen = resets_seen = False
+    """Whether a call of this layer had them: what :func:`normrnn.fold` has to keep working."""
+    _alone_said = False
+
     def forward(
-        self, input: Any, hx: Any = None, lengths: Tensor | Sequence[int] | None = None
+        self,
+        input: Any,
+        hx: Any = None,
+        lengths: Tensor | Sequence[int] | None = None,
+        resets: Tensor | PackedSequence | None = None,
     ) -> Any:
         """Runs the layer.
 
         Args:
             input: (T, B, I), or (B, T, I) with ``batch_first``; (T, I) unbatched; or packed.
             hx: initial state as torch takes it, (layers × directions, B, H) each; zeros if None.
-            lengths: of each sequence, for a padded ``input``; padding is never looked at.
+            lengths: of each sequence, for a padded ``input``; padding is never looked at. A
+                length of 0 gives zeros, and the initial state as the final one.
+            resets: boolean, (T, B), (B, T) with ``batch_first``, (T,) unbatched, packed like a
+                packed input. Where true the state starts from zero before that frame, and the
+                backward direction's at the frame before it: as if the sequence had been cut
+                there. At frame 0 it discards ``hx``. Statistics are over all rows as ever.
 
         Returns:
             What torch's layer returns for such an input. Padded output has 0 in the padding.
         """
-        if "torch._dynamo" in sys.modules:  # else nobody compiles
-            from normrnn.nn.uncompiled import run
-
-            return run(self, input, hx, lengths)
-        return self.run(input, hx, lengths)
-
-    def run(self, input: Any, hx: Any, lengths: Tensor | Sequence[int] | None) -> Any:
-        """``forward``, out of sight of torch.compile: a loop over time is never traced."""
+        if isinstance(input, torch.fx.Proxy):
+            return tracing.leaf(self, input, hx, lengths, resets)
         self._check_state(hx)
+        if not torch.compiler.is_exporting():  # which lets nobody write down anything
+            if lengths is not None:
+                self.lengths_seen = True
+            if resets is not None:
+                self.resets_seen = True
+        if lengths is not None and tracing.is_hidden(lengths):
+            return self._traced(input, hx, lengths, resets)
         if lengths is not None:
-            values = door.checked(input, lengths, self.batch_first)
-            time = input.shape[1 if self.batch_first else 0]
-            if int(values.sum()) == len(values) * time:
-                return self.run(input, hx, None)
-            output, final = self.run(door.pack(input, values, self.batch_first), hx, None)
-            return door.unpack(output, self.batch_first, time), final
-        path = self._path(input)
-        if path == "torch":
-            return super().forward(input, hx)  # type: ignore[call-arg]
-        if isinstance(input, PackedSequence):
-            return self._packed(input, hx, path)
-        return self._tensor(input, hx, path)
+            lengths = door.checked(input, lengths, self.batch_first)
+        cuts: Any = None
+        if resets is not None:
+            cuts = door.checked_resets(resets, input)
+        if lengths is not None:
+            return self._padded(input, hx, lengths, cuts)
+        return self._whole(input, hx, cuts)
 
     def _path(self, input: Tensor | PackedSequence) -> str:
         """The fastest right way: torch's layer, its kernel with folded weights, or our own.
@@ -73,7 +85,15 @@ class Normalised(Parameters):
         on_cpu = data.device.type == "cpu"
         # torch's CPU LSTM has no bfloat16 kernel on most machines and fails under autocast.
         autocast = on_cpu and torch.is_autocast_enabled("cpu")
+        if self._is_regularised:
+            return "own"
         normalisers = self.normalisers()
+        if torch.jit.is_tracing():
+            if self.norm is not None or self.peephole is not None:
+                tracing.refuse(self, "torch.jit.trace")
+            return "torch"
+        if on_cpu and torch.compiler.is_compiling():
+            return "own"  # one operator; torch's would become T copies of a step
         if not normalisers:
             if self.peephole is not None:
                 return "own"
@@ -82,39 +102,144 @@ class Normalised(Parameters):
         if self.peephole is not None or (on_cpu and packed) or autocast:
             return "own"
         if all(n.is_fixed_map for n in normalisers):
-            return "own" if data.shape[:-1].numel() < FEW_ROWS else "folded"
+            return self._at_test_time(data)
         return "folded" if not on_cpu and all(n.is_batch_map for n in normalisers) else "own"
+
+    @property
+    def _is_regularised(self) -> bool:
+        """Whether the next pass has something that torch's kernels do not know."""
+        locked = self.dropout_kind == "locked" and self.dropout > 0 and self.num_layers > 1
+        return any(self.zoneout) or (self.training and (locked or self.weight_drop > 0))
+
+    def _at_test_time(self, data: Tensor) -> str:
+        """Statistics shared over time: folded weights can be avoided, or are worth it.
+
+        They are made anew at every call, since nothing tells of a change through ``p.data``. The
+        compiled recurrence reads statistics of the input transition as it goes, for nothing.
+        """
+        like, rows = self.weight_hh_l0, data.shape[:-1].numel()
+        real = like.dtype == torch.float32 and like.is_cpu and not self.proj_size
+        known = all(type(n) is Normaliser for n in self.normalisers())  # to the kernel
+        compiled = real and known and library() is not None
+        if compiled and norms.of(self.norm).acts == "input":
+            return "own"
+        return "own" if rows < (SOME_ROWS if compiled else FEW_ROWS) else "folded"
 
     def _trains_here(self, data: Tensor) -> bool:
         """Whether this is a training step that our kernel takes, and faster than torch's."""
         wanted = torch.is_grad_enabled() and data.dtype == self.weight_hh_l0.dtype == torch.float32
         if not wanted or data.dim() < 2:
             return False
-        time, batch = (data.shape[0], 1) if data.dim() == 2 else data.shape[:2]
-        if self.batch_first and data.dim() == 3:
-            time, batch = batch, time
-        return kernel.prefers(time, batch, self.hidden_size)
+        time = data.shape[1 if self.batch_first and data.dim() == 3 else 0]
+        return kernel.prefers(time, self.hidden_size)
 
     def _stack(self, given: stack.Given, path: str) -> tuple[Tensor, State]:
         weights = self.weights()
         normalisers = self.normalisers() or [None] * len(weights)
+        if any(n is not None and n.is_alone(given.steps) for n in normalisers):
+            self._say_alone()
         how = self.mode, self.directions, weights, normalisers, self.dropout, self.training
-        return stack.run(stack.Stack(*how), given, path == "folded")
+        regularisers = self.dropout_kind, self.weight_drop, self.zoneout
+        return stack.run(stack.Stack(*how, *regularisers), given, path == "folded")
 
-    def _packed(self, input: PackedSequence, hx: Any, path: str) -> Any:
+    def _say_alone(self) -> None:
+        """Once: a last batch of one is no reason to end a training run."""
+        if not self._alone_said:
+            self._alone_said = True
+            warnings.warn(
+                f"{type(self).__name__}: a batch with a single row per time step has no statistics "
+                "of its own; it is normalised with the running ones, which stay as they are",
+                stacklevel=2,
+            )
+
+    def _padded(self, input: Tensor, hx: Any, lengths: Tensor, resets: Tensor | None) -> Any:
+        batch_first, batch = self.batch_first, len(lengths)
+        time = input.shape[1 if batch_first else 0]
+        shortest = int(lengths.min()) if batch else time
+        if not batch or shortest == time > 0:
+            return self._whole(input, hx, resets)
+        if shortest == 0:
+            return self._without_the_empty(input, hx, lengths, resets)
+        packed, cuts = door.pack(input, lengths, batch_first), None
+        if resets is not None:
+            cuts = packed._replace(data=door.pack(resets, lengths, batch_first).data)
+        output, final = self._whole(packed, hx, cuts)
+        return door.unpack(output, batch_first, time), final
+
+    def _without_the_empty(
+        self, input: Tensor, hx: Any, lengths: Tensor, resets: Tensor | None
+    ) -> Any:
+        """Sequences of length 0 stand aside: zeros, and the initial state as the final one."""
+        x = input.transpose(0, 1) if self.batch_first else input
+        state = self._initial(hx)
+        self._check(input, state, None)
+        start = stack.zeros(self.mode, self.cells(), len(lengths)) if state is None else state
+        kept, axis = lengths.nonzero().squeeze(1).to(input.device), 0 if self.batch_first else 1
+        if not len(kept):
+            output, final = self._of_nobody(x, state)
+            return output.transpose(0, 1) if self.batch_first else output, self._as_torch(final)
+        some = None if state is None else tuple(s.index_select(1, kept) for s in state)
+        part, final = self._padded(
+            input.index_select(axis, kept),
+            None if some is None else self._as_torch(some),
+            lengths[lengths > 0],
+            None if resets is None else resets.index_select(axis, kept),
+        )
+        shape = *input.shape[:2], part.shape[2]
+        output = part.new_zeros(shape).index_copy(axis, kept, part)
+        final = final if self.mode == "LSTM" else (final,)
+        pairs = zip(start, final, strict=True)
+        return output, self._as_torch(tuple(s.to(f.dtype).index_copy(1, kept, f) for s, f in pairs))
+
+    def _traced(self, input: Tensor, hx: Any, lengths: Any, resets: Any) -> Any:
+        """A padded batch whose lengths are not known yet: all its rows go to the operator."""
+        x, lengths, order = door.sorted_by_length(input, lengths, self.batch_first)
+        state = self._initial(hx)
+        self._check(input, state, None)
+        T, B, _ = x.shape
+        if state is not None:
+            state = tuple(s.index_select(1, order) for s in state)
+        if resets is not None:
+            resets = (resets.t() if self.batch_first else resets).index_select(1, order).reshape(-1)
+        alive = (torch.arange(T, device=lengths.device).unsqueeze(1) < lengths).sum(1)
+        steps = Traced(T, B, T * B, alive, padded=True)
+        given = stack.Given(x.reshape(T * B, -1), steps, state, None, resets)
+        output, final = self._stack(given, "own")
+        back = order.argsort()
+        output = output.view(T, B, -1).index_select(1, back)
+        final = tuple(s.index_select(1, back) for s in final)
+        return output.transpose(0, 1) if self.batch_first else output, self._as_torch(final)
+
+    def _whole(self, input: Any, hx: Any, resets: Any) -> Any:
+        path = self._path(input) if resets is None else "own"
+        if path == "torch":
+            return super().forward(input, hx)  # type: ignore[call-arg]
+        if isinstance(input, PackedSequence):
+            return self._packed(input, hx, resets, path)
+        return self._tensor(input, hx, resets, path)
+
+    def _packed(self, input: PackedSequence, hx: Any, resets: Any, path: str) -> Any:
         data, batch_sizes, sorted_indices, unsorted_indices = input
         state = self._initial(hx)
         self._check(data, state, batch_sizes)
         if state is not None and sorted_indices is not None:
             state = tuple(s.index_select(1, sorted_indices) for s in state)
-        given = stack.Given(data, Steps.packed(batch_sizes), state, batch_sizes)
+        cuts = None if resets is None else resets.data
+        if tracing.is_hidden(batch_sizes):
+            given = state[0].shape[1] if state is not None else None
+            batch = len(sorted_indices) if sorted_indices is not None else given
+            batch = int(batch_sizes[0]) if batch is None else batch
+            steps: Steps = Traced(batch_sizes.shape[0], batch, data.shape[0], batch_sizes)
+        else:
+            steps = Steps.packed(batch_sizes)
+        given = stack.Given(data, steps, state, batch_sizes, cuts)
         output, final = self._stack(given, path)
         if unsorted_indices is not None:
             final = tuple(s.index_select(1, unsorted_indices) for s in final)
         packed = PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices)
         return packed, self._as_torch(final)
 
-    def _tensor(self, input: Tensor, hx: Any, path: str) -> Any:
+    def _tensor(self, input: Tensor, hx: Any, resets: Tensor | None, path: str) -> Any:
         if input.dim() not in (2, 3):
             raise ValueError(
                 f"{type(self).__name__}: Expected input to be 2D or 3D, got {input.dim()}D instead"
@@ -127,10 +252,12 @@ class Normalised(Parameters):
         T, B, _ = x.shape
         if T == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+        if resets is not None:
+            resets = (resets.t() if self.batch_first and batched else resets).reshape(-1)
         if B == 0:
             output, final = self._of_nobody(x, state)
         else:
-            given = stack.Given(x.reshape(T * B, -1), Steps.dense(T, B), state, None)
+            given = stack.Given(x.reshape(T * B, -1), Steps.dense(T, B), state, None, resets)
             output, final = self._stack(given, path)
             output = output.view(T, B, -1)
         if self.batch_first:
@@ -140,13 +267,17 @@ class Normalised(Parameters):
         return output, self._as_torch(final)
 
     def _of_nobody(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
-        """A batch of no sequences, (T, 0, I)."""
-        if any(isinstance(n, Normaliser) and n.mode.batch for n in self.normalisers()):
-            raise ValueError("batch statistics need at least one sequence, got a batch of 0")
-        if state is None:
-            zeros = x.new_zeros(self.num_layers * self.directions, 0, self.hidden_size)
-            state = (zeros,) * (2 if self.mode == "LSTM" else 1)
-        return x.new_zeros(len(x), 0, self.directions * self.hidden_size), state
+        """Of (T, B, I) without a frame in it, or without a sequence; nothing is updated."""
+        T, B, _ = x.shape
+        cells = self.cells()
+        final = stack.zeros(self.mode, cells, B) if state is None else state
+        output = final[0].new_zeros(T, B, self.directions * cells[0].sizes[0])
+        # 0, but of all parameters: a loss of it has gradients, which are 0.
+        zero = sum(p.flatten()[:0].sum() for p in self.parameters())
+        meeting = [n for n in self.normalisers() if isinstance(n, Normaliser) and n.meets_others]
+        if meeting:  # other ranks have rows, and wait for the count of ours
+            zero = zero + stack.meet(self.weights(), self.normalisers(), self.directions, x)
+        return output + zero, final
 
     def _check_state(self, hx: Any) -> None:
         if hx is None:
@@ -180,6 +311,19 @@ class Normalised(Parameters):
             self.check_input(data, batch_sizes)
         else:
             self.check_forward_args(data, self._as_torch(state), batch_sizes)
+            kind = data.device.type
+            autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+            wrong = [s.dtype for s in state if s.dtype != data.dtype and not autocast]
+            if wrong:
+                raise RuntimeError(
+                    f"hx must have the dtype of the input, {data.dtype}, got {wrong[0]}"
+                )
 
     def _as_torch(self, state: State) -> Any:
         return state if self.mode == "LSTM" else state[0]
+
+    def __prepare_scriptable__(self) -> Any:
+        return tracing.plain(self)
+
+
+tracing.allow(Normalised)

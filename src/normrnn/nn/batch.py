@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from normrnn.nn.mode import BATCH, TEST, TRAIN, Mode, asked_of, asking
-from normrnn.nn.normaliser import GateNorm, watched
+from normrnn.nn.normaliser import watched
+from normrnn.nn.statistical import StatisticalNorm
 from normrnn.ops.call import InputNorm, Plug, StepNorm
 from normrnn.ops.fold import Weights, fold, fold_inside, unfold
 from normrnn.ops.loop import input_norm
@@ -19,20 +18,15 @@ from normrnn.ops.statistics import Groups, Statistics, measure, synchronised
 from normrnn.ops.steps import Steps
 
 
-class Normaliser(GateNorm):
+class Normaliser(StatisticalNorm):
     """Batch normalisation of C channels over rows, sequence-wise or step by step.
-
-    In training it uses the batch's statistics and updates the running ones; in eval mode it
-    uses the running ones (the batch's own if there are none, as torch's BatchNorm does).
 
     Shapes: ``weight`` (γ) and ``bias`` (β) are (C,). Without ``time_steps`` the buffers
     ``running_mean`` and ``running_var`` are (C,) and shared over time; with ``time_steps=K``
     they are (K, C), a slot per time step, and ``num_batches_tracked`` is (K,).
     """
 
-    running_mean: Tensor | None
     running_var: Tensor | None
-    num_batches_tracked: Tensor | None
 
     def __init__(
         self,
@@ -60,30 +54,14 @@ class Normaliser(GateNorm):
         for name, value in buffers.items():
             self.register_buffer(name, value if track_running_stats else None)
 
-    def reset_parameters(self) -> None:
-        """γ to its initial value, β to 0, statistics forgotten."""
-        super().reset_parameters()
-        self.reset_running_stats()
-
     def reset_running_stats(self) -> None:
-        if self.running_mean is not None and self.running_var is not None:
-            self.running_mean.zero_()
-            self.running_var.fill_(1)
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked.zero_()
+        for name, buffer in self.named_buffers(recurse=False):
+            buffer.fill_(1 if name.startswith("running_var") else 0)
 
     def extra_repr(self) -> str:
         kind = "per step" if self.per_step else "sequence-wise"
         slots = "" if self.time_steps is None else f", time_steps={self.time_steps}"
         return f"{self.channels}, {kind}, eps={self.eps}, momentum={self.momentum}{slots}"
-
-    @property
-    def mode(self) -> Mode:
-        """What the next forward pass does with statistics."""
-        mode = asked_of(self) or (TRAIN if self.training else TEST)
-        if self.running_mean is None:
-            mode = replace(mode, batch=True, update=False)
-        return mode
 
     def forward(self, rows: Tensor, steps: Steps) -> Tensor:
         """Normalises rows (N, C)."""
@@ -98,85 +76,100 @@ class Normaliser(GateNorm):
     def plug(self, steps: Steps) -> Plug | None:
         mode = self.mode
         if self.inside:
-            self.check_rows(steps)
-            fixed = self.test_statistics(len(steps))
-            return StepNorm(self.weight, self.bias, self.eps, mode.batch, fixed)
+            batch, fixed = self._by_batch(steps), self.test_statistics(steps.time)
+            return StepNorm(self.weight, self.bias, self.eps, batch, fixed)
         if watched(self) or (mode.population is not None and not mode.batch):
             return None
-        if mode.batch and synchronised(self.sync):
+        if self.meets_others:
             return None  # the ranks meet between the statistics and the loop
         return self._input_norm(steps)
 
     def _input_norm(self, steps: Steps) -> InputNorm:
-        if steps.rows == 1 or steps.batch == 1:
-            self.check_rows(steps)
-        return InputNorm(
-            self.weight,
-            self.bias,
-            self.eps,
-            self.per_step,
-            self.mode.batch,
-            self.test_statistics(len(steps)),
-            self.sync,
-        )
+        batch = self._by_batch(steps)
+        needed = not batch or steps.may_be_lone(self.per_step)
+        fixed = self.test_statistics(steps.time) if needed else None
+        return InputNorm(self.weight, self.bias, self.eps, self.per_step, batch, fixed, self.sync)
+
+    @property
+    def meets_others(self) -> bool:
+        """Whether the next pass pools its statistics with other ranks."""
+        return self.mode.batch and synchronised(self.sync)
 
     def _groups(self, steps: Steps) -> Groups:
         return Groups.frame(steps) if self.per_step else Groups.sequence(steps)
 
-    def check_rows(self, steps: Steps) -> None:
-        """ValueError if every mean of the batch would be that of one row."""
+    def _by_batch(self, steps: Steps) -> bool:
+        return self.mode.batch and not self.is_alone(steps)
+
+    def is_alone(self, steps: Steps) -> bool:
+        if steps.batch > 1 or (steps.rows > 1 and not self.per_step):
+            return False
         mode = self.mode
-        rows = steps.batch if self.per_step else steps.rows
-        # Other ranks may have more, and populations are made of single rows too.
-        alone = rows == 1 and not synchronised(self.sync) and mode.population is None
-        if mode.batch and alone:
+        # Other ranks may have more rows, and populations are made of single ones too.
+        if not mode.batch or mode.population is not None or synchronised(self.sync):
+            return False
+        if self.num_batches_tracked is None or not bool(self.num_batches_tracked.any()):
             where = "sequence in at least one time step" if self.per_step else "unpadded frame"
             raise ValueError(
                 f"normalising with batch statistics needs more than one row: more than one {where}"
-                ", got 1; use a larger batch, or eval() mode for running statistics"
+                ", got 1, and no running statistics were ever tracked to use instead: begin with a "
+                "larger batch, or use norm='layer', which needs no other rows"
             )
+        return True
 
     def test_statistics(self, steps: int) -> Fixed | None:
         """Mean and variance (1, C), or (steps, C) with slots; None without running statistics."""
-        if self.running_mean is None or self.running_var is None:
+        if self.running_mean is None:
             return None
+        mean, var = self._kept()
         if self.time_steps is None:
-            return self.running_mean[None], self.running_var[None]
+            return mean[None], var[None]
         assert self.num_batches_tracked is not None
         slots = slots_for(self.num_batches_tracked, steps)
-        return self.running_mean[slots], self.running_var[slots]
+        return mean[slots], var[slots]
 
-    @torch.no_grad()
+    def _kept(self) -> Fixed:
+        """All running means and variances, each (…, C)."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        return self.running_mean, self.running_var
+
     def observe(self, batch: Statistics) -> None:
         """Takes the statistics of a batch to where the mode says."""
         mode = self.mode
         if mode.population is not None:
             mode.population.add(batch)
         elif mode.update:
-            assert self.running_mean is not None
-            assert self.running_var is not None
-            assert self.num_batches_tracked is not None
             update = update_shared_ if self.time_steps is None else update_steps_
-            buffers = self.running_mean, self.running_var, self.num_batches_tracked
-            update(*buffers, batch, self.momentum)
+            with self._running() as (mean, var, tracked):
+                update(mean, var, tracked, batch, self.momentum)
 
-    def population(self) -> Population:
-        """An empty one with room for these statistics."""
-        return Population(1 if self.time_steps is None else self.time_steps)
+    @contextmanager
+    def _running(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The same and their counts, to be changed."""
+        assert self.num_batches_tracked is not None
+        yield *self._kept(), self.num_batches_tracked
+
+    def share(self) -> None:
+        """One slot for all time steps instead of one each, to be filled by ``adopt``."""
+        self.time_steps = None
+        for name, buffer in list(self.named_buffers(recurse=False)):
+            setattr(self, name, torch.zeros_like(buffer[0]))
+
+    def population(self, shared: bool = False) -> Population:
+        return Population(1 if shared or self.time_steps is None else self.time_steps)
 
     @torch.no_grad()
     def adopt(self, population: Population) -> None:
         """Makes population statistics the running ones."""
-        if self.running_mean is None or self.running_var is None or not population.batches:
+        if self.running_mean is None or not population.batches:
             return
-        assert self.num_batches_tracked is not None
-        enough = population.enough.to(self.running_mean.device)
-        pairs = (self.running_mean, population.mean), (self.running_var, population.var)
-        for buffer, value in pairs:
-            value = value.to(buffer).reshape(buffer.shape)
-            buffer.copy_(torch.where(enough.view(*buffer.shape[:-1], 1), value, buffer))
-        tracked = self.num_batches_tracked
-        tracked.copy_(torch.where(enough.view_as(tracked), population.batches, tracked))
+        with self._running() as (mean, var, tracked):
+            enough = population.enough.to(mean.device)
+            for buffer, value in ((mean, population.mean), (var, population.var)):
+                value = value.to(buffer).reshape(buffer.shape)
+                buffer.copy_(torch.where(enough.view(*buffer.shape[:-1], 1), value, buffer))
+            tracked.copy_(torch.where(enough.view_as(tracked), population.batches, tracked))
 
     @torch.no_grad()
     def start_neutral(self, bias: Tensor) -> None:
@@ -225,19 +218,3 @@ class Normaliser(GateNorm):
         assert fixed is not None
         how = fold_inside if self.inside else fold
         return how(weights, self.weight, self.bias, fixed, self.eps)
-
-
-@contextmanager
-def by_batch(normalisers: list[Normaliser]) -> Iterator[None]:
-    """Batch statistics whatever the mode; nothing is updated."""
-    with asking(dict.fromkeys(normalisers, BATCH)):
-        yield
-
-
-@contextmanager
-def collecting(normalisers: list[Normaliser], use: bool = True) -> Iterator[list[Population]]:
-    """Gathers batch statistics into populations; ``use``: and normalises with them."""
-    populations = [n.population() for n in normalisers]
-    modes = [Mode(batch=use, population=p) for p in populations]
-    with asking(dict(zip(normalisers, modes, strict=True))):
-        yield populations

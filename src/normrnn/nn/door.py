@@ -1,6 +1,7 @@
-"""Padded batches in and out of the layout of rows."""
+"""Padded batches in and out of the layout of rows, and the resets that come with a batch."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,11 +28,23 @@ def checked(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool) -
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise ValueError(f"lengths must be integers, got {values.dtype}")
     values = values.to("cpu", torch.int64)
-    if batch and int(values.min()) < 1:
-        raise ValueError(f"every sequence needs at least one frame, got lengths {_few(values)}")
+    if batch and int(values.min()) < 0:
+        raise ValueError(f"lengths must not be negative, got lengths {_few(values)}")
     if batch and int(values.max()) > time:
         raise ValueError(f"lengths must not exceed T={time}, got lengths {_few(values)}")
     return values
+
+
+def sorted_by_length(
+    input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(T, B, I), longest sequence first, its lengths on the CPU, and the order; for a tracer, who
+    does not know their values."""
+    x, values = input.transpose(0, 1) if batch_first else input, torch.as_tensor(lengths)
+    order = values.argsort(descending=True, stable=True)
+    values = values.index_select(0, order).to("cpu", torch.int64)
+    order = order.to(input.device)
+    return x.index_select(1, order), values, order
 
 
 def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> PackedSequence:
@@ -42,6 +55,40 @@ def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> PackedSequence:
 def unpack(output: PackedSequence, batch_first: bool, time: int) -> Tensor:
     """Back to a padded tensor of the input's T, with 0 in the padding."""
     return pad_packed_sequence(output, batch_first, total_length=time)[0]
+
+
+def checked_resets(resets: Any, input: Tensor | PackedSequence) -> Any:
+    """One boolean per frame, in the input's own form; ValueError if they cannot be."""
+    if isinstance(input, PackedSequence):
+        return _packed_like(resets, input)
+    if isinstance(resets, PackedSequence):
+        raise ValueError("resets= is packed and the input is not: pack both alike, or none")
+    values = torch.as_tensor(resets)
+    _check(values, tuple(input.shape[:-1]), "of the input, without its features")
+    # A copy: the way back reads it too, and who fills a buffer of them may be ahead by then.
+    return values.to(input.device, copy=True)
+
+
+def _packed_like(resets: Any, input: PackedSequence) -> PackedSequence:
+    if not isinstance(resets, PackedSequence):
+        raise ValueError(
+            "resets= of a PackedSequence has to be one too, made with the same lengths and "
+            f"enforce_sorted, got a {type(resets).__name__}"
+        )
+    _check(resets.data, (len(input.data),), "of the input's rows")
+    for name in ("batch_sizes", "sorted_indices"):
+        mine, theirs = getattr(resets, name), getattr(input, name)
+        alike = mine is theirs or (None not in (mine, theirs) and torch.equal(mine, theirs))
+        if not alike:
+            raise ValueError(f"resets= is packed in another order than the input: {name} differ")
+    return resets._replace(data=resets.data.to(input.data.device, copy=True))
+
+
+def _check(resets: Tensor, shape: tuple[int, ...], whose: str) -> None:
+    if resets.shape != shape:
+        raise ValueError(f"resets must have the shape {whose}: {shape}, got {tuple(resets.shape)}")
+    if resets.dtype != torch.bool:
+        raise ValueError(f"resets must be torch.bool, got {resets.dtype}: give resets.bool()")
 
 
 def _few(lengths: Tensor) -> str:

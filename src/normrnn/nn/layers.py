@@ -12,7 +12,8 @@ from normrnn.nn.options import Device, NormOptions, Options
 class RNN(Normalised, nn.RNN):
     """h_t = φ(W_h h_{t−1} + BN(W_x x_t)); everything else as :class:`torch.nn.RNN`.
 
-    The arguments on top of torch's own are those of :class:`LSTM`, without ``peephole``.
+    The arguments on top of torch's own are those of :class:`LSTM`, without ``peephole`` and
+    ``forget_bias``.
 
     >>> import torch
     >>> layer = RNN(8, 16, nonlinearity="relu", norm="hidden", time_steps=5)
@@ -41,7 +42,7 @@ class RNN(Normalised, nn.RNN):
             )
         Normalised.__init__(
             self,
-            Options(f"RNN_{nonlinearity.upper()}", bias, **norm_options),
+            Options.of("RNN", f"RNN_{nonlinearity.upper()}", bias, norm_options),
             (input_size, hidden_size, num_layers),
             {"batch_first": batch_first, "dropout": dropout, "bidirectional": bidirectional},
             {"device": device, "dtype": dtype},
@@ -59,13 +60,25 @@ class LSTM(Normalised, nn.LSTM):
             over all unpadded frames of the batch; ``"frame"`` with one per feature and time
             step; ``"hidden"`` normalises W_h h + W_x x at every step (the paper's appendix);
             ``"layer"`` is LN(W_x x; γ_x) + LN(W_h h; γ_h) + β, layer normalisation of every row
-            by itself; ``None`` is torch's layer.
+            by itself; ``"recurrent"`` is BN(W_h h; γ_h) + BN(W_x x; γ_x) + β by the rows of each
+            step, and BN on c before tanh (Cooijmans et al. 2016); ``"whiten"`` is
+            W_x Σ^{-1/2} (x − μ) + β over all rows; ``None`` is torch's layer.
         peephole: ``"output"`` (the paper's W_co) or ``"all"``; diagonal.
+        forget_bias: what the forget gates' bias begins with, β's part or torch's two together;
+            None: as the rest.
         eps, momentum, affine, track_running_stats: as in :class:`torch.nn.BatchNorm1d`.
-        gamma: initial γ; None: the norm's own, 1.
-        cell_norm: normalise c before tanh too (``"layer"``); None: the norm's own, False.
-        time_steps: keep test statistics for this many time steps (``"frame"``, ``"hidden"``).
+        gamma: initial γ; None: the norm's own, 1, of ``"recurrent"`` 0.1.
+        cell_norm: normalise c before tanh too (``"layer"``, ``"recurrent"``); None: the norm's
+            own, False, of ``"recurrent"`` True.
+        time_steps: keep test statistics for this many time steps (``"frame"``, ``"hidden"``,
+            ``"recurrent"``).
         sync: pool the batch's statistics over the ranks of the default process group.
+        shrinkage: of the covariance towards its diagonal (``"whiten"``).
+        weight_drop: share of W_h left out in training, one mask per call (DropConnect).
+        dropout_kind: where ``dropout`` acts, ``"element"`` (torch's) or ``"locked"``, one mask
+            per sequence.
+        zoneout: shares of h and of c that stay as they were in a step; in training by masks, at
+            test time the share itself.
 
     >>> import torch
     >>> layer = LSTM(8, 16, num_layers=2, bidirectional=True)
@@ -90,11 +103,12 @@ class LSTM(Normalised, nn.LSTM):
         dtype: torch.dtype | None = None,
         *,
         peephole: Literal["output", "all"] | None = None,
+        forget_bias: float | None = None,
         **norm_options: Unpack[NormOptions],
     ):
         Normalised.__init__(
             self,
-            Options("LSTM", bias, **norm_options),
+            Options.of("LSTM", "LSTM", bias, norm_options),
             (input_size, hidden_size, num_layers),
             {
                 "batch_first": batch_first,
@@ -104,6 +118,7 @@ class LSTM(Normalised, nn.LSTM):
             },
             {"device": device, "dtype": dtype},
             peephole,
+            forget_bias,
         )
 
 
@@ -134,7 +149,7 @@ class GRU(Normalised, nn.GRU):
     ):
         Normalised.__init__(
             self,
-            Options("GRU", bias, **norm_options),
+            Options.of("GRU", "GRU", bias, norm_options),
             (input_size, hidden_size, num_layers),
             {"batch_first": batch_first, "dropout": dropout, "bidirectional": bidirectional},
             {"device": device, "dtype": dtype},

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from threading import Lock
+from typing import Any
 
 from torch import nn
-
-from normrnn.ops.running import Population
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Mode:
     """Normalise with the batch's own statistics; else with those of test time."""
     update: bool = False
     """Take them to the running ones."""
-    population: Population | None = None
+    population: Any = None
     """Gather them here."""
 
 
@@ -34,16 +34,30 @@ TEST = Mode(batch=False)
 _asked: ContextVar[Mapping[nn.Module, Mode]] = ContextVar("modes", default={})  # noqa: B039
 
 
+_asking = 0
+"""How many ask, in all threads: compilers do not look into context variables, and need not
+where nobody asks."""
+_lock = Lock()
+
+
 def asked_of(module: nn.Module) -> Mode | None:
     """The mode that the surrounding ``with`` asks of a normaliser; None: by its own."""
-    return _asked.get().get(module)
+    return _asked.get().get(module) if _asking else None
 
 
 @contextmanager
 def asking(modes: Mapping[nn.Module, Mode]) -> Iterator[None]:
     """Inside, in this thread, these normalisers run in these modes."""
     token = _asked.set({**_asked.get(), **modes})
+    _count(1)
     try:
         yield
     finally:
+        _count(-1)
         _asked.reset(token)
+
+
+def _count(more: int) -> None:
+    global _asking
+    with _lock:
+        _asking += more

@@ -1,21 +1,23 @@
 """What every normaliser offers the layers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normrnn.nn.loading import CONVERT, Hinting
 from normrnn.ops.call import Plug
 from normrnn.ops.fold import Weights
 from normrnn.ops.statistics import Statistics
 from normrnn.ops.steps import Steps
 
 OTHERS = {"hidden", "per_step", "inside", "momentum", "track_running_stats", "time_steps", "sync"}
-OTHERS |= {"cell_norm"}
+OTHERS |= {"cell_norm", "inputs", "shrinkage"}
 """What the layers give every normaliser, needed or not."""
 
 
-class GateNorm(nn.Module):
+class GateNorm(Hinting):
     """γ and β over the C = G·H gate inputs of one layer and direction, and nothing else yet.
 
     A normalisation of the input transition overrides ``forward``; one that acts inside the steps,
@@ -62,6 +64,10 @@ class GateNorm(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.channels}, eps={self.eps}"
 
+    def _hint(self, state_dict: Mapping[str, Any], prefix: str) -> str:
+        given = any(key.startswith(prefix) for key in state_dict)
+        return CONVERT if prefix.endswith(("norm_l0.", "norm.")) and not given else ""
+
     def forward(self, rows: Tensor, steps: Steps) -> Tensor:
         """Normalises gate inputs (N, C) before the recurrence."""
         raise NotImplementedError(f"{type(self).__name__} acts inside the recurrence")
@@ -70,8 +76,28 @@ class GateNorm(nn.Module):
         """What the recurrence itself does; None: ``forward`` has to be called."""
         return None
 
+    def mapped(
+        self,
+        rows: Tensor,  # noqa: ARG002
+        steps: Steps,  # noqa: ARG002
+        weights: Weights,  # noqa: ARG002
+        known: dict[Any, Any],  # noqa: ARG002
+    ) -> Weights | None:
+        """Plain weights that do to these rows (N, I) what the normalisation does; None: it is no
+        such map. Directions of a layer share ``known``."""
+        return None
+
     def observe(self, batch: Statistics) -> None:
         """Takes the statistics that the recurrence measured."""
+
+    def is_alone(self, steps: Steps) -> bool:  # noqa: ARG002
+        """Whether batch statistics were wanted, and every one would be that of a single row."""
+        return False
+
+    @property
+    def never_updated(self) -> bool:
+        """Whether it keeps statistics, and they are still those it began with."""
+        return False
 
     @property
     def is_fixed_map(self) -> bool:

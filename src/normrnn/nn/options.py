@@ -1,7 +1,8 @@
 """The arguments that come on top of torch's, and what they may be."""
 
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict
 
 import torch
 
@@ -23,6 +24,10 @@ class NormOptions(TypedDict, total=False):
     cell_norm: bool | None
     time_steps: int | None
     sync: bool
+    shrinkage: float
+    weight_drop: float
+    dropout_kind: Literal["element", "locked"]
+    zoneout: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,26 @@ class Options:
     cell_norm: bool | None = None
     time_steps: int | None = None
     sync: bool = False
+    shrinkage: float = 0.0
+    weight_drop: float = 0.0
+    dropout_kind: str = "element"
+    zoneout: tuple[float, float] = (0.0, 0.0)
+
+    @staticmethod
+    def of(layer: str, mode: str, bias: bool, given: Mapping[str, Any]) -> "Options":
+        """From the keywords of a layer of that name; those unknown raise as torch's layers do."""
+        known = {field.name for field in fields(Options)} - {"mode", "bias"}
+        for name in given:
+            if name == "proj_size":
+                raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
+            if name not in known:
+                raise TypeError(f"{layer}.__init__() got an unexpected keyword argument {name!r}")
+        return Options(mode, bias, **given)
 
     def __post_init__(self) -> None:
+        self._check_regularisers()
+        if not 0 <= self.shrinkage <= 1:
+            raise ValueError(f"shrinkage must lie in [0, 1], got {self.shrinkage}")
         if not isinstance(self.bias, bool):
             raise TypeError(f"bias should be of type bool, got: {type(self.bias).__name__}")
         if not self.eps > 0:
@@ -56,6 +79,21 @@ class Options:
             raise ValueError(
                 f"cell_norm=True is for an LSTM with norm={able}, "
                 f"got {self.mode} with norm={self.norm!r}"
+            )
+
+    def _check_regularisers(self) -> None:
+        if self.dropout_kind not in ("element", "locked"):
+            raise ValueError(
+                f"unknown dropout_kind={self.dropout_kind!r}: choose 'element' or 'locked'"
+            )
+        if not 0 <= self.weight_drop < 1:
+            raise ValueError(f"weight_drop must lie in [0, 1), got {self.weight_drop}")
+        if len(self.zoneout) != 2 or not all(0 <= share < 1 for share in self.zoneout):
+            raise ValueError(f"zoneout must be two numbers in [0, 1), got {self.zoneout}")
+        if self.mode != "LSTM" and self.zoneout[1]:
+            raise ValueError(
+                f"zoneout of c is for an LSTM: use zoneout=({self.zoneout[0]}, 0.0), "
+                f"got {self.zoneout} with {self.mode}"
             )
 
     def _check_statistics(self, row: norms.Norm) -> None:
@@ -81,8 +119,10 @@ class Options:
             raise ValueError(f"unknown norm={self.norm!r}: choose one of {choices}")
         return norms.of(self.norm)
 
-    def normaliser(self, channels: int, hidden: int, factory: dict[str, Any]) -> Any:
-        """One for a layer and direction; None if nothing is normalised."""
+    def normaliser(self, sizes: tuple[int, int, int], factory: dict[str, Any]) -> Any:
+        """One for a layer and direction of C gate inputs, H units and I inputs; None if nothing
+        is normalised."""
+        channels, hidden, inputs = sizes
         row = self.row
         if not row.normalises:
             return None
@@ -90,6 +130,8 @@ class Options:
         return row.load()(
             channels,
             hidden=hidden,
+            inputs=inputs,
+            shrinkage=self.shrinkage,
             per_step=row.pools == "step",
             inside=row.acts == "step",
             eps=self.eps,

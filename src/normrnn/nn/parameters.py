@@ -1,5 +1,7 @@
 """A layer as parameters: how it is made, what it is called, and folded into torch's own."""
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -7,6 +9,7 @@ from torch import Tensor, nn
 
 from normrnn import norms
 from normrnn.nn.batch import Normaliser
+from normrnn.nn.loading import FOLD, Hinting
 from normrnn.nn.normaliser import GateNorm
 from normrnn.nn.options import Norm, Options
 from normrnn.ops.call import Cell, Peephole
@@ -15,7 +18,7 @@ from normrnn.ops.fold import Weights
 PEEPHOLES = {None: "", "output": "o", "all": "ifo"}
 
 
-class Parameters(nn.RNNBase):
+class Parameters(Hinting, nn.RNNBase):
     """Torch's layer with a normaliser per layer and direction instead of biases, and peepholes.
 
     A subclass of torch's own, so that a model that asks ``isinstance(m, nn.LSTM)``, reads
@@ -25,6 +28,10 @@ class Parameters(nn.RNNBase):
     weight_ih_l0: Tensor
     weight_hh_l0: Tensor
     one_bias = False
+    weight_drop: float = 0.0
+    dropout_kind: str = "element"
+    zoneout: tuple[float, ...] = (0.0, 0.0)
+    forget_bias: float | None = None
 
     def __init__(
         self,
@@ -33,25 +40,35 @@ class Parameters(nn.RNNBase):
         torch_options: dict[str, Any],
         factory: dict[str, Any],
         peephole: str | None = None,
+        forget_bias: float | None = None,
     ):
         row, proj_size = options.row, torch_options.get("proj_size", 0)
-        if row.normalises and proj_size > 0:
-            raise ValueError(
-                f"proj_size={proj_size} works only with norm=None, got norm={options.norm!r}"
-            )
         if peephole not in PEEPHOLES:
             raise ValueError(f"unknown peephole={peephole!r}: choose None, 'output' or 'all'")
         if peephole is not None and proj_size > 0:
             raise ValueError(f"peephole={peephole!r} does not work with proj_size: leave one out")
+        inside = options.weight_drop or any(options.zoneout) or options.dropout_kind == "locked"
+        if inside and proj_size > 0:
+            raise ValueError(
+                "weight_drop, zoneout and dropout_kind='locked' do not work with proj_size: leave"
+                " one out"
+            )
+        if forget_bias is not None and not (
+            options.bias and (options.affine or not row.normalises)
+        ):
+            lacks = "affine=False" if options.bias else "bias=False"
+            raise ValueError(f"forget_bias={forget_bias} needs a bias to set, got {lacks}")
         # β is the bias of a normalised layer, so torch makes none.
         torch_bias = options.bias and not row.normalises
         mode = options.mode
         nn.RNNBase.__init__(self, mode, *sizes, bias=torch_bias, **torch_options, **factory)
         self.norm: Norm = options.norm
         self.peephole, self.bias, self.time_steps = peephole, options.bias, options.time_steps
+        self.weight_drop, self.dropout_kind = options.weight_drop, options.dropout_kind
+        self.zoneout = tuple(options.zoneout)
         for suffix in self._suffixes:
-            channels = self.weight_hh_l0.shape[0]
-            normaliser = options.normaliser(channels, self.hidden_size, factory)
+            channels, inputs = getattr(self, f"weight_ih_{suffix}").shape
+            normaliser = options.normaliser((channels, self.hidden_size, inputs), factory)
             if normaliser is not None:
                 self.add_module(f"norm_{suffix}", normaliser)
             names = [f"weight_c{gate}" for gate in PEEPHOLES[peephole]]
@@ -61,6 +78,8 @@ class Parameters(nn.RNNBase):
                 vector = nn.Parameter(torch.empty(self.hidden_size, **factory))
                 self.register_parameter(f"{name}_{suffix}", vector)
                 self._draw(vector)
+        self.forget_bias = forget_bias
+        self._open_forget_gates()
 
     @property
     def directions(self) -> int:
@@ -80,6 +99,21 @@ class Parameters(nn.RNNBase):
                 self._draw(parameter)
         for normaliser in normalisers:
             normaliser.reset_parameters()
+        self._open_forget_gates()
+
+    @torch.no_grad()
+    def _open_forget_gates(self) -> None:
+        """The bias of the forget gates, the second of four, where one was asked for."""
+        if self.forget_bias is None:
+            return
+        gate = slice(self.hidden_size, 2 * self.hidden_size)
+        for suffix in self._suffixes:
+            normaliser = getattr(self, f"norm_{suffix}", None)
+            if normaliser is not None:
+                normaliser.bias[gate] = self.forget_bias
+            else:
+                getattr(self, f"bias_ih_{suffix}")[gate] = self.forget_bias
+                getattr(self, f"bias_hh_{suffix}")[gate] = 0
 
     def _draw(self, parameter: Tensor) -> None:
         bound = self.hidden_size**-0.5
@@ -114,71 +148,106 @@ class Parameters(nn.RNNBase):
         if self.one_bias:
             self._mask_gradients()
 
+    def _hint(self, state_dict: Mapping[str, Any], prefix: str) -> str:
+        normalised = any(key.startswith(f"{prefix}norm_l0.") for key in state_dict)
+        return FOLD if normalised and not self.normalisers() else ""
+
     def flatten_parameters(self) -> None:
         """As in torch; with a normaliser there is nothing to flatten."""
         if getattr(self, "norm", None) is None:
             super().flatten_parameters()
 
     def extra_repr(self) -> str:
-        peephole = "" if self.peephole is None else f", peephole={self.peephole!r}"
-        return f"{super().extra_repr()}, norm={self.norm!r}{peephole}"
+        usual = {
+            "peephole": None,
+            "forget_bias": None,
+            "weight_drop": 0.0,
+            "dropout_kind": "element",
+        }
+        usual["zoneout"] = (0.0, 0.0)
+        now = {name: getattr(self, name) for name in usual}
+        said = [f", {name}={now[name]!r}" for name in usual if now[name] != usual[name]]
+        return f"{super().extra_repr()}, norm={self.norm!r}{''.join(said)}"
 
     def normalisers(self) -> list[GateNorm]:
         """One per layer and direction; empty with ``norm=None``."""
-        return [m for m in self.children() if isinstance(m, GateNorm)]
+        return [m for m in self._modules.values() if isinstance(m, GateNorm)]
 
     def weights(self) -> list[Weights]:
         """Per layer and direction in torch's order."""
         return [self._weights(suffix) for suffix in self._suffixes]
 
     def _weights(self, suffix: str) -> Weights:
-        def find(name: str) -> Any:
-            return getattr(self, f"{name}_{suffix}", None)
+        own = self._parameters
 
-        names = "weight_ih", "weight_hh", "bias_ih", "bias_hh", "bias_hn"
-        w_ih, w_hh, b_ih, b_hh, bias_hn = map(find, names)
+        def find(name: str) -> Any:
+            full = f"{name}_{suffix}"
+            return own[full] if full in own else self._elsewhere(full)
+
+        names = "weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh", "bias_hn"
+        w_ih, w_hh, w_hr, b_ih, b_hh, bias_hn = map(find, names)
         if b_hh is not None and self.mode == "GRU":  # that inside r ⊙ (…) is the recurrence's
             bias_hn = b_hh[-self.hidden_size :]
             b_hh = torch.cat([b_hh[: -self.hidden_size], torch.zeros_like(bias_hn)])
         peephole = Peephole(*(find(f"weight_c{gate}") for gate in "ifo"))
         bias = None if b_ih is None else b_ih + b_hh
-        return Weights(w_ih, Cell(w_hh, bias_hn, peephole), bias)
+        return Weights(w_ih, Cell(w_hh, bias_hn, peephole, w_hr), bias)
 
-    def check_foldable(self, name: str) -> None:
-        """ValueError with the reason if no plain torch layer has the same eval output."""
-        row, reason = norms.of(self.norm), None
-        if self.peephole is not None:
+    def _elsewhere(self, name: str) -> Any:
+        """A parameter that somebody computes: of a parametrization, of a hook; None if nobody."""
+        if name in self.__dict__ or hasattr(type(self), name):
+            return getattr(self, name)
+        return None
+
+    def cells(self) -> list[Cell]:
+        return [weights.cell for weights in self.weights()]
+
+    def check_foldable(self, name: str, keep: bool = False) -> None:
+        """ValueError with the reason if no plain layer has the same eval output.
+
+        ``keep``: one of ours without a norm will do. A warning if statistics were never updated.
+        """
+        row, reason, normalisers = norms.of(self.norm), None, self.normalisers()
+        if self.peephole is not None and not keep:
             reason = f"peephole={self.peephole!r}: torch's layers have no peepholes"
+        elif any(self.zoneout) and not keep:
+            reason = f"zoneout={self.zoneout}: torch's layers keep nothing of a state as it was"
         elif row.unfoldable:
             reason = f"norm={self.norm!r} {row.unfoldable}"
+        elif any(getattr(n, "cell_norm", False) for n in self.normalisers()):
+            reason = f"norm={self.norm!r} normalises the cell too (cell_norm=False leaves it out)"
         elif row.keeps_statistics and self.time_steps is not None:
             where = "inside the recurrence" if row.acts == "step" else "its input"
             reason = (
                 f"norm={self.norm!r} normalises {where} with statistics that differ over "
-                f"{self.time_steps} time steps"
+                f"{self.time_steps} time steps; normrnn.recalibrate(..., shared=True) makes one of "
+                "them"
             )
         elif row.keeps_statistics and not dict(self.named_buffers()):
             reason = "it has no running statistics (track_running_stats=False)"
         if reason is not None:
-            raise ValueError(f"{name} cannot be folded into a plain torch layer: {reason}")
+            raise ValueError(f"{name} cannot be folded into a plain layer: {reason}")
+        if any(n.never_updated for n in normalisers):
+            warnings.warn(
+                f"{name} is folded with statistics that were never updated, mean 0 and variance 1: "
+                "train it, or call normrnn.recalibrate, first",
+                stacklevel=3,
+            )
 
-    @torch.no_grad()
     def fold(self) -> nn.RNNBase:
         """A plain ``torch.nn`` layer of the same eval output; this one is unchanged."""
         self.check_foldable(type(self).__name__)
-        plain = next(base for base in type(self).__mro__ if base.__module__ == nn.RNN.__module__)
-        names = "input_size", "hidden_size", "num_layers", "batch_first", "bidirectional"
-        options = {name: getattr(self, name) for name in names}
-        options |= {"nonlinearity": self.nonlinearity} if isinstance(self, nn.RNN) else {}
-        options |= {"proj_size": self.proj_size} if self.proj_size else {}
-        like, normalisers = self.weight_hh_l0, self.normalisers()
-        new = plain(
-            **options,
-            bias=self.bias or bool(normalisers),
-            dropout=self.dropout,
-            device=like.device,
-            dtype=like.dtype,
-        )
+        return self.folded(keep=False)
+
+    @torch.no_grad()
+    def folded(self, keep: bool) -> nn.RNNBase:
+        """The same unchecked; ``keep``: one of ours with ``norm=None``, which takes ``lengths``."""
+        normalisers = self.normalisers()
+        more: dict[str, Any] = {"norm": None} if keep else {}
+        more |= {"peephole": self.peephole} if self.peephole is not None else {}
+        home = "normrnn.nn.layers" if keep else nn.RNN.__module__
+        kind = next(base for base in type(self).__mro__ if base.__module__ == home)
+        new = remade(self, kind, bias=self.bias or bool(normalisers), **more)
         if normalisers:
             pairs = list(zip(self.weights(), normalisers, strict=True))
             values = [n.folded(weights).flat() for weights, n in pairs]
@@ -189,14 +258,17 @@ class Parameters(nn.RNNBase):
         for names, *found in zip(new._all_weights, values, trained, strict=True):
             for name, value, train in zip(names, *found, strict=True):
                 getattr(new, name).copy_(value).requires_grad_(train)
-        return new.train(self.training)
+        for name, vector in self.named_parameters(recurse=False):
+            if name.startswith("weight_c"):
+                new.get_parameter(name).copy_(vector).requires_grad_(vector.requires_grad)
+        return new
 
     @torch.no_grad()
     def take_weights(self, plain: nn.RNNBase) -> None:
         """The weights of a plain torch layer, and normalisers that leave its function alone."""
         for suffix, normaliser in zip(self._suffixes, self.normalisers(), strict=True):
             assert isinstance(normaliser, Normaliser)
-            for name in ("weight_ih", "weight_hh"):
+            for name in ("weight_ih", "weight_hh", *(["weight_hr"] if plain.proj_size else [])):
                 value = getattr(plain, f"{name}_{suffix}")
                 getattr(self, f"{name}_{suffix}").copy_(value).requires_grad_(value.requires_grad)
             if plain.bias:
@@ -216,9 +288,25 @@ class Parameters(nn.RNNBase):
             normaliser.bias.requires_grad_(trained)
 
 
+def remade(layer: nn.RNNBase, kind: Any, bias: bool, **options: Any) -> Any:
+    """A new layer of that kind, of the same sizes and in the same place and mode; among ours,
+    regularised alike."""
+    if isinstance(layer, Parameters) and Parameters in kind.__mro__:
+        own = "weight_drop", "dropout_kind", "zoneout"
+        options = {name: getattr(layer, name) for name in own} | options
+    names = "input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional"
+    options |= {name: getattr(layer, name) for name in names}
+    options |= {"nonlinearity": layer.nonlinearity} if isinstance(layer, nn.RNN) else {}
+    options |= {"proj_size": layer.proj_size} if layer.proj_size else {}
+    like: Any = layer.weight_hh_l0
+    new = kind(**options, bias=bias, device=like.device, dtype=like.dtype)
+    return new.train(layer.training)
+
+
 def _trained(weights: Weights, normaliser: GateNorm) -> list[bool]:
     """Whether W_x, W_h and the biases of a folded layer would be trained on."""
     first = normaliser.bias is None or normaliser.bias.requires_grad
-    bias_hn = weights.cell.bias_hn
+    w_hh, bias_hn, _, w_hr = weights.cell
     second = first if bias_hn is None else bias_hn.requires_grad
-    return [weights.w_ih.requires_grad, weights.cell.w_hh.requires_grad, first, second]
+    last = [] if w_hr is None else [w_hr.requires_grad]
+    return [weights.w_ih.requires_grad, w_hh.requires_grad, first, second, *last]

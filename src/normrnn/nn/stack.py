@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.nn.normaliser import GateNorm
-from normrnn.ops.call import Call, Cell, Inputs, Plain, State
+from normrnn.ops.call import Call, Cell, Inputs, Plain, State, Zoneout
+from normrnn.ops.drop import drop_weights, locked_dropout, zoneout_mask
 from normrnn.ops.fold import Weights, batch_fold, fused, fused_direction
 from normrnn.ops.recurrence import recur
 from normrnn.ops.statistics import Statistics
@@ -26,6 +27,9 @@ class Stack:
     normalisers: Sequence[GateNorm | None]
     dropout: float
     training: bool
+    dropout_kind: str = "element"
+    weight_drop: float = 0.0
+    zoneout: tuple[float, ...] = ()
 
     @property
     def cells(self) -> list[Cell]:
@@ -43,13 +47,18 @@ class Given:
     """(layers × directions, B, H) each; None for zeros."""
     batch_sizes: Tensor | None
     """None for a dense batch, which torch's kernels take another way."""
+    resets: Tensor | None = None
+    """Rows (N,), for our own recurrence alone: torch's kernels know none."""
 
-    def started(self, parts: int, count: int, like: Tensor) -> State:
+    def started(self, mode: str, cells: Sequence[Cell]) -> State:
         """The state, made if there is none: torch's kernels insist on one."""
-        if self.state is not None:
-            return self.state
-        zeros = like.new_zeros(count, self.steps.batch, like.shape[1])
-        return (zeros,) * parts
+        return zeros(mode, cells, self.steps.batch) if self.state is None else self.state
+
+
+def zeros(mode: str, cells: Sequence[Cell], batch: int) -> State:
+    """The state that layers × directions begin with."""
+    sizes = cells[0].sizes[: 2 if mode == "LSTM" else 1]
+    return tuple(cells[0].w_hh.new_zeros(len(cells), batch, size) for size in sizes)
 
 
 def run(stack: Stack, given: Given, folded: bool) -> tuple[Tensor, State]:
@@ -60,28 +69,44 @@ def run(stack: Stack, given: Given, folded: bool) -> tuple[Tensor, State]:
     for first in range(0, len(stack.weights), D):
         last = first + D
         state = None if given.state is None else tuple(s[first:last] for s in given.state)
-        layer = replace(
-            stack,
-            weights=stack.weights[first:last],
-            normalisers=stack.normalisers[first:last],
-        )
-        one = _folded_by_batch if folded else _own
-        rows, final = one(layer, Given(rows, given.steps, state, given.batch_sizes))
+        layer, part = stack, given
+        if len(stack.weights) > D:
+            own = stack.weights[first:last], stack.normalisers[first:last]
+            layer = replace(stack, weights=own[0], normalisers=own[1])
+            part = replace(given, rows=rows, state=state)
+        rows, final = (_folded_by_batch if folded else _own)(layer, part)
         finals.append(final)
         if last < len(stack.weights):
-            rows = _dropped(rows, stack)
+            rows = _dropped(rows, given.steps, stack)
     if len(finals) == 1:
         return rows, finals[0]
     return rows, tuple(torch.cat(parts) for parts in zip(*finals, strict=True))
 
 
-def _dropped(rows: Tensor, stack: Stack) -> Tensor:
+def meet(
+    weights: Sequence[Weights], normalisers: Sequence[GateNorm], directions: int, like: Tensor
+) -> Tensor:
+    """0, by a rank that has no rows: it takes part in the statistics of the others, forward and
+    backward, layer by layer as they do."""
+    rows = like.new_zeros(0, weights[0].w_ih.shape[1])
+    for first in range(0, len(weights), directions):
+        own = slice(first, first + directions)
+        gates = F.linear(rows, torch.cat([w.w_ih for w in weights[own]])).chunk(directions, 1)
+        parts = [n(g, Steps((0,))) for n, g in zip(normalisers[own], gates, strict=True)]
+        width = weights[-1].w_ih.shape[1]
+        rows = torch.cat(parts, 1)[:, :width]
+    return rows.sum()
+
+
+def _dropped(rows: Tensor, steps: Steps, stack: Stack) -> Tensor:
     """Dropout between layers.
 
     Of one direction, the mask is drawn feature by feature: so it always was, and runs that were
     stopped go on with the masks they would have had.
     """
     p = stack.dropout
+    if stack.dropout_kind == "locked":
+        return locked_dropout(rows, steps, p) if stack.training and p else rows
     plain = stack.normalisers[0] is None  # as torch draws them
     if not stack.training or not 0 < p < 1 or stack.directions == 2 or plain:
         return F.dropout(rows, p, stack.training)
@@ -91,17 +116,39 @@ def _dropped(rows: Tensor, stack: Stack) -> Tensor:
 
 def _own(layer: Stack, given: Given) -> tuple[Tensor, State]:
     """One layer by our recurrence, which makes one product of both directions' projections."""
+    if layer.training and layer.weight_drop:
+        dropped = [
+            w._replace(cell=w.cell._replace(w_hh=drop_weights(w.cell.w_hh, layer.weight_drop)))
+            for w in layer.weights
+        ]
+        layer = replace(layer, weights=dropped)
+    layer = _mapped(layer, given)
     w_ih, rows, state = [w.w_ih for w in layer.weights], given.rows, given.state
-    if not torch.is_autocast_enabled(rows.device.type):
-        return _recur(layer, given.steps, Inputs(rows, layer.cells, state, w_ih))
+    kind = rows.device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return _recur(layer, given, Inputs(rows, layer.cells, state, w_ih))
     dtype = layer.cells[0].w_hh.dtype
     pre = F.linear(rows, torch.cat(w_ih)).to(dtype)
     state = None if state is None else tuple(s.to(dtype) for s in state)
-    with torch.autocast(rows.device.type, enabled=False):
-        return _recur(layer, given.steps, Inputs(pre, layer.cells, state))
+    with torch.autocast(kind, enabled=False):
+        return _recur(layer, given, Inputs(pre, layer.cells, state))
 
 
-def _recur(layer: Stack, steps: Steps, inputs: Inputs) -> tuple[Tensor, State]:
+def _mapped(layer: Stack, given: Given) -> Stack:
+    """Normalisers that are a map of the input go into plain weights."""
+    weights, normalisers, known = list(layer.weights), list(layer.normalisers), {}
+    for d, normaliser in enumerate(normalisers):
+        if normaliser is None:
+            continue
+        found = normaliser.mapped(given.rows, given.steps, weights[d], known)
+        if found is not None:
+            weights[d], normalisers[d] = found, None
+    same = all(a is b for a, b in zip(normalisers, layer.normalisers, strict=True))
+    return layer if same else replace(layer, weights=weights, normalisers=normalisers)
+
+
+def _recur(layer: Stack, given: Given, inputs: Inputs) -> tuple[Tensor, State]:
+    steps = given.steps
     plugs = [
         Plain(weights.bias) if normaliser is None else normaliser.plug(steps)
         for weights, normaliser in zip(layer.weights, layer.normalisers, strict=True)
@@ -113,9 +160,9 @@ def _recur(layer: Stack, steps: Steps, inputs: Inputs) -> tuple[Tensor, State]:
             if plugs[d] is None and normaliser is not None:
                 parts[d], plugs[d] = normaliser(parts[d], steps), Plain()
         inputs = inputs._replace(x=torch.cat(parts, 1), w_ih=())
-    joined = _joined(plugs)
+    joined, zoneout = _joined(plugs), _zoneout(layer, steps)
     if joined is not None:
-        return _observed(layer, (0, layer.directions), steps, inputs, joined)
+        return _observed(layer, (0, layer.directions), given, inputs, joined, zoneout)
     # Normalisers of different modes: one direction after the other.
     gates = () if inputs.w_ih else inputs.x.chunk(layer.directions, 1)
     results = []
@@ -126,16 +173,37 @@ def _recur(layer: Stack, steps: Steps, inputs: Inputs) -> tuple[Tensor, State]:
             None if inputs.state is None else tuple(s[d : d + 1] for s in inputs.state),
             inputs.w_ih[d : d + 1],
         )
-        results.append(_observed(layer, (d, d + 1), steps, one, plug))
+        H = inputs.cells[d].w_hh.shape[1]
+        kept = zoneout.of(slice(d * H, (d + 1) * H))
+        results.append(_observed(layer, (d, d + 1), given, one, plug, kept))
     rows, states = zip(*results, strict=True)
     return torch.cat(rows, 1), tuple(torch.cat(parts) for parts in zip(*states, strict=True))
 
 
+def _zoneout(layer: Stack, steps: Steps) -> Zoneout:
+    """Masks in training, the shares themselves at test time."""
+    like = layer.cells[0].w_hh
+    units = layer.directions * like.shape[1]
+    kept: list[Any] = [None, None]
+    for k, share in enumerate(layer.zoneout):
+        if share and layer.training:
+            kept[k] = zoneout_mask(steps.rows, units, share, like)
+        elif share:
+            kept[k] = like.new_full((1, units), share)
+    return Zoneout(*kept)
+
+
 def _observed(
-    layer: Stack, which: tuple[int, int], steps: Steps, inputs: Inputs, plug: Any
+    layer: Stack,
+    which: tuple[int, int],
+    given: Given,
+    inputs: Inputs,
+    plug: Any,
+    zoneout: Zoneout,
 ) -> tuple[Tensor, State]:
     """Directions ``which``; their normalisers are told the statistics."""
-    call = Call(layer.mode, steps, (False, True)[slice(*which)])
+    reverse = (False, True)[slice(*which)]
+    call = Call(layer.mode, given.steps, reverse, given.resets, zoneout)
     rows, state, measured = recur(call, inputs, plug)
     if measured is not None:
         normalisers = layer.normalisers[slice(*which)]
@@ -172,13 +240,14 @@ def _joined(plugs: Sequence[Any]) -> Any:
 
 def _folded_by_batch(layer: Stack, given: Given) -> tuple[Tensor, State]:
     """Training, sequence-wise: torch's kernel with weights folded by the batch itself."""
-    results, parts = [], 2 if layer.mode == "LSTM" else 1
-    state = given.started(parts, layer.directions, layer.weights[0].cell.w_hh)
+    results, state = [], given.started(layer.mode, layer.cells)
     for d, (weights, n) in enumerate(zip(layer.weights, layer.normalisers, strict=True)):
         assert n is not None
-        n.plug(given.steps)  # which looks whether there are rows enough
-        plain, (mean, var) = batch_fold(given.rows, weights, n.weight, n.bias, n.eps)
-        n.observe(Statistics(mean, var, mean.new_full((1,), given.steps.rows)))
+        if n.is_alone(given.steps):
+            plain = n.folded(weights)
+        else:
+            plain, (mean, var) = batch_fold(given.rows, weights, n.weight, n.bias, n.eps)
+            n.observe(Statistics(mean, var, mean.new_full((1,), given.steps.rows)))
         result = fused_direction(
             layer.mode,
             given.rows,
@@ -197,12 +266,12 @@ def _test_time(stack: Stack, given: Given) -> tuple[Tensor, State]:
     """With statistics shared over time the whole stack is one call of torch's kernel."""
     pairs = zip(stack.weights, stack.normalisers, strict=True)
     flat = [tensor for w, n in pairs if n is not None for tensor in n.folded(w).flat()]
-    steps, parts = given.steps, 2 if stack.mode == "LSTM" else 1
+    steps = given.steps
     dense = given.batch_sizes is None
     output, *final = fused(
         stack.mode,
-        given.rows.view(len(steps), steps.batch, -1) if dense else given.rows,
-        given.started(parts, len(stack.weights), stack.weights[0].cell.w_hh),
+        given.rows.view(steps.time, steps.batch, -1) if dense else given.rows,
+        given.started(stack.mode, stack.cells),
         flat,
         batch_sizes=given.batch_sizes,
         num_layers=len(stack.weights) // stack.directions,

@@ -11,15 +11,18 @@ from torch.nn.utils.rnn import PackedSequence
 
 from normrnn import norms
 from normrnn.nn.base import Normalised
-from normrnn.nn.batch import Normaliser, by_batch, collecting
+from normrnn.nn.batch import Normaliser
+from normrnn.nn.before import fold_before
 from normrnn.nn.layers import GRU, LSTM, RNN
 from normrnn.nn.options import Norm
+from normrnn.nn.parameters import remade
+from normrnn.nn.statistical import StatisticalNorm, by_batch, collecting
 
 _OURS: dict[type[nn.RNNBase], type[Normalised]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
 
 
-def _normalisers(model: nn.Module) -> list[Normaliser]:
-    return [module for module in model.modules() if isinstance(module, Normaliser)]
+def _normalisers(model: nn.Module) -> list[StatisticalNorm]:
+    return [module for module in model.modules() if isinstance(module, StatisticalNorm)]
 
 
 def _call(model: nn.Module, batch: Any) -> None:
@@ -64,6 +67,8 @@ def recalibrate(
     model: nn.Module,
     batches: Iterable[Any],
     step: Callable[[nn.Module, Any], Any] | None = None,
+    *,
+    shared: bool = False,
 ) -> nn.Module:
     """Replaces running statistics by population statistics from one pass over ``batches``.
 
@@ -75,6 +80,8 @@ def recalibrate(
         batches: each the input (tensor or PackedSequence), a tuple of ``*args`` or a dict of
             ``**kwargs``.
         step: called as ``step(model, batch)`` instead, to carry a state from batch to batch.
+        shared: make one of the statistics that layers with ``time_steps`` keep for every step,
+            over the rows of all steps. Such layers have no ``time_steps`` afterwards, and fold.
 
     Returns:
         The model, its modes as they were.
@@ -88,12 +95,18 @@ def recalibrate(
     True
     """
     normalisers = _normalisers(model)
-    with _eval(model), collecting(normalisers) as populations:
+    with _eval(model), collecting(normalisers, shared=shared) as populations:
         count = _run(model, batches, step)
     if not count:
         raise ValueError("recalibrate needs at least one batch, got none")
     for normaliser, population in zip(normalisers, populations, strict=True):
+        if shared and population.batches and normaliser.time_steps is not None:
+            normaliser.share()
         normaliser.adopt(population)
+    for module in model.modules():
+        if isinstance(module, Normalised) and module.time_steps is not None:
+            steps = [n.time_steps for n in _normalisers(module)]
+            module.time_steps = max((k for k in steps if k is not None), default=None)
     return model
 
 
@@ -127,21 +140,57 @@ def _replace(
     return done[module]
 
 
-def fold(model: nn.Module) -> nn.Module:
-    """A copy with the plain ``torch.nn`` layers of the same eval output; the model is unchanged.
+def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -> nn.Module:
+    """A copy with plain layers of the same eval output; the model is unchanged.
+
+    Args:
+        plain: True insists on ``torch.nn``'s layers, which know neither ``lengths=`` nor
+            ``resets=`` nor peepholes. False keeps ours, with ``norm=None``. None keeps ours where
+            this process has seen a call with ``lengths=`` or ``resets=``, so that the copy can
+            be called as the model was.
+        before: also a ``BatchNorm1d`` directly in front of a recurrent layer, torch's or ours, as
+            in DeepSpeech: a child of the same module, right before the layer, alone or in a
+            wrapper, of as many features as the layer's input. Its place is taken by
+            ``nn.Identity``.
 
     >>> import torch
-    >>> model = nn.Sequential(LSTM(3, 4)).eval()
+    >>> model = nn.Sequential(LSTM(3, 4))
+    >>> _ = recalibrate(model.eval(), [torch.randn(5, 8, 3)])
     >>> plain = fold(model)
     >>> type(plain[0]), torch.allclose(plain(x := torch.randn(5, 2, 3))[0], model(x)[0])
     (<class 'torch.nn.modules.rnn.LSTM'>, True)
     """
     for name, module in model.named_modules():
         if isinstance(module, Normalised):
-            module.check_foldable(name or type(module).__name__)
-    return _replace(
-        copy.deepcopy(model), lambda m: m.fold() if isinstance(m, Normalised) else None, {}
-    )
+            name = name or type(module).__name__
+            seen = _beyond_torch(module)
+            if plain and seen:
+                raise ValueError(
+                    f"{name} cannot be folded into a torch.nn layer: it was called with {seen}, "
+                    "which torch's do not take; plain=None or False keeps ours, with norm=None"
+                )
+            module.check_foldable(name, keep=_kept(module, plain))
+
+    def change(module: nn.Module) -> nn.Module | None:
+        if not isinstance(module, Normalised):
+            return None
+        new = module.folded(_kept(module, plain))
+        if isinstance(new, Normalised):  # to be folded again, perhaps
+            new.lengths_seen, new.resets_seen = module.lengths_seen, module.resets_seen
+        return new
+
+    copied = _replace(copy.deepcopy(model), change, {})
+    return fold_before(copied) if before else copied
+
+
+def _beyond_torch(module: Normalised) -> str:
+    """The arguments that this process has seen and torch's layers do not have."""
+    seen = {"lengths=": module.lengths_seen, "resets=": module.resets_seen}
+    return " and ".join(name for name, yes in seen.items() if yes)
+
+
+def _kept(module: Normalised, plain: bool | None) -> bool:
+    return bool(_beyond_torch(module)) if plain is None else not plain
 
 
 def convert(
@@ -178,6 +227,8 @@ def convert(
     for name, value in (("peephole", None), ("bias", True)):
         if options.get(name, value) is not value:
             raise ValueError(f"convert keeps the function, got {name}={options[name]!r}")
+    if any(options.get("zoneout", ())):
+        raise ValueError(f"convert keeps the function, got zoneout={options['zoneout']}")
     if options.get("affine") is False or options.get("track_running_stats") is False:
         raise ValueError("convert needs γ, β and running statistics to keep the function")
     if batches is None:
@@ -190,7 +241,9 @@ def convert(
         return new
 
     converted = _replace(copy.deepcopy(model), change, {})
-    normalisers = [n for layer in made for n in _normalisers(layer)]  # not those there before
+    normalisers = [  # not those there before
+        n for layer in made for n in layer.normalisers() if isinstance(n, Normaliser)
+    ]
     if not normalisers:
         raise ValueError("the model has no torch.nn.RNN, LSTM or GRU to convert")
     with _eval(converted), collecting(normalisers, use=False) as populations:
@@ -217,7 +270,11 @@ def _convertible() -> list[str]:
 
 def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> Normalised | None:
     """Our layer with torch's weights and a normaliser that does nothing yet."""
-    if isinstance(module, Normalised) and module.norm is None and module.peephole is None:
+    if (
+        isinstance(module, Normalised)
+        and module.norm is None
+        and not (module.peephole or any(module.zoneout))
+    ):
         ours = type(module)
     else:
         ours: Any = _OURS.get(type(module))  # type: ignore[arg-type]
@@ -229,14 +286,6 @@ def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> Normal
             )
         return None
     assert isinstance(module, nn.RNNBase)
-    if module.proj_size:
-        raise ValueError(f"an LSTM with proj_size={module.proj_size} cannot be normalised")
-    names = "input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional"
-    kept = {name: getattr(module, name) for name in names}
-    if isinstance(module, nn.RNN):
-        kept["nonlinearity"] = module.nonlinearity
-    like = {"device": module.weight_ih_l0.device, "dtype": module.weight_ih_l0.dtype}
-    new = ours(**kept, **like, norm=norm, **options)
-    new.train(module.training)
+    new = remade(module, ours, norm=norm, **{"bias": True, **options})
     new.take_weights(module)
     return new

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_SECONDS = 120
+_SECONDS = 300
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -38,16 +38,16 @@ def library(
     Every source becomes an object with `flags` and its own, and all are linked with `flags`.
     `headers` are not compiled, but what is built depends on them. `CC` names the compiler.
     """
-    compiler = _compiler()
+    compiler = found_compiler()
     if compiler is None:
         return None
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "normrnn"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if (open_to_others := _open_to_others(folder)) is not None:
+        if (exposed := open_to_others(folder)) is not None:
             warnings.warn(
-                f"others can write to {open_to_others}: nothing compiled is kept or taken from"
+                f"others can write to {exposed}: nothing compiled is kept or taken from"
                 f" {folder}, and normrnn computes without its C kernels",
                 RuntimeWarning,
                 stacklevel=2,
@@ -59,7 +59,7 @@ def library(
         return None  # optional in every way: no room, no permission, a compiler too old, …
 
 
-def _compiler() -> list[str] | None:
+def found_compiler() -> list[str] | None:
     """The command that compiles; `CC` may hold several words, `ccache gcc` for one."""
     if "CC" in os.environ:
         try:
@@ -94,7 +94,7 @@ def cpu_features() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _open_to_others(folder: Path) -> Path | None:
+def open_to_others(folder: Path) -> Path | None:
     """The first of the folder and those above it that somebody else could put files into.
 
     Above it, sticky directories as /tmp are fine: what is ours there cannot be replaced.
@@ -116,13 +116,16 @@ def _open_to_others(folder: Path) -> Path | None:
 def _kept(folder: Path, stem: str) -> Path | None:
     """What was built before, if it still is what was built; anything else goes."""
     for path in sorted(folder.glob(f"{stem}-*.so")):
-        if _ours(path) and path.stem == f"{stem}-{_digest(path)}":
+        if ours(path) and path.stem == f"{stem}-{_digest(path)}":
             return path
-        path.unlink(missing_ok=True)
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     return None
 
 
-def _ours(path: Path) -> bool:
+def ours(path: Path) -> bool:
     state = path.lstat()
     own = not hasattr(os, "geteuid") or state.st_uid == os.geteuid()
     return stat.S_ISREG(state.st_mode) and own and not state.st_mode & _OTHERS
@@ -132,18 +135,29 @@ def _built(
     folder: Path, stem: str, compiler: list[str], sources: Sequence[Source], flags: Sequence[str]
 ) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        objects = [f"{scratch}/{number}.o" for number in range(len(sources))]
-        for source, target in zip(sources, objects, strict=True):
-            _run([*compiler, *flags, *source.flags, "-c", str(source.path), "-o", target])
         built = Path(scratch) / "built.so"
-        _run([*compiler, *flags, "-shared", *objects, "-o", str(built), "-lm"])
+        compile_to(built, compiler, sources, flags)
         built.chmod(0o700)
         # Atomic: two processes may get here at once.
         return built.replace(folder / f"{stem}-{_digest(built)}.so")
 
 
-def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
+def compile_to(
+    path: Path,
+    compiler: Sequence[str],
+    sources: Sequence[Source],
+    flags: Sequence[str],
+    seconds: float = _SECONDS,
+) -> None:
+    """A shared library of these sources, objects beside it on the way."""
+    objects = [str(path.with_name(f"{path.stem}.{n}.o")) for n in range(len(sources))]
+    for source, target in zip(sources, objects, strict=True):
+        _run([*compiler, *flags, *source.flags, "-c", str(source.path), "-o", target], seconds)
+    _run([*compiler, *flags, "-shared", *objects, "-o", str(path), "-lm"], seconds)
+
+
+def _run(command: list[str], seconds: float) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=seconds)
 
 
 def _digest(path: Path) -> str:

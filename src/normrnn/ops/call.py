@@ -22,6 +22,22 @@ State = tuple[Tensor, ...]
 GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
 
 
+class Zoneout(NamedTuple):
+    """How much stays of the state before a step (Krueger et al. 2017), in [0, 1]: rows (N, D·H),
+    masks of 0 and 1 in training, or the same for all, (1, D·H); None: nothing."""
+
+    h: Tensor | None
+    c: Tensor | None = None
+    """Of the LSTM."""
+
+    def of(self, units: slice) -> "Zoneout":
+        """Some columns."""
+        return Zoneout(*(None if kept is None else kept[:, units] for kept in self))
+
+
+NO_ZONEOUT = Zoneout(None)
+
+
 @dataclass(frozen=True)
 class Call:
     """What is computed."""
@@ -32,7 +48,9 @@ class Call:
     reverse: tuple[bool, ...] = (False,)
     """One entry per direction."""
     resets: Tensor | None = None
-    """Rows (N,), bool: before these frames the state starts from zero."""
+    """Rows (N,), bool: before these frames the state starts from zero, as if the sequence had been
+    cut there; backwards, at the frame before them."""
+    zoneout: Zoneout = NO_ZONEOUT
 
 
 class Peephole(NamedTuple):
@@ -47,10 +65,18 @@ class Cell(NamedTuple):
     """The recurrent parameters of one direction."""
 
     w_hh: Tensor
-    """(C, H)."""
+    """(C, H), or (C, P) of an LSTM that projects."""
     bias_hn: Tensor | None = None
     """(H,), of the GRU: inside r ⊙ (W_hn h + b)."""
     peephole: Peephole = Peephole()
+    w_hr: Tensor | None = None
+    """(P, H), of an LSTM that projects: h_t = W_hr (o ⊙ tanh c_t)."""
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Of h and of c: H and H, or P and H."""
+        shown = self.w_hh.shape[-1]
+        return shown, shown if self.w_hr is None else self.w_hr.shape[-1]
 
 
 class Inputs(NamedTuple):
@@ -115,7 +141,27 @@ class RowNorm:
     bias_c: Tensor | None = None
 
 
-Plug = Plain | InputNorm | StepNorm | RowNorm
+@dataclass(frozen=True)
+class RecurrentNorm:
+    """BN(pre; γ_x) + BN(W_h h; γ_h) + β, each by the rows of its step (Cooijmans et al. 2016).
+
+    Statistics, given or measured, are those of pre (C), of W_h h (C) and, with ``cell``, of c (H),
+    side by side, for one direction after the other.
+    """
+
+    weight: Tensor | None
+    weight_hh: Tensor | None
+    bias: Tensor | None
+    eps: float
+    batch: bool
+    fixed: Fixed | None
+    cell: bool = False
+    """BN on c before tanh, with weight_c and bias_c (D·H,)."""
+    weight_c: Tensor | None = None
+    bias_c: Tensor | None = None
+
+
+Plug = Plain | InputNorm | StepNorm | RowNorm | RecurrentNorm
 
 
 class Result(NamedTuple):

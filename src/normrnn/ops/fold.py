@@ -25,13 +25,13 @@ class Weights(NamedTuple):
     bias: Tensor | None = None
 
     def flat(self) -> list[Tensor]:
-        """As torch's kernels take them: w_ih, w_hh, b_ih, b_hh."""
-        w_hh, bias_hn, _ = self.cell
+        """As torch's kernels take them: w_ih, w_hh, b_ih, b_hh, and w_hr where there is one."""
+        w_hh, bias_hn, _, w_hr = self.cell
         b_ih = w_hh.new_zeros(len(w_hh)) if self.bias is None else self.bias
         b_hh = torch.zeros_like(b_ih)
         if bias_hn is not None:
             b_hh = torch.cat([b_hh[: -len(bias_hn)], bias_hn])
-        return [self.w_ih, w_hh, b_ih, b_hh]
+        return [self.w_ih, w_hh, b_ih, b_hh, *([] if w_hr is None else [w_hr])]
 
 
 def fold(
@@ -50,11 +50,44 @@ def fold_inside(
     So is the GRU's bias inside r ⊙ (W_h h + b), which is part of the candidate's sum.
     """
     scale, shift = _map(gamma, beta, fixed, eps, weights.w_ih.dtype)
-    w_hh, bias_hn, peephole = weights.cell
+    bias_hn = weights.cell.bias_hn
     if bias_hn is not None:
         bias_hn = (bias_hn * scale[-len(bias_hn) :]).to(bias_hn.dtype)
-    cell = Cell(_scaled(w_hh, scale), bias_hn, peephole)
+    cell = weights.cell._replace(w_hh=_scaled(weights.cell.w_hh, scale), bias_hn=bias_hn)
     return Weights(_scaled(weights.w_ih, scale), cell, shift)
+
+
+def fold_recurrent(
+    weights: Weights,
+    gamma: Tensor | None,
+    gamma_hh: Tensor | None,
+    beta: Tensor | None,
+    fixed: Fixed,
+    eps: float,
+) -> Weights:
+    """The same without normalising W_x x and W_h h apart, with mean and variance (1, 2C) of both.
+
+    What the GRU's candidate subtracts from W_hn h is inside r ⊙ (…), as its bias is.
+    """
+    of_x, of_h = zip(*(value.reshape(-1).chunk(2) for value in fixed), strict=True)
+    dtype, (w_hh, bias_hn, *_) = weights.w_ih.dtype, weights.cell
+    scale, shift = _map(gamma, beta, of_x, eps, dtype)
+    scale_hh, shift_hh = _map(gamma_hh, None, of_h, eps, dtype)
+    H = w_hh.shape[1]
+    if len(w_hh) == 3 * H:
+        inside = shift_hh[2 * H :]
+        bias_hn = inside if bias_hn is None else bias_hn + inside
+        shift_hh = torch.cat([shift_hh[: 2 * H], torch.zeros_like(inside)])
+    cell = weights.cell._replace(w_hh=_scaled(w_hh, scale_hh), bias_hn=bias_hn)
+    return Weights(_scaled(weights.w_ih, scale), cell, shift + shift_hh)
+
+
+def fold_input(
+    w_ih: Tensor, gamma: Tensor | None, beta: Tensor | None, fixed: Fixed, eps: float
+) -> tuple[Tensor, Tensor]:
+    """W_x and what its bias gains where the *input* x was normalised, mean and variance (I,)."""
+    scale, shift = _map(gamma, beta, fixed, eps, w_ih.dtype)
+    return (w_ih * scale).to(w_ih.dtype), w_ih @ shift
 
 
 def _map(

@@ -3,571 +3,295 @@
 It serves float32 on a CPU and is compiled when it is first wanted (:mod:`normrnn.ops.library`).
 Everything else, and being differentiated twice, is for :mod:`normrnn.ops.loop`, which computes
 the same. ``NORMRNN_NATIVE=0`` switches it off.
+
+Whoever traces (a compiler, an exporter, fake tensors, a transform of torch.func) sees the
+operators of :mod:`normrnn.ops.operators` instead, of any type and on any device.
 """
 
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from normrnn.ops.call import (
-    GATES,
-    Call,
-    Cell,
-    InputNorm,
-    Inputs,
-    Peephole,
-    Plain,
-    Plug,
-    Result,
-    RowNorm,
-    StepNorm,
-)
-from normrnn.ops.library import Library, describe, floats, library, room
-from normrnn.ops.loop import loop
-from normrnn.ops.normalise import LONE, Fixed
+from normrnn.ops import operators
+from normrnn.ops.call import Call, InputNorm, Inputs, Plug, Result
+from normrnn.ops.flat import Flat, Spec, X, flattened
+from normrnn.ops.library import describe, library
+from normrnn.ops.normalise import LONE
+from normrnn.ops.operators import Made, derived_by_loop, is_compiled, operands, spec_of
 from normrnn.ops.statistics import Statistics, synchronised
-from normrnn.ops.steps import Steps
+from normrnn.ops.steps import Steps, Traced
 
 __all__ = ["describe", "prefers", "run", "serves", "update"]
-
-_MODES = {"RNN_TANH": 0, "RNN_RELU": 1, "LSTM": 2, "GRU": 3}
-# What is normalised before the loop and inside a step, as `kernels/job.h` counts them.
-_KINDS = {Plain: (0, 0), InputNorm: (1, 0), StepNorm: (0, 1), RowNorm: (2, 2)}
-_COLUMNS, _FEATURES = 1, 2
-_OVER_ROWS, _OVER_FEATURES = 1, 2
-_SPLIT_UNITS, _SPLIT_ROWS = 0, 1
-_UNIT_SUMS = 6
-_BIAS_HN, _WEIGHT_C, _BIAS_C = 3, 4, 5
-_VECTORS: tuple[str, ...] = ("weight", "bias", "weight_hh", "weight_c", "bias_c")
-"""Parameters that a plug may have."""
-_FIRST_CELL, _OF_A_CELL = 3 + len(_VECTORS), 6
-"""Where the parameters of the directions begin in the flat order, and how many each has."""
-
 
 _TENSORS = {Tensor, torch.nn.Parameter}
 
 
-class _Direction(NamedTuple):
-    """Addresses, as `Direction` of `kernels/job.h`."""
-
-    reverse: int = 0
-    w_ih: int = 0
-    w_hh: int = 0
-    gamma: int = 0
-    beta: int = 0
-    gamma_hh: int = 0
-    gamma_c: int = 0
-    beta_c: int = 0
-    bias_hn: int = 0
-    peephole_i: int = 0
-    peephole_f: int = 0
-    peephole_o: int = 0
-    h0: int = 0
-    c0: int = 0
-    fixed_mean: int = 0
-    fixed_var: int = 0
-    stat_mean: int = 0
-    stat_var: int = 0
-    out: int = 0
-    hn: int = 0
-    cn: int = 0
-    pre: int = 0
-    mean: int = 0
-    scale: int = 0
-    shift: int = 0
-    gamma_h: int = 0
-    row_mean: int = 0
-    row_scale: int = 0
-    used_mean: int = 0
-    used_inv: int = 0
-    trace: int = 0
-    hat: int = 0
-    inv: int = 0
-    dout: int = 0
-    dhn: int = 0
-    dcn: int = 0
-    dx: int = 0
-    dp: int = 0
-    d_w_ih: int = 0
-    d_w_hh: int = 0
-    d_gamma: int = 0
-    d_beta: int = 0
-    d_gamma_hh: int = 0
-    d_units: int = 0
-    dh0: int = 0
-    dc0: int = 0
-    level: int = 0
-    slope: int = 0
-
-
-class _Job(NamedTuple):
-    """`Job` of `kernels/job.h` without its directions."""
-
-    T: int
-    B: int
-    N: int
-    H: int
-    I: int  # noqa: E741
-    D: int
-    threads: int
-    mode: int
-    outer: int
-    inner: int
-    split: int
-    ldi: int
-    ldx: int
-    ldo: int
-    ldc: int
-    per_step: int
-    batch: int
-    fixed_per_step: int
-    keep: int
-    eps: float
-    sizes: int
-    offsets: int
-    resets: int = 0
-    x: int = 0
-    dx_in: int = 0
-
-
-_LAYOUT = struct.Struct(f"{_Job._fields.index('eps')}qd5q{2 * len(_Direction._fields)}q")
-
-
 def serves(call: Call, inputs: Inputs, plug: Plug) -> bool:
-    """Whether the kernel takes this call: float32 on a CPU, real memory, nobody tracing."""
-    if not call.steps.rows:
-        return False
-    if type(plug) not in _KINDS or library() is None or _is_traced():
+    """Whether the kernel, or its operator, takes this call."""
+    return _serves(call, plug, *flattened(call, inputs, plug))
+
+
+def _serves(call: Call, plug: Plug, spec: Spec, tensors: Flat) -> bool:
+    if forward_ad._current_level >= 0:
         return False
     if isinstance(plug, InputNorm) and plug.batch and synchronised(plug.sync):
         return False  # the ranks meet between the statistics and the loop
-    every = (*_flat(inputs, plug), *(getattr(plug, "fixed", None) or ()))
-    return all(_is_real(tensor) for tensor in every if tensor is not None)
+    if isinstance(call.steps, Traced):
+        return True
+    if not call.steps.rows or not is_compiled(spec, tensors):
+        return False
+    return all([t is None or _is_common(t) for t in tensors])  # noqa: C419 (as fast as can be)
 
 
-def prefers(time: int, batch: int, hidden: int) -> bool:
+def prefers(time: int, hidden: int) -> bool:
     """Whether it is the faster way to train on a dense batch without a norm.
 
     A rule, not a measurement, so that the same program always computes the same bits. torch's is
-    as fast for tiny calls, and for many rows of few units, where activations cost most.
+    as fast for tiny calls.
     """
-    worth = time * hidden >= 1000 and not (batch >= 96 and hidden <= 128)
-    return worth and library() is not None and not _is_traced()
+    worth = time * hidden >= 500
+    return worth and library() is not None and not torch.jit.is_tracing()
 
 
-def _is_traced() -> bool:
-    """Whether somebody wants to see operations of torch, not numbers."""
+def _is_common(tensor: Tensor) -> bool:
+    """Whether C, or the operator, can take it: no type of somebody else's, with entries."""
     return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore
-        or forward_ad._current_level >= 0
-        or torch.jit.is_tracing()
-    )
-
-
-def _is_real(tensor: Tensor) -> bool:
-    """Whether its address can be handed to C: float32 on the CPU, and no stand-in for a tensor."""
-    return (
-        type(tensor) in _TENSORS
-        and tensor.dtype == torch.float32
-        and tensor.is_cpu
+        (type(tensor) in _TENSORS or isinstance(tensor, torch._subclasses.FakeTensor))
         and tensor.layout == torch.strided
-        and torch._C._has_storage(tensor)
         and not tensor.is_neg()
         and 0 not in tensor.shape
     )
 
 
+def is_plain(tensors: Flat) -> bool:
+    """Whether addresses can be handed to C: nobody traces or transforms, and memory is real."""
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
+        return False
+    for t in tensors:
+        if t is not None and not (type(t) in _TENSORS and torch._C._has_storage(t)):
+            return False
+    return True
+
+
 def run(call: Call, inputs: Inputs, plug: Plug) -> Result:
-    """As :func:`normrnn.ops.recurrence.layer`; ask ``serves`` first."""
-    keep = torch.is_grad_enabled()
-    bare = replace(plug, **dict.fromkeys(_vectors_of(plug)))
-    if isinstance(bare, InputNorm | StepNorm):
-        bare = replace(bare, fixed=_used(call.steps, bare, keep))
-    rows, *rest = _Layer.apply(call, bare, keep, *_flat(inputs, plug))  # type: ignore
-    parts = 2 if call.mode == "LSTM" else 1
-    measured = rest[parts:]
-    if measured:
-        measured.append(_counts(call.steps, len(measured[0])))
-    return Result(rows, tuple(rest[:parts]), Statistics(*measured) if measured else None)
+    """As :func:`normrnn.ops.recurrence.recur`; ask ``serves`` first."""
+    return _run(call.steps, *flattened(call, inputs, plug))
 
 
-def _used(steps: Steps, plug: InputNorm | StepNorm, keep: bool) -> Fixed | None:
-    """The given statistics, where they are needed at all; a copy if there may be a way back, since
+def attempt(call: Call, inputs: Inputs, plug: Plug) -> Result | None:
+    """The same; None if it does not serve."""
+    spec, tensors = flattened(call, inputs, plug)
+    return _run(call.steps, spec, tensors) if _serves(call, plug, spec, tensors) else None
+
+
+def _run(steps: Steps, spec: Spec, tensors: list[Tensor | None]) -> Result:
+    keep = torch.is_grad_enabled() and (
+        torch._C._are_functorch_transforms_active()
+        or any(t is not None and t.requires_grad for t in tensors)
+    )
+    _use_given(steps, spec, tensors, keep)
+    if torch.compiler.is_compiling():
+        made = torch.ops.normrnn.recur(*operands(spec, steps, tensors), keep)
+    elif not keep:
+        made = _forward(spec, steps, keep, tensors)
+    elif torch._C._are_functorch_transforms_active():
+        made = _Recurrence.apply(spec, steps, *tensors)
+    else:
+        made = _apply(spec, steps, *tensors)
+    rows, state, statistics, _ = Made.of(spec, made)  # type: ignore[arg-type]
+    if statistics is None:
+        return Result(rows, state, None)
+    mean, var = statistics.unbind()
+    return Result(rows, state, Statistics(mean, var, _counts(steps, spec.by_step)))
+
+
+def _use_given(steps: Steps, spec: Spec, tensors: list[Tensor | None], keep: bool) -> None:
+    """Given statistics only where they are needed; a copy if there may be a way back, since
     running ones change before it."""
-    by_step = isinstance(plug, StepNorm) or plug.per_step
-    if plug.batch and (steps.sizes[-1] if by_step else steps.rows) > 1:
-        return None
-    if plug.fixed is None:
-        raise ValueError(LONE)
-    mean, var = (value.clone() if keep else value for value in plug.fixed)
-    return mean.contiguous(), var.contiguous()
+    place = spec.place("fixed")
+    if place is None:
+        return
+    if spec.measures and not steps.may_be_lone(spec.by_step):
+        tensors[place] = tensors[place + 1] = None
+        return
+    for k in (place, place + 1):
+        value = tensors[k]
+        if value is not None:
+            tensors[k] = value.clone() if keep else value
+        elif not isinstance(steps, Traced):
+            raise ValueError(LONE)
+
+
+def _forward(spec: Spec, steps: Steps, keep: bool, tensors: Flat) -> Sequence[Tensor]:
+    if not isinstance(steps, Traced) and is_plain(tensors):
+        return operators.forward(spec, steps, keep, tensors)
+    return torch.ops.normrnn.recur(*operands(spec, steps, tensors), keep)
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(spec: Spec, steps: Steps, *tensors: Tensor | None) -> Any:
+        return tuple(_forward(spec, steps, True, tensors))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.spec, ctx.steps, *tensors = inputs
+        ctx.count = len(tensors)
+        ctx.mark_non_differentiable(*output[1 + ctx.spec.parts :])
+        # Not the state: who carries it on may change it in place.
+        ctx.save_for_backward(*tensors, output[0], *output[1 + ctx.spec.parts :])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        saved, n, spec = ctx.saved_tensors, ctx.count, ctx.spec
+        heads, wanted = grads[: 1 + spec.parts], ctx.needs_input_grad[2:]
+        static = spec, ctx.steps, n, len(heads), wanted
+        rows, *rest = saved[n:]
+        given = *saved[:n], *heads, *[rows] * len(heads), *rest
+        if torch._C._are_functorch_transforms_active():
+            found = iter(_Backward.apply(*static, *given))  # type: ignore[call-overload]
+        elif torch.is_grad_enabled():
+            found = iter(_apply_backward(*static, *given))
+        else:
+            found = iter(_Backward.forward(*static, *given))
+        return None, None, *[next(found) if want else None for want in wanted]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _one_by_one(_Recurrence, info, in_dims, args)
+
+
+class _Backward(torch.autograd.Function):
+    """The way back; its own is by the loop."""
+
+    @staticmethod
+    def forward(
+        spec: Spec, steps: Steps, n: int, outputs: int, wanted: Sequence[bool], *given: Any
+    ) -> Any:
+        tensors, grads, made = given[:n], given[n : n + outputs], given[n + outputs :]
+        compiled = Made.of(spec, made).kept is not None and not isinstance(steps, Traced)
+        if compiled and is_plain(given):
+            return tuple(operators.backward(spec, steps, tensors, made, grads, wanted))
+        about = operands(spec, steps, tensors)
+        return tuple(torch.ops.normrnn.recur_backward(*about, made, grads, wanted))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
+        *ctx.static, given = *inputs[:5], inputs[5:]
+        _, _, n, outputs, _ = ctx.static
+        ctx.rest = len(given) - n - outputs
+        ctx.save_for_backward(*given[: n + outputs])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *heads: Tensor | None) -> Any:
+        spec, steps, n, _, wanted = ctx.static
+        needs, again = ctx.needs_input_grad[5:], torch.is_grad_enabled()
+        with torch.enable_grad():
+            seen = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
+            found = derived_by_loop(spec, steps, seen[:n], seen[n:], wanted, again=True)
+            pairs = [(f, h) for f, h in zip(found, heads, strict=True) if h is not None]
+            which = [k for k, need in enumerate(needs) if need and k < len(seen)]
+            derived: list[Tensor | None] = [None] * len(needs)
+            if pairs and which:
+                made, given = zip(*pairs, strict=True)
+                sources: Any = [seen[k] for k in which]
+                grads = torch.autograd.grad(
+                    made, sources, given, create_graph=again, allow_unused=True
+                )
+                for k, grad in zip(which, grads, strict=True):
+                    derived[k] = grad
+        return *[None] * 5, *derived
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _one_by_one(_Backward, info, in_dims, args)
+
+
+# What Function.apply does where nothing is transformed, without looking up a signature.
+_apply: Any = super(torch.autograd.Function, _Recurrence).apply  # type: ignore[misc]
+_apply_backward: Any = super(torch.autograd.Function, _Backward).apply  # type: ignore[misc]
+
+
+def _differentiable(operator: Any, function: Any) -> Any:
+    """What an operator does to autograd wherever it is met, as in a graph that was exported."""
+
+    def kernel(keyset: Any, *args: Any) -> Any:
+        tensors, sizes, time, batch, *about = args
+        spec, rest = spec_of(*about[:4]), about[4:]
+        every = [*tensors, *(rest[1] if len(rest) > 1 else ())]
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in every):
+            steps = Traced(time, batch, tensors[X].shape[0], sizes)
+            if function is _Recurrence:
+                return list(_apply(spec, steps, *tensors))
+            made, grads, wanted = rest
+            given = *tensors, *grads, *made
+            return list(_apply_backward(spec, steps, len(tensors), len(grads), wanted, *given))
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    return kernel
+
+
+_OPS = torch.library.Library("normrnn", "IMPL")
+for name, function in (("recur", _Recurrence), ("recur_backward", _Backward)):
+    operator = getattr(torch.ops.normrnn, name).default
+    _OPS.impl(name, _differentiable(operator, function), "Autograd", with_keyset=True)
+
+
+def _one_by_one(function: Any, info: Any, in_dims: Any, args: Any) -> Any:
+    """Of a batch of calls, as vmap makes them, every one by itself."""
+    made = []
+    for k in range(info.batch_size):
+        pairs = zip(args, in_dims, strict=True)
+        one = [a.select(d, k) if isinstance(a, Tensor) and d is not None else a for a, d in pairs]
+        made.append(function.apply(*one))
+    stacked = tuple(torch.stack(parts) for parts in zip(*made, strict=True))
+    return stacked, (0,) * len(stacked)
 
 
 def update(mean: Tensor, var: Tensor, batch: Statistics, share: float) -> bool | None:
-    """One update of buffers (C,) from K groups: whether all was finite; None if C cannot."""
-    loaded = library()
-    tensors = mean, var, *batch
-    if loaded is None or _is_traced() or not all(map(_is_real, tensors)):
+    """One update of buffers (C,) from K groups: whether all was finite; None if C cannot.
+
+    All of them plain (``is_plain``).
+    """
+    loaded, means, variances, count = library(), *batch
+    K, C = means.shape
+    if loaded is None or not K * C or mean.shape != (C,) or var.shape != (C,):
         return None
-    K, C = batch.mean.shape
-    if not all(t.is_contiguous() and t.shape == (C,) for t in (mean, var)):
+    for t in (mean, var, means, variances, count):
+        if t.dtype != torch.float32 or not t.is_cpu or t.layout != torch.strided or t.is_neg():
+            return None
+    ld, one = means.stride()
+    if one != 1 or variances.shape != (K, C) or variances.stride() != (ld, 1):
         return None
-    if batch.mean.stride(1) != 1 or batch.mean.stride() != batch.var.stride():
+    if count.shape != (K,) or not count.is_contiguous():
         return None
-    if not batch.count.is_contiguous():
+    if not (mean.is_contiguous() and var.is_contiguous()):
         return None
-    addresses = [t.data_ptr() for t in (batch.count, batch.mean, batch.var)]
-    running = mean.data_ptr(), var.data_ptr()
-    return bool(loaded.update(K, C, batch.mean.stride(0), *addresses, share, *running))
+    given = count.data_ptr(), means.data_ptr(), variances.data_ptr()
+    return bool(loaded.update(K, C, ld, *given, share, mean.data_ptr(), var.data_ptr()))
 
 
-def _vectors_of(plug: Plug) -> list[str]:
-    return [field.name for field in fields(plug) if field.name in _VECTORS]
-
-
-def _flat(inputs: Inputs, plug: Plug) -> list[Tensor | None]:
-    """Every tensor that may want a gradient, in one order."""
-    h0, c0 = (*(inputs.state or ()), None, None)[:2]
-    flat = [inputs.x, h0, c0, *(getattr(plug, name, None) for name in _VECTORS)]
-    for d, cell in enumerate(inputs.cells):
-        flat += [inputs.w_ih[d] if inputs.w_ih else None, cell.w_hh, cell.bias_hn, *cell.peephole]
-    return flat
-
-
-def _rebuilt(flat: Sequence[Any], plug: Plug) -> tuple[Inputs, Plug]:
-    """The other way round; ``plug`` has what is no parameter."""
-    x, h0, c0 = flat[:3]
-    own: dict[str, Any] = dict(zip(_VECTORS, flat[3:_FIRST_CELL], strict=True))
-    plug = replace(plug, **{name: own[name] for name in _vectors_of(plug)})
-    w_ih, cells = [], []
-    for first in range(_FIRST_CELL, len(flat), _OF_A_CELL):
-        weight, w_hh, bias_hn, *peephole = flat[first : first + _OF_A_CELL]
-        w_ih += [] if weight is None else [weight]
-        cells.append(Cell(w_hh, bias_hn, Peephole(*peephole)))
-    state = None if h0 is None else (h0,) if c0 is None else (h0, c0)
-    return Inputs(x, cells, state, w_ih), plug
-
-
-class _Layer(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, call: Call, plug: Any, keep: bool, *flat: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        solid: list[Any] = [None if t is None else t.contiguous() for t in flat]
-        plan = _Plan.of(call, plug, solid, keep=keep and any(ctx.needs_input_grad))
-        kept = _allocate(plan)
-        plan.library.forward(plan.packed(plan.job, _directions(plan, solid, kept)))
-        outputs: list[Any] = (
-            [kept.out, kept.hn] if kept.cn is None else [kept.out, kept.hn, kept.cn]
-        )
-        if plan.job.keep:
-            if plan.job.outer == 0:
-                kept = kept._replace(pre=None)
-            ctx.save_for_backward(*flat, kept.out)
-            ctx.plan, ctx.kept = plan, kept._replace(out=None, hn=None, cn=None)
-            ctx.set_materialize_grads(False)
-        if kept.statistics is not None:
-            measured = list(kept.statistics)
-            ctx.mark_non_differentiable(*measured)
-            outputs += measured
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        *flat, out = ctx.saved_tensors
-        first = len(ctx.needs_input_grad) - len(flat)
-        wanted = ctx.needs_input_grad[first:]
-        again, real = torch.is_grad_enabled(), all(_is_real(g) for g in grads if g is not None)
-        if again or not real or _is_traced():
-            with torch.enable_grad():
-                derived = _by_loop(ctx.plan, flat, grads, wanted, again)
-        else:
-            derived = _backward(ctx.plan, ctx.kept._replace(out=out), flat, grads, wanted)
-        return *[None] * first, *derived
-
-
-def _by_loop(
-    plan: "_Plan",
-    flat: Sequence[Tensor | None],
-    grads: Sequence[Tensor | None],
-    wanted: Sequence[bool],
-    again: bool,
-) -> list[Tensor | None]:
-    """The same gradients in torch's operations, to be differentiated ``again`` or traced."""
-    # Views, so that an input that depends on another one counts for itself alone.
-    seen = [None if t is None else t.view_as(t) for t in flat]
-    result = loop(plan.call, *_rebuilt(seen, plan.plug))
-    pairs = zip((result.rows, *result.state), grads, strict=False)
-    given = [(output, grad) for output, grad in pairs if grad is not None]
-    derived: list[Tensor | None] = [None] * len(flat)
-    if given:
-        outputs, heads = zip(*given, strict=True)
-        which = [k for k, want in enumerate(wanted) if want]
-        sources: Any = [seen[k] for k in which]
-        found = torch.autograd.grad(outputs, sources, heads, create_graph=again, allow_unused=True)
-        for k, grad in zip(which, found, strict=True):
-            derived[k] = grad
-    return derived
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What is computed, and its sizes."""
-
-    library: Library
-    call: Call
-    plug: Any
-    job: _Job
-    C: int
-    width: int
-    """Floats of a packed row of gates."""
-    vectors: int
-    """Of units, ``library.vector`` floats each."""
-    traced: int
-    """Vectors kept of a row and vector of units."""
-    groups: int
-    """That have statistics of their own."""
-    layout: tuple[Tensor, Tensor]
-    """Sizes and offsets of the steps, whose addresses the job has."""
-
-    @staticmethod
-    def of(call: Call, plug: Any, flat: Sequence[Any], keep: bool) -> "_Plan":
-        loaded = library()
-        assert loaded is not None, "ask serves() first"
-        steps, D, mode = call.steps, len(call.reverse), _MODES[call.mode]
-        w_ih, w_hh = flat[_FIRST_CELL : _FIRST_CELL + 2]
-        H = w_hh.shape[1]
-        C, (width, vectors) = GATES[call.mode] * H, loaded.widths(mode, H)
-        outer, inner = _KINDS[type(plug)]
-        batch, fixed = bool(getattr(plug, "batch", False)), cast(Any, getattr(plug, "fixed", None))
-        per_step = bool(getattr(plug, "per_step", False))
-        if outer == _COLUMNS and not batch:  # given and shared over time, they need no groups
-            per_step = len(fixed[0]) > 1
-        threads = torch.get_num_threads()
-        layout = _layout_of(steps)
-        job = _Job(
-            T=len(steps),
-            B=steps.batch,
-            N=steps.rows,
-            H=H,
-            I=0 if w_ih is None else w_ih.shape[1],
-            D=D,
-            threads=threads,
-            mode=mode,
-            outer=outer,
-            inner=inner,
-            split=_split(threads, D, steps.batch, H, inner),
-            ldi=flat[0].shape[1],
-            ldx=_apart(D * width),
-            ldo=D * H,
-            ldc=D * C,
-            per_step=per_step,
-            batch=batch,
-            fixed_per_step=fixed is not None and len(fixed[0]) > 1,
-            keep=keep,
-            eps=getattr(plug, "eps", 0.0),
-            sizes=layout[0].data_ptr(),
-            offsets=layout[1].data_ptr(),
-            resets=0 if call.resets is None else call.resets.data_ptr(),
-            x=flat[0].data_ptr(),
-        )
-        traced = (1, 1, 7 if getattr(plug, "cell", False) else 6, 5)[mode]
-        groups = len(steps) if per_step or inner == _OVER_ROWS else 1
-        return _Plan(loaded, call, plug, job, C, width, vectors, traced, groups, layout)
-
-    def packed(self, job: _Job, directions: Sequence[_Direction]) -> bytes:
-        return _LAYOUT.pack(*job, *directions[0], *directions[-1])
-
-
-class _Kept(NamedTuple):
-    """Buffers of the way there, the last eight for the way back; None where not needed."""
-
-    out: Tensor | None
-    hn: Tensor | None
-    cn: Tensor | None
-    statistics: Tensor | None
-    unit: Tensor | None
-    pre: Tensor | None
-    read: Tensor | None
-    rows: Tensor | None
-    used: Tensor | None
-    trace: Tensor | None
-    hat: Tensor | None
-    inv: Tensor | None
-
-
-def _allocate(plan: _Plan) -> _Kept:
-    job, width = plan.job, plan.width
-    D, T, B, N, H, VW = job.D, job.T, job.B, job.N, job.H, plan.library.vector
-    units = D * N * plan.vectors * VW
-    K = job.T if job.per_step else 1
-    cell = bool(getattr(plan.plug, "cell", False))
-    return _Kept(
-        out=floats(N, D * H),
-        hn=floats(D, B, H),
-        cn=floats(D, B, H) if plan.call.mode == "LSTM" else None,
-        statistics=floats(2, plan.groups, D * plan.C) if job.batch else None,
-        unit=floats(D * H).fill_(1) if cell else None,
-        pre=room(N * job.ldx + VW),
-        read=floats(D, 2 * K + 2, width),
-        rows=floats(D, 2, N) if job.outer == _FEATURES else None,
-        used=floats(D, 2, T, width) if job.inner == _OVER_ROWS else None,
-        trace=room(units * plan.traced) if job.keep or cell else None,
-        hat=room(units * (plan.C // H)) if job.inner else None,
-        inv=floats(D, 2, N) if job.inner == _OVER_FEATURES else None,
-    )
-
-
-def _at(tensor: Tensor | None, floats: int = 0) -> int:
-    """The address of an entry; 0 of none."""
-    return 0 if tensor is None else tensor.data_ptr() + 4 * floats
-
-
-def _directions(plan: _Plan, flat: Sequence[Any], kept: _Kept) -> list[_Direction]:
-    job, C, width = plan.job, plan.C, plan.width
-    D, T, B, N, H = job.D, job.T, job.B, job.N, job.H
-    _, h0, c0, weight, bias, weight_hh, weight_c, bias_c = flat[:_FIRST_CELL]
-    if not getattr(plan.plug, "cell", False):
-        weight_c = None  # having it is what normalises the cell
-    elif weight_c is None:
-        weight_c = kept.unit
-    fixed_mean, fixed_var = getattr(plan.plug, "fixed", None) or (None, None)
-    K, units = T if job.per_step else 1, N * plan.vectors * plan.library.vector
-    directions = []
-    for d, reverse in enumerate(plan.call.reverse):
-        first, read = _FIRST_CELL + d * _OF_A_CELL, d * (2 * K + 2)
-        w_ih, w_hh, bias_hn, *peephole = flat[first : first + _OF_A_CELL]
-        directions.append(
-            _Direction(
-                reverse,
-                _at(w_ih),
-                _at(w_hh),
-                _at(weight, d * C),
-                _at(bias, d * C),
-                _at(weight_hh, d * C),
-                _at(weight_c, d * H),
-                _at(bias_c, d * H),
-                _at(bias_hn),
-                *map(_at, peephole),
-                h0=_at(h0, d * B * H),
-                c0=_at(c0, d * B * H),
-                fixed_mean=_at(fixed_mean, d * C),
-                fixed_var=_at(fixed_var, d * C),
-                stat_mean=_at(kept.statistics, d * C),
-                stat_var=_at(kept.statistics, (plan.groups * D + d) * C),
-                out=_at(kept.out, d * H),
-                hn=_at(kept.hn, d * B * H),
-                cn=_at(kept.cn, d * B * H),
-                pre=_at(kept.pre, d * width),
-                mean=_at(kept.read, read * width),
-                scale=_at(kept.read, (read + K) * width),
-                shift=_at(kept.read, (read + 2 * K) * width),
-                gamma_h=_at(kept.read, (read + 2 * K + 1) * width),
-                row_mean=_at(kept.rows, 2 * d * N),
-                row_scale=_at(kept.rows, (2 * d + 1) * N),
-                used_mean=_at(kept.used, 2 * d * T * width),
-                used_inv=_at(kept.used, (2 * d + 1) * T * width),
-                trace=_at(kept.trace, d * units * plan.traced),
-                hat=_at(kept.hat, d * units * (C // H)),
-                inv=_at(kept.inv, 2 * d * N),
-            )
-        )
-    return directions
-
-
-def _backward(
-    plan: _Plan,
-    kept: _Kept,
-    flat: Sequence[Any],
-    grads: Sequence[Tensor | None],
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:
-    """Gradients in the flat order."""
-    job, C, width = plan.job, plan.C, plan.width
-    D, B, N, H = job.D, job.B, job.N, job.H
-    solid: list[Any] = [None if t is None else t.contiguous() for t in flat]
-    dout, dhn, dcn = (None if g is None else g.contiguous() for g in (*grads[:3], None)[:3])
-    if plan.call.mode != "LSTM":
-        dcn = None  # the third output is a statistic
-    derived: list[Tensor | None] = [None] * len(flat)
-    for k in (0, 1, 2):
-        if wanted[k]:
-            derived[k] = torch.empty_like(solid[k])
-    dx = room(N * job.ldx + plan.library.vector)
-    apart = job.inner == _OVER_FEATURES or plan.call.mode == "GRU"
-    dp = room(N * job.ldx + plan.library.vector) if apart else dx
-    vectors, units = floats(3, D * C), floats(_UNIT_SUMS, D, H)
-    sums = floats(2, D, width)
-    directions = []
-    for d, direction in enumerate(_directions(plan, solid, kept)):
-        first = _FIRST_CELL + d * _OF_A_CELL
-        for k in (first, first + 1):
-            derived[k] = torch.empty_like(solid[k]) if wanted[k] else None
-        directions.append(
-            direction._replace(
-                dout=_at(dout, d * H),
-                dhn=_at(dhn, d * B * H),
-                dcn=_at(dcn, d * B * H),
-                dx=_at(dx, d * width),
-                dp=_at(dp, d * width),
-                d_w_ih=_at(derived[first]),
-                d_w_hh=_at(derived[first + 1]),
-                d_gamma=_at(vectors, d * C),
-                d_beta=_at(vectors, (D + d) * C),
-                d_gamma_hh=_at(vectors, (2 * D + d) * C),
-                d_units=_at(units, d * H),
-                dh0=_at(derived[1], d * B * H),
-                dc0=_at(derived[2], d * B * H),
-                level=_at(sums, d * width),
-                slope=_at(sums, (D + d) * width),
-            )
-        )
-        for k, row in zip(range(first + 2, first + _OF_A_CELL), (_BIAS_HN, 0, 1, 2), strict=True):
-            derived[k] = units[row, d] if wanted[k] else None
-    threads = torch.get_num_threads()  # of autograd's thread
-    job = job._replace(
-        x=solid[0].data_ptr(),
-        dx_in=_at(derived[0]),
-        threads=threads,
-        split=_split(threads, D, B, H, job.inner),
-    )
-    plan.library.backward(plan.packed(job, directions))
-    found = (*vectors, units[_WEIGHT_C].flatten(), units[_BIAS_C].flatten())
-    for k, grad in enumerate(found, 3):
-        derived[k] = grad if wanted[k] else None
-    return derived
-
-
-def _split(threads: int, D: int, B: int, H: int, inner: int) -> int:
-    """How the threads of a direction share its work. Rows need no waiting for each other, but
-    every thread then reads all weights; over the features of a row nothing else will do."""
-    if inner:
-        return _SPLIT_ROWS if inner == _OVER_FEATURES else _SPLIT_UNITS
-    team = -(-threads // D)
-    return _SPLIT_ROWS if team > 1 and team <= B and H <= 200 else _SPLIT_UNITS
-
-
-def _apart(floats: int) -> int:
-    """As `apart` of `kernels/vector.h`: an odd number of cache lines."""
-    return (-(-floats // 16) | 1) * 16
-
-
-@lru_cache(maxsize=256)
-def _layout_of(steps: Steps) -> tuple[Tensor, Tensor]:
-    """Sizes and offsets of the steps, as C reads them."""
-    sizes, offsets = (torch.tensor(v, device="cpu") for v in (steps.sizes, steps.offsets))
-    return sizes, offsets
-
-
-@lru_cache(maxsize=256)
-def _counts(steps: Steps, groups: int) -> Tensor:
+def _counts(steps: Steps, by_step: bool) -> Tensor:
     """Rows of each group."""
-    rows = steps.sizes if groups == len(steps) > 1 else [steps.rows]
+    if not isinstance(steps, Traced):
+        return _known_counts(steps, by_step)
+    if steps.batch_sizes is not None:
+        sizes = steps.batch_sizes.float()
+        return sizes if by_step else sizes.sum(0, keepdim=True)
+    shape, rows = ((steps.time,), steps.batch) if by_step else ((1,), steps.rows)
+    return torch.full(shape, rows, dtype=torch.float32)
+
+
+@lru_cache(maxsize=256)
+def _known_counts(steps: Steps, by_step: bool) -> Tensor:
+    rows = steps.sizes if by_step else [steps.rows]
     return torch.tensor(rows, dtype=torch.float32, device="cpu")

@@ -11,24 +11,17 @@ import torch
 from torch import Tensor
 
 from normrnn.ops import build
+from normrnn.ops.variants import (
+    FLAGS,
+    HEADERS,
+    NEEDS,
+    SOURCE,
+    VARIANTS,
+    flags,
+    is_x86,
+    packaged,
+)
 
-_FOLDER = Path(__file__).with_name("kernels")
-_SOURCE = _FOLDER / "recurrence.c"
-_HEADERS = tuple(sorted(_FOLDER.glob("*.h")))
-# Fused multiply-add, and no errno or floating-point traps to preserve; NaN keeps its meaning.
-_FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
-_FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
-VARIANTS = {
-    "avx512": ("-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mavx2", "-mfma"),
-    "avx2": ("-mavx2", "-mfma"),
-    "baseline": (),
-}
-"""The same source for what a CPU can do, best first; the last runs everywhere."""
-_NEEDS = {
-    "avx512": {"avx512f", "avx512vl", "avx512dq", "avx512bw", "avx2", "fma"},
-    "avx2": {"avx2", "fma"},
-    "baseline": set[str](),
-}
 _HUGE = 1 << 20
 """Floats from which on a buffer is worth asking for large pages."""
 _MADV_HUGEPAGE = 14
@@ -51,6 +44,7 @@ class Library:
         self.backward = entry("backward", ctypes.c_char_p)
         update = [*[size] * 3, *[pointer] * 3, real, *[pointer] * 2]
         self.update = entry("update", *update, result=ctypes.c_int)
+        self.classify = entry("classify", ctypes.c_char_p, pointer, pointer, result=size)
         self.vector: int = entry("vector_width", result=ctypes.c_int)()
         self.job: int = entry("job_size", result=ctypes.c_int)()
         self.threaded = _runtime() is not None
@@ -64,13 +58,22 @@ class Library:
 
 
 @cache
-def library() -> Library | None:
-    """The best variant for this CPU, or None where there is none to be had."""
+def library(hidden: int = 0) -> Library | None:
+    """The best variant for this CPU and so many units, or None where there is none to be had."""
     if os.environ.get("NORMRNN_NATIVE", "1") == "0":
         return None
-    variant = best_variant()
-    source = build.Source(_SOURCE, (*VARIANTS[variant], f"-DVARIANT={variant}"))
-    path = build.library("recurrence", [source], _FLAGS, _HEADERS)
+    best = _loaded(best_variant())
+    if best is None or best.variant != "avx512" or not _in_halves():
+        return best
+    wide, narrow = (-(-hidden // floats) for floats in (16, 8))
+    return (2 * wide > 1.03 * narrow and _loaded("narrow")) or best
+
+
+@cache
+def _loaded(variant: str) -> Library | None:
+    path = packaged(variant)  # as trusted as the code beside it
+    if not path.is_file():
+        path = build.library("recurrence", [build.Source(SOURCE, flags(variant))], FLAGS, HEADERS)
     try:
         return None if path is None else Library(path, variant)
     except (OSError, AttributeError):
@@ -79,10 +82,18 @@ def library() -> Library | None:
 
 def best_variant() -> str:
     """By what this CPU can do; other processors than x86-64 have their vectors by default."""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if not is_x86():
         return "baseline"
     can = set(build.cpu_features().split())
-    return next(name for name in VARIANTS if can >= _NEEDS[name])
+    return next(name for name in VARIANTS if can >= NEEDS[name])
+
+
+def _in_halves() -> bool:
+    """Whether two vectors of 8 floats take no longer than one of 16: AMD's family 25, Zen 4."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines()[:8] if info.exists() else []
+    words = {tuple(map(str.strip, line.split(":", 1))) for line in lines}
+    return words >= {("vendor_id", "AuthenticAMD"), ("cpu family", "25")}
 
 
 def describe() -> dict[str, Any]:

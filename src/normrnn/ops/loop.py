@@ -17,6 +17,7 @@ from normrnn.ops.call import (
     Inputs,
     Plain,
     Plug,
+    RecurrentNorm,
     Result,
     RowNorm,
     State,
@@ -34,12 +35,13 @@ def loop(call: Call, inputs: Inputs, plug: Plug) -> Result:
         pre = F.linear(pre, w_ih[0] if len(w_ih) == 1 else torch.cat(list(w_ih)))
     gates, measured = kind.before(plug, call, pre)
     if state is None:
-        zeros = pre.new_zeros(len(cells), call.steps.batch, cells[0].w_hh.shape[1])
-        state = (zeros, zeros) if call.mode == "LSTM" else (zeros,)
+        parts = cells[0].sizes[: 2 if call.mode == "LSTM" else 1]
+        state = tuple(pre.new_zeros(len(cells), call.steps.batch, size) for size in parts)
     insides = [kind(plug, call, d) for d in range(len(cells))]
     rows, finals = [], []
     for d, own in enumerate(gates.chunk(len(cells), 1)):
-        states, final = _direction(call, d, own, cells[d], tuple(s[d] for s in state), insides[d])
+        start, inside = tuple(s[d] for s in state), insides[d]
+        states, final = _direction(call, d, inside.gates(own), cells[d], start, inside)
         rows.append(states)
         finals.append(final)
     last = tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
@@ -51,7 +53,9 @@ def _direction(
 ) -> tuple[Tensor, State]:
     """Gate inputs (N, C) and a state of (B, H) each -> states h (N, H), the final state."""
     step, cut, sizes = _STEPS[call.mode], call.steps.cut(gates), call.steps.sizes
-    order = call.steps.order(call.reverse[d])
+    kept, reverse = _kept(call, d, cell.w_hh.shape[1]), call.reverse[d]
+    order = call.steps.order(reverse)
+    resets = () if call.resets is None else call.steps.cut(call.resets.unsqueeze(1))
     state = tuple(s[: sizes[order[0]]] for s in start)
     outputs: dict[int, Tensor] = {}
     ended: list[State] = []  # final states, the shortest sequences' first
@@ -60,14 +64,30 @@ def _direction(
         if have > width:  # forwards, some sequences have ended
             ended.append(tuple(s[width:] for s in state))
             state = tuple(s[:width] for s in state)
-        elif have < width:  # backwards, some begin
+        later = t + 1 if reverse else t  # the frame that may be cut off from the one before it
+        if later < len(resets):
+            state = tuple(s.masked_fill(resets[later], 0) for s in state)
+        if have < width:  # backwards, some begin
             state = tuple(
                 torch.cat([s, s0[have:width]]) for s, s0 in zip(state, start, strict=True)
             )
-        state = step(t, cut[t], state, cell, inside)
+        after = step(t, cut[t], state, cell, inside)
+        state = tuple(
+            new if share is None else torch.lerp(new, old, share[t])
+            for old, new, share in zip(state, after, kept, strict=False)
+        )
         outputs[t] = state[0]
     rows = torch.cat([outputs[t] for t in range(len(sizes))])
     return rows, tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
+
+
+def _kept(call: Call, d: int, units: int) -> list[Any]:
+    """What zoneout keeps of h and of c, step by step; None: nothing."""
+    own = call.zoneout.of(slice(d * units, (d + 1) * units))
+    return [
+        None if kept is None else call.steps.cut(kept.expand(call.steps.rows, units))
+        for kept in own
+    ]
 
 
 def input_norm(plug: InputNorm, steps: Steps, pre: Tensor) -> tuple[Tensor, Statistics | None]:
@@ -92,7 +112,7 @@ def _rnn(phi: Callable[[Tensor], Tensor]) -> Any:
 
     def step(t: int, gates: Tensor, state: State, cell: Cell, inside: "_Nothing") -> State:
         (h,) = state
-        return (phi(inside.sums(t, gates + inside.recurrent(h @ cell.w_hh.t()))),)
+        return (phi(inside.sums(t, gates + inside.recurrent(t, h @ cell.w_hh.t()))),)
 
     return step
 
@@ -100,19 +120,20 @@ def _rnn(phi: Callable[[Tensor], Tensor]) -> Any:
 def _lstm(t: int, gates: Tensor, state: State, cell: Cell, inside: "_Nothing") -> State:
     """Paper, section 3.1; gate order i, f, g, o. Peephole terms come after any normalisation."""
     (h, c), (pi, pf, po) = state, cell.peephole
-    i, f, g, o = inside.sums(t, gates + inside.recurrent(h @ cell.w_hh.t())).chunk(4, 1)
+    i, f, g, o = inside.sums(t, gates + inside.recurrent(t, h @ cell.w_hh.t())).chunk(4, 1)
     i = i if pi is None else i + pi * c
     f = f if pf is None else f + pf * c
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     o = o if po is None else o + po * c
-    return o.sigmoid() * inside.cell(c).tanh(), c
+    h = o.sigmoid() * inside.cell(t, c).tanh()
+    return (h if cell.w_hr is None else h @ cell.w_hr.t()), c
 
 
 def _gru(t: int, gates: Tensor, state: State, cell: Cell, inside: "_Nothing") -> State:
     """h_t = (1−z) n + z h_{t−1}, n = tanh(a_n + r (W_hn h_{t−1} + b_hn)), as in torch."""
     (h,) = state
     inner = 2 * h.shape[1]
-    wh = inside.recurrent(h @ cell.w_hh.t())
+    wh = inside.recurrent(t, h @ cell.w_hh.t())
     r, z = inside.sums(t, gates[:, :inner] + wh[:, :inner]).sigmoid().chunk(2, 1)
     q = wh[:, inner:] if cell.bias_hn is None else wh[:, inner:] + cell.bias_hn
     n = inside.sums(t, gates[:, inner:] + r * q, inner).tanh()
@@ -133,7 +154,11 @@ class _Nothing:
         """Of all gate inputs (N, D·C), and what was measured."""
         return (pre if plug.bias is None else pre + plug.bias), None
 
-    def recurrent(self, wh: Tensor) -> Tensor:
+    def gates(self, own: Tensor) -> Tensor:
+        """Of this direction's gate inputs (N, C), after ``before``."""
+        return own
+
+    def recurrent(self, t: int, wh: Tensor) -> Tensor:  # noqa: ARG002
         """Of W_h h, (n, C)."""
         return wh
 
@@ -141,7 +166,7 @@ class _Nothing:
         """Of W_x x + W_h h, (n, C′): the channels from ``first`` on."""
         return sums
 
-    def cell(self, c: Tensor) -> Tensor:
+    def cell(self, t: int, c: Tensor) -> Tensor:  # noqa: ARG002
         """Of the LSTM's c before tanh, (n, H)."""
         return c
 
@@ -162,31 +187,38 @@ class _InputNorm(_Nothing):
         return input_norm(plug, call.steps, pre)
 
 
-class _StepNorm(_Nothing):
-    def __init__(self, plug: StepNorm, call: Call, d: int):
+class _ByStep(_Nothing):
+    """What is normalised by the rows of a step."""
+
+    def __init__(self, plug: Any, call: Call, d: int):
         super().__init__(plug, call, d)
         self.seen: dict[int, list[Statistics]] = {}
 
     @staticmethod
-    def before(plug: StepNorm, call: Call, pre: Tensor) -> tuple[Tensor, Statistics | None]:
+    def before(plug: Any, call: Call, pre: Tensor) -> tuple[Tensor, Statistics | None]:
         if plug.fixed is None and (not plug.batch or call.steps.sizes[-1] == 1):
             raise ValueError(LONE)
         return pre, None
 
-    def sums(self, t: int, sums: Tensor, first: int = 0) -> Tensor:
-        plug, width = self.plug, sums.shape[1]
-        fixed: Any = None
-        if plug.fixed is not None:
-            slot = slice(t, t + 1) if len(plug.fixed[0]) > 1 else slice(None)
-            fixed = tuple(self.own(value[slot], first, width) for value in plug.fixed)
+    def given(self, first: int, width: int, slots: slice = slice(None)) -> Any:
+        """Of the given statistics, if any, this direction's channels from ``first`` on."""
+        if self.plug.fixed is None:
+            return None
+        own: list[Any] = [self.own(value, first, width) for value in self.plug.fixed]
+        return tuple(value[slots] if len(value) > 1 else value for value in own)
+
+    def normalised(
+        self, t: int, rows: Tensor, weight: Tensor | None, bias: Tensor | None, first: int
+    ) -> Tensor:
+        """Rows (n, C′) of step t, whose statistics are the channels from ``first`` on."""
         out, measured = normalise(
-            sums,
-            self.own(plug.weight, first, width),
-            self.own(plug.bias, first, width),
+            rows,
+            weight,
+            bias,
             Groups.sequence(self.call.steps.at(t)),
-            eps=plug.eps,
-            fixed=fixed,
-            batch=plug.batch,
+            eps=self.plug.eps,
+            fixed=self.given(first, rows.shape[1], slice(t, t + 1)),
+            batch=self.plug.batch,
         )
         if measured is not None:
             self.seen.setdefault(t, []).append(measured)
@@ -199,6 +231,37 @@ class _StepNorm(_Nothing):
         return Statistics(*(torch.cat(parts) for parts in zip(*steps, strict=True)))
 
 
+class _StepNorm(_ByStep):
+    def sums(self, t: int, sums: Tensor, first: int = 0) -> Tensor:
+        width = sums.shape[1]
+        weight, bias = (self.own(v, first, width) for v in (self.plug.weight, self.plug.bias))
+        return self.normalised(t, sums, weight, bias, first)
+
+
+class _RecurrentNorm(_ByStep):
+    def gates(self, own: Tensor) -> Tensor:
+        plug, C = self.plug, own.shape[1]
+        weight, bias = (self.own(v, 0, C) for v in (plug.weight, plug.bias))
+        norm = InputNorm(weight, bias, plug.eps, True, plug.batch, self.given(0, C))
+        out, self.of_input = input_norm(norm, self.call.steps, own)
+        return out
+
+    def recurrent(self, t: int, wh: Tensor) -> Tensor:
+        C = wh.shape[1]
+        return self.normalised(t, wh, self.own(self.plug.weight_hh, 0, C), None, C)
+
+    def cell(self, t: int, c: Tensor) -> Tensor:
+        if not self.plug.cell:
+            return c
+        H = c.shape[1]
+        weight, bias = (self.own(v, 0, H) for v in (self.plug.weight_c, self.plug.bias_c))
+        return self.normalised(t, c, weight, bias, 2 * 4 * H)  # after those of pre and W_h h
+
+    def measured(self) -> Statistics | None:
+        inside = super().measured()
+        return None if inside is None else _joined([self.of_input, inside])
+
+
 class _RowNorm(_Nothing):
     @staticmethod
     def before(plug: RowNorm, call: Call, pre: Tensor) -> tuple[Tensor, Statistics | None]:
@@ -206,11 +269,11 @@ class _RowNorm(_Nothing):
         out = _standardised(rows, plug.eps).flatten(1)
         return _affine(out, plug.weight, plug.bias).to(pre.dtype), None
 
-    def recurrent(self, wh: Tensor) -> Tensor:
+    def recurrent(self, t: int, wh: Tensor) -> Tensor:  # noqa: ARG002
         weight = self.own(self.plug.weight_hh, 0, wh.shape[1])
         return _affine(_standardised(wh, self.plug.eps), weight, None).to(wh.dtype)
 
-    def cell(self, c: Tensor) -> Tensor:
+    def cell(self, t: int, c: Tensor) -> Tensor:  # noqa: ARG002
         if not self.plug.cell:
             return c
         weight, bias = (self.own(v, 0, c.shape[1]) for v in (self.plug.weight_c, self.plug.bias_c))
@@ -240,4 +303,5 @@ _INSIDE: dict[type, type[_Nothing]] = {
     InputNorm: _InputNorm,
     StepNorm: _StepNorm,
     RowNorm: _RowNorm,
+    RecurrentNorm: _RecurrentNorm,
 }

@@ -9,7 +9,7 @@ Parameters go by the names of the layers' state dict: ``weight_ih_l0``, ``norm_l
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -20,6 +20,8 @@ State = tuple[Tensor, Tensor]
 Parameters = Mapping[str, Tensor]
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+RECURRENT = ("", "_hh", "_c")
+"""What follows the names of parameters and buffers of W_x x, W_h h and c with "recurrent"."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Settings:
     eps: float = 1e-5
     momentum: float | None = 0.1
     cell_norm: bool = False
+    shrinkage: float = 0.0
 
 
 class Step(NamedTuple):
@@ -45,6 +48,8 @@ class Step(NamedTuple):
     """(n, G·H): W_x x + W_h h, before the appendix's BN."""
     pre: Tensor
     """(n, G·H): what the non-linearities of the gates see."""
+    wh: Tensor
+    """(n, G·H): W_h h, before any normalisation."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +71,25 @@ def stack(
     parameters: Parameters,
     settings: Settings,
     state: State | None = None,
+    resets: Tensor | None = None,
 ) -> Result:
     """Section 3: a stack of layers, each of one or two directions.
 
     ``x`` (T, B, I), ``lengths`` B numbers ≤ T, ``state`` h and c, each (L·D, B, H); c is used by
-    the LSTM alone.
+    the LSTM alone. ``resets`` (T, B): the frames that begin a sequence of their own.
 
     >>> p = {"weight_ih_l0": torch.eye(2), "weight_hh_l0": torch.zeros(2, 2)}
     >>> stack(torch.ones(3, 1, 2), [2], p, Settings("relu", None)).output[:, 0].tolist()
     [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
     """
-    if settings.norm not in (None, "sequence", "frame", "hidden", "layer"):
+    if settings.norm not in (None, "sequence", "frame", "hidden", "layer", "recurrent", "whiten"):
         raise ValueError(f"the reference knows no norm={settings.norm!r}")
     suffixes = ("", "_reverse") if settings.bidirectional else ("",)
-    H = parameters["weight_hh_l0"].shape[1]
+    rows, shown = parameters["weight_hh_l0"].shape  # (G·H, H), or (G·H, P) of a projecting LSTM
+    H = rows // {"lstm": 4, "gru": 3}.get(settings.cell, 1)
     if state is None:
-        zeros = x.new_zeros(settings.num_layers * len(suffixes), x.shape[1], H)
-        state = (zeros, zeros)
+        shape = settings.num_layers * len(suffixes), x.shape[1]
+        state = (x.new_zeros(*shape, shown), x.new_zeros(*shape, H))
     last_h: list[Tensor] = []
     last_c: list[Tensor] = []
     buffers: dict[str, Tensor] = {}
@@ -93,7 +100,7 @@ def stack(
             own, updated = _of_direction(parameters, f"_l{level}{suffix}")
             start = (state[0][len(last_h)], state[1][len(last_h)])
             output, (h, c), taken = direction(
-                x, lengths, own, settings, suffix != "", start, updated
+                x, lengths, own, settings, suffix != "", start, updated, resets
             )
             steps[f"l{level}{suffix}"] = taken
             outputs.append(output)
@@ -112,23 +119,34 @@ def direction(
     reverse: bool,
     state: State,
     updated: dict[str, Tensor],
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, State, dict[int, Step]]:
     """Section 3: one direction of one layer over (T, B, I); ``updated`` collects new buffers.
 
     The backward direction walks from T−1 down to 0; a sequence joins it at its own last frame, so
     that its final state is the one at frame 0, and its statistics belong to the frame's own t.
+    What crosses the border before a frame with a reset is nothing, whichever way it goes.
     """
     T, B, _ = x.shape
     running = [[b for b in range(B) if t < lengths[b]] for t in range(T)]  # the n rows of slice t
-    if settings.batch_statistics:
-        _check_rows([len(rows) for rows in running], settings.norm)
+    if settings.batch_statistics and _alone([len(rows) for rows in running], settings.norm):
+        if "norm.running_mean" not in p or not p["norm.num_batches_tracked"].any():
+            raise ValueError(f"batch statistics of one row (norm={settings.norm!r})")
+        settings = replace(settings, batch_statistics=False)
+    if settings.norm == "whiten":
+        x = whiten(x, running, p, settings, updated)
     slices = [x[t, rows] @ p["weight_ih"].T for t, rows in enumerate(running)]  # W_x x_t: (n, G·H)
+    plain = slices
     if settings.norm == "sequence":
         slices = normalise_sequence(slices, p, settings, updated)
     elif settings.norm == "frame":
         slices = normalise_frames(slices, p, settings, updated)
     elif settings.norm == "layer":
         slices = [layer_norm(rows, p, "", settings.eps) for rows in slices]
+    elif settings.norm == "recurrent":
+        slices = [_normalise_slice(s, t, _of(p, ""), settings) for t, s in enumerate(slices)]
+    elif settings.norm == "whiten" and "norm.bias" in p:
+        slices = [rows + p["norm.bias"] for rows in slices]
     elif settings.norm is None and "bias_ih" in p:
         slices = [rows + p["bias_ih"] for rows in slices]
 
@@ -136,6 +154,11 @@ def direction(
     outputs = [x.new_zeros(B, h.shape[1]) for _ in range(T)]
     steps: dict[int, Step] = {}
     for t in reversed(range(T)) if reverse else range(T):
+        border = t + 1 if reverse else t
+        if resets is not None and border < T:
+            cut = [b for b in running[border] if resets[border, b]]
+            h, c = h.clone(), c.clone()
+            h[cut], c[cut] = 0.0, 0.0
         if not running[t]:
             continue
         rows = torch.tensor(running[t])
@@ -144,17 +167,21 @@ def direction(
         outputs[t] = outputs[t].index_copy(0, rows, steps[t].h)
     if settings.norm == "hidden":
         _update({t: s.sums for t, s in sorted(steps.items())}, p, settings, updated)
+    elif settings.norm == "recurrent":
+        _update_recurrent(plain, steps, p, settings, updated)
     return torch.stack(outputs), (h, c), steps
 
 
 def step(wx: Tensor, state: State, p: Parameters, settings: Settings, t: int) -> Step:
     """One time step: ``wx`` (n, G·H) is W_x x_t, normalised already unless norm is "hidden"."""
     h, c = state
-    wh = h @ p["weight_hh"].T
+    plain = wh = h @ p["weight_hh"].T
     if "bias_hh" in p:
         wh = wh + p["bias_hh"]
     if settings.norm == "layer":
         wh = layer_norm(wh, p, "_hh", settings.eps)
+    elif settings.norm == "recurrent":
+        wh = _normalise_slice(wh, t, _of(p, "_hh"), settings)
 
     def bn(rows: Tensor, first: int = 0) -> Tensor:
         """The appendix's BN of features ``first``…; the identity for the other norms."""
@@ -166,7 +193,8 @@ def step(wx: Tensor, state: State, p: Parameters, settings: Settings, t: int) ->
         return _normalise_slice(rows, t, own, settings)
 
     if settings.cell == "lstm":
-        return _lstm(wx + wh, bn(wx + wh), c, p, settings)
+        h, c, gates = _lstm(bn(wx + wh), c, p, settings, t)
+        return Step(h, c, wx + wh, gates, plain)
     if settings.cell == "gru":
         H = h.shape[1]
         sums = wx[:, : 2 * H] + wh[:, : 2 * H]
@@ -178,14 +206,19 @@ def step(wx: Tensor, state: State, p: Parameters, settings: Settings, t: int) ->
         sums_n = wx[:, 2 * H :] + r * candidate
         pre_n = bn(sums_n, 2 * H)
         h = (1 - z) * pre_n.tanh() + z * h
-        return Step(h, c, torch.cat([sums, sums_n], 1), torch.cat([gates, pre_n], 1))
+        return Step(h, c, torch.cat([sums, sums_n], 1), torch.cat([gates, pre_n], 1), plain)
     phi = torch.tanh if settings.cell == "tanh" else torch.relu
     pre = bn(wx + wh)
-    return Step(phi(pre), c, wx + wh, pre)  # section 4: h_t = φ(W_h h_{t-1} + BN(W_x x_t))
+    return Step(phi(pre), c, wx + wh, pre, plain)  # section 4: h_t = φ(W_h h_{t-1} + BN(W_x x_t))
 
 
-def _lstm(sums: Tensor, gates: Tensor, c: Tensor, p: Parameters, settings: Settings) -> Step:
-    """Section 3.1; i and f see c_{t−1}, o sees c_t through diagonal peepholes where there are."""
+def _lstm(
+    gates: Tensor, c: Tensor, p: Parameters, settings: Settings, t: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Section 3.1: h, c and what the gates' non-linearities see.
+
+    i and f see c_{t−1}, o sees c_t through diagonal peepholes where there are.
+    """
     i, f, g, o = gates.chunk(4, dim=1)
     if "weight_ci" in p:
         i = i + p["weight_ci"] * c
@@ -194,20 +227,30 @@ def _lstm(sums: Tensor, gates: Tensor, c: Tensor, p: Parameters, settings: Setti
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     if "weight_co" in p:
         o = o + p["weight_co"] * c
-    shown = layer_norm(c, p, "_c", settings.eps) if settings.cell_norm else c
-    return Step(o.sigmoid() * shown.tanh(), c, sums, torch.cat([i, f, g, o], 1))
+    shown = c
+    if settings.cell_norm and settings.norm == "recurrent":
+        shown = _normalise_slice(c, t, _of(p, "_c"), settings)
+    elif settings.cell_norm:
+        shown = layer_norm(c, p, "_c", settings.eps)
+    h = o.sigmoid() * shown.tanh()
+    if "weight_hr" in p:
+        h = h @ p["weight_hr"].T
+    return h, c, torch.cat([i, f, g, o], 1)
 
 
 def layer_norm(rows: Tensor, p: Parameters, which: str, eps: float) -> Tensor:
     """Ba et al. 2016: each row of (n, features) by its own mean and (biased) variance."""
     mean = rows.mean(1, keepdim=True)
     var = ((rows - mean) ** 2).mean(1, keepdim=True)
-    own = {
-        f"norm.{name}": p[f"norm.{name}{which}"]
-        for name in ("weight", "bias")
-        if f"norm.{name}{which}" in p
-    }
-    return standardise(rows, mean, var, own, eps)
+    return standardise(rows, mean, var, _of(p, which), eps)
+
+
+def _of(p: Parameters, which: str) -> dict[str, Tensor]:
+    """The normaliser's parameters and buffers whose names end in ``which``, without it."""
+    names = ("weight", "bias", "running_mean", "running_var")
+    own = {f"norm.{n}": p[f"norm.{n}{which}"] for n in names if f"norm.{n}{which}" in p}
+    counts = "norm.num_batches_tracked"
+    return own | ({counts: p[counts]} if counts in p else {})
 
 
 def standardise(rows: Tensor, mean: Tensor, var: Tensor, p: Parameters, eps: float) -> Tensor:
@@ -248,6 +291,47 @@ def normalise_frames(
     return [_normalise_slice(s, t, own, settings) for t, s in enumerate(slices)]
 
 
+def whiten(
+    x: Tensor,
+    running: list[list[int]],
+    p: Parameters,
+    settings: Settings,
+    updated: dict[str, Tensor],
+) -> Tensor:
+    """Σ^{-1/2} (x − μ) for the frames of (T, B, I) that are there, over all of them."""
+    rows = torch.cat([x[t, some] for t, some in enumerate(running)])
+    if settings.batch_statistics:
+        mean = rows.sum(0) / len(rows)
+        cov = sum(torch.outer(row - mean, row - mean) for row in rows) / len(rows)
+        assert isinstance(cov, Tensor)
+        if "norm.running_mean" in p and rows.isfinite().all():
+            tracked = int(p["norm.num_batches_tracked"])
+            unbiased = cov.detach() * len(rows) / (len(rows) - 1)
+            for name, new in (("running_mean", mean.detach()), ("running_cov", unbiased)):
+                updated[name] = running_average(p[f"norm.{name}"], new, tracked, settings.momentum)
+            updated["num_batches_tracked"] = p["norm.num_batches_tracked"] + 1
+    else:
+        mean, cov = p["norm.running_mean"], p["norm.running_cov"]
+    s, eye = settings.shrinkage, torch.eye(len(cov), dtype=cov.dtype)
+    inverse = torch.linalg.inv(square_root((1 - s) * cov + s * eye * cov + settings.eps * eye))
+    out = x.clone()
+    for t, some in enumerate(running):
+        for b in some:
+            out[t, b] = inverse @ (x[t, b] - mean)
+    return out
+
+
+def square_root(a: Tensor) -> Tensor:
+    """S with S S = a, symmetric; autograd sees one step of Newton's from S itself, which solves
+    S dS + dS S = da."""
+    with torch.no_grad():
+        values, vectors = torch.linalg.eigh(a)
+        s = vectors @ torch.diag(values.sqrt()) @ vectors.T
+        eye = torch.eye(len(a), dtype=a.dtype)
+        left = torch.kron(s, eye) + torch.kron(eye, s)
+    return s + torch.linalg.solve(left, (a - s @ s).flatten()).view_as(a)
+
+
 def _normalise_slice(rows: Tensor, t: int, p: Parameters, settings: Settings) -> Tensor:
     """Time slice t by its own statistics; by the running ones if asked to, or if it is one row."""
     if settings.batch_statistics and len(rows) > 1:
@@ -286,6 +370,26 @@ def _update(
         _update_shared(torch.cat(list(slices.values())), p, settings, updated)
 
 
+def _update_recurrent(
+    wx: list[Tensor],
+    steps: dict[int, Step],
+    p: Parameters,
+    settings: Settings,
+    updated: dict[str, Tensor],
+) -> None:
+    """Those of W_x x, W_h h and c, or, if any of them is not finite, none."""
+    seen = [{t: wx[t] for t in sorted(steps)}, {t: steps[t].wh for t in sorted(steps)}]
+    if settings.cell_norm:
+        seen.append({t: steps[t].c for t in sorted(steps)})
+    if not all(rows.isfinite().all() for slices in seen for rows in slices.values()):
+        return
+    for which, slices in zip(RECURRENT, seen, strict=False):
+        mine: dict[str, Tensor] = {}
+        _update(slices, _of(p, which), settings, mine)
+        for name, value in mine.items():
+            updated[name if name == "num_batches_tracked" else name + which] = value
+
+
 def _update_shared(
     rows: Tensor, p: Parameters, settings: Settings, updated: dict[str, Tensor]
 ) -> None:
@@ -316,11 +420,12 @@ def _update_slots(
                 updated[name][t] = new
 
 
-def _check_rows(counts: list[int], norm: str | None) -> None:
+def _alone(counts: list[int], norm: str | None) -> bool:
     """A variance needs two rows: of the whole batch, or of one time slice at least."""
-    rows = {"sequence": sum(counts), "frame": max(counts), "hidden": max(counts)}
-    if norm in rows and rows[norm] < 2:
-        raise ValueError(f"batch statistics of one row (norm={norm!r}, rows per step {counts})")
+    most = max(counts)
+    every = sum(counts)
+    rows = {"sequence": every, "whiten": every, "frame": most, "hidden": most, "recurrent": most}
+    return norm in rows and rows[norm] < 2
 
 
 def _has_slots(p: Parameters) -> bool:
@@ -338,4 +443,5 @@ def _of_direction(parameters: Parameters, suffix: str) -> tuple[dict[str, Tensor
         head, dot, tail = name.partition(".")
         if head.removesuffix(suffix) + suffix == head:
             own[head.removesuffix(suffix) + dot + tail] = q
-    return own, {name: own[f"norm.{name}"] for name in BUFFERS if f"norm.{name}" in own}
+    names = [*BUFFERS, "running_cov", *(n + which for n in BUFFERS[:2] for which in RECURRENT[1:])]
+    return own, {name: own[f"norm.{name}"] for name in names if f"norm.{name}" in own}

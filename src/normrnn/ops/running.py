@@ -1,10 +1,32 @@
 """Statistics for test time: running averages, per-step slots, population statistics."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from normrnn.ops import kernel
 from normrnn.ops.statistics import Statistics, pool, unbiased
+
+_OPS = torch.library.Library("normrnn", "FRAGMENT")
+_OPS.define(
+    "update_(Tensor(a!) mean, Tensor(b!) var, Tensor(c!) tracked, "
+    "Tensor batch_mean, Tensor batch_var, Tensor count, float? momentum) -> ()"
+)
+_OPS.define("store_(Tensor(a!) buffer, Tensor value) -> ()")
+
+
+def store_(buffer: Tensor, value: Tensor) -> None:
+    """``buffer.copy_(value)`` that transforms of torch.func allow."""
+    if kernel.is_plain((buffer, value)):
+        buffer.copy_(value)
+    else:
+        torch.ops.normrnn.store_(buffer, value)
+
+
+@torch.library.impl(_OPS, "store_", "CompositeExplicitAutograd")
+def _store(buffer: Tensor, value: Tensor) -> None:
+    buffer.copy_(value)
 
 
 def update_shared_(
@@ -15,6 +37,9 @@ def update_shared_(
     A batch with a non-finite value leaves everything as it was. ``momentum`` is the weight of
     the new value, as in torch; None means the average of all updates so far.
     """
+    if not kernel.is_plain((mean, var, tracked, *batch)):
+        torch.ops.normrnn.update_(mean, var, tracked, *batch, momentum)
+        return
     if momentum is not None:
         done = kernel.update(mean, var, batch, momentum)
         if done is not None:
@@ -32,10 +57,44 @@ def update_steps_(
 
     A non-finite value at any step, a lone row's or one past the last slot, prevents them all.
     """
+    if not kernel.is_plain((mean, var, tracked, *batch)):
+        torch.ops.normrnn.update_(mean, var, tracked, *batch, momentum)
+        return
     used = min(len(mean), len(batch.mean))
     first = Statistics(*(value[:used] for value in batch))
     slots = mean[:used], var[:used], tracked[:used]
     _update_(*slots, first, (first.count > 1) & _finite(batch), momentum)
+
+
+@torch.library.impl(_OPS, "update_", "CompositeExplicitAutograd")
+def _update(
+    mean: Tensor,
+    var: Tensor,
+    tracked: Tensor,
+    batch_mean: Tensor,
+    batch_var: Tensor,
+    count: Tensor,
+    momentum: float | None,
+) -> None:
+    """Both, as an operator that changes the first three."""
+    how = update_steps_ if tracked.dim() else update_shared_
+    how(mean, var, tracked, Statistics(batch_mean, batch_var, count), momentum)
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _refused(*_: Any) -> None:
+    raise RuntimeError(
+        "running statistics cannot be updated under vmap, which has many batches at once: "
+        "use eval(), or `with normrnn.batch_statistics(model):`"
+    )
+
+
+for _name in ("normrnn::update_", "normrnn::store_"):
+    torch.library.register_fake(_name, _nothing, lib=_OPS)
+    torch.library.register_vmap(_name, _refused, lib=_OPS)
 
 
 def _finite(batch: Statistics) -> Tensor:

@@ -30,10 +30,12 @@ class Groups:
     """Which rows share statistics: runs of K equally wide groups."""
 
     runs: tuple[Run, ...]
+    single: bool = False
+    """Whether there is one whatever the batch, so that no rank need ask for the others' number."""
 
     @staticmethod
     def sequence(steps: Steps) -> "Groups":
-        return Groups((Run(0, 1, 0, steps.rows),))
+        return Groups((Run(0, 1, 0, steps.rows),), single=True)
 
     @staticmethod
     def frame(steps: Steps) -> "Groups":
@@ -80,7 +82,7 @@ def measure(rows: Tensor, groups: Groups, sync: bool = False) -> tuple[Statistic
     count = torch.tensor(groups.widths, dtype=rows.dtype, device=rows.device)
     sums = groups.sums(rows)
     if shared:
-        most = int(_reduced(torch.tensor(len(groups), device=rows.device), dist.ReduceOp.MAX))
+        most = 1 if groups.single else _most(len(groups), rows.device)
         both = _AllReduce.apply(_padded(torch.cat([sums, count[:, None]], 1), most))
         sums, count = both[:, :-1], both[:, -1].detach()  # type: ignore[index]
     mean = sums / count[:, None]
@@ -128,6 +130,10 @@ class _AllReduce(torch.autograd.Function):
 def _reduced(tensor: Tensor, op: Any) -> Tensor:
     dist.all_reduce(tensor, op=op)
     return tensor
+
+
+def _most(groups: int, device: torch.device) -> int:
+    return int(_reduced(torch.tensor(groups, device=device), dist.ReduceOp.MAX))
 
 
 def _padded(values: Tensor, groups: int) -> Tensor:

@@ -49,7 +49,9 @@ class Steps:
 
     @staticmethod
     def dense(time: int, batch: int) -> "Steps":
-        return _cached((batch,) * time)
+        if torch.compiler.is_compiling():
+            return Traced(time, batch, time * batch)
+        return _dense(time, batch)
 
     @staticmethod
     def packed(batch_sizes: Tensor | Sequence[int]) -> "Steps":
@@ -59,13 +61,22 @@ class Steps:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    @property
+    @cached_property
+    def time(self) -> int:
+        """T."""
+        return len(self.sizes)
+
+    @cached_property
     def batch(self) -> int:
         return self.sizes[0]
 
     @property
     def ragged(self) -> bool:
         return self.sizes[-1] != self.sizes[0]
+
+    def may_be_lone(self, by_step: bool) -> bool:
+        """Whether a step, or all of them together, may have a single row."""
+        return (self.sizes[-1] if by_step else self.rows) == 1
 
     @cached_property
     def rows(self) -> int:
@@ -117,6 +128,52 @@ class Steps:
         return (torch.tensor(self.offsets)[mirrored] + sequence).to(device)
 
 
+class Traced(Steps):
+    """Steps as a tracer sees them: numbers may be symbols, and sizes are known when it runs.
+
+    ``batch_sizes`` (T,) of a ragged batch; it may end with zeros.
+    """
+
+    batch_sizes: Tensor | None
+    padded: bool
+    """Whether rows are all T·B of a padded batch, longest sequence first, not its frames alone."""
+
+    def __init__(
+        self,
+        time: int,
+        batch: int,
+        rows: int,
+        batch_sizes: Tensor | None = None,
+        padded: bool = False,
+    ):
+        own = {"time": time, "batch": batch, "rows": rows}
+        self.__dict__.update(own, batch_sizes=batch_sizes, padded=padded)
+
+    def may_be_lone(self, by_step: bool) -> bool:  # noqa: ARG002
+        return self.batch_sizes is not None
+
+    @property
+    def frames(self) -> Tensor:
+        """Which rows of a padded batch are frames, (T·B,)."""
+        assert self.batch_sizes is not None
+        alive = torch.arange(self.batch, device=self.batch_sizes.device)
+        return (alive < self.batch_sizes[:, None]).flatten()
+
+    @property
+    def sequence_of_rows(self) -> Tensor:
+        """Which sequence each row is of, (N,)."""
+        rows, sizes = torch.arange(self.rows), self.batch_sizes
+        if sizes is None or self.padded:
+            return rows % self.batch
+        starts = sizes.cumsum(0) - sizes
+        return rows - starts.repeat_interleave(sizes, output_size=self.rows)
+
+
 @lru_cache(maxsize=256)
 def _cached(sizes: tuple[int, ...]) -> Steps:
     return Steps(sizes)
+
+
+@lru_cache(maxsize=256)
+def _dense(time: int, batch: int) -> Steps:
+    return _cached((batch,) * time)

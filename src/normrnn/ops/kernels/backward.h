@@ -170,9 +170,10 @@ INLINE void back_nothing(const Back *L, const Flow *f, int G, int mode) {
     }
 }
 
-/* From the gradient of a normalised column of a step's rows to that of its sums, in place. */
-INLINE void rows_backward(const Back *L, int64_t t, int64_t column_, float *dy, int64_t ld,
-                          const float *hat, int64_t ldh) {
+/* From the gradient of a normalised column of a step's rows to that of what it was, in place;
+ * k is γ/σ. */
+INLINE void column_backward(const Back *L, int64_t t, int64_t column_, float *dy, int64_t ld,
+                            const float *hat, int64_t ldh, vec k) {
     const Job *J = L->J;
     const int64_t rows = J->sizes[t];
     vec sd = {0}, sx = {0};
@@ -181,12 +182,74 @@ INLINE void rows_backward(const Back *L, int64_t t, int64_t column_, float *dy, 
         sd += y, sx += y * load(hat + r * ldh);
     }
     add_to(sum_d(L) + column_, sd), add_to(sum_x(L) + column_, sx);
-    const vec k = load(L->d->scale + column_) * load(L->d->used_inv + t * L->width + column_);
     const float share = J->batch && rows > 1 ? 1.0f / (float)rows : 0.0f;
     sd *= all(share), sx *= all(share);
     for (int64_t r = 0; r < rows; r++) {
         const vec y = load(dy + r * ld);
         store(dy + r * ld, share > 0 ? (y - sd - load(hat + r * ldh) * sx) * k : y * k);
+    }
+}
+
+INLINE void rows_backward(const Back *L, int64_t t, int64_t column_, float *dy, int64_t ld,
+                          const float *hat, int64_t ldh) {
+    const vec k = load(L->d->scale + column_) * load(L->d->used_inv + t * L->width + column_);
+    column_backward(L, t, column_, dy, ld, hat, ldh, k);
+}
+
+INLINE void back_products(const Back *L, const Flow *f, int G, int mode) {
+    const Job *J = L->J;
+    const Direction *d = L->d;
+    const int cell = mode == LSTM && d->gamma_c != NULL, keep = trace_vectors(mode, cell) * VW;
+    const int64_t rows = f->rows, off = f->t < 0 ? 0 : J->offsets[f->t];
+    const float *inv = d->used_inv + f->t * products_stride(L->width, L->vectors);
+    const int own = J->batch && rows > 1;
+    const vec share = all(1.0f / (float)(rows ? rows : 1)), one = all(1.0f);
+    float *dhs = L->scratch + (J->B + 1) * BLOCK; /* (rows, VW) */
+    for (int64_t block = L->s.from; block < L->s.to; block++) {
+        block_product(L, f, block);
+        for (int64_t v = block * 2; rows && v < block * 2 + 2 && v < L->vectors; v++) {
+            const float *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
+            const float *trace = d->trace + (off * L->vectors + v * rows) * keep;
+            float *dx = d->dx + off * J->ldx + column(v, 0, G);
+            float *dp = d->dp + off * J->ldx + column(v, 0, G);
+            vec gamma_c = {0}, sd = {0}, sx = {0}, inv_c = {0};
+            if (cell) {
+                gamma_c = load_n(d->gamma_c + v * VW, (int)least(J->H - v * VW, VW));
+                inv_c = load(inv + L->width + v * VW);
+            }
+            for (int64_t r = 0; r < rows; r++) {
+                const vec dh = incoming(L, f, r, r, v, flow_cut(L, f, r));
+                store(dhs + r * VW, dh);
+                if (!cell) continue;
+                const float *kept = trace + r * keep;
+                const vec tc = load(kept + 5 * VW);
+                const vec dz = dh * load(kept + 3 * VW) * (one - tc * tc);
+                sd += dz, sx += dz * load(kept + 6 * VW);
+            }
+            if (cell) add_unit(L, BETA_C, v, sd), add_unit(L, GAMMA_C, v, sx);
+            for (int64_t r = 0; r < rows; r++) {
+                const vec dh = load(dhs + r * VW);
+                vec dc = {0}, dy[4], dq;
+                if (cell) {
+                    const float *kept = trace + r * keep;
+                    const vec tc = load(kept + 5 * VW), e = load(kept + 6 * VW);
+                    dc = dh * load(kept + 3 * VW) * (one - tc * tc);
+                    if (own) dc -= sd * share + e * sx * share;
+                    dc *= gamma_c * inv_c;
+                }
+                derive(L, f->t, r, v, dh, flow_cut(L, f, r), dy, &dq, dc, mode, cell);
+                if (mode == GRU) dy[0] *= dy[2], dq *= dy[2], add_unit(L, BIAS_HN, v, dq);
+                for (int g = 0; g < G; g++) {
+                    store(dx + r * J->ldx + g * VW, dy[g]);
+                    store(dp + r * J->ldx + g * VW, mode == GRU && g == 2 ? dq : dy[g]);
+                }
+            }
+            for (int g = 0; g < G; g++) {
+                const int64_t at = column(v, g, G);
+                column_backward(L, f->t, at, dp + g * VW, J->ldx, hat + g * VW, G * VW,
+                                load(d->gamma_h + at) * load(inv + at));
+            }
+        }
     }
 }
 
@@ -315,6 +378,7 @@ INLINE void backward_loop(Back *L, Barrier *barrier, int G, int mode, int inner)
         if (s) f.dp = d->dp + (J->offsets[before] + L->s.row0) * J->ldx;
         if (inner == NOTHING) back_nothing(L, &f, G, mode);
         else if (inner == OVER_ROWS) back_over_rows(L, &f, G, mode);
+        else if (inner == PRODUCTS) back_products(L, &f, G, mode);
         else back_over_features(L, &f, G, mode);
         since += f.rows;
         if (since >= 256 || s + 1 >= J->T) {

@@ -50,21 +50,24 @@ INLINE void activate(const Loop *L, int64_t t, int64_t r, int64_t v, const vec *
         const int n = (int)least(J->H - v * VW, VW);
         if (d->peephole[0]) ai += load_n(d->peephole[0] + v * VW, n) * c0;
         if (d->peephole[1]) af += load_n(d->peephole[1] + v * VW, n) * c0;
-        const vec i = sigmoid_(ai), f = sigmoid_(af), g = tanh_(a[2]);
-        const vec c = f * c0 + i * g;
+        vec i, f, o, tc;
+        two_sigmoids(ai, af, &i, &f);
+        const vec g = tanh_(a[2]), c = f * c0 + i * g;
         if (d->peephole[2]) ao += load_n(d->peephole[2] + v * VW, n) * c;
-        const vec o = sigmoid_(ao);
+        if (cell) o = sigmoid_(ao);
+        else sigmoid_and_tanh(ao, c, &o, &tc);
         store(trace, i), store(trace + VW, f), store(trace + 2 * VW, g), store(trace + 3 * VW, o);
         store(trace + 4 * VW, c0);
         if (cell) {
             store(L->c + at, c);
         } else {
-            const vec tc = tanh_(c);
             store(trace + 5 * VW, tc);
             hand_on(L, t, r, v, o * tc, c, after, mode);
         }
     } else if (mode == GRU) { /* a[0] is r already, a[2] holds r·q already */
-        const vec z = sigmoid_(a[1]), n = tanh_(a[2]), h0 = load(before + at);
+        const vec h0 = load(before + at);
+        vec z, n;
+        sigmoid_and_tanh(a[1], a[2], &z, &n);
         store(trace, a[0]), store(trace + VW, z), store(trace + 2 * VW, n);
         store(trace + 3 * VW, q), store(trace + 4 * VW, h0);
         hand_on(L, t, r, v, n + z * (h0 - n), (vec){0}, after, mode);
@@ -124,12 +127,17 @@ INLINE void step_nothing(const Loop *L, int64_t t, const float *before, float *a
     }
 }
 
-/* One vector of columns by the statistics of its rows, in place; keeps them and the hats. */
-INLINE void normalise_rows(const Loop *L, int64_t t, int64_t column_, float *x, int64_t ld,
-                           float *hat, int64_t ldh) {
-    const Job *J = L->J;
-    const Direction *d = L->d;
-    const int64_t rows = J->sizes[t], at = t * L->width + column_;
+/* How a vector of columns is normalised: where its statistics go, n of them, and those that are
+ * used, which are given unless they are its own. */
+typedef struct {
+    float *mean, *var, *used_mean, *used_inv;
+    int n;
+    vec gamma, beta;
+} Normal;
+
+/* One vector of columns by the statistics of its rows, to y; keeps them and the hats. */
+INLINE void normalise_rows(const Job *J, int64_t rows, const float *x, int64_t ld, float *y,
+                           int64_t ldy, float *hat, int64_t ldh, Normal k) {
     vec mean = {0}, var = {0};
     for (int64_t r = 0; r < rows; r++) mean += load(x + r * ld);
     mean *= all(1.0f / (float)rows);
@@ -138,21 +146,37 @@ INLINE void normalise_rows(const Loop *L, int64_t t, int64_t column_, float *x, 
         var += e * e;
     }
     var *= all(1.0f / (float)rows);
-    if (d->stat_mean) {
-        int64_t row;
-        const int n = lanes_at(gates_of(J), column_, &row);
-        store_n(d->stat_mean + t * J->ldc + row, mean, n);
-        store_n(d->stat_var + t * J->ldc + row, var, n);
-    }
+    if (k.mean) store_n(k.mean, mean, k.n), store_n(k.var, var, k.n);
     vec inv = rsqrt_(var + all((float)J->eps));
-    if (J->batch && rows > 1) store(d->used_mean + at, mean), store(d->used_inv + at, inv);
-    else mean = load(d->used_mean + at), inv = load(d->used_inv + at);
-    const vec gamma = load(d->scale + column_), beta = load(d->shift + column_);
+    if (J->batch && rows > 1) store(k.used_mean, mean), store(k.used_inv, inv);
+    else mean = load(k.used_mean), inv = load(k.used_inv);
     for (int64_t r = 0; r < rows; r++) {
         const vec e = (load(x + r * ld) - mean) * inv;
         store(hat + r * ldh, e);
-        store(x + r * ld, e * gamma + beta);
+        store(y + r * ldy, e * k.gamma + k.beta);
     }
+}
+
+/* Of a column of gates at step t, whose statistics begin `first` after the direction's. */
+INLINE Normal normal_of(const Loop *L, int64_t t, int64_t column_, int64_t first, int64_t stride,
+                        vec gamma, vec beta) {
+    const Direction *d = L->d;
+    int64_t row;
+    const int n = lanes_at(gates_of(L->J), column_, &row);
+    const int64_t at = t * stride + column_, to = t * L->J->ldc + first + row;
+    return (Normal){d->stat_mean ? d->stat_mean + to : NULL,
+                    d->stat_mean ? d->stat_var + to : NULL,
+                    d->used_mean + at,
+                    d->used_inv + at,
+                    n,
+                    gamma,
+                    beta};
+}
+INLINE void normalise_sums(const Loop *L, int64_t t, int64_t column_, float *x, int64_t ld,
+                           float *hat, int64_t ldh) {
+    const vec gamma = load(L->d->scale + column_), beta = load(L->d->shift + column_);
+    normalise_rows(L->J, L->J->sizes[t], x, ld, x, ld, hat, ldh,
+                   normal_of(L, t, column_, 0, L->width, gamma, beta));
 }
 
 INLINE void step_over_rows(const Loop *L, int64_t t, const float *before, float *after,
@@ -182,7 +206,7 @@ INLINE void step_over_rows(const Loop *L, int64_t t, const float *before, float 
                 }
             const int first = mode == GRU ? 2 : G;
             for (int g = 0; g < first; g++)
-                normalise_rows(L, t, column(v, g, G), sums + (g * U + u) * VW, Q * VW,
+                normalise_sums(L, t, column(v, g, G), sums + (g * U + u) * VW, Q * VW,
                                hat + g * VW, G * VW);
             float *q = L->scratch + rows * Q * VW; /* GRU: kept while its sum is normalised */
             if (mode == GRU) {
@@ -192,13 +216,78 @@ INLINE void step_over_rows(const Loop *L, int64_t t, const float *before, float 
                     const vec x = load(d->pre + (off + r) * J->ldx + column(v, 2, G));
                     store(q + r * VW, w), store(at, gate), store(at + 2 * VW, x + gate * w);
                 }
-                normalise_rows(L, t, column(v, 2, G), sums + 2 * VW, Q * VW, hat + 2 * VW, G * VW);
+                normalise_sums(L, t, column(v, 2, G), sums + 2 * VW, Q * VW, hat + 2 * VW, G * VW);
             }
             for (int64_t r = 0; r < rows; r++) {
                 vec a[4];
                 for (int g = 0; g < G; g++) a[g] = load(sums + r * Q * VW + (g * U + u) * VW);
                 const vec w = mode == GRU ? load(q + r * VW) : (vec){0};
                 activate(L, t, r, v, a, w, before, after, mode, 0);
+            }
+        }
+    }
+}
+
+/* Floats of what a step was normalised by: those of the gates, then of the cells. */
+INLINE int64_t products_stride(int64_t width, int64_t vectors) { return width + vectors * VW; }
+
+INLINE void step_products(const Loop *L, int64_t t, const float *before, float *after, int product,
+                          int G, int U, int mode) {
+    const Job *J = L->J;
+    const Direction *d = L->d;
+    const int cell = mode == LSTM && d->gamma_c != NULL, keep = trace_vectors(mode, cell) * VW;
+    const int64_t rows = J->sizes[t], Q = G * U, off = J->offsets[t], C = G * J->H;
+    const int64_t stride = products_stride(L->width, L->vectors);
+    const float *mean = d->mean + t * L->width, *scale = d->scale + t * L->width;
+    float *sums = L->scratch;
+    for (int64_t p = L->s.from * 2 / U; p < L->s.to * 2 / U; p++) {
+        if (p * U >= L->vectors) break;
+        if (product)
+            panel_product(rows, J->H, (int)Q, L->packed + p * J->H * Q * VW, before, L->lanes,
+                          sums, Q * VW, 0);
+        else memset(sums, 0, (size_t)(rows * Q * VW) * 4);
+        for (int u = 0; u < U; u++) {
+            const int64_t v = p * U + u;
+            if (v >= L->vectors) break;
+            const int n = (int)least(J->H - v * VW, VW);
+            float *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
+            vec m[4], k[4], beta[4], bias = {0};
+            for (int g = 0; g < G; g++) {
+                const int64_t at = column(v, g, G);
+                float *w = sums + (g * U + u) * VW;
+                m[g] = load(mean + at), k[g] = load(scale + at), beta[g] = load(d->shift + at);
+                normalise_rows(J, rows, w, Q * VW, w, Q * VW, hat + g * VW, G * VW,
+                               normal_of(L, t, at, C, stride, load(d->gamma_h + at), (vec){0}));
+            }
+            if (mode == GRU && d->bias_hn) bias = load_n(d->bias_hn + v * VW, n);
+            for (int64_t r = 0; r < rows; r++) {
+                const float *x = d->pre + (off + r) * J->ldx + column(v, 0, G);
+                vec a[4], q = bias;
+                for (int g = 0; g < G; g++) {
+                    const vec w = load(sums + r * Q * VW + (g * U + u) * VW);
+                    a[g] = (load(x + g * VW) - m[g]) * k[g] + beta[g];
+                    if (mode == GRU && g == 2) q += w;
+                    else a[g] += w;
+                }
+                if (mode == GRU) a[0] = sigmoid_(a[0]), a[2] += a[0] * q;
+                activate(L, t, r, v, a, q, before, after, mode, cell);
+            }
+            if (!cell) continue;
+            float *trace = d->trace + (off * L->vectors + v * rows) * keep;
+            const int64_t to = t * J->ldc + 2 * C + v * VW, at = t * stride + L->width + v * VW;
+            const Normal how = {d->stat_mean ? d->stat_mean + to : NULL,
+                                d->stat_mean ? d->stat_var + to : NULL,
+                                d->used_mean + at,
+                                d->used_inv + at,
+                                n,
+                                load_n(d->gamma_c + v * VW, n),
+                                d->beta_c ? load_n(d->beta_c + v * VW, n) : (vec){0}};
+            normalise_rows(J, rows, L->c + v * VW, L->lanes, trace + 5 * VW, keep,
+                           trace + 6 * VW, keep, how);
+            for (int64_t r = 0; r < rows; r++, trace += keep) {
+                const vec tc = tanh_(load(trace + 5 * VW)), o = load(trace + 3 * VW);
+                store(trace + 5 * VW, tc);
+                hand_on(L, t, r, v, o * tc, load(L->c + r * L->lanes + v * VW), after, mode);
             }
         }
     }
@@ -292,6 +381,7 @@ INLINE void forward_loop(Loop *L, Barrier *barrier, int G, int U, int mode, int 
         const int product = s > 0 || L->d->h0 != NULL;
         if (inner == NOTHING) step_nothing(L, t, before, after, product, G, U, mode);
         else if (inner == OVER_ROWS) step_over_rows(L, t, before, after, product, G, U, mode);
+        else if (inner == PRODUCTS) step_products(L, t, before, after, product, G, U, mode);
         else step_over_features(L, t, before, after, product, G, U, mode);
         meet(barrier, L->s.team);
     }

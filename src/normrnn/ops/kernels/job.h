@@ -12,9 +12,10 @@
 enum { RNN_TANH, RNN_RELU, LSTM, GRU };
 /* What is normalised before the loop: nothing, the columns of W_x x, or its rows ("layer"). */
 enum { PLAIN, COLUMNS, FEATURES };
-/* What is normalised inside a step: nothing, its sums over the rows of the step ("hidden"), or
- * the recurrent product over the features of a row ("layer"). */
-enum { NOTHING, OVER_ROWS, OVER_FEATURES };
+/* What is normalised inside a step: nothing, its sums over the rows of the step ("hidden"), the
+ * recurrent product over the features of a row ("layer"), or over the rows of the step
+ * ("recurrent"); with the last two the cell too. */
+enum { NOTHING, OVER_ROWS, OVER_FEATURES, PRODUCTS, INNER_KINDS };
 enum { SPLIT_UNITS, SPLIT_ROWS };
 /* Sums over rows that belong to units: gradients of peepholes, bias_hn, γ and β of the cell. */
 enum { PEEP_I, PEEP_F, PEEP_O, BIAS_HN, GAMMA_C, BETA_C, UNIT_SUMS };
@@ -23,13 +24,14 @@ typedef struct {
     int64_t reverse;
     const float *w_ih, *w_hh;           /* (G·H, I), (G·H, H) */
     const float *gamma, *beta;          /* (G·H) or NULL: 1, 0; beta is the bias of no norm */
-    const float *gamma_hh;              /* (G·H) or NULL; OVER_FEATURES: of the product */
-    const float *gamma_c, *beta_c;      /* (H) or NULL; OVER_FEATURES: of the cell */
+    const float *gamma_hh;              /* (G·H) or NULL; of a normalised product */
+    const float *gamma_c, *beta_c;      /* (H) or NULL; of a normalised cell */
     const float *bias_hn;               /* (H) or NULL */
     const float *peephole[3];           /* (H) or NULL */
     const float *h0, *c0;               /* (B, H) or NULL: 0 */
     const float *fixed_mean, *fixed_var; /* (1 or T, ldc) or NULL: not the batch's */
-    float *stat_mean, *stat_var;        /* (1 or T, ldc): of the batch */
+    float *stat_mean, *stat_var;        /* (1 or T, ldc): of the batch; PRODUCTS: of W_x x, */
+                                        /* then of the product, then of the cell */
     float *out, *hn, *cn;               /* (N, ldo); (B, H) each */
     /* Ours, kept for the way back: */
     float *pre;                         /* (N, ldx): W_x x */
@@ -37,7 +39,8 @@ typedef struct {
                                         /* mean and scale (1 or T, width), shift (width) */
     float *gamma_h;                     /* gamma_hh in packed order */
     float *row_mean, *row_scale;        /* OVER_FEATURES: mean and 1/σ of each row of pre (N) */
-    float *used_mean, *used_inv;        /* OVER_ROWS: (T, width) what a step was normalised by */
+    float *used_mean, *used_inv;        /* OVER_ROWS: (T, width) what a step was normalised by; */
+                                        /* PRODUCTS: (T, width and a vector per vector of units) */
     float *trace, *hat;                 /* by step, vector of units and row */
     float *inv;                         /* OVER_FEATURES: 1/σ of products (N), of cells (N) */
     /* The way back: */
@@ -98,6 +101,7 @@ struct Crew {
     float *room;
     double *totals;
     Barrier *barriers; /* one for each direction's team, one for everybody */
+    const void *more;  /* what only this part knows of */
 };
 static void (*omp_parallel)(void (*)(void *), void *, unsigned, unsigned);
 static int (*omp_threads)(void);
@@ -105,26 +109,31 @@ static int (*omp_thread)(void);
 static void enter(void *crew) {
     ((const Crew *)crew)->part(crew, omp_thread(), omp_threads());
 }
-static void together(const Job *J, part_t part, float *room, double *totals) {
+static void together_about(const Job *J, part_t part, float *room, double *totals,
+                           const void *more) {
     Barrier barriers[3] = {0};
-    Crew crew = {J, part, room, totals, barriers};
+    Crew crew = {J, part, room, totals, barriers, more};
     if (omp_parallel && J->threads > 1) omp_parallel(enter, &crew, (unsigned)J->threads, 0);
     else part(&crew, 0, 1);
 }
+static void together(const Job *J, part_t part, float *room, double *totals) {
+    together_about(J, part, room, totals, NULL);
+}
 INLINE void everybody(const Crew *c, int threads) { meet(&c->barriers[2], threads); }
 
-/* A thread's part: directions, rows row0, row0 + stride, …, blocks of units [from, to). Threads
- * that split the rows never wait for each other inside the loop; those that split units meet at
- * every step. */
+/* A thread's part: directions, rows row0, row0 + stride, … below row1, blocks of units [from, to).
+ * Threads that split the rows never wait for each other inside the loop; those that split units
+ * meet at every step. Neighbouring rows are one thread's, so that no two write side by side, but
+ * for a ragged batch, where all are to have long ones and short ones. */
 typedef struct {
     int d0, d1, team, barrier;
-    int64_t row0, stride, from, to;
+    int64_t row0, row1, stride, from, to;
     int me, of; /* of its direction's threads, for what is shared out evenly */
 } Share;
 
 INLINE Share share_of(const Job *J, int id, int threads) {
     const int64_t blocks = (J->H + BLOCK - 1) / BLOCK;
-    Share s = {.d0 = 0, .d1 = (int)J->D, .team = threads, .stride = 1, .to = blocks};
+    Share s = {.d0 = 0, .d1 = (int)J->D, .team = threads, .row1 = J->B, .stride = 1, .to = blocks};
     int me = id;
     if (J->D == 2 && threads > 1) { /* a team for each direction */
         const int d = id * 2 / threads, lo = (threads * d + 1) / 2;
@@ -132,12 +141,18 @@ INLINE Share share_of(const Job *J, int id, int threads) {
         me = id - lo;
     }
     s.me = me, s.of = s.team;
-    if (J->split == SPLIT_ROWS) s.row0 = me, s.stride = s.team, s.team = 1;
-    else s.from = blocks * me / s.team, s.to = blocks * (me + 1) / s.team;
+    if (J->split == SPLIT_UNITS) {
+        s.from = blocks * me / s.team, s.to = blocks * (me + 1) / s.team;
+    } else {
+        if (J->sizes[J->T - 1] < J->B) s.row0 = me, s.stride = s.team;
+        else s.row0 = J->B * me / s.team, s.row1 = J->B * (me + 1) / s.team;
+        s.team = 1;
+    }
     return s;
 }
 INLINE int64_t rows_of(Share s, int64_t rows) {
-    return rows > s.row0 ? (rows - s.row0 + s.stride - 1) / s.stride : 0;
+    const int64_t end = least(rows, s.row1);
+    return end > s.row0 ? (end - s.row0 + s.stride - 1) / s.stride : 0;
 }
 /* Whether the state that row r hands on after step t is cut off: by a reset at the later frame. */
 INLINE int is_cut(const Job *J, int64_t later, int64_t r) {

@@ -83,18 +83,19 @@ static const tile_t TILES[5][9] = {
     {0, tile_1_4, tile_2_4, tile_3_4}};
 #endif
 
-/* rows × Q vectors into C: the panel's part of K in the innermost cache, rows shared out evenly. */
+/* rows × Q vectors into C, rows shared out evenly; a panel is read again for every tile, so a part
+ * of K is taken that stays in the second cache. */
 INLINE void panel_product(int64_t rows, int64_t K, int Q, const float *P, const float *A,
                           int64_t rs, float *C, int64_t ldc, int add) {
-    const int64_t deep = 6144 / (Q * VW), tiles = (rows + MOST_ROWS[Q] - 1) / MOST_ROWS[Q];
-    for (int64_t k = 0; k < K; k += deep) {
-        const int64_t part = tiles == 1 ? K : least(deep, K - k);
-        for (int64_t i = 0; i < tiles; i++) {
-            const int64_t r = rows * i / tiles, n = rows * (i + 1) / tiles - r;
+    const int64_t deep = 65536 / (Q * VW), tiles = (rows + MOST_ROWS[Q] - 1) / MOST_ROWS[Q];
+    const int64_t parts = tiles == 1 ? 1 : (K + deep - 1) / deep;
+    for (int64_t i = 0; i < parts; i++) {
+        const int64_t k = K * i / parts, part = K * (i + 1) / parts - k;
+        for (int64_t j = 0; j < tiles; j++) {
+            const int64_t r = rows * j / tiles, n = rows * (j + 1) / tiles - r;
             TILES[Q][n](part, P + k * Q * VW, A + r * rs + k, rs, 1, C + r * ldc, ldc,
                         add || k > 0);
         }
-        if (tiles == 1) break;
     }
 }
 

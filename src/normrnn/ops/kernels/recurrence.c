@@ -32,25 +32,95 @@ static void unpack_vector(Gates o, const float *from, float *to) {
     }
 }
 
+/* ---- statistics of columns ---- */
+
+/* Mean and Σ (x − mean)² of a vector of columns over a few rows, in two passes. */
+INLINE void few_rows(const float *x, int64_t ld, int64_t rows, vec *mean, vec *squares) {
+    vec m = {0}, s = {0};
+    for (int64_t r = 0; r < rows; r++) m += load(x + r * ld);
+    m *= all(1.0f / (float)rows);
+    for (int64_t r = 0; r < rows; r++) {
+        const vec e = load(x + r * ld) - m;
+        s += e * e;
+    }
+    *mean = m, *squares = s;
+}
+
+/* Means and Σ (x − mean)² of n columns, in double, with `rows` more rows after those before. */
+static void take_in(const float *x, int64_t ld, int64_t rows, int64_t before, int64_t n, double *M,
+                    double *S) {
+    const double share = (double)rows / (double)(before + rows), both = (double)before * share;
+    for (int64_t c = 0; c < n; c += VW) {
+        vec mean, squares;
+        few_rows(x + c, ld, rows, &mean, &squares);
+        for (int l = 0; l < VW; l++) {
+            const double e = before ? (double)mean[l] - M[c + l] : 0.0;
+            M[c + l] = before ? M[c + l] + e * share : (double)mean[l];
+            S[c + l] = (before ? S[c + l] : 0.0) + (double)squares[l] + e * e * both;
+        }
+    }
+}
+/* Of the columns from c on, of all directions, in packed order: to where Python reads them. */
+static void give_statistics(const Job *J, int64_t k, int64_t c, int64_t n, int64_t rows,
+                            const double *M, const double *S) {
+    const int64_t C = width_of(J);
+    for (int64_t v = c; v < c + n; v += VW) {
+        const Direction *d = &J->d[v / C];
+        int64_t row;
+        const int have = lanes_at(gates_of(J), v % C, &row);
+        for (int l = 0; l < have; l++) {
+            d->stat_mean[k * J->ldc + row + l] = (float)M[v - c + l];
+            d->stat_var[k * J->ldc + row + l] = (float)(S[v - c + l] / (double)rows);
+        }
+    }
+}
+enum { FEW = 32 }; /* rows that are taken in at a time, while they are in the cache */
+
 /* ---- products with the input ---- */
 
-/* pre = x W_xᵀ in packed order. */
+/* Whether the product with the input measures sequence-wise statistics on the way. */
+INLINE int measured_early(const Job *J) {
+    return J->I && J->outer == COLUMNS && J->batch && !J->per_step;
+}
+/* pre = x W_xᵀ in packed order; threads share rows, or panels where rows are few. */
 static void project_part(const Crew *c, int id, int n) {
     const Job *J = c->J;
     const Gates o = gates_of(J);
-    const int64_t I = J->I, w = panel_width(o), P = panels(o), all_panels = P * J->D;
+    const int64_t I = J->I, w = panel_width(o), P = panels(o), every = P * J->D, wide = every * w;
     const int Q = o.G * o.U;
-    for (int64_t k = all_panels * id / n; k < all_panels * (id + 1) / n; k++)
+    for (int64_t k = every * id / n; k < every * (id + 1) / n; k++)
         pack_rows(o, I, J->d[k / P].w_ih, c->room + k / P * P * I * w, k % P, k % P + 1);
     everybody(c, n);
     const int by_rows = J->N >= 4 * n * MOST_ROWS[Q];
     const int64_t r0 = by_rows ? J->N * id / n : 0, r1 = by_rows ? J->N * (id + 1) / n : J->N;
-    const int64_t p0 = by_rows ? 0 : all_panels * id / n;
-    const int64_t p1 = by_rows ? all_panels : all_panels * (id + 1) / n;
+    const int64_t p0 = by_rows ? 0 : every * id / n, p1 = by_rows ? every : every * (id + 1) / n;
+    double *M = c->totals + 2 * wide * id, *S = M + wide;
     for (int64_t r = r0; r < r1; r += MANY_ROWS)
-        for (int64_t p = p0; p < p1; p++)
-            panel_product(least(MANY_ROWS, r1 - r), I, Q, c->room + p * I * w, J->x + r * J->ldi,
-                          J->ldi, J->d[p / P].pre + r * J->ldx + p % P * w, J->ldx, 0);
+        for (int64_t p = p0; p < p1; p++) {
+            const int64_t rows = least(MANY_ROWS, r1 - r);
+            float *to = J->d[p / P].pre + r * J->ldx + p % P * w;
+            panel_product(rows, I, Q, c->room + p * I * w, J->x + r * J->ldi, J->ldi, to, J->ldx, 0);
+            for (int64_t i = 0; c->totals && i < rows; i += FEW)
+                take_in(to + i * J->ldx, J->ldx, least(FEW, rows - i), r - r0 + i, w, M + p * w,
+                        S + p * w);
+        }
+    if (!c->totals) return;
+    if (!by_rows) {
+        give_statistics(J, 0, p0 * w, (p1 - p0) * w, J->N, M + p0 * w, S + p0 * w);
+        return;
+    }
+    everybody(c, n);
+    const int64_t from = every * id / n * w, to = every * (id + 1) / n * w;
+    M = c->totals, S = M + wide; /* of the first thread, to whose rows all others come */
+    for (int t = 1; t < n; t++) {
+        const double *m = c->totals + 2 * wide * t, *s = m + wide, before = (double)(J->N * t / n);
+        const double rows = (double)(J->N * (t + 1) / n) - before, share = rows / (before + rows);
+        for (int64_t k = from; k < to; k++) {
+            const double e = m[k] - M[k];
+            M[k] += e * share, S[k] += s[k] + e * e * before * share;
+        }
+    }
+    give_statistics(J, 0, from, to - from, J->N, M + from, S + from);
 }
 /* Ready gate inputs (N, D·G·H) instead of a product, and their gradient. */
 static void take_gates(const Crew *c, int id, int n) {
@@ -69,9 +139,11 @@ static void give_gates(const Crew *c, int id, int n) {
 }
 
 static void project(const Job *J) {
-    float *packed = take(J->D * packed_width(gates_of(J)) * J->I);
-    together(J, project_part, packed, NULL);
-    free(packed);
+    const int64_t wide = J->D * width_of(J);
+    float *packed = take(wide * J->I);
+    double *sums = measured_early(J) ? malloc((size_t)(J->threads * 2 * wide) * 8) : NULL;
+    together(J, project_part, packed, sums);
+    free(packed), free(sums);
 }
 
 /* dx_in = Σ over directions of dx W_x. */
@@ -117,44 +189,76 @@ INLINE const float *state_before(const Job *J, const Direction *d, int64_t t, in
 }
 
 /* Σ over rows of dᵀ x in parameters' order, where x is the input or the state before. Each thread
- * has columns of d; x is packed a slab of rows at a time, with strips of R columns side by side. */
-enum { DEEP = 256, PAIR = 2 * VW };
-static void weight_gradient_part(const Job *J, const Direction *d, const float *dg, int64_t M,
-                                 const float *input, float *to, float *sums, int id, int n) {
-    const Gates o = gates_of(J);
-    const int R = MOST_ROWS[2];
-    const int64_t C = packed_width(o), pairs = (C + PAIR - 1) / PAIR, strips = (M + R - 1) / R;
-    const int64_t ld = apart(pairs * PAIR), from = pairs * id / n, end = pairs * (id + 1) / n;
-    if (from == end) return;
-    float *xs = take(strips * R * DEEP), *ds = take(DEEP * PAIR);
-    int64_t t = 0, r = 0;
-    for (int64_t k0 = 0; k0 < J->N; k0 += DEEP) {
-        const int64_t deep = least(DEEP, J->N - k0);
-        for (int64_t k = 0; k < deep; k++) {
-            while (r >= J->sizes[t]) r = 0, t++;
-            const float *x = input ? input + (k0 + k) * J->ldi : state_before(J, d, t, r);
-            r++;
-            for (int64_t i = 0; i < strips; i++) {
-                float *s = xs + (i * deep + k) * R;
-                if (x && (i + 1) * R <= M)
-                    for (int j = 0; j < R; j++) s[j] = x[i * R + j];
-                else
-                    for (int j = 0; j < R; j++) s[j] = x && i * R + j < M ? x[i * R + j] : 0;
+ * has columns of d; both are packed a slab of rows at a time, x in strips of R columns. */
+enum { DEEP = 768, PAIR = 2 * VW, SLAB = 192 * 1024 };
+INLINE int64_t strips_of(int64_t M) { return (M + MOST_ROWS[2] - 1) / MOST_ROWS[2]; }
+static void pack_strips(const float *const *x, int64_t deep, int64_t M, float *to) {
+    const int64_t strips = strips_of(M);
+    for (int64_t i = 0; i < strips; i++) {
+        const int64_t m = M * i / strips, R = M * (i + 1) / strips - m;
+        if (R <= VW && m + VW <= M) /* what is written too far is written again */
+            for (int64_t k = 0; k < deep; k++, to += R) store(to, load(x[k] + m));
+        else
+            for (int64_t k = 0; k < deep; k++, to += R)
+                for (int64_t j = 0; j < R; j++) to[j] = x[k][m + j];
+    }
+}
+/* Rows of d from `first` on, [pair of vectors][row][2·VW]; where the way back through sequence-wise
+ * statistics is still to come, it is taken on the way, and written back if it is wanted again. */
+static void pack_gates(const Job *J, const Direction *d, float *dg, int undo, int64_t first,
+                       int64_t deep, int64_t from, int64_t to, float *ds) {
+    const int64_t C = width_of(J);
+    for (int64_t k = 0; k < deep; k++) {
+        float *row = dg + (first + k) * J->ldx;
+        const float *x = undo ? d->pre + (first + k) * J->ldx : NULL;
+        for (int64_t c = from * PAIR; c < to * PAIR; c += VW) {
+            vec y = {0};
+            if (c < C) {
+                y = load(row + c);
+                if (undo) {
+                    y = (y - load(d->level + c) -
+                         (load(x + c) - load(d->mean + c)) * load(d->slope + c)) *
+                        load(d->scale + c);
+                    if (J->dx_in) store(row + c, y);
+                }
             }
-        }
-        for (int64_t p = from; p < end; p++) {
-            const int whole = (p + 1) * PAIR <= C;
-            for (int64_t k = 0; k < deep; k++) {
-                const float *row = dg + (k0 + k) * J->ldx + p * PAIR;
-                store(ds + k * PAIR, load(row));
-                store(ds + k * PAIR + VW, whole ? load(row + VW) : (vec){0});
-            }
-            for (int64_t i = 0; i < strips; i++)
-                TILES[2][R](deep, ds, xs + i * deep * R, 1, R, sums + i * R * ld + p * PAIR, ld,
-                            k0 > 0);
+            store(ds + ((c / PAIR - from) * deep + k) * PAIR + c % PAIR, y);
         }
     }
-    free(xs), free(ds);
+}
+static void weight_gradient_part(const Job *J, const Direction *d, float *dg, int undo, int64_t M,
+                                 const float *input, float *to, float *sums, int id, int n) {
+    const Gates o = gates_of(J);
+    const int64_t strips = strips_of(M), C = packed_width(o), pairs = (C + PAIR - 1) / PAIR;
+    const int64_t ld = apart(pairs * PAIR), from = pairs * id / n, end = pairs * (id + 1) / n;
+    if (from == end) return;
+    /* Sums of many weights leave the cache between two slabs: there few of them are better. */
+    const int64_t most = M * C > 1 << 20 ? DEEP : DEEP / 4, some = SLAB / most / PAIR;
+    const int64_t slabs = (J->N + most - 1) / most;
+    const float *rows[DEEP];
+    float *xs = take(M * most + VW), *ds = take(SLAB);
+    float *none = calloc((size_t)M, sizeof(float));
+    int64_t t = 0, r = 0;
+    for (int64_t slab = 0; slab < slabs; slab++) {
+        const int64_t k0 = J->N * slab / slabs, deep = J->N * (slab + 1) / slabs - k0;
+        for (int64_t k = 0; k < deep; k++, r++) {
+            while (r >= J->sizes[t]) r = 0, t++;
+            const float *x = input ? input + (k0 + k) * J->ldi : state_before(J, d, t, r);
+            rows[k] = x ? x : none;
+        }
+        pack_strips(rows, deep, M, xs);
+        for (int64_t p0 = from; p0 < end; p0 += some) {
+            const int64_t p1 = least(p0 + some, end);
+            pack_gates(J, d, dg, undo, k0, deep, p0, p1, ds);
+            for (int64_t p = p0; p < p1; p++)
+                for (int64_t i = 0; i < strips; i++) {
+                    const int64_t m = M * i / strips, R = M * (i + 1) / strips - m;
+                    TILES[2][R](deep, ds + (p - p0) * deep * PAIR, xs + m * deep, 1, R,
+                                sums + m * ld + p * PAIR, ld, slab > 0);
+                }
+        }
+    }
+    free(xs), free(ds), free(none);
     for (int64_t c = from * PAIR; c < least(end * PAIR, C); c += VW) { /* turned round */
         int64_t row, m = 0;
         const int have = lanes_at(o, c, &row);
@@ -168,89 +272,84 @@ static void weight_gradient_part(const Job *J, const Direction *d, const float *
             for (int l = 0; l < have; l++) to[(row + l) * M + m] = sums[m * ld + c + l];
     }
 }
+/* Whether the gradient of the input's weights takes the way back through the statistics. */
+INLINE int undone_late(const Job *J) {
+    const int wanted = J->I && J->d[0].d_w_ih && J->d[J->D - 1].d_w_ih;
+    return J->outer == COLUMNS && !J->per_step && wanted;
+}
 static void recurrent_weights_part(const Crew *c, int id, int n) {
     const Job *J = c->J;
     for (int64_t i = 0; i < J->D; i++) {
         const Direction *d = &J->d[i];
         if (d->d_w_hh)
-            weight_gradient_part(J, d, d->dp, J->H, NULL, d->d_w_hh, c->room, id, n);
+            weight_gradient_part(J, d, d->dp, 0, J->H, NULL, d->d_w_hh, c->room, id, n);
     }
 }
 static void input_weights_part(const Crew *c, int id, int n) {
     const Job *J = c->J;
     for (int64_t i = 0; i < J->D; i++) {
         const Direction *d = &J->d[i];
-        if (d->d_w_ih) weight_gradient_part(J, d, d->dx, J->I, J->x, d->d_w_ih, c->room, id, n);
+        if (d->d_w_ih)
+            weight_gradient_part(J, d, d->dx, undone_late(J), J->I, J->x, d->d_w_ih, c->room, id,
+                                 n);
     }
 }
 static void weight_gradients(const Job *J, part_t part, int64_t M) {
-    const int R = MOST_ROWS[2];
-    float *sums = take((M + R - 1) / R * R * apart(up(packed_width(gates_of(J)), PAIR)));
+    float *sums = take(M * apart(up(packed_width(gates_of(J)), PAIR)));
     together(J, part, sums, NULL);
     free(sums);
 }
 
 /* ---- normalisation before the loop ---- */
 
-/* Mean and Σ (x − mean)² of a vector of columns over a few rows, in two passes. */
-INLINE void few_rows(const float *x, int64_t ld, int64_t rows, vec *mean, vec *squares) {
-    vec m = {0}, s = {0};
-    for (int64_t r = 0; r < rows; r++) m += load(x + r * ld);
-    m *= all(1.0f / (float)rows);
-    for (int64_t r = 0; r < rows; r++) {
-        const vec e = load(x + r * ld) - m;
-        s += e * e;
-    }
-    *mean = m, *squares = s;
-}
-
-/* Statistics of the columns of W_x x, of all rows or of every step. Rows are taken a few at a
- * time, while they are in the cache, and merged in double. */
+/* Statistics of the columns of gate inputs where no product measured them: of every step, which
+ * threads share, or of all rows, where they share columns. */
 static void batch_statistics(const Crew *crew, int id, int n) {
-    enum { FEW = 32 };
     const Job *J = crew->J;
-    const Gates o = gates_of(J);
-    const int64_t C = packed_width(o), vectors = C / VW * J->D, K = J->per_step ? J->T : 1;
-    const int by_step = (int)J->per_step; /* threads share steps, else columns */
-    const int64_t from = by_step ? 0 : vectors * id / n;
-    const int64_t to = by_step ? vectors : vectors * (id + 1) / n;
-    double *means = malloc((size_t)((to - from) * VW * 2 + 1) * sizeof(double));
-    double *sums = means + (to - from) * VW;
-    for (int64_t k = by_step ? K * id / n : 0; k < (by_step ? K * (id + 1) / n : K); k++) {
+    const int64_t C = width_of(J), vectors = C / VW * J->D, by_step = J->per_step;
+    const int64_t from = by_step ? 0 : vectors * id / n * VW;
+    const int64_t wide = (by_step ? vectors : vectors * (id + 1) / n) * VW - from;
+    const int64_t first = by_step ? J->T * id / n : 0, last = by_step ? J->T * (id + 1) / n : 1;
+    double *M = malloc((size_t)(2 * wide + 1) * sizeof(double)), *S = M + wide;
+    for (int64_t k = first; k < last; k++) {
         const int64_t off = by_step ? J->offsets[k] : 0, rows = by_step ? J->sizes[k] : J->N;
-        for (int64_t r = 0; r < rows; r += FEW) {
-            const int64_t m = least(FEW, rows - r);
-            const double share = (double)m / (double)(r + m), both = (double)r * share;
-            for (int64_t v = from; v < to; v++) {
-                const Direction *d = &J->d[v / (C / VW)];
-                double *M = means + (v - from) * VW, *S = sums + (v - from) * VW;
-                vec mean, squares;
-                few_rows(d->pre + (off + r) * J->ldx + v % (C / VW) * VW, J->ldx, m, &mean,
-                         &squares);
-                for (int l = 0; l < VW; l++) {
-                    const double e = r ? (double)mean[l] - M[l] : 0.0;
-                    M[l] = r ? M[l] + e * share : (double)mean[l];
-                    S[l] = (r ? S[l] : 0.0) + (double)squares[l] + e * e * both;
-                }
-            }
-        }
-        for (int64_t v = from; v < to; v++) {
-            const Direction *d = &J->d[v / (C / VW)];
-            int64_t row;
-            const int have = lanes_at(o, v % (C / VW) * VW, &row);
-            for (int l = 0; l < have; l++) {
-                d->stat_mean[k * J->ldc + row + l] = (float)means[(v - from) * VW + l];
-                d->stat_var[k * J->ldc + row + l] =
-                    (float)(sums[(v - from) * VW + l] / (double)rows);
-            }
-        }
+        for (int64_t r = 0; r < rows; r += FEW)
+            for (int64_t c = from; c < from + wide; c += VW)
+                take_in(J->d[c / C].pre + (off + r) * J->ldx + c % C, J->ldx, least(FEW, rows - r),
+                        r, VW, M + c - from, S + c - from);
+        give_statistics(J, k, from, wide, rows, M, S);
     }
-    free(means);
+    free(M);
 }
 
 /* Whether group k is normalised by its own statistics: one row has no variance. */
 INLINE int is_own(const Job *J, int64_t k) {
     return J->batch && (J->per_step || J->inner == OVER_ROWS ? J->sizes[k] : J->N) > 1;
+}
+
+/* What the product and the cell of a step are normalised by where that is given. */
+static void prepare_products(const Job *J, const Direction *d) {
+    const Gates o = gates_of(J);
+    const int64_t C = packed_width(o), vectors = (J->H + VW - 1) / VW, G = o.G;
+    const vec eps = all((float)J->eps);
+    for (int64_t t = 0; t < J->T; t++) {
+        if (is_own(J, t)) continue;
+        const int64_t slot = (J->fixed_per_step ? t * J->ldc : 0) + G * J->H;
+        const int64_t to = t * products_stride(C, vectors);
+        const float *mean = d->fixed_mean + slot, *var = d->fixed_var + slot;
+        for (int64_t c = 0; c < C; c += VW) {
+            int64_t row;
+            const int n = lanes_at(o, c, &row);
+            store(d->used_mean + to + c, n ? load_n(mean + row, n) : (vec){0});
+            store(d->used_inv + to + c, n ? rsqrt_(load_n(var + row, n) + eps) : (vec){0});
+        }
+        for (int64_t v = 0; v < vectors && d->gamma_c; v++) {
+            const int n = (int)least(J->H - v * VW, VW);
+            const int64_t from = G * J->H + v * VW;
+            store(d->used_mean + to + C + v * VW, load_n(mean + from, n));
+            store(d->used_inv + to + C + v * VW, rsqrt_(load_n(var + from, n) + eps));
+        }
+    }
 }
 
 /* How gate inputs are read, from γ, β and statistics: the batch's own, or those given. */
@@ -265,7 +364,9 @@ static void prepare(const Job *J) {
             pack_vector(o, d->gamma, 1.0f, d->scale);
             memset(d->mean, 0, (size_t)C * 4);
         }
-        if (J->inner == OVER_FEATURES) pack_vector(o, d->gamma_hh, 1.0f, d->gamma_h);
+        if (J->inner == OVER_FEATURES || J->inner == PRODUCTS)
+            pack_vector(o, d->gamma_hh, 1.0f, d->gamma_h);
+        if (J->inner == PRODUCTS) prepare_products(J, d);
         const int64_t K = J->inner == OVER_ROWS || J->per_step ? J->T : 1;
         for (int64_t k = 0; k < K && (J->outer == COLUMNS || J->inner == OVER_ROWS); k++) {
             const int own = is_own(J, k);
@@ -397,7 +498,7 @@ static void sequence_backward(const Job *J) {
             store(d->slope + c, own ? sx * inv * share : none);
         }
     }
-    together(J, rows_apply, NULL, NULL);
+    if (!undone_late(J)) together(J, rows_apply, NULL, NULL);
 }
 
 /* LN of the input: d ← (dγ − mean − hat · mean of dγ hat)/σ, and γ's gradient. */
@@ -440,20 +541,17 @@ static void apply_features(const Job *J) {
 
 /* ---- the loops ---- */
 
-#define FOR_EACH_KIND(run)                                                  \
-    switch (J->mode * 3 + J->inner) {                                       \
-        case RNN_TANH * 3 + NOTHING: run(1, 2, RNN_TANH, NOTHING); break;   \
-        case RNN_TANH * 3 + OVER_ROWS: run(1, 2, RNN_TANH, OVER_ROWS); break; \
-        case RNN_TANH * 3 + OVER_FEATURES: run(1, 2, RNN_TANH, OVER_FEATURES); break; \
-        case RNN_RELU * 3 + NOTHING: run(1, 2, RNN_RELU, NOTHING); break;   \
-        case RNN_RELU * 3 + OVER_ROWS: run(1, 2, RNN_RELU, OVER_ROWS); break; \
-        case RNN_RELU * 3 + OVER_FEATURES: run(1, 2, RNN_RELU, OVER_FEATURES); break; \
-        case LSTM * 3 + NOTHING: run(4, 1, LSTM, NOTHING); break;           \
-        case LSTM * 3 + OVER_ROWS: run(4, 1, LSTM, OVER_ROWS); break;       \
-        case LSTM * 3 + OVER_FEATURES: run(4, 1, LSTM, OVER_FEATURES); break; \
-        case GRU * 3 + NOTHING: run(3, 1, GRU, NOTHING); break;             \
-        case GRU * 3 + OVER_ROWS: run(3, 1, GRU, OVER_ROWS); break;         \
-        case GRU * 3 + OVER_FEATURES: run(3, 1, GRU, OVER_FEATURES); break; \
+#define FOR_EACH_INNER(run, G, U, mode)                            \
+    case mode * INNER_KINDS + NOTHING: run(G, U, mode, NOTHING); break; \
+    case mode * INNER_KINDS + OVER_ROWS: run(G, U, mode, OVER_ROWS); break; \
+    case mode * INNER_KINDS + OVER_FEATURES: run(G, U, mode, OVER_FEATURES); break; \
+    case mode * INNER_KINDS + PRODUCTS: run(G, U, mode, PRODUCTS); break;
+#define FOR_EACH_KIND(run)                     \
+    switch (J->mode * INNER_KINDS + J->inner) { \
+        FOR_EACH_INNER(run, 1, 2, RNN_TANH)    \
+        FOR_EACH_INNER(run, 1, 2, RNN_RELU)    \
+        FOR_EACH_INNER(run, 4, 1, LSTM)        \
+        FOR_EACH_INNER(run, 3, 1, GRU)         \
     }
 
 #define LANES(H) apart((((H) + BLOCK - 1) / BLOCK) * BLOCK)
@@ -524,7 +622,7 @@ static void backward_part(const Crew *c, int id, int threads) {
                 memcpy(carried + r * lanes, d->dcn + r * H, (size_t)H * 4);
         }
     }
-    const int64_t row = J->inner == OVER_FEATURES ? lanes : J->inner == OVER_ROWS ? VW : 0;
+    const int64_t row = J->inner == OVER_FEATURES ? lanes : J->inner == NOTHING ? 0 : VW;
     L.scratch = take((B + 2) * (BLOCK + row));
     L.sums = take(sums);
     everybody(c, threads);
@@ -559,7 +657,8 @@ static void loop_backward(const Job *J) {
         } else {
             unpack_vector(o, narrow, d->d_beta);
             if (J->inner == OVER_ROWS) unpack_vector(o, narrow + C, d->d_gamma);
-            if (J->inner == OVER_FEATURES) unpack_vector(o, narrow + C, d->d_gamma_hh);
+            if (J->inner == OVER_FEATURES || J->inner == PRODUCTS)
+                unpack_vector(o, narrow + C, d->d_gamma_hh);
         }
         free(narrow);
         for (int64_t u = 0; u < UNIT_SUMS; u++)
@@ -580,7 +679,8 @@ static void loop_backward(const Job *J) {
 void EXPORT(forward)(const Job *J) {
     if (J->I) project(J);
     else together(J, take_gates, NULL, NULL);
-    if (J->outer == COLUMNS && J->batch) together(J, batch_statistics, NULL, NULL);
+    if (J->outer == COLUMNS && J->batch && !measured_early(J))
+        together(J, batch_statistics, NULL, NULL);
     prepare(J);
     if (J->outer == FEATURES) together(J, row_statistics_of_input, NULL, NULL);
     loop_forward(J);
@@ -596,6 +696,8 @@ void EXPORT(backward)(const Job *J) {
     if (J->dx_in && J->I) input_gradient(J);
     else if (J->dx_in) together(J, give_gates, NULL, NULL);
 }
+
+#include "softmax.h"
 
 /* One update of running statistics (C,) from K groups of a batch, mean and biased var (K, C) over
  * `counts` rows each, pooled. Returns 0, and leaves everything as it was, if a value is not

@@ -7,6 +7,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -15,9 +18,14 @@
 #define PAUSE() ((void)0)
 #endif
 
-/* VW floats a vector; ROOMY where there are 32 registers of them. */
-#if defined(__AVX512F__) && !defined(NORMRNN_NARROW)
+/* VW floats a vector; ROOMY where there are 32 registers of them. NARROW: half a vector of AVX-512,
+ * which wastes less where there are few units, on CPUs to which two halves are as fast. */
+#if defined(__AVX512F__) && !defined(NARROW)
 #define VW 16
+#define ROOMY 1
+#define KEEP(w) __asm__("" : "+v"(w))
+#elif defined(__AVX512VL__)
+#define VW 8
 #define ROOMY 1
 #define KEEP(w) __asm__("" : "+v"(w))
 #elif defined(__AVX__)
@@ -62,30 +70,61 @@ INLINE float add_up(vec x) {
 }
 INLINE vec choose(ivec m, vec a, vec b) { return (vec)((m & (ivec)a) | (~m & (ivec)b)); }
 
-/* e^x − 1, accurate also near 0: x = n ln 2 + r, |r| ≤ ln 2 / 2; Taylor to r^7 has a relative
- * error of 1.5e-8; then 2^n (p + 1) − 1 = 2^n p + (2^n − 1). */
-INLINE vec expm1_(vec x) {
-    const vec high = all(87.0f), low = all(-87.0f), round = all(12582912.0f);
-    vec y = choose(x > high, high, x);
-    y = choose(y < low, low, y);
-    vec shifted = y * all(1.44269504f) + round; /* an integer in the low bits */
-    vec n = shifted - round;
-    vec r = y - n * all(0.693359375f);
-    r = r + n * all(2.12194440e-4f);
-    vec p = all(1.98412698e-4f);
-    p = p * r + all(1.38888889e-3f);
-    p = p * r + all(8.33333333e-3f);
-    p = p * r + all(4.16666667e-2f);
-    p = p * r + all(1.66666667e-1f);
-    p = p * r + all(0.5f);
-    p = p * r * r + r;
-    vec scale = (vec)(((ivec)shifted - 0x4B400000 + 127) << 23);
-    return scale * p + (scale - all(1.0f));
+/* x within ±most; NaN stays. */
+INLINE vec within(vec x, float most) {
+#if VW == 16
+    return (vec)_mm512_min_ps((__m512)all(most), _mm512_max_ps((__m512)all(-most), (__m512)x));
+#elif VW == 8
+    return (vec)_mm256_min_ps((__m256)all(most), _mm256_max_ps((__m256)all(-most), (__m256)x));
+#else
+    const vec low = choose(x < all(-most), all(-most), x);
+    return choose(low > all(most), all(most), low);
+#endif
 }
-INLINE vec sigmoid_(vec x) { return all(1.0f) / (all(2.0f) + expm1_(-x)); }
+
+/* 2^y = scale·(1 + p) of y = x·log2(e)·times: y = n + r with |r| ≤ 1/2, p = 2^r − 1 by Taylor to
+ * r^7, with a relative error of 1.5e-8, near 0 too. */
+INLINE vec power(vec x, float times, vec *scale) {
+    const vec round = all(12582912.0f + 127.0f); /* adding it leaves n + 127 in the low bits */
+    const vec shifted = x * all(1.44269504f * times) + round;
+    const vec r = x * all(1.44269504f * times) - (shifted - round);
+    vec p = all(1.52527338e-5f);
+    p = p * r + all(1.54035304e-4f);
+    p = p * r + all(1.33335581e-3f);
+    p = p * r + all(9.61812911e-3f);
+    p = p * r + all(5.55041087e-2f);
+    p = p * r + all(2.40226507e-1f);
+    p = p * r + all(6.93147181e-1f);
+    *scale = (vec)((ivec)shifted << 23);
+    return p * r;
+}
+/* The sigmoid is 1 over this. Limits leave room for the product of two. */
+INLINE vec sigmoid_under(vec x) {
+    vec scale, p = power(within(x, 43.0f), -1.0f, &scale);
+    return scale * p + scale + all(1.0f);
+}
+/* tanh is the result over *under. */
+INLINE vec tanh_over(vec x, vec *under) {
+    vec scale, p = power(within(x, 21.5f), 2.0f, &scale);
+    const vec e = scale * p + (scale - all(1.0f));
+    *under = e + all(2.0f);
+    return e;
+}
+INLINE vec sigmoid_(vec x) { return all(1.0f) / sigmoid_under(x); }
 INLINE vec tanh_(vec x) {
-    vec e = expm1_(x + x);
-    return e / (e + all(2.0f));
+    vec under;
+    const vec over = tanh_over(x, &under);
+    return over / under;
+}
+/* Divisions are slow, so two share one. */
+INLINE void two_sigmoids(vec x, vec y, vec *sx, vec *sy) {
+    const vec a = sigmoid_under(x), b = sigmoid_under(y), inverse = all(1.0f) / (a * b);
+    *sx = inverse * b, *sy = inverse * a;
+}
+INLINE void sigmoid_and_tanh(vec x, vec y, vec *sx, vec *ty) {
+    vec b;
+    const vec a = sigmoid_under(x), over = tanh_over(y, &b), inverse = all(1.0f) / (a * b);
+    *sx = inverse * b, *ty = inverse * a * over;
 }
 INLINE vec relu_(vec x) { return choose(x < all(0.0f), all(0.0f), x); }
 INLINE vec rsqrt_(vec x) {
@@ -99,7 +138,16 @@ INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Rows an odd number of cache lines apart: powers of two would all fall into the same lines. */
 INLINE int64_t apart(int64_t n) { return (up(n, 16) / 16 | 1) * 16; }
 
+/* Memory; of large pages where it is large, since every call asks for it anew. */
 static float *take(int64_t floats) {
-    return aligned_alloc(64, (size_t)up(floats * 4 + 64, 64));
+    const int64_t bytes = up(floats * 4 + 64, 64), large = 2 << 20;
+#ifdef MADV_HUGEPAGE
+    if (bytes >= 2 * large) {
+        float *p = aligned_alloc((size_t)large, (size_t)up(bytes, large));
+        if (p) madvise(p, (size_t)up(bytes, large), MADV_HUGEPAGE);
+        return p;
+    }
+#endif
+    return aligned_alloc(64, (size_t)bytes);
 }
 #endif

@@ -1,0 +1,97 @@
+"""Our layers before torch's tracers: what each is shown, or told instead."""
+
+import importlib.util
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensor
+
+_COMPILER = "torch._dynamo.variables.builder"
+
+
+def leaf(layer: nn.Module, proxy: torch.fx.Proxy, *args: Any, **kwargs: Any) -> torch.fx.Proxy:
+    """The layer as one node of torch.fx's graph, as torch's own layers are."""
+    tracer: Any = proxy.tracer
+    name = tracer.path_of_module(layer)
+    if not name:
+        raise TypeError(
+            f"torch.fx does not look into a recurrent layer, neither {type(layer).__name__} nor "
+            "torch's own: trace the model that has it, where it becomes one node"
+        )
+    return tracer.create_proxy("call_module", name, (proxy, *args), kwargs)
+
+
+def is_hidden(*values: Any) -> bool:
+    """Whether somebody traces who does not know the numbers in a tensor yet."""
+    return torch.compiler.is_compiling() or any(isinstance(v, FakeTensor) for v in values)
+
+
+def refuse(layer: Any, tool: str) -> None:
+    """RuntimeError that says what to do where TorchScript is asked for more than torch's layer."""
+    what = f"norm={layer.norm!r}" if layer.norm is not None else f"peephole={layer.peephole!r}"
+    raise RuntimeError(
+        f"{tool} knows torch's own layers alone, not {type(layer).__name__} with {what}: call "
+        "normrnn.fold(model.eval()) first, which puts plain layers of the same output in place, "
+        "or use torch.export, which takes this one"
+    )
+
+
+def plain(layer: Any) -> nn.RNNBase:
+    """torch's layer with the same parameters, for torch.jit.script."""
+    if layer.norm is not None or layer.peephole is not None:
+        refuse(layer, "torch.jit.script")
+    same = layer.fold()
+    for name, parameter in layer.named_parameters(recurse=False):
+        setattr(same, name, parameter)
+    return same
+
+
+def allow(layers: type[nn.Module]) -> None:
+    """Lets torch.compile trace these.
+
+    It refuses everything derived from torch's recurrent layers, whose loops it would unroll; ours
+    are one operator. It has to be told that when it is imported, which takes seconds that most
+    programs never need.
+    """
+    loaded: Any = getattr(vars(torch).get("_dynamo"), "variables", None)
+    if hasattr(loaded, "builder"):
+        _allow(loaded.builder, layers)
+    else:
+        sys.meta_path.insert(0, _Awaiting(layers))
+
+
+class _Awaiting(MetaPathFinder):
+    """Looks on as modules are found; the compiler's, once executed, is told."""
+
+    def __init__(self, layers: type[nn.Module]):
+        self.layers = layers
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
+        if fullname != _COMPILER:
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = importlib.util.find_spec(fullname)
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            _allow(module, self.layers)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _allow(builder: Any, layers: type[nn.Module]) -> None:
+    wrap = builder.VariableBuilder.wrap_module
+
+    def wrap_module(self: Any, value: nn.Module) -> Any:
+        if not isinstance(value, layers):
+            return wrap(self, value)
+        with builder.config.patch(allow_rnn=True):
+            return wrap(self, value)
+
+    builder.VariableBuilder.wrap_module = wrap_module

@@ -1,0 +1,81 @@
+/* Softmax cross entropy over many classes: a layer of one gate whose units are the classes, so that
+ * its products are those of a recurrent layer. The loss is a sum, and its gradients are known up
+ * to a factor as soon as it is: the buffer of logits becomes probabilities less one-hot targets. */
+
+typedef struct {
+    const int64_t *targets; /* (N) */
+    double *nats;           /* (threads) */
+    int64_t *wrong;         /* (threads): another class had more, or as much and came before */
+} Classes;
+
+INLINE vec exp_(vec x) {
+    vec scale, p = power(within(x, 87.0f), 1.0f, &scale);
+    return scale * p + scale;
+}
+
+/* One row of C logits without their bias, in place; adds to the gradient of the bias. */
+static double softmax_row(float *z, const float *bias, int64_t C, int64_t wide, int64_t target,
+                          float *d_bias, int64_t *wrong) {
+    vec top = all(-INFINITY);
+    for (int64_t c = 0; c < C; c += VW) {
+        const int n = (int)least(C - c, VW);
+        vec x = load(z + c) + (bias ? load_n(bias + c, n) : (vec){0});
+        for (int l = n; l < VW; l++) x[l] = -INFINITY;
+        store(z + c, x);
+        top = choose(x > top, x, top);
+    }
+    float most = top[0];
+    for (int l = 1; l < VW; l++) most = top[l] > most ? top[l] : most;
+    const float own = z[target];
+    int64_t first = 0;
+    if (own == most)
+        while (z[first] != most) first++;
+    *wrong += own == most ? first != target : 1;
+    vec sums = {0};
+    for (int64_t c = 0; c < C; c += VW) {
+        const vec e = exp_(load(z + c) - all(most));
+        store(z + c, e);
+        if (c + VW <= C) sums += e;
+        else
+            for (int l = 0; l < C - c; l++) sums[l] += e[l];
+    }
+    const float total = add_up(sums), share = 1.0f / total;
+    for (int64_t c = 0; c < C; c += VW) store(z + c, load(z + c) * all(share));
+    for (int64_t c = C; c < wide; c++) z[c] = 0.0f;
+    z[target] -= 1.0f;
+    for (int64_t c = 0; c < C; c += VW)
+        store(d_bias + c, load(d_bias + c) + load(z + c));
+    return log((double)total) + (double)most - (double)own;
+}
+
+static void softmax_part(const Crew *c, int id, int n) {
+    const Job *J = c->J;
+    const Classes *about = c->more;
+    const int64_t wide = width_of(J);
+    float *sums = c->room + id * wide;
+    for (int64_t r = J->N * id / n; r < J->N * (id + 1) / n; r++)
+        about->nats[id] += softmax_row(J->d[0].pre + r * J->ldx, J->d[0].beta, J->H, wide,
+                                       about->targets[r], sums, &about->wrong[id]);
+}
+
+/* Nats of the targets under softmax(x Wᵀ + b), summed, and all gradients. `pre` and `dx` of the
+ * job's one direction are one buffer. Returns how often another class was the most probable. */
+int64_t EXPORT(classify)(const Job *J, const int64_t *targets, double *nats) {
+    const int64_t wide = width_of(J);
+    double *parts = calloc((size_t)J->threads, sizeof(double));
+    int64_t *wrong = calloc((size_t)J->threads, sizeof(int64_t)), errors = 0;
+    float *sums = calloc((size_t)(J->threads * wide), sizeof(float));
+    Classes about = {targets, parts, wrong};
+    project(J);
+    together_about(J, softmax_part, sums, NULL, &about);
+    *nats = 0;
+    for (int64_t t = 0; t < J->threads; t++) {
+        *nats += parts[t], errors += wrong[t];
+        for (int64_t k = 0; t && k < J->H; k++) sums[k] += sums[t * wide + k];
+    }
+    memcpy(J->d[0].d_beta, sums, (size_t)J->H * 4);
+    free(parts), free(wrong), free(sums);
+    weight_gradients(J, input_weights_part, J->I);
+    if (J->dx_in) input_gradient(J);
+    return errors;
+}

@@ -1,0 +1,301 @@
+"""The recurrence as operators of torch: ``torch.ops.normrnn.recur`` and its way back.
+
+By the compiled kernels where they serve, else by :mod:`normrnn.ops.loop`, in any type and on any
+device; with kernels for fake tensors, so that compilers and exporters see one node with sizes
+that may vary. :mod:`normrnn.ops.kernel` differentiates them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from normrnn.ops.call import GATES
+from normrnn.ops.flat import (
+    C0,
+    H0,
+    KEPT_C,
+    KEPT_H,
+    OF_A_CELL,
+    RESETS,
+    Flat,
+    Spec,
+    X,
+    restored,
+)
+from normrnn.ops.job import (
+    BIAS_C,
+    BIAS_HN,
+    KINDS,
+    UNIT_SUMS,
+    WEIGHT_C,
+    backward_plan,
+    form_of,
+    forward_plan,
+)
+from normrnn.ops.library import library, room
+from normrnn.ops.loop import loop
+from normrnn.ops.padded import Frames
+from normrnn.ops.statistics import wide
+from normrnn.ops.steps import Steps, Traced
+
+_ABOUT = "Tensor?[] tensors, Tensor? sizes, SymInt time, SymInt batch, "
+_ABOUT += "str mode, bool[] reverse, str plug, float[] numbers"
+_OPS = torch.library.Library("normrnn", "DEF")
+_OPS.define(f"recur({_ABOUT}, bool keep) -> Tensor[]")
+_OPS.define(f"recur_backward({_ABOUT}, Tensor[] made, Tensor?[] grads, bool[] wanted) -> Tensor[]")
+
+
+def is_compiled(spec: Spec, tensors: Flat) -> bool:
+    """Whether C computes it: a plug that it knows, and float32 of a CPU throughout."""
+    if spec.plug not in KINDS or library() is None:
+        return False
+    if tensors[KEPT_H] is not None or tensors[KEPT_C] is not None:
+        return False
+    if tensors[spec.first_cell + OF_A_CELL - 1] is not None:
+        return False  # a projection
+    for k, t in enumerate(tensors):
+        if t is not None and k != RESETS and not (t.dtype == torch.float32 and t.is_cpu):
+            return False
+    return True
+
+
+class Made(NamedTuple):
+    """What ``recur`` returns, apart."""
+
+    rows: Tensor
+    state: tuple[Tensor, ...]
+    statistics: Tensor | None
+    """Mean and variance of the batch, (2, K, D·C), where it takes them."""
+    kept: Tensor | None
+    """For the way back of the compiled kernels."""
+
+    @staticmethod
+    def of(spec: Spec, made: Sequence[Tensor]) -> "Made":
+        rows, *rest = made
+        state, rest = tuple(rest[: spec.parts]), rest[spec.parts :]
+        statistics = rest.pop(0) if spec.measures else None
+        return Made(rows, state, statistics, rest[0] if rest else None)
+
+
+def forward(
+    spec: Spec, steps: Steps, keep: bool, tensors: Flat, kept_floats: int = 0
+) -> list[Tensor]:
+    """By C; ``keep``: for a way back, in a block of as many floats as it takes, or of
+    ``kept_floats``, and then with 0 between what is written: an operator's results are defined."""
+    solid = [None if t is None else t.contiguous() for t in tensors]
+    form = form_of(spec, solid)
+    loaded = library(form.H)
+    assert loaded is not None
+    present = tuple([t is not None for t in solid])
+    plan = forward_plan(spec, form, steps, present, keep, torch.get_num_threads())
+    D, B, N, H = len(form.reverse), steps.batch, steps.rows, form.H
+    made = [_floats((N, D * H)), _floats((D, B, H))]
+    if form.mode == "LSTM":
+        made.append(_floats((D, B, H)))
+    both = _floats((2, *form.statistics(steps.time))) if form.batch else None
+    kept = room(kept_floats or form.kept(steps.time, N)) if keep else None
+    if kept is not None and kept_floats:
+        kept.zero_()
+    scratch = room(plan.scratch) if plan.scratch else None
+    addresses = [0, *[0 if t is None else t.data_ptr() for t in solid]]
+    addresses += [t.data_ptr() for t in made]
+    if form.mode != "LSTM":
+        addresses.append(0)
+    addresses += [0 if t is None else t.data_ptr() for t in (both, kept, scratch)]
+    loaded.forward(plan.filled(addresses))
+    return made + [t for t in (both, kept) if t is not None]
+
+
+def backward(
+    spec: Spec,
+    steps: Steps,
+    tensors: Flat,
+    made: Sequence[Tensor],
+    grads: Flat,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """By C, from what ``forward`` made: gradients of the wanted ones."""
+    solid: list[Any] = [None if t is None else t.contiguous() for t in tensors]
+    heads = [None if g is None else g.contiguous() for g in (*grads, None)[:3]]
+    form = form_of(spec, solid)
+    loaded = library(form.H)
+    assert loaded is not None
+    plan = backward_plan(
+        spec,
+        form,
+        steps,
+        tuple([t is not None for t in solid]),
+        tuple([g is not None for g in heads]),
+        tuple(wanted),
+        torch.get_num_threads(),  # of autograd's thread
+    )
+    rows, _, statistics, kept = Made.of(spec, made)
+    D, H, first = len(form.reverse), form.H, spec.first_cell
+    by_units = _unit_sums(spec, first)
+    derived = [
+        torch.empty_like(t) if want and k not in by_units else None
+        for k, (t, want) in enumerate(zip(solid, wanted, strict=True))
+    ]
+    work = room(plan.scratch)
+    given = (rows, None, None, statistics, kept, None, *heads, work)
+    addresses = [0]
+    for t in (*solid, *given, *derived):
+        addresses.append(0 if t is None else t.data_ptr())
+    loaded.backward(plan.filled(addresses))
+    units = work[: UNIT_SUMS * D * H].view(UNIT_SUMS, D, H)
+    found = []
+    for k, (grad, want) in enumerate(zip(derived, wanted, strict=True)):
+        if grad is not None:
+            found.append(grad)
+        elif want:
+            row = by_units[k]
+            sums = units[row] if k < first else units[row, (k - first) // OF_A_CELL]
+            found.append(sums.flatten().clone())
+    return found
+
+
+def _unit_sums(spec: Spec, first: int) -> dict[int, int]:
+    """Flat tensors whose gradients are sums that belong to units, and which."""
+    found = {spec.place(name): row for name, row in (("weight_c", WEIGHT_C), ("bias_c", BIAS_C))}
+    for cell in range(first, first + len(spec.reverse) * OF_A_CELL, OF_A_CELL):
+        found |= {cell + 2: BIAS_HN, cell + 3: 0, cell + 4: 1, cell + 5: 2}
+    return found  # type: ignore[return-value]
+
+
+def _floats(shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=_CPU)
+
+
+_CPU, _AUTOGRAD = torch.device("cpu"), torch._C.DispatchKey.AutogradFunctionality
+
+
+def derived_by_loop(
+    spec: Spec, steps: Steps, tensors: Flat, grads: Flat, wanted: Sequence[bool], again: bool
+) -> list[Tensor]:
+    """The same gradients in torch's operations, to be differentiated ``again`` or not."""
+    with torch.enable_grad():
+        # Views, so that an input that depends on another one counts for itself alone.
+        seen = [None if t is None else t.view_as(t) for t in tensors]
+        for t, want in zip(seen, wanted, strict=True):
+            if want and not t.requires_grad:  # type: ignore[union-attr]
+                t.requires_grad_()  # type: ignore[union-attr]
+        frames = _frames(steps, _rows(tensors))
+        rows, state, _ = loop(*restored(spec, frames.steps, frames.taken(seen)))
+        state = [frames.whole(part, seen[H0 + k]) for k, part in enumerate(state)]
+        pairs = zip((frames.spread(rows), *state), grads, strict=False)
+        given = [(output, grad) for output, grad in pairs if grad is not None]
+        sources: Any = [t for t, want in zip(seen, wanted, strict=True) if want]
+        if not given:
+            return [torch.zeros_like(t) for t in sources]
+        made, heads = zip(*given, strict=True)
+        return list(
+            torch.autograd.grad(made, sources, heads, create_graph=again, materialize_grads=True)
+        )
+
+
+def operands(spec: Spec, steps: Steps, tensors: Flat) -> tuple[Any, ...]:
+    """A call as the operators take it."""
+    if isinstance(steps, Traced):
+        sizes = steps.batch_sizes
+    else:
+        sizes = torch.tensor(steps.sizes, device="cpu") if steps.ragged else None
+    return list(tensors), sizes, steps.time, steps.batch, *spec
+
+
+def _frames(steps: Steps, rows: int) -> Frames:
+    if isinstance(steps, Traced):
+        return Frames.of(steps.batch_sizes, steps.time, steps.batch, rows)
+    return Frames(steps)
+
+
+def spec_of(mode: str, reverse: Sequence[bool], plug: str, numbers: Sequence[float]) -> Spec:
+    return Spec(mode, tuple(reverse), plug, tuple(numbers))
+
+
+@torch.library.impl(_OPS, "recur", "CompositeExplicitAutograd")
+def _recur(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any) -> list[Tensor]:
+    spec, keep, rows = spec_of(*about[:4]), about[4], _rows(tensors)
+    frames = Frames.of(sizes, time, batch, rows)
+    steps, some = frames.steps, frames.taken(tensors)
+    if steps.rows and is_compiled(spec, some):
+        kept = form_of(spec, some).kept(time, rows) if keep else 0
+        made = forward(spec, steps, keep, some, kept)
+    else:
+        rows, state, found = loop(*restored(spec, steps, some))
+        made = [rows, *state, *([] if found is None else [torch.stack(found[:2])])]
+    made[0] = frames.spread(made[0])
+    for k in range(spec.parts):
+        made[1 + k] = frames.whole(made[1 + k], tensors[H0 + k])
+    missing = time - steps.time
+    if missing and spec.measures and spec.by_step:
+        made[1 + spec.parts] = F.pad(made[1 + spec.parts], (0, 0, 0, missing))
+    return made
+
+
+@torch.library.impl(_OPS, "recur_backward", "CompositeExplicitAutograd")
+def _recur_backward(
+    tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any
+) -> list[Tensor]:
+    spec, (made, grads, wanted) = spec_of(*about[:4]), about[4:]
+    traced = Traced(time, batch, _rows(tensors), sizes)
+    if Made.of(spec, made).kept is None:
+        with torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False):
+            found = derived_by_loop(spec, traced, tensors, grads, wanted, again=False)
+        return [grad.clone(memory_format=torch.contiguous_format) for grad in found]
+    frames = _frames(traced, traced.rows)
+    steps, own = frames.steps, [frames.picked(made[0]), *made[1:]]
+    if time > steps.time and spec.measures and spec.by_step:
+        own[1 + spec.parts] = made[1 + spec.parts][:, : steps.time].contiguous()
+    heads = [frames.picked(grads[0]), *map(frames.begun, grads[1:])]
+    found = backward(spec, steps, frames.taken(tensors), own, heads, wanted)  # type: ignore[arg-type]
+    places = [k for k, want in enumerate(wanted) if want]
+    for n, k in enumerate(places):
+        if k == X:
+            found[n] = frames.spread(found[n])
+        elif k in (H0, C0):
+            found[n] = frames.whole(found[n], grads[k])
+    return found
+
+
+@torch.library.impl(_OPS, "recur_backward", "Batched")
+def _recur_backward_batched(
+    tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any
+) -> list[Tensor]:
+    """Many cotangents at once, as of a Jacobian: torch's operations know how."""
+    spec, (_, grads, wanted) = spec_of(*about[:4]), about[4:]
+    steps = Traced(time, batch, _rows(tensors), sizes)
+    return derived_by_loop(spec, steps, tensors, grads, wanted, again=torch.is_grad_enabled())
+
+
+def _rows(tensors: Flat) -> int:
+    return tensors[X].shape[0]  # type: ignore[union-attr]
+
+
+@torch.library.register_fake("normrnn::recur", lib=_OPS)
+def _(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any) -> list[Tensor]:  # noqa: ARG001
+    spec, keep = spec_of(*about[:4]), about[4]
+    x, w_hh = tensors[X], tensors[spec.first_cell + 1]
+    assert x is not None
+    assert w_hh is not None
+    D, N, (C, shown) = len(spec.reverse), x.shape[0], w_hh.shape
+    parts = (shown, C // GATES[spec.mode])[: spec.parts]  # h is narrower where it is projected
+    made = [x.new_empty(N, D * shown), *(x.new_empty(D, batch, size) for size in parts)]
+    if spec.measures:
+        shape = 2, (time if spec.by_step else 1), D * spec.channels(C // GATES[spec.mode])
+        made.append(x.new_empty(shape, dtype=wide(x.dtype)))
+    if keep and is_compiled(spec, tensors):
+        made.append(x.new_empty(form_of(spec, tensors).kept(time, N)))
+    return made
+
+
+@torch.library.register_fake("normrnn::recur_backward", lib=_OPS)
+def _(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any) -> list[Tensor]:  # noqa: ARG001
+    wanted = about[-1]
+    return [
+        torch.empty_like(t, memory_format=torch.contiguous_format)
+        for t, want in zip(tensors, wanted, strict=True)
+        if t is not None and want
+    ]

@@ -1,0 +1,131 @@
+"""Whitening of rows: Σ^{-1/2} (x − μ), folded into the weights that the rows meet."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normrnn.ops.fold import Weights
+from normrnn.ops.statistics import wide
+from normrnn.ops.steps import Steps, Traced
+
+
+class Covariance(NamedTuple):
+    """Mean (I,) and biased covariance (I, I) of ``rows`` rows, at least two."""
+
+    mean: Tensor
+    cov: Tensor
+    rows: int | Tensor
+
+    @property
+    def unbiased(self) -> Tensor:
+        """What running buffers hold."""
+        return self.cov * (self.rows / (self.rows - 1))
+
+
+def _exactly(kind: str) -> AbstractContextManager[Any]:
+    """Without autocast, on devices that have it."""
+    available = torch.amp.is_autocast_available(kind)
+    return torch.autocast(kind, enabled=False) if available else nullcontext()
+
+
+def covariance(rows: Tensor, steps: Steps) -> Covariance:
+    """Of rows (N, I), in two passes and in float32 or wider, under autocast too."""
+    with _exactly(rows.device.type):
+        rows, count = rows.to(wide(rows.dtype)), rows.shape[0]
+        if isinstance(steps, Traced) and steps.padded:
+            frames = steps.frames[:, None]
+            rows, count = torch.where(frames, rows, 0.0), frames.sum()
+            mean = rows.sum(0) / count
+            centred = torch.where(frames, rows - mean, 0.0)
+        else:
+            mean = rows.mean(0)
+            centred = rows - mean
+        return Covariance(mean, centred.t() @ centred / count, count)
+
+
+def whitener(cov: Tensor, eps: float, shrinkage: float = 0.0) -> Tensor:
+    """((1 − s) Σ + s diag(Σ) + ε)^{-1/2}, symmetric (I, I); NaN if anything of Σ is not finite."""
+    with _exactly(cov.device.type):
+        variances = cov.diagonal()
+        if shrinkage:
+            cov = cov * (1 - shrinkage) + torch.diag(variances * shrinkage)
+        cov = cov + torch.diag(torch.full_like(variances, eps))
+        return _InverseRoot.apply(cov, eps)[0]  # type: ignore[index]
+
+
+class _InverseRoot(torch.autograd.Function):
+    """A^{-1/2} of a symmetric matrix with eigenvalues of at least ``least``.
+
+    With A = Q diag(λ) Qᵀ a change dA of A is one of Q (K ∘ Qᵀ dA Q) Qᵀ of its root, where
+    K_ij = (λ_i^{-1/2} − λ_j^{-1/2}) / (λ_i − λ_j) = −1 / (√λ_i √λ_j (√λ_i + √λ_j)): nothing is
+    divided by a difference, so equal eigenvalues do no harm.
+    """
+
+    @staticmethod
+    def forward(matrix: Tensor, least: float) -> Any:
+        finite = matrix.isfinite().all()
+        known = torch.where(finite, matrix, torch.eye(len(matrix)).to(matrix))
+        values, vectors = torch.linalg.eigh(known)
+        values = torch.where(finite, values.clamp(min=least), torch.nan)
+        return (vectors * values.rsqrt()) @ vectors.t(), values, vectors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, values, vectors = output
+        ctx.mark_non_differentiable(values, vectors)
+        ctx.save_for_backward(inputs[0], values, vectors)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        grad = grads[0]
+        if grad is None:
+            return None, None
+        matrix, values, vectors = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            values, vectors = torch.linalg.eigh(matrix)
+        with _exactly(grad.device.type):
+            root = values.sqrt()
+            factor = -1 / (torch.outer(root, root) * (root + root[:, None]))
+            inner = vectors.t() @ ((grad + grad.t()) / 2) @ vectors
+            return vectors @ (factor * inner) @ vectors.t(), None
+
+
+def fold_whitening(weights: Weights, beta: Tensor | None, mean: Tensor, root: Tensor) -> Weights:
+    """Plain weights that do to x what W_x does to whitened x, plus β."""
+    with _exactly(root.device.type):
+        w_ih = weights.w_ih.to(root.dtype) @ root
+        shift = -(w_ih @ mean)
+        bias = shift if beta is None else beta + shift
+    dtype = weights.w_ih.dtype
+    return weights._replace(w_ih=w_ih.to(dtype), bias=bias.to(dtype))
+
+
+class CovariancePopulation:
+    """Pools (rows, mean, centred products) of any number of batches, in float64: rows count
+    equally however they were split."""
+
+    def __init__(self) -> None:
+        self.batches = self.rows = 0
+        self.mean = self._products = torch.zeros(0)
+
+    def add(self, batch: Covariance) -> None:
+        mean, cov = (v.detach().to("cpu", torch.float64) for v in (batch.mean, batch.cov))
+        if not bool(mean.isfinite().all() & cov.isfinite().all()):
+            return
+        if not self.batches:
+            self.mean, self._products = torch.zeros_like(mean), torch.zeros_like(cov)
+        rows = int(batch.rows)
+        both = self.rows + rows
+        delta = mean - self.mean
+        between = torch.outer(delta, delta) * (self.rows * rows / both)
+        self._products = self._products + cov * rows + between
+        self.mean = self.mean + delta * (rows / both)
+        self.rows, self.batches = both, self.batches + 1
+
+    @property
+    def cov(self) -> Tensor:
+        """Unbiased, (I, I)."""
+        return self._products / max(self.rows - 1, 1)
