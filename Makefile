@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart results test test-slow lint types format bench clean
+.PHONY: quickstart results test test-slow lint types format bench wheel clean
 
 quickstart: $(READY)
 	$(BIN)/normrnn compare quickstart
@@ -32,6 +32,12 @@ results: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.layers
 	$(BIN)/python -m benchmarks.training
+
+# sdist and wheel with the compiled kernels inside, tried in an empty environment without a compiler
+wheel: $(READY)
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/python -m tools.acceptance dist/normrnn-*.whl
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -6,6 +6,7 @@
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -23,6 +24,8 @@ COMMANDS = {
     "posteriors": "write an acoustic model's outputs for Kaldi",
     "score": "score a text with a trained run",
     "sample": "let a trained run write",
+    "export": "write a trained network for use without this library",
+    "info": "what a run, an export or one of their files is",
 }
 
 
@@ -31,7 +34,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be no text
-    sys.exit(guarded(_run, list(sys.argv[1:] if argv is None else argv)))
+    code = guarded(_run, list(sys.argv[1:] if argv is None else argv))
+    if argv is None:  # a Ctrl-C has nothing left to stop, and Python would print where it came
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:

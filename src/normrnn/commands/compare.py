@@ -152,14 +152,18 @@ def compare(
 def _compare(config: Config, request: Request) -> "list[Run]":
     from normrnn.report.groups import groups
     from normrnn.report.page import evidence
-    from normrnn.report.pictures import drawing, figure, save
+    from normrnn.report.pictures import can_draw, figure, save
     from normrnn.report.runs import find
     from normrnn.report.tables import runs_table
     from normrnn.report.verdict import group_verdict
     from normrnn.report.write import write_report
 
-    drawing()  # what it needs is missed now, not after hours
-    out, console = request.out, Console(highlight=False)
+    out, console, draws = request.out, Console(highlight=False), can_draw()
+    if not draws:  # said now, not after hours
+        needed = "pip install 'normrnn[report]'"
+        console.print(
+            f"text only: curves.png and report.html need matplotlib: {needed}", markup=False
+        )
     arms = plan(config, request.norms, request.seeds, out)
     if request.tensorboard:
         from normrnn.engine.tensorboard import require_tensorboard
@@ -184,11 +188,12 @@ def _compare(config: Config, request: Request) -> "list[Run]":
         console.print(runs_table(group, authors=False).rich())
         for table in evidence(group, verdict, request.target):
             console.print(table.rich())
-    save(figure(runs), out / "curves.png")
-    title = f"normrnn compare {config.recipe}"
-    write_report(directories, out / "report.html", title, studies, request.target)
-    console.print(f"curves: {out / 'curves.png'}")
-    console.print(f"report: {out / 'report.html'}")
+    if draws:
+        save(figure(runs), out / "curves.png")
+        title = f"normrnn compare {config.recipe}"
+        write_report(directories, out / "report.html", title, studies, request.target)
+        console.print(f"curves: {out / 'curves.png'}")
+        console.print(f"report: {out / 'report.html'}")
     for text in (text for verdict in verdicts for text in verdict.sentences):
         console.print(text)
     return runs

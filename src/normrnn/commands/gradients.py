@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 from normrnn.commands.options import parse, split_recipe
 from normrnn.config.base import Config, check_norm
 from normrnn.errors import UsageError, UserError
-from normrnn.files import write_whole
+from normrnn.files import read_regular, write_whole
 from normrnn.recipes import RECIPES
 from normrnn.runs.names import CONFIG
 
@@ -110,9 +110,11 @@ def _check(batches: int, output: Path) -> None:
 
 
 def _ours(file: Path) -> bool:
-    with contextlib.suppress(OSError, ValueError):
-        records = json.loads(file.read_text(encoding="utf-8"))
-        return isinstance(records, list) and all("layers" in record for record in records)
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        records = json.loads(read_regular(file))
+        return isinstance(records, list) and all(
+            isinstance(record, dict) and "layers" in record for record in records
+        )
     return False
 
 

@@ -1,11 +1,13 @@
 """`normrnn score RUN FILE`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse
+from normrnn.errors import UserError
 
 
 def run(arguments: list[str]) -> int:
@@ -21,10 +23,13 @@ def run(arguments: list[str]) -> int:
 
         Args:
             run: Run directory.
-            file: UTF-8 text.
+            file: UTF-8 text; - is standard input, line by line as they come, --lines implied.
             lines: Also print, for each line, its perplexity, tokens and text, tab-separated.
         """
-        _score(run, file, lines)
+        if str(file) == "-":
+            _score_input(run)
+        else:
+            _score(run, file, lines)
 
     parse(options, "score", arguments)
     return 0
@@ -33,7 +38,7 @@ def run(arguments: list[str]) -> int:
 def _score(run: Path, file: Path, show_lines: bool) -> None:
     import torch
 
-    from normrnn.config.measure import bits, perplexity
+    from normrnn.config.measure import perplexity
     from normrnn.runs.environment import named_device
     from normrnn.runs.store import RunDirectory
     from normrnn.text.config import LanguageConfig
@@ -57,10 +62,51 @@ def _score(run: Path, file: Path, show_lines: bool) -> None:
         counts = [len(tokens(line, vocabulary.level)) for line in text]
         for line, part in zip(text, nats.split(counts), strict=True):
             print(f"{perplexity(part.mean().item()):.2f}\t{len(part)}\t{line}")
-    loss = nats.double().mean().item()
     unknown = int((ids == vocabulary.index.get(UNKNOWN, -1)).sum())
-    in_bits = f", {bits(loss):.4f} bits per character" if vocabulary.level == "char" else ""
-    print(
-        f"{file}: {len(nats):,} tokens ({unknown:,} {UNKNOWN}), loss {loss:.4f} nats{in_bits},"
+    print(_total(str(file), vocabulary.level, nats.double().sum().item(), len(nats), unknown))
+
+
+def _total(name: str, level: str, nats: float, count: int, unknown: int) -> str:
+    from normrnn.config.measure import bits, perplexity
+    from normrnn.text.vocabulary import UNKNOWN
+
+    loss = nats / count
+    in_bits = f", {bits(loss):.4f} bits per character" if level == "char" else ""
+    return (
+        f"{name}: {count:,} tokens ({unknown:,} {UNKNOWN}), loss {loss:.4f} nats{in_bits},"
         f" perplexity {perplexity(loss):,.2f}"
     )
+
+
+def _score_input(run: Path) -> None:
+    """Each line of standard input is scored, in the light of those before it, when it comes."""
+    import torch
+    import torch.nn.functional as F
+
+    from normrnn.config.measure import perplexity
+    from normrnn.runs.environment import named_device
+    from normrnn.runs.store import RunDirectory
+    from normrnn.text.config import LanguageConfig
+    from normrnn.text.files import decoded
+    from normrnn.text.load import load
+    from normrnn.text.reading import Reader
+    from normrnn.text.vocabulary import UNKNOWN
+
+    directory = RunDirectory(run)
+    model, config = load(directory, named_device("cpu")), directory.config(LanguageConfig)
+    assert model.vocabulary is not None
+    vocabulary = model.vocabulary
+    carried = config.train.reading == "streams"
+    reader = Reader(model, config.train.steps, carried, overlap=False)
+    last, nats, count, unknown = vocabulary.eos, 0.0, 0, 0
+    for raw in sys.stdin.buffer:
+        line = decoded(raw, "standard input").rstrip("\r\n")
+        ids = vocabulary.encode([line]).tolist()
+        logits = reader.push([last, *ids[:-1]])
+        lost = F.cross_entropy(logits, torch.tensor(ids), reduction="none").double().sum().item()
+        print(f"{perplexity(lost / len(ids)):.2f}\t{len(ids)}\t{line}", flush=True)
+        last, nats, count = ids[-1], nats + lost, count + len(ids)
+        unknown += ids.count(vocabulary.index.get(UNKNOWN, -1))
+    if not count:
+        raise UserError("standard input is empty")
+    print(_total("standard input", vocabulary.level, nats, count, unknown))

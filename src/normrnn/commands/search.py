@@ -17,7 +17,7 @@ from normrnn.commands.options import parse, split_recipe
 from normrnn.config.base import Config, check_norm
 from normrnn.errors import UsageError, UserError
 from normrnn.processes import Child, ended_politely, stop
-from normrnn.report.study import read_study, short
+from normrnn.report.study import TRIALS, read_study, short
 from normrnn.search.space import read_space
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
 def _refuse_other(out: Path, name: str, plan: "Plan", trials: int) -> None:
     """Results of another study, or of more trials, are not overwritten."""
     recorded = read_study(out)
+    if recorded.problem and (out / TRIALS).exists():
+        raise UserError(f"{out} {recorded.problem}: remove that, or {OTHER}")
     if not recorded.about:
         return
     study, recipe = recorded.about.get("study", name), recorded.recipe

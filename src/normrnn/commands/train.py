@@ -1,5 +1,6 @@
 """`normrnn train RECIPE`."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,22 @@ from normrnn.config.base import Config
 
 
 def run(arguments: list[str]) -> int:
-    """Train a recipe, or go on with a run."""
+    """Train a recipe, or go on with a run; started by torchrun, with the others."""
+    try:
+        return _run(arguments)
+    except Exception as error:
+        if "TORCHELASTIC_RUN_ID" in os.environ and not _first_to_say():
+            return getattr(error, "code", 1)
+        raise
+
+
+def _first_to_say() -> bool:
+    from normrnn.engine.ranks import may_speak
+
+    return may_speak()
+
+
+def _run(arguments: list[str]) -> int:
     default, rest = split_recipe("train", arguments)
 
     def options(
@@ -30,7 +46,8 @@ def run(arguments: list[str]) -> int:
 
     config, out, tensorboard = parse(options, f"train {default.recipe}", rest)
     out = out or Path("runs") / f"{config.recipe}-{config.norm}-{config.seed}"
-    print(f"{config.recipe}, norm {config.norm}, seed {config.seed}: {out}", flush=True)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{config.recipe}, norm {config.norm}, seed {config.seed}: {out}", flush=True)
     return train_and_report(config, out, tensorboard)
 
 
@@ -42,13 +59,15 @@ def train_and_report(config: Config, out: Path, tensorboard: bool = False) -> in
     from normrnn.engine.tensorboard import TensorBoard, beside
 
     display = LiveDisplay if sys.stdout.isatty() else PlainDisplay
-    board = TensorBoard(out) if tensorboard else None
+    board = TensorBoard(out) if tensorboard and os.environ.get("RANK", "0") == "0" else None
     try:
         train(config, out, beside(display, board) if board else display)
         if board:
             board.complete()
     except Interrupted:
-        print(f"stopped; the same command goes on from the checkpoint in {out}", file=sys.stderr)
+        if _first_to_say():
+            text = f"stopped; the same command goes on from the checkpoint in {out}"
+            print(text, file=sys.stderr, flush=True)
         return 130
     finally:
         if board:

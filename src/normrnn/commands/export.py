@@ -1,0 +1,48 @@
+"""`normrnn export RUN -o PATH`."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from normrnn.commands.options import parse
+from normrnn.errors import UserError
+
+
+def run(arguments: list[str]) -> int:
+    """Write a trained network for use without this library."""
+
+    def options(
+        run: Annotated[Positional[Path], arg(metavar="RUN")],
+        out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")],
+        format: Literal["torch", "onnx", "safetensors", "program"] = "torch",
+        quantize: Literal["none", "int8"] = "none",
+        data: str = "",
+    ) -> None:
+        """The best model of a run, its normalisation folded into plain weights, with a model card.
+
+        Args:
+            run: Run directory.
+            out: Directory to make, for the model and README.md; or the file, its card beside it.
+            format: Plain tensors for torch (.pt) or in safetensors, an ONNX graph, or a program of
+                torch.export (.pt2).
+            quantize: Weights of the ONNX graph as int8; the loss on the run's validation data
+                before and after is printed and goes into the card.
+            data: Where that data is now, if not where it was in training.
+        """
+        from normrnn.deploy.export import export
+
+        try:
+            small = None if quantize == "none" else quantize
+            file = export(run, out, format, quantize=small, data=data)
+        except ValueError as error:  # what cannot be exported, and why
+            raise UserError(str(error)) from None
+        card = file.with_name("README.md") if file.stem == "model" else file.with_suffix(".md")
+        print(f"{file}: {file.stat().st_size / 1e6:,.2f} MB, {card.name} beside it\n")
+        text = card.read_text(encoding="utf-8")
+        for said in re.findall(r"## Quantisation\n(.*\n)|```python\n(.*?)```", text, re.DOTALL):
+            print("".join(said))
+
+    parse(options, "export", arguments)
+    return 0

@@ -1,0 +1,25 @@
+"""`normrnn info PATH`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from normrnn.commands.options import parse
+
+
+def run(arguments: list[str]) -> int:
+    """Print the card of a run, an export or a file."""
+
+    def options(path: Annotated[Positional[Path], arg(metavar="PATH")]) -> None:
+        """What a trained network is, how it was trained, what it reaches and how to load it.
+
+        Args:
+            path: A run directory, a directory that `normrnn export` made, or one of their files.
+        """
+        from normrnn.deploy.info import info
+
+        print(info(path), end="")
+
+    parse(options, "info", arguments)
+    return 0

@@ -1,0 +1,1 @@
+"""A trained network for elsewhere: exports, the cards that go with them, and streams."""

@@ -1,0 +1,169 @@
+"""The model card beside an export: Markdown with the front matter that model hubs read."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from normrnn.config.jsonio import to_dict
+from normrnn.config.measure import Measure
+from normrnn.errors import UserError
+from normrnn.runs.names import EVALUATION, METRICS, MODEL
+from normrnn.runs.rows import Row, read_rows
+from normrnn.runs.store import RunDirectory
+from normrnn.seal import is_sealed
+from normrnn.version import __version__
+
+PAPER = "https://arxiv.org/abs/1510.01378"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A figure of the model, and what it was measured with."""
+
+    split: str
+    statistics: str
+    measure: str
+    value: float
+    text: str
+    count: int
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a card says of a model, whatever it is exported as."""
+
+    title: str
+    summary: str
+    task: str = ""
+    """As model hubs call it."""
+    dataset: str = ""
+    data_sha256: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    results: Sequence[Result] = ()
+
+    def card(self, load: str = "", more: Mapping[str, str] | None = None) -> str:
+        """The Markdown; `load` is the code that loads the export, `more` further sections."""
+        sections = {"Model": self.summary}
+        if self.dataset:
+            sections["Data"] = f"{code(self.dataset)}, sha256 {code(self.data_sha256)}"
+        if self.results:
+            sections["Results"] = self._table()
+        if load:
+            sections["How to load"] = f"```python\n{load.strip()}\n```"
+        sections |= more or {}
+        if self.settings:
+            sections["Settings"] = f"```json\n{json.dumps(self.settings, indent=2)}\n```"
+        body = "\n\n".join(f"## {heading}\n{text}" for heading, text in sections.items())
+        return f"{self._front()}\n# {one_line(self.title)}\n\n{body}\n"
+
+    def _front(self) -> str:
+        """JSON is YAML too, and quotes whatever stands in a name."""
+        front: dict[str, Any] = {
+            "tags": ["normrnn", "recurrent", "batch-normalization"],
+        }
+        if self.task:
+            front["pipeline_tag"] = self.task
+        if self.results:
+            dataset = {"name": self.dataset, "type": self.dataset}
+            results = [
+                {
+                    "task": {"type": self.task},
+                    "dataset": {**dataset, "split": result.split},
+                    "metrics": [
+                        {
+                            "type": result.measure,
+                            "value": result.value,
+                            "name": f"{result.split}, {result.statistics} statistics",
+                        }
+                    ],
+                }
+                for result in self.results
+            ]
+            front["model-index"] = [{"name": one_line(self.title), "results": results}]
+        lines = (f"{name}: {json.dumps(value)}" for name, value in front.items())
+        return "\n".join(["---", *lines, "---"])
+
+    def _table(self) -> str:
+        rows = [
+            f"| {r.split} | {r.statistics} | {r.text}{r.more} | {r.count:,} |" for r in self.results
+        ]
+        measure = self.results[0].measure
+        return "\n".join([f"| set | statistics | {measure} | scored |", "|---|---|---|---|", *rows])
+
+
+def of_run(run: RunDirectory) -> About:
+    """The best model of a run."""
+    config = run.config()
+    settings = to_dict(config)
+    # Where the data lay is nobody's business elsewhere.
+    settings["data"] = name = PurePath(config.data).name
+    measure, norm = config.own_measure, config.normalisation
+    kept = f" and {config.deciding_statistics} statistics" if norm.keeps_statistics else ""
+    recipe = f"recipe {code(config.recipe)}, norm {code(config.norm)}, seed {config.seed}"
+    return About(
+        title=f"{config.recipe}, {norm.label}, seed {config.seed}",
+        summary=(
+            f"{type(config).noun.capitalize()}, a {norm.words}: {recipe}. The best on validation,"
+            f" with its weights{kept}. Exported by normrnn {__version__}"
+            f" ([Laurent et al. 2015]({PAPER}))."
+        ),
+        task=type(config).hub_task,
+        dataset=name,
+        data_sha256=config.data_sha256,
+        settings=settings,
+        results=[_result(row, measure) for row in _rows(run, config.deciding_statistics)],
+    )
+
+
+def _rows(run: RunDirectory, deciding: str) -> list[Row]:
+    """Those of evaluation.json, or else the best validation in training and the test after it."""
+    if run.has(EVALUATION):
+        content = run.read(EVALUATION)
+        is_sealed(content, run.path / EVALUATION)
+        try:
+            rows = [row for row in json.loads(content)["rows"] if _is_row(row)]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise UserError(f"{run.path / EVALUATION} is damaged") from None
+        # Only what the exported numbers give: a network with other statistics is another one.
+        return [row for row in rows if row["statistics"] == deciding]
+    rows = [row for row in read_rows(run.path / METRICS) if row.get("statistics") == deciding]
+    valid = [row for row in rows if row["split"] == "valid"]
+    best = [min(valid, key=lambda row: row["loss"])] if valid and run.has(MODEL) else []
+    return best + [row for row in rows if row["split"] == "test"][-1:]
+
+
+def _is_row(row: Any) -> bool:
+    numbers = "loss", "count"
+    return isinstance(row["split"], str) and all(type(row[n]) in (int, float) for n in numbers)
+
+
+def _result(row: Row, measure: Measure) -> Result:
+    loss, streams = row["loss"], row.get("streams")
+    more = ", read as one stream" if streams == 1 else ""
+    if isinstance(row.get("fer"), float):
+        more += f", {100 * row['fer']:.1f} % errors"
+    words = one_line(row["split"]), one_line(str(row["statistics"]))
+    value = round(measure.of(loss), 6)
+    return Result(*words, measure.name, value, measure.text(loss), int(row["count"]), more)
+
+
+def one_line(text: str) -> str:
+    """Text of somebody's file as one line without control characters."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def code(text: str) -> str:
+    """The same in a code span."""
+    return f"`{one_line(text).replace('`', ' ')}`"
+
+
+def printable(text: str) -> str:
+    """For a terminal: lines and tabs stay, other control characters are shown as escapes.
+
+    >>> printable("a\\x1b[2Jb\\n")
+    'a\\\\x1b[2Jb\\n'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

@@ -1,0 +1,194 @@
+"""One door to all formats: a run, one of our networks or a user's own model, to a file and its
+card."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from normrnn.config.registry import task_of
+from normrnn.deploy import tensors
+from normrnn.deploy.card import About, of_run
+from normrnn.deploy.parts import Parts
+from normrnn.errors import UsageError, UserError
+from normrnn.extras import export_extra
+from normrnn.files import expanded, write_whole
+from normrnn.runs.load import load
+from normrnn.runs.names import CONFIG
+from normrnn.runs.store import RunDirectory
+
+SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "program": ".pt2"}
+CARD = "README.md"
+
+
+def export(
+    model: nn.Module | str | Path,
+    path: str | Path,
+    format: str = "torch",
+    *,
+    example: tuple[Any, ...] | None = None,
+    dynamic: Any = None,
+    quantize: str | None = None,
+    data: str = "",
+) -> Path:
+    """Writes a trained network for use without this library, and a model card beside it.
+
+    Args:
+        model: a run directory, one of its networks, or any model that holds our layers; its
+            normalisation is folded into plain weights, with the statistics it has.
+        path: a file with the format's suffix, or a directory to make for ``model`` with that
+            suffix and the card, README.md.
+        format: ``"torch"`` (``.pt``), a dict that ``torch.load(weights_only=True)`` reads;
+            ``"safetensors"``; ``"onnx"``, with ONNX's own recurrent operators; ``"program"``
+            (``.pt2``), torch.export's.
+        example: arguments of your own model, for onnx and program: it is traced with them.
+        dynamic: the axes of those that may change: for onnx by the argument's name,
+            ``{"x": {0: "T", 1: "B"}}`` (default: the first two of every tensor), for program what
+            torch.export calls ``dynamic_shapes``.
+        quantize: ``"int8"``, for onnx: weights in a quarter of the room. The card of a run has the
+            loss on its validation data before and after.
+        data: where that data is now, if not where it was in training.
+
+    Returns:
+        The file; its card says how to load it.
+
+    What cannot be folded is a ValueError with the reason and what to do instead.
+
+    >>> import tempfile, torch, normrnn
+    >>> layer = normrnn.LSTM(3, 4, norm=None)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = export(layer, Path(folder) / "layer.pt")
+    ...     sorted(torch.load(file, weights_only=True)["weights"])
+    ['bias_hh_l0', 'bias_ih_l0', 'weight_hh_l0', 'weight_ih_l0']
+    """
+    if format not in SUFFIXES:
+        raise ValueError(f"unknown format={format!r}: choose one of {', '.join(SUFFIXES)}")
+    if quantize not in (None, "int8") or (quantize and format != "onnx"):
+        raise ValueError(f"quantize={quantize!r} with format={format!r}: 'int8' is for 'onnx'")
+    file, card = target(expanded(path), format)
+    run = None
+    if isinstance(model, nn.Module):
+        network, about = model, _of_model(model)
+    else:
+        run = RunDirectory(expanded(model))
+        network, about = load(run.path), of_run(run)
+    ours: Any = getattr(network, "plain_parts", None)
+    parts: Any = None if ours is None else ours()
+    if parts is not None:
+        parts.recurrent.check()
+    if parts is None and format in ("onnx", "program") and example is None:
+        raise ValueError(
+            f"format={format!r} traces your own model: give example=, a tuple of its arguments"
+        )
+    way = _way(format, network, parts, example, dynamic)
+    loads = way.snippet(file.name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if quantize is None:
+        text = about.card(loads)
+        way.write(file, text)
+    else:
+        text = _quantised(way, file, lambda more: about.card(loads, more), run, data)
+    write_whole(card, text.encode())
+    return file
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How one network is written in one format."""
+
+    write: Callable[[Path, str], None]
+    """File, card."""
+    snippet: Callable[[str], str]
+    """Code that loads a file of that name."""
+
+
+def _way(format: str, network: nn.Module, parts: Parts | None, example: Any, dynamic: Any) -> _Way:
+    if format in ("torch", "safetensors"):
+        portable = (
+            tensors.Portable.of_model(network)
+            if parts is None
+            else tensors.Portable.of_parts(parts)
+        )
+        writers = {"torch": tensors.write_torch, "safetensors": tensors.write_safetensors}
+        return _Way(
+            lambda file, card: writers[format](portable, file, card),
+            lambda name: tensors.snippet(portable, name, format),
+        )
+    if format == "onnx":
+        from normrnn.deploy import onnxfile as maker
+    else:
+        from normrnn.deploy import program as maker
+    if parts is None:
+        return _Way(
+            lambda file, card: maker.write_traced(network, example, dynamic, file, card),
+            lambda name: maker.snippet(None, name),
+        )
+    return _Way(
+        lambda file, card: maker.write(parts, file, card), lambda name: maker.snippet(parts, name)
+    )
+
+
+def _quantised(
+    way: _Way,
+    file: Path,
+    card: Callable[[dict[str, str]], str],
+    run: RunDirectory | None,
+    data: str,
+) -> str:
+    """Writes an int8 file; the card, which has what that did to a run's loss."""
+    from normrnn.deploy.session import quantise, session
+
+    onnx: Any = export_extra("onnx")
+    with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+        whole, smaller = Path(scratch) / "whole.onnx", Path(scratch) / "smaller.onnx"
+        way.write(whole, "")
+        quantise(whole, smaller)
+        sizes = [path.stat().st_size / 1e6 for path in (whole, smaller)]
+        words = f"Dynamic int8 weights: {sizes[1]:,.1f} MB instead of {sizes[0]:,.1f}."
+        if run is not None:
+            loss = task_of(run.config()).exported_loss
+            try:
+                before, after = (loss(run, data, session(path)) for path in (whole, smaller))
+            except UserError as error:
+                raise UserError(
+                    f"the loss before and after is measured on the run's validation data: {error};"
+                    " --data says where it is now"
+                ) from None
+            measure = run.config().own_measure
+            words += (
+                f" Loss on the validation data: {before:.4f} nats before, {after:.4f} after"
+                f" ({measure.name} {measure.text(before)} and {measure.text(after)})."
+            )
+        text = card({"Quantisation": words})
+        content = onnx.load_model(str(smaller))
+    onnx.helper.set_model_props(content, {**_notes(content), "card": text})
+    write_whole(file, content.SerializeToString())
+    return text
+
+
+def _notes(model: Any) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def target(path: Path, format: str) -> tuple[Path, Path]:
+    """The file to write, and its card."""
+    suffix = SUFFIXES[format]
+    if path.suffix in SUFFIXES.values() and not path.is_dir():
+        if path.suffix != suffix:
+            raise UsageError(f"{path} is no name for the format {format}: it writes {suffix} files")
+        return path, path.with_suffix(".md")
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file: name a directory, or a file that ends in {suffix}")
+    if (path / CONFIG).exists():
+        raise UsageError(f"{path} is a run directory: its own files would be overwritten")
+    return path / f"model{suffix}", path / CARD
+
+
+def _of_model(model: nn.Module) -> About:
+    count = sum(parameter.numel() for parameter in model.parameters())
+    kind = type(model).__name__
+    summary = f"`{kind}`, {count:,} parameters before folding; its recurrent layers are plain ones."
+    return About(title=kind, summary=summary)

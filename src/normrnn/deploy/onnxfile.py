@@ -1,0 +1,262 @@
+"""The format onnx: the network as a graph with ONNX's own LSTM, GRU and RNN operators.
+
+Our networks are written by hand from their folded weights: torch's new exporter (dynamo=True)
+freezes the number of time steps, its old one has no peepholes and none of our ragged batches. A
+user's own model goes through the old one, whose operators have dynamic time and batch.
+
+Tensors are written one at a time. That is protobuf's rule of merging: a file may hold the same
+message in parts, and a reader puts lists together.
+"""
+
+import inspect
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor, nn
+
+from normrnn.deploy.parts import Direction, Parts, Recurrent
+from normrnn.errors import UserError
+from normrnn.extras import export_extra
+from normrnn.files import replacing
+from normrnn.nn import fold
+
+OPSET, IR = 17, 8
+_LIMIT = 2**31 - 1
+_GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
+"""ONNX's order of torch's gates: i o f c of i f g o, z r h of r z n."""
+
+
+class Graph:
+    """Nodes, inputs and outputs, and weights that are written when their turn comes."""
+
+    def __init__(self) -> None:
+        self.onnx: Any = export_extra("onnx")
+        self.nodes: list[Any] = []
+        self.weights: dict[str, Any] = {}
+        """Name -> tensor, or a function that gives it."""
+
+    def __call__(self, kind: str, inputs: Sequence[str], *outputs: str, **attributes: Any) -> str:
+        """Adds a node; the name of its first output."""
+        self.nodes.append(
+            self.onnx.helper.make_node(kind, list(inputs), list(outputs), **attributes)
+        )
+        return outputs[0]
+
+    def constant(self, name: str, value: Any) -> str:
+        """A tensor, or a function that gives one when it is written."""
+        self.weights[name] = value
+        return name
+
+    def write(self, file: IO[bytes], inputs: list[Any], outputs: list[Any], notes: Any) -> None:
+        onnx, make = self.onnx, self.onnx.helper
+        graph = make.make_graph(self.nodes, "normrnn", inputs, outputs)
+        domain = [make.make_opsetid("", OPSET)]
+        model = make.make_model(graph, opset_imports=domain, ir_version=IR, producer_name="normrnn")
+        make.set_model_props(model, dict(notes))
+        written = file.write(model.SerializeToString())
+        for name, value in self.weights.items():
+            tensor: Any = value() if callable(value) else value
+            array = tensor.detach().cpu().contiguous().numpy()
+            part = onnx.ModelProto()
+            part.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+            written += file.write(part.SerializeToString())
+            if written > _LIMIT:
+                raise UserError("a network of more than 2 GB does not fit into one ONNX file")
+
+
+def write(parts: Parts, path: Path, card: str) -> None:
+    """Language models: tokens (T, B), h0[, c0] -> logits, hn[, cn]; others: features (T, B, F),
+    lengths (B,) -> log_posteriors (T, B, C), 0 in the padding."""
+    graph = Graph()
+    make = graph.onnx.helper.make_tensor_value_info
+    real, whole = graph.onnx.TensorProto.FLOAT, graph.onnx.TensorProto.INT64
+    rnn = parts.recurrent
+    weight = graph.constant("decoder.weight", lambda: _float(parts.decoder.weight.t()))
+    if parts.embedding is not None:
+        table = graph.constant("embedding.weight", lambda: _float(parts.embedding))
+        x = graph("Gather", [table, "tokens"], "embedded")
+        state = [rnn.layers * rnn.directions, "B", rnn.hidden]
+        names = "hc"[: rnn.states]
+        x = recurrent(graph, rnn, x, "", [f"{s}0" for s in names], [f"{s}n" for s in names])
+        _decoded(graph, parts, x, weight, "logits")
+        inputs = [make("tokens", whole, ["T", "B"])]
+        inputs += [make(f"{s}0", real, state) for s in names]
+        outputs = [make("logits", real, ["T", "B", parts.classes])]
+        outputs += [make(f"{s}n", real, state) for s in names]
+    else:
+        assert parts.mean is not None
+        assert parts.scale is not None
+        mean = graph.constant("mean", _float(parts.mean))
+        scale = graph.constant("scale", _float(parts.scale))
+        x = graph("Mul", [graph("Sub", ["features", mean], "centred"), scale], "normalised")
+        lengths = graph("Cast", ["lengths"], "lengths32", to=graph.onnx.TensorProto.INT32)
+        x = recurrent(graph, rnn, x, lengths)
+        x = graph("LogSoftmax", [_decoded(graph, parts, x, weight, "scores")], "logs", axis=-1)
+        _masked(graph, x, "features", "lengths", "log_posteriors")
+        inputs = [
+            make("features", real, ["T", "B", len(parts.mean)]),
+            make("lengths", whole, ["B"]),
+        ]
+        outputs = [make("log_posteriors", real, ["T", "B", parts.classes])]
+    with replacing(path) as file:
+        graph.write(file, inputs, outputs, {"card": card, **parts.notes})
+
+
+def recurrent(
+    graph: Graph,
+    rnn: Recurrent,
+    x: str,
+    lengths: str,
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
+) -> str:
+    """A stack on x (T, B, I); `before` and `after` name the states (layers · D, B, H), if any."""
+    kind, D = rnn.kind, rnn.directions
+    both = {"direction": "bidirectional" if D == 2 else "forward", "hidden_size": rnn.hidden}
+    if kind == "GRU":
+        both["linear_before_reset"] = 1
+    if kind == "RNN":
+        both["activations"] = [rnn.mode.partition("_")[2].capitalize()] * D
+    sizes = graph.constant("rnn.sizes", torch.tensor([0, 0, D * rnn.hidden]))
+    if rnn.layers > 1:
+        each = graph.constant("rnn.each", torch.tensor([D] * rnn.layers))
+        for name in before:
+            graph("Split", [name, each], *(f"{name}.{k}" for k in range(rnn.layers)), axis=0)
+    for layer in range(rnn.layers):
+        inputs = [x, *_weights(graph, rnn, layer), lengths]
+        inputs += [f"{name}.{layer}" if rnn.layers > 1 else name for name in before]
+        if kind == "LSTM" and rnn.peepholes:
+            inputs += [""] * (7 - len(inputs)) + [_peepholes(graph, rnn, layer)]
+        finals = [f"{name}.{layer}" if rnn.layers > 1 else name for name in after]
+        y = graph(kind, inputs, f"rnn.{layer}.y", *finals, **both)
+        y = graph("Transpose", [y], f"rnn.{layer}.rows", perm=[0, 2, 1, 3])  # (T, D, B, H)
+        x = graph("Reshape", [y, sizes], f"rnn.{layer}.output")
+    if rnn.layers > 1:
+        for name in after:
+            graph("Concat", [f"{name}.{k}" for k in range(rnn.layers)], name, axis=0)
+    return x
+
+
+def _weights(graph: Graph, rnn: Recurrent, layer: int) -> list[str]:
+    """Names of W (D, C, I), R (D, C, H) and B (D, 2C) of a layer."""
+    order, D = _GATES[rnn.kind], rnn.directions
+
+    def of(part: Any) -> Any:
+        def stacked() -> Tensor:
+            directions = (rnn.direction(layer * D + d) for d in range(D))
+            return torch.stack([_float(part(direction)) for direction in directions])
+
+        return stacked
+
+    def gates(value: Tensor) -> Tensor:
+        blocks = value.chunk(len(order))
+        return torch.cat([blocks[gate] for gate in order])
+
+    def biases(direction: Direction) -> Tensor:
+        return torch.cat([gates(direction.b_ih), gates(direction.b_hh)])
+
+    return [
+        graph.constant(f"rnn.{layer}.W", of(lambda direction: gates(direction.w_ih))),
+        graph.constant(f"rnn.{layer}.R", of(lambda direction: gates(direction.w_hh))),
+        graph.constant(f"rnn.{layer}.B", of(biases)),
+    ]
+
+
+def _peepholes(graph: Graph, rnn: Recurrent, layer: int) -> str:
+    """Name of P (D, 3H), of i, o and f."""
+
+    def of(direction: Direction) -> Tensor:
+        zero = direction.w_hh.new_zeros(rnn.hidden)
+        i, f, o = (zero if p is None else p for p in direction.peephole)
+        return _float(torch.cat([i, o, f]))
+
+    D = rnn.directions
+    found = torch.stack([of(rnn.direction(layer * D + d)) for d in range(D)])
+    return graph.constant(f"rnn.{layer}.P", found)
+
+
+def _decoded(graph: Graph, parts: Parts, x: str, weight: str, name: str) -> str:
+    product = graph(
+        "MatMul", [x, weight], f"{name}.product" if parts.decoder.bias is not None else name
+    )
+    if parts.decoder.bias is None:
+        return product
+    bias = graph.constant("decoder.bias", _float(parts.decoder.bias))
+    return graph("Add", [product, bias], name)
+
+
+def _masked(graph: Graph, x: str, features: str, lengths: str, name: str) -> str:
+    """0 where a sequence (B,) has ended."""
+    constant = graph.constant
+    zero, one = constant("zero", torch.tensor(0)), constant("one", torch.tensor(1))
+    last = constant("last", torch.tensor([-1]))
+    first, second = constant("first", torch.tensor([0])), constant("second", torch.tensor([1]))
+    time = graph("Gather", [graph("Shape", [features], "shape"), zero], "time")
+    steps = graph("Unsqueeze", [graph("Range", [zero, time, one], "steps"), second], "column")
+    row = graph("Unsqueeze", [lengths, first], "row")
+    inside = graph("Unsqueeze", [graph("Less", [steps, row], "inside"), last], "mask")
+    return graph("Where", [inside, x, constant("nothing", torch.zeros(()))], name)
+
+
+def _float(value: Any) -> Tensor:
+    return value.detach().float().cpu()
+
+
+def snippet(parts: Parts | None, name: str) -> str:
+    """Code that runs the file with onnxruntime alone."""
+    file = json.dumps(name)
+    start = f"import numpy, onnxruntime\n\nsession = onnxruntime.InferenceSession({file})\n"
+    if parts is None:
+        return start
+    rnn = parts.recurrent
+    if parts.embedding is None:
+        assert parts.mean is not None
+        return (
+            f'{start}features = numpy.zeros((50, 2, {len(parts.mean)}), "float32")'
+            "  # padded (T, B, F)\n"
+            "lengths = numpy.array([50, 30])\n"
+            'given = {"features": features, "lengths": lengths}\n'
+            "(log_posteriors,) = session.run(None, given)  # (T, B, states)\n"
+        )
+    size = f"{rnn.layers * rnn.directions}, 2, {rnn.hidden}"
+    states = ", ".join(f'"{s}0"' for s in "hc"[: rnn.states])
+    return (
+        f'{start}state = [numpy.zeros(({size}), "float32")] * {rnn.states}\n'
+        'tokens = numpy.zeros((5, 2), "int64")  # ids (T, B)\n'
+        '# session.get_modelmeta().custom_metadata_map["vocabulary"] says what they mean\n'
+        f'given = {{"tokens": tokens, **dict(zip([{states}], state))}}\n'
+        "logits, *state = session.run(None, given)  # (T, B, symbols)\n"
+    )
+
+
+def write_traced(
+    model: nn.Module,
+    example: tuple[Any, ...],
+    dynamic: Mapping[str, Mapping[int, str]] | None,
+    path: Path,
+    card: str,
+) -> None:
+    """A user's own model by torch's exporter; `dynamic` names the axes that may change."""
+    onnx: Any = export_extra("onnx")
+    plain = fold(model, plain=True).eval()
+    names = [
+        name for name, _ in zip(inspect.signature(plain.forward).parameters, example, strict=False)
+    ]
+    if dynamic is None:
+        pairs = zip(names, example, strict=True)
+        sized = {n: v for n, v in pairs if isinstance(v, Tensor)}
+        dynamic = {n: dict(enumerate(("axis0", "axis1")[: v.dim()])) for n, v in sized.items()}
+    axes = {name: dict(of) for name, of in dynamic.items()}
+    with replacing(path) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a tracer that looks at shapes, and of its age
+        traced: Any = BytesIO()
+        how: Any = {"dynamo": False, "input_names": names, "dynamic_axes": axes}
+        torch.onnx.export(plain, example, traced, **how)
+        content = onnx.load_model_from_string(traced.getvalue())
+        onnx.helper.set_model_props(content, {"card": card})
+        file.write(content.SerializeToString())

@@ -1,0 +1,153 @@
+"""A trained network as plain numbers, normalisation folded, worked out layer by layer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normrnn.nn.base import Normalised
+
+FOLDS = (
+    "choose a norm that folds (sequence, frame or hidden with statistics shared over time: "
+    "normrnn.recalibrate(..., shared=True) makes them so)"
+)
+
+
+class Direction(NamedTuple):
+    """One layer and direction as torch has it: W_x (C, I), W_h (C, H), biases (C,); peepholes (H,)
+    of i, f and o, None for those that are not there."""
+
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor
+    b_hh: Tensor
+    peephole: tuple[Tensor | None, ...] = (None, None, None)
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """A stack of recurrent layers without normalisation, of the same eval output.
+
+    >>> import normrnn
+    >>> layer = normrnn.LSTM(3, 4, norm=None)
+    >>> [tuple(t.shape) for t in Recurrent(layer).direction(0)[:4]]
+    [(16, 3), (16, 4), (16,), (16,)]
+    """
+
+    layer: nn.RNNBase
+
+    def check(self) -> None:
+        """ValueError with the reason, and what to do instead, if there is no such stack."""
+        layer, name = self.layer, type(self.layer).__name__
+        if layer.proj_size:
+            raise ValueError(
+                f"{name} has proj_size={layer.proj_size}: only the formats torch and safetensors "
+                "know projected states"
+            )
+        if isinstance(layer, Normalised):
+            if any(layer.zoneout):
+                raise ValueError(
+                    f"{name} cannot be exported: zoneout={layer.zoneout} keeps a share of every "
+                    "state; train without it"
+                )
+            try:
+                layer.check_foldable(name, keep=True)
+            except ValueError as error:
+                raise ValueError(f"{error}; {FOLDS}") from None
+
+    @property
+    def mode(self) -> str:
+        """LSTM, GRU, RNN_TANH or RNN_RELU."""
+        return self.layer.mode
+
+    @property
+    def layers(self) -> int:
+        return self.layer.num_layers
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.layer.bidirectional else 1
+
+    @property
+    def hidden(self) -> int:
+        return self.layer.hidden_size
+
+    @property
+    def states(self) -> int:
+        """Two of an LSTM, h and c; one of the others."""
+        return 2 if self.mode == "LSTM" else 1
+
+    @property
+    def peepholes(self) -> bool:
+        return getattr(self.layer, "peephole", None) is not None
+
+    @torch.no_grad()
+    def direction(self, index: int) -> Direction:
+        """By torch's order: layer 0 forward, layer 0 backward, layer 1 forward, …"""
+        layer = self.layer
+        normalisers = layer.normalisers() if isinstance(layer, Normalised) else []
+        if not normalisers:
+            values = [getattr(layer, name).detach() for name in layer._all_weights[index]]
+            if len(values) == 2:  # bias=False
+                values += [values[0].new_zeros(len(values[0]))] * 2
+        else:
+            assert isinstance(layer, Normalised)
+            values = [
+                value.detach() for value in normalisers[index].folded(layer.weights()[index]).flat()
+            ]
+        peephole: Any = (None, None, None)
+        if isinstance(layer, Normalised) and self.peepholes:
+            found = layer.weights()[index].cell.peephole
+            peephole = tuple(None if vector is None else vector.detach() for vector in found)
+        w_ih, w_hh, b_ih, b_hh = values
+        return Direction(w_ih, w_hh, b_ih, b_hh, peephole)
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of the torch.nn layer."""
+        layer = self.layer
+        names = "input_size", "hidden_size", "num_layers", "batch_first", "bidirectional"
+        more = {"nonlinearity": layer.nonlinearity} if isinstance(layer, nn.RNN) else {}
+        return {name: getattr(layer, name) for name in names} | more
+
+    @property
+    def kind(self) -> str:
+        """Name of the torch.nn layer."""
+        return self.mode.partition("_")[0]
+
+    def weights(self) -> dict[str, Tensor]:
+        """The state dict of the torch.nn layer; ValueError if it has peepholes."""
+        if self.peepholes:
+            raise ValueError(
+                "torch's layers have no peepholes: --format onnx and program have them"
+            )
+        found = {}
+        for number in range(self.layers * self.directions):
+            suffix = f"l{number // self.directions}" + "_reverse" * (number % self.directions)
+            names = (
+                f"{name}_{suffix}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            )
+            found |= zip(names, self.direction(number)[:4], strict=True)
+        return found
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A whole network: a lookup table or normalised features, a recurrent stack, a softmax.
+
+    With an ``embedding`` (V, E) it takes tokens and a state and gives logits; else it takes ragged
+    features, (x − mean) · scale, and gives log posteriors.
+    """
+
+    recurrent: Recurrent
+    decoder: nn.Linear
+    embedding: Tensor | None = None
+    mean: Tensor | None = None
+    scale: Tensor | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What a user needs beside the numbers, as `vocabulary`: JSON."""
+
+    @property
+    def classes(self) -> int:
+        return self.decoder.out_features

@@ -1,0 +1,243 @@
+"""A trained network fed as its input comes: a token, a frame or a chunk at a time."""
+
+import copy
+import threading
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normrnn import norms
+from normrnn.deploy.parts import Parts, Recurrent
+from normrnn.nn import fold
+from normrnn.nn.base import Normalised
+from normrnn.ops.fold import fused
+
+State = Any
+CHUNK = 8
+"""Steps from which on torch's fused kernel, which arranges the weights anew every call, pays."""
+
+
+class _Network(Protocol):
+    """Weights that several streams share; the state is theirs."""
+
+    def run(self, input: Any, state: State) -> tuple[Tensor, State]:
+        """The output (T, …) of an input of T steps, and the state after it; None is the start."""
+        ...
+
+
+class Stream:
+    """One sequence through a unidirectional model, piece by piece.
+
+    What comes out is what the whole sequence would give in eval mode. The weights are copied and
+    folded once, so that training the model further does not touch the stream; what it remembers is
+    the state alone, however long the sequence.
+
+    Args:
+        model: a network of a run, one of our layers or torch's, or a model of your own that is
+            called as ``model(input, state)``, with (T, 1, …) and None at first, and returns output
+            and state.
+
+    Streams of one set of weights (``fork``) are independent, and may be used in several threads.
+
+    >>> import normrnn
+    >>> layer = normrnn.LSTM(3, 4, norm=None).eval()
+    >>> x = torch.randn(5, 3)
+    >>> stream = Stream(layer)
+    >>> first, rest = stream.push(x[0]), stream.push(x[1:])
+    >>> first.shape, torch.allclose(torch.cat([first[None], rest]), layer(x)[0], atol=1e-6)
+    (torch.Size([4]), True)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._network = _network(model)
+        self._state: State = None
+        self._lock = threading.Lock()
+
+    @torch.no_grad()
+    def push(self, input: Any) -> Tensor:
+        """The output of what comes next: of one token (an int) or frame (I,), or with a leading T
+        of a chunk of tokens (T,) or frames (T, I)."""
+        with self._lock:
+            output, self._state = self._network.run(input, self._state)
+        return output
+
+    def fork(self) -> "Stream":
+        """Another one over the same weights, at the same place."""
+        other = copy.copy(self)
+        other._lock = threading.Lock()
+        with self._lock:
+            other._state = self._state  # a state is replaced, never written to
+        return other
+
+    def reset(self) -> None:
+        """To the start of another sequence."""
+        with self._lock:
+            self._state = None
+
+
+def _network(model: nn.Module) -> _Network:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            _check(module, name or type(module).__name__)
+    ours: Any = getattr(model, "plain_parts", None)
+    if ours is not None:
+        return _Whole(ours())
+    if isinstance(model, nn.RNNBase):
+        return _Layer(model)
+    return _Own(model)
+
+
+def _check(layer: nn.RNNBase, name: str) -> None:
+    if layer.bidirectional:
+        raise ValueError(f"{name} reads in both directions: it needs the end before it can begin")
+    if isinstance(layer, Normalised) and norms.of(layer.norm).keeps_statistics:
+        if layer.time_steps is not None:
+            raise ValueError(
+                f"{name} has statistics that differ over {layer.time_steps} time steps, and a "
+                "stream has no end: normrnn.recalibrate(..., shared=True) makes one of them"
+            )
+        if not dict(layer.named_buffers()):
+            raise ValueError(f"{name} has no running statistics, and one step has none of its own")
+
+
+class _Layer:
+    """A recurrent stack."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        self.rnn = Recurrent(layer)
+        try:
+            self.rnn.check()
+            folds = not self.rnn.peepholes
+        except ValueError:  # runs as it is
+            folds = False
+        self.own = None if folds else copy.deepcopy(layer).eval().requires_grad_(False)
+        self.inputs = layer.input_size
+        if folds:
+            numbers = range(self.rnn.layers)
+            self.weights = [[_kept(w) for w in self.rnn.direction(n)[:4]] for n in numbers]
+            names = {"LSTM": "lstm_cell", "GRU": "gru_cell"}
+            names |= {"RNN_TANH": "rnn_tanh_cell", "RNN_RELU": "rnn_relu_cell"}
+            self.cell = getattr(torch, names[self.rnn.mode])
+            self.mode, self.hidden, self.states = self.rnn.mode, self.rnn.hidden, self.rnn.states
+        del self.rnn  # the model's own weights are not held on to
+
+    def run(self, input: Any, state: State) -> tuple[Tensor, State]:
+        x = frames(input, self.inputs)
+        rows, state = self.rows(x.reshape(-1, self.inputs), state)
+        return (rows if x.dim() == 2 else rows[0]), state
+
+    def rows(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """(T, I) -> (T, H)."""
+        if not len(x):
+            return x.new_zeros(0, self.outputs), state
+        if self.own is not None:
+            axis = 0 if self.own.batch_first else 1
+            output, state = self.own(x.unsqueeze(axis), state)
+            return output.squeeze(axis), state
+        if state is None:
+            zero = x.new_zeros(1, self.hidden)
+            state = [(zero, zero) if self.mode == "LSTM" else zero] * len(self.weights)
+        if len(x) < CHUNK:
+            steps = []
+            for row in x.split(1):
+                row, state = self._step(row, state)
+                steps.append(row)
+            return (steps[0] if len(steps) == 1 else torch.cat(steps)), state
+        return self._chunk(x, state)
+
+    @property
+    def outputs(self) -> int:
+        if self.own is None:
+            return self.hidden
+        return self.own.proj_size or self.own.hidden_size
+
+    def _step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        after = []
+        for weights, before in zip(self.weights, state, strict=True):
+            new = self.cell(x, before, *weights)
+            after.append(new)
+            x = new[0] if self.mode == "LSTM" else new
+        return x, after
+
+    def _chunk(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        pairs = state if self.mode == "LSTM" else [(h,) for h in state]
+        start = tuple(torch.stack(parts) for parts in zip(*pairs, strict=True))
+        flat = [w for weights in self.weights for w in weights]
+        output, *final = fused(self.mode, x[:, None], start, flat, num_layers=len(self.weights))
+        after = list(zip(*(part.unbind(0) for part in final), strict=True))
+        return output[:, 0], after if self.mode == "LSTM" else [h for (h,) in after]
+
+
+class _Whole:
+    """One of our networks: a lookup table or features, a stack, a softmax."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.layer = _Layer(parts.recurrent.layer)
+        self.weight = _kept(parts.decoder.weight)
+        self.bias = None if parts.decoder.bias is None else parts.decoder.bias.detach().clone()
+        self.table = None if parts.embedding is None else parts.embedding.clone()
+        if parts.mean is not None and parts.scale is not None:
+            self.mean, self.scale = parts.mean.clone(), parts.scale.clone()
+
+    def run(self, input: Any, state: State) -> tuple[Tensor, State]:
+        if self.table is None:
+            x = frames(input, len(self.mean))
+            single = x.dim() == 1
+            rows = (x.reshape(-1, len(self.mean)) - self.mean) * self.scale
+        else:
+            single = isinstance(input, int) or torch.as_tensor(input).dim() == 0
+            rows = F.embedding(_tokens(input, len(self.table)), self.table)
+        rows, state = self.layer.rows(rows, state)
+        output = F.linear(rows, self.weight, self.bias)
+        output = output if self.table is not None else output.log_softmax(1)
+        return (output[0] if single else output), state
+
+
+class _Own:
+    """A user's model, called with (T, 1, …) and a state."""
+
+    def __init__(self, model: nn.Module) -> None:
+        try:
+            copied = fold(model)
+        except ValueError:  # runs as it is
+            copied = copy.deepcopy(model)
+        self.model = copied.eval().requires_grad_(False)
+
+    def run(self, input: Any, state: State) -> tuple[Tensor, State]:
+        x = torch.as_tensor(input)
+        # A token is a number, a frame a vector of real ones.
+        single = x.dim() == (1 if x.is_floating_point() else 0)
+        x = x[None] if single else x
+        output, state = self.model(x[:, None], state)
+        return (output[0, 0] if single else output[:, 0]), state
+
+
+def frames(input: Any, size: int) -> Tensor:
+    """A frame (I,) or a chunk (T, I)."""
+    x = torch.as_tensor(input)
+    if x.dim() not in (1, 2) or x.shape[-1] != size:
+        raise ValueError(f"a frame is ({size},) and a chunk (T, {size}), got {tuple(x.shape)}")
+    return x
+
+
+def _tokens(input: Any, symbols: int) -> Tensor:
+    if type(input) is int and 0 <= input < symbols:
+        return torch.tensor([input])
+    ids = torch.as_tensor(input)
+    if ids.dim() > 1 or ids.is_floating_point():
+        raise ValueError(
+            f"a token is a whole number and a chunk (T,) of them, got {tuple(ids.shape)} of "
+            f"{ids.dtype}"
+        )
+    ids = ids.reshape(-1).long()
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < symbols:
+        raise ValueError(f"tokens are ids from 0 to {symbols - 1}, got {ids.tolist()[:8]}")
+    return ids
+
+
+def _kept(weight: Tensor) -> Tensor:
+    """A copy; a matrix column by column: its product with a single row is faster that way."""
+    weight = weight.detach()
+    return weight.t().contiguous().t() if weight.dim() == 2 else weight.clone()

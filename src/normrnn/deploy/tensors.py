@@ -1,0 +1,209 @@
+"""The formats torch and safetensors: tensors, and how plain torch.nn modules are made of them.
+
+Neither holds an object that a reader would have to run: torch's file is a dict of tensors and plain
+values that ``torch.load(..., weights_only=True)`` reads, the other has its values as JSON.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normrnn.deploy.parts import Parts, Recurrent
+from normrnn.files import replacing
+from normrnn.nn import fold
+from normrnn.nn.base import Normalised
+from normrnn.seal import BLANK
+
+FORMAT = "normrnn export 1"
+
+
+@dataclass(frozen=True)
+class Portable:
+    """A network without this library: `modules` are torch.nn's by name, with their arguments."""
+
+    modules: dict[str, dict[str, Any]]
+    weights: dict[str, Tensor]
+    values: dict[str, Tensor] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+    usage: str = ""
+    own: bool = False
+    """Whether the network around the modules is a user's own, whose code is theirs."""
+
+    @classmethod
+    def of_parts(cls, parts: Parts) -> "Portable":
+        """One of our networks, whole."""
+        rnn, decoder = parts.recurrent, parts.decoder
+        modules = {"rnn": {"type": rnn.kind, "options": rnn.options()}}
+        weights = {f"rnn.{name}": value for name, value in rnn.weights().items()}
+        sizes = {"in_features": decoder.in_features, "out_features": decoder.out_features}
+        modules["decoder"] = {"type": "Linear", "options": sizes}
+        weights |= {f"decoder.{name}": p.detach() for name, p in decoder.named_parameters()}
+        if parts.embedding is None:
+            assert parts.mean is not None
+            assert parts.scale is not None
+            values = {"mean": parts.mean, "scale": parts.scale}
+            return cls(modules, weights, values, parts.notes, _SPEECH.format(F=len(parts.mean)))
+        rows, columns = parts.embedding.shape
+        table = {"num_embeddings": rows, "embedding_dim": columns}
+        modules["embedding"] = {"type": "Embedding", "options": table}
+        weights["embedding.weight"] = parts.embedding
+        return cls(modules, weights, {}, parts.notes, _TEXT)
+
+    @classmethod
+    def of_model(cls, model: nn.Module) -> "Portable":
+        """A user's own model that holds our layers; ValueError if it holds none or they do not
+        fold."""
+        names = {n: m for n, m in model.named_modules() if isinstance(m, Normalised)}
+        if not names:
+            raise ValueError(f"{type(model).__name__} holds no layer of normrnn: nothing to fold")
+        plain = fold(model, plain=True)
+        modules = {}
+        for name in names:
+            layer = plain.get_submodule(name)
+            assert isinstance(layer, nn.RNNBase)
+            recurrent = Recurrent(layer)
+            more = {"proj_size": layer.proj_size} if layer.proj_size else {}
+            options = {**recurrent.options(), **more, "bias": layer.bias, "dropout": layer.dropout}
+            modules[name] = {"type": recurrent.kind, "options": options}
+        weights = {name: value.detach() for name, value in plain.state_dict().items()}
+        return cls(modules, weights, own=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them, on the CPU."""
+        return {n: v.cpu().contiguous() for n, v in (self.weights | self.values).items()}
+
+
+def write_torch(portable: Portable, path: Path, card: str) -> None:
+    """The dict, through to the disk."""
+    tensors = portable.tensors()
+    saved = {
+        "format": FORMAT,
+        "modules": portable.modules,
+        "weights": {name: tensors[name] for name in portable.weights},
+        "values": {name: tensors[name] for name in portable.values},
+        "notes": dict(portable.notes),
+        "card": card,
+    }
+    with replacing(path) as file:
+        try:
+            torch.save(saved, file)
+        except RuntimeError as error:  # what torch makes of a full disk
+            raise OSError(None, str(error).splitlines()[0]) from None
+
+
+def write_safetensors(portable: Portable, path: Path, card: str) -> None:
+    """The same, a tensor at a time: nothing is in memory twice. Carries its checksum."""
+    tensors, at = portable.tensors(), 0
+    metadata = {"sha256": BLANK, "format": "pt", "normrnn": FORMAT, "card": card}
+    metadata |= {"modules": json.dumps(portable.modules), **portable.notes}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    for name, value in tensors.items():
+        size = value.numel() * value.element_size()
+        kind = _KINDS[value.dtype]
+        header[name] = {"dtype": kind, "shape": list(value.shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    start = len(text).to_bytes(8, "little") + text
+    digest = hashlib.sha256(start)
+    for value in tensors.values():
+        digest.update(_bytes(value))
+    start = start.replace(BLANK.encode(), digest.hexdigest().encode(), 1)
+    with replacing(path) as file:
+        file.write(start)
+        for value in tensors.values():
+            file.write(_bytes(value))
+
+
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def _bytes(value: Tensor) -> Any:
+    """A view of its memory."""
+    return value.reshape(-1).view(torch.uint8).numpy()
+
+
+def snippet(portable: Portable, name: str, format: str) -> str:
+    """Code that rebuilds the network from the file with torch alone."""
+    read = (_OWN if portable.own else _OURS)[format].format(name=json.dumps(name))
+    return f"{read}{portable.usage}"
+
+
+_OURS = {
+    "torch": """\
+import torch
+
+saved = torch.load({name}, weights_only=True)
+model = torch.nn.ModuleDict(
+    {{n: getattr(torch.nn, m["type"])(**m["options"]) for n, m in saved["modules"].items()}}
+)
+model.load_state_dict(saved["weights"])
+model.requires_grad_(False)
+values, notes = saved["values"], saved["notes"]
+""",
+    "safetensors": """\
+import json, torch, safetensors
+
+with safetensors.safe_open({name}, "pt") as file:
+    notes, weights = file.metadata(), {{n: file.get_tensor(n) for n in file.keys()}}
+values = {{n: weights.pop(n) for n in ("mean", "scale") if n in weights}}
+modules = json.loads(notes["modules"]).items()
+model = torch.nn.ModuleDict({{n: getattr(torch.nn, m["type"])(**m["options"]) for n, m in modules}})
+model.load_state_dict(weights)
+model.requires_grad_(False)
+""",
+}
+_OWN = {
+    "torch": """\
+import torch
+
+saved = torch.load({name}, weights_only=True)
+model = MyModel()  # yours: any layers will do where it has recurrent ones
+for name, m in saved["modules"].items():
+    layer = getattr(torch.nn, m["type"])(**m["options"])
+    model = model.set_submodule(name, layer) or model if name else layer
+model.load_state_dict(saved["weights"])
+model.eval()
+""",
+    "safetensors": """\
+import json, torch, safetensors
+
+with safetensors.safe_open({name}, "pt") as file:
+    notes, weights = file.metadata(), {{n: file.get_tensor(n) for n in file.keys()}}
+model = MyModel()  # yours: any layers will do where it has recurrent ones
+for name, m in json.loads(notes["modules"]).items():
+    layer = getattr(torch.nn, m["type"])(**m["options"])
+    model = model.set_submodule(name, layer) or model if name else layer
+model.load_state_dict(weights)
+model.eval()
+""",
+}
+_TEXT = """
+tokens = torch.zeros(5, 2, dtype=torch.long)  # ids (T, B); notes["vocabulary"] says what they mean
+output, state = model["rnn"](model["embedding"](tokens))  # the state: what comes next goes on from
+logits = model["decoder"](output)  # (T, B, symbols)
+"""
+_SPEECH = """
+features, lengths = torch.randn(50, 2, {F}), [50, 30]  # padded (T, B, F)
+rows = (features - values["mean"]) * values["scale"]
+packed = torch.nn.utils.rnn.pack_padded_sequence(rows, lengths, enforce_sorted=False)
+output, _ = torch.nn.utils.rnn.pad_packed_sequence(model["rnn"](packed)[0])
+log_posteriors = model["decoder"](output).log_softmax(-1)  # (T, B, states)
+"""
