@@ -41,6 +41,12 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
+def read_regular(path: Path) -> bytes:
+    """All of a file; OSError for a pipe or a device, which may never end."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def following_no_link(path: str, flags: int) -> int:
     """An opener for `open` that follows no symbolic link."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

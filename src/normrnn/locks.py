@@ -6,6 +6,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from normrnn.files import open_regular
+
 
 def try_lock(path: Path) -> FileLock | None:
     """The lock file `path`, taken at once; None if another process holds it.
@@ -37,7 +39,7 @@ def is_held(path: Path) -> bool:
     try:
         import fcntl
 
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from normrnn.files import following_no_link, open_regular
+
 PARENT = "NORMRNN_PARENT"
 """Environment variable: the process to end with."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -27,7 +29,7 @@ class Child:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-        with log.open("ab") as output:
+        with open(log, "ab", opener=following_no_link) as output:
             self._start = output.tell()
             # A session of its own: Ctrl-C in the terminal reaches only us, who pass it on once.
             self._process = subprocess.Popen(
@@ -62,7 +64,7 @@ class Child:
         code = self.code
         if code is not None and code < 0:
             return f"was ended by signal {-code}"
-        with self.log.open("rb") as file:
+        with open_regular(self.log) as file:
             file.seek(self._start)
             lines = file.read().decode("utf-8", "replace").splitlines()
         spoken = [line for line in lines if line.strip()]

@@ -40,10 +40,24 @@ def not_verified(path: Path) -> None:
 
 def sealed_json(values: dict[str, Any]) -> bytes:
     """A JSON object with its hash as first field."""
-    text = json.dumps({"sha256": BLANK, **values}, indent=2, allow_nan=False)
-    content = bytearray(f"{text}\n".encode())
+    return sealed(json.dumps(with_place(values), indent=2, allow_nan=False) + "\n")
+
+
+def with_place(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with a place for a hash as first field."""
+    return {"sha256": BLANK, **values}
+
+
+def sealed(text: str) -> bytes:
+    """A text in which there is such a place, with the hash of all of it put in."""
+    content = bytearray(text.encode())
     seal(content)
     return bytes(content)
+
+
+def without_hash(values: dict[str, Any]) -> dict[str, Any]:
+    """The same as it was before there was a place for a hash."""
+    return {name: value for name, value in values.items() if name != "sha256"}
 
 
 def _hash(content: bytes | bytearray | memoryview, start: int, stop: int) -> bytes:

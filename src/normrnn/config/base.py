@@ -24,6 +24,19 @@ def check_norm(norm: str, name: str) -> None:
         raise UsageError(f"{name} has {norm!r}, not one of {', '.join(norms.names())}")
 
 
+def settled(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted names, the norm's own γ as None, however it was said: runs from before
+    None was the default have the number.
+
+    >>> settled({"norm": "frame", "model.gamma": 1.0})
+    {'norm': 'frame', 'model.gamma': None}
+    """
+    result, norm = dict(settings), settings.get("norm")
+    if norm in norms.names() and result.get("model.gamma") == norms.of(norm).gamma:
+        result["model.gamma"] = None
+    return result
+
+
 _LARGEST = 2**31 - 1
 
 
@@ -50,6 +63,34 @@ class OptimizerConfig:
     """The last epoch (1-based) at the full learning rate."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RegularisedConfig:
+    """Of a network: its regularisers."""
+
+    dropout: float = 0.0
+    """Between layers and before the softmax; never on the recurrence."""
+    dropout_kind: Literal["element", "locked"] = "element"
+    """Every value by itself, or one mask per sequence, the same at all its steps."""
+    weight_drop: float = 0.0
+    """Share of the recurrent weights left out, others in every update."""
+    zoneout_h: float = 0.0
+    """Share of the states h that stay as they were in a step."""
+    zoneout_c: float = 0.0
+    """The same of the LSTM's c."""
+
+    @property
+    def changes_statistics(self) -> bool:
+        """Whether training has other activations than test time, and so other statistics."""
+        return any((self.dropout, self.weight_drop, self.zoneout_h, self.zoneout_c))
+
+    def check_shares(self) -> None:
+        """UsageError for one that cannot be."""
+        for name in ("dropout", "weight_drop", "zoneout_h", "zoneout_c"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise UsageError(f"model.{name} must lie in [0, 1), not {value}")
+
+
 @dataclass(frozen=True)
 class LoopConfig:
     """Batches, and when to log and save."""
@@ -62,6 +103,9 @@ class LoopConfig:
     """Updates per train row of metrics.jsonl."""
     checkpoint_every: int = 200
     """Updates between checkpoints inside an epoch."""
+    sync_statistics: bool = True
+    """With several processes, pool statistics over all of them, so that a batch is normalised as
+    one process would; without it each normalises its own part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +122,8 @@ class Config:
     """The module that trains, loads and evaluates it: an `engine.task.TaskModule`."""
     predicts_inputs: ClassVar[bool] = False
     """Whether its targets are later inputs: what sees these has no loss of predicting them."""
+    hub_task: ClassVar[str] = ""
+    """What model hubs call such a task, for the card of an export."""
     recipe: Suppress[str]
     norm: Annotated[str, arg(metavar="{" + ",".join(norms.names()) + "}")] = norms.BASELINE
     """Normalisation of the recurrent layers; none is the baseline."""
@@ -89,7 +135,10 @@ class Config:
     seed: int = 1
     """Seed of weights, dropout and the order of the data."""
     device: str = "cpu"
-    """Where to train: cpu, cuda, cuda:1 ..."""
+    """Where to train: cpu, cuda, cuda:1, mps; auto takes the fastest that is there."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of products in training: bf16 runs updates under autocast. Weights, recurrences, statistics,
+    losses and evaluations stay in fp32."""
     threads: int = 0
     """Threads of the tensor library. 0: its own choice."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -57,6 +57,10 @@ def _value(kind: Any, value: Any, name: str) -> Any:
         return float(value)
     if type(value) is str and not _is_text(value):
         raise UserError(f"config field {name} holds half a character")
+    if origin is list:
+        if not isinstance(value, list):
+            raise UserError(f"config field {name} should be a list, not {_brief(value)}")
+        return [_value(get_args(kind)[0], one, name) for one in value]
     if type(value) not in allowed and not (value is None and type(None) in allowed):
         expected = " or ".join(getattr(a, "__name__", str(a)) for a in allowed)
         raise UserError(f"config field {name} should be {expected}, not {_brief(value)}")

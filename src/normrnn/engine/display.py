@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 from normrnn.config.measure import perplexity
 
+_COLUMNS = 80
+"""Of a terminal, or of a page that a log is read on."""
+
 
 @dataclass(frozen=True)
 class Status:
@@ -37,6 +40,21 @@ class Display(Protocol):
     def row(self, row: dict[str, Any]) -> None:
         """After every row of metrics.jsonl."""
         ...
+
+
+class Nowhere:
+    """Shows nothing."""
+
+    def __init__(self, epochs: int, unit: str) -> None: ...
+
+    def __enter__(self) -> "Nowhere":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def update(self, status: Status) -> None: ...
+
+    def row(self, row: dict[str, Any]) -> None: ...
 
 
 class _Display:
@@ -86,9 +104,14 @@ class PlainDisplay(_Display):
         self.note(status)
 
     def row(self, row: dict[str, Any]) -> None:
-        """A train row with the speed behind it."""
+        """A train row with the speed and the time left behind it, as far as there is room."""
         text = describe(row, self.epochs)
-        print(f"{text}  {self.speed()}" if row["split"] == "train" else text, flush=True)
+        if row["split"] == "train":
+            speed = self.speed()
+            rate, _, left = speed.partition("  ")
+            ends = (f"{text}  {speed}", f"{text}  {rate}", f"{text}  {left}")
+            text = next((line for line in ends if len(line) <= _COLUMNS), text)
+        print(text, flush=True)
 
 
 class LiveDisplay(_Display):
@@ -149,7 +172,7 @@ def describe(row: dict[str, Any], epochs: int) -> str:
     text = f"epoch {row['epoch']}/{epochs}  update {row['updates']}  {row['split']}{kind}"
     quality = f"bpc {row['bpc']:.4f}" if "bpc" in row else _quality(row["loss"], row.get("fer"))
     text += f"  loss {row['loss']:.4f}  {quality}"
-    return f"{text}  lr {row['lr']:g}" if "lr" in row else text
+    return f"{text}  lr {row['lr']:.3g}" if "lr" in row else text
 
 
 def _quality(loss: float, fer: float | None) -> str:

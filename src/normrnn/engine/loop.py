@@ -3,23 +3,36 @@
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from normrnn.config.base import Config
-from normrnn.config.jsonio import to_dict
+from normrnn.config.jsonio import from_dict, to_dict
 from normrnn.engine.display import Display, Status
 from normrnn.engine.interrupt import Interrupt, Interrupted
+from normrnn.engine.ranks import (
+    current,
+    distributed,
+    seed_of_rank,
+    share_statistics,
+    sharing_statistics,
+)
 from normrnn.engine.schedule import build_optimizer, clip_gradients, learning_rate
 from normrnn.engine.task import Loss, Task
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 from normrnn.runs.metrics import RowSums
 from normrnn.runs.names import CONFIG
 from normrnn.runs.rows import Row
 from normrnn.runs.store import RunDirectory
+
+T = TypeVar("T")
 
 
 class Diverged(UserError):  # noqa: N818  a finding, in a search
@@ -52,6 +65,15 @@ class Best:
     """What the model consists of in the run directory."""
 
 
+@dataclass(frozen=True)
+class _Done:
+    """An update whose figures are still on the device."""
+
+    number: int
+    loss: Loss
+    norm: Tensor
+
+
 class Trainer:
     """Runs a task to its last epoch, writing the run directory as it goes."""
 
@@ -64,11 +86,18 @@ class Trainer:
         self.run_directory = run
         self.display = display
         self.interrupt = interrupt
+        self.device = next(task.model.parameters()).device
+        self.ranks = current()
+        self._loss = self._shared_loss() if self.ranks.size > 1 else task.loss
+        self._agreed = False
+        """Whether some rank had been asked to stop when figures were read."""
         self.parameters = [p for p in task.model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.parameters)
         self.progress = Progress()
         self.best = Best()
         self.sums = RowSums()
+        self._unread: deque[_Done] = deque()
+        self._status: Status | None = None
         self.saved_at = 0
         self.metrics_bytes, self.metrics_sha256 = 0, ""
         """How far metrics.jsonl is good, and the hash of it: a resume cuts it there."""
@@ -87,23 +116,24 @@ class Trainer:
         metrics = self.run_directory.metrics
         try:
             self.task.model.load_state_dict(checkpoint["model"])
-            self.optimizer.load_state_dict(checkpoint["optimizer"])
-            self._check_optimizer()
+            self._load_optimizer(checkpoint["optimizer"])
             self.task.load_state_dict(checkpoint["task"])
-            self.progress = Progress(**checkpoint["progress"])
-            self.best = Best(**checkpoint["best"])
-            self.sums = RowSums(**checkpoint["sums"])
-            _set_random_state(checkpoint["random"])
+            self.progress = self._checked(_typed(Progress, checkpoint["progress"]))
+            self.best = _typed(Best, checkpoint["best"])
+            self.sums = _typed(RowSums, checkpoint["sums"])
+            self._set_random_state(checkpoint["random"])
             self.metrics_bytes = checkpoint["metrics_bytes"]
-            metrics.check(self.metrics_bytes, checkpoint.get("metrics_sha256"))
-            self.metrics_sha256 = metrics.sha256()
+            if self.ranks.first:
+                metrics.check(self.metrics_bytes, checkpoint.get("metrics_sha256"))
+                self.metrics_sha256 = metrics.sha256()
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"the checkpoint does not fit this network or text: {reason}") from None
         if checkpoint["finished"]:
             # It vouches for test rows, which go now: first there must be one that does not.
             self._write_checkpoint(finished=0)
-        metrics.cut(self.metrics_bytes)
+        if self.ranks.first:
+            metrics.cut(self.metrics_bytes)
         self.saved_at = self.progress.updates
 
     def save(self, *, finished: bool = False) -> None:
@@ -113,7 +143,7 @@ class Trainer:
         extension cuts them off and goes on as if it had been asked for from the start.
         """
         metrics = self.run_directory.metrics
-        if not finished:
+        if not finished and self.ranks.first:
             self.metrics_bytes, self.metrics_sha256 = metrics.size(), metrics.sha256()
         self._write_checkpoint(self.progress.epoch if finished else 0)
         self.saved_at = self.progress.updates
@@ -128,18 +158,48 @@ class Trainer:
             "progress": asdict(self.progress),
             "best": asdict(self.best),
             "sums": self.sums.to_dict(),
-            "random": _random_state(),
+            "random": {**_random_state(), "ranks": self.ranks.gathered(torch.get_rng_state())},
+            "processes": self.ranks.size,
             "metrics_bytes": self.metrics_bytes,
             "metrics_sha256": self.metrics_sha256,
             "finished": finished,
         }
+        if not self.ranks.first:
+            return
         written = self.metrics_bytes, self.metrics_sha256
         if finished:
             written = metrics.size(), metrics.sha256()
         self.run_directory.write_checkpoint(payload, self.config, written)
 
-    def _check_optimizer(self) -> None:
-        """torch takes a momentum of any size, and fails at the next step."""
+    def _set_random_state(self, state: dict[str, Any]) -> None:
+        """Each rank draws on; of another number of them, those that are new begin."""
+        ranks = state.get("ranks", [state["cpu"]])
+        if self.ranks.size == len(ranks):
+            torch.set_rng_state(ranks[self.ranks.rank])
+        elif self.ranks.first:
+            torch.set_rng_state(state["cpu"])
+        else:
+            seed_of_rank(self.config.seed + self.progress.updates, self.ranks)
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(state["cuda"])
+
+    def _checked(self, progress: Progress) -> Progress:
+        """A place that a run of this config can be in; ValueError otherwise."""
+        epoch, index = progress.epoch, progress.index
+        last = self.task.updates(epoch) if 0 <= epoch <= self.config.epochs else -1
+        due = last if progress.validation_due else last - 1
+        if not 0 <= index <= due or progress.updates < 0:
+            raise ValueError(f"it stands at update {index} of {last} in epoch {epoch + 1}")
+        return progress
+
+    def _load_optimizer(self, state: dict[str, Any]) -> None:
+        """torch takes a momentum of any size, settings of any kind, and fails at the next step."""
+        own = [dict(group) for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state)
+        for before, group in zip(own, self.optimizer.param_groups, strict=True):
+            for name in before.keys() & group.keys() - {"params", "lr"}:
+                if repr(before[name]) != repr(group[name]):
+                    raise ValueError(f"{name} of the optimizer is another")
         for parameter, state in self.optimizer.state.items():
             for name, value in state.items():
                 if torch.is_tensor(value) and value.dim() and value.shape != parameter.shape:
@@ -160,43 +220,73 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         while progress.index < end:
-            self.update(lr)
+            self.update()
             if progress.index % config.log_every == 0 or progress.index == end:
+                self._read()
                 self._write({"split": "train", **self.sums.row(), "lr": lr})
                 self.sums = RowSums()
             if progress.index < end and (
-                progress.updates % config.checkpoint_every == 0 or self.interrupt.requested
+                progress.updates % config.checkpoint_every == 0 or self._to_stop
             ):
+                self._read()
                 self.save()
                 self._stop_if_asked()
         progress.validation_due = True
 
-    def update(self, lr: float) -> None:
-        """One batch: loss, gradient, step."""
+    def update(self) -> None:
+        """One batch, and its figures; on a GPU those of the batch before, while it works."""
         start = time.perf_counter()
         progress = self.progress
-        loss = self.task.loss(progress.epoch, progress.index)
-        nats = loss.nats.item()
-        self._check_finite("loss", nats)
-        by_time = self.config.optimizer.loss == "sum_over_time"
-        self.optimizer.zero_grad()
-        (loss.nats / (loss.sequences if by_time else loss.count)).backward()
-        norm = clip_gradients(self.parameters, self.config.optimizer.clip_norm)
-        self._check_finite("gradient", norm)
-        self.optimizer.step()
-        self.sums.add(nats, loss.count, norm, loss.errors)
+        loss, norm = self.step(progress.epoch, progress.index)
         progress.index += 1
         progress.updates += 1
+        self._unread.append(_Done(progress.updates, loss, norm))
+        self._read(keep=0 if self.device.type == "cpu" else 1)
         progress.seconds += time.perf_counter() - start
-        self.display.update(self._status(nats, loss, lr))
+        if self._status is not None:
+            self.display.update(replace(self._status, seconds=progress.seconds))
+
+    def step(self, epoch: int, index: int) -> tuple[Loss, Tensor]:
+        """Loss, gradient and step of a batch, and the gradient's norm; nothing waits for the
+        device."""
+        config = self.config
+        half = config.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16) if half else nullcontext():
+            loss = self._loss(epoch, index)
+        by_time = config.optimizer.loss == "sum_over_time"
+        self.optimizer.zero_grad()
+        # Gradients are averaged over ranks, but each has a part of the sum.
+        parts = loss.sequences if by_time else loss.count
+        (loss.nats * self.ranks.size / parts).backward()
+        norm = clip_gradients(self.parameters, config.optimizer.clip_norm)
+        self.optimizer.step()
+        return loss, norm
+
+    def _read(self, keep: int = 0) -> None:
+        """Take the figures of all updates but the last `keep` off the device."""
+        while len(self._unread) > keep:
+            done = self._unread.popleft()
+            loss = done.loss
+            nats, norm = loss.nats.item(), done.norm.item()
+            errors = None if loss.errors is None else int(loss.errors)
+            if self.ranks.size > 1:
+                mine = nats, float(errors or 0), float(self.interrupt.requested)
+                nats, wrong, asked = self.ranks.total(mine)
+                errors, self._agreed = None if errors is None else int(wrong), asked > 0
+            self._check_finite("loss", nats, done.number)
+            self._check_finite("gradient", norm, done.number)
+            self.sums.add(nats, loss.count, norm, errors)
+            self._status = self._status_of(nats, loss.count, errors)
 
     def _validate(self) -> None:
         # Saved first: a run stopped in a long validation repeats only that.
         self.save()
         self._stop_if_asked()
         progress = self.progress
-        validation = self.task.validate(self.interrupt.poll)
-        self._check_finite("validation loss", validation.loss)
+        self.ranks.same_buffers(self.task.model)
+        with self._evaluating():
+            validation = self.task.validate(self.interrupt.poll)
+        self._check_finite("validation loss", validation.loss, progress.updates)
         for row in validation.rows:
             self._write(row)
         if validation.loss < self.best.loss:
@@ -207,7 +297,7 @@ class Trainer:
             metadata[CONFIG] = json.dumps(to_dict(self.config))
             for name, content in self.task.files.items():
                 metadata[name] = sha256(content).hexdigest()  # what the weights belong to
-            for name in files:
+            for name in files if self.ranks.first else ():
                 self.run_directory.write_tensors(name, validation.files[name], metadata)
         progress.validation_due = False
         if progress.index == self._bounds()[-1]:
@@ -218,8 +308,10 @@ class Trainer:
 
     def _finish(self) -> None:
         run = self.run_directory
-        best = {name: run.read_tensors(name) for name in self.best.files}
-        rows = self.task.test(best, self.interrupt.poll)
+        names = self.best.files
+        best = self.ranks.from_first(lambda: {name: run.read_tensors(name) for name in names})
+        with self._evaluating():
+            rows = self.task.test(best, self.interrupt.poll)
         # The test belongs to the last epoch; `progress` already stands before the next.
         for row in rows:
             self._write(row, epoch=self.config.epochs)
@@ -230,20 +322,51 @@ class Trainer:
         epoch = progress.epoch + 1 if epoch is None else epoch
         at = {"updates": progress.updates, "epoch": epoch}
         full = {**at, **self.measure.row(row), "seconds": round(progress.seconds, 3)}
-        self.run_directory.metrics.append(full)
+        if self.ranks.first:
+            self.run_directory.metrics.append(full)
         self.display.row(full)
 
-    def _check_finite(self, what: str, value: float) -> None:
+    def _check_finite(self, what: str, value: float, at: int) -> None:
         if not math.isfinite(value):
-            at = self.progress.updates + (what != "validation loss")
             kept = f"the checkpoint of update {self.saved_at} is kept" if self.saved_at else ""
             raise Diverged(f"the {what} is {value} at update {at}; {kept or 'nothing was saved'}")
 
+    @property
+    def _to_stop(self) -> bool:
+        """The same on every rank: they save together."""
+        return self.interrupt.requested if self.ranks.size == 1 else self._agreed
+
     def _stop_if_asked(self) -> None:
-        if self.interrupt.requested:
+        if self.ranks.any(self.interrupt.requested):
             raise Interrupted
 
-    def _status(self, nats: float, loss: Loss, lr: float) -> Status:
+    def _shared_loss(self) -> Callable[[int, int], Loss]:
+        """The loss of this rank's share of a batch; its gradients are those of all ranks."""
+        task, train, norm = self.task, self.config.train, self.config.normalisation
+        if not getattr(task, "shares_batches", False):
+            raise UserError(f"{type(self.config).noun} is trained by one process, not by several")
+        pooled = train.sync_statistics and norm.keeps_statistics
+        if pooled and not norm.sync:
+            raise UsageError(
+                f"norm {self.config.norm} cannot pool its statistics over processes:"
+                " --train.no-sync-statistics lets each normalise its own part of a batch"
+            )
+        least = 2 if norm.keeps_statistics and not pooled else 1
+        if train.batch // self.ranks.size < least:
+            raise UsageError(
+                f"train.batch {train.batch} leaves less than {least} for each of"
+                f" {self.ranks.size} processes"
+            )
+        share_statistics(task.model, pooled)
+        return distributed(task.model, task.loss, pooled or not norm.keeps_statistics)
+
+    def _evaluating(self) -> AbstractContextManager[None]:
+        """Evaluations are of whole batches also where updates are not."""
+        if self.ranks.size == 1 or not self.config.normalisation.sync:
+            return nullcontext()
+        return sharing_statistics(self.task.model)
+
+    def _status_of(self, nats: float, count: int, errors: int | None) -> Status:
         progress = self.progress
         return Status(
             epoch=progress.epoch + 1,
@@ -251,11 +374,19 @@ class Trainer:
             seconds=progress.seconds,
             index=progress.index,
             epoch_updates=self.task.updates(progress.epoch),
-            loss=nats / loss.count,
-            count=loss.count,
-            lr=lr,
-            fer=None if loss.errors is None else loss.errors / loss.count,
+            loss=nats / count,
+            count=count,
+            lr=self.optimizer.param_groups[0]["lr"],
+            fer=None if errors is None else errors / count,
         )
+
+
+def _typed(kind: type[T], values: Any) -> T:
+    """A dataclass from plain values; ValueError for what is of another type."""
+    try:
+        return from_dict(kind, values)
+    except UserError as error:
+        raise ValueError(str(error).replace("config field", kind.__name__)) from None
 
 
 def _random_state() -> dict[str, Any]:
@@ -264,9 +395,3 @@ def _random_state() -> dict[str, Any]:
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
-
-
-def _set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])

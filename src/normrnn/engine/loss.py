@@ -1,46 +1,53 @@
 """Softmax cross entropy over many classes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from normrnn.ops.softmax import Classified, classify
+
 CHUNK_ROWS = 2048
 """Rows of logits held at once: a batch of long utterances needs no more memory than a short one."""
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
-    """Logits, probabilities and their gradient share one (chunk, C) buffer.
+def _classified(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Classified:
+    """A chunk in torch's operations: logits and probabilities share one buffer."""
+    index = targets[:, None]
+    z = torch.addmm(bias, rows, weight.T)
+    errors = (z.argmax(1) != targets).sum()
+    top = z.amax(1, keepdim=True)
+    true = z.gather(1, index)
+    total = z.sub_(top).exp_().sum(1, keepdim=True)
+    nats = (total.log() + top - true).sum()
+    z.div_(total)
+    z.scatter_add_(1, index, z.new_full((1, 1), -1.0).expand_as(index))
+    return Classified(nats, errors, z @ weight, z.T @ rows, z.sum(0))
 
-    The loss is a scalar, so its gradients are known up to a factor in the forward pass, and no
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """The loss is a scalar, so its gradients are known up to a factor in the forward pass, and no
     logits are kept; they are made again if the gradients themselves are to be differentiated.
+
     `F.linear_cross_entropy` of torch 2.13 does the same in chunks, and is slower
     on a CPU than the two functions one after the other (benchmarks/NOTES.md).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, count_errors: bool
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        nats, errors = rows.new_zeros(()), targets.new_zeros(())
-        d_rows, d_weight, d_bias = [], torch.zeros_like(weight), torch.zeros_like(bias)
+        chunks = []
         for some, right in zip(rows.split(CHUNK_ROWS), targets.split(CHUNK_ROWS), strict=True):
-            index = right[:, None]
-            z = torch.addmm(bias, some, weight.T)
-            if count_errors:
-                errors += (z.argmax(1) != right).sum()
-            top = z.amax(1, keepdim=True)
-            true = z.gather(1, index)
-            total = z.sub_(top).exp_().sum(1, keepdim=True)
-            nats += (total.log() + top - true).sum()
-            z.div_(total)
-            z.scatter_add_(1, index, z.new_full((1, 1), -1.0).expand_as(index))
-            d_rows.append(z @ weight)
-            d_weight.addmm_(z.T, some)
-            d_bias += z.sum(0)
+            given = some, weight, bias, right
+            chunks.append(classify(*given) or _classified(*given))
+        nats, errors, d_rows, d_weight, d_bias = zip(*chunks, strict=True)
+        d_rows = torch.cat(d_rows) if len(chunks) > 1 else d_rows[0]
+        nats, errors, d_weight, d_bias = map(_sum, (nats, errors, d_weight, d_bias))
         given = rows, weight, bias, targets
-        ctx.save_for_backward(torch.cat(d_rows), d_weight, d_bias, *given)
+        ctx.save_for_backward(d_rows, d_weight, d_bias, *given)
         ctx.mark_non_differentiable(errors)
         return nats, errors
 
@@ -51,8 +58,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if torch.is_grad_enabled():  # in operations that can be differentiated again
             logits = F.linear(rows, weight, bias)
             d = scale * (logits.softmax(1) - F.one_hot(targets, len(weight)))
-            return d @ weight, d.T @ rows, d.sum(0), None, None
-        return *(d * scale for d in known), None, None
+            return d @ weight, d.T @ rows, d.sum(0), None
+        return *(d * scale for d in known), None
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    """Into the first."""
+    first, *others = parts
+    for other in others:
+        first += other
+    return first
 
 
 def nats_and_errors(
@@ -66,12 +81,13 @@ def nats_and_errors(
     >>> round(nats.item(), 4), errors.item()  # 2 log(3 + e) - 1
     (2.4873, 1)
     """
-    if torch.is_autocast_enabled(rows.device.type):  # a sum over many classes and rows is not
-        with torch.autocast(rows.device.type, enabled=False):  # for low precision
+    kind = rows.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):  # a sum of many is not for low precision
             rows = rows.to(weight.dtype)
             return nats_and_errors(rows, weight, bias, targets, count_errors=count_errors)
     if torch.is_grad_enabled():
-        return _LinearCrossEntropy.apply(rows, weight, bias, targets, count_errors)
+        return _LinearCrossEntropy.apply(rows, weight, bias, targets)
     nats, errors = rows.new_zeros(()), targets.new_zeros(())
     for some, right in zip(rows.split(CHUNK_ROWS), targets.split(CHUNK_ROWS), strict=True):
         logits = F.linear(some, weight, bias)

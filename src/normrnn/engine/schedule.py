@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normrnn.config.base import OptimizerConfig
 
@@ -23,24 +23,32 @@ def build_optimizer(
     config: OptimizerConfig, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
     """The optimiser the config names."""
+    parameters = list(parameters)
+    foreach = _all_at_once(parameters)
     if config.name == "sgd":
         return torch.optim.SGD(
             parameters,
             config.lr,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
-            foreach=True,
+            foreach=foreach,
         )
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
-    return kind(parameters, config.lr, weight_decay=config.weight_decay, foreach=True)
+    return kind(parameters, config.lr, weight_decay=config.weight_decay, foreach=foreach)
 
 
-def clip_gradients(parameters: list[nn.Parameter], limit: float) -> float:
+def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:
     """Scale all gradients down to the global norm `limit` (0: never); the norm before that."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(grads, foreach=True)
-    value = norm.item()
+    foreach = _all_at_once(parameters)
+    norm = torch.nn.utils.get_total_norm(grads, foreach=foreach)
     # Most updates are within the limit: multiplying by 1 would be a pass over memory for nothing.
-    if limit and value > limit:
-        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm, foreach=True)
-    return value
+    # Elsewhere than on a CPU, to know that would be to wait for the device.
+    if limit and (norm.device.type != "cpu" or norm > limit):
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm, foreach=foreach)
+    return norm
+
+
+def _all_at_once(parameters: list[nn.Parameter]) -> bool | None:
+    """torch chooses well by itself, except on a CPU."""
+    return True if all(p.device.type == "cpu" for p in parameters) else None

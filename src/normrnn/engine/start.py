@@ -2,16 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from normrnn.config.base import Config
 from normrnn.config.registry import task_of
-from normrnn.engine.display import Display
+from normrnn.engine.display import Display, Nowhere
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Trainer
-from normrnn.engine.task import Experiment
+from normrnn.engine.ranks import Ranks, current, own_device, seed_of_rank, together
+from normrnn.engine.task import Experiment, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.runs.environment import named_device, record, set_threads
 from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL
@@ -28,24 +31,34 @@ def train(
     """Bring the run in `out` to the last epoch of `config`, from wherever it stands.
 
     `display` is made from the number of epochs and the name of what is counted.
+
+    Started by torchrun, the processes train it together; the first of them writes and speaks.
     """
-    device = named_device(config.device)
+    device = own_device(named_device(config.device))
+    with together(device) as ranks:
+        if ranks.first:
+            _train(config, RunDirectory(out), device, display, say, ranks)
+        else:
+            _train(config, RunDirectory(out), device, Nowhere, _quiet, ranks)
+
+
+def _train(
+    config: Config,
+    run: RunDirectory,
+    device: torch.device,
+    display: Callable[[int, str], Display],
+    say: Callable[[str], None],
+    ranks: Ranks,
+) -> None:
+    out = run.path
     experiment = open_experiment(config)
+    if ranks.from_first(lambda: experiment.sha256) != experiment.sha256:
+        raise UserError(f"process {ranks.rank} finds other data in {config.data} than the first")
     config = dataclasses.replace(config, data=experiment.where, data_sha256=experiment.sha256)
-    run = RunDirectory(out)
-    run.create()
-    with run.locked():
-        checkpoint = None
-        if run.has(CONFIG):
-            saved = run.config()
-            if saved.data_sha256 == experiment.older_sha256 != experiment.sha256:
-                say(f"{out} was begun by an older version: its data is compared by the labels only")
-                config = dataclasses.replace(config, data_sha256=experiment.older_sha256)
-            run.check_config(saved, (read_note(out) or {}).get("config"), CHECKPOINT)
-            _refuse_changes(saved, config, out)
-            checkpoint = run.read_checkpoint(config)
-            if checkpoint is None and run.has(MODEL):  # which is never written before it
-                raise UserError(f"{out} has a {MODEL} but no {CHECKPOINT}: not overwriting it")
+    if ranks.first:
+        run.create()
+    with run.locked() if ranks.first else nullcontext():
+        config, checkpoint = ranks.from_first(lambda: _checkpoint(config, run, experiment, say))
         if checkpoint and checkpoint["finished"] >= config.epochs:
             say(f"{out} is finished: {_epochs(config)}. A larger --epochs goes on from there.")
             return
@@ -53,25 +66,71 @@ def train(
         set_threads(config.threads)
         torch.manual_seed(config.seed)
         task = experiment.build(device)
+        if not ranks.first:
+            seed_of_rank(config.seed, ranks)
         with Interrupt() as interrupt, display(config.epochs, config.own_measure.unit) as view:
             trainer = Trainer(config, task, run, view, interrupt)
             if checkpoint:
-                for name, content in task.files.items():
-                    if run.read(name) != content:
-                        raise UserError(f"{out / name} does not match the checkpoint beside it")
+                if ranks.first:
+                    _check_files(run, task)
                 trainer.load(checkpoint)
                 say(f"resuming {out} at update {trainer.progress.updates}")
-            else:
-                for name, content in task.files.items():
-                    run.write(name, content)
-                run.metrics.cut(0)
-            run.write_config(config)
-            if not record(run) and checkpoint:
-                say(
-                    f"{out} had other kernels so far: it goes on to float tolerance, not to the bit"
-                )
+            if ranks.first:
+                _begin(config, run, task, checkpoint, say)
             trainer.run()
     say(f"{out} is finished: {_epochs(config)}.")
+
+
+def _checkpoint(
+    config: Config, run: RunDirectory, experiment: Experiment, say: Callable[[str], None]
+) -> tuple[Config, dict[str, Any] | None]:
+    """What the directory has to go on from, if anything, and the config as it puts it."""
+    if not run.has(CONFIG):
+        return config, None
+    saved, out = run.config(), run.path
+    if saved.data_sha256 == experiment.older_sha256 != experiment.sha256:
+        say(f"{out} was begun by an older version: its data is compared by the labels only")
+        config = dataclasses.replace(config, data_sha256=experiment.older_sha256)
+    run.check_config(saved, (read_note(out) or {}).get("config"), CHECKPOINT)
+    _refuse_changes(saved, config, out)
+    checkpoint = run.read_checkpoint(config)
+    if checkpoint is None and run.has(MODEL):  # which is never written before it
+        raise UserError(f"{out} has a {MODEL} but no {CHECKPOINT}: not overwriting it")
+    return config, checkpoint
+
+
+def _check_files(run: RunDirectory, task: Task) -> None:
+    for name, content in task.files.items():
+        if run.read(name) != content:
+            raise UserError(f"{run.path / name} does not match the checkpoint beside it")
+
+
+def _begin(
+    config: Config,
+    run: RunDirectory,
+    task: Task,
+    checkpoint: dict[str, Any] | None,
+    say: Callable[[str], None],
+) -> None:
+    """Write what a run has from its start; say in what one that goes on is not as it was."""
+    if checkpoint is None:
+        for name, content in task.files.items():
+            run.write(name, content)
+        run.metrics.cut(0)
+    run.write_config(config)
+    same_kernels = record(run)
+    if checkpoint is None:
+        return
+    before, now = checkpoint.get("processes", 1), current().size
+    others = [] if same_kernels else ["other kernels"]
+    others += [] if before == now else [f"{before} process{'es' * (before > 1)}, now {now},"]
+    if others:
+        had = " and ".join(others)
+        say(f"{run.path} had {had} so far: it goes on to float tolerance, not to the bit")
+
+
+def _quiet(_: str) -> None:
+    """The first process speaks."""
 
 
 def open_experiment(config: Config) -> Experiment:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from normrnn.engine.task import Tensors
 from normrnn.errors import UserError
 from normrnn.nn import batch_statistics, recalibrate
+from normrnn.runs.names import MODEL, RUNNING
+from normrnn.runs.store import RunDirectory
 
 StatisticsKind = Literal["running", "recalibrated", "batch"]
 
@@ -32,6 +34,18 @@ def set_statistics(model: nn.Module, statistics: Tensors) -> None:
     with torch.no_grad():
         for name, value in statistics.items():
             buffers[name].copy_(value)
+
+
+def put_running_back(run: RunDirectory, model: nn.Module) -> None:
+    """The running statistics of a best model that was saved with recalibrated ones. They must be
+    of that model: a kill can fall between the two files."""
+    of = {run.tensors_metadata(name).get("updates") for name in (MODEL, RUNNING)}
+    if len(of) > 1:
+        raise UserError(
+            f"{run.path} was stopped while its best model was written: {MODEL} and {RUNNING}"
+            " are of different updates; training goes on from there and writes both"
+        )
+    set_statistics(model, run.read_tensors(RUNNING))
 
 
 @contextlib.contextmanager

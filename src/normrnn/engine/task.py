@@ -23,8 +23,9 @@ class Loss:
     nats: Tensor
     count: int
     sequences: int
-    errors: int | None = None
-    """Frames whose most probable class was wrong, where that is counted."""
+    errors: Tensor | None = None
+    """Frames whose most probable class was wrong, where that is counted; on the device, as `nats`:
+    asking for the numbers would be to wait for it."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,11 @@ class TaskModule(Protocol):
 
     def evaluate(self, run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
         """All that can be said about that model: the task's part of evaluation.json."""
+        ...
+
+    def exported_loss(self, run: RunDirectory, data: str, session: Any) -> float:
+        """Nats per target of the run's validation data, `data` if that moved, of its model as an
+        ONNX session. Only of tasks whose networks have `plain_parts`."""
         ...
 
     def show(self, result: Mapping[str, Any], console: Console) -> None:

@@ -47,6 +47,8 @@ class TensorBoard:
 
         rows = read_rows(self.run / METRICS)
         directory = self.run / DIRECTORY
+        if directory.is_symlink():  # old files in it are removed: they might be another's
+            raise UserError(f"{directory} is a link: not writing through it")
         for old in directory.glob("events.out.tfevents.*"):
             old.unlink()
         # So that tensorboard's relative time is the run's own.

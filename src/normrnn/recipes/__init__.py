@@ -10,9 +10,15 @@ from normrnn.config.base import Config
 from normrnn.config.registry import read_config, recipe, recipes, register
 from normrnn.recipes.char import ptb_char
 from normrnn.recipes.paper import PAPER
-from normrnn.recipes.ptb import ptb_large, ptb_medium, ptb_small, ptb_small_authors
+from normrnn.recipes.ptb import (
+    ptb_large,
+    ptb_medium,
+    ptb_small,
+    ptb_small_authors,
+    ptb_small_regularised,
+)
 from normrnn.recipes.quickstart import quickstart
-from normrnn.recipes.speech import librispeech_mini, wsj
+from normrnn.recipes.speech import librispeech_mini, librispeech_mini_small, wsj
 
 __all__ = ["RECIPES", "read_config", "recipe", "summary", "usual_norms"]
 
@@ -20,11 +26,13 @@ _OURS: tuple[Callable[[], Config], ...] = (
     quickstart,
     ptb_small,
     ptb_small_authors,
+    ptb_small_regularised,
     ptb_medium,
     ptb_large,
     ptb_char,
     wsj,
     librispeech_mini,
+    librispeech_mini_small,
 )
 for _make in _OURS:
     register(_make)

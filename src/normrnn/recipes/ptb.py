@@ -18,6 +18,23 @@ def ptb_small() -> LanguageConfig:
     )
 
 
+def ptb_small_regularised() -> LanguageConfig:
+    """The small LSTM with locked dropout and weight drop: where normalisation might pay.
+
+    Dropout is locked on the embedding, between layers and before the softmax. Its settings suit
+    the baseline; the normalised network has the same.
+    """
+    return LanguageConfig(
+        recipe="ptb-small-regularised",
+        epochs=10,
+        model=ModelConfig(
+            hidden=200, layers=2, init=0.1, dropout=0.4, dropout_kind="locked", weight_drop=0.3
+        ),
+        optimizer=OptimizerConfig(lr=1.0, clip_norm=10.0, decay=2.0, decay_after=6),
+        train=TrainConfig(batch=32, steps=20),
+    )
+
+
 def ptb_medium() -> LanguageConfig:
     """Table 2, medium LSTM."""
     return LanguageConfig(

@@ -15,7 +15,8 @@ from normrnn.report.runs import Run, RunOrProblem
 
 _APART, _DATA = ("norm", "seed"), "data_sha256"
 # What sets an arm apart only where there is a normaliser, and what changes no curve.
-_NORMALISER = ("gamma", "eps", "momentum", "time_steps", "cell_norm")
+_NORMALISER = ("gamma", "eps", "momentum", "time_steps", "cell_norm", "count_padding")
+_NORMALISER += ("shrinkage",)
 _NORMALISER = tuple(f"model.{name}" for name in _NORMALISER)
 _HARMLESS = ("threads", "device", "data", "epochs", "train.log_every", "train.checkpoint_every")
 _HARMLESS += ("evaluation.train_tokens",)
@@ -93,8 +94,9 @@ def _arm_settings(run: Run) -> Settings:
 def _arm_name(run: Run, settings: Settings, every: Sequence[Settings]) -> str:
     """With the settings that some other arm has in another value."""
     others = [dict(one) for one in every]
+    own = {"model.gamma": str(run.normalisation.gamma)}
     differs = [
-        f"{name} {value}"
+        f"{name} {own.get(name, value) if value == 'None' else value}"
         for name, value in settings
         if any(name in other and other[name] != value for other in others)
     ]

@@ -10,6 +10,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal
 
 from normrnn.errors import UserError
+from normrnn.files import write_whole
 from normrnn.report.curves import between_validations, gap
 from normrnn.report.groups import Arm, Group, groups
 from normrnn.report.runs import Row, Run, load
@@ -105,9 +106,11 @@ def headline(parts: Sequence[Group]) -> "Figure":
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a picture."""
+    """Write a picture (PNG)."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120, format="png")
+    write_whole(path, drawn.getbuffer())
 
 
 def png(picture: Picture, group: Group, path: Path) -> None:
@@ -165,6 +168,15 @@ def _inline(text: str, prefix: str, title: str, words: str) -> str:
         f'<title id="{prefix}-t">{escape(title)}</title>'
         f'<desc id="{prefix}-d">{escape(words)}</desc>{body}'
     )
+
+
+def can_draw() -> bool:
+    """Whether what pictures need is there."""
+    try:
+        drawing()
+    except UserError:
+        return False
+    return True
 
 
 def drawing() -> tuple[Callable[..., "Figure"], Callable[..., Any]]:

@@ -7,13 +7,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from normrnn.config.base import settled
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.registry import config_class
-from normrnn.errors import UserError
+from normrnn.errors import UserError, notice
+from normrnn.files import read_regular
 from normrnn.locks import is_held
 from normrnn.norms import Norm, names, of
 from normrnn.recipes import RECIPES, recipe
-from normrnn.runs.names import CONFIG, ENVIRONMENT, LOCK, METRICS
+from normrnn.runs.machines import read_machines
+from normrnn.runs.names import CHECKPOINT, CONFIG, ENVIRONMENT, LOCK, METRICS
+from normrnn.runs.note import config_changes, metrics_as_written
 from normrnn.runs.rows import Row, parse_rows
 
 
@@ -63,7 +67,7 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """The config with dotted names; fields younger than the run have the recipe's values."""
         defaults = to_dict(recipe(self.recipe)) if self.recipe in RECIPES else {}
-        return {**flat(defaults), **flat(self.config)}
+        return settled({**flat(defaults), **flat(self.config)})
 
     @property
     def finished(self) -> bool:
@@ -129,6 +133,10 @@ class RunOrProblem:
     path: Path
     run: Run | None
     problem: str = ""
+    words: tuple[str, ...] = ()
+    """What is to be said about it, though nothing is wrong with the numbers."""
+    verified: bool = True
+    """Whether checksums vouch for all of it."""
 
 
 def load(path: str | Path) -> Run:
@@ -139,6 +147,7 @@ def load(path: str | Path) -> Run:
     found = examine(Path(path))
     if found.run is None or found.problem:
         raise UserError(f"{path} {found.problem}")
+    _say([found])
     return found.run
 
 
@@ -150,14 +159,44 @@ def examine(path: Path) -> RunOrProblem:
         why = "it is empty" if empty else f"{CONFIG} is missing or damaged"
         return RunOrProblem(path, None, f"is no run directory: {why}")
     rows, problem = parse_rows(path / METRICS)
-    run = Run(path, config, rows, _environments(path / ENVIRONMENT), is_held(path / LOCK))
-    return RunOrProblem(path, run, problem and f"is damaged: {problem}")
+    words = []
+    try:
+        machines, verified = read_machines(path)
+    except UserError as damage:
+        words.append(f"{damage}; where it ran is left out")
+        machines, verified = [], True
+    changes = config_changes(path, config)
+    if not machines and not words and changes is not None:
+        words.append(f"{path / ENVIRONMENT} is missing; where it ran is left out")
+    verified = verified and changes is not None and metrics_as_written(path) is not None
+    told = {name: f"{name} was {a}, is now {b}" for name, (a, b) in (changes or {}).items()}
+    changed = f"{CONFIG} was changed since {CHECKPOINT} was written"
+    # A run that goes on for longer, or with data that was moved, has these before its checkpoint.
+    own = [told.pop(name) for name in ("epochs", "data") if name in told]
+    if told:
+        return RunOrProblem(
+            path, None, f"is damaged or edited: {changed}: {', '.join(told.values())}"
+        )
+    if own:
+        words.append(f"{path}: {changed}: {', '.join(own)}")
+    run = Run(path, config, rows, machines, is_held(path / LOCK))
+    problem = problem and f"is damaged: {problem}"
+    return RunOrProblem(path, run, problem, tuple(words), verified)
+
+
+def _say(found: Sequence[RunOrProblem]) -> None:
+    for word in (word for one in found for word in one.words):
+        notice(word)
+    runs = [one for one in found if one.run is not None]
+    if bare := [one.path.name for one in runs if not one.verified]:
+        some = ", ".join(bare[:3]) + (", …" if len(bare) > 3 else "")
+        notice(f"{len(bare)} of {len(runs)} runs have no checksums ({some}): not verified")
 
 
 def _config(path: Path) -> dict[str, Any] | None:
     """What a config.json holds, if it has what every report needs."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return None
     kinds = {"norm": str, "seed": int}
@@ -179,12 +218,5 @@ def find(paths: Sequence[Path]) -> list[RunOrProblem]:
         inside = sorted(p.parent for p in path.glob(f"*/{CONFIG}"))
         for one in inside if inside and not (path / CONFIG).exists() else [path]:
             found.setdefault(one.resolve(), examine(one))
+    _say(list(found.values()))
     return list(found.values())
-
-
-def _environments(path: Path) -> list[dict[str, Any]]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return []
-    return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []

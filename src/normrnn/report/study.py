@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from normrnn.config.jsonio import flat
 from normrnn.config.measure import bits
-from normrnn.files import write_whole
+from normrnn.errors import UserError, notice
+from normrnn.files import read_regular, write_whole
 from normrnn.norms import names, of
 from normrnn.recipes.paper import PAPER, Paper
 from normrnn.report.pictures import COLOURS, drawing, save
 from normrnn.report.tables import DASH, Table
+from normrnn.seal import is_sealed, sealed, sealed_json, with_place, without_hash
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +42,8 @@ class RecordedStudy:
     about: dict[str, Any] = field(default_factory=dict)
     """The plan: study, trials, space, norms, sampler, pruner, config; empty if not recorded."""
     problem: str = ""
+    verified: bool = True
+    """Whether checksums vouch for it."""
 
     @property
     def name(self) -> str:
@@ -83,13 +87,18 @@ class RecordedStudy:
 
 def read_study(path: Path) -> RecordedStudy:
     """What can be read of a study's directory."""
-    trials, problem = _trials(path / TRIALS)
+    content, problem, sure = _content(path / TRIALS)
+    trials, wrong = _trials(content)
+    plan, unreadable, certain = (
+        _content(path / ABOUT) if (path / ABOUT).exists() else (b"", "", True)
+    )
     try:
-        about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        about = {}
+        about = json.loads(plan or b"{}")
+    except (ValueError, RecursionError):
+        about, unreadable = {}, f"is damaged: {ABOUT} is not JSON"
     known = isinstance(about, dict) and isinstance(about.get("config"), dict)
-    return RecordedStudy(path, trials, about if known else {}, problem)
+    about = without_hash(about) if known else {}
+    return RecordedStudy(path, trials, about, problem or wrong or unreadable, sure and certain)
 
 
 def find_studies(paths: Sequence[Path]) -> tuple[list[RecordedStudy], list[Path]]:
@@ -105,23 +114,33 @@ def find_studies(paths: Sequence[Path]) -> tuple[list[RecordedStudy], list[Path]
                 rest += study.runs()
         if not own and (not inside or any(path.glob("*/config.json"))):
             rest.append(path)
+    for study in found.values():
+        if not study.verified:
+            notice(f"{study.path} has no checksums: not verified")
     return list(found.values()), rest
 
 
-def _trials(path: Path) -> tuple[list[Trial], str]:
-    """The rows up to the first that is none, and what is wrong with that."""
+def _content(path: Path) -> tuple[bytes, str, bool]:
+    """A file, what is wrong with it, and whether a checksum vouches for it."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        content = read_regular(path)
+        return content, "", is_sealed(content, path)
     except OSError as error:
-        return [], f"cannot be read: {error.strerror}"
+        return b"", f"cannot be read: {error.strerror}", True
+    except UserError:
+        return b"", f"is damaged: {path.name} is not what was written", True
+
+
+def _trials(content: bytes) -> tuple[list[Trial], str]:
+    """The rows up to the first that is none, and what is wrong with that."""
     trials: list[Trial] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
         trial: Any = None
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             trial = json.loads(line)
         if not _is_trial(trial):
-            return trials, f"is damaged: line {number} of {path.name} is no trial"
-        trials.append(trial)
+            return trials, f"is damaged: line {number} of {TRIALS} is no trial"
+        trials.append(without_hash(trial))
     return trials, ""
 
 
@@ -404,19 +423,26 @@ def draw(
     axes.spines[["left", "bottom"]].set_color(ink)
 
 
+def _sealed_rows(trials: Sequence[Trial]) -> bytes:
+    """A line per trial; the first holds the checksum of all."""
+    rows = [with_place(trials[0]), *trials[1:]] if trials else []
+    text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    return sealed(text) if rows else b""
+
+
 def write(study: RecordedStudy) -> list[Path]:
     """trials.jsonl, study.json, trials.csv and summary.md, and a picture where there is a learning
     rate, in the study's directory."""
     trials, out = study.trials, study.path
     out.mkdir(parents=True, exist_ok=True)
     files = {
-        TRIALS: "".join(json.dumps(t, allow_nan=False) + "\n" for t in trials),
-        ABOUT: json.dumps(study.about, indent=2) + "\n",
-        "trials.csv": as_csv(trials),
-        "summary.md": markdown(trials, paper=study.paper),
+        TRIALS: _sealed_rows(trials),
+        ABOUT: sealed_json(study.about),
+        "trials.csv": as_csv(trials).encode(),
+        "summary.md": markdown(trials, paper=study.paper).encode(),
     }
-    for name, text in files.items():
-        write_whole(out / name, text.encode())
+    for name, content in files.items():
+        write_whole(out / name, content)
     paths = [out / name for name in files]
     if study.drawable:
         save(figure(trials), out / PICTURE)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from normrnn.errors import UserError
-from normrnn.files import write_whole
+from normrnn.files import open_regular, write_whole
 from normrnn.report.groups import groups
 from normrnn.report.page import MARK, page
 from normrnn.report.pictures import pictures, png, save
@@ -25,7 +25,7 @@ def write_report(
     if path.is_dir():
         raise UserError(f"{path} is a directory: name the file to write, as in {path}/report.html")
     if path.exists():
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if file.read(len(MARK)) not in (MARK.encode(), b""):
                 raise UserError(f"{path} is there and is no report: not overwriting it")
     try:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import secrets
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from normrnn.errors import UserError, notice
-from normrnn.files import write_whole
+from normrnn.files import read_regular, write_whole
 from normrnn.runs.names import CHECKPOINT, PREVIOUS
 from normrnn.runs.note import START
 from normrnn.seal import BLANK, is_sealed, not_verified, seal
@@ -58,7 +59,10 @@ class Checkpoints:
         A damaged newest one is passed over for the one before it, which is said.
         """
         if not self.newest.exists():  # stopped between two names, where files have one only
-            return _read(self.previous) if self.previous.exists() else None
+            if not self.previous.exists():
+                return None
+            notice(f"{self.newest} is missing; going on from {self.previous.name}")
+            return _read(self.previous)
         try:
             return _read(self.newest)
         except UserError as damage:
@@ -85,10 +89,12 @@ class Checkpoints:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     sealed = is_sealed(content, path, max(content.rfind(START), 0))
+    if _grows(content):
+        raise UserError(f"{path} is damaged: it promises more than it holds")
     try:
         payload = torch.load(io.BytesIO(content), weights_only=True)
     # torch.load raises whatever its unpickler meets; any of it means the same to the user.
@@ -101,3 +107,12 @@ def _read(path: Path) -> dict[str, Any]:
             raise UserError(f"{path} is damaged: its checksum is missing")
         not_verified(path)
     return payload
+
+
+def _grows(content: bytes) -> bool:
+    """Whether a zip archive would be larger unpacked: torch packs nothing."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return sum(entry.file_size for entry in archive.infolist()) > len(content)
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
+        return False  # no archive: torch says so

@@ -1,6 +1,5 @@
 """What a run runs on: device, versions and machine, nothing personal."""
 
-import json
 import os
 import platform
 from collections.abc import Callable
@@ -11,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from normrnn.errors import UsageError
+from normrnn.errors import UsageError, UserError, notice
 from normrnn.ops import kernel
-from normrnn.runs.names import ENVIRONMENT
+from normrnn.runs.machines import read_machines, write_machines
 from normrnn.runs.store import RunDirectory
 from normrnn.version import __version__
 
@@ -43,18 +42,21 @@ def record(run: RunDirectory) -> bool:
     """
     now = environment(torch.get_num_threads())
     try:
-        before = json.loads(run.read(ENVIRONMENT)) if run.has(ENVIRONMENT) else []
-    except (ValueError, RecursionError):
+        before, _ = read_machines(run.path)
+    except UserError as damage:
+        notice(f"{damage}; what the run ran on so far is not known any more")
         before = []
-    before = before if isinstance(before, list) else []
     if before[-1:] != [now]:
-        run.write_json(ENVIRONMENT, [*before, now])
-    last = before[-1] if before and isinstance(before[-1], dict) else now
+        write_machines(run.path, [*before, now])
+    last = before[-1] if before else now
     return last.get("recurrence") == now["recurrence"]
 
 
 def named_device(name: str | torch.device) -> torch.device:
-    """The device of that name; UsageError if torch has none such here."""
+    """The device of that name, the fastest for "auto"; UsageError if torch has none such here."""
+    if name == "auto":
+        mps = "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else mps
     try:
         device = torch.device(name)
         torch.ones(1, device=device).item()  # there, and it computes: "meta" does not

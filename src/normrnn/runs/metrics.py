@@ -9,7 +9,7 @@ from typing import Any
 
 from normrnn.config.measure import perplexity
 from normrnn.errors import UserError
-from normrnn.files import following_no_link
+from normrnn.files import following_no_link, open_regular
 
 
 @dataclass
@@ -103,5 +103,5 @@ class MetricsFile:
     def _begin(self, size: int) -> bytes:
         if not size:
             return b""
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             return file.read(size)

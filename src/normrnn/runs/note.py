@@ -3,10 +3,13 @@
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from normrnn.config.jsonio import flat
 from normrnn.errors import UserError
+from normrnn.files import open_regular, read_regular
 from normrnn.runs.names import CHECKPOINT, METRICS
 from normrnn.seal import is_sealed
 
@@ -20,7 +23,7 @@ def read_note(folder: Path) -> dict[str, Any] | None:
     The note is taken at its word: `trusted` asks the whole file.
     """
     try:
-        with (folder / CHECKPOINT).open("rb") as file:
+        with open_regular(folder / CHECKPOINT) as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _LONGEST, 0))
             tail = file.read()
         note = json.loads(tail[tail.rindex(START) :])
@@ -32,10 +35,26 @@ def read_note(folder: Path) -> dict[str, Any] | None:
 def trusted(folder: Path) -> bool:
     """Is the newest checkpoint what was written, its note included?"""
     try:
-        content = (folder / CHECKPOINT).read_bytes()
+        content = read_regular(folder / CHECKPOINT)
         return is_sealed(content, folder / CHECKPOINT, max(content.rfind(START), 0))
     except (OSError, UserError):
         return False
+
+
+def config_changes(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
+    """Dotted field -> its value in the newest checkpoint and in `config`, where they differ; None
+    if the checkpoint does not say. Fields that only `config` has are younger than the checkpoint.
+    """
+    written = (read_note(folder) or {}).get("config")
+    if not isinstance(written, Mapping):
+        return None
+    now = flat(config)
+    changed = {
+        name: (value, now.get(name))
+        for name, value in flat(written).items()
+        if name not in now or repr(now[name]) != repr(value)
+    }
+    return changed if not changed or trusted(folder) else None
 
 
 def metrics_as_written(folder: Path) -> bool | None:
@@ -50,7 +69,7 @@ def metrics_as_written(folder: Path) -> bool | None:
     if not isinstance(size, int) or not isinstance(written, str):
         return None
     try:
-        with (folder / METRICS).open("rb") as file:
+        with open_regular(folder / METRICS) as file:
             content = file.read(size)
     except OSError:
         content = b""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.errors import UserError
+from normrnn.files import read_regular
 from normrnn.runs.note import metrics_as_written
 
 Row = dict[str, Any]
@@ -23,11 +24,15 @@ def read_rows(path: Path) -> list[Row]:
 
 def parse_rows(path: Path) -> tuple[list[Row], str]:
     """The rows up to the first that is none, and what is wrong with that."""
-    if not path.exists():
-        return [], ""
     if metrics_as_written(path.parent) is False:
         return [], f"{path.name} is not what was written"
-    *complete, _torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    if not path.exists():
+        return [], ""
+    try:
+        text = read_regular(path).decode("utf-8", "replace")
+    except OSError as error:
+        return [], f"{path.name} cannot be read: {error.strerror}"
+    *complete, _torn = text.split("\n")
     rows: list[Row] = []
     for number, line in enumerate(complete, 1):
         try:

@@ -15,11 +15,11 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
-from normrnn.config.base import Config
-from normrnn.config.jsonio import differences, to_dict
+from normrnn.config.base import Config, settled
+from normrnn.config.jsonio import differences, flat, to_dict
 from normrnn.config.registry import read_config
 from normrnn.errors import UsageError, UserError
-from normrnn.files import remove_leftovers, write_whole
+from normrnn.files import read_regular, remove_leftovers, write_whole
 from normrnn.locks import exclusive
 from normrnn.runs.checkpoints import Checkpoints
 from normrnn.runs.metrics import MetricsFile
@@ -71,7 +71,7 @@ class RunDirectory:
     def read(self, name: str) -> bytes:
         """The bytes of a file that must be there."""
         try:
-            return (self.path / name).read_bytes()
+            return read_regular(self.path / name)
         except FileNotFoundError:
             raise UserError(f"{self.path} is no run directory with a {name}") from None
         except OSError as error:
@@ -120,7 +120,11 @@ class RunDirectory:
             raise UserError(f"{self.path} has no {MODEL} yet: the first validation writes it")
         weights, metadata = self._tensors(MODEL)
         if CONFIG in metadata:  # not in older runs
-            self.check_config(self.config(), json.loads(metadata[CONFIG]), MODEL)
+            try:
+                written = json.loads(metadata[CONFIG])
+            except (ValueError, TypeError, RecursionError):
+                raise UserError(f"{self.path / MODEL} is damaged: its config is none") from None
+            self.check_config(self.config(), written, MODEL)
         return weights
 
     def fill(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -169,6 +173,8 @@ class RunDirectory:
         changed = changed_fields(read_config(payload.get("config", {})), config)
         if changed:
             raise UserError(f"{self.path / CHECKPOINT} belongs to another run: {changed}")
+        if type(payload.setdefault("finished", 0)) is not int:
+            raise UserError(f"{self.path / CHECKPOINT} is damaged: it does not say how far it is")
         return payload
 
     def check_config(self, config: Config, written: Any, what: str) -> None:
@@ -188,6 +194,9 @@ def changed_fields(old: Config, new: Config) -> str:
     The epochs may differ and the data may have moved, as long as its bytes are the same.
     """
     changed = differences(old, new)
+    gamma = "model.gamma"
+    if len({settled(flat(to_dict(config))).get(gamma) for config in (old, new)}) == 1:
+        changed.pop(gamma, None)
     for name in ("epochs", "data"):
         changed.pop(name, None)
     if "recipe" in changed:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from normrnn.config.base import Config
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UsageError, UserError
+from normrnn.files import read_regular
 from normrnn.recipes import read_config
 from normrnn.recipes.paper import SPACES
 
@@ -52,10 +53,10 @@ def read_space(file: Path | None, config: Config, norms: Sequence[str] = ("none"
         space = SPACES[config.recipe]
     else:
         try:
-            space = json.loads(file.read_bytes())
+            space = json.loads(read_regular(file))
         except OSError as error:
             raise UsageError(f"{file} cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{file} is not JSON: {error}") from None
     check(space, config, norms)
     return space

@@ -7,10 +7,13 @@ and goes: a slot is done once, by the one trial that finished it.
 """
 
 import contextlib
+import hashlib
 import importlib.util
 import json
+import os
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -22,20 +25,21 @@ import optuna
 from filelock import FileLock
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from normrnn.config.base import Config
 from normrnn.config.jsonio import flat, to_dict
-from normrnn.errors import UsageError, UserError
+from normrnn.errors import UsageError, UserError, notice
+from normrnn.files import following_no_link, open_regular, read_regular
 from normrnn.locks import try_lock
 from normrnn.recipes import read_config
 from normrnn.search.space import Space
 
-SLOT, ARMS = "slot", "arms"
-"""User attributes of a trial: which slot it fills, what its arms came to."""
+SLOT, ARMS, SHA256 = "slot", "arms", "sha256"
+"""User attributes of a trial: which slot it fills, what its arms came to, a hash of all that."""
 IDENTITY, HEARTBEAT = "normrnn", "heartbeat"
 """User attributes of a study: what it is about, the longest beat of those who joined."""
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -173,8 +177,9 @@ def _database(url: str, heartbeat: int) -> RDBStorage:
 def _journal(path: Path) -> BaseStorage:
     try:
         if path.exists():
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 json.loads(file.readline() or b"{}")
+            _mend(path)
         return JournalStorage(JournalFileBackend(str(path)))
     except OSError as error:
         reason = error.strerror or error
@@ -182,6 +187,22 @@ def _journal(path: Path) -> BaseStorage:
     # Optuna plays the file back and trips over whatever is not its own.
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
         raise UserError(f"{path} is not a journal of Optuna's: not touching it") from None
+
+
+def _mend(path: Path) -> None:
+    """A writer that was killed left half a line, which the next one would write on."""
+    if read_regular(path)[-1:] in (b"", b"\n"):
+        return
+    lock = JournalFileSymlinkLock(str(path))
+    lock.acquire()  # whoever is just writing comes first
+    try:
+        content = read_regular(path)
+        if content[-1:] != b"\n":
+            with open(path, "r+b", opener=following_no_link) as file:
+                file.truncate(content.rfind(b"\n") + 1)
+            notice(f"{path} is cut off: its last line is left out, and done again")
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -305,6 +326,12 @@ class Study:
     def finish(self, trial: Trial, value: float | None) -> None:
         """Its objective, or None if it was pruned; nothing if it was given up for dead."""
         state = TrialState.PRUNED if value is None else TrialState.COMPLETE
+        now = self.storage.get_trial(trial._trial_id)
+        if value is None and now.last_step is not None:  # Optuna takes that as its value
+            value = now.intermediate_values[now.last_step]
+        with contextlib.suppress(UpdateFinishedTrialError):
+            trial.set_user_attr(SHA256, _digest(now, value))
+        value = None if state == TrialState.PRUNED else value
         self.optuna.tell(trial, value, state=state, skip_if_finished=True)
 
     def give_back(self, trial: Trial) -> None:
@@ -389,7 +416,21 @@ class Study:
 
     def rows(self) -> list[dict[str, Any]]:
         """The trial table: one row per finished slot."""
-        return [_row(slot, trial) for slot, trial in sorted(self.done().items())]
+        done = sorted(self.done().items())
+        for slot, trial in done:
+            if SHA256 not in trial.user_attrs:
+                notice(f"the study {self.name!r} has trials without a checksum: not verified")
+            elif trial.user_attrs[SHA256] != _digest(trial, trial.value):
+                raise UserError(f"trial {slot} in the storage is damaged: not what was written")
+        return [_row(slot, trial) for slot, trial in done]
+
+
+def _digest(trial: FrozenTrial, value: float | None) -> str:
+    """Of what a trial tried and came to."""
+    attrs = [trial.user_attrs.get(name) for name in (SLOT, ARMS)]
+    value = None if value is None else float(value)  # as every storage gives it back
+    told = json.dumps([trial.params, attrs, value], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def _row(slot: int, trial: FrozenTrial) -> dict[str, Any]:
@@ -413,3 +454,10 @@ def storage_errors() -> Iterator[None]:
         cause = error.__cause__ or error
         reason = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
         raise UserError(f"the storage does not answer any more: {reason}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        # Of Optuna's: it believes its storage, and trips over what is damaged there.
+        places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        own = max(i for i, place in enumerate(places) if f"{os.sep}normrnn{os.sep}" in place)
+        if not any(f"{os.sep}optuna{os.sep}" in place for place in places[own:]):
+            raise
+        raise UserError(f"the storage is damaged ({type(error).__name__}: {error})") from None

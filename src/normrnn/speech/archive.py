@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.errors import UserError
-from normrnn.files import open_regular
+from normrnn.files import open_regular, read_regular
 from normrnn.speech.matrices import BINARY, Unusable, find_matrix
 
 _HEAD = struct.Struct("<bibi")  # size of an int, rows, size of an int, columns
@@ -109,7 +109,7 @@ def read_table(path: Path) -> dict[str, str]:
     """Key -> rest of the line, of an scp, utt2spk, text, ... file; a key twice is an error."""
     table: dict[str, str] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path).decode("utf-8").splitlines()
     except FileNotFoundError:
         raise UserError(f"{path.parent} lacks {path.name}") from None
     except OSError as error:

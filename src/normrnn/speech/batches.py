@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from normrnn.engine.ranks import ALONE, Ranks
 from normrnn.speech.corpus import SpeechSplit
 
 
@@ -90,10 +91,16 @@ def _by_length(piece: Piece) -> tuple[int, Piece]:
 
 
 def read_batch(
-    split: SpeechSplit, pieces: Sequence[Piece], device: torch.device
-) -> tuple[PackedSequence, Tensor]:
-    """Features of the pieces, longest first, and the labels of their rows (N,)."""
-    ordered = sorted(pieces, key=_by_length, reverse=True)
+    split: SpeechSplit, pieces: Sequence[Piece], device: torch.device, ranks: Ranks = ALONE
+) -> tuple[PackedSequence, Tensor] | None:
+    """Features of the pieces, longest first, and the labels of their rows (N,).
+
+    Of several ranks each reads its share, long and short pieces alike; None where there are fewer
+    pieces than ranks, and nothing is left for this one.
+    """
+    ordered = sorted(pieces, key=_by_length, reverse=True)[ranks.rank :: ranks.size]
+    if not ordered:
+        return None
     features = pack_sequence([split.features(*piece).to(device) for piece in ordered])
     labels = pack_sequence([split.labels(*piece) for piece in ordered])
     return features, labels.data.to(device)

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from normrnn.config.base import Config, LoopConfig
+from normrnn import norms
+from normrnn.config.base import Config, LoopConfig, RegularisedConfig
 from normrnn.config.measure import Measure
 from normrnn.errors import UsageError
 from normrnn.speech.measure import FRAMES
 
 
 @dataclass(frozen=True)
-class AcousticConfig:
+class AcousticConfig(RegularisedConfig):
     """Stacked LSTM, softmax over the states of the alignment."""
 
     hidden: int = 250
@@ -22,12 +23,16 @@ class AcousticConfig:
     """Read each utterance in both directions."""
     peephole: Literal["none", "output", "all"] = "none"
     """Diagonal peepholes of the LSTM: the paper's W_co, or all three."""
-    gamma: float = 1.0
-    """Initial γ of the normalisers."""
+    gamma: float | None = None
+    """Initial γ of the normalisers. None: the norm's own, 1, of recurrent 0.1."""
     eps: float = 1e-5
     """ε of the normalisers."""
     momentum: float = 0.1
     """Weight of the new value in the running statistics."""
+    shrinkage: float = 0.0
+    """Of the covariance towards its diagonal, for whiten."""
+    count_padding: bool = False
+    """Statistics count padding, as other toolkits' do: to study what that does, not to be used."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class SpeechConfig(Config):
 
     noun: ClassVar[str] = "an acoustic model"
     task: ClassVar[str] = "normrnn.speech.task"
+    hub_task: ClassVar[str] = "automatic-speech-recognition"
     data: str = ""
     """Directory that `normrnn prepare librispeech` or `normrnn prepare kaldi` made."""
     model: AcousticConfig = field(default_factory=AcousticConfig)
@@ -86,8 +92,28 @@ class SpeechConfig(Config):
             raise UsageError(f"model.eps must be positive, not {self.model.eps}")
         if not 0 <= self.model.momentum <= 1:
             raise UsageError(f"model.momentum must lie in [0, 1], not {self.model.momentum}")
+        if not 0 <= self.model.shrinkage <= 1:
+            raise UsageError(f"model.shrinkage must lie in [0, 1], not {self.model.shrinkage}")
+        self.model.check_shares()
+        norm = self.normalisation
+        if norm.more_rows_than_features and not self.model.shrinkage:
+            raise UsageError(
+                f"norm {self.norm} needs model.shrinkage above 0, as 0.1: an epoch's last batch"
+                " may have fewer frames than features"
+            )
+        if self.model.count_padding and norm.normalises and not norm.counts_padding:
+            able = [name for name in norms.names() if norms.of(name).counts_padding]
+            raise UsageError(
+                f"model.count_padding is for norm {' or '.join(able)}, not {self.norm}"
+            )
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:  # noqa: ARG003
         """The paper's frame-wise cross entropy."""
         return FRAMES
+
+    @property
+    def deciding_statistics(self) -> Literal["running", "recalibrated"]:
+        """As of language models: regularisers bias the running ones."""
+        biased = self.normalisation.keeps_statistics and self.model.changes_statistics
+        return "recalibrated" if biased else "running"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normrnn.errors import UserError
-from normrnn.files import expanded
+from normrnn.files import expanded, open_regular
 from normrnn.speech.archive import (
     Entry,
     locate,
@@ -124,12 +124,14 @@ def read_speech(path: str | Path) -> SpeechCorpus:
             torch.tensor(statistics[name], dtype=torch.float64) for name in ("mean", "variance")
         )
         counts = torch.tensor(statistics["label_counts"], dtype=torch.int64)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
         raise UserError(
             f"{path / SUMMARY} or {STATISTICS} is damaged: a field is missing"
         ) from None
     if mean.shape != (dim,) or variance.shape != (dim,) or counts.shape != (classes,):
         raise UserError(f"{path / STATISTICS} does not belong to {SUMMARY}: other sizes")
+    if not (mean.isfinite().all() and (variance >= 0).all() and (counts >= 0).all()):
+        raise UserError(f"{path / STATISTICS} is damaged: its numbers are no statistics")
     written = summary.get(CHECKSUMS)
     checksums = {name: _checksums(path / name, name, written) for name in SPLITS}
     train, dev = (_read_split(path / name, classes, dim, checksums[name]) for name in SPLITS)
@@ -215,5 +217,5 @@ def _frames(path: Path, key: str, text: str) -> int:
 
 
 def _sha256(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").digest()

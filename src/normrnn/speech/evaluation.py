@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normrnn.engine.ranks import current, nothing
 from normrnn.engine.statistics import (
     StatisticsKind,
     evaluating,
     own_or_kept,
     population_statistics,
+    put_running_back,
     using,
 )
 from normrnn.engine.task import EvaluationOptions, Poll, Tensors, never
@@ -91,18 +93,21 @@ class SpeechEvaluator:
         own_statistics: bool = False,
     ) -> FrameScore:
         """Whole utterances in eval mode, with the model's statistics or each batch's own."""
-        nats, errors, count = 0.0, 0, 0
+        nats, errors, ranks = 0.0, 0, current()
         size = self.config.train.batch
         with evaluating(model):
             for batch in sorted_batches(pieces, size, allow_single=self.allow_single):
                 poll()
-                utterances, targets = read_batch(split, batch, self.device)
+                share = read_batch(split, batch, self.device, ranks)
                 with own_or_kept(model, own_statistics):
-                    loss, wrong = model.loss(utterances, targets)
+                    if share is None:
+                        nothing(model)
+                        continue
+                    loss, wrong = model.loss(*share)
                 nats += loss.item()
                 errors += int(wrong)
-                count += len(targets)
-        return FrameScore(nats, errors, count)
+        nats, wrong = ranks.total([nats, errors])
+        return FrameScore(nats, int(wrong), sum(piece.length for piece in pieces))
 
     def dev(self, model: AcousticModel, poll: Poll, *, own_statistics: bool = False) -> FrameScore:
         """All of the development set."""
@@ -117,7 +122,8 @@ class SpeechEvaluator:
 
         def step(_: nn.Module, batch: Sequence[Piece]) -> Tensor:
             poll()
-            return model.features(read_batch(self.corpus.train, batch, self.device)[0])
+            share = read_batch(self.corpus.train, batch, self.device, current())
+            return nothing(model) if share is None else model.features(share[0])
 
         some = batches[: self.config.evaluation.recalibrate_batches]
         return population_statistics(model, some, step)
@@ -129,14 +135,18 @@ class SpeechEvaluator:
                 f"{self.corpus.path} has {self.corpus.dim} features and {self.corpus.classes}"
                 f" states; the network has {len(model.mean)} and {len(model.label_counts)}"
             )
+        deciding = self.config.deciding_statistics
         yield self.dev(model, poll).row("valid", "running")
-        if self.fixed:
+        if self.fixed and deciding == "running":
             fixed = self.score(model, self.corpus.train, self.fixed, poll)
             yield fixed.row("train_eval", "running")
         if not self.config.normalisation.keeps_statistics:
             return
         with using(model, self.population(model, poll)):
             yield self.dev(model, poll).row("valid", "recalibrated")
+            if self.fixed and deciding == "recalibrated":
+                fixed = self.score(model, self.corpus.train, self.fixed, poll)
+                yield fixed.row("train_eval", deciding)
         if self.allow_single or len(self.corpus.dev.lengths) > 1:
             yield self.dev(model, poll, own_statistics=True).row("valid", "batch")
 
@@ -145,6 +155,8 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
     """The development set and the fixed training utterances under all statistics."""
     config, model = run.config(SpeechConfig), load(run, options.device)
     corpus = read_speech(options.data or config.data)
+    if config.deciding_statistics == "recalibrated":
+        put_running_back(run, model)
     rows = SpeechEvaluator(config, corpus, options.device).rows(model, never)
     same = config.data_sha256 in (corpus.sha256, corpus.labels_sha256)
     return {"data_sha256": corpus.sha256, "same_data": same, "rows": list(rows)}

@@ -25,6 +25,12 @@ def build_model(config: SpeechConfig, dim: int, classes: int) -> AcousticModel:
         gamma=m.gamma,
         eps=m.eps,
         momentum=m.momentum,
+        shrinkage=m.shrinkage,
+        dropout=m.dropout,
+        dropout_kind=m.dropout_kind,
+        weight_drop=m.weight_drop,
+        zoneout=(m.zoneout_h, m.zoneout_c),
+        count_padding=m.count_padding,
     )
     return built(make)
 

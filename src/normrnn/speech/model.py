@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
+from normrnn.deploy.parts import Parts, Recurrent
 from normrnn.engine.initial import glorot_
 from normrnn.engine.loss import nats_and_errors
-from normrnn.nn import LSTM
+from normrnn.nn import LSTM, padding
+from normrnn.nn.dropout import Dropout
 
 
 class AcousticModel(nn.Module):
@@ -42,6 +44,12 @@ class AcousticModel(nn.Module):
         gamma: float | None = None,
         eps: float = 1e-5,
         momentum: float = 0.1,
+        shrinkage: float = 0.0,
+        count_padding: bool = False,
+        dropout: float = 0.0,
+        dropout_kind: Literal["element", "locked"] = "element",
+        weight_drop: float = 0.0,
+        zoneout: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(dim))
@@ -51,13 +59,21 @@ class AcousticModel(nn.Module):
             dim,
             hidden,
             layers,
+            dropout=dropout if layers > 1 else 0.0,
+            dropout_kind=dropout_kind,
+            weight_drop=weight_drop,
+            zoneout=zoneout,
             bidirectional=bidirectional,
             norm=norm,
             peephole=peephole,
             gamma=gamma,
             eps=eps,
             momentum=momentum,
+            shrinkage=shrinkage,
         )
+        self.dropout = Dropout(dropout, dropout_kind)
+        if count_padding:
+            padding.count_padding(self.rnn)
         self.decoder = nn.Linear((1 + bidirectional) * hidden, classes)
         self.reset_parameters()
 
@@ -66,12 +82,16 @@ class AcousticModel(nn.Module):
         glorot_(self.rnn, self.decoder)
         self.rnn.train_one_bias()
 
+    @property
+    def scale(self) -> Tensor:
+        """What features (D,) are multiplied by, their mean taken off."""
+        # A feature that never varies carries nothing; what is left of it must not blow up.
+        return self.variance.clamp(min=1e-8).rsqrt()
+
     def features(self, utterances: PackedSequence) -> Tensor:
         """What the softmax sees, rows (N, directions · H)."""
-        # A feature that never varies carries nothing; what is left of it must not blow up.
-        scale = self.variance.clamp(min=1e-8).rsqrt()
-        rows = (utterances.data - self.mean) * scale
-        return self.rnn(utterances._replace(data=rows))[0].data
+        rows = (utterances.data - self.mean) * self.scale
+        return self.dropout(self.rnn(utterances._replace(data=rows))[0]).data
 
     def forward(self, utterances: PackedSequence) -> Tensor:
         """Logits of the states, rows (N, C)."""
@@ -100,3 +120,8 @@ class AcousticModel(nn.Module):
         raised to it: a state never seen must not get an infinite likelihood."""
         counts = self.label_counts.double().clamp(min=floor)
         return (counts / counts.sum()).log().float()
+
+    def plain_parts(self) -> Parts:
+        """The network as plain numbers, for elsewhere."""
+        recurrent = Recurrent(self.rnn)
+        return Parts(recurrent, self.decoder, mean=self.mean, scale=self.scale)

@@ -5,9 +5,11 @@ from typing import Any
 
 import torch
 
+from normrnn.engine.ranks import current, nothing
+from normrnn.engine.statistics import statistics_of, using
 from normrnn.engine.task import Experiment, Loss, Poll, Tensors, Validation
 from normrnn.errors import UsageError, UserError
-from normrnn.runs.names import MODEL
+from normrnn.runs.names import MODEL, RUNNING
 from normrnn.runs.rows import Row
 from normrnn.speech.batches import Piece, read_batch
 from normrnn.speech.config import SpeechConfig
@@ -18,10 +20,11 @@ from normrnn.speech.evaluation import (
     training_batches,
     training_pieces,
 )
+from normrnn.speech.exported import exported_loss
 from normrnn.speech.load import build_model, load
 from normrnn.speech.tables import show
 
-__all__ = ["SpeechTask", "evaluate", "load", "open_data", "show"]
+__all__ = ["SpeechTask", "evaluate", "exported_loss", "load", "open_data", "show"]
 
 
 def open_data(config: SpeechConfig) -> Experiment:
@@ -60,10 +63,15 @@ def open_data(config: SpeechConfig) -> Experiment:
 class SpeechTask:
     """Ragged batches of utterances, cross entropy and errors of every frame's state."""
 
+    shares_batches = True
+
     def __init__(self, config: SpeechConfig, corpus: SpeechCorpus, device: torch.device) -> None:
         self.config = config
         self.corpus = corpus
         self.device = device
+        self.ranks = current()
+        if self.ranks.size > 1 and config.model.count_padding:
+            raise UsageError("model.count_padding is for one process: padding is a whole batch's")
         self.model = build_model(config, corpus.dim, corpus.classes)
         self.model.mean.copy_(corpus.mean)
         self.model.variance.copy_(corpus.variance)
@@ -95,19 +103,31 @@ class SpeechTask:
     def loss(self, epoch: int, index: int) -> Loss:
         """Loss of a batch, all frames of all its utterances."""
         batch = self.batches(epoch)[index]
-        utterances, targets = read_batch(self.corpus.train, batch, self.device)
-        nats, errors = self.model.loss(utterances, targets)
-        return Loss(nats, len(targets), len(batch), int(errors))
+        frames = sum(piece.length for piece in batch)
+        share = read_batch(self.corpus.train, batch, self.device, self.ranks)
+        if share is None:
+            nats = nothing(self.model)
+            return Loss(nats, frames, len(batch), nats.new_zeros((), dtype=torch.long))
+        nats, errors = self.model.loss(*share)
+        return Loss(nats, frames, len(batch), errors)
 
     def validate(self, poll: Poll) -> Validation:
         """The development set and the fixed training utterances."""
-        dev = self.evaluator.dev(self.model, poll)
-        rows = [dev.row("valid", "running")]
-        if self.evaluator.fixed:
-            fixed = self.evaluator.score(self.model, self.corpus.train, self.evaluator.fixed, poll)
-            rows.append(fixed.row("train_eval", "running"))
-        weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
-        return Validation(rows, dev.nats / dev.count, {MODEL: weights})
+        deciding, files = self.config.deciding_statistics, {}
+        rows, chosen = [], {}
+        if deciding == "recalibrated":
+            rows.append(self.evaluator.dev(self.model, poll).row("valid", "running"))
+            chosen = self.evaluator.population(self.model, poll)
+            files[RUNNING] = statistics_of(self.model)
+        with using(self.model, chosen):
+            dev = self.evaluator.dev(self.model, poll)
+            rows.append(dev.row("valid", deciding))
+            if self.evaluator.fixed:
+                train, some = self.corpus.train, self.evaluator.fixed
+                fixed = self.evaluator.score(self.model, train, some, poll)
+                rows.append(fixed.row("train_eval", deciding))
+            weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+        return Validation(rows, dev.nats / dev.count, {MODEL: weights} | files)
 
     def test(self, files: Mapping[str, Tensors], poll: Poll) -> list[Row]:  # noqa: ARG002
         """There is no third set."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from normrnn import norms
-from normrnn.config.base import Config, LoopConfig
+from normrnn.config.base import Config, LoopConfig, RegularisedConfig
 from normrnn.config.measure import Measure
 from normrnn.errors import UsageError
 from normrnn.text.measure import CHARACTERS, WORDS
@@ -24,7 +24,7 @@ class TextConfig:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(RegularisedConfig):
     """Embedding, stacked recurrent layers, softmax."""
 
     cell: Literal["lstm", "rnn", "gru"] = "lstm"
@@ -44,12 +44,14 @@ class ModelConfig:
     """Bound of the uniform initialiser."""
     peephole: Literal["none", "output", "all"] = "none"
     """Diagonal peepholes of the LSTM: the paper's W_co, or all three."""
-    gamma: float = 1.0
-    """Initial γ of the normalisers."""
+    gamma: float | None = None
+    """Initial γ of the normalisers. None: the norm's own, 1, of recurrent 0.1."""
     eps: float = 1e-5
     """ε of the normalisers (the authors' code: 1e-6)."""
     momentum: float = 0.1
     """Weight of the new value in the running statistics."""
+    shrinkage: float = 0.0
+    """Of the covariance towards its diagonal, for whiten."""
     time_steps: int = 0
     """Running statistics kept per position in the window, this many. 0: shared over time."""
 
@@ -86,6 +88,7 @@ class LanguageConfig(Config):
     noun: ClassVar[str] = "a language model"
     task: ClassVar[str] = "normrnn.text.task"
     predicts_inputs: ClassVar[bool] = True
+    hub_task: ClassVar[str] = "text-generation"
     data: str = ""
     """Directory with train, valid and test text, or one text file, or builtin:python-topics."""
     text: TextConfig = field(default_factory=TextConfig)
@@ -108,14 +111,15 @@ class LanguageConfig(Config):
             ("evaluation.train_tokens", self.evaluation.train_tokens, 0),
             ("evaluation.recalibrate_windows", self.evaluation.recalibrate_windows, 1),
         )
-        if not 0 <= self.model.dropout < 1:
-            raise UsageError(f"model.dropout must lie in [0, 1), not {self.model.dropout}")
+        self.model.check_shares()
         if self.model.layers > 1000:
             raise UsageError(f"model.layers must be at most 1000, not {self.model.layers}")
         if not self.model.eps > 0:
             raise UsageError(f"model.eps must be positive, not {self.model.eps}")
         if not 0 <= self.model.momentum <= 1:
             raise UsageError(f"model.momentum must lie in [0, 1], not {self.model.momentum}")
+        if not 0 <= self.model.shrinkage <= 1:
+            raise UsageError(f"model.shrinkage must lie in [0, 1], not {self.model.shrinkage}")
         norm = self.normalisation
         if norm.keeps_statistics and self.train.batch < 2:
             raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
@@ -126,6 +130,8 @@ class LanguageConfig(Config):
             )
         if self.model.peephole != "none" and self.model.cell != "lstm":
             raise UsageError(f"model.peephole is for cell lstm, not {self.model.cell}")
+        if self.model.zoneout_c and self.model.cell != "lstm":
+            raise UsageError(f"model.zoneout_c is for cell lstm, not {self.model.cell}")
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:
@@ -136,5 +142,5 @@ class LanguageConfig(Config):
     def deciding_statistics(self) -> Literal["running", "recalibrated"]:
         """Under dropout p the variance of W_x x is 1/(1−p) times that without: running statistics
         are biased then, and population statistics without dropout take their place."""
-        biased = self.normalisation.keeps_statistics and self.model.dropout > 0
+        biased = self.normalisation.keeps_statistics and self.model.changes_statistics
         return "recalibrated" if biased else "running"

@@ -10,22 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normrnn.config.measure import perplexity
+from normrnn.engine.ranks import current
 from normrnn.engine.statistics import (
     StatisticsKind,
     evaluating,
     own_or_kept,
     population_statistics,
-    set_statistics,
+    put_running_back,
     using,
 )
 from normrnn.engine.task import EvaluationOptions, Poll, Tensors, never
 from normrnn.errors import UserError
-from normrnn.runs.names import METRICS, MODEL, RUNNING
+from normrnn.runs.names import METRICS
 from normrnn.runs.rows import Row, epoch_averages, read_rows
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
-from normrnn.text.corpus import Corpus, encode_texts
-from normrnn.text.files import read_texts
+from normrnn.text.corpus import Corpus, encode_texts, open_texts
 from normrnn.text.load import load
 from normrnn.text.model import LanguageModel, State
 from normrnn.text.sequences import Sequences
@@ -75,9 +75,7 @@ def score(
 
     The state of streams is carried on from zero, sequences start from zero each.
     """
-    nats, count = 0.0, 0
-    whole: list[float] = []
-    partial: list[float] = []
+    windows: list[tuple[float, int, bool]] = []
     state: State | None = None
     with evaluating(model):
         for window in text.windows(steps):
@@ -89,14 +87,19 @@ def score(
                 # The tail's streams are the first ones.
                 state = tuple(s[:, :rows].contiguous() for s in state)
             # One row has no statistics of its own.
-            with own_or_kept(model, own_statistics and rows > 1):
-                loss, state = model.loss(window.inputs, window.targets, state)
-            value, n = loss.item(), window.targets.numel()
-            nats, count = nats + value, count + n
-            full = window.targets.shape == (steps, text.batch)
-            (whole if full else partial).append(perplexity(value / n))
-    perplexities = whole or partial  # a text shorter than one window
-    return Score(nats, count, sum(perplexities) / len(perplexities), text.batch)
+            own, nats = own_statistics and window.streams > 1, 0.0
+            if rows or own:  # without rows, only to meet the other ranks
+                with own_or_kept(model, own):
+                    loss, state = model.loss(window.inputs, window.targets, state)
+                nats = loss.item()
+            full = (len(window.targets), window.streams) == (steps, text.batch)
+            windows.append((nats, window.tokens, full))
+    totals = current().total([nats for nats, _, _ in windows])
+    counts = [count for _, count, _ in windows]
+    whole = [p / n for p, (_, n, full) in zip(totals, windows, strict=True) if full]
+    partial = [p / n for p, n in zip(totals, counts, strict=True)]
+    perplexities = [perplexity(loss) for loss in whole or partial]  # or: shorter than one window
+    return Score(sum(totals), sum(counts), sum(perplexities) / len(perplexities), text.batch)
 
 
 @torch.no_grad()
@@ -130,7 +133,8 @@ def population_of_windows(
 
 def read_ids(config: LanguageConfig, ids: Tensor, batch: int, name: str = "text") -> Text:
     """Ids (N,) as the config reads them."""
-    return (Sequences if config.train.reading == "sequences" else Streams)(ids, batch, name)
+    kind = Sequences if config.train.reading == "sequences" else Streams
+    return kind(ids, batch, name, current())
 
 
 class Evaluator:
@@ -198,11 +202,11 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
     """Validation, test and the beginning of the training text under all statistics."""
     model, config = load(run, options.device), run.config(LanguageConfig)
     assert model.vocabulary is not None
-    texts = read_texts(options.data or config.data)
-    evaluator = Evaluator(config, encode_texts(texts, model.vocabulary), options.device)
+    texts = open_texts(options.data or config.data)
+    corpus = encode_texts(texts, model.vocabulary, config.text)
+    evaluator = Evaluator(config, corpus, options.device)
     if config.deciding_statistics == "recalibrated":
-        _check_pair(run)
-        set_statistics(model, run.read_tensors(RUNNING))
+        put_running_back(run, model)
     population = evaluator.population(model, never)
     rows = [row for s in ("valid", "test") for row in evaluator.rows(model, s, population, never)]
     rows += _train_eval(model, evaluator, population)
@@ -227,16 +231,6 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
         "authors_protocol": _authors(config, finite),
         "notes": notes,
     }
-
-
-def _check_pair(run: RunDirectory) -> None:
-    """The running statistics must be of the model beside them: a kill can fall between the two."""
-    of = {run.tensors_metadata(name).get("updates") for name in (MODEL, RUNNING)}
-    if len(of) > 1:
-        raise UserError(
-            f"{run.path} was stopped while its best model was written: {MODEL} and {RUNNING}"
-            " are of different updates; training goes on from there and writes both"
-        )
 
 
 def window_for_one_stream(config: LanguageConfig) -> int:

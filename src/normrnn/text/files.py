@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normrnn.errors import UserError
-from normrnn.files import expanded
+from normrnn.files import expanded, read_regular
 
 SPLITS = ("train", "valid", "test")
 BUILTIN = "builtin:python-topics"
@@ -42,12 +42,12 @@ def read_texts(data: str) -> Texts:
     if not path.exists():
         raise UserError(f"{path} does not exist")
     raw = _read_bytes(path)
-    return _split_lines(_lines(_decode(raw, path)), str(path), _sha256(raw))
+    return _split_lines(_lines(decoded(raw, path)), str(path), _sha256(raw))
 
 
 def read_lines(path: Path) -> list[str]:
     """Lines of one UTF-8 text file, with a clear error for anything else."""
-    return _lines(_decode(_read_bytes(path), path))
+    return _lines(decoded(_read_bytes(path), path))
 
 
 def find_files(directory: Path) -> dict[str, Path]:
@@ -66,25 +66,30 @@ def find_files(directory: Path) -> dict[str, Path]:
 def _read_directory(directory: Path) -> Texts:
     files = find_files(directory)
     raw = {split: _read_bytes(path) for split, path in files.items()}
-    lines = {split: _lines(_decode(raw[split], path)) for split, path in files.items()}
+    lines = {split: _lines(decoded(raw[split], path)) for split, path in files.items()}
     sha = _sha256("".join(_sha256(raw[s]) for s in SPLITS).encode())
     return Texts(**lines, source=str(directory), sha256=sha)
 
 
-def _split_lines(lines: list[str], source: str, sha256: str) -> Texts:
-    if len(lines) < 20:
+def bounds(lines: int, source: str) -> tuple[int, int]:
+    """Where the validation and the test text of a single file begin."""
+    if lines < 20:
         raise UserError(
-            f"{source} has {len(lines)} lines; a split 90/5/5 by lines needs at least 20 (or give"
+            f"{source} has {lines} lines; a split 90/5/5 by lines needs at least 20 (or give"
             " a directory with train.txt, valid.txt and test.txt)"
         )
-    a, b = len(lines) * 90 // 100, len(lines) * 95 // 100
+    return lines * 90 // 100, lines * 95 // 100
+
+
+def _split_lines(lines: list[str], source: str, sha256: str) -> Texts:
+    a, b = bounds(len(lines), source)
     source = f"{source}, split 90/5/5 by lines"
     return Texts(lines[:a], lines[a:b], lines[b:], source, sha256)
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        raw = path.read_bytes()
+        raw = path.read_bytes() if _handed_over(path) else read_regular(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     if not raw.strip():
@@ -92,16 +97,25 @@ def _read_bytes(path: Path) -> bytes:
     return raw
 
 
-def _decode(raw: bytes, path: Path) -> str:
+def _handed_over(path: Path) -> bool:
+    """A stream that a shell opened for us: standard input, or the <(…) of a command."""
+    return path.as_posix().startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
+
+
+def decoded(raw: bytes, path: Path | str, offset: int = 0) -> str:
+    """UTF-8 text from `offset` of a file on, its lines ended by newlines alone, with a clear error
+    for anything else."""
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError(f"{path} is UTF-16 text, not UTF-8: iconv -f UTF-16 -t UTF-8 converts it")
     if b"\0" in raw:
         raise UserError(f"{path} is a binary file, not text: it has a zero byte")
+    mark = len(codecs.BOM_UTF8) if not offset and raw.startswith(codecs.BOM_UTF8) else 0
     try:
-        return raw.decode("utf-8-sig")
+        return raw[mark:].decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
+        at = mark + error.start
         raise UserError(
-            f"{path} is not UTF-8 text: byte 0x{raw[error.start]:02x} at offset {error.start}"
+            f"{path} is not UTF-8 text: byte 0x{raw[at]:02x} at offset {offset + at}"
         ) from None
 
 

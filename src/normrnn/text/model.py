@@ -6,9 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from normrnn.deploy.parts import Parts, Recurrent
 from normrnn.engine.initial import glorot_
 from normrnn.engine.loss import linear_cross_entropy
 from normrnn.nn import GRU, LSTM, RNN
+from normrnn.nn.dropout import Dropout
 from normrnn.text.vocabulary import Vocabulary
 
 State = tuple[Tensor, ...]
@@ -38,11 +40,15 @@ class LanguageModel(nn.Module):
         cell: Literal["lstm", "rnn", "gru"] = "lstm",
         embedding: int | None = None,
         dropout: float = 0.0,
+        dropout_kind: Literal["element", "locked"] = "element",
+        weight_drop: float = 0.0,
+        zoneout: tuple[float, float] = (0.0, 0.0),
         norm: str | None = None,
         peephole: Literal["output", "all"] | None = None,
         gamma: float | None = None,
         eps: float = 1e-5,
         momentum: float = 0.1,
+        shrinkage: float = 0.0,
         time_steps: int | None = None,
         init: float | Literal["glorot"] = 0.1,
     ) -> None:
@@ -53,17 +59,21 @@ class LanguageModel(nn.Module):
         # it leaves networks of one seed with the same matrices, however they are normalised.
         with torch.random.fork_rng([]) if init == "glorot" else nullcontext():
             self.embedding = nn.Embedding(vocab_size, embedding)
-            self.dropout = nn.Dropout(dropout)
+            self.dropout = Dropout(dropout, dropout_kind)
             self.rnn = kind(
                 embedding,
                 hidden,
                 layers,
                 # torch's own argument: between layers only, and a warning without a between.
                 dropout=dropout if layers > 1 else 0.0,
+                dropout_kind=dropout_kind,
+                weight_drop=weight_drop,
+                zoneout=zoneout,
                 norm=norm,
                 gamma=gamma,
                 eps=eps,
                 momentum=momentum,
+                shrinkage=shrinkage,
                 time_steps=time_steps,
                 **({"peephole": peephole} if peephole else {}),
             )
@@ -105,3 +115,9 @@ class LanguageModel(nn.Module):
             features.flatten(0, 1), self.decoder.weight, self.decoder.bias, targets.flatten()
         )
         return nats, state
+
+    def plain_parts(self) -> Parts:
+        """The network as plain numbers, for elsewhere."""
+        notes = {} if self.vocabulary is None else {"vocabulary": self.vocabulary.to_json()}
+        recurrent, table = Recurrent(self.rnn), self.embedding.weight.detach()
+        return Parts(recurrent, self.decoder, embedding=table, notes=notes)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normrnn.errors import UserError
+from normrnn.files import read_regular
 
 SOURCE = (
     "Mikolov's preparation is free for research: simple-examples.tgz at"
@@ -42,7 +43,7 @@ def check_ptb(directory: Path) -> dict[str, int]:
         raise UserError(f"{directory} lacks {', '.join(missing)}. {SOURCE}")
     counts = {}
     for file in FILES:
-        raw = (directory / file.name).read_bytes()
+        raw = read_regular(directory / file.name)
         counts[file.name] = len(raw.split()) + raw.count(b"\n")
         if hashlib.sha256(raw).hexdigest() != file.sha256:
             raise UserError(

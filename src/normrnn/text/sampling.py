@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from normrnn.engine.statistics import evaluating
 from normrnn.text.config import LanguageConfig
-from normrnn.text.model import LanguageModel, State
+from normrnn.text.model import LanguageModel
+from normrnn.text.reading import Reader
 
 
 @dataclass(frozen=True)
@@ -38,25 +38,13 @@ def sample(
     generator: torch.Generator,
 ) -> list[int]:
     """`count` ids that follow `start`, drawn one at a time."""
-    steps = sampling.steps
-    state: State | None = None
-    window: list[int] = []
+    reader = Reader(model, sampling.steps, sampling.carried, overlap=True)
     drawn: list[int] = []
-    feed = list(start)
-    with evaluating(model):
-        while True:
-            for token in feed:
-                window.append(token)
-                logits, after = model(torch.tensor(window)[:, None], state)
-                if len(window) == steps:
-                    if sampling.carried:
-                        state, window = after, []
-                    else:
-                        state, window = None, window[steps - steps // 2 :]
-            if len(drawn) == count:
-                return drawn
-            last = logits[-1, 0]  # type: ignore[possibly-unbound]
-            # From the largest down: however small the temperature, nothing overflows.
-            scaled = (last - last.max()) / max(sampling.temperature, 1e-30)
-            drawn.append(int(torch.multinomial(scaled.softmax(0), 1, generator=generator)))
-            feed = drawn[-1:]
+    last = reader.push(start)[-1]
+    while len(drawn) < count:
+        # From the largest down: however small the temperature, nothing overflows.
+        scaled = (last - last.max()) / max(sampling.temperature, 1e-30)
+        drawn.append(int(torch.multinomial(scaled.softmax(0), 1, generator=generator)))
+        if len(drawn) < count:
+            last = reader.push(drawn[-1:])[0]
+    return drawn

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from normrnn.engine.ranks import ALONE, Ranks
 from normrnn.errors import UserError
 from normrnn.text.streams import Window
 
@@ -23,10 +24,11 @@ class Sequences:
     carried = False
     """Whether the state goes on from window to window."""
 
-    def __init__(self, ids: Tensor, batch: int, name: str = "text") -> None:
+    def __init__(self, ids: Tensor, batch: int, name: str = "text", ranks: Ranks = ALONE) -> None:
         if len(ids) < 2:
             raise UserError(f"the {name} has {len(ids)} tokens; a prediction needs two")
         self.ids, self.batch, self.name = ids, batch, name
+        self.device, self.ranks = ids.device, ranks
         self._order: tuple[tuple[int, int, int], Tensor] | None = None
 
     def whole(self, steps: int) -> int:
@@ -63,14 +65,17 @@ class Sequences:
         for index in range(-(-whole // self.batch)):
             yield self.window(index, steps)
         if whole * steps < len(self.ids) - 1:
-            last = self.ids[whole * steps :, None]
-            yield Window(last[:-1], last[1:])
+            rest = len(self.ids) - 1 - whole * steps
+            yield self._window(torch.tensor([whole]), steps, rest)
 
     def to(self, device: torch.device) -> "Sequences":
-        """The same, with the text on a device."""
-        self.ids = self.ids.to(device)
+        """The same, its windows on a device."""
+        self.device = device
         return self
 
-    def _window(self, sequences: Tensor, steps: int) -> Window:
-        at = (sequences * steps + torch.arange(steps)[:, None]).to(self.ids.device)
-        return Window(self.ids[at], self.ids[at + 1])
+    def _window(self, sequences: Tensor, steps: int, length: int = 0) -> Window:
+        """The rank's share of these; the first `length` symbols, or all."""
+        own = sequences[self.ranks.share(len(sequences))]
+        at = own * steps + torch.arange(length or steps)[:, None]
+        inputs, targets = (self.ids[i].long().to(self.device) for i in (at, at + 1))
+        return Window(inputs, targets, len(sequences))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from normrnn.engine.ranks import current
 from normrnn.engine.statistics import set_statistics, statistics_of, using
 from normrnn.engine.task import Experiment, Loss, Poll, Tensors, Validation
 from normrnn.errors import UserError
@@ -13,20 +14,21 @@ from normrnn.files import expanded
 from normrnn.runs.names import MODEL, RUNNING, VOCABULARY
 from normrnn.runs.rows import Row
 from normrnn.text.config import LanguageConfig
-from normrnn.text.corpus import Corpus, build_corpus
+from normrnn.text.corpus import Corpus, build_corpus, open_texts
 from normrnn.text.evaluation import Evaluator, evaluate, finite_rows
-from normrnn.text.files import BUILTIN, read_texts
+from normrnn.text.exported import exported_loss
+from normrnn.text.files import BUILTIN
 from normrnn.text.load import build_model, load
 from normrnn.text.model import State
 from normrnn.text.sequences import Sequences
 from normrnn.text.tables import show
 
-__all__ = ["LanguageTask", "evaluate", "load", "open_data", "show"]
+__all__ = ["LanguageTask", "evaluate", "exported_loss", "load", "open_data", "show"]
 
 
 def open_data(config: LanguageConfig) -> Experiment:
     """The texts of the config."""
-    texts = read_texts(config.data)
+    texts = open_texts(config.data)
     where = config.data if config.data == BUILTIN else str(expanded(config.data).resolve())
 
     def build(device: torch.device) -> LanguageTask:
@@ -38,13 +40,31 @@ def open_data(config: LanguageConfig) -> Experiment:
 class LanguageTask:
     """Cross entropy of the next token, over windows of contiguous streams or fixed sequences."""
 
+    shares_batches = True
+
     def __init__(self, config: LanguageConfig, corpus: Corpus, device: torch.device) -> None:
         self.config = config
+        self.ranks = current()
         self.vocabulary = corpus.vocabulary
         self.model = build_model(config, len(corpus.vocabulary)).to(device)
         self.evaluator = Evaluator(config, corpus, device)
         self.state: State | None = None
         self.updates(0)  # a text too short for a batch is found now
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        """The last window of the text may be a short one."""
+        m, steps, text = self.config.model, self.config.train.steps, self.evaluator.train
+        if m.shrinkage or not self.config.normalisation.more_rows_than_features:
+            return
+        rows = text.window(text.count(steps) - 1, steps).inputs.numel()
+        features = max(m.hidden, m.embedding)
+        if rows <= features:
+            raise UserError(
+                f"norm {self.config.norm} needs more tokens in every update than its {features}"
+                f" features, and the last one of this text has {rows}: set model.shrinkage above 0,"
+                " or another train.steps"
+            )
 
     @property
     def files(self) -> Mapping[str, bytes]:
@@ -72,7 +92,7 @@ class LanguageTask:
             window = text.window(index, steps)
             nats, state = self.model.loss(window.inputs, window.targets, self.state)
             self.state = tuple(s.detach() for s in state)
-        return Loss(nats, window.targets.numel(), window.targets.shape[1])
+        return Loss(nats, window.tokens, window.streams)
 
     def validate(self, poll: Poll) -> Validation:
         """Validation with all statistics, and the fixed training tokens with the deciding ones."""
@@ -104,8 +124,11 @@ class LanguageTask:
         return finite_rows(self.evaluator.rows(best, "test", population, poll))
 
     def state_dict(self) -> dict[str, Any]:
-        """The carried state."""
-        return {"state": self.state}
+        """The carried state, of all streams."""
+        if self.state is None or self.ranks.size == 1:
+            return {"state": self.state}
+        parts = [self.ranks.gathered(s.cpu()) for s in self.state]
+        return {"state": tuple(torch.cat(part, 1) for part in parts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Carry on from that state."""
@@ -115,5 +138,6 @@ class LanguageTask:
             shape, parts = (m.layers, self.config.train.batch, m.hidden), 1 + (m.cell == "lstm")
             if [s.shape for s in kept] != [shape] * parts:
                 raise ValueError("its state has another size")
-            kept = tuple(s.to(self.evaluator.device) for s in kept)
+            own = self.ranks.share(self.config.train.batch)
+            kept = tuple(s[:, own].to(self.evaluator.device).contiguous() for s in kept)
         self.state = kept

@@ -1,7 +1,7 @@
 """Symbols and their ids."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -25,6 +25,13 @@ def tokens(line: str, level: Level) -> list[str]:
     ['n', 'o', '<eos>']
     """
     return [*(line.split() if level == "word" else line.strip()), EOS]
+
+
+class StrangeError(UserError):
+    """A symbol that a vocabulary without <unk> lacks."""
+
+    def __init__(self, symbol: str) -> None:
+        super().__init__(f"the text has {symbol!r}, which the vocabulary lacks, and no {UNKNOWN}")
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,13 @@ class Vocabulary:
     @classmethod
     def of(cls, text: "SymbolText", limit: int = 0, unknown: bool = True) -> "Vocabulary":
         """The same of a text that is cut already."""
-        counts = text.counts()
+        return cls.ranked(text.counts(), text.level, limit, unknown)
+
+    @classmethod
+    def ranked(
+        cls, counts: Mapping[str, int], level: Level, limit: int = 0, unknown: bool = True
+    ) -> "Vocabulary":
+        """The same of symbols that are counted already."""
         ranked = sorted(counts, key=lambda s: (-counts[s], s))
         required = [EOS] + ([UNKNOWN] if unknown else [])
         if limit and len(ranked) + (UNKNOWN not in counts and unknown) > limit:
@@ -78,7 +91,7 @@ class Vocabulary:
             free = limit - len(required)
             kept = {*[s for s in ranked if s not in required][:free], *required}
             ranked = [s for s in ranked if s in kept]
-        return cls((*ranked, *(s for s in required if s not in ranked)), text.level)
+        return cls((*ranked, *(s for s in required if s not in ranked)), level)
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -100,12 +113,15 @@ class Vocabulary:
     def encode_text(self, text: "SymbolText") -> np.ndarray:
         """The same of a text that is cut already; UserError for a symbol that is not known, where
         there is no <unk>."""
-        index, unknown = self.index, self.index.get(UNKNOWN, -1)
-        ids = np.array([index.get(s, unknown) for s in text.symbols], np.int64)
+        ids = self.ids(text.symbols)
         if (ids < 0).any():
-            bad = text.symbols[int(ids.argmin())]
-            raise UserError(f"the text has {bad!r}, which the vocabulary lacks, and no {UNKNOWN}")
+            raise StrangeError(text.symbols[int(ids.argmin())])
         return ids[text.places]
+
+    def ids(self, symbols: Sequence[str]) -> np.ndarray:
+        """The id of each symbol (n,), <unk>'s or -1 for one that is not known."""
+        index, unknown = self.index, self.index.get(UNKNOWN, -1)
+        return np.array([index.get(s, unknown) for s in symbols], np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`: a new line for each <eos>.
@@ -133,7 +149,7 @@ class Vocabulary:
         try:
             values = json.loads(text)
             symbols, level = tuple(values["symbols"]), values["level"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError("the vocabulary file is damaged") from None
         if level not in ("word", "char") or not all(isinstance(s, str) for s in symbols):
             raise UserError("the vocabulary file is damaged")

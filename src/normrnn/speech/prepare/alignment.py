@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from normrnn.errors import UserError
 from normrnn.extras import speech_extra
+from normrnn.files import read_regular
 from normrnn.speech.archive import Unusable
 
 Targets = Literal["senone", "phone"]
@@ -55,7 +56,7 @@ def read_lexicon(path: Path) -> dict[str, tuple[str, ...]]:
     known = set(acoustic_model().phones)
     lexicon: dict[str, tuple[str, ...]] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path).decode("utf-8").splitlines()
     except UnicodeDecodeError:
         raise UserError(f"{path} is no UTF-8 text") from None
     for number, line in enumerate(lines, 1):
@@ -81,6 +82,8 @@ def align(
     words = text.lower().split()
     if not words:
         raise Unusable("its transcript is empty")
+    if "\0" in text:  # where C takes a word to end, and finds it again and again
+        raise Unusable("its transcript has a zero byte")
     pocketsphinx = speech_extra("pocketsphinx")
     # bestpath would search a lattice of words instead of following the given ones.
     decoder = pocketsphinx.Decoder(lm=None, samprate=16000, bestpath=False, loglevel="FATAL")

@@ -1,5 +1,6 @@
 """Sound files as 16-bit samples; what cannot be used is refused with the reason."""
 
+import os
 import struct
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.extras import speech_extra
+from normrnn.files import open_regular
 from normrnn.speech.archive import Unusable
 
 SAMPLE_RATE = 16_000
@@ -59,9 +61,9 @@ def check_not_silent(samples: NDArray[np.int16]) -> None:
 def _check_size(path: Path) -> None:
     """A WAV file says how long it is; libsndfile reads a shorter one without a word."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(12)
-            size = path.stat().st_size
+            size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise Unusable(f"its sound cannot be read: {error.strerror}") from None
     if size == 0:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from normrnn.errors import UserError
 from normrnn.extras import versions
+from normrnn.files import read_regular
 from normrnn.speech.prepare.alignment import Lexicon, Targets, acoustic_model, align, read_lexicon
 from normrnn.speech.prepare.audio import read_sound
 from normrnn.speech.prepare.features import add_deltas, fbank
@@ -54,7 +55,7 @@ def librispeech_job(
         "kind": "librispeech",
         "targets": targets,
         "data": _fingerprint(found),
-        "lexicon": hashlib.sha256(lexicon.read_bytes()).hexdigest() if lexicon else None,
+        "lexicon": hashlib.sha256(read_regular(lexicon)).hexdigest() if lexicon else None,
         **dev_settings(dev, dev_speakers, dev_fraction),
         **made_with,
     }
@@ -111,7 +112,7 @@ def find_utterances(directory: Path) -> list[SourceUtterance]:
 def _chapter(transcript: Path) -> Iterable[SourceUtterance]:
     folder, speaker = transcript.parent, transcript.parent.parent.name
     try:
-        lines = transcript.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(transcript).decode("utf-8").splitlines()
     except UnicodeDecodeError:
         raise UserError(f"{transcript} is no UTF-8 text") from None
     sounds = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in SOUNDS}

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.errors import UserError
+from normrnn.files import read_regular
 from normrnn.speech.archive import read_vectors, whole_number
 
 Labels = dict[str, NDArray[np.int32]]
@@ -80,11 +81,11 @@ def _model_pdfs(path: Path) -> int | None:
     """The number of pdfs from `num_pdfs` or a Gaussian `final.mdl` beside the alignments."""
     folder = path if path.is_dir() else path.parent
     if (folder / "num_pdfs").is_file():
-        text = (folder / "num_pdfs").read_text(encoding="utf-8", errors="replace").strip()
+        text = read_regular(folder / "num_pdfs").decode("utf-8", "replace").strip()
         if (count := whole_number(text)) is not None:
             return count
     if (folder / "final.mdl").is_file():
-        match = _NUM_PDFS.search((folder / "final.mdl").read_bytes())
+        match = _NUM_PDFS.search(read_regular(folder / "final.mdl"))
         if match:
             return int.from_bytes(match[1], "little") if match[1] else int(match[2])
     return None

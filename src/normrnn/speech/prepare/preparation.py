@@ -17,8 +17,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normrnn.errors import UsageError, UserError
-from normrnn.files import following_no_link
+from normrnn.errors import UsageError, UserError, notice
+from normrnn.files import following_no_link, read_regular
 from normrnn.locks import exclusive
 from normrnn.speech.archive import (
     Entry,
@@ -194,15 +194,18 @@ class _Journal:
 
     def __init__(self, out: Path, utterances: Sequence[Utterance], classes: int) -> None:
         self.out = out
-        self.records = _good_records(out, utterances)
+        self.records: list[Record] = []
         self.totals = _Totals(classes)
         # Only what an earlier process did is read: this one sees every result as it comes.
-        for utterance, record in zip(utterances, self.records, strict=False):
+        for utterance, record in zip(utterances, _good_records(out, utterances), strict=False):
             if "frames" in record:
-                folder, key = out / utterance.split, utterance.key
-                features = read_matrix(Entry(folder / "feats.ark", record["feats"]), key)
-                labels = read_vector(Entry(folder / "labels.ark", record["labels"]), key)
+                try:
+                    features, labels = _written(out / utterance.split, utterance.key, record)
+                except Unusable as damage:
+                    notice(f"{damage}; going on from there")
+                    break
                 self.totals.add(utterance.split, features, labels)
+            self.records.append(record)
         self.skipped = sum("reason" in record for record in self.records)
         self.dim: int | None = next((r["dim"] for r in self.records if "dim" in r), None)
         self._files: dict[str, IO[bytes]] = {}
@@ -329,7 +332,7 @@ def _record(line: str) -> Record | None:
 def _good_records(out: Path, utterances: Sequence[Utterance]) -> list[Record]:
     """The journal up to the last line that is whole and whose data is there."""
     try:
-        lines = (out / JOURNAL).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_regular(out / JOURNAL).decode("utf-8", "replace").splitlines()
     except FileNotFoundError:
         return []
     sizes = [path.stat().st_size if (path := out / n).exists() else 0 for n in ARCHIVES]
@@ -342,6 +345,17 @@ def _good_records(out: Path, utterances: Sequence[Utterance]) -> list[Record]:
             break
         records.append(record)
     return records
+
+
+def _written(
+    folder: Path, key: str, record: Record
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Features and labels that an earlier process wrote; Unusable if they are others now."""
+    features = read_matrix(Entry(folder / "feats.ark", record["feats"]), key)
+    labels = read_vector(Entry(folder / "labels.ark", record["labels"]), key)
+    if [digest(features), digest(labels)] != list(record["sha256"]):
+        raise Unusable(f"{folder} is damaged: {key} is not what was written")
+    return features, labels
 
 
 def _finish(out: Path, job: Job, records: Sequence[Record], totals: "_Totals") -> dict[str, Any]:

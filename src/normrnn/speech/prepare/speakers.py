@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.errors import UsageError, UserError
+from normrnn.files import read_regular
 
 
 def choose_dev(speakers: Collection[str], listed: Path | None, fraction: float) -> set[str]:
@@ -35,7 +36,7 @@ def dev_settings(dev: Collection[str], listed: Path | None, fraction: float) -> 
 
 def _read_listed(speakers: set[str], listed: Path) -> set[str]:
     try:
-        dev = set(listed.read_text(encoding="utf-8").split())
+        dev = set(read_regular(listed).decode("utf-8").split())
     except UnicodeDecodeError:
         raise UserError(f"{listed} is no UTF-8 text") from None
     if not dev:

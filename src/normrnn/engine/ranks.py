@@ -1,0 +1,210 @@
+"""Several processes that train one run: who reads what, and how they agree.
+
+torchrun starts them and tells each its rank in the environment. All of them run the same program
+on their share of every batch; only the first writes and speaks.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from normrnn.errors import UserError
+from normrnn.nn.base import Normalised
+from normrnn.nn.batch import Normaliser
+
+T = TypeVar("T")
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SECONDS = timedelta(seconds=5)
+_LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket", re.IGNORECASE)
+
+
+class LostError(UserError):
+    """Another process of the run has ended, so this one cannot go on."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a run, and which of them this one is."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this one writes and speaks."""
+        return self.rank == 0
+
+    def share(self, count: int) -> slice:
+        """The part of `count` streams that this rank reads: as many as the others, or one more.
+
+        >>> [Ranks(rank, 3).share(7) for rank in range(3)]
+        [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
+        """
+        whole, rest = divmod(count, self.size)
+        start = self.rank * whole + min(self.rank, rest)
+        return slice(start, start + whole + (self.rank < rest))
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sum of each value over all ranks, in double precision, the same on every rank."""
+        if self.size == 1:
+            return list(values)
+        sums = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(sums)
+        return sums.tolist()
+
+    def any(self, flag: bool) -> bool:
+        """Whether it holds on any rank."""
+        return self.total([float(flag)])[0] > 0
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """What `work` gives on the first rank, where alone it is done."""
+        if self.size == 1:
+            return work()
+        result: list[Any] = [work() if self.first else None]
+        dist.broadcast_object_list(result, 0)
+        return result[0]
+
+    def gathered(self, value: T) -> list[T]:
+        """The values of all ranks, on the first; elsewhere only its own."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.first else None
+        dist.gather_object(value, values, 0)
+        return [value] if values is None else values
+
+    def same_buffers(self, model: nn.Module) -> None:
+        """Every rank has the first one's."""
+        if self.size > 1:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
+
+
+ALONE = Ranks()
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether we were started as one of several."""
+    return all(n in environment for n in _LAUNCHED) and int(environment["WORLD_SIZE"]) > 1
+
+
+def current() -> Ranks:
+    """The processes that have met, or this one alone."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return ALONE
+    return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+@contextmanager
+def together(device: torch.device) -> Iterator[Ranks]:
+    """All processes that were started with this one meet, and part at the end.
+
+    LostError on those that are left when one of them ends before.
+    """
+    if not launched():
+        yield ALONE
+        return
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend)
+    try:
+        yield current()
+    except RuntimeError as error:
+        if _LOST.search(str(error)):
+            raise LostError(
+                "another process of this run has ended; the same command goes on from the last"
+                " checkpoint"
+            ) from None
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def own_device(device: torch.device) -> torch.device:
+    """Of several processes on a machine with several GPUs each has its own."""
+    if device.type == "cuda" and device.index is None and launched():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device
+
+
+def seed_of_rank(seed: int, ranks: Ranks) -> None:
+    """Every rank draws masks of its own; the first those of a run alone."""
+    torch.manual_seed(seed + 1_000_003 * ranks.rank)
+
+
+def share_statistics(model: nn.Module, sync: bool = True) -> None:
+    """From now on batch statistics are those of all ranks' rows, or no longer."""
+    for module in model.modules():
+        if isinstance(module, Normaliser):
+            module.sync = sync
+
+
+@contextmanager
+def sharing_statistics(model: nn.Module) -> Iterator[None]:
+    """Inside they are."""
+    before = {m: m.sync for m in model.modules() if isinstance(m, Normaliser)}
+    share_statistics(model)
+    try:
+        yield
+    finally:
+        for module, sync in before.items():
+            module.sync = sync
+
+
+def nothing(model: nn.Module) -> Tensor:
+    """The loss, 0, of a rank that has no part of a batch: it meets the others in their statistics
+    all the same, and its gradients are there, all 0."""
+    loss = sum((p.flatten()[:1] * 0).sum() for p in model.parameters() if p.requires_grad)
+    for layer in model.modules():
+        if isinstance(layer, Normalised):
+            rows = torch.zeros(1, 0, layer.input_size, device=layer.weight_hh_l0.device)
+            loss = loss + layer(rows.transpose(0, 1) if layer.batch_first else rows)[0].sum()
+    assert isinstance(loss, Tensor)
+    return loss
+
+
+class _Losses(nn.Module):
+    """A task's losses as a module, the only thing that torch can distribute."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[int, int], T]) -> None:
+        super().__init__()
+        self.model, self._loss = model, loss
+
+    def forward(self, epoch: int, index: int) -> Any:
+        return self._loss(epoch, index)
+
+
+def distributed(
+    model: nn.Module, loss: Callable[[int, int], T], same_statistics: bool
+) -> Callable[[int, int], T]:
+    """`loss`, whose gradients are from now on averaged over ranks while they are computed.
+
+    They travel in a group of their own: a rank without a part of a batch meets the others in
+    statistics and gradients in another order than they do.
+    """
+    return DistributedDataParallel(
+        _Losses(model, loss),
+        process_group=dist.new_group(),
+        forward_sync_buffers=not same_statistics,
+        gradient_as_bucket_view=True,
+    )
+
+
+def may_speak() -> bool:
+    """Whether nobody else of the run has said yet why it ends; asks torchrun's store."""
+    if not launched():
+        return True
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        store = dist.TCPStore(address, port, is_master=False, timeout=_SECONDS)
+        return store.add(f"normrnn/spoken/{restart}", 1) == 1
+    except (RuntimeError, ValueError):  # nobody keeps one any more
+        return os.environ["RANK"] == "0"

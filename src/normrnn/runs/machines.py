@@ -1,0 +1,35 @@
+"""environment.json, where a run ran: a list, with a checksum in its first entry. No torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from normrnn.errors import UserError
+from normrnn.files import read_regular, write_whole
+from normrnn.runs.names import ENVIRONMENT
+from normrnn.seal import is_sealed, sealed, with_place, without_hash
+
+
+def read_machines(folder: Path) -> tuple[list[dict[str, Any]], bool]:
+    """What a run ran on so far, and whether a checksum vouches for it; UserError if damaged."""
+    path = folder / ENVIRONMENT
+    try:
+        content = read_regular(path)
+        verified = is_sealed(content, path)
+        entries = json.loads(content)
+    except FileNotFoundError:
+        return [], True
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is damaged: not JSON") from None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UserError(f"{path} is damaged: no list of machines")
+    return [without_hash(entry) for entry in entries], verified
+
+
+def write_machines(folder: Path, entries: list[dict[str, Any]]) -> None:
+    """The list, at least one."""
+    first, *rest = entries
+    text = json.dumps([with_place(first), *rest], indent=2, allow_nan=False)
+    write_whole(folder / ENVIRONMENT, sealed(f"{text}\n"))

@@ -1,0 +1,66 @@
+"""Tokens as they come, read as the network was trained to read them."""
+
+import torch
+from torch import Tensor
+
+from normrnn.deploy.stream import Stream
+from normrnn.engine.statistics import evaluating
+from normrnn.norms import of
+from normrnn.text.model import LanguageModel, State
+
+
+class Reader:
+    """A language model fed some tokens at a time, in constant memory.
+
+    Where the state was carried on in training, the text is one stream. Else windows of `steps`
+    tokens begin from zero state; with `overlap` the second half of a full window is read again
+    first, so that what follows has something before it. With statistics kept per position in the
+    window its tokens are read again with each push, so that all meet those of their own position.
+    """
+
+    def __init__(self, model: LanguageModel, steps: int, carried: bool, overlap: bool) -> None:
+        self.carried, self.overlap = carried, overlap
+        slots = of(model.rnn.norm).keeps_statistics and model.rnn.time_steps is not None
+        self.model = model if slots else None
+        self.stream = None if slots else Stream(model)
+        self.steps = steps if slots or not carried else 0
+        self.window: list[int] = []
+        self.state: State | None = None
+        """At the start of the window, where that is read again."""
+
+    @torch.no_grad()
+    def push(self, ids: list[int]) -> Tensor:
+        """Logits (T, C) of what follows each of these tokens (T of them, at least one)."""
+        parts = []
+        while ids:
+            room = self.steps - len(self.window) if self.steps else len(ids)
+            some, ids = ids[:room], ids[room:]
+            parts.append(self._read(some))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _read(self, ids: list[int]) -> Tensor:
+        after = None
+        if self.steps:
+            self.window += ids
+        if self.stream is not None:
+            logits = self.stream.push(ids[0] if len(ids) == 1 else torch.tensor(ids))
+            logits = logits[None] if len(ids) == 1 else logits
+        else:
+            assert self.model is not None
+            with evaluating(self.model):
+                every, after = self.model(torch.tensor(self.window)[:, None], self.state)
+            logits = every[-len(ids) :, 0]
+        if self.steps and len(self.window) == self.steps:
+            self._turn(after)
+        return logits
+
+    def _turn(self, after: State | None) -> None:
+        """The window is full."""
+        if self.carried:
+            self.window, self.state = [], after
+            return
+        self.window = self.window[self.steps - self.steps // 2 :] if self.overlap else []
+        if self.stream is not None:
+            self.stream.reset()
+            if self.window:
+                self.stream.push(torch.tensor(self.window))
