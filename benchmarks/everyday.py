@@ -55,17 +55,25 @@ LAYERS: dict[str, tuple[Any, Any]] = {
     "RNN": (nn.RNN, normrnn.RNN),
 }
 # cell -> contender -> geometric mean and worst that are to be reached on two threads
-TARGETS = {
+TARGETS: dict[str, dict[str, tuple[float, float | None]]] = {
     "LSTM": {
         "sequence": (0.90, 1.10),
         "frame": (0.95, 1.20),
         "None": (0.85, 1.02),
         "layer": (1.10, 1.50),
+        "recurrent": (1.30, None),
+        "whiten": (1.50, None),
     },
     "GRU": {"sequence": (0.85, 1.10)},
     "RNN": {"sequence": (0.85, 1.10)},
 }
-ONE_THREAD = {"sequence": (0.88, 1.05)}
+ONE_THREAD: dict[str, tuple[float, float | None]] = {"sequence": (0.88, 1.05)}
+# regulariser -> how it is asked for, and the geometric mean to be reached, × the same without
+REGULARISERS: dict[str, tuple[dict[str, Any], float]] = {
+    "weight_drop": ({"weight_drop": 0.3}, 1.05),
+    "locked": ({"dropout": 0.3, "dropout_kind": "locked"}, 1.05),
+    "zoneout": ({"zoneout": (0.1, 0.1)}, 1.10),
+}
 
 
 class ScriptedLayerNormLSTM(nn.Module):
@@ -137,7 +145,9 @@ def ratios(
     x = torch.randn(shape.T, shape.B, shape.I, requires_grad=input_gradient)
     gradient = torch.randn(shape.T, shape.B, shape.directions * shape.H)
     if shape.B == 1:  # a time step of one row has no statistics
-        norms = [name for name in norms if name != "frame"]
+        norms = [name for name in norms if name not in ("frame", "recurrent")]
+    if shape.B * shape.T <= shape.I:
+        norms = [name for name in norms if name != "whiten"]
     layers = [plain(shape.I, shape.H, bidirectional=both)]
     for name in norms:
         norm = None if name == "None" else name
@@ -170,5 +180,33 @@ def report(
         target = TARGETS.get(cell, {}).get(name)
         if threads == 1 and cell == "LSTM":
             target = ONE_THREAD.get(name, target)
-        asked = "" if target is None else f" (to reach: {target[0]:.2f} / {target[1]:.2f})"
+        asked = "" if target is None else f" (to reach: {_shown(target)})"
         print(f"{name}: geometric mean {mean:.3f}, worst {max(column):.2f}{asked}", flush=True)
+
+
+def _shown(target: tuple[float, float | None]) -> str:
+    return " / ".join(f"{value:.2f}" for value in target if value is not None)
+
+
+def regularisers(threads: int, seconds: float) -> None:
+    """Two layers of LSTM without a norm, with each regulariser, × the same without."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    found: dict[str, list[float]] = {name: [] for name in REGULARISERS}
+    for shape in SHAPES:
+        x = torch.randn(shape.T, shape.B, shape.I)
+        gradient = torch.randn(shape.T, shape.B, shape.directions * shape.H)
+        sizes: Any = {"num_layers": 2, "bidirectional": shape.directions == 2, "norm": None}
+        every = [{}, *(how for how, _ in REGULARISERS.values())]
+        layers = [normrnn.LSTM(shape.I, shape.H, **sizes, **how) for how in every]
+        steps = [step_of(layer, x, gradient) for layer in layers]
+        best = [min(step(), step()) for step in steps]
+        for _ in range(max(6, min(60, int(seconds / sum(best))))):
+            best = [min(old, step()) for old, step in zip(best, steps, strict=True)]
+        for name, t in zip(REGULARISERS, best[1:], strict=True):
+            found[name].append(t / best[0])
+    print(f"\nregularisers, two layers of LSTM, {threads} thread(s); × without")
+    for name, column in found.items():
+        mean = math.exp(sum(map(math.log, column)) / len(column))
+        asked = f"(to reach: {REGULARISERS[name][1]:.2f})"
+        print(f"{name}: geometric mean {mean:.3f}, worst {max(column):.2f} {asked}", flush=True)

@@ -5,8 +5,9 @@
 Short runs on made-up text and speech, with and without tensorboard, are sent SIGKILL, SIGTERM or
 SIGINT at random moments and started again until they finish. After every kill the directory must
 read as a good one, its rows a beginning of the undisturbed run's; at the end rows, checkpoint and
-weights must be bit-equal to the undisturbed run's. Processes are forked from one that has torch
-loaded, so that most of their lives is training. Exits with 1 on any failure.
+weights must be bit-equal to the undisturbed run's, and tensorboard must read every row once. Most
+processes are forked from one that has torch loaded, so that most of their lives is training; one
+in twenty is the real command. Exits with 1 on any failure.
 """
 
 import argparse
@@ -22,8 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from normrnn.cli import _run, guarded
 from normrnn.report.runs import examine
@@ -31,6 +34,10 @@ from tests.tiny_runs import rows_of, write_texts
 from tests.tiny_speech import write_speech
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+LOADING = 3.0
+"""Seconds that a new process may take until it trains."""
+REAL = 20
+"""One in so many is a new process."""
 # Ended by the signal itself, or politely, or finished before the signal came.
 CODES = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 130, 0}
 TEXT = (
@@ -53,6 +60,9 @@ class Soak:
     draw: random.Random
     kills: Counter = field(default_factory=Counter)
     finished: int = 0
+    boards: int = 0
+    started: int = 0
+    real: int = 0
     failures: list[str] = field(default_factory=list)
 
     def check(self, good: bool, what: str) -> None:
@@ -69,7 +79,7 @@ def arguments(kind: str, where: Path, out: Path, tensorboard: bool) -> list[str]
     return ["train", *flags, "--data", str(where / kind), "--out", str(out), *board]
 
 
-def started(command: list[str], log: Path) -> int:
+def started(command: list[str], log: Path, real: bool = False) -> int:
     """The process id of the command, started now; what it says goes to `log`."""
     sys.stdout.flush()
     process = os.fork()
@@ -78,9 +88,23 @@ def started(command: list[str], log: Path) -> int:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
+    if real:
+        os.execv(sys.executable, [sys.executable, "-m", "normrnn.cli", *command])
     code = guarded(_run, command)
     sys.stdout.flush()
     os._exit(code)
+
+
+def spoken(process: int, log: Path, before: int) -> None:
+    """Wait until a new process has said its first word: before that it is Python's alone."""
+    over = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while size(log) == before and os.waitid(os.P_PID, process, over) is None:
+        time.sleep(0.01)
+
+
+def size(log: Path) -> int:
+    """Bytes so far; whoever was started a moment ago may not have made it yet."""
+    return log.stat().st_size if log.exists() else 0
 
 
 def ended(process: int) -> int:
@@ -110,9 +134,24 @@ def compare(soak: Soak, kind: str, out: Path) -> None:
         there = (out / file.name).exists()
         equal = there and same(load_file(file), load_file(out / file.name))
         soak.check(equal, f"{out}: another {file.name} at the end")
+    if (out / "tensorboard").exists():
+        soak.check(_on_board(out) == _in_rows(out), f"{out}: tensorboard has other rows")
+        soak.boards += 1
     left = [path.name for path in out.glob(".*.tmp")]
     soak.check(not left, f"{out}: leftovers {left}")
     soak.finished += 1
+
+
+def _on_board(out: Path) -> Counter:
+    """Update and loss of every row, as tensorboard reads them."""
+    events = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if tag.startswith("loss/")]
+    return Counter((e.step, e.value) for tag in tags for e in events.Scalars(tag))
+
+
+def _in_rows(out: Path) -> Counter:
+    return Counter((row["updates"], float(np.float32(row["loss"]))) for row in rows_of(out))
 
 
 def torment(soak: Soak, kind: str, tensorboard: bool, number: int, kills: int, span: float) -> None:
@@ -121,8 +160,13 @@ def torment(soak: Soak, kind: str, tensorboard: bool, number: int, kills: int, s
     rows = rows_of(soak.where / f"whole-{kind}")
     command = arguments(kind, soak.where, out, tensorboard)
     while soak.kills.total() < kills:
-        process = started(command, log)
-        time.sleep(soak.draw.uniform(0.0, span))
+        soak.started += 1
+        real = soak.started % REAL == 0
+        said = size(log)
+        process = started(command, log, real)
+        if real:
+            spoken(process, log, said)
+        time.sleep(soak.draw.uniform(0.0, span + real * LOADING))
         which = soak.draw.choice(SIGNALS)
         os.kill(process, which)
         code = ended(process)
@@ -133,14 +177,12 @@ def torment(soak: Soak, kind: str, tensorboard: bool, number: int, kills: int, s
         if code == 0:
             break
         soak.kills[which.name] += 1
+        soak.real += real
         if (out / "config.json").exists():
             found = examine(out)
             soak.check(not found.problem, f"{out}: {found.problem}")
-            kept = (
-                [{k: v for k, v in row.items() if k != "seconds"} for row in found.run.rows]
-                if (found.run)
-                else []
-            )
+            kept = found.run.rows if found.run else []
+            kept = [{k: v for k, v in row.items() if k != "seconds"} for row in kept]
             soak.check(kept == rows[: len(kept)], f"{out}: rows lost, repeated or torn")
         if soak.failures:
             return
@@ -177,7 +219,8 @@ def main() -> None:
         number += 1
     kinds = ", ".join(f"{n} {name}" for name, n in sorted(soak.kills.items()))
     print(
-        f"{soak.kills.total()} kills ({kinds}) over {soak.finished} runs of text and speech in"
+        f"{soak.kills.total()} kills ({kinds}; {soak.real} of new processes) over {soak.finished}"
+        f" runs of text and speech, {soak.boards} with tensorboard, in"
         f" {time.monotonic() - begin:.0f} s, seed {options.seed}: {len(soak.failures)} failures"
     )
     if soak.failures:

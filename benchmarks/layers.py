@@ -28,6 +28,7 @@ from benchmarks import everyday
 from benchmarks.machine import best_gemm, describe, peak_growth
 
 Step = Callable[[], Any]
+NORMS = "None,sequence,frame,layer,recurrent,whiten"
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,8 @@ def _packed(padded: Tensor, lengths: list[int]) -> PackedSequence:
 
 def _inference(name: str, shape: Shape, x: Tensor) -> Step:
     sizes, both = (shape.input, shape.hidden), shape.bidirectional
-    model = normrnn.LSTM(*sizes, bidirectional=both).eval().fold()
+    layer = normrnn.LSTM(*sizes, bidirectional=both).eval()
+    model = normrnn.fold(normrnn.recalibrate(layer, [x]))
     plain = nn.LSTM(*sizes, bidirectional=both).eval() if name.startswith("nn") else model
 
     def step() -> None:
@@ -286,7 +288,7 @@ def main() -> None:
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--everyday", action="store_true", help="many shapes, all cells")
     parser.add_argument("--cells", default=",".join(everyday.LAYERS), help="of --everyday")
-    parser.add_argument("--norms", default="None,sequence,frame,layer", help="of --everyday")
+    parser.add_argument("--norms", default=NORMS, help="of --everyday")
     parser.add_argument("--seconds", type=float, default=1.0, help="per shape of --everyday")
     args = parser.parse_args()
     if args.everyday:
@@ -297,6 +299,8 @@ def main() -> None:
                     everyday.report(cell, args.norms.split(","), threads, wanted, args.seconds)
         if "layer" in args.norms and "LSTM" in args.cells:
             everyday.against_torchscript(args.threads, args.seconds)
+        if "LSTM" in args.cells:
+            everyday.regularisers(args.threads, args.seconds)
         return
     torch.set_num_threads(args.threads)
     if args.memory_of:

@@ -35,11 +35,11 @@ def best_gemm(m: int, k: int, n: int) -> float:
     return 2 * m * k * n / best / 1e9
 
 
-def peak_growth(step: Callable[[], Any]) -> float:
-    """MiB by which the process's peak exceeds its size before the first of three steps."""
+def peak_growth(step: Callable[[], Any], times: int = 3) -> float:
+    """MiB by which the process's peak exceeds its size before the first of so many steps."""
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    for _ in range(3):
+    for _ in range(times):
         step()
     return (_status("VmHWM") - before) / 1024
 

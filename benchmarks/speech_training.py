@@ -107,7 +107,7 @@ def engine(config: SpeechConfig, split: SpeechSplit, where: Path) -> Callable[[]
 
     def update() -> None:
         trainer.progress.index = 0  # the split is one batch, again and again
-        trainer.update(config.optimizer.lr)
+        trainer.update()
 
     return update
 

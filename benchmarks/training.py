@@ -6,8 +6,9 @@
 
 The same network, batch, clipping and step, written down with `torch.nn.LSTM` in the fewest lines,
 against `Trainer.update` with and without normalisation. The contenders take turns in one process
-on one thread; the best round of each counts. Random data: speed does not depend on it. Packed
-sequences in `torch.nn.LSTM` take minutes, and so have a single update.
+on one thread; the best round of each counts. Random data: speed does not depend on it. Behind
+each language model, what the checkpoints of an epoch cost. Packed sequences in `torch.nn.LSTM`
+take minutes, and so have a single update.
 """
 
 import argparse
@@ -27,13 +28,15 @@ from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Trainer
 from normrnn.engine.loss import linear_cross_entropy
 from normrnn.recipes import recipe
+from normrnn.runs.names import CHECKPOINT
 from normrnn.runs.store import RunDirectory
-from normrnn.text.config import LanguageConfig
+from normrnn.text.config import LanguageConfig, TrainConfig
 from normrnn.text.corpus import Corpus
 from normrnn.text.task import LanguageTask
 from normrnn.text.vocabulary import EOS, Vocabulary
 
 VOCABULARY = 10_000
+PTB_TOKENS = 929_589
 ONCE = ("nn.LSTM, packed",)
 Contenders = dict[str, Callable[[], None]]
 
@@ -79,18 +82,18 @@ def hand_written(config: LanguageConfig, ids: torch.Tensor) -> Callable[[], None
     return update
 
 
-def engine(config: LanguageConfig, ids: torch.Tensor, where: Path) -> Callable[[], None]:
-    """One update of the real trainer per call."""
+def engine(config: LanguageConfig, ids: torch.Tensor, where: Path) -> Trainer:
+    """The real trainer."""
     symbols = (EOS, *(f"w{i}" for i in range(VOCABULARY - 1)))
     task = LanguageTask(config, Corpus(ids, ids, ids, Vocabulary(symbols)), torch.device("cpu"))
     display = PlainDisplay(config.epochs, config.own_measure.unit)
     trainer = Trainer(config, task, RunDirectory(where), display, Interrupt())
     task.model.train()
-    return lambda: trainer.update(config.optimizer.lr)
+    return trainer
 
 
-def text_contenders(name: str, updates: int, where: Path) -> tuple[Contenders, int]:
-    """Updates of a language model by label, and tokens per update."""
+def text_contenders(name: str, updates: int, where: Path) -> tuple[Contenders, int, Trainer]:
+    """Updates of a language model by label, tokens per update, and the last trainer."""
     config = recipe(name)
     assert isinstance(config, LanguageConfig)
     tokens = config.train.batch * config.train.steps
@@ -98,8 +101,29 @@ def text_contenders(name: str, updates: int, where: Path) -> tuple[Contenders, i
     ids = torch.randint(0, VOCABULARY, (tokens * (updates + 1) + 1,))
     contenders = {"hand-written nn.LSTM": hand_written(config, ids)}
     for norm in ("none", "frame"):
-        contenders[f"normrnn, norm {norm}"] = engine(replace(config, norm=norm), ids, where)
-    return contenders, tokens
+        trainer = engine(replace(config, norm=norm), ids, where)
+        contenders[f"normrnn, norm {norm}"] = trainer.update
+    return contenders, tokens, trainer
+
+
+def print_checkpoints(name: str, trainer: Trainer, update: float) -> None:
+    """What the checkpoints of an epoch of Penn Treebank cost, as a share of its updates."""
+    config = trainer.config.train
+    assert isinstance(config, TrainConfig)
+    updates = (PTB_TOKENS - 1) // config.batch // config.steps
+    ends = {updates * (i + 1) // config.segments for i in range(config.segments)}
+    inside = set(range(config.checkpoint_every, updates, config.checkpoint_every))
+    count = len(inside - ends) + 2 * len(ends)  # before and after every validation
+    begin = time.perf_counter()
+    for _ in range(3):
+        trainer.save()
+    each = (time.perf_counter() - begin) / 3
+    size = (trainer.run_directory.path / CHECKPOINT).stat().st_size
+    print(
+        f"{name:<20} a checkpoint of {size / 2**20:.0f} MB with its checksum takes {each:.2f} s;"
+        f" {count} in an epoch of {updates} updates: {count * each / (updates * update):.2%} of it",
+        flush=True,
+    )
 
 
 def loss_contenders(rows: int, hidden: int) -> Contenders:
@@ -122,7 +146,7 @@ def loss_contenders(rows: int, hidden: int) -> Contenders:
 
 def measure(
     name: str, contenders: Contenders, count: int, unit: str, rounds: int, updates: int
-) -> None:
+) -> dict[str, float]:
     """Let them take turns; print the best round of each and its ratio to the first's."""
     best = dict.fromkeys(contenders, float("inf"))
     for label, update in contenders.items():
@@ -144,6 +168,7 @@ def measure(
             f"   {base / seconds:.2f} x the speed of {base_label}",
             flush=True,
         )
+    return best
 
 
 def main() -> None:
@@ -168,8 +193,9 @@ def main() -> None:
                 measure(f"softmax, {size}", loss_contenders(*shape), shape[0], "rows", rounds, 4)
             return
         for name in filter(None, options.recipes.split(",")):
-            found, tokens = text_contenders(name, rounds * updates, Path(where))
-            measure(name, found, tokens, "tokens", rounds, updates)
+            found, tokens, trainer = text_contenders(name, rounds * updates, Path(where))
+            best = measure(name, found, tokens, "tokens", rounds, updates)
+            print_checkpoints(name, trainer, min(best.values()))
         for shape in filter(None, options.speech.split(",")):
             found, frames = speech_training.contenders(shape, Path(where))
             measure(shape, found, frames, "frames", rounds, 1)
