@@ -31,6 +31,9 @@ NORMS: dict[str, dict[str, Any]] = {
     "hidden": {"norm": "hidden", "time_steps": 3},
     "hidden-shared": {"norm": "hidden"},
     "layer": {"norm": "layer"},
+    "recurrent": {"norm": "recurrent", "time_steps": 3},
+    "recurrent-shared": {"norm": "recurrent", "cell_norm": False},
+    "whiten": {"norm": "whiten", "shrinkage": 0.2},
     "none": {"norm": None},
 }
 STATISTICAL = [name for name, how in NORMS.items() if norms.of(how["norm"]).keeps_statistics]
@@ -54,9 +57,12 @@ def randomise(model: torch.nn.Module) -> None:
         if name.endswith(("norm.weight", "weight")) and parameter.dim() == 1:
             parameter.abs_().add_(0.5)
     for name, buffer in model.named_buffers():
-        if name.endswith("running_mean"):
+        if "running_mean" in name:
             buffer.uniform_(-1, 1)
-        elif name.endswith("running_var"):
+        elif "running_cov" in name:
+            buffer.uniform_(-1, 1)
+            buffer.copy_(buffer @ buffer.t() + torch.eye(len(buffer)))
+        elif "running_var" in name:
             buffer.uniform_(0.5, 2)
         elif buffer.dim() == 1:
             buffer.copy_(torch.tensor([2, 0, 1, 3, 0, 1][: len(buffer)]))
@@ -75,6 +81,7 @@ def settings_of(layer: Any, batch_statistics: bool | None = None) -> reference.S
         batch_statistics=layer.training if batch_statistics is None else batch_statistics,
         eps=normalisers[0].eps if normalisers else 1e-5,
         momentum=getattr(normalisers[0], "momentum", 0.1) if normalisers else 0.1,
+        shrinkage=getattr(normalisers[0], "shrinkage", 0.0) if normalisers else 0.0,
         cell_norm=bool(normalisers) and getattr(normalisers[0], "cell_norm", False),
     )
 
@@ -94,33 +101,44 @@ def inputs(T: int, lengths: Sequence[int], padding: float = float("nan")) -> Ten
 
 
 def states(layer: Any, batch: int) -> tuple[Tensor, Tensor]:
-    shape = layer.num_layers * (2 if layer.bidirectional else 1), batch, layer.hidden_size
-    h, c = (torch.randn(shape, dtype=torch.float64).requires_grad_() for _ in "hc")
+    shape = layer.num_layers * (2 if layer.bidirectional else 1), batch
+    sizes = layer.proj_size or layer.hidden_size, layer.hidden_size
+    h, c = (torch.randn(*shape, n, dtype=torch.float64).requires_grad_() for n in sizes)
     return h, c
 
 
 def run(
-    layer: Any, x: Tensor, lengths: Sequence[int], form: str, state: tuple[Tensor, Tensor] | None
+    layer: Any,
+    x: Tensor,
+    lengths: Sequence[int],
+    form: str,
+    state: tuple[Tensor, Tensor] | None,
+    resets: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """The layer on a padded (T, B, I) given in some form: padded (T, B, D·H), h and (LSTM) c."""
     hx: Any = None
     if state is not None:
         hx = state if layer.mode == "LSTM" else state[0]
-    T = x.shape[0]
+    T, more = x.shape[0], {} if resets is None else {"resets": resets}
     if form == "dense":
-        output, final = layer(x, hx)
+        output, final = layer(x, hx, **more)
     elif form == "padded":
-        output, final = layer(x, hx, lengths=lengths)
+        output, final = layer(x, hx, lengths=lengths, **more)
     elif form == "batch_first":
-        output, final = layer(x.transpose(0, 1), hx, lengths=torch.tensor(lengths))
+        more = {name: value.t() for name, value in more.items()}
+        output, final = layer(x.transpose(0, 1), hx, lengths=torch.tensor(lengths), **more)
         output = output.transpose(0, 1)
     elif form == "unbatched":
         hx = None if hx is None else _squeezed(hx)
-        output, final = layer(x.squeeze(1), hx)
+        more = {name: value.squeeze(1) for name, value in more.items()}
+        output, final = layer(x.squeeze(1), hx, **more)
         output, final = output.unsqueeze(1), _unsqueezed(final)
     else:
-        packed = pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=form == "sorted")
-        output, final = layer(packed, hx)
+        packed, *others = (
+            pack_padded_sequence(v, torch.tensor(lengths), enforce_sorted=form == "sorted")
+            for v in (x, *more.values())
+        )
+        output, final = layer(packed, hx, **dict(zip(more, others, strict=True)))
         assert isinstance(output, PackedSequence)
         output, seen = pad_packed_sequence(output, total_length=T)
         assert seen.tolist() == list(lengths)
@@ -170,6 +188,7 @@ def check_against_reference(
     T: int | None = None,
     with_state: bool = True,
     batch_statistics: bool | None = None,
+    resets: Tensor | None = None,
     tol: float = 1e-10,
 ) -> None:
     """Outputs, final states, every gradient and every buffer; NaN in the padding."""
@@ -178,12 +197,12 @@ def check_against_reference(
     x = inputs(T, lengths)
     state = states(layer, len(lengths)) if with_state else None
     own = tensors_of(layer)
-    outputs = run(layer, x, lengths, form, state)
+    outputs = run(layer, x, lengths, form, state, resets)
     pull(outputs)
     copies = [v.detach().clone().requires_grad_() for v in (x, *(state or ()))]
     their_state = (copies[1], copies[2]) if with_state else None
     how = settings_of(layer, batch_statistics)
-    result = reference.stack(copies[0], lengths, own, how, their_state)
+    result = reference.stack(copies[0], lengths, own, how, their_state, resets)
     expected = (result.output, result.h, result.c)[: len(outputs)]
     pull(expected)
 

@@ -9,7 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normrnn.ops import Call, Cell, InputNorm, Inputs, Peephole, Plain, RowNorm, StepNorm, Steps
+from normrnn.ops import (
+    Call,
+    Cell,
+    InputNorm,
+    Inputs,
+    Peephole,
+    Plain,
+    RecurrentNorm,
+    RowNorm,
+    StepNorm,
+    Steps,
+)
 from normrnn.ops.call import GATES, Result
 from normrnn.ops.loop import loop
 
@@ -28,6 +39,13 @@ PLUGS = {
     "step fixed slots": (False, 2),
     "row": (False, 0),
     "row cell": (False, 0),
+    "recurrent": (True, 1),
+    "recurrent slots": (True, 2),
+    "recurrent fixed": (False, 1),
+    "recurrent fixed slots": (False, 2),
+    "recurrent cell": (True, 1),
+    "recurrent cell fixed": (False, 1),
+    "recurrent cell fixed slots": (False, 2),
 }
 """Each with whether it takes the batch's statistics, and what it is given: nothing, one slot for
 all steps, or one for each."""
@@ -47,6 +65,11 @@ class Case:
     peephole: str = ""
     threads: int = 1
     seed: int = 0
+
+    @property
+    def has_cell(self) -> bool:
+        """Whether the cell is normalised too."""
+        return "cell" in self.plug.split()
 
     @property
     def few(self) -> bool:
@@ -75,8 +98,11 @@ def tensors_of(case: Case) -> Tensors:
     def normal(name: str, *shape: int, scale: float = 1.0) -> None:
         made[name] = (torch.randn(shape, generator=g) * scale).requires_grad_()
 
+    # Of "recurrent", whose own γ is 0.1, larger ones make float32 lose digits step by step.
+    size = 0.3 if case.plug.startswith("recurrent") else 1.0
+
     def positive(name: str, *shape: int) -> None:
-        made[name] = (torch.rand(shape, generator=g) + 0.4).requires_grad_()
+        made[name] = ((torch.rand(shape, generator=g) + 0.4) * size).requires_grad_()
 
     normal("x", rows, case.inputs or D * C)
     if case.state:
@@ -95,16 +121,17 @@ def tensors_of(case: Case) -> Tensors:
         normal("bias", D * C, scale=0.3)
         if case.plug != "plain":
             positive("weight", D * C)
-        if case.plug.startswith("row"):
+        if case.plug.startswith(("row", "recurrent")):
             positive("weight_hh", D * C)
-        if case.plug == "row cell":
+        if case.has_cell:
             positive("weight_c", D * H)
             normal("bias_c", D * H, scale=0.3)
     slots = PLUGS[case.plug][1]
     if slots:
         K = len(case.sizes) if slots == 2 else 1
-        made["mean"] = torch.randn(K, D * C, generator=g)
-        made["var"] = torch.rand(K, D * C, generator=g) + 0.5
+        width = 2 * C + H * case.has_cell if case.plug.startswith("recurrent") else C
+        made["mean"] = torch.randn(K, D * width, generator=g)
+        made["var"] = torch.rand(K, D * width, generator=g) + 0.5
     return made
 
 
@@ -131,7 +158,10 @@ def _plug(case: Case, t: Tensors) -> Any:
         return Plain(bias)
     if kind == "row":
         own = t.get("weight_c"), t.get("bias_c")
-        return RowNorm(weight, t.get("weight_hh"), bias, 1e-5, case.plug == "row cell", *own)
+        return RowNorm(weight, t.get("weight_hh"), bias, 1e-5, case.has_cell, *own)
+    if kind == "recurrent":
+        both = weight, t.get("weight_hh"), bias, 1e-5, batch, fixed, case.has_cell
+        return RecurrentNorm(*both, t.get("weight_c"), t.get("bias_c"))
     if kind == "step":
         return StepNorm(weight, bias, 1e-5, batch, fixed)
     return InputNorm(weight, bias, 1e-5, kind == "frame", batch, fixed)
@@ -191,7 +221,7 @@ def drawn(mode: str, plug: str, reverse: tuple[bool, ...], draw: random.Random) 
     if batch:
         B = B if B == 1 or B > 3 else B + 3
         T = max(T, 5) if B == 1 else T
-    if plug.startswith("row"):
+    if plug.startswith(("row", "recurrent")):
         hidden = max(hidden, 5)
     divided = plug.startswith("row") or (batch and not plug.startswith("step"))
     sizes = (B,) * T
@@ -202,6 +232,8 @@ def drawn(mode: str, plug: str, reverse: tuple[bool, ...], draw: random.Random) 
         sizes = tuple(3 if n == 2 and B > 1 and t < T - 1 else n for t, n in enumerate(sizes))
         sizes = tuple(min(sizes[: t + 1]) for t in range(T))
         sizes = (*sizes[:-1], 1) if sizes[-1] == 2 else sizes
+    if batch and plug.startswith("recurrent"):  # three, one step after the other, are few too
+        sizes = tuple(4 if n == 3 else n for n in sizes)
     return Case(
         mode,
         plug,

@@ -14,9 +14,17 @@ PACKAGE = Path(normrnn.__file__).parent
 
 
 def test_rows_of_the_paper() -> None:
-    assert set(norms.names()) >= {"none", "sequence", "frame", "hidden", "layer"}
+    assert set(norms.names()) >= {
+        "none",
+        "sequence",
+        "frame",
+        "hidden",
+        "layer",
+        "recurrent",
+        "whiten",
+    }
     assert norms.names()[0] == "none"
-    assert [n for n in norms.names() if norms.of(n).looks_ahead] == ["sequence"]
+    assert [n for n in norms.names() if norms.of(n).looks_ahead] == ["sequence", "whiten"]
     for name in ("none", "layer"):
         assert not norms.of(name).keeps_statistics
     assert norms.of(None) is norms.of("none")

@@ -17,6 +17,7 @@ from normrnn.commands.jobs import Job, Jobs, plan
 from normrnn.errors import UserError
 from normrnn.text.config import LanguageConfig
 from tests.commands.conftest import Cli
+from tests.tiny_runs import rows_of
 
 
 def test_plan_has_one_arm_per_norm_and_seed(tiny: LanguageConfig, tmp_path: Path) -> None:
@@ -47,15 +48,28 @@ def test_compare_from_the_command_line(
     assert "baseline's best training loss" in " ".join(shown.split())
 
 
-@pytest.mark.parametrize("command", ["compare", "search"])
-def test_what_pictures_need_is_missed_before_training(
-    cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+def test_what_pictures_need_is_missed_before_a_search(
+    cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, _, err = cli(command, "ptb-char", "--data", text_dir, "--out", tmp_path / "out")
+    code, _, err = cli("search", "ptb-char", "--data", text_dir, "--out", tmp_path / "out")
     assert code == 1
     assert err == "normrnn: pictures need matplotlib: pip install 'normrnn[report]'\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_a_comparison_without_matplotlib_is_text(
+    cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out = tmp_path / "out"
+    settings = ["--model.hidden", "6", "--train.batch", "8", "--train.steps", "5", "--epochs", "1"]
+    code, said, _ = cli("compare", "ptb-small", "--data", text_dir, "--out", out, *settings)
+    assert code == 0
+    said = " ".join(said.split())
+    assert "text only: curves.png and report.html need matplotlib: pip install 'normrnn[r" in said
+    assert "baseline's best training loss" in said
+    assert {path.name for path in out.iterdir()} == {"none-1", "frame-1"}
 
 
 def test_arms_run_in_any_thread(tiny: LanguageConfig, tmp_path: Path) -> None:
@@ -151,3 +165,23 @@ def test_arms_end_with_a_comparison_that_was_killed(tiny: LanguageConfig, tmp_pa
         assert time.monotonic() < deadline, "the arms outlive their parent"
         time.sleep(0.1)
     assert all((run / "checkpoint.pt").exists() for run in runs)
+
+
+def test_all_normalisations_are_arms(text_dir: Path, tmp_path: Path, cli: Cli) -> None:
+    """Trained, validated and reported side by side, with regularisers."""
+    small = ["--model.hidden", "8", "--train.batch", "8", "--train.steps", "5", "--epochs", "1"]
+    small += ["--model.weight-drop", "0.2", "--model.dropout", "0.1", "--model.zoneout-h", "0.1"]
+    norms = ["none", "frame", "layer", "recurrent", "whiten"]
+    out = tmp_path / "runs"
+    call = ["compare", "ptb-small-regularised", "--data", text_dir, "--out", out, *small]
+    code, _, words = cli(*call, "--norms", "whiten", "--seeds", "1")
+    assert code == 1
+    assert "needs more tokens in every update than its 8 features" in words
+    call += ["--model.shrinkage", "0.1"]
+    code, _, words = cli(*call, "--norms", ",".join(norms), "--seeds", "1")
+    assert code == 0, words
+    for norm in norms:
+        assert any(row["split"] == "valid" for row in rows_of(out / f"{norm}-1"))
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "network with whitened inputs" in page
+    assert "network with both transitions normalised" in page

@@ -46,7 +46,8 @@ def test_a_study_and_its_continuation(cli: Cli, flags: Flags, tmp_path: Path) ->
     code, said, err = cli(*flags(trials=3, workers=1, out=out))
     assert code == 0, err
     lines = (out / "trials.jsonl").read_text().splitlines()
-    assert lines[:2] == first.splitlines()
+    kept = [{**json.loads(line), "sha256": None} for line in lines[:2]]
+    assert kept == [{**row, "sha256": None} for row in rows]  # but for what seals the whole file
     assert len(lines) == 3
 
     code, _, err = cli(*flags(trials=1, out=out, study="another"))

@@ -59,6 +59,24 @@ def test_ctrl_c_at_any_update(tiny_frame: LanguageConfig, whole: Path, tmp_path:
     _same(whole, out)
 
 
+@pytest.mark.parametrize("norm", ["none", "recurrent"])
+def test_masks_of_regularisers_go_on(tiny_frame: LanguageConfig, tmp_path: Path, norm: str) -> None:
+    model = replace(
+        tiny_frame.model,
+        dropout=0.3,
+        dropout_kind="locked",
+        weight_drop=0.3,
+        zoneout_h=0.1,
+        zoneout_c=0.2,
+    )
+    config = replace(tiny_frame, norm=norm, model=model)
+    run_tiny(config, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run_tiny(config, tmp_path / "stopped", 8)
+    run_tiny(config, tmp_path / "stopped")
+    _same(tmp_path / "whole", tmp_path / "stopped")
+
+
 def test_rows_after_the_checkpoint_and_a_torn_line_are_cut(
     tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,9 @@ from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.start import train
 from normrnn.engine.tensorboard import TensorBoard, beside
 from normrnn.errors import UserError
-from normrnn.runs.environment import ENVIRONMENT, record
+from normrnn.runs.environment import record
+from normrnn.runs.machines import write_machines
+from normrnn.runs.names import ENVIRONMENT
 from normrnn.runs.store import RunDirectory
 from tests.tiny_runs import Silent
 
@@ -98,7 +100,7 @@ def test_a_run_notes_every_machine_once(tmp_path: Path) -> None:
     first = json.loads((tmp_path / ENVIRONMENT).read_text())
     assert len(first) == 1
     assert first[0]["torch"].startswith("2.")
-    (tmp_path / ENVIRONMENT).write_text(json.dumps([{**first[0], "cpu": "another"}]))
+    write_machines(tmp_path, [{**first[0], "cpu": "another"}])
     record(run)
     assert [e["cpu"] for e in json.loads((tmp_path / ENVIRONMENT).read_text())] == [
         "another",
@@ -114,6 +116,6 @@ def test_a_run_that_goes_on_with_other_kernels_is_told(tmp_path: Path) -> None:
     assert record(run)
     assert record(run)
     (first,) = json.loads((tmp_path / ENVIRONMENT).read_text())
-    (tmp_path / ENVIRONMENT).write_text(json.dumps([{**first, "recurrence": {"kernels": "sse"}}]))
+    write_machines(tmp_path, [{**first, "recurrence": {"kernels": "sse"}}])
     assert not record(run)
     assert record(run)

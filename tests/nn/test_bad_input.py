@@ -25,7 +25,7 @@ class TestConstruction:
         """An error that lists the choices, never a fallback."""
         with pytest.raises(
             ValueError,
-            match=rf"unknown norm={norm!r}.*'sequence', 'frame', 'hidden', 'layer', None",
+            match=rf"unknown norm={norm!r}.*'sequence', 'frame', 'hidden', 'layer', .*None",
         ):
             make(3, 2, norm=norm)
 
@@ -87,12 +87,6 @@ def test_unknown_peephole() -> None:
 def test_unknown_nonlinearity() -> None:
     with pytest.raises(ValueError, match=r"'gelu'.*'tanh' or 'relu'"):
         normrnn.RNN(3, 2, nonlinearity="gelu")
-
-
-@pytest.mark.parametrize("norm", ["sequence", "frame", "hidden"])
-def test_projection_with_a_norm(norm: str) -> None:
-    with pytest.raises(ValueError, match=rf"proj_size=2 works only with norm=None.*'{norm}'"):
-        normrnn.LSTM(3, 4, proj_size=2, **NORMS[norm])
 
 
 def test_projection_with_a_peephole() -> None:
@@ -200,11 +194,10 @@ class TestLengths:
             layer(given, lengths=lengths)
         assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
 
-    @pytest.mark.parametrize("zero", [0, -1])
-    def test_a_sequence_without_frames(self, norm: str, batch_first: bool, zero: int) -> None:
-        wrong = rf"at least one frame, got lengths \[5, {zero}, 2\]"
-        self.refuse(norm, batch_first, [5, zero, 2], wrong)
-        self.refuse(norm, batch_first, torch.tensor([5, zero, 2]), wrong)
+    def test_negative(self, norm: str, batch_first: bool) -> None:
+        wrong = r"not be negative, got lengths \[5, -1, 2\]"
+        self.refuse(norm, batch_first, [5, -1, 2], wrong)
+        self.refuse(norm, batch_first, torch.tensor([5, -1, 2]), wrong)
 
     def test_longer_than_the_input(self, norm: str, batch_first: bool) -> None:
         wrong = r"not exceed T=5, got lengths \[5, 6, 2\]"

@@ -73,13 +73,14 @@ class TestFold:
         layer = normrnn.LSTM(
             3, 4, 2, batch_first=True, dropout=0.3, bidirectional=True, dtype=torch.float64
         )
+        randomise(layer)
         folded = layer.eval().fold()
         assert repr(folded) == (
             "LSTM(3, 4, num_layers=2, batch_first=True, dropout=0.3, bidirectional=True)"
         )
         assert folded.weight_ih_l0.dtype == torch.float64
         assert not folded.training
-        assert normrnn.RNN(3, 4, nonlinearity="relu").fold().nonlinearity == "relu"  # type: ignore
+        assert build("relu", "sequence").fold().nonlinearity == "relu"
 
     @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
     def test_projection(self) -> None:
@@ -270,8 +271,6 @@ class TestConvert:
 
     def test_models_that_cannot(self) -> None:
         x = torch.randn(5, 4, 3)
-        with pytest.raises(ValueError, match="proj_size=1"):
-            normrnn.convert(nn.LSTM(3, 2, proj_size=1), batches=[x])
         with pytest.raises(ValueError, match=r"no torch\.nn\.RNN, LSTM or GRU"):
             normrnn.convert(nn.Linear(3, 3), batches=[x])
 
@@ -330,3 +329,17 @@ def test_fold_is_free_of_our_types() -> None:
         folded = nn.Sequential(normrnn.fold(build("lstm", norm, num_layers=2)))
         assert not [m for m in folded.modules() if "normrnn" in type(m).__module__]
         assert set(folded[0].state_dict()) == set(nn.LSTM(3, 2, 2).state_dict())
+
+
+def test_convert_and_regularisers() -> None:
+    """Those that leave test time alone are kept; zoneout does not."""
+    x = torch.randn(6, 4, 3)
+    plain = normrnn.LSTM(3, 2, norm=None, weight_drop=0.3).eval()
+    ours: Any = normrnn.convert(plain, batches=[x]).eval()
+    assert ours.weight_drop == 0.3
+    torch.testing.assert_close(ours(x)[0], plain(x)[0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="convert keeps the function, got zoneout"):
+        normrnn.convert(torch.nn.LSTM(3, 2), batches=[x], zoneout=(0.1, 0.1))
+    zoned = normrnn.LSTM(3, 2, norm=None, zoneout=(0.1, 0.1))
+    with pytest.raises(ValueError, match="LSTM or GRU to convert"):
+        normrnn.convert(zoned, batches=[x])

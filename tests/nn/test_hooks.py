@@ -36,6 +36,7 @@ def test_parametrized_layers_are_reset_and_folded(norm: Any) -> None:
     before = layer.weight_hh_l0.clone()
     layer.reset_parameters()
     x = torch.randn(5, 4, 3)
+    layer(x)
     layer.eval()
     plain = layer.fold()
     assert type(plain) is nn.LSTM

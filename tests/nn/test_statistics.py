@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 import normrnn
-from tests.helpers import CELLS, NORMS, STATISTICAL, build, check_against_reference
+from normrnn import norms
+from tests.helpers import CELLS, NORMS, STATISTICAL, build, check_against_reference, close
+
+BY_STEP = [n for n in STATISTICAL if norms.of(NORMS[n]["norm"]).pools == "step"]
 
 
 def gate_free(norm: str, **options: Any) -> Any:
@@ -193,44 +196,68 @@ def test_constant_input_has_finite_gradients(norm: str) -> None:
 
 @pytest.mark.parametrize("form", ["dense", "unbatched", "packed", "padded"])
 class TestTooFewRows:
-    def give(self, layer: Any, T: int, form: str) -> None:
-        x = torch.randn(T, 1, 3, dtype=torch.float64)
+    def give(self, layer: Any, T: int, form: str) -> Tensor:
+        """Rows of output, (T, D·H)."""
+        x = torch.linspace(-1, 1, T * 3, dtype=torch.float64).view(T, 1, 3)
         if form == "dense":
-            layer(x)
-        elif form == "unbatched":
-            layer(x[:, 0])
-        elif form == "packed":
-            layer(torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([T])))
-        else:
-            layer(torch.cat([x, x]), lengths=[T])
+            return layer(x)[0][:, 0]
+        if form == "unbatched":
+            return layer(x[:, 0])[0]
+        if form == "packed":
+            return layer(torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([T])))[0].data
+        return layer(torch.cat([x, x]), lengths=[T])[0][:T, 0]
 
+    @pytest.mark.parametrize("norm", STATISTICAL)
     @pytest.mark.parametrize("cell", ["tanh", "lstm", "gru"])
-    def test_one_row_in_training(self, cell: str, form: str) -> None:
-        layer = build(cell, "sequence")
+    def test_running_statistics_serve_and_stay(self, cell: str, norm: str, form: str) -> None:
+        """A last batch of one must not end a training run: a word, once, and on it goes."""
+        layer = build(cell, norm, num_layers=2, bidirectional=True)
         before = snapshot(layer)
-        with pytest.raises(ValueError, match=r"more than one row.*eval\(\)"):
-            self.give(layer, 1, form)
+        with pytest.warns(UserWarning, match="single row per time step.*running ones") as said:
+            first = self.give(layer, 1, form)
+        assert len(said) == 1
+        self.give(layer, 1, form)  # says nothing: warnings are errors here
         assert unchanged(layer, before)
-        self.give(layer, 2, form)
-        self.give(layer.eval(), 1, form)
+        close(first, self.give(layer.eval(), 1, form), "output", 1e-12)
+        first.square().sum().backward()
+        assert all(p.grad is not None for p in layer.parameters())
 
-    @pytest.mark.parametrize("norm", ["frame", "frame-slots", "hidden"])
+    @pytest.mark.parametrize("norm", BY_STEP)
     def test_every_slice_a_single_row(self, norm: str, form: str) -> None:
         layer = build("lstm", norm)
         before = snapshot(layer)
-        with pytest.raises(ValueError, match=r"more than one (row|sequence).*eval\(\)"):
-            self.give(layer, 4, form)
+        with pytest.warns(UserWarning, match="single row"):
+            first = self.give(layer, 4, form)
         assert unchanged(layer, before)
-        self.give(layer.eval(), 4, form)
+        close(first, self.give(layer.eval(), 4, form), "output", 1e-12)
+
+    def test_two_rows_of_one_sequence_are_enough_sequence_wise(self, form: str) -> None:
+        layer = build("lstm", "sequence")
+        before = snapshot(layer)
+        self.give(layer, 2, form)
+        assert not unchanged(layer, before)
+
+    @pytest.mark.parametrize("never", ["tracked", "updated"])
+    @pytest.mark.parametrize("norm", STATISTICAL)
+    def test_without_statistics_there_is_nothing_to_use(
+        self, norm: str, never: str, form: str
+    ) -> None:
+        layer = build("lstm", norm, track_running_stats=never == "updated")
+        for name, buffer in layer.named_buffers():
+            if name.endswith("tracked"):
+                buffer.zero_()
+        before = snapshot(layer)
+        wrong = r"more than one row.*got 1.*ever tracked.*'layer'|more rows than features, got 1"
+        with pytest.raises(ValueError, match=wrong):
+            self.give(layer, 1, form)
+        assert unchanged(layer, before)
 
     @pytest.mark.parametrize("norm", ["sequence", "frame", "hidden"])
-    def test_batch_statistics_need_rows_too(self, norm: str, form: str) -> None:
+    def test_asked_for_batch_statistics_too(self, norm: str, form: str) -> None:
         layer = build("lstm", norm)
-        with (
-            normrnn.batch_statistics(layer),
-            pytest.raises(ValueError, match=r"more than one (row|sequence)"),
-        ):
-            self.give(layer, 1, form)
+        with normrnn.batch_statistics(layer), pytest.warns(UserWarning, match="single row"):
+            found = self.give(layer, 1, form)
+        close(found, self.give(layer.eval(), 1, form), "output", 1e-12)
 
 
 @pytest.mark.parametrize("norm", ["frame", "hidden"])

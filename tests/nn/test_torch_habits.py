@@ -162,15 +162,30 @@ def test_state_dict_keys_and_shapes(cell: str, norm: str) -> None:
         expected |= {"bias_ih_l0": (rows,), "bias_hh_l0": (rows,)}
     else:
         slots = (3,) if NORMS[norm].get("time_steps") else ()
-        expected |= {"norm_l0.weight": (rows,), "norm_l0.bias": (rows,)}
+        expected["norm_l0.bias"] = (rows,)
+        if norm != "whiten":
+            expected["norm_l0.weight"] = (rows,)
         if norm == "layer":
             expected["norm_l0.weight_hh"] = (rows,)
+        elif norm == "whiten":
+            expected |= {
+                "norm_l0.running_mean": (3,),
+                "norm_l0.running_cov": (3, 3),
+                "norm_l0.num_batches_tracked": (),
+            }
         else:
             expected |= {
                 "norm_l0.running_mean": (*slots, rows),
                 "norm_l0.running_var": (*slots, rows),
                 "norm_l0.num_batches_tracked": slots,
             }
+        if norm.startswith("recurrent"):
+            cells = {"_c": 2} if cell.startswith("lstm") and norm == "recurrent" else {}
+            for which, width in ({"_hh": rows} | cells).items():
+                expected[f"norm_l0.weight{which}"] = (width,)
+                for name in ("running_mean", "running_var"):
+                    expected[f"norm_l0.{name}{which}"] = (*slots, width)
+            expected |= {"norm_l0.bias_c": (2,)} if cells else {}
         if cell == "gru":
             expected["bias_hn_l0"] = (2,)
     expected |= dict.fromkeys(PEEPHOLE_KEYS[cell], (2,))
@@ -424,7 +439,7 @@ class TestShapes:
 
     def test_state_carried_over_windows(self, norm: str) -> None:
         """Eval mode: two windows with the state between them are one long window."""
-        if norm in ("frame-slots", "hidden"):
+        if "time_steps" in NORMS[norm]:
             options: dict[str, Any] = {"time_steps": 1}
         else:
             options = {}
@@ -496,19 +511,6 @@ def test_a_sequence_without_frames_is_torchs_error(ours: Any, torchs: Any) -> No
             ours(3, 2, norm=norm)(torch.zeros(0, 4, 3))
         with pytest.raises(mine.type, match="larger than 0"):
             torchs(3, 2)(torch.zeros(0, 4, 3))
-
-
-@pytest.mark.parametrize(("ours", "torchs"), PAIRS)
-@pytest.mark.parametrize("norm", [None, "sequence", "frame"])
-def test_a_batch_without_sequences(ours: Any, torchs: Any, norm: Any) -> None:
-    """As torch where nothing needs statistics; in training there is nothing to take them from."""
-    x = torch.zeros(5, 0, 3)
-    layer = ours(3, 2, norm=norm)
-    wanted = torchs(3, 2)(x)[0]
-    if norm is not None:
-        with pytest.raises(ValueError, match=r"at least one sequence.*batch of 0"):
-            layer(x)
-    assert layer.eval()(x)[0].shape == wanted.shape
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])

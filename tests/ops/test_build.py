@@ -71,7 +71,9 @@ def test_another_source_header_or_flag_is_another_library(
 
 
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "planted", "link", "mode"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "flipped", "empty", "planted", "link", "mode", "folder"]
+)
 def test_what_is_not_what_was_built_is_built_again(
     sources: list[build.Source], damage: str, tmp_path: Path
 ) -> None:
@@ -89,6 +91,9 @@ def test_what_is_not_what_was_built_is_built_again(
     elif damage == "link":
         shutil.move(path, tmp_path / "elsewhere.so")
         path.symlink_to(tmp_path / "elsewhere.so")
+    elif damage == "folder":
+        path.unlink()
+        (path / "inside").mkdir(parents=True)
     else:
         path.chmod(0o777)
     again = built(sources)

@@ -6,8 +6,8 @@ import pytest
 
 from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, recipe, summary
-from normrnn.recipes.ptb import ptb_small, ptb_small_authors
-from normrnn.recipes.speech import librispeech_mini, wsj
+from normrnn.recipes.ptb import ptb_small, ptb_small_authors, ptb_small_regularised
+from normrnn.recipes.speech import librispeech_mini, librispeech_mini_small, wsj
 from normrnn.text.config import LanguageConfig
 
 PAPER = {
@@ -26,7 +26,7 @@ def test_penn_treebank_settings(name: str) -> None:
     m, o, t = config.model, config.optimizer, config.train
     settings = (m.hidden, m.init, m.dropout, t.steps, o.clip_norm, config.epochs, o.decay)
     assert (*settings, o.decay_after) == PAPER[name]
-    assert (m.layers, m.peephole, m.gamma, t.batch) == (2, "none", 1.0, 32)
+    assert (m.layers, m.peephole, m.gamma, t.batch) == (2, "none", None, 32)
     assert (o.name, o.lr, o.momentum, o.weight_decay) == ("sgd", 1.0, 0.0, 0.0)
     assert o.loss == "sum_over_time"
     assert config.norm == "none"
@@ -36,6 +36,17 @@ def test_authors_script_validates_and_forgets_every_half_epoch() -> None:
     assert ptb_small_authors().train.segments == 2
     assert ptb_small_authors().model.eps == 1e-6
     assert ptb_small().train.segments == 1
+
+
+def test_the_regularised_one_is_the_small_network() -> None:
+    config, small = ptb_small_regularised(), ptb_small()
+    m = config.model
+    assert m.dropout_kind == "locked"
+    assert m.dropout > 0
+    assert m.weight_drop > 0
+    assert config.epochs == 10
+    assert replace(m, dropout=0.0, dropout_kind="element", weight_drop=0.0) == small.model
+    assert replace(config, norm="frame").deciding_statistics == "recalibrated"
 
 
 def test_wsj_settings() -> None:
@@ -53,6 +64,13 @@ def test_librispeech_mini_is_the_same_network_without_peephole() -> None:
     assert replace(config.model, peephole="output") == paper.model
     assert (config.train.max_frames, config.train.piece_frames) == (0, 400)
     assert config.train.batch < paper.train.batch
+
+
+def test_the_smaller_one_differs_in_its_size_alone() -> None:
+    small, mini = librispeech_mini_small(), librispeech_mini()
+    assert (small.model.hidden, small.model.layers) == (128, 3)
+    same = replace(small.model, hidden=mini.model.hidden, layers=mini.model.layers)
+    assert replace(small, recipe=mini.recipe, model=same) == mini
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -36,6 +36,11 @@ def test_arms_that_differ_in_any_setting_are_all_there_in_any_order() -> None:
     names = [arm.name for arm in groups([bad, base, good])[0].arms]
     assert names == ["baseline", "frame (model.gamma 0.1)", "frame (model.gamma 1.0)"]
 
+    own = short_run("frame", [5, 4, 3, 2], model={"gamma": None}, seed=2)
+    recurrent = short_run("recurrent", [5, 4, 3, 2], model={"gamma": None})
+    names = [arm.name for arm in groups([base, bad, own, recurrent])[0].arms]
+    assert names == ["baseline", "frame", "recurrent"]  # 1.0 was frame's own all the time
+
     slow = [short_run(n, [6, 5, 4, x], recipe="mine", optimizer={"lr": 1.0}) for n, x in PAIR]
     fast = [short_run(n, [5, 4, 3, x], recipe="mine", optimizer={"lr": 2.0}) for n, x in PAIR]
     answers = {frozenset(verdict(list(o)).sentences) for o in permutations([*slow, *fast])}

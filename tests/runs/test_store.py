@@ -12,6 +12,7 @@ import torch
 
 from normrnn.errors import UserError
 from normrnn.recipes import recipe
+from normrnn.recipes.ptb import ptb_small
 from normrnn.runs.metrics import MetricsFile, RowSums, perplexity
 from normrnn.runs.store import RunDirectory, changed_fields
 
@@ -130,6 +131,15 @@ def test_changed_fields_in_words() -> None:
     assert changed_fields(CONFIG, recipe("ptb-large")).startswith("recipe was ptb-small")
     assert "model" not in changed_fields(CONFIG, recipe("ptb-large"))
     assert changed_fields(CONFIG, replace(CONFIG, data_sha256="1")) == "the data has changed"
+
+
+def test_the_norms_own_gamma_is_the_same_as_its_number() -> None:
+    """Runs from before None was the default have the number, and go on."""
+    number = replace(ptb_small(), model=replace(ptb_small().model, gamma=1.0))
+    assert changed_fields(number, CONFIG) == ""
+    assert changed_fields(CONFIG, number) == ""
+    a, b = (replace(config, norm="recurrent") for config in (number, CONFIG))
+    assert changed_fields(a, b) == "model.gamma was 1.0, is now None"
 
 
 def test_metrics_file_is_cut_and_never_stretched(tmp_path: Path) -> None:

@@ -85,6 +85,39 @@ def test_the_archives_of_a_preparation(
     assert precious.read_text() == "precious"
 
 
+@pytest.mark.parametrize("name", ["curves.png", "none-1/log.txt"])
+def test_a_comparison(name: str, cli: Cli, text_dir: Path, precious: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).symlink_to(precious)
+    settings = ["--epochs", "1", "--model.hidden", "4", "--train.batch", "8", "--train.steps", "5"]
+    call = ["compare", "ptb-small", "--data", text_dir, "--norms", "none", "--out", out]
+    code, _, err = cli(*call, *settings)
+    assert precious.read_text() == "precious"
+    if name == "curves.png":
+        assert code == 0, err
+        assert not (out / name).is_symlink()
+    else:
+        assert code == 1
+        assert err.startswith("normrnn: ")
+
+
+def test_tensorboard_in_another_place(
+    cli: Cli, speech_dir: Path, speech_run: Path, tmp_path: Path
+) -> None:
+    """What is in there is removed when it is written anew."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "events.out.tfevents.1").write_text("precious")
+    call = arguments("train", speech_dir, speech_run, tmp_path)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "tensorboard").symlink_to(other)
+    code, _, err = cli(*call, "--tensorboard")
+    assert code == 1
+    assert "tensorboard is a link: not writing through it" in err
+    assert (other / "events.out.tfevents.1").read_text() == "precious"
+
+
 def test_what_killed_writers_left_is_cleared(tiny_speech: SpeechConfig, tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()

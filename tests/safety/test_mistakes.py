@@ -246,6 +246,29 @@ def test_lines_fit_a_terminal_of_80_columns() -> None:
     assert len(describe({**row, "loss": 4.6789, "bpc": 1.2345}, 55)) <= 80
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"lr": 1.0}, "  2:13:20 left"),
+        ({"lr": 0.5**11}, "  lr 0.000488"),
+        ({"lr": 0.5**11, "fer": 0.1234}, "  frame errors 12.34%  lr 0.000488"),
+    ],
+)
+def test_train_rows_fit_too(
+    more: dict, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, *[9.0] * 9])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    display = PlainDisplay(55, "tokens")
+    for updates in (1, 10):
+        status = {"updates": updates, "index": updates, "seconds": float(updates), "count": 90}
+        display.note(Status(epoch=54, epoch_updates=4005, loss=1.0, lr=1.0, **status))
+    display.row({"epoch": 54, "updates": 45_650, "split": "train", "loss": 4.6789, **more})
+    (line,) = capsys.readouterr().out.splitlines()
+    assert len(line) <= 80
+    assert said in line
+
+
 def test_time_left_counts_validations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten updates of a second each, and then a validation of ninety."""
     clock = iter([0.0, 9.0, 99.0])

@@ -189,6 +189,28 @@ def test_a_kill_between_two_names_loses_nothing(
     assert rows_of(stopped) == rows_of(whole)
 
 
+def test_a_checkpoint_that_is_gone_is_missed(
+    tiny_frame: LanguageConfig, stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (stopped / "checkpoint.pt").unlink()
+    run_tiny(tiny_frame, stopped)
+    assert "checkpoint.pt is missing; going on from checkpoint.previous.pt" in caplog.text
+
+
+@pytest.mark.parametrize("written", ["[" * 5000, "no JSON", "3"])
+def test_weights_with_a_config_that_is_none(written: str, whole: Path) -> None:
+    """Made by hand, with a right checksum."""
+    directory = RunDirectory(whole)
+    weights, metadata = directory.read_tensors("model.safetensors"), {"config.json": written}
+    directory.write_tensors("model.safetensors", weights, metadata)
+    if written == "3":
+        with pytest.raises(UserError):
+            evaluate(whole)
+        return
+    with pytest.raises(UserError, match="is damaged: its config is none"):
+        evaluate(whole)
+
+
 def test_without_links_there_are_still_two(
     tiny_frame: LanguageConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

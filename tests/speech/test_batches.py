@@ -84,7 +84,9 @@ def test_a_batch_is_the_rows_of_its_pieces(tmp_path: Path) -> None:
     write_speech(tmp_path / "speech")
     split = read_speech(tmp_path / "speech").train
     pieces = [Piece(1, 2, 7), Piece(3, 0, 9), Piece(0, 30, 31)]
-    utterances, labels = read_batch(split, pieces, torch.device("cpu"))
+    found = read_batch(split, pieces, torch.device("cpu"))
+    assert found is not None
+    utterances, labels = found
     assert utterances.batch_sizes.tolist() == [3, 2, 2, 2, 2, 1, 1, 1, 1]
     x = {u: split.features(u) for u in (0, 1, 3)}
     y = {u: split.labels(u) for u in (0, 1, 3)}

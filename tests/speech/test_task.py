@@ -58,6 +58,33 @@ def test_rows_of_a_run(tiny_speech: SpeechConfig, whole: Path, speech_dir: Path)
     assert train[-1]["loss"] < 0.8 * train[0]["loss"]  # it learns
 
 
+def test_a_regularised_network_is_recalibrated_before_it_is_judged(
+    tiny_speech: SpeechConfig, tmp_path: Path
+) -> None:
+    """Under all statistics, resumed to the bit, saved with those that decided."""
+    model = replace(
+        tiny_speech.model, dropout=0.3, dropout_kind="locked", weight_drop=0.2, zoneout_h=0.1
+    )
+    config = replace(tiny_speech, model=model)
+    out = tmp_path / "whole"
+    run_tiny(config, out)
+    valid = [r for r in rows_of(out) if r["split"] == "valid"]
+    assert [r["statistics"] for r in valid] == ["running", "recalibrated"] * (len(valid) // 2)
+    fixed = [r for r in rows_of(out) if r["split"] == "train_eval"]
+    assert {r["statistics"] for r in fixed} == {"recalibrated"}
+    rows = evaluate(out)["rows"]
+    best = min((r for r in valid if r["statistics"] == "recalibrated"), key=lambda r: r["loss"])
+    beside = valid[valid.index(best) - 1]
+    found = {r["statistics"]: r["loss"] for r in rows if r["split"] == "valid"}
+    assert found.keys() == {"running", "recalibrated", "batch"}
+    assert found["recalibrated"] == pytest.approx(best["loss"], rel=1e-5)
+    assert found["running"] == pytest.approx(beside["loss"], rel=1e-5)
+    with pytest.raises(Interrupted):
+        run_tiny(config, tmp_path / "stopped", 4)
+    run_tiny(config, tmp_path / "stopped")
+    assert rows_of(tmp_path / "stopped") == rows_of(out)
+
+
 def test_metrics_are_pooled_over_whole_utterances(whole: Path, speech_dir: Path) -> None:
     """The best validation again, one utterance at a time."""
     model, dev = _load(whole), read_speech(speech_dir).dev

@@ -178,4 +178,4 @@ def test_sampling_reads_the_second_half_again(tiny_char: LanguageConfig) -> None
     seen: list[int] = []
     model.rnn.register_forward_pre_hook(lambda _m, inputs: seen.append(len(inputs[0])))
     sample(model, [1], 6, Sampling(4, carried=False), torch.Generator().manual_seed(0))
-    assert seen == [1, 2, 3, 4, 3, 4, 3]
+    assert seen == [1, 2, 3, 4, 3, 4]

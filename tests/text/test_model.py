@@ -56,6 +56,27 @@ def test_dropout_between_all_layers_and_nowhere_else() -> None:
     assert LanguageModel(50, 16, 1, dropout=0.5).rnn.dropout == 0  # nothing between: no warning
 
 
+def test_locked_dropout_has_one_mask_for_every_sequence() -> None:
+    """On the embedding, between the layers and before the softmax, and it is the same setting."""
+    how: Any = {"dropout_kind": "locked", "weight_drop": 0.2, "zoneout": (0.1, 0.2)}
+    model = LanguageModel(50, 16, 2, dropout=0.5, **how)
+    kept: list[torch.Tensor] = []
+    model.dropout.register_forward_hook(lambda _m, given, out: kept.append(out / given[0]))
+    with torch.no_grad():  # no embedding and no state is 0 by itself
+        model.embedding.weight.add_(1)
+    tokens, state = torch.randint(0, 50, (30, 8)), (torch.ones(2, 8, 16), torch.ones(2, 8, 16))
+    model(tokens, state)
+    for masks in kept:
+        assert torch.equal(masks == 0, (masks[:1] == 0).expand_as(masks))
+        assert 0.3 < (masks[0] == 0).float().mean() < 0.7
+    assert len(kept) == 2
+    assert not torch.equal(kept[0][0] == 0, kept[1][0] == 0)
+    assert {name: getattr(model.rnn, name) for name in how} == how
+    assert model.eval()(tokens, state)[0].isfinite().all()
+    assert len(kept) == 4
+    torch.testing.assert_close(kept[2], torch.ones_like(kept[2]))
+
+
 @pytest.mark.parametrize("norm", [None, "frame"])
 def test_baseline_is_torchs_lstm_and_loss_is_the_cross_entropy_of_its_logits(norm) -> None:
     model = LanguageModel(20, 8, 2, norm=norm).eval()

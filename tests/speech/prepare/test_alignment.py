@@ -86,6 +86,12 @@ def test_empty_transcript(text: str) -> None:
         aligned(text)
 
 
+def test_a_zero_byte_in_a_transcript() -> None:
+    """The C library takes the word to end there; looking for its variants never ended."""
+    with pytest.raises(Unusable, match="zero byte"):
+        aligned("AH\0 E OH")
+
+
 def test_more_words_than_sound() -> None:
     with pytest.raises(Unusable, match="cannot be aligned"):
         aligned("THE QUICK BROWN FOX JUMPS OVER THE LAZY DOG AND MANY MORE WORDS THAN FIT " * 2)

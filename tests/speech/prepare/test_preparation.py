@@ -156,6 +156,23 @@ def test_a_crash_anywhere_loses_no_more_than_its_tail(out: Path, seed: int) -> N
     assert contents(out) == expected
 
 
+@pytest.mark.parametrize("name", ["train/feats.ark", "dev/labels.ark"])
+def test_what_was_prepared_before_the_stop_is_verified(
+    name: str, out: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A flipped bit in what a resumed preparation would take over."""
+    expected = contents(out)
+    shutil.rmtree(out)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(job(stop_at="s2-05"), out, 1, quiet)
+    content = bytearray((out / name).read_bytes())
+    content[-3] ^= 4
+    (out / name).write_bytes(content)
+    prepare(job(), out, 1, quiet)
+    assert "is not what was written; going on from there" in caplog.text
+    assert contents(out) == expected
+
+
 def test_a_killed_process_leaves_a_directory_that_goes_on(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from dataclasses import replace\n"

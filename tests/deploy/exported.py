@@ -1,0 +1,62 @@
+"""Exports called as their users call them, without this library."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import safetensors
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+SUFFIXES = {"torch": "pt", "safetensors": "safetensors", "onnx": "onnx", "program": "pt2"}
+
+
+def modules(file: Path) -> tuple[nn.ModuleDict, dict[str, Tensor]]:
+    """Plain modules, and values beside them."""
+    if file.suffix == ".pt":
+        saved = torch.load(file, weights_only=True)
+        made, weights, values = saved["modules"], saved["weights"], saved["values"]
+    else:
+        with safetensors.safe_open(str(file), "pt") as opened:
+            made = json.loads(opened.metadata()["modules"])
+        weights: Any = load_file(file)
+        values = {name: weights.pop(name) for name in ("mean", "scale") if name in weights}
+    found = {name: getattr(nn, m["type"])(**m["options"]) for name, m in made.items()}
+    model = nn.ModuleDict(found)
+    model.load_state_dict(weights)
+    return model.requires_grad_(False), values
+
+
+def session(file: Path) -> Any:
+    return onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+
+
+def logits(file: Path, tokens: Tensor, state: tuple[Tensor, ...]) -> list[Tensor]:
+    """Logits and the state after them, of any format."""
+    if file.suffix == ".onnx":
+        given = {n: s.numpy() for n, s in zip(("h0", "c0"), state, strict=False)}
+        found = session(file).run(None, {"tokens": tokens.numpy(), **given})
+        return [torch.from_numpy(value) for value in found]
+    if file.suffix == ".pt2":
+        return list(torch.export.load(file).module()(tokens, *state))
+    model, _ = modules(file)
+    lstm = len(state) == 2
+    output, after = model["rnn"](model["embedding"](tokens), state if lstm else state[0])
+    return [model["decoder"](output), *(after if lstm else (after,))]
+
+
+def log_posteriors(file: Path, features: Tensor, lengths: Tensor) -> Tensor:
+    """Padded (T, B, C) of padded features, of any format."""
+    if file.suffix == ".onnx":
+        given = {"features": features.numpy(), "lengths": lengths.numpy()}
+        return torch.from_numpy(session(file).run(None, given)[0])
+    if file.suffix == ".pt2":
+        return torch.export.load(file).module()(features, lengths)
+    model, values = modules(file)
+    rows = (features - values["mean"]) * values["scale"]
+    packed = pack_padded_sequence(rows, lengths, enforce_sorted=False)
+    padded, _ = pad_packed_sequence(model["rnn"](packed)[0])
+    return model["decoder"](padded).log_softmax(-1)

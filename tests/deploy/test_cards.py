@@ -1,0 +1,210 @@
+"""Runs exported by the command line: cards, snippets where this library is not, hostile files."""
+
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+import yaml
+
+import normrnn
+from normrnn.deploy.info import info
+from normrnn.errors import UserError
+from tests.commands.conftest import Cli, cli
+from tests.deploy.exported import SUFFIXES, logits
+
+__all__ = ["cli"]
+
+OLD = Path(__file__).parents[1] / "old_runs"
+
+
+def code(card: str) -> str:
+    (block,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    return block
+
+
+def alone(program: str, folder: Path, *without: str) -> str:
+    """What a program prints where these modules are not."""
+    block = f"import sys\nfor name in {without!r}: sys.modules[name] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", "-c", block + program],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("form", ["torch", "safetensors", "onnx"])
+def test_snippets_run_without_this_library(form: str, cli: Cli, tmp_path: Path) -> None:
+    missing = ["normrnn", "torch"] if form == "onnx" else ["normrnn"]
+    for kind, result, shape in (("text", "logits", [5, 2, 26]), ("speech", "log_posteriors", 3)):
+        out = tmp_path / kind
+        exit_code, said, _ = cli("export", OLD / kind, "-o", out, "--format", form)
+        assert exit_code == 0
+        card = (out / "README.md").read_text()
+        assert code(card) in said
+        printed = alone(f"{code(card)}\nprint(list({result}.shape))", out, *missing)
+        assert json.loads(printed) == shape or len(json.loads(printed)) == shape
+
+
+@pytest.mark.slow
+def test_a_programs_snippet(cli: Cli, tmp_path: Path) -> None:
+    assert cli("export", OLD / "speech", "-o", tmp_path / "p", "--format", "program")[0] == 0
+    card = (tmp_path / "p" / "README.md").read_text()
+    program = f"{code(card)}\nprint(log_posteriors.shape[:2])"
+    assert "50, 2" in alone(program, tmp_path / "p", "normrnn")
+
+
+def test_the_card(cli: Cli, tmp_path: Path) -> None:
+    cli("export", OLD / "text", "-o", tmp_path / "out", "--format", "onnx")
+    card = (tmp_path / "out" / "README.md").read_text()
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert front["pipeline_tag"] == "text-generation"
+    (entry,) = front["model-index"]
+    row = next(
+        row
+        for row in json.loads((OLD / "text" / "evaluation.json").read_text())["rows"]
+        if (row["split"], row["statistics"]) == ("valid", "recalibrated")
+    )
+    (metric,) = entry["results"][0]["metrics"]
+    assert metric["value"] == pytest.approx(torch.tensor(row["loss"]).exp().item(), rel=1e-4)
+    assert metric["name"] == "valid, recalibrated statistics"
+    assert "/tmp/old_runs" not in card  # where the data lay
+    for path in (tmp_path / "out", tmp_path / "out" / "model.onnx", tmp_path / "out" / "README.md"):
+        assert cli("info", path)[1] == card
+    run = cli("info", OLD / "text")[1]
+    assert "| valid | recalibrated |" in run
+    assert "How to load" not in run
+    assert "embedding.weight (26, 6)\n" in cli("info", OLD / "text" / "model.safetensors")[1]
+    assert cli("info", OLD / "text" / "checkpoint.pt")[1] == (
+        f"checkpoint.pt: a checkpoint: everything needed to go on with a run\n\n{run}"
+    )
+
+
+@pytest.mark.parametrize("form", ["torch", "safetensors", "onnx"])
+def test_a_file_carries_its_card_and_vocabulary(form: str, cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / f"words.{SUFFIXES[form]}"
+    assert cli("export", OLD / "text", "--out", file, "--format", form)[0] == 0
+    card = (tmp_path / "words.md").read_text()
+    (tmp_path / "words.md").unlink()
+    assert cli("info", file)[1] == card
+    if form == "torch":
+        notes = torch.load(file, weights_only=True)["notes"]
+    elif form == "safetensors":
+        content = file.read_bytes()
+        notes = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+    else:
+        notes = {entry.key: entry.value for entry in onnx.load(str(file)).metadata_props}
+    assert json.loads(notes["vocabulary"]) == json.loads(
+        (OLD / "text" / "vocabulary.json").read_text()
+    )
+
+
+def test_int8(cli: Cli, tmp_path: Path) -> None:
+    for kind in ("text", "speech"):
+        out = tmp_path / kind
+        call = ["export", OLD / kind, "-o", out, "--format", "onnx", "--quantize", "int8"]
+        exit_code, said, err = cli(*call, "--data", OLD / f"{kind}-data")
+        assert exit_code == 0, err
+        card = cli("info", out / "model.onnx")[1]
+        before, after = map(float, re.findall(r"([\d.]+) nats before, ([\d.]+) after", card)[0])
+        assert f"{before:.4f} nats before" in said
+        wanted = next(
+            row["loss"]
+            for row in json.loads((OLD / kind / "evaluation.json").read_text())["rows"]
+            if row["split"] == "valid"
+            and row["statistics"] == ("recalibrated" if kind == "text" else "running")
+        )
+        assert before == pytest.approx(wanted, abs=1e-3)
+        assert after != before
+        assert after == pytest.approx(before, abs=0.1)
+        kinds = {node.op_type for node in onnx.load(str(out / "model.onnx")).graph.node}
+        assert "DynamicQuantizeLSTM" in kinds
+    found = logits(tmp_path / "text" / "model.onnx", torch.zeros(3, 4).long(), zeros(4))
+    whole = normrnn.export(OLD / "text", tmp_path / "whole", "onnx")
+    expected = logits(whole, torch.zeros(3, 4).long(), zeros(4))
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
+
+
+def zeros(batch: int) -> tuple[Any, ...]:
+    return (torch.zeros(2, batch, 6),) * 2
+
+
+def test_what_the_command_line_refuses(cli: Cli, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(OLD / "text", tmp_path / "run"))
+    for call, sentence, exits in (
+        (["-o", run, "--format", "safetensors"], "is a run directory", 2),
+        (["-o", tmp_path / "m.onnx"], "is no name for the format torch", 2),
+        (["-o", run / "config.json"], "is a file", 2),
+        (["-o", tmp_path / "x", "--quantize", "int8"], "'int8' is for 'onnx'", 1),
+        (
+            ["-o", tmp_path / "y", "--format", "onnx", "--quantize", "int8", "--data", "/nowhere"],
+            "/nowhere does not exist; --data says where",
+            1,
+        ),
+    ):
+        exit_code, _, err = cli("export", run, *call)
+        assert (exit_code, sentence in err) == (exits, True), err
+    assert not [*tmp_path.glob("y/*")]
+    assert (run / "model.safetensors").read_bytes() == (
+        OLD / "text" / "model.safetensors"
+    ).read_bytes()
+
+
+class Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.pt2", "m.safetensors", "m.onnx", "m.md"])
+def test_nothing_in_a_file_is_run(name: str, cli: Cli, tmp_path: Path) -> None:
+    canary, file = tmp_path / "canary", tmp_path / name
+    contents = [pickle.dumps({"format": "normrnn export 1", "card": Evil(canary)})]
+    torch.save({"format": "normrnn export 1", "card": Evil(canary)}, file)
+    contents.append(file.read_bytes())
+    for content in contents:
+        file.write_bytes(content)
+        exit_code, out, _ = cli("info", file)
+        assert exit_code == (0 if name == "m.md" else 1), out
+        assert not canary.exists()
+
+
+def test_damaged_files_are_sentences(cli: Cli, tmp_path: Path) -> None:
+    files = {form: tmp_path / f"m.{suffix}" for form, suffix in SUFFIXES.items()}
+    for form in ("torch", "safetensors", "onnx"):
+        normrnn.export(OLD / "speech", files[form], form)
+    with zipfile.ZipFile(files["program"], "w") as archive:
+        archive.writestr("p/extra/card.md", "# a card\n")
+    assert cli("info", files["program"])[1] == "# a card\n"
+    for file in files.values():
+        content = file.read_bytes()
+        for damaged in (b"", content[:7], content[: len(content) // 3], b"\xff" * 9):
+            file.write_bytes(damaged)
+            exit_code, _, err = cli("info", file)
+            assert exit_code == 1, (file, len(damaged))
+            assert str(file) in err
+    assert cli("info", tmp_path)[0] == 1
+    assert cli("info", tmp_path / "nothing")[0] == 1
+    os.mkfifo(tmp_path / "pipe.pt")
+    with pytest.raises(UserError, match="no regular file"):
+        info(tmp_path / "pipe.pt")
+
+
+def test_a_card_cannot_steer_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "m.md").write_text("# a\x1b]0;title\x07 card\n")
+    assert cli("info", tmp_path / "m.md")[1] == "# a\\x1b]0;title\\x07 card\n"

@@ -1,0 +1,238 @@
+"""Every format gives the eval output of the network it was made from, at any T and B."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normrnn
+from normrnn.speech.model import AcousticModel
+from normrnn.text.model import LanguageModel
+from tests.deploy.exported import SUFFIXES, log_posteriors, logits, modules, session
+from tests.helpers import randomise
+
+FOLDS = ["none", "sequence", "frame", "hidden", "whiten"]
+SIZES = [(4, 2), (9, 5), (1, 1)]
+CLOSE: Any = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def text_model(cell: Any = "lstm", norm: str = "frame", layers: int = 2, **more: Any) -> Any:
+    model = LanguageModel(
+        7, 4, layers, cell=cell, embedding=3, norm=None if norm == "none" else norm, **more
+    )
+    randomise(model)
+    return model.eval()
+
+
+def speech_model(norm: str = "sequence", layers: int = 2, **more: Any) -> Any:
+    model = AcousticModel(
+        3, 5, 4, layers, norm=None if norm == "none" else norm, **{"bidirectional": True, **more}
+    )
+    randomise(model.rnn)
+    with torch.no_grad():
+        model.mean.uniform_(-3, 3)
+        model.variance.uniform_(0.1, 4)
+    return model.eval()
+
+
+@torch.no_grad()
+def check_text(model: Any, file: Path) -> None:
+    for T, B in SIZES:
+        tokens = torch.randint(0, 7, (T, B))
+        parts = 2 if model.rnn.mode == "LSTM" else 1
+        state = tuple(torch.randn(model.rnn.num_layers, B, 4) for _ in range(parts))
+        wanted, after = model(tokens, state)
+        found = logits(file, tokens, state)
+        torch.testing.assert_close(found, [wanted, *after], **CLOSE)
+
+
+@torch.no_grad()
+def check_speech(model: Any, file: Path) -> None:
+    for lengths in ([5, 5], [3, 7, 1, 6], [1]):
+        utterances = [torch.randn(n, 3) * 2 + 1 for n in lengths]
+        padded = nn.utils.rnn.pad_sequence(utterances, padding_value=float("nan"))
+        found = log_posteriors(file, padded, torch.tensor(lengths))
+        assert found.shape == (max(lengths), len(lengths), 5)
+        for b, wanted in enumerate(model.each_log_posteriors(utterances)):
+            torch.testing.assert_close(found[: lengths[b], b], wanted, **CLOSE)
+            if file.suffix in (".onnx", ".pt2"):
+                assert not found[lengths[b] :, b].any()
+
+
+def cases(*formats: str) -> list[tuple[str, str, str, int]]:
+    return list(product(formats, ["lstm", "gru", "rnn"], FOLDS, [1, 2]))
+
+
+@pytest.mark.parametrize(("form", "cell", "norm", "layers"), cases("onnx", "torch", "safetensors"))
+def test_language_models(form: str, cell: str, norm: str, layers: int, tmp_path: Path) -> None:
+    model = text_model(cell, norm, layers)
+    file = normrnn.export(model, tmp_path / f"m.{SUFFIXES[form]}", form)
+    check_text(model, file)
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("norm", FOLDS)
+@pytest.mark.parametrize("form", ["onnx", "torch", "safetensors"])
+def test_acoustic_models(form: str, norm: str, layers: int, both: bool, tmp_path: Path) -> None:
+    model = speech_model(norm, layers, bidirectional=both)
+    check_speech(model, normrnn.export(model, tmp_path / f"m.{SUFFIXES[form]}", form))
+
+
+@pytest.mark.parametrize("peephole", ["output", "all"])
+def test_peepholes_in_onnx(peephole: str, tmp_path: Path) -> None:
+    model = speech_model(peephole=peephole)
+    check_speech(model, normrnn.export(model, tmp_path / "speech", "onnx"))
+    model = text_model(peephole=peephole)
+    file = normrnn.export(model, tmp_path / "text", "onnx")
+    check_text(model, file)
+    with pytest.raises(ValueError, match="no peepholes: --format onnx"):
+        normrnn.export(model, tmp_path / "text", "torch")
+
+
+def test_a_program(tmp_path: Path) -> None:
+    model = text_model("lstm", "frame", 2, peephole="all").train()
+    file = normrnn.export(model, tmp_path / "text", "program")
+    assert all(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.decoder.parameters())
+    check_text(model.eval(), file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "cell", "norm", "layers"), cases("program"))
+def test_every_program(form: str, cell: str, norm: str, layers: int, tmp_path: Path) -> None:
+    test_language_models(form, cell, norm, layers, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", FOLDS)
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("peephole", [None, "output", "all"])
+def test_every_acoustic_program(norm: str, both: bool, peephole: str, tmp_path: Path) -> None:
+    model = speech_model(norm, 2, bidirectional=both, peephole=peephole)
+    check_speech(model, normrnn.export(model, tmp_path / "m.pt2", "program"))
+
+
+def test_real_operators(tmp_path: Path) -> None:
+    import onnx
+
+    for cell, name in (("lstm", "LSTM"), ("gru", "GRU"), ("rnn", "RNN")):
+        file = normrnn.export(text_model(cell), tmp_path / f"{cell}.onnx", "onnx")
+        model = onnx.load(str(file))
+        onnx.checker.check_model(model, full_check=True)
+        kinds = [node.op_type for node in model.graph.node]
+        assert kinds.count(name) == 2
+        assert not {"Loop", "Scan"} & {*kinds}
+        states = ["h0", "c0"] if cell == "lstm" else ["h0"]
+        assert [i.name for i in session(file).get_inputs()] == ["tokens", *states]
+        assert session(file).get_inputs()[0].shape == ["T", "B"]
+        after = [name.replace("0", "n") for name in states]
+        assert [o.name for o in session(file).get_outputs()] == ["logits", *after]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: text_model(norm="layer"), "by its own mean and variance.*choose a norm that"),
+        (lambda: text_model(norm="recurrent"), "normalises the cell too.*shared=True"),
+        (lambda: text_model(time_steps=5), "differ over 5 time steps.*recalibrate.*shared=True"),
+        (lambda: text_model(zoneout=(0.1, 0.0)), "zoneout=.*train without it"),
+    ],
+)
+@pytest.mark.parametrize("form", SUFFIXES)
+def test_what_cannot_fold_is_refused(make: Any, reason: str, form: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=reason):
+        normrnn.export(make(), tmp_path / "out", form)
+    assert not (tmp_path / "out").exists()
+
+
+class Tagger(nn.Module):
+    """A user's own."""
+
+    def __init__(self, kind: Any = normrnn.GRU, **options: Any) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.inner = nn.ModuleDict({"rnn": kind(3, 4, batch_first=True, **options)})
+        self.out = nn.Linear(4 * (1 + options.get("bidirectional", False)), 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.inner["rnn"](self.norm(x.transpose(1, 2)).transpose(1, 2))[0])
+
+
+def tagger(**options: Any) -> Any:
+    model = Tagger(**options)
+    randomise(model)
+    return model.eval()
+
+
+@pytest.mark.parametrize("form", ["torch", "safetensors"])
+def test_a_users_own_model_from_tensors(form: str, tmp_path: Path) -> None:
+    model = tagger(num_layers=2, bidirectional=True)
+    file = normrnn.export(model, tmp_path / "own", form)
+    card = (tmp_path / "own" / "README.md").read_text()
+    code = card.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {"MyModel": lambda: Tagger(nn.GRU, num_layers=2, bidirectional=True)}
+    exec(code.replace(f'"{file.name}"', repr(str(file))), names)
+    found = names["model"]
+    assert type(found.inner["rnn"]) is nn.GRU
+    x = torch.randn(6, 5, 3)
+    torch.testing.assert_close(found(x), model(x), **CLOSE)
+
+
+def test_a_users_own_model_traced(tmp_path: Path) -> None:
+    model = tagger(num_layers=2, bidirectional=True)
+    x = torch.randn(2, 5, 3)
+    for form in ("onnx", "program"):
+        with pytest.raises(ValueError, match="give example="):
+            normrnn.export(model, tmp_path / form, form)
+    file = normrnn.export(model, tmp_path / "own", "onnx", example=(x,))
+    for B, T in SIZES:
+        x = torch.randn(B, T, 3)
+        found = session(file).run(None, {"x": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found[0]), model(x), **CLOSE)
+
+
+@pytest.mark.slow
+def test_a_users_own_program(tmp_path: Path) -> None:
+    model = tagger(num_layers=2, bidirectional=True)
+    dynamic = ({0: torch.export.Dim("B"), 1: torch.export.Dim("T")},)
+    how: Any = {"example": (torch.randn(2, 5, 3),), "dynamic": dynamic}
+    file = normrnn.export(model, tmp_path / "own.pt2", "program", **how)
+    run = torch.export.load(file).module()
+    for B, T in SIZES:
+        x = torch.randn(B, T, 3)
+        torch.testing.assert_close(run(x), model(x), **CLOSE)
+
+
+def test_a_model_is_unchanged(tmp_path: Path) -> None:
+    model = text_model().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for form in ("torch", "safetensors", "onnx"):
+        normrnn.export(model, tmp_path / f"m.{SUFFIXES[form]}", form)
+    assert all(module.training for module in model.modules())
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    assert all(parameter.requires_grad for parameter in model.decoder.parameters())
+
+
+def test_wrong_calls(tmp_path: Path) -> None:
+    model = text_model()
+    with pytest.raises(ValueError, match="unknown format='pickle': choose one of torch"):
+        normrnn.export(model, tmp_path, "pickle")
+    with pytest.raises(ValueError, match="'int8' is for 'onnx'"):
+        normrnn.export(model, tmp_path, "torch", quantize="int8")
+    with pytest.raises(ValueError, match="Linear holds no layer of normrnn"):
+        normrnn.export(nn.Linear(2, 2), tmp_path)
+
+
+def test_a_bare_layer(tmp_path: Path) -> None:
+    layer = normrnn.LSTM(3, 4, norm="sequence")
+    randomise(layer)
+    saved = torch.load(normrnn.export(layer, tmp_path / "l.pt"), weights_only=True)
+    plain = nn.LSTM(**saved["modules"][""]["options"])
+    plain.load_state_dict(saved["weights"])
+    x = torch.randn(5, 2, 3)
+    torch.testing.assert_close(plain(x)[0], layer.eval()(x)[0])
+    assert modules(normrnn.export(text_model(), tmp_path / "t"))[0]["rnn"].num_layers == 2

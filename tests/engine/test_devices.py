@@ -1,0 +1,114 @@
+"""Devices and precision: what can be known without a GPU."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from normrnn import norms
+from normrnn.config.base import Config
+from normrnn.config.registry import task_of
+from normrnn.engine.interrupt import Interrupt
+from normrnn.engine.loop import Trainer
+from normrnn.engine.start import open_experiment, train
+from normrnn.errors import UsageError
+from normrnn.recipes import RECIPES, recipe
+from normrnn.runs.environment import named_device
+from normrnn.runs.store import RunDirectory
+from normrnn.speech.config import SpeechConfig
+from normrnn.text.config import LanguageConfig
+from tests.tiny_runs import Silent, rows_of, run_tiny
+
+
+def steps_on(device: str, config: Config, where: Path) -> Any:
+    """Two updates; the figures of the second, still on the device."""
+    task = open_experiment(config).build(torch.device(device))
+    trainer = Trainer(config, task, RunDirectory(where), Silent(), Interrupt())
+    task.model.train()
+    trainer.step(0, 0)
+    return trainer.step(0, 1)
+
+
+@pytest.mark.parametrize("norm", norms.names())
+@pytest.mark.parametrize("task", ["text", "speech"])
+def test_a_step_asks_the_device_for_nothing(
+    norm: str, task: str, tiny: LanguageConfig, tiny_speech: SpeechConfig, tmp_path: Path
+) -> None:
+    """The meta device has no numbers: `.item()`, `.cpu()`, a branch on a value, or a tensor made
+    on the CPU by mistake is an error there."""
+    base = tiny if task == "text" else tiny_speech
+    config = replace(base, norm=norm, model=replace(base.model, shrinkage=0.1))
+    loss, grad_norm = steps_on("meta", config, tmp_path)
+    assert loss.nats.device.type == grad_norm.device.type == "meta"
+    assert task == "text" or loss.errors.device.type == "meta"
+
+
+def test_the_check_itself_sees_an_item(tiny: LanguageConfig, tmp_path: Path) -> None:
+    task = open_experiment(tiny).build(torch.device("meta"))
+    trainer = Trainer(tiny, task, RunDirectory(tmp_path), Silent(), Interrupt())
+    trainer.update()  # whose figures are read while the next one runs
+    with pytest.raises(RuntimeError, match="meta"):
+        trainer.update()
+
+
+def test_auto_is_a_device_that_is_there() -> None:
+    assert named_device("auto").type in ("cpu", "cuda", "mps")
+    with pytest.raises(UsageError, match="no device 'tpu' here; there is cpu"):
+        named_device("tpu")
+
+
+def small(name: str, text: LanguageConfig, speech: SpeechConfig) -> Config:
+    """A recipe with all its own settings, but little of everything."""
+    config = recipe(name)
+    like = text if task_of(config) is task_of(text) else speech
+    batch = {"batch": like.train.batch, "log_every": 1}
+    if like is text:
+        batch |= {"steps": 10, "epoch_tokens": 10 * 10 * like.train.batch}
+    model: Any = config.model  # type: ignore[attr-defined]
+    return replace(
+        config,
+        data=like.data,
+        epochs=1,
+        model=replace(model, hidden=8),
+        train=replace(config.train, **batch),
+        evaluation=like.evaluation,  # type: ignore[call-arg]
+    )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_trains_in_bf16(
+    name: str, tiny: LanguageConfig, tiny_speech: SpeechConfig, tmp_path: Path
+) -> None:
+    config = replace(small(name, tiny, tiny_speech), norm="frame")
+    for precision in ("fp32", "bf16"):
+        run_tiny(replace(config, precision=precision), tmp_path / precision)
+    full, half = rows_of(tmp_path / "fp32"), rows_of(tmp_path / "bf16")
+    assert len(full) == len(half) > 1
+    assert all(math.isfinite(row["loss"]) for row in half)
+    assert half != full, "bf16 changed nothing"
+    # Before the first step: after some, a network of a few cells is somewhere else.
+    assert half[0]["loss"] == pytest.approx(full[0]["loss"], rel=0.01)
+
+
+@pytest.mark.slow
+def test_quickstart_in_bf16_is_close_to_fp32(tmp_path: Path) -> None:
+    for precision in ("fp32", "bf16"):
+        config = replace(recipe("quickstart"), norm="frame", epochs=1, precision=precision)
+        train(config, tmp_path / precision, Silent(), lambda _: None)
+    full, half = (
+        {r["statistics"]: r["loss"] for r in rows_of(tmp_path / p) if r["split"] == "valid"}
+        for p in ("fp32", "bf16")
+    )
+    assert half == pytest.approx(full, rel=0.01)
+
+
+def test_python_m_normrnn_is_the_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "normrnn", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip()[0].isdigit()

@@ -1,0 +1,193 @@
+"""Several processes train as one: losses, parameters, statistics, and what goes wrong."""
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from normrnn.config.base import Config
+from normrnn.speech.config import SpeechConfig
+from normrnn.text.config import LanguageConfig
+from tests.tiny_runs import rows_of, run_tiny
+from tests.torchrun import checkpoint, command, environment, torchrun, workers
+
+
+def without_dropout(config: LanguageConfig) -> LanguageConfig:
+    """Masks of several processes are others than those of one."""
+    return replace(config, epochs=2, model=replace(config.model, dropout=0.0))
+
+
+def calm(config: Config) -> Config:
+    """Layer normalisation magnifies the last bits of a zero state some 300 times a step: with small
+    steps the last digits of two runs stay together for two epochs."""
+    if config.norm != "layer":
+        return config
+    return replace(config, optimizer=replace(config.optimizer, lr=0.001))
+
+
+def same(one: Path, several: Path, tol: float = 2e-4) -> None:
+    """Rows, parameters and running statistics, to float tolerance."""
+    rows, found = rows_of(one), rows_of(several)
+    assert len(rows) == len(found)
+    for row, other in zip(rows, found, strict=True):
+        numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+        assert {name: other[name] for name in numbers} == pytest.approx(numbers, rel=tol), row
+        assert {**other, **numbers} == row
+    expected, actual = checkpoint(one), checkpoint(several)
+    assert expected["model"].keys() == actual["model"].keys()
+    for name, value in expected["model"].items():
+        torch.testing.assert_close(actual["model"][name], value, rtol=tol, atol=tol, msg=name)
+
+
+def check(config: Config, processes: int, where: Path) -> None:
+    config = calm(config)
+    run_tiny(config, where / "one")
+    done = torchrun(processes, config, where / "several")
+    assert done.returncode == 0, done.stderr
+    assert f"{where / 'several'} is finished" in done.stdout
+    assert done.stdout.count("is finished") == done.stdout.count("data: ") == 1
+    same(where / "one", where / "several")
+
+
+def test_two_processes_train_a_text_as_one(tiny_frame: LanguageConfig, tmp_path: Path) -> None:
+    """Eight streams, four each; the validation text leaves a tail to some of them."""
+    check(without_dropout(tiny_frame), 2, tmp_path)
+
+
+def test_two_processes_train_speech_as_one(tiny_speech: SpeechConfig, tmp_path: Path) -> None:
+    check(tiny_speech, 2, tmp_path)
+
+
+CASES = [(norm, k) for norm in ("none", "sequence", "frame", "layer") for k in (2, 3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("norm", "processes"), CASES)
+@pytest.mark.parametrize("reading", ["streams", "sequences"])
+def test_texts(
+    norm: str, processes: int, reading: str, tiny: LanguageConfig, tmp_path: Path
+) -> None:
+    train = replace(tiny.train, reading=reading)
+    check(replace(without_dropout(tiny), norm=norm, train=train), processes, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("norm", "processes"), CASES)
+@pytest.mark.parametrize("loss", ["sum_over_time", "mean"])
+def test_speech(
+    norm: str, processes: int, loss: str, tiny_speech: SpeechConfig, tmp_path: Path
+) -> None:
+    """Batches of five leave one piece over: with three processes two have nothing to do."""
+    train = replace(tiny_speech.train, batch=5)
+    optimizer = replace(tiny_speech.optimizer, loss=loss)
+    check(replace(tiny_speech, norm=norm, train=train, optimizer=optimizer), processes, tmp_path)
+
+
+def wait_for_rows(out: Path, count: int) -> None:
+    for _ in range(1200):
+        if (out / "metrics.jsonl").exists() and len(rows_of(out)) >= count:
+            return
+        time.sleep(0.05)
+    raise AssertionError("no rows")
+
+
+def start(config: Config, out: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(2, config, out, *options),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def equal(one: Path, other: Path) -> None:
+    """To the bit."""
+    assert rows_of(one) == rows_of(other)
+    expected, actual = checkpoint(one), checkpoint(other)
+    assert all(torch.equal(v, actual["model"][k]) for k, v in expected["model"].items())
+
+
+@pytest.fixture
+def longer(tiny_frame: LanguageConfig) -> LanguageConfig:
+    """With dropout, whose masks have to be those of the undisturbed run on every rank."""
+    return replace(tiny_frame, epochs=6)
+
+
+def test_a_killed_worker_restarts_the_group_from_the_checkpoint(
+    longer: LanguageConfig, tmp_path: Path
+) -> None:
+    done = torchrun(2, longer, tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "killed"
+    process = start(longer, out, "--max-restarts", "3")
+    wait_for_rows(out, 4)
+    os.kill(workers(process.pid)[-1], signal.SIGKILL)
+    said, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "resuming" in said
+    equal(tmp_path / "whole", out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_with_one_sentence(
+    number: signal.Signals, longer: LanguageConfig, tmp_path: Path
+) -> None:
+    assert torchrun(2, longer, tmp_path / "whole").returncode == 0
+    out = tmp_path / "stopped"
+    process = start(longer, out)
+    wait_for_rows(out, 4)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode
+    assert err.count("stopped; the same command goes on") == 1, err
+    done = torchrun(2, longer, out)
+    assert done.returncode == 0, done.stderr
+    equal(tmp_path / "whole", out)
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_goes_on_and_says_so(
+    tiny_frame: LanguageConfig, tmp_path: Path
+) -> None:
+    config, out = without_dropout(tiny_frame), tmp_path / "changed"
+    run_tiny(config, tmp_path / "one")
+    assert torchrun(3, replace(config, epochs=1), out).returncode == 0
+    done = torchrun(2, config, out)
+    assert done.returncode == 0, done.stderr
+    assert "had 3 processes, now 2, so far: it goes on to float tolerance" in done.stdout
+    same(tmp_path / "one", out)
+
+
+@pytest.mark.slow
+def test_an_error_on_any_rank_ends_all_with_one_sentence(
+    tiny: LanguageConfig, tmp_path: Path
+) -> None:
+    done = torchrun(2, replace(tiny, norm="hidden"), tmp_path / "refused")
+    assert done.returncode
+    assert done.stderr.count("normrnn: ") == 1, done.stderr
+    assert "--train.no-sync-statistics" in done.stderr
+    too_many = replace(tiny, train=replace(tiny.train, batch=2))
+    done = torchrun(3, too_many, tmp_path / "few")
+    assert done.stderr.count("normrnn: ") == 1, done.stderr
+    assert "train.batch 2 leaves less than 1 for each of 3 processes" in done.stderr
+    done = torchrun(2, replace(tiny, data=str(tmp_path / "nowhere")), tmp_path / "none")
+    assert done.stderr.count("normrnn: ") == 1, done.stderr
+    assert "nowhere does not exist" in done.stderr
+
+
+@pytest.mark.slow
+def test_local_statistics_train_what_cannot_be_pooled(tiny: LanguageConfig, tmp_path: Path) -> None:
+    train = replace(tiny.train, sync_statistics=False)
+    for norm in ("hidden", "sequence"):
+        config = replace(without_dropout(tiny), norm=norm, train=train)
+        done = torchrun(2, config, tmp_path / norm)
+        assert done.returncode == 0, done.stderr
+        losses = [row["loss"] for row in rows_of(tmp_path / norm) if row["split"] == "valid"]
+        assert losses[-1] < losses[0]

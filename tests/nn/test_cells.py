@@ -1,0 +1,137 @@
+"""Cells: one step of the layer, row by row."""
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import normrnn
+from normrnn import norms
+from tests.helpers import randomise
+
+KINDS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+    "tanh": (normrnn.RNNCell, normrnn.RNN, nn.RNNCell, {}),
+    "relu": (normrnn.RNNCell, normrnn.RNN, nn.RNNCell, {"nonlinearity": "relu"}),
+    "lstm": (normrnn.LSTMCell, normrnn.LSTM, nn.LSTMCell, {}),
+    "gru": (normrnn.GRUCell, normrnn.GRU, nn.GRUCell, {}),
+}
+
+
+def state_of(kind: str, *shape: int) -> Any:
+    h, c = torch.randn(2, *shape, dtype=torch.float64)
+    return (h, c) if kind == "lstm" else h
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"affine": False}, {"eps": 0.1}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_by_step_it_is_the_layer(kind: str, options: dict[str, Any]) -> None:
+    """Outputs, states and every gradient; the cell's names are the layer's without "_l0"."""
+    make, layer_of, _, own = KINDS[kind]
+    layer = layer_of(3, 4, norm="layer", dtype=torch.float64, **own, **options)
+    randomise(layer)
+    cell = make(3, 4, dtype=torch.float64, **own, **options)
+    cell.load_state_dict({k.replace("_l0", ""): v for k, v in layer.state_dict().items()})
+    x, hx = torch.randn(5, 2, 3, dtype=torch.float64), state_of(kind, 2, 4)
+    state, found = hx, []
+    for t in range(5):
+        state = cell(x[t], state)
+        found.append(state[0] if kind == "lstm" else state)
+    lifted = tuple(s[None] for s in hx) if kind == "lstm" else hx[None]
+    output, final = layer(x, lifted)
+    torch.testing.assert_close(torch.stack(found), output)
+    last = torch.stack(state) if kind == "lstm" else state[None]
+    torch.testing.assert_close(last, torch.cat(final) if kind == "lstm" else final)
+    torch.stack(found).square().sum().backward()
+    output.square().sum().backward()
+    grads = {name.replace("_l0", ""): p.grad for name, p in layer.named_parameters()}
+    for name, parameter in cell.named_parameters():
+        torch.testing.assert_close(parameter.grad, grads[name], msg=name)
+
+
+def test_the_cells_cell_norm() -> None:
+    layer = normrnn.LSTM(3, 4, norm="layer", cell_norm=True, dtype=torch.float64)
+    randomise(layer)
+    cell = normrnn.LSTMCell(3, 4, cell_norm=True, dtype=torch.float64)
+    cell.load_state_dict({k.replace("_l0", ""): v for k, v in layer.state_dict().items()})
+    x = torch.randn(1, 2, 3, dtype=torch.float64)
+    torch.testing.assert_close(cell(x[0])[0], layer(x)[0][0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_norm_it_is_torchs(kind: str) -> None:
+    make, _, torchs, own = KINDS[kind]
+    torch.manual_seed(3)
+    mine = make(3, 4, norm=None, **own)
+    torch.manual_seed(3)
+    theirs = torchs(3, 4, **own)
+    assert isinstance(mine, torchs)
+    assert list(mine.state_dict()) == list(theirs.state_dict())
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(mine(x), theirs(x), rtol=0, atol=0)
+    torch.testing.assert_close(mine(x[0]), theirs(x[0]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unbatched(kind: str) -> None:
+    make, _, _, own = KINDS[kind]
+    cell = make(3, 4, dtype=torch.float64, **own)
+    x, hx = torch.randn(2, 3, dtype=torch.float64), state_of(kind, 2, 4)
+    one = tuple(s[0] for s in hx) if kind == "lstm" else hx[0]
+    alone, both = cell(x[0], one), cell(x, hx)
+    pairs = zip(alone, both, strict=True) if kind == "lstm" else [(alone, both)]
+    for a, b in pairs:
+        assert a.shape == (4,)
+        torch.testing.assert_close(a, b[0])
+
+
+@pytest.mark.parametrize("norm", [n for n in norms.names() if norms.of(n).keeps_statistics])
+@pytest.mark.parametrize("kind", KINDS)
+def test_others_need_a_sequence_and_say_so(kind: str, norm: str) -> None:
+    make, layer_of, _, own = KINDS[kind]
+    wrong = rf"'{norm}'.*over a sequence.*normrnn\.{layer_of.__name__}, or norm='layer' or None"
+    with pytest.raises(ValueError, match=wrong):
+        make(3, 4, norm=norm, **own)
+    with pytest.raises(ValueError, match="unknown norm='batch'"):
+        make(3, 4, norm="batch", **own)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_are_torchs(kind: str) -> None:
+    make, _, torchs, own = KINDS[kind]
+    h = torch.zeros(2, 4)
+    wrong = torch.zeros(2, 5)
+    cases: list[tuple[Any, ...]] = [
+        (torch.zeros(2, 2, 3),),
+        (torch.zeros(2, 5),),
+        (torch.zeros(2, 3), (wrong, wrong) if kind == "lstm" else wrong),
+        (torch.zeros(2, 3), (h.double(),) * 2 if kind == "lstm" else h.double()),
+        (torch.zeros(2, 3), (h[None],) * 2 if kind == "lstm" else h[None]),
+    ]
+    for given in cases:
+        with pytest.raises((ValueError, RuntimeError)) as theirs:
+            torchs(3, 4, **own)(*given)
+        with pytest.raises(theirs.type):
+            make(3, 4, **own)(*given)
+    with pytest.raises(TypeError, match="peephole"):
+        make(3, 4, peephole="all")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_habits(kind: str) -> None:
+    make, _, _, own = KINDS[kind]
+    cell = make(3, 4, gamma=0.3, **own)
+    x = torch.randn(2, 3)
+    wanted = cell(x)
+    torch.testing.assert_close(copy.deepcopy(cell)(x), wanted, rtol=0, atol=0)
+    file = io.BytesIO()
+    torch.save(cell, file)
+    file.seek(0)
+    torch.testing.assert_close(torch.load(file, weights_only=True)(x), wanted, rtol=0, atol=0)
+    cell.reset_parameters()
+    assert torch.equal(cell.norm.weight, torch.full_like(cell.norm.weight, 0.3))
+    assert cell.weight_ih.abs().max() <= 0.5
+    assert repr(cell).startswith(f"{type(cell).__name__}(\n  3, 4")
+    assert "norm=None" in repr(make(3, 4, norm=None))

@@ -1,0 +1,233 @@
+"""What other people's code does to layers: initialises, loads, gives odd arguments."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normrnn
+from normrnn import norms
+from tests.helpers import CELLS, NORMS, build
+
+PAIRS = [(normrnn.RNN, nn.RNN), (normrnn.LSTM, nn.LSTM), (normrnn.GRU, nn.GRU)]
+EVERY = {**NORMS, "layer-cell": {"norm": "layer", "cell_norm": True}}
+
+
+class TestWholeModules:
+    @pytest.mark.parametrize("norm", NORMS)
+    @pytest.mark.parametrize("cell", CELLS)
+    def test_loaded_with_weights_only(self, cell: str, norm: str) -> None:
+        layer = build(cell, norm, num_layers=2, bidirectional=True).eval()
+        file = io.BytesIO()
+        torch.save(layer, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=True)
+        x = torch.randn(5, 3, 3, dtype=torch.float64)
+        assert type(loaded) is type(layer)
+        torch.testing.assert_close(loaded(x), layer(x), rtol=0, atol=0)
+        loaded.train()(x)[0].sum().backward()
+
+    def test_in_a_process_that_only_imports_it(self, tmp_path: Path) -> None:
+        file = tmp_path / "layer.pt"
+        torch.save(normrnn.LSTM(3, 2), file)
+        code = "import sys, torch, normrnn.nn; print(torch.load(sys.argv[1], weights_only=True))"
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(file)], capture_output=True, text=True
+        )
+        assert "norm='sequence'" in done.stdout, done.stderr
+
+
+class TestForgetBias:
+    @pytest.mark.parametrize("norm", EVERY)
+    def test_where_it_is(self, norm: str) -> None:
+        layer: Any = normrnn.LSTM(3, 2, 2, bidirectional=True, forget_bias=1.5, **EVERY[norm])
+        for again in (False, True):
+            if again:
+                layer.reset_parameters()
+            for end in ("l0", "l0_reverse", "l1", "l1_reverse"):
+                if norm == "none":
+                    bias = getattr(layer, f"bias_ih_{end}") + getattr(layer, f"bias_hh_{end}")
+                    assert not torch.equal(bias[:2], torch.full((2,), 1.5))
+                else:
+                    bias = getattr(layer, f"norm_{end}").bias
+                    assert not bias[:2].any()
+                    assert not bias[4:].any()
+                assert torch.equal(bias[2:4], torch.full((2,), 1.5))
+
+    def test_the_draws_of_everything_else_stay(self) -> None:
+        torch.manual_seed(1)
+        plain = normrnn.LSTM(3, 2).state_dict()
+        torch.manual_seed(1)
+        for name, value in normrnn.LSTM(3, 2, forget_bias=1.0).state_dict().items():
+            assert torch.equal(value, plain[name]) == (name != "norm_l0.bias")
+
+    def test_shown_and_refused(self) -> None:
+        assert "forget_bias=1.0" in normrnn.LSTM(3, 2, forget_bias=1.0).extra_repr()
+        with pytest.raises(ValueError, match=r"forget_bias=1\.0 needs a bias.*bias=False"):
+            normrnn.LSTM(3, 2, bias=False, forget_bias=1.0)
+        with pytest.raises(ValueError, match=r"needs a bias to set, got affine=False"):
+            normrnn.LSTM(3, 2, affine=False, forget_bias=1.0)
+        assert normrnn.LSTM(3, 2, norm=None, affine=False, forget_bias=1.0).forget_bias == 1.0
+        for make in (normrnn.GRU, normrnn.RNN):
+            with pytest.raises(TypeError, match=f"{make.__name__}.__init__.*'forget_bias'"):
+                make(3, 2, forget_bias=1.0)  # type: ignore[call-arg]
+
+
+class TestInitialise:
+    @pytest.mark.parametrize("kind", [nn.LSTM, normrnn.LSTM, nn.GRU, normrnn.GRU, nn.RNN])
+    def test_gate_by_gate(self, kind: Any) -> None:
+        """Each gate's recurrent matrix is orthogonal by itself; Glorot's bound is a gate's."""
+        model = nn.Sequential(kind(30, 20, 2, bidirectional=True), nn.Linear(40, 5))
+        linear = model[1].weight.clone()  # type: ignore[union-attr]
+        assert normrnn.initialise(model) is model
+        assert torch.equal(model[1].weight, linear)  # type: ignore[arg-type]
+        layer: Any = model[0]
+        for gate in layer.weight_hh_l1_reverse.split(20):
+            torch.testing.assert_close(gate @ gate.t(), torch.eye(20), rtol=1e-4, atol=1e-4)
+        bound = (6 / (30 + 20)) ** 0.5
+        for gate in layer.weight_ih_l0.split(20):
+            assert 0.9 * bound < gate.abs().max() <= bound
+
+    @pytest.mark.parametrize("norm", EVERY)
+    @pytest.mark.parametrize("cell", CELLS)
+    def test_every_layer(self, cell: str, norm: str) -> None:
+        if "cell_norm" in EVERY[norm] and not cell.startswith("lstm"):
+            return
+        make, own = CELLS[cell]
+        layer = make(3, 2, **own, **EVERY[norm])
+        layer(torch.randn(5, 4, 3))
+        normrnn.initialise(layer, bias=0.25, forget_bias=2.0)
+        lstm = cell.startswith("lstm")
+        for name, value in layer.named_parameters():
+            if name.endswith(("norm_l0.bias", "bias_ih_l0")):
+                wanted = torch.full_like(value, 0.25)
+                wanted[2:4] = 2.0 if lstm else 0.25
+                assert torch.equal(value, wanted if len(value) > 2 else value), name
+            elif ".weight" in name:
+                gamma = norms.of(layer.norm).gamma
+                assert torch.equal(value, torch.full_like(value, gamma)), name
+            elif value.dim() == 1:
+                assert not value.any(), name
+        for name, buffer in layer.named_buffers():
+            assert buffer.any() == any(part in name for part in ("_var", "_cov")), name
+
+    def test_functions_of_ones_own(self) -> None:
+        layer: Any = normrnn.LSTM(3, 4, proj_size=2)
+        shapes: list[tuple[int, ...]] = []
+
+        def seen(weight: Tensor) -> None:
+            shapes.append(tuple(weight.shape))
+            weight.fill_(7)
+
+        normrnn.initialise(layer, input=seen, recurrent=nn.init.zeros_)
+        assert shapes == [(4, 3)] * 4 + [(2, 4)]
+        assert bool((layer.weight_ih_l0 == 7).all())
+        assert not layer.weight_hh_l0.any()
+
+    def test_cells_too_and_nothing_else(self) -> None:
+        cells = nn.ModuleList([normrnn.LSTMCell(3, 2), nn.LSTMCell(3, 2), normrnn.GRUCell(3, 2)])
+        normrnn.initialise(cells, forget_bias=1.0)
+        assert cells[0].norm.bias.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]  # type: ignore
+        assert cells[1].bias_ih.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]  # type: ignore
+        assert not cells[1].bias_hh.any()  # type: ignore
+        with pytest.raises(ValueError, match="no recurrent layer to initialise"):
+            normrnn.initialise(nn.Linear(3, 3))
+
+    def test_the_layers_own_forget_bias_is_kept(self) -> None:
+        layer: Any = normrnn.initialise(normrnn.LSTM(3, 2, forget_bias=1.0))
+        assert layer.norm_l0.bias.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
+
+
+class TestForeignWeights:
+    @pytest.mark.parametrize(("ours", "torchs"), PAIRS)
+    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize("norm", [name for name in NORMS if name != "none"])
+    def test_torchs_weights_say_convert(
+        self, ours: Any, torchs: Any, norm: str, bias: bool
+    ) -> None:
+        plain = torchs(3, 2, bias=bias).state_dict()
+        said = r"norm_l0\.\w+ \(these are weights without a norm.*normrnn\.convert\(model, batches="
+        with pytest.raises(RuntimeError, match=said):
+            ours(3, 2, **NORMS[norm]).load_state_dict(plain)
+        model = nn.ModuleDict({"encoder": ours(3, 2, **NORMS[norm])})
+        state = {f"encoder.{name}": value for name, value in plain.items()}
+        with pytest.raises(RuntimeError, match=rf"encoder\.{said}") as error:
+            model.load_state_dict(state)
+        assert str(error.value).count("normrnn.convert") == 1
+        missing, unexpected = model.load_state_dict(state, strict=False)
+        assert "encoder.norm_l0.bias" in missing
+        assert sorted(unexpected) == sorted(k for k in state if "bias" in k)
+
+    def test_ours_into_a_layer_without_a_norm_say_fold(self) -> None:
+        state = normrnn.GRU(3, 2).state_dict()
+        with pytest.raises(RuntimeError, match=r"these are weights of a normalised.*\.fold"):
+            normrnn.GRU(3, 2, norm=None).load_state_dict(state)
+
+    def test_ones_own_load_without_a_word(self) -> None:
+        for norm in NORMS:
+            build("lstm", norm).load_state_dict(build("lstm", norm).state_dict())
+        bare = {"affine": False, "track_running_stats": False}
+        layer = normrnn.LSTM(3, 2, **bare)  # type: ignore[arg-type]
+        layer.load_state_dict(nn.LSTM(3, 2, bias=False).state_dict())
+        build("lstm", "sequence").load_state_dict({}, strict=False)
+
+
+def states(kind: Any, dtype: torch.dtype, size: int) -> Any:
+    state = torch.zeros(1, 2, size, dtype=dtype)
+    return (state, state) if issubclass(kind, nn.LSTM) else state
+
+
+@pytest.mark.parametrize("size", [2, 64])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("ours", "torchs"), PAIRS)
+def test_a_state_of_another_type_is_refused(ours: Any, torchs: Any, norm: str, size: int) -> None:
+    x = torch.randn(50, 2, 3)
+    for given in (x, nn.utils.rnn.pack_padded_sequence(x, torch.tensor([50, 3]))):
+        with pytest.raises(RuntimeError):
+            torchs(3, size)(given, states(torchs, torch.float64, size))
+        with pytest.raises(RuntimeError):
+            ours(3, size, **NORMS[norm])(given, states(ours, torch.float64, size))
+    if norm != "none":
+        with pytest.raises(RuntimeError, match=r"dtype of the input, torch.float32, got.*float64"):
+            ours(3, size, **NORMS[norm])(x, states(ours, torch.float64, size))
+
+
+BAD: dict[str, Any] = {
+    "an unknown keyword": lambda make: make(3, 2, colour="red"),
+    "proj_size": lambda make: make(3, 2, proj_size=5),
+    "a negative projection": lambda make: make(3, 2, proj_size=-1),
+    "too few": lambda make: make(3),
+    "an unknown keyword of forward": lambda make: make(3, 2)(torch.zeros(5, 2, 3), colour="red"),
+    "nothing": lambda make: make(3, 2)(),
+    "None": lambda make: make(3, 2)(None),
+    "a list": lambda make: make(3, 2)([[1.0]]),
+    "integers": lambda make: make(3, 2)(torch.zeros(5, 2, 3, dtype=torch.long)),
+    "float64": lambda make: make(3, 2)(torch.zeros(5, 2, 3, dtype=torch.float64)),
+    "an integer type": lambda make: make(3, 2, dtype=torch.long),
+    "a size in words": lambda make: make("3", 2),
+    "no such device": lambda make: make(3, 2, device="nowhere"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize(("ours", "torchs"), PAIRS)
+def test_mistakes_raise_torchs_types(ours: Any, torchs: Any, what: str) -> None:
+    with pytest.raises(Exception) as theirs:
+        BAD[what](torchs)
+    for norm in ("sequence", "layer", None):
+
+        def make(*given: Any, norm: Any = norm, **options: Any) -> Any:
+            return ours(*given, norm=norm, **options)
+
+        with pytest.raises(theirs.type):
+            BAD[what](make)
+
+
+def test_an_unknown_keyword_is_named_with_its_layer() -> None:
+    with pytest.raises(TypeError, match=r"LSTM.__init__\(\) got an unexpected.*'normalise'"):
+        normrnn.LSTM(3, 2, normalise=True)  # type: ignore[call-arg]

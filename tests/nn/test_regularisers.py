@@ -1,0 +1,227 @@
+"""Weight drop, locked dropout and zoneout: their masks, pinned; by hand; and ragged."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import normrnn
+from normrnn.ops import Call, Cell, Inputs, Plain, Steps, Zoneout, recur
+from tests.helpers import CELLS, build, close
+
+X: Any = {"dtype": torch.float64}
+LENGTHS = (2, 5, 3)
+
+
+def plain_of(layer: Any) -> Any:
+    """The same weights without regularisers."""
+    twin = copy.deepcopy(layer)
+    twin.weight_drop, twin.zoneout, twin.dropout = 0.0, (0.0, 0.0), 0.0
+    return twin
+
+
+class TestWeightDrop:
+    @pytest.mark.parametrize("norm", ["none", "sequence", "frame", "layer", "recurrent"])
+    @pytest.mark.parametrize("cell", ["tanh", "lstm", "gru"])
+    def test_is_dropout_of_the_recurrent_weights(self, cell: str, norm: str) -> None:
+        """A mask for each layer and direction, in their order; gradients reach what was kept."""
+        layer = build(cell, norm, weight_drop=0.4, num_layers=2, bidirectional=True)
+        twin, x = plain_of(layer), torch.randn(5, 3, 3, **X)
+        names = [f"weight_hh_{suffix}" for suffix in layer._suffixes]
+        torch.manual_seed(5)
+        masks = [F.dropout(torch.ones_like(getattr(twin, name)), 0.4) for name in names]
+        with torch.no_grad():
+            for name, mask in zip(names, masks, strict=True):
+                getattr(twin, name).mul_(mask)
+        torch.manual_seed(5)
+        output = layer(x, lengths=LENGTHS)[0]
+        expected = twin(x, lengths=LENGTHS)[0]
+        close(output, expected, "output")
+        output.sum().backward()
+        expected.sum().backward()
+        for name, mask in zip(names, masks, strict=True):
+            close(getattr(layer, name).grad, getattr(twin, name).grad * mask, name)
+            assert 0 < (mask == 0).sum() < mask.numel()
+
+    def test_a_mask_per_call_and_none_at_test_time(self) -> None:
+        layer, x = build("lstm", "none", weight_drop=0.5), torch.randn(5, 3, 3, **X)
+        assert not torch.equal(layer(x)[0], layer(x)[0])
+        layer.eval()
+        assert torch.equal(layer(x)[0], plain_of(layer)(x)[0])
+        assert torch.equal(layer(x)[0], layer.fold()(x)[0])
+
+    def test_wrong_shares(self) -> None:
+        for share in (1.0, -0.1, 2):
+            with pytest.raises(ValueError, match=r"weight_drop must lie in \[0, 1\), got"):
+                normrnn.LSTM(3, 2, weight_drop=share)
+
+
+class TestLockedDropout:
+    @pytest.mark.parametrize("norm", ["none", "sequence", "recurrent"])
+    def test_one_mask_per_sequence(self, norm: str) -> None:
+        """The second layer sees the first one's output times a mask that does not change in time;
+        of packed sequences, longest first."""
+        how: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "dropout": 0.5}
+        layer = build("lstm", norm, dropout_kind="locked", **how)
+        x = torch.randn(5, 3, 3, **X)
+        own = {**norm_of(norm), **X}
+        lower, upper = (normrnn.LSTM(n, 2, bidirectional=True, **own) for n in (3, 4))
+        state = layer.state_dict()
+        lower.load_state_dict({k: v for k, v in state.items() if "_l0" in k})
+        upper.load_state_dict({k.replace("_l1", "_l0"): v for k, v in state.items() if "_l1" in k})
+        torch.manual_seed(3)
+        mask = F.dropout(torch.ones(3, 4, **X), 0.5)
+        assert 0 < (mask == 0).sum() < mask.numel()
+        torch.manual_seed(3)
+        output = layer(x, lengths=LENGTHS)[0]
+        order = sorted(range(3), key=lambda b: -LENGTHS[b])
+        mask = mask[[order.index(b) for b in range(3)]]
+        expected = upper(lower(x, lengths=LENGTHS)[0] * mask, lengths=LENGTHS)[0]
+        close(output, expected, "output")
+        torch.manual_seed(3)
+        mask = F.dropout(torch.ones(3, 4, **X), 0.5)
+        torch.manual_seed(3)
+        close(layer(x)[0], upper(lower(x)[0] * mask)[0], "dense")
+
+    def test_none_at_test_time(self) -> None:
+        layer = build("gru", "none", num_layers=2, dropout=0.5, dropout_kind="locked").eval()
+        x = torch.randn(5, 3, 3, **X)
+        assert torch.equal(layer(x)[0], plain_of(layer)(x)[0])
+
+    def test_an_unknown_kind(self) -> None:
+        with pytest.raises(ValueError, match="unknown dropout_kind='rows': choose 'element' or"):
+            normrnn.GRU(3, 2, dropout_kind="rows")  # type: ignore[arg-type]
+
+
+def norm_of(norm: str) -> dict[str, Any]:
+    return {"none": {"norm": None}, "recurrent": {"norm": "recurrent", "time_steps": 3}}.get(
+        norm, {"norm": norm}
+    )
+
+
+def zoned_by_hand(
+    mode: str, x: Tensor, lengths: tuple[int, ...], cell: Any, kept: list[Tensor], reverse: bool
+) -> tuple[Tensor, Tensor]:
+    """Sequence by sequence and step by step with torch's own cells: (T, B, H), last h (B, H).
+
+    ``kept`` (T, B, H) of h and c.
+    """
+    T, B = x.shape[:2]
+    outputs = x.new_zeros(T, B, cell.hidden_size)
+    last = []
+    for b, n in enumerate(lengths):
+        h = c = x.new_zeros(1, cell.hidden_size)
+        for t in reversed(range(n)) if reverse else range(n):
+            if mode == "LSTM":
+                new_h, new_c = cell(x[t, b : b + 1], (h, c))
+                c = kept[1][t, b] * c + (1 - kept[1][t, b]) * new_c
+            else:
+                new_h = cell(x[t, b : b + 1], h)
+            h = kept[0][t, b] * h + (1 - kept[0][t, b]) * new_h
+            outputs[t, b] = h[0]
+        last.append(h)
+    return outputs, torch.cat(last)
+
+
+MODES = {"RNN_TANH": torch.nn.RNNCell, "LSTM": torch.nn.LSTMCell, "GRU": torch.nn.GRUCell}
+
+
+class TestZoneout:
+    @pytest.mark.parametrize("masks", [True, False])
+    @pytest.mark.parametrize("mode", MODES)
+    def test_by_hand(self, mode: str, masks: bool) -> None:
+        """Both directions; masks of a training step, or the shares of test time."""
+        lengths, H = (5, 3, 2), 4
+        cells: list[Any] = [MODES[mode](3, H, bias=False, **X) for _ in range(2)]
+        x = torch.randn(5, 3, 3, **X)
+        kept = torch.rand(2, 5, 3, 2 * H, **X)  # h and c, (T, B, D·H)
+        kept = (kept > 0.5).to(x) if masks else torch.full_like(kept, 0.3)
+        rows = [(t, b) for t in range(5) for b in range(3) if t < lengths[b]]
+        given = [torch.stack([k[t, b] for t, b in rows]) if masks else k[0, :1] for k in kept]
+        zoneout = Zoneout(*given) if mode == "LSTM" else Zoneout(given[0])
+        call = Call(mode, Steps((3, 3, 2, 1, 1)), (False, True), zoneout=zoneout)
+        inputs = Inputs(
+            torch.stack([x[t, b] for t, b in rows]),
+            [Cell(cell.weight_hh) for cell in cells],
+            w_ih=[cell.weight_ih for cell in cells],
+        )
+        result = recur(call, inputs, Plain())
+        for d, cell in enumerate(cells):
+            own = [k[..., d * H : (d + 1) * H] for k in kept]
+            outputs, last = zoned_by_hand(mode, x, lengths, cell, own, d == 1)
+            expected = torch.stack([outputs[t, b] for t, b in rows])
+            close(result.rows[:, d * H : (d + 1) * H], expected, "rows")
+            close(result.state[0][d], last, "h")
+
+    @pytest.mark.parametrize("norm", ["none", "sequence", "recurrent"])
+    def test_masks_are_drawn_for_rows(self, norm: str) -> None:
+        """First those of h, then those of c, of both directions side by side."""
+        layer = build("lstm", norm, bidirectional=True, zoneout=(0.3, 0.6))
+        x = torch.randn(5, 3, 3, **X)
+        torch.manual_seed(9)
+        h, c = (torch.empty(10, 4, **X).bernoulli_(share) for share in (0.3, 0.6))
+        torch.manual_seed(9)
+        output = layer(x, lengths=LENGTHS)[0]
+        longest = output[:, 1]  # first in every step
+        before = torch.zeros(2, **X)
+        for t, row in enumerate((0, 3, 6, 8, 9)):
+            stays = h[row, :2] == 1
+            assert torch.equal(longest[t, :2][stays], before[stays])
+            assert not (longest[t, :2][~stays] == before[~stays]).any()
+            before = longest[t, :2]
+        assert c.any()
+
+    def test_at_test_time(self) -> None:
+        """The shares themselves, whatever the path, and the same every time."""
+        layer = build("lstm", "none", num_layers=2, zoneout=(0.3, 0.6)).eval()
+        x = torch.randn(20, 3, 3, **X)
+        assert torch.equal(layer(x)[0], layer(x)[0])
+        assert not torch.allclose(layer(x)[0], plain_of(layer)(x)[0])
+        with pytest.raises(ValueError, match=r"cannot be folded .*: zoneout=\(0.3, 0.6\)"):
+            layer.fold()
+
+    def test_all_but_nothing_stays(self) -> None:
+        """Shares close to 1 keep the initial state."""
+        layer = build("gru", "none", zoneout=(1 - 1e-12, 0.0)).eval()
+        h = torch.randn(1, 3, 2, **X)
+        close(layer(torch.randn(4, 3, 3, **X), h)[1], h, "state", 1e-9)
+
+    def test_wrong_shares(self) -> None:
+        with pytest.raises(ValueError, match=r"zoneout must be two numbers in \[0, 1\), got"):
+            normrnn.LSTM(3, 2, zoneout=(0.1, 1.0))
+        with pytest.raises(ValueError, match=r"zoneout of c is for an LSTM: use zoneout=\(0.1, 0"):
+            normrnn.GRU(3, 2, zoneout=(0.1, 0.2))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_padding_is_never_looked_at(cell: str) -> None:
+    zoneout = (0.2, 0.2 if cell.startswith("lstm") else 0.0)
+    how: dict[str, Any] = {"weight_drop": 0.3, "dropout": 0.3, "dropout_kind": "locked"}
+    layer = build(cell, "recurrent", num_layers=2, bidirectional=True, zoneout=zoneout, **how)
+    x = torch.randn(6, 3, 3, **X)
+    poisoned = x.clone()
+    for b, n in enumerate(LENGTHS):
+        poisoned[n:, b] = float("nan")
+    outputs = []
+    for one, given in ((copy.deepcopy(layer), x), (layer, poisoned)):
+        torch.manual_seed(2)
+        outputs.append(one(given, lengths=LENGTHS)[0])
+    assert torch.equal(*outputs)
+    outputs[1].sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_what_does_not_go_together() -> None:
+    for how in ({"weight_drop": 0.1}, {"zoneout": (0.1, 0.1)}, {"dropout_kind": "locked"}):
+        with pytest.raises(ValueError, match="do not work with proj_size"):
+            normrnn.LSTM(3, 4, proj_size=2, norm=None, **how)  # type: ignore[arg-type]
+
+
+def test_they_are_shown() -> None:
+    layer = normrnn.LSTM(3, 2, weight_drop=0.1, dropout_kind="locked", zoneout=(0.1, 0.2))
+    words = "norm='sequence', weight_drop=0.1, dropout_kind='locked', zoneout=(0.1, 0.2)"
+    assert words in repr(layer)
+    assert "  3, 2, norm='sequence'\n" in repr(normrnn.LSTM(3, 2))

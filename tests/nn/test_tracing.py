@@ -1,0 +1,151 @@
+"""torch's tracers: compile, export, fake tensors, torch.func, TorchScript, fx."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normrnn
+from tests.helpers import CELLS, NORMS, build
+from tests.traced import TOOLS
+
+ROOT = Path(__file__).parents[2]
+FEW = {
+    "compiled": ["lstm-all:sequence", "gru:layer"],
+    "compiled_ragged": ["gru:frame-slots"],
+    "exported": ["lstm-all:sequence", "gru:frame-slots", "tanh:hidden", "lstm:none"],
+    "exported_ragged": ["lstm:frame", "gru:layer"],
+    "faked": [f"{cell}:{norm}" for cell, norm in zip(itertools.cycle(CELLS), NORMS, strict=False)],
+    "transformed": ["lstm-all:sequence", "gru:hidden-shared", "lstm:layer", "relu:none"],
+    "differentiated": ["lstm:sequence", "gru:frame", "tanh:layer"],
+}
+ALL = [f"{cell}:{norm}" for cell in CELLS for norm in NORMS]
+SLOW = {"inductor": ["lstm-all:sequence", "gru:frame-slots", "tanh:layer", "lstm:hidden"]}
+
+
+def run(code: list[str], timeout: float) -> str:
+    path = os.pathsep.join([str(ROOT), str(Path(normrnn.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, *code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def check(tool: str, cases: list[str], timeout: float) -> None:
+    out = run(["-m", "tests.traced", tool, *cases], timeout)
+    modes = "train", "eval"
+    assert out.splitlines() == [f"{tool} {case} {mode}" for case in cases for mode in modes]
+
+
+@pytest.mark.parametrize("tool", FEW)
+def test_a_tracer_sees_what_the_layer_computes(tool: str) -> None:
+    check(tool, FEW[tool], 500)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_cell_and_norm(tool: str) -> None:
+    check(tool, SLOW.get(tool, ALL), 7200)
+
+
+@pytest.mark.parametrize("first", ["torch._dynamo", "normrnn"])
+def test_it_does_not_matter_what_is_imported_first(first: str) -> None:
+    """torch.compile refuses what derives from its own layers; theirs it refuses still."""
+    code = f"""
+import torch
+import {first}
+import normrnn
+inside = torch.compile(torch.nn.Sequential(normrnn.GRU(3, 2)), fullgraph=True, backend="eager")
+assert inside(torch.randn(4, 3, 3))[0].shape == (4, 3, 2)
+try:
+    torch.compile(torch.nn.GRU(3, 2), fullgraph=True, backend="eager")(torch.randn(4, 3, 3))
+except torch._dynamo.exc.Unsupported:
+    print("refused")
+"""
+    assert run(["-c", code], 300) == "refused\n"
+
+
+class Tagger(nn.Module):
+    def __init__(self, norm: str | None, peephole: Any = None):
+        super().__init__()
+        self.rnn = normrnn.LSTM(3, 4, 2, bidirectional=True, norm=norm, peephole=peephole)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0])
+
+
+# torch's, of its own layers too.
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean")
+class TestTorchScript:
+    x, other = torch.randn(5, 4, 3), torch.randn(9, 7, 3)
+
+    def test_without_a_norm_it_is_torchs(self) -> None:
+        model = Tagger(None)
+        both: list[Any] = [torch.jit.script(model), torch.jit.trace(model, self.x)]
+        for made in both:
+            torch.testing.assert_close(made(self.other), model(self.other))
+            pairs = zip(made.named_parameters(), model.named_parameters(), strict=True)
+            for (name, one), (same, another) in pairs:
+                assert name == same
+                assert one.data_ptr() == another.data_ptr()
+
+    @pytest.mark.parametrize(
+        ("norm", "peephole", "what"),
+        [("sequence", None, "norm='sequence'"), (None, "all", "peephole='all'")],
+    )
+    def test_with_one_it_says_what_to_do(self, norm: Any, peephole: Any, what: str) -> None:
+        for tool in (torch.jit.script, lambda model: torch.jit.trace(model, self.x)):
+            with pytest.raises(RuntimeError, match=rf"torch.jit.*{what}: call normrnn.fold\("):
+                tool(Tagger(norm, peephole))
+
+    def test_folded_it_goes_through(self) -> None:
+        model = Tagger("sequence")
+        model(self.x)
+        plain = normrnn.fold(model.eval())
+        made = torch.jit.script(plain)
+        torch.testing.assert_close(made(self.other), model(self.other))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_node_of_fx(norm: str) -> None:
+    model = nn.Sequential(nn.Tanh(), build("gru", norm, dtype=torch.float32)).eval()
+    traced = torch.fx.symbolic_trace(model)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["0", "1"]
+    x = torch.randn(6, 4, 3)
+    assert torch.equal(traced(x)[0], model(x)[0])
+    with pytest.raises(TypeError, match="trace the model that has it"):
+        torch.fx.symbolic_trace(model[1])
+
+
+@torch.no_grad()
+def test_statistics_asked_for_are_not_compiled_away() -> None:
+    """``batch_statistics`` around a compiled model: its eager way is taken, not the old graph."""
+    layer = normrnn.LSTM(3, 2).eval()
+    x = torch.randn(5, 4, 3)
+    torch.compiler.reset()
+    compiled: Any = torch.compile(layer, backend="eager")
+    usual = compiled(x)[0]
+    with normrnn.batch_statistics(layer):
+        wanted = layer(x)[0]
+        torch.testing.assert_close(compiled(x)[0], wanted)
+    assert not torch.allclose(usual, wanted, atol=1e-2)
+    torch.testing.assert_close(compiled(x)[0], usual)
+
+
+def test_many_batches_at_once_do_not_update_buffers() -> None:
+    layer = normrnn.GRU(3, 2)
+    with pytest.raises(RuntimeError, match="cannot be updated under vmap"):
+        torch.func.vmap(lambda x: layer(x)[0])(torch.randn(2, 5, 4, 3))

@@ -1,0 +1,174 @@
+"""Whitened inputs: the root, its gradient, the statistics, and what is refused."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import normrnn
+from normrnn.ops import Steps
+from normrnn.ops.whiten import CovariancePopulation, covariance, whitener
+from tests.helpers import build, close
+
+X: Any = {"dtype": torch.float64}
+
+
+def covariances() -> dict[str, Tensor]:
+    """Of all kinds, those with equal and with vanishing eigenvalues included."""
+    rows = torch.randn(40, 6, **X)
+    return {
+        "of rows": torch.cov(rows.t()),
+        "equal eigenvalues": torch.eye(6, **X) * 3,
+        "one feature twice": torch.cov(rows[:, [0, 0, 1, 2, 3, 4]].t()),
+        "no variance": torch.zeros(6, 6, **X),
+    }
+
+
+@pytest.mark.parametrize("kind", covariances())
+@pytest.mark.parametrize("shrinkage", [0.0, 0.3, 1.0])
+class TestTheRoot:
+    EPS = 1e-2
+
+    def test_against_eigh(self, kind: str, shrinkage: float) -> None:
+        cov = covariances()[kind]
+        wanted = cov * (1 - shrinkage) + torch.diag(cov.diagonal()) * shrinkage
+        values, vectors = torch.linalg.eigh(wanted + self.EPS * torch.eye(6, **X))
+        root = whitener(cov, self.EPS, shrinkage)
+        close(root, vectors @ torch.diag(values**-0.5) @ vectors.t(), "root")
+        close(root @ (wanted + self.EPS * torch.eye(6, **X)) @ root, torch.eye(6, **X), "product")
+
+    def test_gradients(self, kind: str, shrinkage: float) -> None:
+        """Of symmetric matrices, as covariances are; finite also where eigenvalues are equal."""
+        factor = torch.linalg.cholesky(covariances()[kind] + 0.1 * torch.eye(6, **X))
+
+        def root(a: Tensor) -> Tensor:
+            return whitener(a @ a.t(), self.EPS, shrinkage)
+
+        assert torch.autograd.gradcheck(root, factor.requires_grad_())
+        if kind == "of rows":
+            assert torch.autograd.gradgradcheck(root, factor)
+
+
+def test_rows_come_out_uncorrelated() -> None:
+    """relu(x) − relu(−x) shows the whitened rows; W_x = (1, −1)."""
+    layer: Any = normrnn.RNN(3, 6, nonlinearity="relu", norm="whiten", eps=1e-12, **X)
+    with torch.no_grad():
+        layer.weight_ih_l0.copy_(torch.cat([torch.eye(3), -torch.eye(3)]))
+        layer.weight_hh_l0.zero_()
+    mix = torch.randn(3, 3, **X)
+    out, _ = layer(torch.randn(9, 7, 3, **X) @ mix + 5)
+    rows = (out[..., :3] - out[..., 3:]).flatten(0, 1)
+    close(rows.mean(0), torch.zeros(3, **X), "mean", 1e-8)
+    close(rows.t() @ rows / len(rows), torch.eye(3, **X), "covariance", 1e-8)
+
+
+def test_its_statistics() -> None:
+    """Unpadded frames alone; unbiased; of all directions and layers their own inputs'."""
+    layer = build("lstm", "whiten", num_layers=2, bidirectional=True, momentum=1.0)
+    x = torch.randn(5, 3, 3, **X)
+    layer(x, lengths=[2, 5, 3])
+    rows = torch.cat([x[:2, 0], x[:, 1], x[:3, 2]])
+    for n in (layer.norm_l0, layer.norm_l0_reverse):
+        close(n.running_mean, rows.mean(0), "mean")
+        close(n.running_cov, torch.cov(rows.t()), "covariance")
+    assert layer.norm_l1.running_cov.shape == (4, 4)
+    assert layer.norm_l0.weight is None
+
+
+def test_recalibrated_rows_count_alike() -> None:
+    layer, x = build("gru", "whiten"), torch.randn(6, 8, 3, **X)
+    normrnn.recalibrate(layer, [x[:, :3], x[:, 3:4], (x[:, 4:],)])
+    rows = x.flatten(0, 1)
+    close(layer.norm_l0.running_mean, rows.mean(0), "mean")
+    close(layer.norm_l0.running_cov, torch.cov(rows.t()), "covariance")
+    population = CovariancePopulation()
+    population.add(covariance(rows * float("nan"), Steps.dense(6, 8)))
+    assert not population.batches
+
+
+def test_few_rows() -> None:
+    layer = build("lstm", "whiten", shrinkage=0.0)
+    with pytest.raises(
+        ValueError, match="needs more rows than features, got 3 unpadded frames of 3 features"
+    ):
+        layer(torch.randn(3, 1, 3, **X))
+    layer(torch.randn(4, 1, 3, **X))
+    layer.eval()(torch.randn(1, 1, 3, **X))
+    shrunk = build("lstm", "whiten", shrinkage=0.1)
+    shrunk.norm_l0.num_batches_tracked.zero_()
+    with pytest.raises(ValueError, match="got 1 unpadded frames"):
+        shrunk(torch.randn(1, 1, 3, **X))
+    shrunk(torch.randn(2, 1, 3, **X))
+    with pytest.warns(UserWarning, match="a single row"):  # as with every norm that pools
+        lone = shrunk(x := torch.randn(1, 1, 3, **X))[0]
+    close(lone, shrunk.eval()(x)[0], "by running statistics")
+    with pytest.raises(ValueError, match=r"shrinkage must lie in \[0, 1\], got 2"):
+        normrnn.LSTM(3, 2, norm="whiten", shrinkage=2)
+    with pytest.raises(ValueError, match="time_steps=3 has no meaning with norm='whiten'"):
+        normrnn.LSTM(3, 2, norm="whiten", time_steps=3)
+
+
+def test_a_batch_that_is_not_finite_changes_no_buffer() -> None:
+    layer, x = build("lstm", "whiten"), torch.randn(5, 3, 3, **X)
+    before = copy.deepcopy(layer.state_dict())
+    x[2, 1, 0] = float("inf")
+    assert layer(x)[0].isnan().any()
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("cell", ["tanh", "lstm", "gru"])
+def test_it_folds(cell: str, bias: bool) -> None:
+    how: Any = {"num_layers": 2, "bidirectional": True, "bias": bias, "dtype": torch.float32}
+    layer = build(cell, "whiten", **how).eval()
+    plain, x = layer.fold(), torch.randn(40, 5, 3)
+    close(plain(x)[0], layer(x)[0], "folded", 1e-5)
+    close(plain(x[:4])[0], layer(x[:4])[0], "few rows", 1e-5)
+
+
+def test_the_root_that_is_kept_follows_the_buffers() -> None:
+    layer, x = build("lstm", "whiten").eval(), torch.randn(4, 2, 3, **X)
+    first = layer(x)[0]
+    assert torch.equal(layer(x)[0], first)
+    layer.norm_l0.running_cov.mul_(2)
+    second = layer(x)[0]
+    assert not torch.allclose(second, first)
+    twin = copy.deepcopy(layer)
+    assert torch.equal(twin(x)[0], second)
+    twin.load_state_dict(build("lstm", "whiten").state_dict())
+    assert torch.equal(twin(x)[0], copy.deepcopy(twin).double()(x)[0])
+    assert not torch.allclose(twin(x)[0], second)
+    with torch.inference_mode():
+        assert torch.equal(layer(x)[0], second)
+
+
+def test_float32_under_autocast() -> None:
+    layer = build("lstm", "whiten", dtype=torch.float32)
+    x = torch.randn(30, 4, 3) * 0.01 + 20  # the variance is far below the mean
+    wanted = torch.cov(x.flatten(0, 1).t())
+    layer.norm_l0.momentum = 1.0
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x)
+    torch.testing.assert_close(layer.norm_l0.running_cov, wanted, rtol=1e-2, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+def test_compiled() -> None:
+    """Padding is not looked at where lengths are not known either."""
+    layer = build("lstm", "whiten", num_layers=2, dtype=torch.float32)
+    twin = copy.deepcopy(layer)
+    x = torch.randn(6, 3, 3)
+    x[2:, 0] = float("nan")
+    lengths = torch.tensor([2, 6, 4])
+    made = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found, expected = made(x, lengths=lengths)[0], twin(x, lengths=lengths)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    found.sum().backward()
+    expected.sum().backward()
+    for name, value in twin.named_parameters():
+        grad = dict(layer.named_parameters())[name].grad
+        torch.testing.assert_close(grad, value.grad, rtol=1e-3, atol=1e-4, msg=name)
+    for name, value in twin.named_buffers():
+        torch.testing.assert_close(dict(layer.named_buffers())[name], value)

@@ -1,0 +1,159 @@
+"""The operators themselves: what torch asks of one, and every gradient twice."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+
+from normrnn.ops import kernel
+from normrnn.ops.flat import flattened
+from normrnn.ops.loop import loop
+from normrnn.ops.operators import Made, operands
+from normrnn.ops.steps import Traced
+from tests.kernel_cases import PLUGS, Case, check, problem, tensors_of
+
+CASES = [
+    Case("LSTM", "sequence", (4, 4), (False, True), 3, 5, peephole="ifo"),
+    Case("GRU", "frame slots", (4, 3, 1), (True,), 3, 5),
+    Case("RNN_TANH", "step", (4, 3), inputs=0, hidden=5, state=False),
+    Case("LSTM", "row cell", (4, 4, 2), inputs=3, hidden=5),
+    Case("GRU", "plain", (4, 4), (False, True), 3, 5, affine=False),
+]
+
+
+def given(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+    """What an operator takes."""
+    tensors = {
+        n: t.detach().to(dtype).requires_grad_(t.requires_grad) for n, t in tensors_of(case).items()
+    }
+    call, inputs, plug = problem(case, tensors)
+    spec, flat = flattened(call, inputs, plug)
+    return operands(spec, call.steps, flat)
+
+
+def heads(made: list[Tensor], parts: int) -> list[Tensor]:
+    return [torch.randn_like(out) for out in made[: 1 + parts]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_torch_asks_of_an_operator(case: Case, dtype: torch.dtype) -> None:
+    args = given(case, dtype)
+    parts = 2 if case.mode == "LSTM" else 1
+    opcheck(torch.ops.normrnn.recur.default, (*args, True))
+    made = [t.detach() for t in torch.ops.normrnn.recur(*args, True)]
+    wanted = [t is not None and t.requires_grad for t in args[0]]
+    opcheck(
+        torch.ops.normrnn.recur_backward.default,
+        (*args, made, heads(made, parts), wanted),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+def test_what_torch_asks_of_those_that_change_buffers() -> None:
+    mean, var, tracked = torch.zeros(3), torch.ones(3), torch.tensor(0)
+    batch = torch.randn(1, 3), torch.rand(1, 3), torch.full((1,), 8.0)
+    opcheck(torch.ops.normrnn.update_.default, (mean, var, tracked, *batch, 0.1))
+    slots = torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, dtype=torch.long)
+    steps = torch.randn(4, 3), torch.rand(4, 3), torch.full((4,), 8.0)
+    opcheck(torch.ops.normrnn.update_.default, (*slots, *steps, None))
+    opcheck(torch.ops.normrnn.store_.default, (torch.zeros(3), torch.ones(3)))
+
+
+@pytest.mark.parametrize("sizes", [(4, 3, 3, 2, 0), (3, 3, 1, 1, 1)])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_padded_rows_are_not_looked_at(case: Case, sizes: tuple[int, ...]) -> None:
+    """All T·B rows, NaN among them, give what the frames alone give; fewer sequences may begin."""
+    T, B = len(sizes), 4
+    case = replace(case, sizes=tuple(n for n in sizes if n))
+    tensors = {n: t.detach() for n, t in tensors_of(case).items()}
+    alive = torch.arange(B) < torch.tensor(sizes)[:, None]
+    padded = torch.full((T * B, tensors["x"].shape[1]), float("nan"))
+    padded[alive.flatten()] = tensors["x"]
+    wide = dict(tensors)
+    for name in ("h0", "c0"):
+        if name in wide:
+            more = torch.randn(len(case.reverse), B - case.sizes[0], case.hidden)
+            wide[name] = torch.cat([tensors[name], more], 1)
+    if "mean" in wide and len(wide["mean"]) > 1:
+        for name in ("mean", "var"):
+            wide[name] = torch.cat([wide[name], wide[name][-1:].expand(T - len(wide[name]), -1)])
+    wanted = kernel.run(*problem(case, tensors))
+    call, inputs, plug = problem(replace(case, sizes=(B,) * T), wide | {"x": padded})
+    spec, flat = flattened(call, inputs, plug)
+    steps = Traced(T, B, T * B, torch.tensor(sizes), padded=True)
+    rows, state, statistics, _ = Made.of(
+        spec, torch.ops.normrnn.recur(*operands(spec, steps, flat), False)
+    )
+    assert torch.equal(rows[alive.flatten()], wanted.rows)
+    assert not rows[~alive.flatten()].any()
+    for k, (part, own) in enumerate(zip(state, wanted.state, strict=True)):
+        assert torch.equal(part[:, : case.sizes[0]], own)
+        start = wide.get(("h0", "c0")[k])
+        rest = torch.zeros_like(part) if start is None else start
+        assert torch.equal(part[:, case.sizes[0] :], rest[:, case.sizes[0] :])
+    if statistics is not None:
+        assert wanted.statistics is not None
+        groups = len(wanted.statistics.mean)
+        assert torch.equal(statistics[0, :groups], wanted.statistics.mean)
+        assert not statistics[:, groups:].any()
+
+
+@pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+@pytest.mark.parametrize("mode", ["LSTM", "GRU", "RNN_TANH"])
+@pytest.mark.parametrize("plug", PLUGS)
+def test_second_derivatives_are_the_loops(plug: str, mode: str) -> None:
+    """From C's first ones, by every leaf, ragged, from all outputs."""
+    if plug == "row cell" and mode != "LSTM":
+        return
+    case = Case(mode, plug, (9, 9, 6, 6), (False, True), 3, 5, peephole="ifo", seed=7)
+    narrow = tensors_of(case)
+    wide = {n: t.detach().double().requires_grad_(t.requires_grad) for n, t in narrow.items()}
+    found = []
+    for own, compute in ((narrow, kernel.run), (wide, loop)):
+        result = compute(*problem(case, own))
+        leaves = {n: t for n, t in own.items() if t.requires_grad}
+        loss = torch.stack([(r * r).sum() for r in (result.rows, *result.state)]).sum()
+        first = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
+        penalty = torch.stack([(g * g).sum() for g in first]).sum()
+        second = torch.autograd.grad(penalty, list(leaves.values()))
+        found.append(dict(zip(leaves, second, strict=True)))
+    check(found[0], found[1], 2e-3, least=1e-2)
+
+
+@pytest.mark.parametrize("plug", PLUGS)
+def test_gradgradcheck_of_the_operator(plug: str) -> None:
+    """As an exported graph meets it, ragged."""
+    mode = "LSTM" if plug == "row cell" else "GRU"
+    case = Case(mode, plug, (4, 3), (True,), 2, 2, seed=3)
+    args = given(case, torch.float64)
+    places = [k for k, t in enumerate(args[0]) if t is not None and t.requires_grad]
+
+    def f(*values: Tensor) -> tuple[Tensor, ...]:
+        flat = list(args[0])
+        for k, value in zip(places, values, strict=True):
+            flat[k] = value
+        return tuple(torch.ops.normrnn.recur(flat, *args[1:], True)[: 1 + (mode == "LSTM")])
+
+    leaves = tuple(args[0][k] for k in places)
+    assert torch.autograd.gradcheck(f, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, leaves, fast_mode=True)
+
+
+def test_a_state_may_be_changed_in_place() -> None:
+    """Who carries it on does."""
+    case = Case("LSTM", "sequence", (4, 4), inputs=3)
+    tensors = tensors_of(case)
+    result = kernel.run(*problem(case, tensors))
+    with torch.no_grad():
+        for part in result.state:
+            part.zero_()
+    result.rows.sum().backward()
+    fresh = tensors_of(case)
+    kernel.run(*problem(case, fresh)).rows.sum().backward()
+    for name, tensor in fresh.items():
+        if tensor.requires_grad:
+            assert torch.equal(tensors[name].grad, tensor.grad), name  # type: ignore[arg-type]

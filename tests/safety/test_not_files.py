@@ -1,0 +1,119 @@
+"""What lies where a file should be and is none: nobody waits for it, nobody fills the memory."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from normrnn.locks import is_held
+from normrnn.text.config import LanguageConfig
+from tests.safety.conftest import Cli
+from tests.tiny_runs import run_tiny
+
+
+class Hung(BaseException):
+    """Raised in the middle of whatever is waited for."""
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting() -> Iterator[None]:
+    def hung(*_: object) -> None:
+        raise Hung
+
+    before = signal.signal(signal.SIGALRM, hung)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def run(tiny: LanguageConfig, tmp_path: Path) -> Path:
+    run_tiny(tiny, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def replaced(path: Path, what: str) -> None:
+    path.unlink()
+    if what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("what", ["pipe", "endless"])
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "metrics.jsonl", "checkpoint.pt", "environment.json", "vocabulary.json",
+     "model.safetensors", ".lock"],
+)  # fmt: skip
+def test_in_a_run_directory(
+    name: str, what: str, cli: Cli, run: Path, text_dir: Path, tmp_path: Path
+) -> None:
+    replaced(run / name, what)
+    calls = (
+        ["evaluate", run],
+        ["report", run, "--out", tmp_path / "r.html"],
+        ["train", "ptb-small", "--data", text_dir, "--out", run],
+    )
+    for call in calls:
+        _, _, err = cli(*call)
+        assert "not foreseen" not in err
+    assert is_held(run / ".lock") is False
+
+
+@pytest.mark.parametrize("what", ["pipe", "endless"])
+def test_in_a_directory_of_texts(what: str, cli: Cli, run: Path, text_dir: Path) -> None:
+    replaced(text_dir / "valid.txt", what)
+    code, _, err = cli("evaluate", run)
+    assert (code, "has no valid.txt" in err) == (1, True)
+    code, _, err = cli("score", run, text_dir / "valid.txt")
+    assert (code, "it is no regular file" in err) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["space", "listed", "lexicon"])
+def test_named_on_the_command_line(name: str, cli: Cli, text_dir: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    calls = {
+        "space": ["search", "ptb-small", "--data", text_dir, "--space", tmp_path / "pipe"],
+        "listed": ["prepare", "librispeech", tmp_path, "--out", tmp_path / "o", "--dev-speakers"],
+        "lexicon": ["prepare", "librispeech", tmp_path, "--out", tmp_path / "o", "--lexicon"],
+    }
+    chapter = tmp_path / "1" / "2"
+    chapter.mkdir(parents=True)
+    (chapter / "1-2.trans.txt").write_text("1-2-3 WORDS\n")
+    call = calls[name] if name == "space" else [*calls[name], tmp_path / "pipe"]
+    code, _, err = cli(*call)
+    assert code in (1, 2)
+    assert "it is no regular file" in err
+
+
+def test_a_stream_that_the_shell_opened_is_read(run: Path, text_dir: Path) -> None:
+    text = (text_dir / "valid.txt").read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-m", "normrnn.cli", "score", run, "/dev/stdin"],
+        input=text,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"perplexity" in done.stdout
+
+
+def test_an_old_report_that_is_a_pipe(cli: Cli, run: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "r.html")
+    code, _, err = cli("report", run, "--out", tmp_path / "r.html")
+    assert code == 1
+    assert "it is no regular file" in err
+
+
+@pytest.mark.parametrize("content", ["[1]", "[" * 100_000, '[{"layers": {}}, null]'])
+def test_gradients_over_what_is_none(content: str, cli: Cli, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "g.json").write_text(content)
+    code, _, err = cli("gradients", run, "-o", tmp_path / "g.json")
+    assert code == 2
+    assert "holds no gradients: not overwriting it" in err
+    assert (tmp_path / "g.json").read_text() == content

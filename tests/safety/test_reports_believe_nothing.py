@@ -1,0 +1,218 @@
+"""Reports, studies and searches: what is damaged or cannot be verified is said."""
+
+import json
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from normrnn.errors import UserError
+from normrnn.recipes import recipe
+from normrnn.report.runs import examine, load
+from normrnn.report.study import RecordedStudy, read_study, write
+from normrnn.runs.machines import read_machines
+from normrnn.search.space import SPACES, draw
+from normrnn.search.study import ARMS, Plan, Study, storage_errors
+from normrnn.text.config import LanguageConfig
+from tests.safety.conftest import Cli
+from tests.safety.test_run_integrity import edit, flip
+from tests.tiny_runs import run_tiny
+
+TRIALS = [
+    {
+        "trial": n,
+        "state": "complete",
+        "value": 1.0 + n,
+        "settings": {"optimizer.lr": 0.1 * (n + 1)},
+        "arms": {"none": {"diverged": False, "loss": 1.0 + n, "train": 0.5}},
+    }
+    for n in range(3)
+]
+ABOUT = {"study": "s", "trials": 3, "config": {"recipe": "ptb-char"}}
+
+
+@pytest.fixture
+def run(tiny: LanguageConfig, tmp_path: Path) -> Path:
+    run_tiny(tiny, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def changed(run: Path, key: str, value: object) -> None:
+    config = json.loads((run / "config.json").read_text())
+    edit(key, value)(config)
+    (run / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("seed", 3), ("optimizer.lr", 0.8), ("seed", True), ("norm", "frame")]
+)
+def test_a_changed_config_is_in_no_verdict(key: str, value: object, run: Path) -> None:
+    changed(run, key, value)
+    found = examine(run)
+    assert found.run is None
+    assert f"config.json was changed since checkpoint.pt was written: {key} was" in found.problem
+
+
+def test_epochs_may_be_ahead_of_the_checkpoint(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    changed(run, "epochs", 7)
+    assert load(run).config["epochs"] == 7
+    assert "epochs was 3, is now 7" in caplog.text
+
+
+def test_a_damaged_checkpoint_accuses_nobody(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    content = (run / "checkpoint.pt").read_bytes()
+    (run / "checkpoint.pt").write_bytes(content.replace(b'"seed": 1', b'"seed": 2'))
+    assert load(run).seed == 1
+    assert "1 of 1 runs have no checksums (run): not verified" in caplog.text
+
+
+def test_runs_without_checksums_are_named_once(
+    cli: Cli, run: Path, tiny: LanguageConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_tiny(tiny, tmp_path / "other")
+    code, _, _ = cli("report", run, "--out", tmp_path / "r.html")
+    assert (code, caplog.messages) == (0, [])
+    for path in (run, tmp_path / "other"):
+        (path / "checkpoint.pt").unlink()
+    code, _, _ = cli("report", run, tmp_path / "other", "--out", tmp_path / "r.html")
+    assert code == 0
+    assert caplog.messages == ["2 of 2 runs have no checksums (run, other): not verified"]
+
+
+def test_rows_that_are_gone_are_missed(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"metrics\.jsonl is not what was written"):
+        load(run)
+
+
+def test_where_a_run_ran(run: Path, tiny: LanguageConfig, caplog: pytest.LogCaptureFixture) -> None:
+    path, (expected, _) = run / "environment.json", read_machines(run)
+    good = path.read_bytes()
+    for seed in range(60):
+        flip(path, random.Random(seed))
+        caplog.clear()
+        found = examine(run)
+        assert found.run is not None
+        assert found.run.environments == expected or found.words or not found.verified
+        path.write_bytes(good)
+    flip(path, random.Random(0))
+    (run / "config.json").unlink()
+    (run / "checkpoint.pt").unlink()
+    (run / "checkpoint.previous.pt").unlink()
+    for name in ("model.safetensors", "metrics.jsonl"):
+        (run / name).unlink()
+    run_tiny(tiny, run)
+    assert "environment.json is damaged" in caplog.text
+    assert read_machines(run) == (expected, True)
+
+
+@pytest.mark.parametrize("name", ["trials.jsonl", "study.json"])
+def test_a_flipped_bit_in_a_study(name: str, tmp_path: Path) -> None:
+    write(RecordedStudy(tmp_path, TRIALS, ABOUT))
+    good = (tmp_path / name).read_bytes()
+    read = read_study(tmp_path)
+    assert (read.trials, read.about, read.problem, read.verified) == (TRIALS, ABOUT, "", True)
+    for seed in range(60):
+        flip(tmp_path / name, random.Random(seed))
+        read = read_study(tmp_path)
+        assert read.problem or not read.verified
+        (tmp_path / name).write_bytes(good)
+    (tmp_path / "trials.jsonl").write_text("".join(json.dumps(t) + "\n" for t in TRIALS))
+    read = read_study(tmp_path)
+    assert (read.trials, read.problem, read.verified) == (TRIALS, "", False)
+
+
+def test_a_search_goes_on_over_no_damaged_results(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
+    write(RecordedStudy(tmp_path / "o", TRIALS, ABOUT))
+    (tmp_path / "o" / "trials.jsonl").write_text("{}\n")
+    code, _, err = cli("search", "ptb-char", "--data", text_dir, "--out", tmp_path / "o")
+    assert code == 1
+    assert "line 1 of trials.jsonl is no trial: remove that, or use another --out" in err
+
+
+def test_a_changed_number_in_a_storage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plan = Plan(recipe("ptb-char"), SPACES["ptb-char"])
+    study = Study("s", f"sqlite:///{tmp_path / 'study.db'}", plan, 1)
+    study.open_slots()
+    trial = study.claim()
+    assert trial is not None
+    draw(trial, plan.space, plan.config)
+    trial.set_user_attr(ARMS, {"none": {"diverged": False, "loss": 1.25, "train": 1.0}})
+    study.finish(trial, 1.25)
+    (before,) = study.rows()
+    assert before["value"] == 1.25
+    study.close()
+    with sqlite3.connect(tmp_path / "study.db") as database:
+        database.execute(
+            "update trial_user_attributes set value_json = replace(value_json, '1.25', '1.35')"
+        )
+    database.close()
+    study = Study("s", f"sqlite:///{tmp_path / 'study.db'}", plan, 1)
+    with pytest.raises(UserError, match="trial 0 in the storage is damaged"):
+        study.rows()
+    study.close()
+    with sqlite3.connect(tmp_path / "study.db") as database:
+        database.execute("delete from trial_user_attributes where key = 'sha256'")
+    database.close()
+    study = Study("s", f"sqlite:///{tmp_path / 'study.db'}", plan, 1)
+    assert len(study.rows()) == 1
+    assert "trials without a checksum: not verified" in caplog.text
+    study.close()
+
+
+def test_a_pruned_trial_is_verified_too(tmp_path: Path) -> None:
+    plan = Plan(recipe("ptb-char"), SPACES["ptb-char"])
+    study = Study("s", f"sqlite:///{tmp_path / 'study.db'}", plan, 1)
+    study.open_slots()
+    trial = study.claim()
+    assert trial is not None
+    draw(trial, plan.space, plan.config)
+    trial.report(2.5, 3)
+    study.finish(trial, None)
+    (row,) = study.rows()
+    assert (row["state"], row["value"]) == ("pruned", 2.5)
+    study.close()
+
+
+def done_in_a_journal(path: Path) -> None:
+    """A study of two slots, one of them done."""
+    study = Study("s", f"journal:{path}", Plan(recipe("ptb-char"), SPACES["ptb-char"]), 2)
+    study.open_slots()
+    trial = study.claim()
+    assert trial is not None
+    draw(trial, study.plan.space, study.plan.config)
+    study.finish(trial, 1.0)
+    study.close()
+
+
+def test_a_torn_line_at_the_end_of_a_journal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a killed writer leaves; the next one would go on in the middle of it."""
+    path = tmp_path / "journal.log"
+    done_in_a_journal(path)
+    content = path.read_bytes()
+    for cut in (1, 7):
+        path.write_bytes(content[:-cut])
+        study = Study("s", f"journal:{path}", Plan(recipe("ptb-char"), SPACES["ptb-char"]), 2)
+        assert "is cut off: its last line is left out" in caplog.text
+        study.open_slots()
+        assert len(study.trials()) >= 2
+        study.close()
+
+
+def test_a_damaged_line_in_the_middle_of_a_journal(tmp_path: Path) -> None:
+    path = tmp_path / "journal.log"
+    done_in_a_journal(path)
+    lines = path.read_bytes().splitlines(True)
+    lines[3] = lines[3][:20] + b"\0\0" + lines[3][22:]
+    path.write_bytes(b"".join(lines))
+    plan = Plan(recipe("ptb-char"), SPACES["ptb-char"])
+    with pytest.raises(UserError, match=r"damaged|not a journal"), storage_errors():
+        Study("s", f"journal:{path}", plan, 2).rows()
+
+
+def test_mistakes_of_our_own_are_not_called_damage() -> None:
+    with pytest.raises(KeyError), storage_errors():
+        {}["nothing"]

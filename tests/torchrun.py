@@ -1,0 +1,73 @@
+"""Real processes: `torchrun -m normrnn train` on the loopback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normrnn.config.base import Config
+from normrnn.config.jsonio import flat, to_dict
+from normrnn.recipes import recipe
+
+
+def flags(config: Config) -> list[str]:
+    """What the command line needs to say so that the recipe becomes this config."""
+    wanted, default = flat(to_dict(config)), flat(to_dict(recipe(config.recipe)))
+    found = []
+    for name, value in wanted.items():
+        option = name.replace("_", "-")
+        if value == default[name]:
+            continue
+        if isinstance(value, bool):
+            room, _, last = option.rpartition(".")
+            found.append(f"--{room}.{'' if value else 'no-'}{last}")
+        else:
+            found += [f"--{option}", str(value)]
+    return found
+
+
+def command(processes: int, config: Config, out: Path, *options: str) -> list[str]:
+    """torchrun, on a port of its own."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *options]
+    return [*launcher, "-m", "normrnn", "train", config.recipe, *flags(config), "--out", str(out)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def torchrun(
+    processes: int, config: Config, out: Path, *options: str
+) -> subprocess.CompletedProcess[str]:
+    """Train to the end."""
+    return subprocess.run(
+        command(processes, config, out, *options),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def checkpoint(out: Path) -> dict[str, Any]:
+    return torch.load(out / "checkpoint.pt", weights_only=True)
+
+
+def workers(launcher: int) -> list[int]:
+    """The processes that torchrun has started, by rank."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            variables = (status.parent / "environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended
+            continue
+        ranks = [int(v[5:]) for v in variables if v.startswith(b"RANK=")]
+        if parent == launcher and ranks:
+            found[ranks[0]] = int(status.parent.name)
+    return [found[rank] for rank in sorted(found)]
