@@ -85,14 +85,17 @@ def started(command: list[str], log: Path, real: bool = False) -> int:
     process = os.fork()
     if process:
         return process
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(file, stream)
-    if real:
-        os.execv(sys.executable, [sys.executable, "-m", "normrnn.cli", *command])
-    code = guarded(_run, command)
-    sys.stdout.flush()
-    os._exit(code)
+    code = 130
+    try:  # a signal may come at once: whatever happens, the child ends here
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for stream in (1, 2):
+            os.dup2(file, stream)
+        if real:
+            os.execv(sys.executable, [sys.executable, "-m", "normrnn.cli", *command])
+        code = guarded(_run, command)
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
 
 
 def spoken(process: int, log: Path, before: int) -> None:
