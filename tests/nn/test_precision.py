@@ -13,6 +13,7 @@ from tests.helpers import NORMS, build, states
 CELLS = ["tanh", "lstm", "lstm-all", "gru"]
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("norm", list(NORMS))
 @pytest.mark.parametrize("cell", CELLS)
@@ -62,6 +63,7 @@ def test_autocast_statistics_are_not_computed_in_bfloat16() -> None:
     torch.testing.assert_close(state["norm_l0.running_var"], x.var().view(1), rtol=1e-4, atol=0)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("norm", list(NORMS))
 @pytest.mark.parametrize("cell", CELLS)
 class TestDtypes:
@@ -104,6 +106,7 @@ class TestDtypes:
             build(cell, norm, dtype=torch.float32)(x)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("lengths", [None, [3, 2, 1]])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("norm", NORMS)

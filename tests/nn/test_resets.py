@@ -48,6 +48,7 @@ def cuts(T: int, lengths: list[int]) -> Tensor:
     return resets
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("form", ["padded", "batch_first", "unsorted"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("norm", NORMS)
@@ -231,6 +232,7 @@ class TestRefused:
 class TestCompiled:
     """The compiled loop, against the one of torch's operations in float64."""
 
+    @pytest.mark.matrix(2)
     @pytest.mark.parametrize("reverse", [(False,), (True,), (False, True)])
     @pytest.mark.parametrize("plug", PLUGS)
     @pytest.mark.parametrize("mode", ["RNN_TANH", "RNN_RELU", "LSTM", "GRU"])
