@@ -64,9 +64,21 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegularisedConfig:
-    """Of a network: its regularisers."""
+class LayersConfig:
+    """Of a network's recurrent layers: size, normalisers, regularisers."""
 
+    hidden: int
+    layers: int
+    peephole: Literal["none", "output", "all"] = "none"
+    """Diagonal peepholes of the LSTM: the paper's W_co, or all three."""
+    gamma: float | None = None
+    """Initial γ of the normalisers. None: the norm's own, 1, of recurrent 0.1."""
+    eps: float = 1e-5
+    """ε of the normalisers (the authors' code: 1e-6)."""
+    momentum: float = 0.1
+    """Weight of the new value in the running statistics."""
+    shrinkage: float = 0.0
+    """Of the covariance towards its diagonal, for whiten."""
     dropout: float = 0.0
     """Between layers and before the softmax; never on the recurrence."""
     dropout_kind: Literal["element", "locked"] = "element"
@@ -78,17 +90,43 @@ class RegularisedConfig:
     zoneout_c: float = 0.0
     """The same of the LSTM's c."""
 
-    @property
-    def changes_statistics(self) -> bool:
-        """Whether training has other activations than test time, and so other statistics."""
-        return any((self.dropout, self.weight_drop, self.zoneout_h, self.zoneout_c))
+    def deciding(self, norm: norms.Norm) -> Literal["running", "recalibrated"]:
+        """The statistics that decide which model is best: regularisers change activations in
+        training (under dropout p the variance of W_x x is 1/(1−p) times that without), and then
+        population statistics without them take the place of running ones."""
+        changed = any((self.dropout, self.weight_drop, self.zoneout_h, self.zoneout_c))
+        return "recalibrated" if norm.keeps_statistics and changed else "running"
 
-    def check_shares(self) -> None:
-        """UsageError for one that cannot be."""
+    def options(self, norm: norms.Norm) -> dict[str, Any]:
+        """What the layers are made with, besides their size."""
+        return {
+            "norm": norm.name if norm.normalises else None,
+            "peephole": None if self.peephole == "none" else self.peephole,
+            "gamma": self.gamma,
+            "eps": self.eps,
+            "momentum": self.momentum,
+            "shrinkage": self.shrinkage,
+            "dropout": self.dropout,
+            "dropout_kind": self.dropout_kind,
+            "weight_drop": self.weight_drop,
+            "zoneout": (self.zoneout_h, self.zoneout_c),
+        }
+
+    def check(self) -> None:
+        """UsageError for what cannot be."""
+        for name in ("hidden", "layers"):
+            if not getattr(self, name) >= 1:
+                raise UsageError(f"model.{name} must be at least 1, not {getattr(self, name)}")
+        if self.layers > 1000:
+            raise UsageError(f"model.layers must be at most 1000, not {self.layers}")
+        if not self.eps > 0:
+            raise UsageError(f"model.eps must be positive, not {self.eps}")
+        for name in ("momentum", "shrinkage"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"model.{name} must lie in [0, 1], not {getattr(self, name)}")
         for name in ("dropout", "weight_drop", "zoneout_h", "zoneout_c"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise UsageError(f"model.{name} must lie in [0, 1), not {value}")
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"model.{name} must lie in [0, 1), not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from normrnn import norms
-from normrnn.config.base import Config, LoopConfig, RegularisedConfig
+from normrnn.config.base import Config, LayersConfig, LoopConfig
 from normrnn.config.measure import Measure
 from normrnn.errors import UsageError
 from normrnn.speech.measure import FRAMES
 
 
 @dataclass(frozen=True)
-class AcousticConfig(RegularisedConfig):
+class AcousticConfig(LayersConfig):
     """Stacked LSTM, softmax over the states of the alignment."""
 
     hidden: int = 250
@@ -21,16 +21,6 @@ class AcousticConfig(RegularisedConfig):
     """Stacked LSTM layers."""
     bidirectional: bool = True
     """Read each utterance in both directions."""
-    peephole: Literal["none", "output", "all"] = "none"
-    """Diagonal peepholes of the LSTM: the paper's W_co, or all three."""
-    gamma: float | None = None
-    """Initial γ of the normalisers. None: the norm's own, 1, of recurrent 0.1."""
-    eps: float = 1e-5
-    """ε of the normalisers."""
-    momentum: float = 0.1
-    """Weight of the new value in the running statistics."""
-    shrinkage: float = 0.0
-    """Of the covariance towards its diagonal, for whiten."""
     count_padding: bool = False
     """Statistics count padding, as other toolkits' do: to study what that does, not to be used."""
 
@@ -77,24 +67,14 @@ class SpeechConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.model.check()
         self._at_least(
-            ("model.hidden", self.model.hidden, 1),
-            ("model.layers", self.model.layers, 1),
             ("train.max_frames", self.train.max_frames, 0),
             ("train.piece_frames", self.train.piece_frames, 0),
             ("train.pool", self.train.pool, 1),
             ("evaluation.train_utterances", self.evaluation.train_utterances, 0),
             ("evaluation.recalibrate_batches", self.evaluation.recalibrate_batches, 1),
         )
-        if self.model.layers > 1000:
-            raise UsageError(f"model.layers must be at most 1000, not {self.model.layers}")
-        if not self.model.eps > 0:
-            raise UsageError(f"model.eps must be positive, not {self.model.eps}")
-        if not 0 <= self.model.momentum <= 1:
-            raise UsageError(f"model.momentum must lie in [0, 1], not {self.model.momentum}")
-        if not 0 <= self.model.shrinkage <= 1:
-            raise UsageError(f"model.shrinkage must lie in [0, 1], not {self.model.shrinkage}")
-        self.model.check_shares()
         norm = self.normalisation
         if norm.more_rows_than_features and not self.model.shrinkage:
             raise UsageError(
@@ -114,6 +94,4 @@ class SpeechConfig(Config):
 
     @property
     def deciding_statistics(self) -> Literal["running", "recalibrated"]:
-        """As of language models: regularisers bias the running ones."""
-        biased = self.normalisation.keeps_statistics and self.model.changes_statistics
-        return "recalibrated" if biased else "running"
+        return self.model.deciding(self.normalisation)

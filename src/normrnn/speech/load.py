@@ -20,16 +20,7 @@ def build_model(config: SpeechConfig, dim: int, classes: int) -> AcousticModel:
         m.hidden,
         m.layers,
         bidirectional=m.bidirectional,
-        norm=config.norm if config.normalisation.normalises else None,
-        peephole=None if m.peephole == "none" else m.peephole,
-        gamma=m.gamma,
-        eps=m.eps,
-        momentum=m.momentum,
-        shrinkage=m.shrinkage,
-        dropout=m.dropout,
-        dropout_kind=m.dropout_kind,
-        weight_drop=m.weight_drop,
-        zoneout=(m.zoneout_h, m.zoneout_c),
+        **m.options(config.normalisation),
         count_padding=m.count_padding,
     )
     return built(make)

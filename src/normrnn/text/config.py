@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from normrnn import norms
-from normrnn.config.base import Config, LoopConfig, RegularisedConfig
+from normrnn.config.base import Config, LayersConfig, LoopConfig
 from normrnn.config.measure import Measure
 from normrnn.errors import UsageError
 from normrnn.text.measure import CHARACTERS, WORDS
@@ -24,7 +24,7 @@ class TextConfig:
 
 
 @dataclass(frozen=True)
-class ModelConfig(RegularisedConfig):
+class ModelConfig(LayersConfig):
     """Embedding, stacked recurrent layers, softmax."""
 
     cell: Literal["lstm", "rnn", "gru"] = "lstm"
@@ -42,16 +42,6 @@ class ModelConfig(RegularisedConfig):
     other matrices Glorot's way, biases zero. γ and β are not drawn."""
     init: float = 0.1
     """Bound of the uniform initialiser."""
-    peephole: Literal["none", "output", "all"] = "none"
-    """Diagonal peepholes of the LSTM: the paper's W_co, or all three."""
-    gamma: float | None = None
-    """Initial γ of the normalisers. None: the norm's own, 1, of recurrent 0.1."""
-    eps: float = 1e-5
-    """ε of the normalisers (the authors' code: 1e-6)."""
-    momentum: float = 0.1
-    """Weight of the new value in the running statistics."""
-    shrinkage: float = 0.0
-    """Of the covariance towards its diagonal, for whiten."""
     time_steps: int = 0
     """Running statistics kept per position in the window, this many. 0: shared over time."""
 
@@ -98,10 +88,9 @@ class LanguageConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.model.check()
         self._at_least(
             ("text.max_vocab", self.text.max_vocab, 0),
-            ("model.hidden", self.model.hidden, 1),
-            ("model.layers", self.model.layers, 1),
             ("model.embedding", self.model.embedding, 0),
             ("model.init", self.model.init, 0),
             ("model.time_steps", self.model.time_steps, 0),
@@ -111,15 +100,6 @@ class LanguageConfig(Config):
             ("evaluation.train_tokens", self.evaluation.train_tokens, 0),
             ("evaluation.recalibrate_windows", self.evaluation.recalibrate_windows, 1),
         )
-        self.model.check_shares()
-        if self.model.layers > 1000:
-            raise UsageError(f"model.layers must be at most 1000, not {self.model.layers}")
-        if not self.model.eps > 0:
-            raise UsageError(f"model.eps must be positive, not {self.model.eps}")
-        if not 0 <= self.model.momentum <= 1:
-            raise UsageError(f"model.momentum must lie in [0, 1], not {self.model.momentum}")
-        if not 0 <= self.model.shrinkage <= 1:
-            raise UsageError(f"model.shrinkage must lie in [0, 1], not {self.model.shrinkage}")
         norm = self.normalisation
         if norm.keeps_statistics and self.train.batch < 2:
             raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
@@ -140,7 +120,4 @@ class LanguageConfig(Config):
 
     @property
     def deciding_statistics(self) -> Literal["running", "recalibrated"]:
-        """Under dropout p the variance of W_x x is 1/(1−p) times that without: running statistics
-        are biased then, and population statistics without dropout take their place."""
-        biased = self.normalisation.keeps_statistics and self.model.changes_statistics
-        return "recalibrated" if biased else "running"
+        return self.model.deciding(self.normalisation)
