@@ -114,6 +114,38 @@ class GateNorm(Hinting):
         raise NotImplementedError(f"{type(self).__name__} does not fold")
 
 
+class OfBothTransitions(GateNorm):
+    """With a γ of its own for W_h h and, with ``cell_norm``, γ and β of the LSTM's c.
+
+    Shapes: ``weight`` (γ_x), ``weight_hh`` (γ_h) and ``bias`` (β) are (C,); with ``cell_norm``
+    ``weight_c`` and ``bias_c``, of c before tanh, (H,).
+    """
+
+    weight_hh: Tensor | None
+    weight_c: Tensor | None
+    bias_c: Tensor | None
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        hidden: int,
+        affine: bool = True,
+        bias: bool = True,
+        cell_norm: bool = False,
+        **options: Any,
+    ):
+        super().__init__(channels, affine=affine, bias=bias, **options)
+        self.cell_norm = cell_norm
+        where = options.get("device"), options.get("dtype")
+        self._vector("weight_hh", channels, affine, *where)
+        self._vector("weight_c", hidden, affine and cell_norm, *where)
+        self._vector("bias_c", hidden, affine and bias and cell_norm, *where)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}{', cell_norm=True' if self.cell_norm else ''}"
+
+
 def watched(module: nn.Module) -> bool:
     """Whether somebody waits for what its ``forward`` returns."""
     return bool(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from normrnn.nn.batch import Normaliser
+from normrnn.nn.normaliser import OfBothTransitions
 from normrnn.ops.call import RecurrentNorm
 from normrnn.ops.fold import Weights, fold_recurrent
 from normrnn.ops.normalise import Fixed
@@ -15,44 +16,23 @@ from normrnn.ops.running import store_
 from normrnn.ops.steps import Steps
 
 
-class RecurrentNormaliser(Normaliser):
+class RecurrentNormaliser(OfBothTransitions, Normaliser):
     """BN(W_h h; γ_h) + BN(W_x x; γ_x) + β by the rows of each step (Cooijmans et al. 2016).
 
-    Shapes: ``weight`` (γ_x), ``weight_hh`` (γ_h) and ``bias`` (β) are (C,); with ``cell_norm``
-    ``weight_c`` and ``bias_c``, of BN on the LSTM's c before tanh, (H,). Test statistics are
-    those of :class:`Normaliser` for W_x x, the same with ``_hh`` for W_h h (C channels) and, with
-    ``cell_norm``, with ``_c`` for c (H); one ``num_batches_tracked`` counts for all.
+    Test statistics are those of :class:`Normaliser` for W_x x, the same with ``_hh`` for W_h h
+    (C channels) and, with ``cell_norm``, with ``_c`` for c (H); one ``num_batches_tracked`` counts
+    for all.
     """
 
-    weight_hh: Tensor | None
-    weight_c: Tensor | None
-    bias_c: Tensor | None
-
-    def __init__(
-        self,
-        channels: int,
-        *,
-        hidden: int,
-        affine: bool = True,
-        bias: bool = True,
-        cell_norm: bool = False,
-        **options: Any,
-    ):
-        super().__init__(channels, affine=affine, bias=bias, **options)
-        self.cell_norm = cell_norm
-        where = options.get("device"), options.get("dtype")
-        self._vector("weight_hh", channels, affine, *where)
-        self._vector("weight_c", hidden, affine and cell_norm, *where)
-        self._vector("bias_c", hidden, affine and bias and cell_norm, *where)
-        for which, width in (("_hh", channels), ("_c", hidden))[: 1 + cell_norm]:
+    def __init__(self, channels: int, *, hidden: int, **options: Any):
+        super().__init__(channels, hidden=hidden, **options)
+        widths = (("_hh", channels), ("_c", hidden))[: 1 + self.cell_norm]
+        for which, width in widths:
             for name in ("running_mean", "running_var"):
                 like = getattr(self, name)
                 value = None if like is None else like.new_empty(*like.shape[:-1], width)
                 self.register_buffer(name + which, value)
         self.reset_running_stats()
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}{', cell_norm=True' if self.cell_norm else ''}"
 
     def plug(self, steps: Steps) -> RecurrentNorm:
         return RecurrentNorm(
