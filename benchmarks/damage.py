@@ -250,18 +250,38 @@ def judged(scene: Scene, expected: Outcome, outcome: Outcome, given: bool) -> li
 
 
 def _ended(process: int, seconds: float) -> int | None:
-    """Its exit code, None after so many seconds: those in which we were stopped do not count."""
+    """Its exit code; None if it computed or waited for so long.
+
+    Time in which the machine let others run does not count, nor does time in which we slept.
+    """
     waiting = os.pidfd_open(process)
-    awake, ready = 0.0, False
-    while not ready and awake < seconds:
+    counted, computed, ready = 0.0, 0.0, False
+    while not ready and counted < seconds:
         begin = time.monotonic()
         ready = bool(select.select([waiting], [], [], 0.5)[0])
-        awake += min(time.monotonic() - begin, 1.0)
+        passed = min(time.monotonic() - begin, 1.0)
+        runnable, used = _session(process)
+        counted += max(used - computed, 0.0) if runnable else passed
+        computed = used
     os.close(waiting)
     if not ready:
         os.killpg(process, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     return code if ready else None
+
+
+def _session(leader: int) -> tuple[bool, float]:
+    """Whether any process of a session would run if it might, and the seconds they computed."""
+    runnable, ticks = False, 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            about = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(about[3]) == leader:
+            runnable |= about[0] in "RD"
+            ticks += sum(map(int, about[11:15]))
+    return runnable, ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _limit_memory() -> None:

@@ -11,6 +11,7 @@ in twenty is the real command. Exits with 1 on any failure.
 """
 
 import argparse
+import importlib
 import os
 import random
 import shutil
@@ -29,6 +30,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from normrnn.cli import _run, guarded
+from normrnn.ops import library
 from normrnn.report.runs import examine
 from tests.tiny_runs import rows_of, write_texts
 from tests.tiny_speech import write_speech
@@ -38,6 +40,11 @@ LOADING = 3.0
 """Seconds that a new process may take until it trains."""
 REAL = 20
 """One in so many is a new process."""
+WARM = (
+    "torch._dynamo", "torch.utils.tensorboard", "normrnn.commands.train", "normrnn.engine.start",
+    "normrnn.engine.tensorboard", "normrnn.recipes", "normrnn.text.task",
+    "normrnn.speech.task",
+)  # fmt: skip
 # Ended by the signal itself, or politely, or finished before the signal came.
 CODES = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 130, 0}
 TEXT = (
@@ -70,6 +77,14 @@ class Soak:
         if not good:
             self.failures.append(what)
             print(f"FAILED: {what}", flush=True)
+
+
+def warm_up() -> None:
+    """What every run imports, once: torch's optimisers need all of its compiler."""
+    for name in WARM:
+        importlib.import_module(name)
+    torch.set_num_threads(1)
+    library.library()
 
 
 def arguments(kind: str, where: Path, out: Path, tensorboard: bool) -> list[str]:
@@ -204,7 +219,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    warm_up()
     where = Path(tempfile.mkdtemp(prefix="normrnn-faults-"))
     (where / "text").mkdir()
     write_texts(where / "text")

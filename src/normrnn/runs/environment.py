@@ -2,13 +2,14 @@
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from normrnn.errors import UsageError, UserError, notice
 from normrnn.ops import kernel
@@ -18,6 +19,7 @@ from normrnn.version import __version__
 
 M = TypeVar("M", bound=nn.Module)
 _THREADS = 64
+_DRAWS = {Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_}
 
 
 def environment(threads: int) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def set_threads(threads: int) -> None:
 
 def built(make: Callable[[], M]) -> M:
     """The network; UsageError, before anything is reserved for it, if it is beyond the machine."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), _Undrawn():
         try:
             model = make()
         except (RuntimeError, TypeError, OverflowError):  # sizes that torch itself cannot take
@@ -96,6 +98,18 @@ def built(make: Callable[[], M]) -> M:
             f" gradients, and this machine has {there / 2**30:,.0f} GB"
         )
     return make()
+
+
+class _Undrawn(TorchFunctionMode):
+    """Nothing is drawn: for tensors without memory torch would import all of its compiler."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in _DRAWS:
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
 
 
 def _memory() -> float:
