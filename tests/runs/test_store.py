@@ -66,6 +66,28 @@ def test_checkpoint_round_trip(run: RunDirectory) -> None:
     assert torch.equal(payload["model"]["w"], torch.arange(3))
 
 
+def test_two_names_of_one_checkpoint(run: RunDirectory) -> None:
+    """As a kill leaves them between the two steps of a write: a rename keeps both."""
+    run.write_checkpoint({"finished": 0}, CONFIG)
+    os.link(run.path / "checkpoint.pt", run.path / "checkpoint.previous.pt")
+    run.write_checkpoint({"finished": 1}, CONFIG)
+    assert sorted(path.name for path in run.path.iterdir()) == [
+        "checkpoint.previous.pt",
+        "checkpoint.pt",
+        "config.json",
+    ]
+    payload = run.read_checkpoint(CONFIG)
+    assert payload is not None
+    assert payload["finished"] == 1
+
+
+def test_whoever_trains_clears_up(run: RunDirectory) -> None:
+    for name in ("checkpoint.pt", "running_statistics.safetensors", "environment.json"):
+        (run.path / f".{name}.0123456789abcdef.tmp").touch()
+    with run.locked():
+        assert not list(run.path.glob(".*.tmp"))
+
+
 def test_truncated_checkpoint(run: RunDirectory) -> None:
     run.write_checkpoint({"model": {"w": torch.arange(1000)}}, CONFIG)
     content = run.read("checkpoint.pt")

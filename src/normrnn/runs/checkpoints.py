@@ -81,6 +81,8 @@ class Checkpoints:
         try:
             os.link(self.newest, temporary, follow_symlinks=False)
             temporary.replace(self.previous)
+            # Two names of one file, as a kill leaves them, are both kept by a replacement.
+            temporary.unlink(missing_ok=True)
         except OSError:  # a file system without second names
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)

@@ -23,10 +23,22 @@ from normrnn.files import read_regular, remove_leftovers, write_whole
 from normrnn.locks import exclusive
 from normrnn.runs.checkpoints import Checkpoints
 from normrnn.runs.metrics import MetricsFile
-from normrnn.runs.names import CHECKPOINT, CONFIG, LOCK, METRICS, MODEL, PREVIOUS, VOCABULARY
+from normrnn.runs.names import (
+    CHECKPOINT,
+    CONFIG,
+    ENVIRONMENT,
+    LOCK,
+    METRICS,
+    MODEL,
+    PREVIOUS,
+    RUNNING,
+    VOCABULARY,
+)
 from normrnn.seal import BLANK, is_sealed, not_verified, seal
 
 C = TypeVar("C", bound=Config)
+WRITTEN = (CONFIG, MODEL, CHECKPOINT, PREVIOUS, VOCABULARY, RUNNING, ENVIRONMENT)
+"""By whoever trains, each whole or not at all."""
 DATA_CHANGED = "the data has changed"
 
 
@@ -61,7 +73,7 @@ class RunDirectory:
         """Nobody else trains in this directory meanwhile."""
         busy = BusyError(f"another process is training in {self.path}")
         with exclusive(self.path / LOCK, busy):
-            remove_leftovers(self.path, CONFIG, MODEL, CHECKPOINT, PREVIOUS, VOCABULARY)
+            remove_leftovers(self.path, *WRITTEN)
             yield
 
     def write(self, name: str, content: bytes | bytearray | memoryview) -> None:
