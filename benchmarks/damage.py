@@ -256,9 +256,11 @@ def _ended(process: int, seconds: float) -> int | None:
     """
     waiting = os.pidfd_open(process)
     counted, computed, ready = 0.0, 0.0, False
-    while not ready and counted < seconds:
+    while counted < seconds:
         begin = time.monotonic()
         ready = bool(select.select([waiting], [], [], 0.5)[0])
+        if ready:
+            break
         passed = min(time.monotonic() - begin, 1.0)
         runnable, used = _session(process)
         counted += max(used - computed, 0.0) if runnable else passed
