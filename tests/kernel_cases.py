@@ -51,6 +51,11 @@ PLUGS = {
 all steps, or one for each."""
 
 
+def pairs(*modes: str) -> list[tuple[str, str]]:
+    """Every mode with every plug that it has: a cell is the LSTM's alone."""
+    return [(m, p) for m in modes for p in PLUGS if m == "LSTM" or not Case(m, p, ()).has_cell]
+
+
 @dataclass(frozen=True)
 class Case:
     mode: str
