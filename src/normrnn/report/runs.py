@@ -205,7 +205,10 @@ def _config(path: Path) -> dict[str, Any] | None:
     plain = (str, int, float, type(None))
     if not all(isinstance(value, plain) for value in flat(config).values()):
         return None
-    return config if all(isinstance(config.get(k), kinds[k]) for k in kinds) else None
+    if not all(isinstance(config.get(k), kinds[k]) for k in kinds):
+        return None
+    # Names of files may be no text, and half a character none at all: neither can be printed.
+    return json.loads(json.dumps(config, ensure_ascii=False).encode(errors="replace"))
 
 
 def find(paths: Sequence[Path]) -> list[RunOrProblem]:

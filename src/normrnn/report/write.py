@@ -32,7 +32,7 @@ def write_report(
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
-    write_whole(path, page(found, title, studies, target).encode())
+    write_whole(path, page(found, title, studies, target).encode(errors="backslashreplace"))
 
 
 def write_pictures(
