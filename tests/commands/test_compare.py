@@ -167,6 +167,7 @@ def test_arms_end_with_a_comparison_that_was_killed(tiny: LanguageConfig, tmp_pa
     assert all((run / "checkpoint.pt").exists() for run in runs)
 
 
+@pytest.mark.slow
 def test_all_normalisations_are_arms(text_dir: Path, tmp_path: Path, cli: Cli) -> None:
     """Trained, validated and reported side by side, with regularisers."""
     small = ["--model.hidden", "8", "--train.batch", "8", "--train.steps", "5", "--epochs", "1"]

@@ -93,6 +93,7 @@ def test_an_arm_that_never_trains_is_an_error(config: Config, tmp_path: Path) ->
     assert first["arms"]["none"]["reason"].startswith("the loss is nan at update 3")
 
 
+@pytest.mark.slow
 def test_from_the_command_line(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
     """A rate at which nothing trains is a finding, and the other one is taken."""
     out = tmp_path / "out"
