@@ -112,6 +112,13 @@ def test_a_file_carries_its_card_and_vocabulary(form: str, cli: Cli, tmp_path: P
     )
 
 
+def test_a_file_may_be_called_as_the_one_in_a_folder(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    exit_code, said, _ = cli("export", OLD / "text", "-o", file)
+    assert exit_code == 0
+    assert code((tmp_path / "model.md").read_text()) in said
+
+
 def test_int8(cli: Cli, tmp_path: Path) -> None:
     for kind in ("text", "speech"):
         out = tmp_path / kind
@@ -146,6 +153,7 @@ def test_what_the_command_line_refuses(cli: Cli, tmp_path: Path) -> None:
     run = Path(shutil.copytree(OLD / "text", tmp_path / "run"))
     for call, sentence, exits in (
         (["-o", run, "--format", "safetensors"], "is a run directory", 2),
+        (["-o", run / "model.safetensors", "--format", "safetensors"], "a file of the run", 2),
         (["-o", tmp_path / "m.onnx"], "is no name for the format torch", 2),
         (["-o", run / "config.json"], "is a file", 2),
         (["-o", tmp_path / "x", "--quantize", "int8"], "'int8' is for 'onnx'", 1),
@@ -203,6 +211,31 @@ def test_damaged_files_are_sentences(cli: Cli, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
     with pytest.raises(UserError, match="no regular file"):
         info(tmp_path / "pipe.pt")
+
+
+def test_hostile_headers_are_sentences(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "m.safetensors"
+    for header in (
+        {"a": {"shape": [1e999]}},
+        {"a": {"shape": 5}},
+        {"__metadata__": ["card"]},
+        ["a"],
+    ):
+        text = json.dumps(header).encode()
+        file.write_bytes(len(text).to_bytes(8, "little") + text)
+        assert cli("info", file)[::2] == (
+            1,
+            f"normrnn: {file} is damaged: no safetensors file\n",
+        )
+    file = tmp_path / "m.onnx"
+    model = onnx.ModelProto(metadata_props=[onnx.StringStringEntryProto(key="card", value="#.")])
+    file.write_bytes(model.SerializeToString().replace(b"#.", b"\xff."))
+    assert cli("info", file)[0] == 1
+    with zipfile.ZipFile(tmp_path / "m.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("m/data.pkl", b"\0" * 10**7)
+    exit_code, _, err = cli("info", tmp_path / "m.pt")
+    assert exit_code == 1
+    assert "nothing in it was run" in err
 
 
 def test_a_card_cannot_steer_the_terminal(cli: Cli, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_peepholes_in_onnx(peephole: str, tmp_path: Path) -> None:
     model = text_model(peephole=peephole)
     file = normrnn.export(model, tmp_path / "text", "onnx")
     check_text(model, file)
-    with pytest.raises(ValueError, match="no peepholes: --format onnx"):
+    with pytest.raises(ValueError, match="no peepholes: the formats onnx"):
         normrnn.export(model, tmp_path / "text", "torch")
 
 
@@ -139,14 +139,131 @@ def test_real_operators(tmp_path: Path) -> None:
         (lambda: text_model(norm="layer"), "by its own mean and variance.*choose a norm that"),
         (lambda: text_model(norm="recurrent"), "normalises the cell too.*shared=True"),
         (lambda: text_model(time_steps=5), "differ over 5 time steps.*recalibrate.*shared=True"),
-        (lambda: text_model(zoneout=(0.1, 0.0)), "zoneout=.*train without it"),
+        (lambda: Padded(norm="layer"), "by its own mean and variance.*choose a norm that"),
     ],
 )
 @pytest.mark.parametrize("form", SUFFIXES)
 def test_what_cannot_fold_is_refused(make: Any, reason: str, form: str, tmp_path: Path) -> None:
+    refused(make(), reason, form, tmp_path / "out")
+
+
+def refused(model: Any, reason: str, form: str, path: Path) -> None:
+    example: Any = None
+    if isinstance(model, Padded):
+        example = (torch.zeros(4, 2, 3), torch.tensor([4, 3]))
     with pytest.raises(ValueError, match=reason):
-        normrnn.export(make(), tmp_path / "out", form)
-    assert not (tmp_path / "out").exists()
+        normrnn.export(model, path, form, example=example)
+    assert not [*path.glob("*")]
+
+
+@pytest.mark.parametrize("form", ["torch", "safetensors", "onnx"])
+def test_zoneout_is_for_programs(form: str, tmp_path: Path) -> None:
+    for model in (text_model(zoneout=(0.1, 0.0)), Padded(norm=None, zoneout=(0.1, 0.0))):
+        refused(model, "zoneout=.*only the format program.*train without it", form, tmp_path / "x")
+
+
+class Padded(nn.Module):
+    """A user's own, that gives its layer padded batches with lengths."""
+
+    def __init__(self, kind: Any = normrnn.LSTM, **options: Any) -> None:
+        super().__init__()
+        self.rnn = kind(3, 4, 2, **options)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Any:
+        return self.rnn(x, lengths=lengths)
+
+
+def padded(B: int, T: int, batch_first: bool = False) -> tuple[Tensor, Tensor]:
+    """NaN in the padding."""
+    lengths = torch.randint(1, T + 1, (B,))
+    lengths[-1] = T
+    x = torch.randn(B, T, 3)
+    x[torch.arange(T) >= lengths[:, None]] = float("nan")
+    return (x if batch_first else x.transpose(0, 1).contiguous()), lengths
+
+
+PADDED: list[Any] = [
+    (normrnn.LSTM, {"bidirectional": True}),
+    (normrnn.LSTM, {"peephole": "all", "norm": "whiten"}),
+    (normrnn.LSTM, {"peephole": "output", "bidirectional": True, "batch_first": True}),
+    (normrnn.GRU, {"bidirectional": True, "batch_first": True, "norm": "hidden"}),
+    (normrnn.RNN, {"nonlinearity": "relu", "norm": None}),
+]
+
+
+@torch.no_grad()
+def check_padded(kind: Any, options: Any, run: Any, file: Path, dynamic: Any) -> None:
+    first = options.get("batch_first", False)
+    model, form = Padded(kind, **options), "onnx" if file.suffix == ".onnx" else "program"
+    randomise(model)
+    example = padded(3, 5, first)
+    model.eval()(*example)
+    normrnn.export(model, file, form, example=example, dynamic=dynamic)
+    for B, T in [(2, 5), (4, 9), (1, 1)]:
+        x, lengths = padded(B, T, first)
+        wanted, state = model(x, lengths)
+        found = list(run(x, lengths))
+        expected = [wanted, *(state if isinstance(state, tuple) else (state,))]
+        torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize(("kind", "options"), PADDED)
+def test_a_users_own_padded_batches_in_onnx(kind: Any, options: Any, tmp_path: Path) -> None:
+    file = tmp_path / "m.onnx"
+    axes = {0: "B", 1: "T"} if options.get("batch_first") else {0: "T", 1: "B"}
+
+    def run(x: Tensor, lengths: Tensor) -> Any:
+        given = {"x": x.numpy(), "lengths": lengths.numpy()}
+        return map(torch.from_numpy, session(file).run(None, given))
+
+    check_padded(kind, options, run, file, {"x": axes, "lengths": {0: "B"}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "options"), [*PADDED, (normrnn.LSTM, {"zoneout": (0.3, 0.1), "bidirectional": True})]
+)
+def test_a_users_own_padded_batches_in_a_program(kind: Any, options: Any, tmp_path: Path) -> None:
+    file, T, B = tmp_path / "m.pt2", torch.export.Dim("T"), torch.export.Dim("B")
+
+    def run(x: Tensor, lengths: Tensor) -> Any:
+        output, state = torch.export.load(file).module()(x, lengths)
+        return [output, *(state if isinstance(state, tuple | list) else (state,))]
+
+    axes = {0: B, 1: T} if options.get("batch_first") else {0: T, 1: B}
+    check_padded(kind, options, run, file, (axes, {0: B}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
+def test_zoneout_in_a_program(cell: Any, tmp_path: Path) -> None:
+    share = (0.3, 0.1 if cell == "lstm" else 0.0)
+    model = text_model(cell, zoneout=share, weight_drop=0.2, dropout=0.3, dropout_kind="locked")
+    check_text(model, normrnn.export(model, tmp_path / "m.pt2", "program"))
+    if cell == "lstm":
+        model = speech_model(zoneout=share, weight_drop=0.2, dropout=0.3, dropout_kind="locked")
+        check_speech(model, normrnn.export(model, tmp_path / "s.pt2", "program"))
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch"])
+def test_regularisers_of_training_leave_no_trace(form: str, tmp_path: Path) -> None:
+    model = text_model(weight_drop=0.2, dropout=0.3, dropout_kind="locked")
+    check_text(model, normrnn.export(model, tmp_path / "text", form))
+    model = text_model("gru", norm="recurrent")
+    check_text(model, normrnn.export(model, tmp_path / "recurrent", form))
+
+
+def test_what_a_traced_layer_cannot_be_given(tmp_path: Path) -> None:
+    model, x = normrnn.LSTM(3, 4, peephole="all", norm=None), torch.zeros(4, 2, 3)
+    packed = nn.utils.rnn.pack_padded_sequence(x, [4, 3])
+    for example, reason in (
+        ((x, None, [4, 3]), "lengths= has to be a tensor"),
+        ((x, None, None, torch.zeros(4, 2).bool()), "no resets="),
+        ((packed,), "no PackedSequence"),
+        ((x[0],), "takes batches"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            normrnn.export(model, tmp_path / "m.onnx", "onnx", example=example)
 
 
 class Tagger(nn.Module):

@@ -31,14 +31,15 @@ def run(arguments: list[str]) -> int:
                 before and after is printed and goes into the card.
             data: Where that data is now, if not where it was in training.
         """
-        from normrnn.deploy.export import export
+        from normrnn.deploy.export import export, target
+        from normrnn.files import expanded
 
         try:
             small = None if quantize == "none" else quantize
             file = export(run, out, format, quantize=small, data=data)
         except ValueError as error:  # what cannot be exported, and why
             raise UserError(str(error)) from None
-        card = file.with_name("README.md") if file.stem == "model" else file.with_suffix(".md")
+        card = target(expanded(out), format)[1]
         print(f"{file}: {file.stat().st_size / 1e6:,.2f} MB, {card.name} beside it\n")
         text = card.read_text(encoding="utf-8")
         for said in re.findall(r"## Quantisation\n(.*\n)|```python\n(.*?)```", text, re.DOTALL):

@@ -17,11 +17,13 @@ from normrnn.errors import UsageError, UserError
 from normrnn.extras import export_extra
 from normrnn.files import expanded, write_whole
 from normrnn.runs.load import load
-from normrnn.runs.names import CONFIG
+from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL, PREVIOUS, RUNNING
 from normrnn.runs.store import RunDirectory
 
 SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "program": ".pt2"}
 CARD = "README.md"
+OWN = (MODEL, RUNNING, CHECKPOINT, PREVIOUS)
+"""What a run's own files of such suffixes are called."""
 
 
 def export(
@@ -78,7 +80,7 @@ def export(
     ours: Any = getattr(network, "plain_parts", None)
     parts: Any = None if ours is None else ours()
     if parts is not None:
-        parts.recurrent.check()
+        parts.recurrent.check(zoneout=format == "program")
     if parts is None and format in ("onnx", "program") and example is None:
         raise ValueError(
             f"format={format!r} traces your own model: give example=, a tuple of its arguments"
@@ -119,11 +121,13 @@ def _way(format: str, network: nn.Module, parts: Parts | None, example: Any, dyn
         )
     if format == "onnx":
         from normrnn.deploy import onnxfile as maker
+        from normrnn.deploy.onnxtraced import write_traced
     else:
         from normrnn.deploy import program as maker
+        from normrnn.deploy.program import write_traced
     if parts is None:
         return _Way(
-            lambda file, card: maker.write_traced(network, example, dynamic, file, card),
+            lambda file, card: write_traced(network, example, dynamic, file, card),
             lambda name: maker.snippet(None, name),
         )
     return _Way(
@@ -179,6 +183,8 @@ def target(path: Path, format: str) -> tuple[Path, Path]:
     if path.suffix in SUFFIXES.values() and not path.is_dir():
         if path.suffix != suffix:
             raise UsageError(f"{path} is no name for the format {format}: it writes {suffix} files")
+        if path.name in OWN and (path.parent / CONFIG).exists():
+            raise UsageError(f"{path} is a file of the run: it would be overwritten")
         return path, path.with_suffix(".md")
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file: name a directory, or a file that ends in {suffix}")

@@ -3,6 +3,7 @@
 import json
 import os
 import zipfile
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def _text(path: Path) -> str:
 def _of_torch(path: Path) -> str:
     with open_regular(path) as file:
         try:
+            _not_compressed(file)
             saved = torch.load(file, weights_only=True, map_location="meta")
         # torch.load raises whatever its unpickler meets; any of it means the same to the user.
         except Exception as error:
@@ -70,6 +72,14 @@ def _of_torch(path: Path) -> str:
     raise UserError(f"{path} is no export of normrnn")
 
 
+def _not_compressed(file: BufferedReader) -> None:
+    """ValueError if a file of torch would grow on being read: torch compresses nothing."""
+    with zipfile.ZipFile(file) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > os.fstat(file.fileno()).st_size:
+            raise ValueError("compressed")
+    file.seek(0)
+
+
 def _of_safetensors(path: Path) -> str:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -78,12 +88,12 @@ def _of_safetensors(path: Path) -> str:
             raise UserError(f"{path} is damaged: no safetensors file")
         try:
             header = json.loads(file.read(length))
-            metadata = header.pop("__metadata__", {})
+            card = header.pop("__metadata__", {}).get("card")
             shapes = {name: tuple(map(int, of["shape"])) for name, of in header.items()}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             raise UserError(f"{path} is damaged: no safetensors file") from None
-    if isinstance(metadata.get("card"), str):
-        return metadata["card"]
+    if isinstance(card, str):
+        return card
     lines = [f"{name} {tuple(shape)}" for name, shape in shapes.items()]
     return _of_file_in_run(path, f"{len(lines)} tensors:\n" + "\n".join(lines))
 
@@ -98,10 +108,10 @@ def _of_onnx(path: Path) -> str:
         model = onnx.load_model_from_string(content)
     except Exception as error:  # protobuf's, whose classes are nobody's to import
         raise UserError(f"{path} is damaged: no ONNX file ({type(error).__name__})") from None
-    notes = {entry.key: entry.value for entry in model.metadata_props}
-    if "card" not in notes:
+    card = {entry.key: entry.value for entry in model.metadata_props}.get("card")
+    if not isinstance(card, str):  # protobuf has bytes for what is no UTF-8
         raise UserError(f"{path} is an ONNX file, but no export of normrnn")
-    return notes["card"]
+    return card
 
 
 def _of_program(path: Path) -> str:
@@ -110,7 +120,9 @@ def _of_program(path: Path) -> str:
             name = next(n for n in archive.namelist() if n.endswith("/extra/card.md"))
             with archive.open(name) as card:
                 return card.read(_CARD).decode(errors="replace")
-    except (zipfile.BadZipFile, StopIteration, RuntimeError, NotImplementedError):
+    except OSError:
+        raise
+    except Exception:  # whatever zipfile and its decompressors make of a damaged archive
         raise UserError(f"{path} is no export of normrnn") from None
 
 

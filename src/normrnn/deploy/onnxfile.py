@@ -1,29 +1,24 @@
 """The format onnx: the network as a graph with ONNX's own LSTM, GRU and RNN operators.
 
 Our networks are written by hand from their folded weights: torch's new exporter (dynamo=True)
-freezes the number of time steps, its old one has no peepholes and none of our ragged batches. A
-user's own model goes through the old one, whose operators have dynamic time and batch.
+freezes the number of time steps, its old one has no peepholes and none of our ragged batches.
 
 Tensors are written one at a time. That is protobuf's rule of merging: a file may hold the same
 message in parts, and a reader puts lists together.
 """
 
-import inspect
 import json
-import warnings
-from collections.abc import Mapping, Sequence
-from io import BytesIO
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normrnn.deploy.parts import Direction, Parts, Recurrent
 from normrnn.errors import UserError
 from normrnn.extras import export_extra
 from normrnn.files import replacing
-from normrnn.nn import fold
 
 OPSET, IR = 17, 8
 _LIMIT = 2**31 - 1
@@ -117,23 +112,21 @@ def recurrent(
 ) -> str:
     """A stack on x (T, B, I); `before` and `after` name the states (layers · D, B, H), if any."""
     kind, D = rnn.kind, rnn.directions
-    both = {"direction": "bidirectional" if D == 2 else "forward", "hidden_size": rnn.hidden}
-    if kind == "GRU":
-        both["linear_before_reset"] = 1
-    if kind == "RNN":
-        both["activations"] = [rnn.mode.partition("_")[2].capitalize()] * D
     sizes = graph.constant("rnn.sizes", torch.tensor([0, 0, D * rnn.hidden]))
-    if rnn.layers > 1:
+    if rnn.layers > 1 and before:
         each = graph.constant("rnn.each", torch.tensor([D] * rnn.layers))
         for name in before:
             graph("Split", [name, each], *(f"{name}.{k}" for k in range(rnn.layers)), axis=0)
     for layer in range(rnn.layers):
-        inputs = [x, *_weights(graph, rnn, layer), lengths]
+        names = [f"rnn.{layer}.{letter}" for letter in "WRB"]
+        own = map(graph.constant, names, weights(rnn, layer))
+        inputs = [x, *own, lengths]
         inputs += [f"{name}.{layer}" if rnn.layers > 1 else name for name in before]
         if kind == "LSTM" and rnn.peepholes:
-            inputs += [""] * (7 - len(inputs)) + [_peepholes(graph, rnn, layer)]
+            own = graph.constant(f"rnn.{layer}.P", lambda k=layer: peepholes(rnn, k))
+            inputs += [""] * (7 - len(inputs)) + [own]
         finals = [f"{name}.{layer}" if rnn.layers > 1 else name for name in after]
-        y = graph(kind, inputs, f"rnn.{layer}.y", *finals, **both)
+        y = graph(kind, inputs, f"rnn.{layer}.y", *finals, **attributes(rnn))
         y = graph("Transpose", [y], f"rnn.{layer}.rows", perm=[0, 2, 1, 3])  # (T, D, B, H)
         x = graph("Reshape", [y, sizes], f"rnn.{layer}.output")
     if rnn.layers > 1:
@@ -142,11 +135,22 @@ def recurrent(
     return x
 
 
-def _weights(graph: Graph, rnn: Recurrent, layer: int) -> list[str]:
-    """Names of W (D, C, I), R (D, C, H) and B (D, 2C) of a layer."""
+def attributes(rnn: Recurrent) -> dict[str, Any]:
+    """Those of the operator."""
+    D = rnn.directions
+    found = {"direction": "bidirectional" if D == 2 else "forward", "hidden_size": rnn.hidden}
+    if rnn.kind == "GRU":
+        found["linear_before_reset"] = 1
+    if rnn.kind == "RNN":
+        found["activations"] = [rnn.mode.partition("_")[2].capitalize()] * D
+    return found
+
+
+def weights(rnn: Recurrent, layer: int) -> list[Callable[[], Tensor]]:
+    """W (D, C, I), R (D, C, H) and B (D, 2C) of a layer, each made when it is asked for."""
     order, D = _GATES[rnn.kind], rnn.directions
 
-    def of(part: Any) -> Any:
+    def of(part: Callable[[Direction], Tensor]) -> Callable[[], Tensor]:
         def stacked() -> Tensor:
             directions = (rnn.direction(layer * D + d) for d in range(D))
             return torch.stack([_float(part(direction)) for direction in directions])
@@ -157,18 +161,15 @@ def _weights(graph: Graph, rnn: Recurrent, layer: int) -> list[str]:
         blocks = value.chunk(len(order))
         return torch.cat([blocks[gate] for gate in order])
 
-    def biases(direction: Direction) -> Tensor:
-        return torch.cat([gates(direction.b_ih), gates(direction.b_hh)])
-
     return [
-        graph.constant(f"rnn.{layer}.W", of(lambda direction: gates(direction.w_ih))),
-        graph.constant(f"rnn.{layer}.R", of(lambda direction: gates(direction.w_hh))),
-        graph.constant(f"rnn.{layer}.B", of(biases)),
+        of(lambda direction: gates(direction.w_ih)),
+        of(lambda direction: gates(direction.w_hh)),
+        of(lambda direction: torch.cat([gates(direction.b_ih), gates(direction.b_hh)])),
     ]
 
 
-def _peepholes(graph: Graph, rnn: Recurrent, layer: int) -> str:
-    """Name of P (D, 3H), of i, o and f."""
+def peepholes(rnn: Recurrent, layer: int) -> Tensor:
+    """P (D, 3H), of i, o and f; 0 for those that are not there."""
 
     def of(direction: Direction) -> Tensor:
         zero = direction.w_hh.new_zeros(rnn.hidden)
@@ -176,8 +177,7 @@ def _peepholes(graph: Graph, rnn: Recurrent, layer: int) -> str:
         return _float(torch.cat([i, o, f]))
 
     D = rnn.directions
-    found = torch.stack([of(rnn.direction(layer * D + d)) for d in range(D)])
-    return graph.constant(f"rnn.{layer}.P", found)
+    return torch.stack([of(rnn.direction(layer * D + d)) for d in range(D)])
 
 
 def _decoded(graph: Graph, parts: Parts, x: str, weight: str, name: str) -> str:
@@ -232,31 +232,3 @@ def snippet(parts: Parts | None, name: str) -> str:
         f'given = {{"tokens": tokens, **dict(zip([{states}], state))}}\n'
         "logits, *state = session.run(None, given)  # (T, B, symbols)\n"
     )
-
-
-def write_traced(
-    model: nn.Module,
-    example: tuple[Any, ...],
-    dynamic: Mapping[str, Mapping[int, str]] | None,
-    path: Path,
-    card: str,
-) -> None:
-    """A user's own model by torch's exporter; `dynamic` names the axes that may change."""
-    onnx: Any = export_extra("onnx")
-    plain = fold(model, plain=True).eval()
-    names = [
-        name for name, _ in zip(inspect.signature(plain.forward).parameters, example, strict=False)
-    ]
-    if dynamic is None:
-        pairs = zip(names, example, strict=True)
-        sized = {n: v for n, v in pairs if isinstance(v, Tensor)}
-        dynamic = {n: dict(enumerate(("axis0", "axis1")[: v.dim()])) for n, v in sized.items()}
-    axes = {name: dict(of) for name, of in dynamic.items()}
-    with replacing(path) as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a tracer that looks at shapes, and of its age
-        traced: Any = BytesIO()
-        how: Any = {"dynamo": False, "input_names": names, "dynamic_axes": axes}
-        torch.onnx.export(plain, example, traced, **how)
-        content = onnx.load_model_from_string(traced.getvalue())
-        onnx.helper.set_model_props(content, {"card": card})
-        file.write(content.SerializeToString())

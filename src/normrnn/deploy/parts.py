@@ -1,17 +1,18 @@
 """A trained network as plain numbers, normalisation folded, worked out layer by layer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from normrnn.nn import fold
 from normrnn.nn.base import Normalised
 
 FOLDS = (
-    "choose a norm that folds (sequence, frame or hidden with statistics shared over time: "
-    "normrnn.recalibrate(..., shared=True) makes them so)"
+    "choose a norm that folds (sequence or whiten; frame or hidden with statistics shared over "
+    "time: normrnn.recalibrate(..., shared=True) makes them so)"
 )
 
 
@@ -38,19 +39,23 @@ class Recurrent:
 
     layer: nn.RNNBase
 
-    def check(self) -> None:
-        """ValueError with the reason, and what to do instead, if there is no such stack."""
+    def check(self, zoneout: bool = False, projected: bool = False) -> None:
+        """ValueError with the reason, and what to do instead, if there is no such stack.
+
+        ``zoneout``: one whose steps keep a share of every state will do; ``projected``: one with
+        ``proj_size``.
+        """
         layer, name = self.layer, type(self.layer).__name__
-        if layer.proj_size:
+        if layer.proj_size and not projected:
             raise ValueError(
                 f"{name} has proj_size={layer.proj_size}: only the formats torch and safetensors "
                 "know projected states"
             )
         if isinstance(layer, Normalised):
-            if any(layer.zoneout):
+            if any(layer.zoneout) and not zoneout:
                 raise ValueError(
-                    f"{name} cannot be exported: zoneout={layer.zoneout} keeps a share of every "
-                    "state; train without it"
+                    f"{name} cannot be exported so: zoneout={layer.zoneout} keeps a share of every "
+                    "state, which only the format program does; or train without it"
                 )
             try:
                 layer.check_foldable(name, keep=True)
@@ -82,6 +87,11 @@ class Recurrent:
     @property
     def peepholes(self) -> bool:
         return getattr(self.layer, "peephole", None) is not None
+
+    @property
+    def zoneout(self) -> tuple[float, ...]:
+        """Shares of h and c that a step keeps."""
+        return getattr(self.layer, "zoneout", (0.0, 0.0))
 
     @torch.no_grad()
     def direction(self, index: int) -> Direction:
@@ -116,12 +126,17 @@ class Recurrent:
         """Name of the torch.nn layer."""
         return self.mode.partition("_")[0]
 
-    def weights(self) -> dict[str, Tensor]:
-        """The state dict of the torch.nn layer; ValueError if it has peepholes."""
+    def check_torchs(self) -> None:
+        """ValueError if torch.nn has no such layer."""
+        self.check(projected=True)
         if self.peepholes:
             raise ValueError(
-                "torch's layers have no peepholes: --format onnx and program have them"
+                "torch's layers have no peepholes: the formats onnx and program have them"
             )
+
+    def weights(self) -> dict[str, Tensor]:
+        """The state dict of the torch.nn layer; ValueError if there is none."""
+        self.check_torchs()
         found = {}
         for number in range(self.layers * self.directions):
             suffix = f"l{number // self.directions}" + "_reverse" * (number % self.directions)
@@ -130,6 +145,38 @@ class Recurrent:
             )
             found |= zip(names, self.direction(number)[:4], strict=True)
         return found
+
+
+def without_norms(model: nn.Module, change: Callable[[nn.RNNBase], nn.Module | None]) -> nn.Module:
+    """A folded copy of a user's own model, in which each recurrent layer, ours or torch's, is what
+    ``change`` makes of it (None: as it is); ValueError if a layer does not fold."""
+    try:
+        copied = fold(model, plain=False)
+    except ValueError as error:
+        raise ValueError(f"{error}; {FOLDS}") from None
+    layers = {
+        name: module
+        for name, module in copied.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.RNNBase)
+    }
+    changed = {layer: change(layer) or layer for layer in {*layers.values()}}
+    for name, layer in layers.items():
+        if not name:
+            return changed[layer]
+        copied.set_submodule(name, changed[layer])
+    return copied
+
+
+def dense_or_padded(input: Any, lengths: Any, resets: Any) -> None:
+    """ValueError with what to do instead if a traced layer is called with anything else."""
+    if resets is not None:
+        raise ValueError("an export knows no resets=: cut the sequences there, and give no state")
+    if not isinstance(input, Tensor):
+        raise ValueError("an export knows no PackedSequence: give a padded batch and lengths=")
+    if input.dim() != 3:
+        raise ValueError(f"an export takes batches (T, B, I), got {tuple(input.shape)}")
+    if not isinstance(lengths, Tensor | None):
+        raise ValueError("lengths= has to be a tensor, or an export would keep those of example=")
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 from torch.export import Dim
 
-from normrnn.deploy.parts import Direction, Parts, Recurrent
+from normrnn.deploy.parts import Direction, Parts, Recurrent, dense_or_padded, without_norms
 from normrnn.files import replacing
-from normrnn.nn import fold
 
 State = tuple[Tensor, ...]
 
@@ -31,16 +30,21 @@ class Scanned(nn.Module):
         super().__init__()
         self.mode, self.layers, self.directions = rnn.mode, rnn.layers, rnn.directions
         self.hidden, self.states = rnn.hidden, rnn.states
-        self.batch_first = rnn.layer.batch_first
+        self.batch_first, self.zoneout = rnn.layer.batch_first, rnn.zoneout
         for number in range(self.layers * self.directions):
             of = rnn.direction(number)
             for name, value in zip(_NAMES, [*of[:4], *of.peephole], strict=True):
                 self.register_buffer(f"{name}_{number}", value)
 
     def forward(
-        self, input: Tensor, hx: Tensor | State | None = None, lengths: Tensor | None = None
+        self,
+        input: Tensor,
+        hx: Tensor | State | None = None,
+        lengths: Tensor | None = None,
+        resets: None = None,
     ) -> tuple[Tensor, Tensor | State]:
         """(T, B, I) or batch first -> outputs, and the state after each sequence's last step."""
+        dense_or_padded(input, lengths, resets)
         x = input.transpose(0, 1) if self.batch_first else input
         if hx is None:
             zeros = x.new_zeros(self.layers * self.directions, x.shape[1], self.hidden)
@@ -67,16 +71,22 @@ class Scanned(nn.Module):
     ) -> tuple[Tensor, State]:
         values: list[Any] = [getattr(self, f"{name}_{number}") for name in _NAMES]
         of = Direction(*values[:4], tuple(values[4:]))  # type: ignore[call-arg]
-        step = _STEPS[self.mode.partition("_")[0]]
-        relu = self.mode == "RNN_RELU"
+        cell, relu = _STEPS[self.mode.partition("_")[0]], self.mode == "RNN_RELU"
+
+        def step(state: State, gates: Tensor) -> State:
+            after = cell(of, relu, state, gates)
+            if not any(self.zoneout):
+                return after
+            kept = zip(after, state, self.zoneout, strict=False)
+            return tuple(torch.lerp(new, old, share) for new, old, share in kept)
 
         def dense(state: State, gates: Tensor) -> tuple[State, Tensor]:
-            new = step(of, relu, state, gates)
+            new = step(state, gates)
             return new, new[0].clone()
 
         def ragged(state: State, at: tuple[Tensor, Tensor]) -> tuple[State, Tensor]:
             gates, inside = at
-            new = step(of, relu, state, gates)
+            new = step(state, gates)
             kept = tuple(torch.where(inside, n, s) for n, s in zip(new, state, strict=True))
             return kept, torch.where(inside, new[0], torch.zeros_like(new[0]))
 
@@ -204,16 +214,14 @@ def write_traced(
 ) -> None:
     """A user's own model, its recurrent layers replaced; `dynamic` as torch.export has its
     `dynamic_shapes`."""
-    plain = fold(model, plain=True).requires_grad_(False)
-    layers = {n: m for n, m in plain.named_modules() if isinstance(m, nn.RNNBase)}
-    for name, layer in layers.items():
-        recurrent = Recurrent(layer)
-        recurrent.check()
-        scanned = Scanned(recurrent)
-        plain = scanned if plain is layer else plain
-        if plain is not scanned:
-            plain.set_submodule(name, scanned)
+    plain = without_norms(model, _scanned).requires_grad_(False)
     _write(plain, example, dynamic, path, card, {})
+
+
+def _scanned(layer: nn.RNNBase) -> Scanned:
+    recurrent = Recurrent(layer)
+    recurrent.check(zoneout=True)
+    return Scanned(recurrent)
 
 
 def _write(model: nn.Module, example: Any, dynamic: Any, path: Path, card: str, notes: Any) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normrnn.deploy.parts import Parts, Recurrent
+from normrnn.deploy.parts import Parts, Recurrent, without_norms
 from normrnn.files import replacing
-from normrnn.nn import fold
 from normrnn.nn.base import Normalised
 from normrnn.seal import BLANK
 
@@ -62,8 +61,7 @@ class Portable:
         names = {n: m for n, m in model.named_modules() if isinstance(m, Normalised)}
         if not names:
             raise ValueError(f"{type(model).__name__} holds no layer of normrnn: nothing to fold")
-        plain = fold(model, plain=True)
-        modules = {}
+        plain, modules = without_norms(model, lambda layer: Recurrent(layer).check_torchs()), {}
         for name in names:
             layer = plain.get_submodule(name)
             assert isinstance(layer, nn.RNNBase)
@@ -72,7 +70,9 @@ class Portable:
             options = {**recurrent.options(), **more, "bias": layer.bias, "dropout": layer.dropout}
             modules[name] = {"type": recurrent.kind, "options": options}
         weights = {name: value.detach() for name, value in plain.state_dict().items()}
-        return cls(modules, weights, own=True)
+        usage = _LENGTHS if any(layer.lengths_seen for layer in names.values()) else ""
+        usage += _RESETS if any(layer.resets_seen for layer in names.values()) else ""
+        return cls(modules, weights, own=True, usage=usage)
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them, on the CPU."""
@@ -195,6 +195,13 @@ model.load_state_dict(weights)
 model.eval()
 """,
 }
+_LENGTHS = """
+# Where yours gave lengths= to a layer: nn.utils.rnn.pack_padded_sequence(x, lengths,
+# enforce_sorted=False) before it, pad_packed_sequence after.
+"""
+_RESETS = """
+# Where yours gave resets= to a layer: cut the sequence there, and give no state.
+"""
 _TEXT = """
 tokens = torch.zeros(5, 2, dtype=torch.long)  # ids (T, B); notes["vocabulary"] says what they mean
 output, state = model["rnn"](model["embedding"](tokens))  # the state: what comes next goes on from
