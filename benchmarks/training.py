@@ -3,12 +3,14 @@
     python -m benchmarks.training [--recipes ptb-small,ptb-medium] [--speech SHAPE,...]
     python -m benchmarks.training --memory
     python -m benchmarks.training --loss
+    python -m benchmarks.training --processes 2 [--norms none,sequence,frame,layer]
 
 The same network, batch, clipping and step, written down with `torch.nn.LSTM` in the fewest lines,
 against `Trainer.update` with and without normalisation. The contenders take turns in one process
 on one thread; the best round of each counts. Random data: speed does not depend on it. Behind
 each language model, what the checkpoints of an epoch cost. Packed sequences in `torch.nn.LSTM`
-take minutes, and so have a single update.
+take minutes, and so have a single update. `--processes K` is another question: K processes of one
+thread against one process of K threads, and what it costs to pool statistics over them.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks import speech_training
+from benchmarks import processes, speech_training
 from normrnn.engine.display import PlainDisplay
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Trainer
@@ -181,9 +183,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--memory", action="store_true", help="peak of a speech update, no speed")
     parser.add_argument("--loss", action="store_true", help="the softmax alone")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--norms", default="none,sequence,frame,layer", help="with --processes")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rounds, updates = options.rounds, options.updates
+    if options.processes > 1:
+        shapes = options.speech if options.speech in ("", processes.SPEECH) else processes.SPEECH
+        for case in filter(None, [*options.recipes.split(","), shapes]):
+            for norm in options.norms.split(","):
+                processes.compare(case, norm, options.processes, rounds, updates)
+        return
     with tempfile.TemporaryDirectory() as where:
         if options.memory:
             speech_training.print_memory(Path(where))

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "nn": {"ops", "norms"},
     "config": {"errors", "norms"},
     "runs": {"config", "ops", *BASE},
-    "engine": {"runs", "config", "nn", "ops", *BASE},
+    "engine": {"runs", "config", "nn", "ops", "processes", *BASE},
     "deploy": {"runs", "config", "nn", "ops", "extras", *BASE},
     "text": {"deploy", "engine", "runs", "config", "nn", "ops", *BASE},
     "speech": {"deploy", "engine", "runs", "config", "nn", "extras", *BASE},

@@ -54,6 +54,32 @@ def torchrun(
     )
 
 
+def started_ranks(module: Path, count: int, folder: Path) -> list[dict[Any, Any]]:
+    """What `worker(rank, folder)` of a test module leaves in `folder`/rankN.pt, each rank in a
+    process of its own."""
+    root = module.parents[2]
+    paths = os.pathsep.join([str(root), str(module.parent), os.environ.get("PYTHONPATH", "")])
+    code = f"from pathlib import Path; from {module.stem} import worker; worker"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"{code}({rank}, Path({str(folder)!r}))"],
+            cwd=root,
+            env=environment() | {"PYTHONPATH": paths},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        logs = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * count, "\n".join(logs)
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(count)]
+
+
 def checkpoint(out: Path) -> dict[str, Any]:
     return torch.load(out / "checkpoint.pt", weights_only=True)
 

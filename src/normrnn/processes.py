@@ -15,6 +15,7 @@ from normrnn.files import following_no_link, open_regular
 
 PARENT = "NORMRNN_PARENT"
 """Environment variable: the process to end with."""
+_ORDER = "NORMRNN_ORDER"
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -90,6 +91,17 @@ def ended_politely() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def hand_over(order: bytes) -> None:
+    """To all processes that this one starts: of them only one could read it from a pipe."""
+    os.environ[_ORDER] = order.decode()
+
+
+def given_order() -> str:
+    """What a child was told: on standard input, or by a parent that had it there."""
+    order = os.environ.pop(_ORDER, None)
+    return sys.stdin.read() if order is None else order
 
 
 def stop_with_parent() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from normrnn.config.base import Config
+from normrnn.engine.evaluate import evaluate
 from normrnn.speech.config import SpeechConfig
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import rows_of, run_tiny
@@ -119,15 +120,17 @@ def longer(tiny_frame: LanguageConfig) -> LanguageConfig:
     return replace(tiny_frame, epochs=6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_worker_restarts_the_group_from_the_checkpoint(
-    longer: LanguageConfig, tmp_path: Path
+    rank: int, longer: LanguageConfig, tmp_path: Path
 ) -> None:
     done = torchrun(2, longer, tmp_path / "whole")
     assert done.returncode == 0, done.stderr
     out = tmp_path / "killed"
     process = start(longer, out, "--max-restarts", "3")
     wait_for_rows(out, 4)
-    os.kill(workers(process.pid)[-1], signal.SIGKILL)
+    os.kill(workers(process.pid)[rank], signal.SIGKILL)
     said, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "resuming" in said
@@ -169,7 +172,7 @@ def test_another_number_of_processes_goes_on_and_says_so(
 def test_an_error_on_any_rank_ends_all_with_one_sentence(
     tiny: LanguageConfig, tmp_path: Path
 ) -> None:
-    done = torchrun(2, replace(tiny, norm="hidden"), tmp_path / "refused")
+    done = torchrun(2, replace(tiny, norm="hidden"), tmp_path / "refused", "--max-restarts", "2")
     assert done.returncode
     assert done.stderr.count("normrnn: ") == 1, done.stderr
     assert "--train.no-sync-statistics" in done.stderr
@@ -191,3 +194,37 @@ def test_local_statistics_train_what_cannot_be_pooled(tiny: LanguageConfig, tmp_
         assert done.returncode == 0, done.stderr
         losses = [row["loss"] for row in rows_of(tmp_path / norm) if row["split"] == "valid"]
         assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["frame", "hidden", "whiten"])
+def test_evaluations_are_of_whole_batches_also_where_updates_are_not(
+    norm: str, tiny: LanguageConfig, tmp_path: Path
+) -> None:
+    """Those of one process that is given the same weights and running statistics."""
+    train = replace(tiny.train, sync_statistics=False)
+    model = replace(tiny.model, dropout=0.0, shrinkage=0.1)
+    config = replace(tiny, norm=norm, train=train, epochs=1, model=model)
+    out = tmp_path / "run"
+    done = torchrun(2, config, out)
+    assert done.returncode == 0, done.stderr
+    best = checkpoint(out)["best"]["updates"]
+    rows = [r for r in rows_of(out) if r["updates"] == best and r["split"] == "valid"]
+    found = {r["statistics"]: r["loss"] for r in evaluate(out)["rows"] if r["split"] == "valid"}
+    assert {row["statistics"] for row in rows} == found.keys() >= {"running", "recalibrated"}
+    for row in rows:
+        assert row["loss"] == pytest.approx(found[row["statistics"]], rel=1e-5), row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["frame", "sequence", "hidden"])
+def test_local_statistics_of_a_small_last_batch(
+    norm: str, tiny_speech: SpeechConfig, tmp_path: Path
+) -> None:
+    """Thirteen pieces in batches of six: of the last one there is a part for one process only, and
+    it may come first."""
+    train = replace(tiny_speech.train, sync_statistics=False, batch=6)
+    for seed in (1, 2, 3):
+        config = replace(tiny_speech, norm=norm, train=train, seed=seed, epochs=1)
+        done = torchrun(3, config, tmp_path / str(seed))
+        assert done.returncode == 0, done.stderr

@@ -1,8 +1,5 @@
 """Statistics pooled over two real processes, against one process on the joined batch."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ from torch import Tensor
 
 import normrnn
 from tests.helpers import build, check_against_reference
+from tests.torchrun import started_ranks
 
 RANKS = 2
 LENGTHS = ([2, 6, 3], [4, 1])  # different counts of frames, sequences and time steps
@@ -96,34 +94,7 @@ def one_row_each(rank: int) -> int:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    code = f"from pathlib import Path; from {__name__.split('.')[-1]} import worker; worker"
-    here = Path(__file__)
-    root = here.parents[2]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", f"{code}({rank}, Path({str(folder)!r}))"],
-            cwd=root,
-            env=_environment(root, here.parent),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        logs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * RANKS, "\n".join(logs)
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
-
-
-def _environment(*folders: Path) -> dict[str, str]:
-    path = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
-    own = {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return {**os.environ, **own}
+    return started_ranks(Path(__file__), RANKS, tmp_path_factory.mktemp("ranks"))
 
 
 def joined() -> tuple[Tensor, list[int]]:

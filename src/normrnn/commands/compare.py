@@ -41,6 +41,7 @@ class Request:
     tensorboard: bool
     target: float | None
     tuning: Tuning | None
+    processes: int = 1
 
 
 def run(arguments: list[str]) -> int:
@@ -52,6 +53,7 @@ def run(arguments: list[str]) -> int:
         norms: str = ",".join(usual_norms(default.recipe)),
         seeds: int = 1,
         jobs: int = 0,
+        processes: int = 1,
         out: Annotated[Path | None, arg(metavar="DIR")] = None,
         tensorboard: bool = False,
         target: float | None = None,
@@ -59,14 +61,15 @@ def run(arguments: list[str]) -> int:
         tune_values: Annotated[str, arg(metavar="V,V,...")] = "",
         tune_epochs: int = 0,
     ) -> tuple[Config, dict[str, Any]]:
-        """Train every normalisation with every seed, one process each, and compare them.
+        """Train every normalisation with every seed, in processes of their own, and compare them.
 
         Args:
             config: The experiment; its norm and threads are set per process.
             norms: Normalisations to compare, comma-separated; none is the baseline.
             seeds: How many seeds, from --seed on.
-            jobs: Processes at a time; 0 for as many as there are cores to use.
-            out: Holds one run directory per process, curves.png and report.html; runs/RECIPE
+            jobs: Runs at a time; 0 for as many as there are cores to use.
+            processes: Of each run, which train it together; its batch is shared among them.
+            out: Holds one run directory per run, curves.png and report.html; runs/RECIPE
                 unless given.
             tensorboard: Also write the rows for tensorboard, in the run directories.
             target: A figure to reach on validation (perplexity, nats, FCE): the updates and
@@ -77,7 +80,7 @@ def run(arguments: list[str]) -> int:
             tune_epochs: Epochs of each try; 0 for those of the experiment.
         """
         given = {"norms": tuple(norms.split(",")), "seeds": seeds, "jobs": jobs, "out": out}
-        given |= {"tensorboard": tensorboard, "target": target}
+        given |= {"tensorboard": tensorboard, "target": target, "processes": processes}
         return config, {**given, "tune": tune, "values": tune_values, "epochs": tune_epochs}
 
     config, given = parse(options, f"compare {default.recipe}", rest)
@@ -94,9 +97,9 @@ def _request(
     norms = tuple(dict.fromkeys(given.pop("norms")))
     for norm in norms:
         check_norm(norm, "--norms")
-    seeds, jobs = given["seeds"], given["jobs"]
-    if seeds < 1 or jobs < 0:
-        raise UsageError(f"--seeds must be at least 1 and --jobs 0, not {seeds} and {jobs}")
+    for name, least in (("seeds", 1), ("jobs", 0), ("processes", 1)):
+        if given[name] < least:
+            raise UsageError(f"--{name} must be at least {least}, not {given[name]}")
     if (values or epochs) and not tune:
         raise UsageError("--tune-values and --tune-epochs need --tune FIELD")
     chosen = tuning(config, norms, tune, values, epochs) if tune else None
@@ -111,6 +114,7 @@ def compare(
     out: str | Path | None = None,
     data: str | Path | None = None,
     jobs: int = 0,
+    processes: int = 1,
     tensorboard: bool = False,
     target: float | None = None,
     tune: str = "",
@@ -122,10 +126,10 @@ def compare(
 
     `norms` are ("none", "frame") unless given, or the pair that the paper compared; `fields` are
     settings of the recipe, those of a part as a dict: `epochs=2, model={"hidden": 64}`. The runs
-    train in processes of their own, in `out`/NORM-SEED; calling again goes on where they stopped.
-    `target` is a figure to reach on validation; `tune` names a field to tune for each arm before
-    the seeds run, as in "optimizer.lr". `normrnn.report.figure(runs)` draws the runs,
-    `normrnn.report.verdict(runs)` judges them.
+    train in processes of their own, `processes` each, in `out`/NORM-SEED; calling again goes on
+    where they stopped. `target` is a figure to reach on validation; `tune` names a field to tune
+    for each arm before the seeds run, as in "optimizer.lr". `normrnn.report.figure(runs)` draws
+    the runs, `normrnn.report.verdict(runs)` judges them.
     """
     values = to_dict(named(recipe))
     if data is not None:
@@ -139,6 +143,7 @@ def compare(
         norms=norms or usual_norms(recipe),
         seeds=seeds,
         jobs=jobs,
+        processes=processes,
         out=None if out is None else Path(out),
         tensorboard=tensorboard,
         target=target,
@@ -176,7 +181,7 @@ def _compare(config: Config, request: Request) -> "list[Run]":
             chosen, study = _tuned(config, request, request.tuning, console)
             arms = [_with(arm, request.tuning.field, chosen[arm.config.norm]) for arm in arms]
             studies.append(study)
-        _train(arms, request.jobs, console)
+        _train(arms, request, console)
     except KeyboardInterrupt:
         console.print(f"stopped; the same command goes on from the checkpoints in {out}")
         raise
@@ -204,7 +209,7 @@ def _tuned(
 ) -> "tuple[dict[str, Any], RecordedStudy]":
     arms = wanted.arms(config, request.norms, request.out)
     console.print(f"tuning {wanted.field}: {len(arms)} runs of {wanted.epochs} epochs")
-    chosen, study = tuned(wanted, arms, lambda a: _train(a, request.jobs, console), request.out)
+    chosen, study = tuned(wanted, arms, lambda a: _train(a, request, console), request.out)
     console.print(sentence(wanted, chosen, study))
     return chosen, study
 
@@ -213,9 +218,12 @@ def _with(arm: Job, field: str, value: Any) -> Job:
     return replace(arm, config=with_fields(arm.config, {field: value}))
 
 
-def _train(arms: Sequence[Job], jobs: int, console: Console) -> None:
+def _train(arms: Sequence[Job], request: Request, console: Console) -> None:
+    for arm in arms:
+        arm.processes = request.processes
+    jobs = request.jobs or max(1, usable_cores() // request.processes)
     with _watching(arms, console) as watch:
-        Jobs(arms, jobs or usable_cores()).run(watch)
+        Jobs(arms, jobs).run(watch)
 
 
 @contextlib.contextmanager

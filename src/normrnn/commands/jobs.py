@@ -1,20 +1,14 @@
-"""Several runs at once, each a process of its own with one thread."""
+"""Several runs at once, each one process, or a few, of one thread."""
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from normrnn.config.base import Config
-from normrnn.config.jsonio import to_dict
+from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.errors import UserError
 from normrnn.processes import Child, ended_politely, stop
-from normrnn.runs.names import LOG
-
-WORKER = "normrnn.commands.worker"
-DIVERGED = 3
-"""Exit code of a run whose loss is no finite number any more."""
 
 
 @dataclass
@@ -26,6 +20,8 @@ class Job:
     options: Sequence[str] = ()
     may_diverge: bool = False
     """Then that is a finding, and no failure."""
+    processes: int = 1
+    """Those that train it together."""
     child: Child | None = None
 
     @property
@@ -47,8 +43,7 @@ class Job:
 
     def start(self) -> None:
         """Begin, or go on with, the run."""
-        order = json.dumps(to_dict(self.config)).encode()
-        self.child = Child(WORKER, [str(self.out), *self.options], order, self.out / LOG)
+        self.child = start_run(self.config, self.out, self.processes, self.options)
 
 
 @dataclass

@@ -41,6 +41,7 @@ def run(arguments: list[str]) -> int:
         sampler: str = "random",
         pruner: str = "none",
         workers: int = 1,
+        processes: int = 1,
         heartbeat: int = 60,
         out: Annotated[Path | None, arg(metavar="DIR")] = None,
     ) -> dict[str, Any]:
@@ -61,6 +62,7 @@ def run(arguments: list[str]) -> int:
             sampler: Optuna's: random, tpe, gp, cmaes, qmc, nsgaii, bruteforce.
             pruner: Optuna's: none, median, hyperband, successivehalving.
             workers: Processes of this command, one thread each unless --threads says otherwise.
+            processes: That train each run of a worker together; its batch is shared among them.
             heartbeat: Seconds between signs of life in a database; a worker silent for three
                 times as long is dead, and its trial is run again.
             out: Run directories and results; runs/RECIPE-search unless given.
@@ -81,7 +83,7 @@ def _check(config: Config, default: Config, norms: tuple[str, ...], chosen: dict
         raise UsageError(f"search takes --norms, as in --norms none,{config.norm}, not --norm")
     for norm in norms:
         check_norm(norm, "--norms")
-    for name in ("trials", "workers", "heartbeat"):
+    for name in ("trials", "workers", "processes", "heartbeat"):
         if chosen[name] < 1:
             raise UsageError(f"--{name} must be at least 1, not {chosen[name]}")
 
@@ -112,7 +114,8 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
     with storage_errors():
         study = Study(name, storage, plan, trials, heartbeat)
         study.reclaim()
-        order = Order(name, storage, trials, heartbeat, str(out), plan.to_json())
+        how = chosen["processes"]
+        order = Order(name, storage, trials, heartbeat, str(out), plan.to_json(), how)
         logs = [out / f"worker-{os.getpid()}-{k}.log" for k in range(chosen["workers"])]
         threads = config.threads or 1
         workers = [Child(WORKER, (), order.send(), log, threads) for log in logs]

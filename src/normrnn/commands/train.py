@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -13,18 +14,23 @@ from normrnn.config.base import Config
 
 def run(arguments: list[str]) -> int:
     """Train a recipe, or go on with a run; started by torchrun, with the others."""
+    return said_once(lambda: _run(arguments))
+
+
+def said_once(work: Callable[[], int]) -> int:
+    """Of several processes that train together one alone says why they end."""
     try:
-        return _run(arguments)
+        return work()
     except Exception as error:
-        if "TORCHELASTIC_RUN_ID" in os.environ and not _first_to_say():
+        if "TORCHELASTIC_RUN_ID" in os.environ and not _may_speak(error):
             return getattr(error, "code", 1)
         raise
 
 
-def _first_to_say() -> bool:
+def _may_speak(error: BaseException) -> bool:
     from normrnn.engine.ranks import may_speak
 
-    return may_speak()
+    return may_speak(error)
 
 
 def _run(arguments: list[str]) -> int:
@@ -64,8 +70,8 @@ def train_and_report(config: Config, out: Path, tensorboard: bool = False) -> in
         train(config, out, beside(display, board) if board else display)
         if board:
             board.complete()
-    except Interrupted:
-        if _first_to_say():
+    except Interrupted as error:
+        if _may_speak(error):
             text = f"stopped; the same command goes on from the checkpoint in {out}"
             print(text, file=sys.stderr, flush=True)
         return 130

@@ -5,19 +5,19 @@ import sys
 from pathlib import Path
 
 from normrnn.cli import guarded
-from normrnn.commands.jobs import DIVERGED
-from normrnn.commands.train import train_and_report
+from normrnn.commands.train import said_once, train_and_report
+from normrnn.engine.launch import DIVERGED
 from normrnn.engine.loop import Diverged
-from normrnn.processes import stop_with_parent
+from normrnn.processes import given_order, stop_with_parent
 from normrnn.recipes import read_config
 
 
 def run(arguments: list[str]) -> int:
-    """Train the config on standard input in the directory named."""
+    """Train the config that was ordered in the directory named."""
     stop_with_parent()
-    config = read_config(json.load(sys.stdin))
+    config, out = read_config(json.loads(given_order())), Path(arguments[0])
     try:
-        return train_and_report(config, Path(arguments[0]), "--tensorboard" in arguments[1:])
+        return said_once(lambda: train_and_report(config, out, "--tensorboard" in arguments[1:]))
     except Diverged as error:
         print(f"normrnn: {error}", file=sys.stderr)
         return DIVERGED

@@ -158,7 +158,7 @@ class Trainer:
             "progress": asdict(self.progress),
             "best": asdict(self.best),
             "sums": self.sums.to_dict(),
-            "random": {**_random_state(), "ranks": self.ranks.gathered(torch.get_rng_state())},
+            "random": {**_random_state(), **self._random_of_ranks()},
             "processes": self.ranks.size,
             "metrics_bytes": self.metrics_bytes,
             "metrics_sha256": self.metrics_sha256,
@@ -171,16 +171,26 @@ class Trainer:
             written = metrics.size(), metrics.sha256()
         self.run_directory.write_checkpoint(payload, self.config, written)
 
+    def _random_of_ranks(self) -> dict[str, Any]:
+        """The state of each rank's generators; of GPUs, that of the one it uses."""
+        found = {"ranks": self.ranks.gathered(torch.get_rng_state())}
+        if self.device.type == "cuda":
+            found["ranks_cuda"] = self.ranks.gathered(torch.cuda.get_rng_state(self.device))
+        return found
+
     def _set_random_state(self, state: dict[str, Any]) -> None:
         """Each rank draws on; of another number of them, those that are new begin."""
-        ranks = state.get("ranks", [state["cpu"]])
-        if self.ranks.size == len(ranks):
+        ranks, on_gpus = state.get("ranks", [state["cpu"]]), state.get("ranks_cuda", [])
+        same = self.ranks.size == len(ranks)
+        if same:
             torch.set_rng_state(ranks[self.ranks.rank])
         elif self.ranks.first:
             torch.set_rng_state(state["cpu"])
         else:
             seed_of_rank(self.config.seed + self.progress.updates, self.ranks)
-        if "cuda" in state and torch.cuda.is_available():
+        if self.device.type == "cuda" and same and len(on_gpus) == len(ranks):
+            torch.cuda.set_rng_state(on_gpus[self.ranks.rank], self.device)
+        elif "cuda" in state and torch.cuda.is_available() and self.ranks.first:
             torch.cuda.set_rng_state_all(state["cuda"])
 
     def _checked(self, progress: Progress) -> Progress:

@@ -4,8 +4,11 @@ torchrun starts them and tells each its rank in the environment. All of them run
 on their share of every batch; only the first writes and speaks.
 """
 
+import hashlib
 import os
 import re
+import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,15 +18,19 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from normrnn.errors import UserError
 from normrnn.nn.base import Normalised
 from normrnn.nn.batch import Normaliser
+from normrnn.norms import Norm
 
 T = TypeVar("T")
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SECONDS = timedelta(seconds=5)
+_PATIENCE = timedelta(minutes=30)
+"""As long as torch waits for the others."""
 _LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket", re.IGNORECASE)
 
 
@@ -89,6 +96,8 @@ class Ranks:
 
 
 ALONE = Ranks()
+_speaks: bool | None = None
+"""Whether this process says why the run ends, once that is known."""
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> bool:
@@ -103,6 +112,12 @@ def current() -> Ranks:
     return Ranks(dist.get_rank(), dist.get_world_size())
 
 
+def evaluating(norm: Norm) -> Ranks:
+    """Those that share an evaluation. Statistics that cannot be pooled are of whole batches there
+    all the same: then each process does all of it."""
+    return current() if norm.sync or not norm.keeps_statistics else ALONE
+
+
 @contextmanager
 def together(device: torch.device) -> Iterator[Ranks]:
     """All processes that were started with this one meet, and part at the end.
@@ -113,18 +128,49 @@ def together(device: torch.device) -> Iterator[Ranks]:
         yield ALONE
         return
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend)
     try:
+        _meet(backend)
         yield current()
-    except RuntimeError as error:
-        if _LOST.search(str(error)):
+    except BaseException as error:
+        if isinstance(error, RuntimeError) and _LOST.search(str(error)):
             raise LostError(
                 "another process of this run has ended; the same command goes on from the last"
                 " checkpoint"
             ) from None
+        # Before the others notice that we have gone: we know why.
+        may_speak(error)
         raise
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _meet(backend: str) -> None:
+    """Form the default process group.
+
+    torchrun keeps one store over restarts. What a rank of an earlier attempt left there, an
+    address where nobody listens any more, must not be found: every attempt has a room of its own,
+    whose name the first rank makes up. (The number of restarts is no such name: on several
+    machines each counts its own.)
+    """
+    store, rank, size = next(rendezvous("env://"))
+    mine = secrets.token_hex(8)
+    if rank:
+        store.set(f"normrnn/asks/{rank}", mine)
+        name = store.get(f"normrnn/room/{mine}").decode()  # waits for it
+        store.set(f"normrnn/{name}/{rank}", "here")
+    else:
+        name, missing = mine, set(range(1, size))
+        end = time.monotonic() + _PATIENCE.total_seconds()
+        while missing and time.monotonic() < end:
+            for other in sorted(missing):
+                # Maybe of an earlier attempt: an answer to that harms nobody.
+                if store.check([asks := f"normrnn/asks/{other}"]):
+                    store.set(f"normrnn/room/{store.get(asks).decode()}", name)
+            missing = {other for other in missing if not store.check([f"normrnn/{name}/{other}"])}
+            time.sleep(0.02 if missing else 0)
+    room = dist.PrefixStore(f"normrnn/{name}", store)
+    dist.init_process_group(backend, store=room, rank=rank, world_size=size)
 
 
 def own_device(device: torch.device) -> torch.device:
@@ -197,14 +243,22 @@ def distributed(
     )
 
 
-def may_speak() -> bool:
-    """Whether nobody else of the run has said yet why it ends; asks torchrun's store."""
-    if not launched():
-        return True
+def may_speak(error: BaseException) -> bool:
+    """Whether nobody else of the run has said yet why it ends, nor the same before a restart; asks
+    torchrun's store, once."""
+    global _speaks
+    if _speaks is None:
+        _speaks = not launched() or _is_first_to_say(str(error))
+    return _speaks
+
+
+def _is_first_to_say(text: str) -> bool:
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    sentence = hashlib.sha256(text.encode()).hexdigest()
     try:
         store = dist.TCPStore(address, port, is_master=False, timeout=_SECONDS)
-        return store.add(f"normrnn/spoken/{restart}", 1) == 1
+        first = store.add(f"normrnn/spoken/{restart}", 1) == 1
+        return first and store.add(f"normrnn/said/{sentence}", 1) == 1
     except (RuntimeError, ValueError):  # nobody keeps one any more
         return os.environ["RANK"] == "0"

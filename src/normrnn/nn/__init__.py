@@ -8,6 +8,7 @@ from normrnn.nn.cells import GRUCell, LSTMCell, RNNCell
 from normrnn.nn.initial import initialise
 from normrnn.nn.layers import GRU, LSTM, RNN
 from normrnn.nn.tools import batch_statistics, convert, fold, recalibrate
+from normrnn.ops.statistics import Pool
 
 __all__ = [
     "GRU",
@@ -26,5 +27,5 @@ __all__ = [
 
 _rows = [norms.of(name) for name in norms.names()]
 torch.serialization.add_safe_globals(  # whole layers, by torch.load(..., weights_only=True)
-    [RNN, LSTM, GRU, RNNCell, LSTMCell, GRUCell, *(r.load() for r in _rows if r.normalises)]
+    [RNN, LSTM, GRU, RNNCell, LSTMCell, GRUCell, Pool, *(r.load() for r in _rows if r.normalises)]
 )

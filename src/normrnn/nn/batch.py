@@ -14,7 +14,14 @@ from normrnn.ops.fold import Weights, fold, fold_inside, unfold
 from normrnn.ops.loop import input_norm
 from normrnn.ops.normalise import Fixed
 from normrnn.ops.running import Population, slots_for, update_shared_, update_steps_
-from normrnn.ops.statistics import Groups, Statistics, measure, synchronised
+from normrnn.ops.statistics import (
+    EVERYBODY,
+    Groups,
+    Pool,
+    Statistics,
+    measure,
+    synchronised,
+)
 from normrnn.ops.steps import Steps
 
 
@@ -27,6 +34,8 @@ class Normaliser(StatisticalNorm):
     """
 
     running_var: Tensor | None
+    _ranks: Pool = EVERYBODY
+    """Those that ``sync`` pools over."""
 
     def __init__(
         self,
@@ -38,6 +47,7 @@ class Normaliser(StatisticalNorm):
         track_running_stats: bool = True,
         time_steps: int | None = None,
         sync: bool = False,
+        process_group: Any = None,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
@@ -45,6 +55,8 @@ class Normaliser(StatisticalNorm):
         super().__init__(channels, device=device, dtype=dtype, **options)
         self.per_step, self.inside, self.momentum = per_step, inside, momentum
         self.time_steps, self.sync = time_steps, sync
+        if process_group is not None:
+            self._ranks = Pool(process_group)
         slots = () if time_steps is None else (time_steps,)
         buffers = {
             "running_mean": torch.zeros(*slots, channels, device=device, dtype=dtype),
@@ -68,7 +80,7 @@ class Normaliser(StatisticalNorm):
         mode = self.mode
         if mode.population is not None and not mode.batch:
             mode.population.add(measure(rows.detach(), self._groups(steps))[0])
-        out, measured = input_norm(self._input_norm(steps), steps, rows)
+        out, measured = input_norm(self._input_norm(steps), steps, rows, self._ranks)
         if measured is not None:
             self.observe(measured)
         return out
@@ -88,12 +100,13 @@ class Normaliser(StatisticalNorm):
         batch = self._by_batch(steps)
         needed = not batch or steps.may_be_lone(self.per_step)
         fixed = self.test_statistics(steps.time) if needed else None
-        return InputNorm(self.weight, self.bias, self.eps, self.per_step, batch, fixed, self.sync)
+        meets = self.meets_others
+        return InputNorm(self.weight, self.bias, self.eps, self.per_step, batch, fixed, meets)
 
     @property
     def meets_others(self) -> bool:
         """Whether the next pass pools its statistics with other ranks."""
-        return self.mode.batch and synchronised(self.sync)
+        return self.mode.batch and synchronised(self.sync, self._ranks)
 
     def _groups(self, steps: Steps) -> Groups:
         return Groups.frame(steps) if self.per_step else Groups.sequence(steps)
@@ -106,7 +119,7 @@ class Normaliser(StatisticalNorm):
             return False
         mode = self.mode
         # Other ranks may have more rows, and populations are made of single ones too.
-        if not mode.batch or mode.population is not None or synchronised(self.sync):
+        if not mode.batch or mode.population is not None or self.meets_others:
             return False
         if self.num_batches_tracked is None or not bool(self.num_batches_tracked.any()):
             where = "sequence in at least one time step" if self.per_step else "unpadded frame"

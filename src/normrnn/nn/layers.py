@@ -72,7 +72,9 @@ class LSTM(Normalised, nn.LSTM):
             own, False, of ``"recurrent"`` True.
         time_steps: keep test statistics for this many time steps (``"frame"``, ``"hidden"``,
             ``"recurrent"``).
-        sync: pool the batch's statistics over the ranks of the default process group.
+        sync: pool the batch's statistics over ranks.
+        process_group: of these ranks; None: the default one. A copy has the same group, what
+            was pickled the default one.
         shrinkage: of the covariance towards its diagonal (``"whiten"``).
         weight_drop: share of W_h left out in training, one mask per call (DropConnect).
         dropout_kind: where ``dropout`` acts, ``"element"`` (torch's) or ``"locked"``, one mask

@@ -13,7 +13,7 @@ from normrnn.ops.statistics import Statistics
 from normrnn.ops.steps import Steps
 
 OTHERS = {"hidden", "per_step", "inside", "momentum", "track_running_stats", "time_steps", "sync"}
-OTHERS |= {"cell_norm", "inputs", "shrinkage"}
+OTHERS |= {"cell_norm", "inputs", "shrinkage", "process_group"}
 """What the layers give every normaliser, needed or not."""
 
 

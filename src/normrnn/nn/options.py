@@ -24,6 +24,7 @@ class NormOptions(TypedDict, total=False):
     cell_norm: bool | None
     time_steps: int | None
     sync: bool
+    process_group: Any
     shrinkage: float
     weight_drop: float
     dropout_kind: Literal["element", "locked"]
@@ -45,6 +46,7 @@ class Options:
     cell_norm: bool | None = None
     time_steps: int | None = None
     sync: bool = False
+    process_group: Any = None
     shrinkage: float = 0.0
     weight_drop: float = 0.0
     dropout_kind: str = "element"
@@ -101,6 +103,8 @@ class Options:
         if self.sync and not row.sync:
             able = _either(n for n in _rows() if n.sync)
             raise ValueError(f"sync=True does not work with norm={self.norm!r}: use {able}")
+        if self.process_group is not None and not self.sync:
+            raise ValueError("process_group= says over which ranks sync=True pools: pass both")
         if steps is not None and not row.takes_time_steps:
             able = _either(n for n in _rows() if n.takes_time_steps)
             raise ValueError(
@@ -143,6 +147,7 @@ class Options:
             cell_norm=bool(cell_norm) and self.mode == "LSTM",
             time_steps=self.time_steps,
             sync=self.sync,
+            process_group=self.process_group,
             **factory,
         )
 

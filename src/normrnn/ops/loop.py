@@ -24,7 +24,7 @@ from normrnn.ops.call import (
     StepNorm,
 )
 from normrnn.ops.normalise import LONE, normalise
-from normrnn.ops.statistics import Groups, Statistics, wide
+from normrnn.ops.statistics import EVERYBODY, Groups, Pool, Statistics, wide
 from normrnn.ops.steps import Steps
 
 
@@ -90,7 +90,9 @@ def _kept(call: Call, d: int, units: int) -> list[Any]:
     ]
 
 
-def input_norm(plug: InputNorm, steps: Steps, pre: Tensor) -> tuple[Tensor, Statistics | None]:
+def input_norm(
+    plug: InputNorm, steps: Steps, pre: Tensor, ranks: Pool = EVERYBODY
+) -> tuple[Tensor, Statistics | None]:
     """Gate inputs (N, C), normalised, and the statistics of the batch."""
     by_step = plug.per_step
     if not plug.batch and plug.fixed is not None:  # shared over time they need no groups
@@ -104,6 +106,7 @@ def input_norm(plug: InputNorm, steps: Steps, pre: Tensor) -> tuple[Tensor, Stat
         fixed=plug.fixed,
         batch=plug.batch,
         sync=plug.sync,
+        ranks=ranks,
     )
 
 

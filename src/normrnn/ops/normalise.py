@@ -3,7 +3,15 @@
 import torch
 from torch import Tensor
 
-from normrnn.ops.statistics import Groups, Statistics, measure, synchronised, wide
+from normrnn.ops.statistics import (
+    EVERYBODY,
+    Groups,
+    Pool,
+    Statistics,
+    measure,
+    synchronised,
+    wide,
+)
 
 Fixed = tuple[Tensor, Tensor]
 """Mean and variance that do not come from the batch, each (1, C) or (K, C)."""
@@ -23,6 +31,7 @@ def normalise(
     fixed: Fixed | None = None,
     batch: bool = True,
     sync: bool = False,
+    ranks: Pool = EVERYBODY,
 ) -> tuple[Tensor, Statistics | None]:
     """γ (x − mean) / √(var + ε) + β over each group of rows.
 
@@ -33,7 +42,7 @@ def normalise(
         fixed: mean and variance (1, C) or (K, C) for ``batch=False``, and for groups of one row,
             which have no variance.
         batch: use the batch's own statistics.
-        sync: pool statistics over the ranks of the default process group, by row count.
+        sync: pool statistics over ``ranks``, by row count.
 
     Returns:
         The normalised rows, and the statistics of the batch, detached (None with
@@ -50,10 +59,10 @@ def normalise(
     """
     dtype, measured = wide(rows.dtype), None
     if batch:
-        found, centred = measure(rows, groups, sync)
+        found, centred = measure(rows, groups, sync, ranks)
         mean, var = found.mean, found.var
         lone = found.count <= 1
-        if bool(lone.any()) if synchronised(sync) else min(groups.widths) == 1:
+        if bool(lone.any()) if synchronised(sync, ranks) else min(groups.widths) == 1:
             if fixed is None:
                 raise ValueError(LONE)
             mean = torch.where(lone[:, None], _spread(fixed[0].to(dtype), mean), mean)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from normrnn.ops.steps import Run, Steps
 
@@ -71,25 +72,53 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype == torch.float64 else torch.float32
 
 
-def measure(rows: Tensor, groups: Groups, sync: bool = False) -> tuple[Statistics, Tensor]:
-    """Statistics of every group (over all ranks with ``sync``), and the centred rows (N, C).
+class Pool:
+    """The ranks that pool statistics: those of a process group, or of the default one.
+
+    A copy has the same; a pickle the default one, since a group belongs to its process.
+    """
+
+    def __init__(self, process_group: Any = None):
+        if process_group is not None and process_group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError(
+                "this process is not in the process_group that was given: give each process a"
+                " group that it belongs to, or None"
+            )
+        self.process_group = process_group
+
+    def __deepcopy__(self, memo: Any) -> "Pool":
+        return self
+
+    def __reduce__(self) -> Any:
+        return Pool, ()
+
+
+EVERYBODY = Pool()
+
+
+def measure(
+    rows: Tensor, groups: Groups, sync: bool = False, ranks: Pool = EVERYBODY
+) -> tuple[Statistics, Tensor]:
+    """Statistics of every group (with ``sync`` over all ranks), and the centred rows (N, C).
 
     Differentiable, any number of times. Ranks may hold different T: K is then the largest, and a
     rank without rows at a step counts for nothing.
     """
     rows = rows.to(wide(rows.dtype))
-    shared = synchronised(sync)
+    shared = synchronised(sync, ranks)
+    if shared:
+        _refuse_join()
     count = torch.tensor(groups.widths, dtype=rows.dtype, device=rows.device)
     sums = groups.sums(rows)
     if shared:
-        most = 1 if groups.single else _most(len(groups), rows.device)
-        both = _AllReduce.apply(_padded(torch.cat([sums, count[:, None]], 1), most))
+        most = 1 if groups.single else _most(len(groups), rows.device, ranks)
+        both = _AllReduce.apply(_padded(torch.cat([sums, count[:, None]], 1), most), ranks)
         sums, count = both[:, :-1], both[:, -1].detach()  # type: ignore[index]
     mean = sums / count[:, None]
     centred = groups.each(rows, mean, torch.sub)
     squares = groups.sums(centred.square())
     if shared:
-        squares: Tensor = _AllReduce.apply(_padded(squares, len(count)))  # type: ignore[assignment]
+        squares = _AllReduce.apply(_padded(squares, len(count)), ranks)  # type: ignore[assignment]
     return Statistics(mean, squares / count[:, None], count), centred
 
 
@@ -109,9 +138,24 @@ def unbiased(statistics: Statistics) -> Tensor:
     return statistics.var * (statistics.count / (statistics.count - 1).clamp(min=1))[:, None]
 
 
-def synchronised(sync: bool) -> bool:
+def synchronised(sync: bool, ranks: Pool = EVERYBODY) -> bool:
     """Whether there is more than one rank to share statistics with."""
-    return sync and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if not (sync and dist.is_available() and dist.is_initialized()):
+        return False
+    return dist.get_world_size(ranks.process_group) > 1
+
+
+def _refuse_join() -> None:
+    """A rank that has joined answers for gradients alone: the others would wait for its rows, or
+    take its answer for them."""
+    ddp = DistributedDataParallel._active_ddp_module
+    join = getattr(ddp, "_join_config", None)
+    if join is not None and join.enable and not join.throw_on_early_termination:
+        raise RuntimeError(
+            "statistics pooled over ranks (sync=True) do not go with uneven inputs under Join,"
+            " since a rank that has run out takes no part in them: pass"
+            " throw_on_early_termination=True, give every rank as many batches, or use sync=False"
+        )
 
 
 class _AllReduce(torch.autograd.Function):
@@ -119,21 +163,22 @@ class _AllReduce(torch.autograd.Function):
     over ranks too."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # noqa: ARG004 (nothing to keep)
-        return _reduced(tensor.clone(), dist.ReduceOp.SUM)
+    def forward(ctx: Any, tensor: Tensor, ranks: Pool) -> Tensor:
+        ctx.ranks = ranks
+        return _reduced(tensor.clone(), dist.ReduceOp.SUM, ranks)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004
-        return _AllReduce.apply(grads[0])  # type: ignore[return-value]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _AllReduce.apply(grads[0], ctx.ranks), None  # type: ignore[return-value]
 
 
-def _reduced(tensor: Tensor, op: Any) -> Tensor:
-    dist.all_reduce(tensor, op=op)
+def _reduced(tensor: Tensor, op: Any, ranks: Pool) -> Tensor:
+    dist.all_reduce(tensor, op=op, group=ranks.process_group)
     return tensor
 
 
-def _most(groups: int, device: torch.device) -> int:
-    return int(_reduced(torch.tensor(groups, device=device), dist.ReduceOp.MAX))
+def _most(groups: int, device: torch.device, ranks: Pool) -> int:
+    return int(_reduced(torch.tensor(groups, device=device), dist.ReduceOp.MAX, ranks))
 
 
 def _padded(values: Tensor, groups: int) -> Tensor:

@@ -17,10 +17,11 @@ from normrnn.cli import guarded
 from normrnn.config.base import Config
 from normrnn.engine.display import PlainDisplay
 from normrnn.engine.interrupt import Interrupt, Interrupted
+from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.engine.loop import Diverged
 from normrnn.engine.start import train
 from normrnn.errors import UserError
-from normrnn.processes import stop_with_parent
+from normrnn.processes import stop, stop_with_parent
 from normrnn.runs.names import CONFIG, METRICS
 from normrnn.runs.rows import read_rows
 from normrnn.runs.store import BusyError, RunDirectory
@@ -38,6 +39,8 @@ class Order:
     heartbeat: int
     out: str
     plan: dict[str, Any]
+    processes: int = 1
+    """Those that train each run together."""
 
     def send(self) -> bytes:
         """For the worker's standard input: a storage may hold a password."""
@@ -80,7 +83,7 @@ class Reporter(PlainDisplay):
             self.pruning.validated(self.metrics, self.deciding)
 
 
-def work(study: Study, out: Path, poll: Callable[[], None]) -> None:
+def work(study: Study, out: Path, poll: Callable[[], None], processes: int = 1) -> None:
     """Claim slots until all are done, or until `poll` raises.
 
     A setting that cannot be run stops no other: UserError at the end.
@@ -98,7 +101,7 @@ def work(study: Study, out: Path, poll: Callable[[], None]) -> None:
             continue
         with study.alive(trial):
             try:
-                value = run_trial(trial, study.plan, out)
+                value = run_trial(trial, study.plan, out, poll, processes)
             except optuna.TrialPruned:
                 study.finish(trial, None)
             except UpdateFinishedTrialError:
@@ -121,7 +124,9 @@ def work(study: Study, out: Path, poll: Callable[[], None]) -> None:
         raise UserError(impossible[min(left)])
 
 
-def run_trial(trial: optuna.Trial, plan: Plan, out: Path) -> float:
+def run_trial(
+    trial: optuna.Trial, plan: Plan, out: Path, poll: Callable[[], None], processes: int = 1
+) -> float:
     """All arms with one setting: the lowest validation loss of those that did not diverge."""
     slot = trial.user_attrs[SLOT]
     settings = draw(trial, plan.space, plan.config)
@@ -132,7 +137,11 @@ def run_trial(trial: optuna.Trial, plan: Plan, out: Path) -> float:
         config = with_fields(plan.config, {**settings, "norm": norm})
         directory = out / "trials" / f"{slot:04d}" / norm
         first = k * config.epochs * config.train.segments
-        results[norm] = run_arm(config, directory, Pruning(trial, first, lowest))
+        pruning = Pruning(trial, first, lowest)
+        if processes > 1:
+            results[norm] = run_arm_together(config, directory, pruning, poll, processes)
+        else:
+            results[norm] = run_arm(config, directory, pruning)
         trial.set_user_attr(ARMS, results)
         if not results[norm]["diverged"]:
             lowest = min(lowest, results[norm]["loss"])
@@ -141,17 +150,59 @@ def run_trial(trial: optuna.Trial, plan: Plan, out: Path) -> float:
 
 def run_arm(config: Config, out: Path, pruning: Pruning) -> dict[str, Any]:
     """Train, or go on with, one arm; what came of it."""
-    begun = RunDirectory(out)
-    if begun.has(CONFIG):
-        # How it is computed may differ between workers, but not within a run.
-        before = begun.config()
-        config = replace(config, threads=before.threads, device=before.device)
+    config = as_begun(config, out)
     try:
         train(config, out, lambda epochs, unit: Reporter(epochs, unit, config, out, pruning))
     except Diverged as error:
-        print(f"diverged: {error}", flush=True)
-        return {"diverged": True, "loss": None, "reason": str(error).split(";")[0]}
+        return diverged(str(error))
     return result(out)
+
+
+def run_arm_together(
+    config: Config, out: Path, pruning: Pruning, poll: Callable[[], None], processes: int
+) -> dict[str, Any]:
+    """The same by several processes, which this one watches."""
+    config = as_begun(config, out)
+    if out.exists():
+        with RunDirectory(out).locked():  # BusyError if another worker has it
+            pass
+    child, told = start_run(config, out, processes), len(validations(out, config))
+    try:
+        while child.code is None:
+            time.sleep(0.2)
+            poll()
+            if len(validations(out, config)) > told:
+                told = len(validations(out, config))
+                pruning.validated(out / METRICS, config.deciding_statistics)
+    finally:
+        stop([child])
+    if child.code == DIVERGED:
+        return diverged(child.last_words())
+    if child.code:
+        raise UserError(child.last_words())
+    return result(out)
+
+
+def as_begun(config: Config, out: Path) -> Config:
+    """How it is computed may differ between workers, but not within a run."""
+    begun = RunDirectory(out)
+    if not begun.has(CONFIG):
+        return config
+    before = begun.config()
+    return replace(config, threads=before.threads, device=before.device)
+
+
+def diverged(why: str) -> dict[str, Any]:
+    """What came of an arm that did."""
+    print(f"diverged: {why}", flush=True)
+    return {"diverged": True, "loss": None, "reason": why.split(";")[0]}
+
+
+def validations(out: Path, config: Config) -> list[float]:
+    """Losses with the statistics that decide."""
+    kind = config.deciding_statistics
+    rows = read_rows(out / METRICS)
+    return [r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == kind]
 
 
 def result(out: Path) -> dict[str, Any]:
@@ -170,9 +221,9 @@ def result(out: Path) -> dict[str, Any]:
     classes = len(directory.weights()["decoder.bias"])
     final = valid[-1]["loss"]
     at_end = [r for r in rows if r["split"] == "valid" and r["updates"] == valid[-1]["updates"]]
-    diverged = final > 2 * math.log(classes)
+    too_high = final > 2 * math.log(classes)
     summary = {
-        "diverged": diverged,
+        "diverged": too_high,
         "loss": min(r["loss"] for r in valid),
         "final": final,
         "statistics": {r["statistics"]: r["loss"] for r in at_end},
@@ -183,7 +234,7 @@ def result(out: Path) -> dict[str, Any]:
         "count": sum(r["count"] for r in train),
         "seconds": train[-1]["seconds"],
     }
-    if diverged:
+    if too_high:
         summary["reason"] = f"the last validation loss is {final:.4g}, above 2 log {classes}"
     return summary
 
@@ -198,7 +249,7 @@ def run(arguments: list[str]) -> int:  # noqa: ARG001  everything is on standard
         study = Study(order.study, order.storage, plan, order.trials, order.heartbeat)
         try:
             with Interrupt() as interrupt:
-                work(study, Path(order.out), interrupt.poll)
+                work(study, Path(order.out), interrupt.poll, order.processes)
         except (Interrupted, KeyboardInterrupt):
             return 130
     return 0

@@ -96,10 +96,10 @@ def read_batch(
     """Features of the pieces, longest first, and the labels of their rows (N,).
 
     Of several ranks each reads its share, long and short pieces alike; None where there are fewer
-    pieces than ranks, and nothing is left for this one.
+    pieces than ranks, or ranks than this one's number, and nothing is left for it.
     """
     ordered = sorted(pieces, key=_by_length, reverse=True)[ranks.rank :: ranks.size]
-    if not ordered:
+    if not ordered or ranks.rank >= ranks.size:
         return None
     features = pack_sequence([split.features(*piece).to(device) for piece in ordered])
     labels = pack_sequence([split.labels(*piece) for piece in ordered])

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normrnn.engine.ranks import current, nothing
+from normrnn.engine.ranks import evaluating as evaluating_ranks
+from normrnn.engine.ranks import nothing
 from normrnn.engine.statistics import (
     StatisticsKind,
     evaluating,
@@ -74,6 +75,7 @@ class SpeechEvaluator:
         self.config = config
         self.corpus = corpus
         self.device = device
+        self.ranks = evaluating_ranks(config.normalisation)
         limit, lengths = config.train.max_frames, corpus.train.lengths
         whole = [piece for piece in cut(lengths) if not limit or piece.length <= limit]
         n = len(whole)
@@ -93,7 +95,7 @@ class SpeechEvaluator:
         own_statistics: bool = False,
     ) -> FrameScore:
         """Whole utterances in eval mode, with the model's statistics or each batch's own."""
-        nats, errors, ranks = 0.0, 0, current()
+        nats, errors, ranks = 0.0, 0, self.ranks
         size = self.config.train.batch
         with evaluating(model):
             for batch in sorted_batches(pieces, size, allow_single=self.allow_single):
@@ -122,7 +124,7 @@ class SpeechEvaluator:
 
         def step(_: nn.Module, batch: Sequence[Piece]) -> Tensor:
             poll()
-            share = read_batch(self.corpus.train, batch, self.device, current())
+            share = read_batch(self.corpus.train, batch, self.device, self.ranks)
             return nothing(model) if share is None else model.features(share[0])
 
         some = batches[: self.config.evaluation.recalibrate_batches]

@@ -1,11 +1,12 @@
 """Frame-wise speech recognition as a task for the loop."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from normrnn.engine.ranks import current, nothing
+from normrnn.engine.ranks import Ranks, current, nothing
 from normrnn.engine.statistics import statistics_of, using
 from normrnn.engine.task import Experiment, Loss, Poll, Tensors, Validation
 from normrnn.errors import UsageError, UserError
@@ -104,12 +105,20 @@ class SpeechTask:
         """Loss of a batch, all frames of all its utterances."""
         batch = self.batches(epoch)[index]
         frames = sum(piece.length for piece in batch)
-        share = read_batch(self.corpus.train, batch, self.device, self.ranks)
+        share = read_batch(self.corpus.train, batch, self.device, self._sharing(batch))
         if share is None:
             nats = nothing(self.model)
             return Loss(nats, frames, len(batch), nats.new_zeros((), dtype=torch.long))
         nats, errors = self.model.loss(*share)
         return Loss(nats, frames, len(batch), errors)
+
+    def _sharing(self, batch: list[Piece]) -> Ranks:
+        """Those that have a part of a batch. Where each normalises its own by time steps, one
+        utterance is no part: it has no statistics in any step."""
+        ranks, config = self.ranks, self.config
+        if config.train.sync_statistics or config.normalisation.pools != "step":
+            return ranks
+        return replace(ranks, size=min(ranks.size, max(1, len(batch) // 2)))
 
     def validate(self, poll: Poll) -> Validation:
         """The development set and the fixed training utterances."""

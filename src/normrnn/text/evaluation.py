@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normrnn.config.measure import perplexity
-from normrnn.engine.ranks import current
+from normrnn.engine.ranks import Ranks
+from normrnn.engine.ranks import evaluating as evaluating_ranks
 from normrnn.engine.statistics import (
     StatisticsKind,
     evaluating,
@@ -94,7 +95,7 @@ def score(
                 nats = loss.item()
             full = (len(window.targets), window.streams) == (steps, text.batch)
             windows.append((nats, window.tokens, full))
-    totals = current().total([nats for nats, _, _ in windows])
+    totals = text.ranks.total([nats for nats, _, _ in windows])
     counts = [count for _, count, _ in windows]
     whole = [p / n for p, (_, n, full) in zip(totals, windows, strict=True) if full]
     partial = [p / n for p, n in zip(totals, counts, strict=True)]
@@ -131,10 +132,13 @@ def population_of_windows(
     return population_statistics(model, some, step)
 
 
-def read_ids(config: LanguageConfig, ids: Tensor, batch: int, name: str = "text") -> Text:
-    """Ids (N,) as the config reads them."""
+def read_ids(
+    config: LanguageConfig, ids: Tensor, batch: int, name: str = "text", ranks: Ranks | None = None
+) -> Text:
+    """Ids (N,) as the config reads them, or a rank's share of each batch."""
     kind = Sequences if config.train.reading == "sequences" else Streams
-    return kind(ids, batch, name, current())
+    ranks = evaluating_ranks(config.normalisation) if ranks is None else ranks
+    return kind(ids, batch, name, ranks)
 
 
 class Evaluator:

@@ -49,7 +49,7 @@ class Streams:
             raise UserError(
                 f"the {name} has {len(ids)} tokens; {batch} streams need at least {batch + 1}"
             )
-        self.ids, self.batch, self.device = ids, batch, ids.device
+        self.ids, self.batch, self.device, self.ranks = ids, batch, ids.device, ranks
         self._length, self._longer = divmod(positions, batch)
         b = torch.arange(batch)
         self._own = ranks.share(batch)

@@ -15,7 +15,7 @@ from normrnn.runs.names import MODEL, RUNNING, VOCABULARY
 from normrnn.runs.rows import Row
 from normrnn.text.config import LanguageConfig
 from normrnn.text.corpus import Corpus, build_corpus, open_texts
-from normrnn.text.evaluation import Evaluator, evaluate, finite_rows
+from normrnn.text.evaluation import Evaluator, evaluate, finite_rows, read_ids
 from normrnn.text.exported import exported_loss
 from normrnn.text.files import BUILTIN
 from normrnn.text.load import build_model, load
@@ -48,13 +48,15 @@ class LanguageTask:
         self.vocabulary = corpus.vocabulary
         self.model = build_model(config, len(corpus.vocabulary)).to(device)
         self.evaluator = Evaluator(config, corpus, device)
+        batch = config.train.batch
+        self.text = read_ids(config, corpus.train, batch, "training text", self.ranks).to(device)
         self.state: State | None = None
         self.updates(0)  # a text too short for a batch is found now
         self._check_rows()
 
     def _check_rows(self) -> None:
         """The last window of the text may be a short one."""
-        m, steps, text = self.config.model, self.config.train.steps, self.evaluator.train
+        m, steps, text = self.config.model, self.config.train.steps, self.text
         if m.shrinkage or not self.config.normalisation.more_rows_than_features:
             return
         rows = text.window(text.count(steps) - 1, steps).inputs.numel()
@@ -74,7 +76,7 @@ class LanguageTask:
     def updates(self, epoch: int) -> int:  # noqa: ARG002  every epoch is the same text
         """Windows of the training text, or as many as `epoch_tokens` make."""
         config = self.config.train
-        windows = self.evaluator.train.count(config.steps)
+        windows = self.text.count(config.steps)
         limit = config.epoch_tokens // (config.batch * config.steps)
         return min(windows, max(1, limit)) if config.epoch_tokens else windows
 
@@ -84,7 +86,7 @@ class LanguageTask:
 
     def loss(self, epoch: int, index: int) -> Loss:
         """Loss of window `index`; the state of streams flows on, its gradient does not."""
-        text, steps = self.evaluator.train, self.config.train.steps
+        text, steps = self.text, self.config.train.steps
         if isinstance(text, Sequences):
             window = text.shuffled(self.config.seed, epoch, index, steps)
             nats, _ = self.model.loss(window.inputs, window.targets)

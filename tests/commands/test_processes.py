@@ -1,0 +1,158 @@
+"""`--processes`: arms of a comparison and of a search that several processes train together."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+
+from normrnn.commands.compare import compare
+from normrnn.engine.launch import DIVERGED, start_run
+from normrnn.errors import UserError
+from normrnn.search.worker import Pruning, run_arm_together
+from normrnn.text.config import LanguageConfig
+from tests.commands.conftest import Cli
+from tests.tiny_runs import rows_of, run_tiny
+from tests.torchrun import checkpoint
+
+pytestmark = pytest.mark.slow
+SETTINGS = ["--model.hidden", "12", "--train.batch", "8", "--train.steps", "5", "--epochs", "2"]
+SETTINGS += ["--train.log-every", "5", "--evaluation.train-tokens", "0"]
+
+
+def ended(pids: list[int], seconds: float = 40) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and any(Path(f"/proc/{pid}").exists() for pid in pids):
+        time.sleep(0.1)
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def inside(directory: Path) -> list[int]:
+    """Processes that were told this directory."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (place / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if int(place.name) != os.getpid() and str(directory).encode() in b" ".join(words):
+            found.append(int(place.name))
+    return found
+
+
+def test_a_comparison_gives_each_arm_two(text_dir: Path, tmp_path: Path) -> None:
+    small = {"hidden": 12, "dropout": 0.0}
+    fields = {"train": {"batch": 8, "steps": 5, "log_every": 5}, "model": small, "epochs": 2}
+    fields |= {"optimizer": {"lr": 0.1}}  # in larger steps the last digits drift apart
+    runs = compare("ptb-small", data=text_dir, out=tmp_path / "two", processes=2, **fields)
+    alone = compare("ptb-small", data=text_dir, out=tmp_path / "one", **fields)
+    for run, one in zip(runs, alone, strict=True):
+        assert checkpoint(run.path)["processes"] == 2
+        assert checkpoint(one.path)["processes"] == 1
+        losses = [[r["loss"] for r in some.rows] for some in (run, one)]
+        assert losses[0] == pytest.approx(losses[1], rel=2e-4)
+
+
+def test_what_goes_wrong_is_the_sentence_of_one(tiny: LanguageConfig, tmp_path: Path) -> None:
+    child = start_run(replace(tiny, norm="hidden"), tmp_path / "refused", 2)
+    child.wait()
+    assert child.code == 2
+    assert "--train.no-sync-statistics" in child.last_words()
+    assert child.log.read_text().count("cannot pool its statistics") == 1
+    wild = replace(tiny, optimizer=replace(tiny.optimizer, lr=1e30, clip_norm=0.0))
+    child = start_run(wild, tmp_path / "wild", 2)
+    child.wait()
+    assert child.code == DIVERGED
+    assert "at update" in child.last_words()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_all_end_with_the_command(number: signal.Signals, text_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["compare", "ptb-small", "--data", str(text_dir), "--out", str(out), *SETTINGS]
+    words += ["--epochs", "500", "--norms", "frame", "--processes", "2"]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "normrnn", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    metrics = out / "frame-1" / "metrics.jsonl"
+    while not metrics.exists() or len(rows_of(metrics.parent)) < 3:
+        assert command.poll() is None
+        time.sleep(0.1)
+    started = [pid for pid in inside(out) if pid != command.pid]
+    assert len(started) == 3  # who starts them, and two that train
+    command.send_signal(number)
+    said, _ = command.communicate(timeout=120)
+    assert ended(started)
+    if number == signal.SIGINT:
+        assert "stopped; the same command goes on" in said
+    # What they had is in the checkpoint.
+    assert 0 < checkpoint(metrics.parent)["progress"]["updates"]
+
+
+class Trial:
+    """What an arm needs of a trial; prunes at the third validation."""
+
+    def __init__(self, last: int) -> None:
+        self.steps: list[int] = []
+        self.last = last
+
+    def report(self, value: float, step: int) -> None:
+        assert value > 0
+        self.steps.append(step)
+
+    def should_prune(self) -> bool:
+        return len(self.steps) >= self.last
+
+
+def test_an_arm_of_a_search(tiny: LanguageConfig, tmp_path: Path) -> None:
+    config = replace(tiny, epochs=2, model=replace(tiny.model, dropout=0.0), threads=1)
+    run_tiny(config, tmp_path / "one")
+    trial = Trial(99)
+    pruning = Pruning(trial, 10, 99.0)  # type: ignore[arg-type]
+    found = run_arm_together(config, tmp_path / "two", pruning, lambda: None, 2)
+    valid = [r["loss"] for r in rows_of(tmp_path / "one") if r["split"] == "valid"]
+    assert found["loss"] == pytest.approx(min(valid), rel=2e-4)
+    assert trial.steps == sorted(set(trial.steps))
+    bad = replace(config, train=replace(config.train, batch=10**6))
+    with pytest.raises(UserError, match="tokens"):
+        run_arm_together(bad, tmp_path / "bad", pruning, lambda: None, 2)
+
+
+def test_an_arm_of_a_search_is_pruned_and_asked_to_stop(
+    tiny: LanguageConfig, tmp_path: Path
+) -> None:
+    config = replace(tiny, epochs=500, threads=1)
+    pruning = Pruning(Trial(3), 0, 99.0)  # type: ignore[arg-type]
+    with pytest.raises(optuna.TrialPruned):
+        run_arm_together(config, tmp_path / "pruned", pruning, lambda: None, 2)
+    assert ended(inside(tmp_path / "pruned"))
+
+    def poll() -> None:
+        if len(rows_of(tmp_path / "asked") if (tmp_path / "asked/metrics.jsonl").exists() else []):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pruning = Pruning(Trial(99), 0, 99.0)  # type: ignore[arg-type]
+        run_arm_together(config, tmp_path / "asked", pruning, poll, 2)
+    assert ended(inside(tmp_path / "asked"))
+    assert checkpoint(tmp_path / "asked")["progress"]["updates"]
+
+
+def test_a_search_from_the_command_line(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
+    space = tmp_path / "space.json"
+    space.write_text('{"optimizer.lr": [0.5, 1.0]}')
+    words = ["search", "ptb-small", "--data", text_dir, "--out", tmp_path / "out", *SETTINGS]
+    words += ["--space", space, "--norms", "none,frame", "--trials", "2", "--processes", "2"]
+    code, out, err = cli(*words)
+    assert code == 0, err
+    assert "2 of 2 trials are done" in out
+    for arm in ("0000/none", "0001/frame"):
+        assert checkpoint(tmp_path / "out" / "trials" / arm)["processes"] == 2

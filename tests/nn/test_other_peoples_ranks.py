@@ -1,0 +1,206 @@
+"""`sync=True` in other people's distributed code: DDP, FSDP, `Join`, process groups of their own.
+
+Three real processes; every case is compared with one process on the joined batch.
+"""
+
+import copy
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import normrnn
+from tests.torchrun import started_ranks
+
+RANKS = 3
+BATCHES = 2
+
+
+class Net(nn.Module):
+    """Two layers, a product, and the mean of its squares: a loss."""
+
+    def __init__(self, norm: str, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.lstm = normrnn.LSTM(4, 6, 2, norm=norm, **options)
+        self.decoder = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.lstm(x)[0]).square().sum(2).mean()
+
+
+def batch(rank: int, number: int) -> Tensor:
+    """As many sequences for everybody: DDP averages gradients over ranks."""
+    generator = torch.Generator().manual_seed(10 * number + rank)
+    return torch.randn(5, 2, 4, generator=generator) * (1 + rank) + rank
+
+
+def train(model: Any, shared: Callable[[int], Tensor], clip: Any = None) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for number in range(BATCHES):
+        optimizer.zero_grad()
+        model(shared(number)).backward()
+        if clip is not None:
+            clip()
+        optimizer.step()
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def ddp(rank: int, norm: str) -> dict[str, Tensor]:
+    model = Net(norm, sync=True)
+    train(DistributedDataParallel(model), lambda number: batch(rank, number))
+    return state(model)
+
+
+def fsdp(rank: int, norm: str) -> dict[str, Tensor]:
+    model = FullyShardedDataParallel(Net(norm, sync=True), device_id=torch.device("cpu"))
+    train(model, lambda number: batch(rank, number))
+    with FullyShardedDataParallel.summon_full_params(model):
+        return state(model.module)
+
+
+def sharded(rank: int, norm: str) -> dict[str, Tensor]:
+    """FSDP2: parameters are DTensors between the calls."""
+    model = Net(norm, sync=True)
+    mesh = dist.init_device_mesh("cpu", (RANKS,))
+    fully_shard(model.lstm, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(model, lambda number: batch(rank, number))
+    whole = model.state_dict()
+    return {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in whole.items()}
+
+
+def joined(rank: int) -> str:
+    """Uneven inputs: rank 0 has no second batch."""
+    model = DistributedDataParallel(Net("sequence", sync=True))
+    try:
+        with Join([model]):
+            for number in range(BATCHES - (rank == 0)):
+                model(batch(rank, number)).backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def ended_early(rank: int) -> str:
+    """The same, where the first that runs out ends it for all."""
+    model = DistributedDataParallel(Net("sequence", sync=True))
+    seen = 0
+    try:
+        with Join([model], throw_on_early_termination=True):
+            for number in range(BATCHES - (rank == 0)):
+                model(batch(rank, number)).backward()
+                seen += 1
+    except RuntimeError as error:
+        return f"{seen} {error}"
+    return ""
+
+
+def group_layer(**options: Any) -> normrnn.GRU:
+    torch.manual_seed(6)
+    return normrnn.GRU(4, 3, norm="frame", **options)
+
+
+def grouped(rank: int) -> dict[str, Any]:
+    """Ranks 0 and 1 pool, 2 is a group of its own."""
+    pair, lone = dist.new_group([0, 1]), dist.new_group([2])
+    own = lone if rank == 2 else pair
+    other = pair if rank == 2 else lone
+    layer = group_layer(sync=True, process_group=own)
+    assert not any("group" in name for name in layer.state_dict())
+    copied = copy.deepcopy(layer)
+    copied.load_state_dict(layer.state_dict())
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    found: dict[str, Any] = {}
+    for name, one in (("layer", layer), ("copied", copied), ("loaded", loaded)):
+        one(batch(rank, 0))
+        found[name] = one.norm_l0.running_mean.clone()
+    try:
+        normrnn.LSTM(4, 3, sync=True, process_group=other)
+    except ValueError as error:
+        found["refused"] = str(error)
+    return found
+
+
+def worker(rank: int, folder: Path) -> None:
+    """Run by the fixture in a process of its own."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    found: dict[str, Any] = {"grouped": grouped(rank)}
+    for norm in ("sequence", "frame"):
+        found |= {("ddp", norm): ddp(rank, norm), ("fsdp", norm): fsdp(rank, norm)}
+        found |= {("sharded", norm): sharded(rank, norm)}
+    found |= {"early": ended_early(rank), "joined": joined(rank)}
+    torch.save(found, folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    return started_ranks(Path(__file__), RANKS, tmp_path_factory.mktemp("ranks"))
+
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("norm", ["sequence", "frame"])
+@pytest.mark.parametrize("how", ["ddp", "fsdp", "sharded"])
+def test_parameters_and_statistics_are_those_of_one_process(
+    ranks: list[dict[Any, Any]], how: str, norm: str
+) -> None:
+    model = Net(norm)
+    train(model, lambda number: torch.cat([batch(rank, number) for rank in range(RANKS)], 1))
+    for rank in range(RANKS):
+        found = ranks[rank][how, norm]
+        expected = state(model)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_local_statistics_would_be_others(ranks: list[dict[Any, Any]]) -> None:
+    model = Net("sequence")
+    train(model, lambda number: batch(0, number))
+    found = ranks[0]["ddp", "sequence"]["lstm.norm_l0.running_mean"]
+    assert not torch.allclose(model.lstm.norm_l0.running_mean, found, atol=1e-3)
+
+
+def test_join_is_refused_with_the_reason(ranks: list[dict[Any, Any]]) -> None:
+    for rank in range(RANKS):
+        assert "throw_on_early_termination=True" in ranks[rank]["joined"]
+        assert "has run out" in ranks[rank]["joined"]
+
+
+def test_join_that_ends_with_the_first_works(ranks: list[dict[Any, Any]]) -> None:
+    for rank in range(RANKS):
+        assert ranks[rank]["early"].startswith("1 "), ranks[rank]["early"]
+        assert "exhausted" in ranks[rank]["early"]
+
+
+def test_a_process_group_pools_among_its_own(ranks: list[dict[Any, Any]]) -> None:
+    def mean(*members: int) -> Tensor:
+        layer = group_layer()
+        layer(torch.cat([batch(rank, 0) for rank in members], 1))
+        return layer.norm_l0.running_mean
+
+    for rank, members in ((0, (0, 1)), (1, (0, 1)), (2, (2,))):
+        found = ranks[rank]["grouped"]
+        torch.testing.assert_close(found["layer"], mean(*members))
+        torch.testing.assert_close(found["copied"], mean(*members))
+        torch.testing.assert_close(found["loaded"], mean(0, 1, 2))
+        assert "not in the process_group" in found["refused"]
