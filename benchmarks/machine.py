@@ -44,6 +44,11 @@ def peak_growth(step: Callable[[], Any], times: int = 3) -> float:
     return (_status("VmHWM") - before) / 1024
 
 
+def peak() -> float:
+    """MiB that the process has ever taken, mapped files included."""
+    return _status("VmHWM") / 1024
+
+
 def resident() -> float:
     """MiB that the process takes now."""
     return _status("VmRSS") / 1024

@@ -221,9 +221,9 @@ def test_evaluations_are_of_whole_batches_also_where_updates_are_not(
 def test_local_statistics_of_a_small_last_batch(
     norm: str, tiny_speech: SpeechConfig, tmp_path: Path
 ) -> None:
-    """Thirteen pieces in batches of six: of the last one there is a part for one process only, and
-    it may come first."""
-    train = replace(tiny_speech.train, sync_statistics=False, batch=6)
+    """Twenty-three pieces in batches of seven leave two over, a part for one process alone, and
+    these may come first."""
+    train = replace(tiny_speech.train, sync_statistics=False, batch=7)
     for seed in (1, 2, 3):
         config = replace(tiny_speech, norm=norm, train=train, seed=seed, epochs=1)
         done = torchrun(3, config, tmp_path / str(seed))

@@ -30,7 +30,7 @@ class Net(nn.Module):
     def __init__(self, norm: str, **options: Any) -> None:
         super().__init__()
         torch.manual_seed(5)
-        self.lstm = normrnn.LSTM(4, 6, 2, norm=norm, **options)
+        self.lstm: Any = normrnn.LSTM(4, 6, 2, norm=norm, **options)
         self.decoder = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def ended_early(rank: int) -> str:
     return ""
 
 
-def group_layer(**options: Any) -> normrnn.GRU:
+def group_layer(**options: Any) -> Any:
     torch.manual_seed(6)
     return normrnn.GRU(4, 3, norm="frame", **options)
 
