@@ -16,7 +16,7 @@ from typing import Any
 from normrnn.runs.names import METRICS
 from tests.torchrun import environment, workers
 
-EPOCHS = {"text": "40", "speech": "60"}
+EPOCHS = {"text": "8", "speech": "15"}
 """Long enough for most of a group's life to be training, though it starts in seconds."""
 PATIENCE = 300.0
 
