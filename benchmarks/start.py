@@ -88,8 +88,8 @@ def main(arguments: list[str]) -> int:
         evaluation=replace(config.evaluation, tokens=args.tokens, train_tokens=args.tokens),
     )
     seen = Recorder(args.once)
+    begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as where, contextlib.suppress(EnoughError):
-        begin = time.perf_counter()
         train(config, Path(where) / "run", lambda *_: seen, say=lambda _: None)
     if args.once:
         print(json.dumps([time.perf_counter() - STARTED, peak()]))
