@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from normrnn.ops import (
     RowNorm,
     StepNorm,
     Steps,
+    Zoneout,
 )
 from normrnn.ops.call import GATES, Result
 from normrnn.ops.loop import loop
@@ -70,11 +71,20 @@ class Case:
     peephole: str = ""
     threads: int = 1
     seed: int = 0
+    zoneout: str = ""
+    """Masks or shares, and of what: "masks h", "shares hc", …"""
+    resets: bool = False
 
     @property
     def has_cell(self) -> bool:
         """Whether the cell is normalised too."""
         return "cell" in self.plug.split()
+
+    @property
+    def zoned(self) -> str:
+        """The parts of a state of which something stays."""
+        parts = self.zoneout.split()[-1] if self.zoneout else ""
+        return parts if self.mode == "LSTM" else parts.replace("c", "")
 
     @property
     def few(self) -> bool:
@@ -90,7 +100,8 @@ class Case:
             else (f"{self.sizes[0]}x{len(self.sizes)}")
         )
         ways = "".join("<" if r else ">" for r in self.reverse)
-        return f"{self.mode} {self.plug} {ways} B{batch} I{self.inputs} H{self.hidden}"
+        more = (f" {self.zoneout}" if self.zoneout else "") + " resets" * self.resets
+        return f"{self.mode} {self.plug} {ways} B{batch} I{self.inputs} H{self.hidden}{more}"
 
 
 def tensors_of(case: Case) -> Tensors:
@@ -137,6 +148,13 @@ def tensors_of(case: Case) -> Tensors:
         width = 2 * C + H * case.has_cell if case.plug.startswith("recurrent") else C
         made["mean"] = torch.randn(K, D * width, generator=g)
         made["var"] = torch.rand(K, D * width, generator=g) + 0.5
+    for part in case.zoned:
+        if case.zoneout.startswith("masks"):
+            made[f"kept_{part}"] = torch.rand(rows, D * H, generator=g) < 0.4
+        else:
+            made[f"kept_{part}"] = torch.rand(1, D * H, generator=g)
+    if case.resets:
+        made["resets"] = torch.rand(rows, generator=g) < 0.3
     return made
 
 
@@ -152,7 +170,9 @@ def problem(case: Case, t: Tensors) -> tuple[Call, Inputs, Any]:
     ]
     state = tuple(t[name] for name in ("h0", "c0") if name in t) or None
     inputs = Inputs(t["x"], cells, state, [t[f"w_ih{d}"] for d in D] if case.inputs else ())
-    return Call(case.mode, Steps(case.sizes), case.reverse), inputs, _plug(case, t)
+    zoneout = Zoneout(t.get("kept_h"), t.get("kept_c"))
+    call = Call(case.mode, Steps(case.sizes), case.reverse, t.get("resets"), zoneout)
+    return call, inputs, _plug(case, t)
 
 
 def _plug(case: Case, t: Tensors) -> Any:
@@ -193,8 +213,16 @@ def computed(case: Case, tensors: Tensors, compute: Compute) -> tuple[Tensors, T
 
 def in_float64(case: Case, tensors: Tensors) -> tuple[Tensors, Tensors]:
     """The same by the loop, from the same numbers."""
-    wide = {n: t.detach().double().requires_grad_(t.requires_grad) for n, t in tensors.items()}
-    return computed(case, wide, loop)
+    return computed(case, as_type(tensors, torch.float64), loop)
+
+
+def as_type(tensors: Tensors, dtype: torch.dtype) -> Tensors:
+    """New leaves; what is bool stays so."""
+    return {
+        name: t.detach().to(dtype if t.is_floating_point() else t.dtype, copy=True)
+        .requires_grad_(t.requires_grad)
+        for name, t in tensors.items()
+    }
 
 
 def check(actual: Tensors, expected: Tensors, tolerance: float, least: float = 0.0) -> None:
@@ -239,7 +267,7 @@ def drawn(mode: str, plug: str, reverse: tuple[bool, ...], draw: random.Random) 
         sizes = (*sizes[:-1], 1) if sizes[-1] == 2 else sizes
     if batch and plug.startswith("recurrent"):  # three, one step after the other, are few too
         sizes = tuple(4 if n == 3 else n for n in sizes)
-    return Case(
+    case = Case(
         mode,
         plug,
         sizes,
@@ -252,3 +280,6 @@ def drawn(mode: str, plug: str, reverse: tuple[bool, ...], draw: random.Random) 
         threads=draw.choice([1, 2, 3]),
         seed=draw.randrange(10**6),
     )
+    more = random.Random(case.seed)
+    zones = ["", "", "masks h", "masks c", "masks hc", "shares h", "shares c", "shares hc"]
+    return replace(case, zoneout=more.choice(zones), resets=more.random() < 0.3)

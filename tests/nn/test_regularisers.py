@@ -10,10 +10,25 @@ from torch import Tensor
 
 import normrnn
 from normrnn.ops import Call, Cell, Inputs, Plain, Steps, Zoneout, recur
+from normrnn.ops.drop import drop_weights, zoneout_mask
 from tests.helpers import CELLS, build, close
 
 X: Any = {"dtype": torch.float64}
 LENGTHS = (2, 5, 3)
+
+
+def dropped(rows: int, columns: int, p: float) -> Tensor:
+    """A mask by the next two keys of torch's generator, in Python's own numbers, bool."""
+    first, second = torch.randint(0, 2**32, (2,)).tolist()
+
+    def word(i: int) -> int:
+        x = (i + first) % 2**32
+        x = (x ^ (x >> 16)) * 0x7FEB352D % 2**32
+        x = ((x ^ (x >> 15)) ^ second) * 0x846CA68B % 2**32
+        return x ^ (x >> 16)
+
+    mask = [word(i) < p * 2**32 for i in range(rows * columns)]
+    return torch.tensor(mask).view(rows, columns)
 
 
 def plain_of(layer: Any) -> Any:
@@ -32,7 +47,7 @@ class TestWeightDrop:
         twin, x = plain_of(layer), torch.randn(5, 3, 3, **X)
         names = [f"weight_hh_{suffix}" for suffix in layer._suffixes]
         torch.manual_seed(5)
-        masks = [F.dropout(torch.ones_like(getattr(twin, name)), 0.4) for name in names]
+        masks = [(~dropped(*getattr(twin, name).shape, 0.4)).double() / 0.6 for name in names]
         with torch.no_grad():
             for name, mask in zip(names, masks, strict=True):
                 getattr(twin, name).mul_(mask)
@@ -52,6 +67,25 @@ class TestWeightDrop:
         layer.eval()
         assert torch.equal(layer(x)[0], plain_of(layer)(x)[0])
         assert torch.equal(layer(x)[0], layer.fold()(x)[0])
+
+    @pytest.mark.parametrize("size", [(7, 3), (300, 333)])
+    def test_in_c_as_by_hand(self, size: tuple[int, int]) -> None:
+        """In float32, which C draws; on the way back again, and the same on its own way back."""
+        weights = torch.randn(size, requires_grad=True)
+        torch.manual_seed(8)
+        made = drop_weights(weights, 0.3)
+        torch.manual_seed(8)
+        factors = ~dropped(*size, 0.3) * torch.tensor(1 / 0.7)
+        assert torch.equal(made, weights * factors)
+        head = torch.randn(size, requires_grad=True)
+        (grad,) = torch.autograd.grad(made, weights, head, create_graph=True)
+        assert torch.equal(grad, head * factors)
+        (again,) = torch.autograd.grad(grad, head, torch.ones(size))
+        assert torch.equal(again, factors)
+        torch.manual_seed(8)
+        turned = drop_weights(weights.t(), 0.3)
+        torch.manual_seed(8)
+        assert torch.equal(turned == 0, dropped(*reversed(size), 0.3))
 
     def test_wrong_shares(self) -> None:
         for share in (1.0, -0.1, 2):
@@ -138,7 +172,7 @@ class TestZoneout:
         cells: list[Any] = [MODES[mode](3, H, bias=False, **X) for _ in range(2)]
         x = torch.randn(5, 3, 3, **X)
         kept = torch.rand(2, 5, 3, 2 * H, **X)  # h and c, (T, B, D·H)
-        kept = (kept > 0.5).to(x) if masks else torch.full_like(kept, 0.3)
+        kept = kept > 0.5 if masks else torch.full_like(kept, 0.3)
         rows = [(t, b) for t in range(5) for b in range(3) if t < lengths[b]]
         given = [torch.stack([k[t, b] for t, b in rows]) if masks else k[0, :1] for k in kept]
         zoneout = Zoneout(*given) if mode == "LSTM" else Zoneout(given[0])
@@ -150,7 +184,7 @@ class TestZoneout:
         )
         result = recur(call, inputs, Plain())
         for d, cell in enumerate(cells):
-            own = [k[..., d * H : (d + 1) * H] for k in kept]
+            own = [k[..., d * H : (d + 1) * H].to(x) for k in kept]
             outputs, last = zoned_by_hand(mode, x, lengths, cell, own, d == 1)
             expected = torch.stack([outputs[t, b] for t, b in rows])
             close(result.rows[:, d * H : (d + 1) * H], expected, "rows")
@@ -162,17 +196,32 @@ class TestZoneout:
         layer = build("lstm", norm, bidirectional=True, zoneout=(0.3, 0.6))
         x = torch.randn(5, 3, 3, **X)
         torch.manual_seed(9)
-        h, c = (torch.empty(10, 4, **X).bernoulli_(share) for share in (0.3, 0.6))
+        h, c = (dropped(10, 4, share) for share in (0.3, 0.6))
         torch.manual_seed(9)
         output = layer(x, lengths=LENGTHS)[0]
         longest = output[:, 1]  # first in every step
         before = torch.zeros(2, **X)
         for t, row in enumerate((0, 3, 6, 8, 9)):
-            stays = h[row, :2] == 1
+            stays = h[row, :2]
             assert torch.equal(longest[t, :2][stays], before[stays])
             assert not (longest[t, :2][~stays] == before[~stays]).any()
             before = longest[t, :2]
         assert c.any()
+
+    def test_shares_of_every_row(self) -> None:
+        """Shares are for all rows or for each; nobody gets a gradient of them."""
+        cell, x = Cell(torch.randn(4, 4, **X)), torch.randn(6, 4, **X)
+        for rows in (1, 6):
+            share = torch.full((rows, 4), 0.3, **X)
+            call = Call("RNN_TANH", Steps((3, 3)), zoneout=Zoneout(share))
+            close(recur(call, Inputs(x, [cell]), Plain()).rows[:3], 0.7 * x[:3].tanh(), "rows")
+        for wrong in (torch.ones(2, 4, **X), torch.ones(1, 4, dtype=torch.bool)):
+            call = Call("RNN_TANH", Steps((3, 3)), zoneout=Zoneout(wrong))
+            with pytest.raises(ValueError, match="zoneout should have shape"):
+                recur(call, Inputs(x, [cell]), Plain())
+        call = Call("RNN_TANH", Steps((3, 3)), zoneout=Zoneout(share.requires_grad_()))
+        with pytest.raises(ValueError, match="zoneout has no gradient"):
+            recur(call, Inputs(x, [cell]), Plain())
 
     def test_at_test_time(self) -> None:
         """The shares themselves, whatever the path, and the same every time."""
@@ -194,6 +243,30 @@ class TestZoneout:
             normrnn.LSTM(3, 2, zoneout=(0.1, 1.0))
         with pytest.raises(ValueError, match=r"zoneout of c is for an LSTM: use zoneout=\(0.1, 0"):
             normrnn.GRU(3, 2, zoneout=(0.1, 0.2))
+
+
+def test_masks_are_random() -> None:
+    """Shares to four standard deviations, of all entries, and of pairs that lie beside, below or
+    in the same place of the next mask: they know nothing of each other."""
+    torch.manual_seed(0)
+    rows, columns = 400, 512
+    for p in (0.1, 0.5):
+        one, other = (zoneout_mask(rows, columns, p, torch.empty(0)) for _ in range(2))
+        pairs = [(one, one), (one[:, :-1], one[:, 1:]), (one[:-1], one[1:]), (one, other)]
+        pairs += [(one[:, :-16], one[:, 16:]), (one[:-16], one[16:])]
+        for k, (first, second) in enumerate(pairs):
+            wanted = p if k == 0 else p * p
+            seen, n = (first & second).float().mean().item(), first.numel()
+            assert abs(seen - wanted) < 4 * (wanted * (1 - wanted) / n) ** 0.5, (p, k)
+
+
+def test_masks_are_pinned() -> None:
+    """Runs that were stopped go on with the masks they would have had."""
+    torch.manual_seed(1)
+    mask = zoneout_mask(2, 8, 0.5, torch.empty(0))
+    assert mask.int().tolist() == [[0, 1, 1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1, 1, 0]]
+    made = drop_weights(torch.ones(2, 8), 0.5)
+    assert made.int().tolist() == [[2, 2, 2, 0, 2, 0, 2, 2], [0, 2, 0, 0, 2, 0, 2, 0]]
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -13,7 +13,7 @@ from normrnn.ops.flat import flattened
 from normrnn.ops.loop import loop
 from normrnn.ops.operators import Made, operands
 from normrnn.ops.steps import Traced
-from tests.kernel_cases import PLUGS, Case, check, pairs, problem, tensors_of
+from tests.kernel_cases import PLUGS, Case, as_type, check, pairs, problem, tensors_of
 
 CASES = [
     Case("LSTM", "sequence", (4, 4), (False, True), 3, 5, peephole="ifo"),
@@ -21,14 +21,16 @@ CASES = [
     Case("RNN_TANH", "step", (4, 3), inputs=0, hidden=5, state=False),
     Case("LSTM", "row cell", (4, 4, 2), inputs=3, hidden=5),
     Case("GRU", "plain", (4, 4), (False, True), 3, 5, affine=False),
+    Case("LSTM", "frame", (4, 4, 4), (False, True), 3, 5, zoneout="masks hc", resets=True),
+    Case("RNN_TANH", "plain", (4, 3), (True,), 3, 5, zoneout="shares h"),
 ]
+
+ZONES = "masks hc", "", "shares hc"
 
 
 def given(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
     """What an operator takes."""
-    tensors = {
-        n: t.detach().to(dtype).requires_grad_(t.requires_grad) for n, t in tensors_of(case).items()
-    }
+    tensors = as_type(tensors_of(case), dtype)
     call, inputs, plug = problem(case, tensors)
     spec, flat = flattened(call, inputs, plug)
     return operands(spec, call.steps, flat)
@@ -71,9 +73,12 @@ def test_padded_rows_are_not_looked_at(case: Case, sizes: tuple[int, ...]) -> No
     case = replace(case, sizes=tuple(n for n in sizes if n))
     tensors = {n: t.detach() for n, t in tensors_of(case).items()}
     alive = torch.arange(B) < torch.tensor(sizes)[:, None]
-    padded = torch.full((T * B, tensors["x"].shape[1]), float("nan"))
-    padded[alive.flatten()] = tensors["x"]
     wide = dict(tensors)
+    for name in {"x", "kept_h", "kept_c", "resets"} & wide.keys():
+        if len(wide[name]) == sum(case.sizes):
+            bad = float("nan") if name == "x" else True
+            wide[name] = torch.full((T * B, *wide[name].shape[1:]), bad)
+            wide[name][alive.flatten()] = tensors[name]
     for name in ("h0", "c0"):
         if name in wide:
             more = torch.randn(len(case.reverse), B - case.sizes[0], case.hidden)
@@ -82,7 +87,7 @@ def test_padded_rows_are_not_looked_at(case: Case, sizes: tuple[int, ...]) -> No
         for name in ("mean", "var"):
             wide[name] = torch.cat([wide[name], wide[name][-1:].expand(T - len(wide[name]), -1)])
     wanted = kernel.run(*problem(case, tensors))
-    call, inputs, plug = problem(replace(case, sizes=(B,) * T), wide | {"x": padded})
+    call, inputs, plug = problem(replace(case, sizes=(B,) * T), wide)
     spec, flat = flattened(call, inputs, plug)
     steps = Traced(T, B, T * B, torch.tensor(sizes), padded=True)
     rows, state, statistics, _ = Made.of(
@@ -107,8 +112,9 @@ def test_padded_rows_are_not_looked_at(case: Case, sizes: tuple[int, ...]) -> No
 def test_second_derivatives_are_the_loops(mode: str, plug: str) -> None:
     """From C's first ones, by every leaf, ragged, from all outputs."""
     case = Case(mode, plug, (9, 9, 6, 6), (False, True), 3, 5, peephole="ifo", seed=7)
+    case = replace(case, zoneout=ZONES[len(plug) % 3])
     narrow = tensors_of(case)
-    wide = {n: t.detach().double().requires_grad_(t.requires_grad) for n, t in narrow.items()}
+    wide = as_type(narrow, torch.float64)
     found = []
     for own, compute in ((narrow, kernel.run), (wide, loop)):
         result = compute(*problem(case, own))

@@ -23,8 +23,8 @@ GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
 
 
 class Zoneout(NamedTuple):
-    """How much stays of the state before a step (Krueger et al. 2017), in [0, 1]: rows (N, D·H),
-    masks of 0 and 1 in training, or the same for all, (1, D·H); None: nothing."""
+    """What stays of the state before a step (Krueger et al. 2017): in training masks, bool rows
+    (N, D·H); or how much, in [0, 1], the same for all rows, (1, D·H), or rows; None: nothing."""
 
     h: Tensor | None
     c: Tensor | None = None

@@ -1,10 +1,23 @@
-"""Masks of regularisers, drawn from torch's generator: one call, one mask."""
+"""Masks of regularisers: one call, one mask, by two keys from torch's generator.
+
+Entry i is dropped where a hash of i and of the keys lies below a limit. So an entry depends on
+nothing but its place and the keys: not on type, device, threads or whether C draws it, and the way
+back can draw it again. torch's own generator takes longer for a mask than a step for its products.
+"""
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from normrnn.ops.kernel import is_plain
+from normrnn.ops.library import library
 from normrnn.ops.steps import Steps, Traced
+
+_WORD = 2**32
+_SOME = 1 << 16
+"""Entries from which on several threads are worth waking."""
 
 
 def locked_dropout(rows: Tensor, steps: Steps, p: float) -> Tensor:
@@ -26,9 +39,76 @@ def locked_dropout(rows: Tensor, steps: Steps, p: float) -> Tensor:
 
 def drop_weights(w_hh: Tensor, p: float) -> Tensor:
     """W_h without a share p of its entries, the others scaled up (DropConnect, Wan et al. 2013)."""
-    return F.dropout(w_hh, p)
+    keys = _keys(w_hh)
+    if is_plain((w_hh,)):
+        return _Drop.apply(w_hh, keys, p)  # type: ignore[return-value]
+    return _dropped(w_hh, keys, p)
 
 
 def zoneout_mask(rows: int, units: int, share: float, like: Tensor) -> Tensor:
-    """(rows, units): 1 where an old value stays, 0 elsewhere; of the type of ``like``."""
-    return like.new_empty(rows, units).bernoulli_(share)
+    """(rows, units), bool: where an old value stays; on the device of ``like``."""
+    keys = _keys(like)
+    loaded = library()
+    if loaded is None or not (like.is_cpu and is_plain((like,)) and isinstance(rows, int)):
+        return _hashed(keys, rows * units, share).view(rows, units)
+    mask = torch.empty((rows, units), dtype=torch.bool, device=like.device)
+    _compiled(loaded, keys, share, mask.numel(), mask=mask)
+    return mask
+
+
+def _keys(like: Tensor) -> Tensor:
+    return torch.randint(0, _WORD, (2,), dtype=torch.int64, device=like.device)
+
+
+def _hashed(keys: Tensor, count: int, share: float) -> Tensor:
+    """Whether each of ``count`` entries is dropped; as `kernels/mask.h` has it."""
+    low = _WORD - 1
+    x = (torch.arange(count, device=keys.device) + keys[0]) & low
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & low
+    x = x ^ (x >> 15)
+    x = ((x ^ keys[1]) * 0x846CA68B) & low
+    x = x ^ (x >> 16)
+    return x < _limit(share)
+
+
+def _limit(share: float) -> int:
+    return min(round(share * _WORD), _WORD - 1)
+
+
+def _dropped(weights: Tensor, keys: Tensor, p: float) -> Tensor:
+    mask = _hashed(keys, weights.numel(), p).view(weights.shape)
+    return (weights * (1 / (1 - p))).masked_fill(mask, 0)
+
+
+def _compiled(
+    loaded: Any, keys: Tensor, share: float, count: int, scale: float = 1.0, **places: Tensor
+) -> None:
+    threads = torch.get_num_threads() if count >= _SOME else 1
+    addresses = [
+        places[name].data_ptr() if name in places else None for name in ("given", "made", "mask")
+    ]
+    loaded.drop(threads, count, *keys.tolist(), _limit(share), scale, *addresses)
+
+
+class _Drop(torch.autograd.Function):
+    """A linear map that is its own way back."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, keys: Tensor, p: float) -> Tensor:
+        ctx.p = p
+        ctx.save_for_backward(keys)
+        loaded = library()
+        if loaded is None or weights.dtype != torch.float32 or not weights.is_cpu:
+            return _dropped(weights, keys, p)
+        solid = weights.contiguous()
+        made = torch.empty_like(solid)
+        _compiled(loaded, keys, p, solid.numel(), 1 / (1 - p), given=solid, made=made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (keys,) = ctx.saved_tensors
+        if is_plain((grad,)):
+            return _Drop.apply(grad, keys, ctx.p), None, None
+        return _dropped(grad, keys, ctx.p), None, None

@@ -12,7 +12,18 @@ import torch
 from torch import Tensor
 
 from normrnn.ops.call import GATES, InputNorm, Plain, RecurrentNorm, RowNorm, StepNorm
-from normrnn.ops.flat import C0, H0, OF_A_CELL, RESETS, Flat, Spec, X
+from normrnn.ops.flat import (
+    C0,
+    FIRST,
+    H0,
+    KEPT_C,
+    KEPT_H,
+    OF_A_CELL,
+    RESETS,
+    Flat,
+    Spec,
+    X,
+)
 from normrnn.ops.library import floats, library
 from normrnn.ops.steps import Steps
 
@@ -24,7 +35,8 @@ JOB = (
 """`Job` without its directions: numbers, ε, addresses."""
 DIRECTION = (
     *("reverse", "w_ih", "w_hh", "gamma", "beta", "gamma_hh", "gamma_c", "beta_c", "bias_hn"),
-    *("peephole_i", "peephole_f", "peephole_o", "h0", "c0", "fixed_mean", "fixed_var"),
+    *("peephole_i", "peephole_f", "peephole_o", "zone_h", "zone_c", "share_h", "share_c"),
+    *("h0", "c0", "fixed_mean", "fixed_var"),
     *("stat_mean", "stat_var", "out", "hn", "cn", "pre", "mean", "scale", "shift", "gamma_h"),
     *("row_mean", "row_scale", "used_mean", "used_inv", "trace", "hat", "inv"),
     *("dout", "dhn", "dcn", "dx", "dp", "d_w_ih", "d_w_hh", "d_gamma", "d_beta", "d_gamma_hh"),
@@ -63,6 +75,8 @@ class Form(NamedTuple):
     """Statistics of every step before the loop."""
     fixed_per_step: bool
     cell: bool
+    masks: bool
+    """Zoneout by masks, not by shares."""
     vector: int
     """Floats of a vector of the CPU."""
     width: int
@@ -133,7 +147,7 @@ class Form(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _form(spec: Spec, H: int, I: int, slots: bool) -> Form:  # noqa: E741
+def _form(spec: Spec, H: int, I: int, slots: bool, masks: bool) -> Form:  # noqa: E741
     loaded = library(H)
     assert loaded is not None
     options = spec.options
@@ -146,7 +160,7 @@ def _form(spec: Spec, H: int, I: int, slots: bool) -> Form:  # noqa: E741
     mode = ("RNN_TANH", "RNN_RELU", "LSTM", "GRU").index(spec.mode)
     widths = loaded.widths(mode, H)
     cell, eps = options.get("cell", False), options.get("eps", 0.0)
-    how = eps, batch, per_step, slots, cell
+    how = eps, batch, per_step, slots, cell, masks
     sizes = loaded.vector, *widths, spec.channels(H)
     return Form(spec.mode, spec.reverse, spec.plug, H, I, *how, *sizes)
 
@@ -158,7 +172,8 @@ def form_of(spec: Spec, tensors: Flat) -> Form:
     assert w_hh is not None
     slots = fixed is not None and bool(fixed.shape[0] > 1)
     H, features = w_hh.shape[1], 0 if w_ih is None else w_ih.shape[1]
-    return _form(spec, int(H), int(features), slots)  # a layer's own sizes are never symbols
+    masks = any([t is not None and t.dtype == torch.bool for t in tensors[KEPT_H:FIRST]])  # noqa: C419
+    return _form(spec, int(H), int(features), slots, masks)  # a layer's own sizes are no symbols
 
 
 class Plan(NamedTuple):
@@ -275,11 +290,12 @@ class _Places:
             tuple(numbers[name] for name in JOB[: len(numbers)]), tuple(recipe), scratch, alive
         )
 
-    def flat(self, place: int | None, more: int = 0) -> Source:
-        """A flat tensor, from its entry ``more`` on; nowhere if it is not there."""
+    def flat(self, place: int | None, more: int = 0, size: int = 4) -> Source:
+        """A flat tensor, from its entry ``more`` on, each of ``size`` bytes; nowhere if it is not
+        there."""
         if place is None or not self.present[place]:
             return 0, 0
-        return 1 + place, 4 * more
+        return 1 + place, size * more
 
     def given(self, name: str, more: int) -> Source:
         return 1 + len(self.present) + GIVEN.index(name), 4 * more
@@ -327,6 +343,9 @@ class _Places:
             found["beta_c"] = self.flat(spec.place("bias_c"), d * H)
             if self.unit is not None:
                 found["gamma_c"] = 0, self.unit.data_ptr() + 4 * d * H
+        for place, name in ((KEPT_H, "h"), (KEPT_C, "c")):
+            field = "zone" if form.masks else "share"
+            found[f"{field}_{name}"] = self.flat(place, d * H, 1 if form.masks else 4)
         if form.batch:
             groups = form.statistics(T)[0]
             found["stat_mean"] = self.given("statistics", d * form.channels)

@@ -45,6 +45,8 @@ class Library:
         update = [*[size] * 3, *[pointer] * 3, real, *[pointer] * 2]
         self.update = entry("update", *update, result=ctypes.c_int)
         self.classify = entry("classify", ctypes.c_char_p, pointer, pointer, result=size)
+        word = ctypes.c_uint32
+        self.drop = entry("drop", *[size] * 2, *[word] * 3, real, *[pointer] * 3)
         self.vector: int = entry("vector_width", result=ctypes.c_int)()
         self.job: int = entry("job_size", result=ctypes.c_int)()
         self.threaded = _runtime() is not None

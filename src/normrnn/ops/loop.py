@@ -73,12 +73,18 @@ def _direction(
             )
         after = step(t, cut[t], state, cell, inside)
         state = tuple(
-            new if share is None else torch.lerp(new, old, share[t])
-            for old, new, share in zip(state, after, kept, strict=False)
+            new if stays is None else _zoned(old, new, stays[t])
+            for old, new, stays in zip(state, after, kept, strict=False)
         )
         outputs[t] = state[0]
     rows = torch.cat([outputs[t] for t in range(len(sizes))])
     return rows, tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
+
+
+def _zoned(old: Tensor, new: Tensor, stays: Tensor) -> Tensor:
+    if stays.dtype == torch.bool:
+        return torch.where(stays, old, new)
+    return torch.lerp(new, old, stays)
 
 
 def _kept(call: Call, d: int, units: int) -> list[Any]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from normrnn.ops.call import GATES
 from normrnn.ops.flat import (
     C0,
+    FIRST,
     H0,
     KEPT_C,
     KEPT_H,
@@ -52,14 +53,21 @@ def is_compiled(spec: Spec, tensors: Flat) -> bool:
     """Whether C computes it: a plug that it knows, and float32 of a CPU throughout."""
     if spec.plug not in KINDS or library() is None:
         return False
-    if tensors[KEPT_H] is not None or tensors[KEPT_C] is not None:
-        return False
     if tensors[spec.first_cell + OF_A_CELL - 1] is not None:
         return False  # a projection
     for k, t in enumerate(tensors):
-        if t is not None and k != RESETS and not (t.dtype == torch.float32 and t.is_cpu):
+        if t is None or k == RESETS or t.dtype == torch.float32:
+            continue
+        if k not in (KEPT_H, KEPT_C) or t.dtype != torch.bool:
             return False
-    return True
+    return all([t is None or t.is_cpu for t in tensors]) and _zones(*tensors[KEPT_H:FIRST])  # noqa: C419
+
+
+def _zones(h: Tensor | None, c: Tensor | None) -> bool:
+    """Whether C knows such a zoneout: masks for both, or shares that are those of all rows."""
+    given = [t for t in (h, c) if t is not None]
+    masks = [t.dtype == torch.bool for t in given]
+    return all(masks) or (not any(masks) and all(t.shape[0] == 1 for t in given))
 
 
 class Made(NamedTuple):

@@ -82,6 +82,7 @@ def _check(call: Call, inputs: Inputs) -> None:
                 _expect("a vector of the cell", vector, (H,), x)
     if call.resets is not None:
         _check_resets(call.resets, N, x)
+    _check_zoneout(call, shown, x)
     parts = 2 if call.mode == "LSTM" else 1
     if state is not None and len(state) != parts:
         raise ValueError(f"the initial state of {call.mode} has {parts} parts, got {len(state)}")
@@ -95,6 +96,17 @@ def _check_resets(resets: Tensor, rows: int, x: Tensor) -> None:
             f"resets should be torch.bool of shape {(rows,)} on {x.device}, one for each row, "
             f"got {resets.dtype} of shape {tuple(resets.shape)} on {resets.device}"
         )
+
+
+def _check_zoneout(call: Call, shown: int, x: Tensor) -> None:
+    for kept in call.zoneout:
+        if kept is None:
+            continue
+        rows = call.steps.rows if kept.dtype == torch.bool or kept.shape[0] != 1 else 1
+        like = kept if kept.dtype == torch.bool and kept.device == x.device else x
+        _expect("zoneout", kept, (rows, len(call.reverse) * shown), like)
+        if kept.requires_grad:
+            raise ValueError("zoneout has no gradient: give it without requires_grad")
 
 
 def _check_plug(call: Call, inputs: Inputs, plug: Plug) -> None:

@@ -8,6 +8,7 @@ typedef struct {
     Share s;
     int64_t vectors, width, lanes;
     float *carried; /* (B, lanes): dL/dc of the LSTM, the direct part of dL/dh of the GRU */
+    float *staying; /* (B, lanes) or NULL: that part of dL/dh of the step after whose h stayed */
     float *packed, *scratch, *sums;
     double *totals; /* sums of many rows are kept wider than sums of few */
 } Back;
@@ -49,7 +50,9 @@ INLINE void derive(const Back *L, int64_t t, int64_t r, int64_t v, vec dh, int c
         const vec o = load(trace + 3 * VW), c0 = load(trace + 4 * VW), tc = load(trace + 5 * VW);
         const int n = (int)least(J->H - v * VW, VW);
         const vec dho = dh * o, d_o = dho * tc * (one - o);
-        vec dc = cut ? (vec){0} : load(L->carried + at);
+        vec dc = cut ? (vec){0} : load(L->carried + at), stays = {0};
+        if (is_zoned(d->zone_c, d->share_c))
+            dc = zone_back(d->zone_c, d->share_c, (J->offsets[t] + r) * J->ldo, v, n, dc, &stays);
         dc += cell ? dc_more : dho * (one - tc * tc);
         if (d->peephole[2]) {
             dc += d_o * load_n(d->peephole[2] + v * VW, n);
@@ -57,7 +60,7 @@ INLINE void derive(const Back *L, int64_t t, int64_t r, int64_t v, vec dh, int c
         }
         const vec dci = dc * i, dcf = dc * f;
         const vec di = dci * g * (one - i), df = dcf * c0 * (one - f);
-        vec back = dcf;
+        vec back = dcf + stays;
         if (d->peephole[0]) {
             back += di * load_n(d->peephole[0] + v * VW, n);
             add_unit(L, PEEP_I, v, di * c0);
@@ -71,7 +74,6 @@ INLINE void derive(const Back *L, int64_t t, int64_t r, int64_t v, vec dh, int c
     } else if (mode == GRU) {
         const vec rr = load(trace), z = load(trace + VW), n = load(trace + 2 * VW);
         const vec q = load(trace + 3 * VW), h0 = load(trace + 4 * VW);
-        dh += cut ? (vec){0} : load(L->carried + at);
         dy[2] = dh * (one - z) * (one - n * n);
         dy[1] = dh * (h0 - n) * z * (one - z);
         dy[0] = q * rr * (one - rr); /* times the gradient of the candidate's sum */
@@ -109,13 +111,27 @@ INLINE void block_product(const Back *L, const Flow *f, int64_t block) {
             const int n = (int)least(J->H - v * VW, VW), cut = !d->reverse && is_cut(J, 0, r);
             vec dh = load(L->scratch + i * BLOCK + q * VW);
             if (L->J->mode == GRU) dh += load(L->carried + r * L->lanes + v * VW);
+            if (L->staying) dh += load(L->staying + r * L->lanes + v * VW);
             store_n(d->dh0 + r * J->H + v * VW, cut ? (vec){0} : dh, n);
         }
 }
 
-INLINE vec incoming(const Back *L, const Flow *f, int64_t i, int64_t r, int64_t v, int cut) {
+/* dL/dh of a step's own h: all of it, but for what zoneout takes straight to the h before. */
+INLINE vec incoming(const Back *L, const Flow *f, int64_t i, int64_t r, int64_t v, int cut,
+                    int mode) {
+    const Job *J = L->J;
+    const Direction *d = L->d;
+    const int64_t at = r * L->lanes + v * VW;
     vec dh = from_outside(L, f->t, r, v);
     if (r < f->have && !cut) dh += load(L->scratch + i * BLOCK + v % 2 * VW);
+    if (mode == GRU && !cut) dh += load(L->carried + at);
+    if (L->staying) {
+        const int64_t row = (J->offsets[f->t] + r) * J->ldo;
+        vec stays;
+        if (!cut) dh += load(L->staying + at);
+        dh = zone_back(d->zone_h, d->share_h, row, v, (int)least(J->H - v * VW, VW), dh, &stays);
+        store(L->staying + at, stays);
+    }
     return dh;
 }
 
@@ -147,8 +163,8 @@ INLINE void back_nothing(const Back *L, const Flow *f, int G, int mode) {
                 const int cut = flow_cut(L, f, r);
                 look_ahead(L, f, r, v, G);
                 vec dy[4], dq;
-                derive(L, f->t, r, v, incoming(L, f, i, r, v, cut), cut, dy, &dq, (vec){0}, mode,
-                       0);
+                derive(L, f->t, r, v, incoming(L, f, i, r, v, cut, mode), cut, dy, &dq, (vec){0},
+                       mode, 0);
                 float *dx = d->dx + (off + r) * J->ldx + column(v, 0, G);
                 if (mode == GRU) {
                     float *dp = d->dp + (off + r) * J->ldx + column(v, 0, G);
@@ -218,7 +234,7 @@ INLINE void back_products(const Back *L, const Flow *f, int G, int mode) {
                 inv_c = load(inv + L->width + v * VW);
             }
             for (int64_t r = 0; r < rows; r++) {
-                const vec dh = incoming(L, f, r, r, v, flow_cut(L, f, r));
+                const vec dh = incoming(L, f, r, r, v, flow_cut(L, f, r), mode);
                 store(dhs + r * VW, dh);
                 if (!cell) continue;
                 const float *kept = trace + r * keep;
@@ -267,8 +283,8 @@ INLINE void back_over_rows(const Back *L, const Flow *f, int G, int mode) {
             for (int64_t r = 0; r < rows; r++) {
                 const int cut = flow_cut(L, f, r);
                 vec dy[4], q;
-                derive(L, f->t, r, v, incoming(L, f, r, r, v, cut), cut, dy, &q, (vec){0}, mode,
-                       0);
+                derive(L, f->t, r, v, incoming(L, f, r, r, v, cut, mode), cut, dy, &q, (vec){0},
+                       mode, 0);
                 for (int g = 0; g < G; g++) store(dx + r * J->ldx + g * VW, dy[g]);
                 if (mode == GRU) store(dq + r * VW, q);
             }
@@ -306,7 +322,7 @@ INLINE void back_over_features(const Back *L, const Flow *f, int G, int mode) {
             for (int64_t i = 0; i < rows; i++) {
                 const int64_t r = L->s.row0 + i * L->s.stride;
                 store(dhs + i * L->lanes + v * VW,
-                      incoming(L, f, i, r, v, flow_cut(L, f, r)));
+                      incoming(L, f, i, r, v, flow_cut(L, f, r), mode));
             }
     }
     for (int64_t i = 0; i < rows; i++) {

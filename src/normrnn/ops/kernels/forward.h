@@ -15,15 +15,20 @@ typedef struct {
     float *forgotten; /* a trace for nobody, where there is no way back */
 } Loop;
 
-/* The state of a vector of units as one step hands it on. */
-INLINE void hand_on(const Loop *L, int64_t t, int64_t r, int64_t v, vec h, vec c, float *after,
-                    int mode) {
+/* The state of a vector of units as one step hands it on; `c0` is the cell before. */
+INLINE void hand_on(const Loop *L, int64_t t, int64_t r, int64_t v, vec h, vec c, vec c0,
+                    const float *before, float *after, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int64_t H = J->H, at = r * L->lanes + v * VW;
     const int n = (int)least(H - v * VW, VW);
     const int last = d->reverse ? t == 0 : t + 1 == J->T || r >= J->sizes[t + 1];
-    store_n(d->out + (J->offsets[t] + r) * J->ldo + v * VW, h, n);
+    const int64_t row = (J->offsets[t] + r) * J->ldo;
+    if (is_zoned(d->zone_h, d->share_h))
+        h = zoned(d->zone_h, d->share_h, row, v, n, load(before + at), h);
+    if (mode == LSTM && is_zoned(d->zone_c, d->share_c))
+        c = zoned(d->zone_c, d->share_c, row, v, n, c0, c);
+    store_n(d->out + row + v * VW, h, n);
     if (last) {
         store_n(d->hn + r * H + v * VW, h, n);
         if (mode == LSTM) store_n(d->cn + r * H + v * VW, c, n);
@@ -62,7 +67,7 @@ INLINE void activate(const Loop *L, int64_t t, int64_t r, int64_t v, const vec *
             store(L->c + at, c);
         } else {
             store(trace + 5 * VW, tc);
-            hand_on(L, t, r, v, o * tc, c, after, mode);
+            hand_on(L, t, r, v, o * tc, c, c0, before, after, mode);
         }
     } else if (mode == GRU) { /* a[0] is r already, a[2] holds r·q already */
         const vec h0 = load(before + at);
@@ -70,11 +75,11 @@ INLINE void activate(const Loop *L, int64_t t, int64_t r, int64_t v, const vec *
         sigmoid_and_tanh(a[1], a[2], &z, &n);
         store(trace, a[0]), store(trace + VW, z), store(trace + 2 * VW, n);
         store(trace + 3 * VW, q), store(trace + 4 * VW, h0);
-        hand_on(L, t, r, v, n + z * (h0 - n), (vec){0}, after, mode);
+        hand_on(L, t, r, v, n + z * (h0 - n), (vec){0}, (vec){0}, before, after, mode);
     } else {
         const vec h = mode == RNN_RELU ? relu_(a[0]) : tanh_(a[0]);
         store(trace, h);
-        hand_on(L, t, r, v, h, (vec){0}, after, mode);
+        hand_on(L, t, r, v, h, (vec){0}, (vec){0}, before, after, mode);
     }
 }
 
@@ -287,7 +292,8 @@ INLINE void step_products(const Loop *L, int64_t t, const float *before, float *
             for (int64_t r = 0; r < rows; r++, trace += keep) {
                 const vec tc = tanh_(load(trace + 5 * VW)), o = load(trace + 3 * VW);
                 store(trace + 5 * VW, tc);
-                hand_on(L, t, r, v, o * tc, load(L->c + r * L->lanes + v * VW), after, mode);
+                hand_on(L, t, r, v, o * tc, load(L->c + r * L->lanes + v * VW),
+                        load(trace + 4 * VW), before, after, mode);
             }
         }
     }
@@ -367,7 +373,8 @@ INLINE void step_over_features(const Loop *L, int64_t t, const float *before, fl
             if (d->beta_c) y += load_n(d->beta_c + v * VW, n);
             const vec tc = tanh_(y);
             store(trace + 5 * VW, tc), store(trace + 6 * VW, e);
-            hand_on(L, t, r, v, load(trace + 3 * VW) * tc, c, after, mode);
+            hand_on(L, t, r, v, load(trace + 3 * VW) * tc, c, load(trace + 4 * VW), before, after,
+                    mode);
         }
     }
 }

@@ -28,6 +28,8 @@ typedef struct {
     const float *gamma_c, *beta_c;      /* (H) or NULL; of a normalised cell */
     const float *bias_hn;               /* (H) or NULL */
     const float *peephole[3];           /* (H) or NULL */
+    const uint8_t *zone_h, *zone_c;     /* (N, ldo) or NULL: 1 where the state before stays */
+    const float *share_h, *share_c;     /* (H) or NULL: how much of it stays */
     const float *h0, *c0;               /* (B, H) or NULL: 0 */
     const float *fixed_mean, *fixed_var; /* (1 or T, ldc) or NULL: not the batch's */
     float *stat_mean, *stat_var;        /* (1 or T, ldc): of the batch; PRODUCTS: of W_x x, */
@@ -153,6 +155,25 @@ INLINE Share share_of(const Job *J, int id, int threads) {
 INLINE int64_t rows_of(Share s, int64_t rows) {
     const int64_t end = least(rows, s.row1);
     return end > s.row0 ? (end - s.row0 + s.stride - 1) / s.stride : 0;
+}
+/* Zoneout: what a state becomes where something of the one before stays, and the way back, from
+ * its gradient to that of the new one; *stays is that of the old one. `at` is a row in the mask,
+ * v a vector of units of which n exist. */
+INLINE int is_zoned(const uint8_t *zone, const float *share) { return zone || share; }
+INLINE vec zoned(const uint8_t *zone, const float *share, int64_t at, int64_t v, int n, vec old,
+                 vec new_) {
+    if (zone) return choose(set_in(zone + at + v * VW, n), old, new_);
+    return new_ + load_n(share + v * VW, n) * (old - new_);
+}
+INLINE vec zone_back(const uint8_t *zone, const float *share, int64_t at, int64_t v, int n, vec dy,
+                     vec *stays) {
+    if (zone) {
+        const ivec m = set_in(zone + at + v * VW, n);
+        *stays = choose(m, dy, (vec){0});
+        return choose(m, (vec){0}, dy);
+    }
+    *stays = load_n(share + v * VW, n) * dy;
+    return dy - *stays;
 }
 /* Whether the state that row r hands on after step t is cut off: by a reset at the later frame. */
 INLINE int is_cut(const Job *J, int64_t later, int64_t r) {

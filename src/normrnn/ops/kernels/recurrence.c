@@ -598,18 +598,22 @@ static void loop_forward(const Job *J) {
     free(room);
 }
 
+/* Whether zoneout takes gradients straight from h to the h before: 1, or 0. */
+INLINE int stays_of(const Job *J) { return is_zoned(J->d[0].zone_h, J->d[0].share_h); }
+
 static void backward_part(const Crew *c, int id, int threads) {
     const Job *J = c->J;
     const Gates o = gates_of(J);
     const int64_t B = J->B, H = J->H, C = packed_width(o), lanes = LANES(H);
     const int64_t blocks = (H + BLOCK - 1) / BLOCK, packed = blocks * C * BLOCK;
     const int64_t states = B * lanes, sums = 2 * C + UNIT_SUMS * lanes;
+    const int64_t each = packed + states * (1 + stays_of(J));
     float *room = c->room;
     const Share s = share_of(J, id, threads);
     Back L = {.J = J, .s = s, .vectors = (H + VW - 1) / VW, .width = C, .lanes = lanes};
     for (int i = s.d0; i < s.d1; i++) {
         const Direction *d = &J->d[i];
-        float *mine = room + i * (packed + states), *carried = mine + packed;
+        float *mine = room + i * each, *carried = mine + packed;
         pack_columns(o, H, d->w_hh, mine, blocks * s.me / s.of, blocks * (s.me + 1) / s.of);
         if (C > L.vectors * o.G * VW) /* a vector of columns that no unit has */
             for (int64_t r = J->N * s.me / s.of; r < J->N * (s.me + 1) / s.of; r++) {
@@ -618,6 +622,7 @@ static void backward_part(const Crew *c, int id, int threads) {
             }
         for (int64_t r = B * s.me / s.of; r < B * (s.me + 1) / s.of; r++) {
             memset(carried + r * lanes, 0, (size_t)lanes * 4);
+            if (stays_of(J)) memset(carried + states + r * lanes, 0, (size_t)lanes * 4);
             if (d->dcn && J->mode == LSTM)
                 memcpy(carried + r * lanes, d->dcn + r * H, (size_t)H * 4);
         }
@@ -627,9 +632,10 @@ static void backward_part(const Crew *c, int id, int threads) {
     L.sums = take(sums);
     everybody(c, threads);
     for (int i = s.d0; i < s.d1; i++) {
-        float *mine = room + i * (packed + states);
+        float *mine = room + i * each;
         memset(L.sums, 0, (size_t)sums * 4);
         L.d = &J->d[i], L.packed = mine, L.carried = mine + packed;
+        L.staying = stays_of(J) ? L.carried + states : NULL;
         L.totals = c->totals + (id * J->D + i) * sums;
 #define RUN(G, U, mode, inner) backward_loop(&L, &c->barriers[s.barrier], G, mode, inner)
         FOR_EACH_KIND(RUN)
@@ -642,7 +648,8 @@ static void loop_backward(const Job *J) {
     const int64_t B = J->B, H = J->H, C = packed_width(o), lanes = LANES(H);
     const int64_t blocks = (H + BLOCK - 1) / BLOCK, packed = blocks * C * BLOCK;
     const int64_t states = B * lanes, sums = 2 * C + UNIT_SUMS * lanes;
-    float *room = take(J->D * (packed + states));
+    const int64_t each = packed + states * (1 + stays_of(J));
+    float *room = take(J->D * each);
     double *totals = calloc((size_t)(J->threads * J->D * sums), sizeof(double));
     together(J, backward_part, room, totals);
     for (int64_t i = 0; i < J->D; i++) {
@@ -667,7 +674,7 @@ static void loop_backward(const Job *J) {
         if (d->dc0)
             for (int64_t r = 0; r < B; r++) {
                 const int cut = !d->reverse && is_cut(J, 0, r);
-                const float *carried = room + i * (packed + states) + packed + r * lanes;
+                const float *carried = room + i * each + packed + r * lanes;
                 for (int64_t k = 0; k < H; k++) d->dc0[r * H + k] = cut ? 0.0f : carried[k];
             }
     }
@@ -698,6 +705,7 @@ void EXPORT(backward)(const Job *J) {
 }
 
 #include "softmax.h"
+#include "mask.h"
 
 /* One update of running statistics (C,) from K groups of a batch, mean and biased var (K, C) over
  * `counts` rows each, pooled. Returns 0, and leaves everything as it was, if a value is not

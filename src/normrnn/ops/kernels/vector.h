@@ -45,6 +45,8 @@
 #define INLINE static inline __attribute__((always_inline))
 typedef float vec __attribute__((vector_size(VW * 4)));
 typedef int32_t ivec __attribute__((vector_size(VW * 4)));
+typedef uint32_t uvec __attribute__((vector_size(VW * 4)));
+typedef uint8_t bvec __attribute__((vector_size(VW)));
 typedef vec anywhere __attribute__((aligned(4), may_alias));
 
 INLINE vec load(const float *p) { return *(const anywhere *)p; }
@@ -62,6 +64,14 @@ INLINE void store_n(float *p, vec x, int n) {
     if (n >= VW) store(p, x);
     else
         for (int l = 0; l < n; l++) p[l] = x[l];
+}
+/* Lanes of which a byte, of n, is not 0. */
+INLINE ivec set_in(const uint8_t *p, int n) {
+    bvec b = {0};
+    if (n >= VW) memcpy(&b, p, VW);
+    else
+        for (int l = 0; l < n; l++) b[l] = p[l];
+    return __builtin_convertvector(b, ivec) != (ivec){0};
 }
 INLINE float add_up(vec x) {
     float s = 0;
