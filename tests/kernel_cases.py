@@ -219,7 +219,8 @@ def in_float64(case: Case, tensors: Tensors) -> tuple[Tensors, Tensors]:
 def as_type(tensors: Tensors, dtype: torch.dtype) -> Tensors:
     """New leaves; what is bool stays so."""
     return {
-        name: t.detach().to(dtype if t.is_floating_point() else t.dtype, copy=True)
+        name: t.detach()
+        .to(dtype if t.is_floating_point() else t.dtype, copy=True)
         .requires_grad_(t.requires_grad)
         for name, t in tensors.items()
     }

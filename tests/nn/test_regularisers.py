@@ -1,6 +1,8 @@
 """Weight drop, locked dropout and zoneout: their masks, pinned; by hand; and ragged."""
 
 import copy
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ X: Any = {"dtype": torch.float64}
 LENGTHS = (2, 5, 3)
 
 
-def dropped(rows: int, columns: int, p: float) -> Tensor:
+def dropped(shape: Sequence[int], p: float) -> Tensor:
     """A mask by the next two keys of torch's generator, in Python's own numbers, bool."""
     first, second = torch.randint(0, 2**32, (2,)).tolist()
 
@@ -27,8 +29,8 @@ def dropped(rows: int, columns: int, p: float) -> Tensor:
         x = ((x ^ (x >> 15)) ^ second) * 0x846CA68B % 2**32
         return x ^ (x >> 16)
 
-    mask = [word(i) < p * 2**32 for i in range(rows * columns)]
-    return torch.tensor(mask).view(rows, columns)
+    mask = [word(i) < p * 2**32 for i in range(math.prod(shape))]
+    return torch.tensor(mask).view(*shape)
 
 
 def plain_of(layer: Any) -> Any:
@@ -47,7 +49,7 @@ class TestWeightDrop:
         twin, x = plain_of(layer), torch.randn(5, 3, 3, **X)
         names = [f"weight_hh_{suffix}" for suffix in layer._suffixes]
         torch.manual_seed(5)
-        masks = [(~dropped(*getattr(twin, name).shape, 0.4)).double() / 0.6 for name in names]
+        masks = [(~dropped(getattr(twin, name).shape, 0.4)).double() / 0.6 for name in names]
         with torch.no_grad():
             for name, mask in zip(names, masks, strict=True):
                 getattr(twin, name).mul_(mask)
@@ -76,7 +78,7 @@ class TestWeightDrop:
         torch.manual_seed(8)
         made = drop_weights(weights, 0.3)
         torch.manual_seed(8)
-        factors = ~dropped(*size, 0.3) * torch.tensor(1 / 0.7)
+        factors = ~dropped(size, 0.3) * torch.tensor(1 / 0.7)
         assert torch.equal(made, weights * factors)
         head = torch.randn(size, requires_grad=True)
         (grad,) = torch.autograd.grad(made, weights, head, create_graph=True)
@@ -86,7 +88,7 @@ class TestWeightDrop:
         torch.manual_seed(8)
         turned = drop_weights(weights.t(), 0.3)
         torch.manual_seed(8)
-        assert torch.equal(turned == 0, dropped(*reversed(size), 0.3))
+        assert torch.equal(turned == 0, dropped(size[::-1], 0.3))
 
     def test_wrong_shares(self) -> None:
         for share in (1.0, -0.1, 2):
@@ -197,7 +199,7 @@ class TestZoneout:
         layer = build("lstm", norm, bidirectional=True, zoneout=(0.3, 0.6))
         x = torch.randn(5, 3, 3, **X)
         torch.manual_seed(9)
-        h, c = (dropped(10, 4, share) for share in (0.3, 0.6))
+        h, c = (dropped((10, 4), share) for share in (0.3, 0.6))
         torch.manual_seed(9)
         output = layer(x, lengths=LENGTHS)[0]
         longest = output[:, 1]  # first in every step
