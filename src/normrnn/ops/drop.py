@@ -107,8 +107,8 @@ class _Drop(torch.autograd.Function):
         return made
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (keys,) = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (keys,), (grad,) = ctx.saved_tensors, grads
         if is_plain((grad,)):
             return _Drop.apply(grad, keys, ctx.p), None, None
         return _dropped(grad, keys, ctx.p), None, None
