@@ -186,7 +186,11 @@ def test_changed_data_is_called_so(cli: Cli, run: Path, text_dir: Path) -> None:
     flags = ["--epochs", "3"]
     for part in ("model", "optimizer", "train", "evaluation"):
         for name, value in config[part].items():
-            flags += [f"--{part}.{name.replace('_', '-')}", str(value)]
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                flags.append(f"--{part}.{flag}" if value else f"--{part}.no-{flag}")
+            else:
+                flags += [f"--{part}.{flag}", str(value)]
     code, _, err = cli("train", "ptb-small", "--data", text_dir, "--out", run, *flags)
     assert code == 2
     assert f"{run} was begun on other data than {text_dir} is now" in sentence(err)

@@ -79,11 +79,22 @@ def test_a_killed_workers_trial_is_run_again(tiny_plan: Plan, tmp_path: Path, st
         _check(study, tmp_path / "out")
 
 
+def _pause(process: subprocess.Popen[bytes], storage: str) -> None:
+    """Stop it, but not while it writes to sqlite: nobody else could."""
+    writing = Path(f"{storage.removeprefix('sqlite:///')}-journal")
+    process.send_signal(signal.SIGSTOP)
+    while writing.exists():
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.01)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.05)
+
+
 def _kill_one(study: Study, order: Order) -> None:
     """Two workers; one ends in the middle of a trial, the other does what is left."""
     victim, log = _start(order, "victim.log")
     _wait(victim, lambda: "update 6  train" in log.read_text())
-    victim.send_signal(signal.SIGSTOP)  # or it would be done before the other has begun
+    _pause(victim, order.storage)  # or it would be done before the other has begun
     other, other_log = _start(order, "other.log")
     _wait(other, lambda: "trial" in other_log.read_text())
     victim.send_signal(signal.SIGKILL)

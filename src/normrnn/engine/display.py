@@ -109,7 +109,7 @@ class PlainDisplay(_Display):
         if row["split"] == "train":
             speed = self.speed()
             rate, _, left = speed.partition("  ")
-            ends = (f"{text}  {speed}", f"{text}  {rate}", f"{text}  {left}")
+            ends = (f"{text}  {speed}", f"{text}  {left}", f"{text}  {rate}")
             text = next((line for line in ends if len(line) <= _COLUMNS), text)
         print(text, flush=True)
 

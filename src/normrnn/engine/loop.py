@@ -172,7 +172,9 @@ class Trainer:
         self.run_directory.write_checkpoint(payload, self.config, written)
 
     def _random_of_ranks(self) -> dict[str, Any]:
-        """The state of each rank's generators; of GPUs, that of the one it uses."""
+        """Of several, the state of each one's generators; of GPUs, that of the one it uses."""
+        if self.ranks.size == 1:
+            return {}
         found = {"ranks": self.ranks.gathered(torch.get_rng_state())}
         if self.device.type == "cuda":
             found["ranks_cuda"] = self.ranks.gathered(torch.cuda.get_rng_state(self.device))
