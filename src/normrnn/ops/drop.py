@@ -5,6 +5,7 @@ nothing but its place and the keys: not on type, device, threads or whether C dr
 back can draw it again. torch's own generator takes longer for a mask than a step for its products.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.ops.kernel import is_plain
-from normrnn.ops.library import library
+from normrnn.ops.library import library, room
 from normrnn.ops.steps import Steps, Traced
 
 _WORD = 2**32
+Keys = Tensor | Sequence[int]
 _SOME = 1 << 16
 """Entries from which on several threads are worth waking."""
 
@@ -39,20 +41,18 @@ def locked_dropout(rows: Tensor, steps: Steps, p: float) -> Tensor:
 
 def drop_weights(w_hh: Tensor, p: float) -> Tensor:
     """W_h without a share p of its entries, the others scaled up (DropConnect, Wan et al. 2013)."""
-    keys = _keys(w_hh)
-    if is_plain((w_hh,)):
-        return _Drop.apply(w_hh, keys, p)  # type: ignore[return-value]
-    return _dropped(w_hh, keys, p)
+    if not is_plain((w_hh,)):
+        return _dropped(w_hh, _keys(w_hh), p)
+    return _apply(w_hh, _keys(w_hh).tolist() if w_hh.is_cpu else _keys(w_hh), p)
 
 
 def zoneout_mask(rows: int, units: int, share: float, like: Tensor) -> Tensor:
     """(rows, units), bool: where an old value stays; on the device of ``like``."""
-    keys = _keys(like)
-    loaded = library()
+    keys, loaded = _keys(like), library()
     if loaded is None or not (like.is_cpu and is_plain((like,)) and isinstance(rows, int)):
-        return _hashed(keys, rows * units, share).view(rows, units)
+        return _hashed(keys, rows * units, share, like.device).view(rows, units)
     mask = torch.empty((rows, units), dtype=torch.bool, device=like.device)
-    _compiled(loaded, keys, share, mask.numel(), mask=mask)
+    _compiled(loaded, keys.tolist(), share, mask.numel(), 1.0, mask=mask)
     return mask
 
 
@@ -60,10 +60,10 @@ def _keys(like: Tensor) -> Tensor:
     return torch.randint(0, _WORD, (2,), dtype=torch.int64, device=like.device)
 
 
-def _hashed(keys: Tensor, count: int, share: float) -> Tensor:
+def _hashed(keys: Keys, count: int, share: float, device: torch.device) -> Tensor:
     """Whether each of ``count`` entries is dropped; as `kernels/mask.h` has it."""
     low = _WORD - 1
-    x = (torch.arange(count, device=keys.device) + keys[0]) & low
+    x = (torch.arange(count, device=device) + keys[0]) & low
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & low
     x = x ^ (x >> 15)
@@ -76,39 +76,51 @@ def _limit(share: float) -> int:
     return min(round(share * _WORD), _WORD - 1)
 
 
-def _dropped(weights: Tensor, keys: Tensor, p: float) -> Tensor:
-    mask = _hashed(keys, weights.numel(), p).view(weights.shape)
+def _dropped(weights: Tensor, keys: Keys, p: float) -> Tensor:
+    mask = _hashed(keys, weights.numel(), p, weights.device).view(weights.shape)
     return (weights * (1 / (1 - p))).masked_fill(mask, 0)
 
 
 def _compiled(
-    loaded: Any, keys: Tensor, share: float, count: int, scale: float = 1.0, **places: Tensor
+    loaded: Any, keys: Keys, share: float, count: int, scale: float, **places: Tensor
 ) -> None:
     threads = torch.get_num_threads() if count >= _SOME else 1
     addresses = [
         places[name].data_ptr() if name in places else None for name in ("given", "made", "mask")
     ]
-    loaded.drop(threads, count, *keys.tolist(), _limit(share), scale, *addresses)
+    loaded.drop(threads, count, *keys, _limit(share), scale, *addresses)
+
+
+def _taken(weights: Tensor, keys: Keys, p: float, may_change: bool = False) -> Tensor:
+    """By C where it serves; in place if it may."""
+    loaded = library()
+    if loaded is None or weights.dtype != torch.float32 or not weights.is_cpu or weights.is_neg():
+        return _dropped(weights, keys, p)
+    solid = weights.contiguous()
+    # A tensor of its own even then: autograd keeps as a gradient what nobody else has, else a copy.
+    made = solid.detach() if may_change else room(solid.numel()).view(solid.shape)
+    _compiled(loaded, keys, p, solid.numel(), 1 / (1 - p), given=solid, made=made)
+    return made
 
 
 class _Drop(torch.autograd.Function):
     """A linear map that is its own way back."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, keys: Tensor, p: float) -> Tensor:
-        ctx.p = p
-        ctx.save_for_backward(keys)
-        loaded = library()
-        if loaded is None or weights.dtype != torch.float32 or not weights.is_cpu:
-            return _dropped(weights, keys, p)
-        solid = weights.contiguous()
-        made = torch.empty_like(solid)
-        _compiled(loaded, keys, p, solid.numel(), 1 / (1 - p), given=solid, made=made)
-        return made
+    def forward(ctx: Any, weights: Tensor, keys: Keys, p: float) -> Tensor:
+        ctx.keys, ctx.p = keys, p
+        return _taken(weights, keys, p)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (keys,), (grad,) = ctx.saved_tensors, grads
-        if is_plain((grad,)):
-            return _Drop.apply(grad, keys, ctx.p), None, None
-        return _dropped(grad, keys, ctx.p), None, None
+        (grad,) = grads
+        if not is_plain((grad,)):
+            return _dropped(grad, ctx.keys, ctx.p), None, None
+        if torch.is_grad_enabled():
+            return _apply(grad, ctx.keys, ctx.p), None, None
+        # What the recurrence made for these weights alone: nobody else will look at it.
+        return _taken(grad, ctx.keys, ctx.p, may_change=True), None, None
+
+
+# What Function.apply does where nothing is transformed, without looking up a signature.
+_apply: Any = super(torch.autograd.Function, _Drop).apply  # type: ignore[misc]

@@ -15,9 +15,7 @@ typedef struct {
 INLINE uvec all_u(uint32_t x) { return x - (uvec){0}; }
 
 /* Two rounds of multiplying and shifting (Wellons' lowbias32), with a key before each. */
-INLINE ivec is_dropped(const Drop *d, int64_t i) {
-    uvec x = all_u((uint32_t)i + d->key[0]);
-    for (int l = 0; l < VW; l++) x[l] += (uint32_t)l;
+INLINE ivec is_dropped(const Drop *d, uvec x) {
     x ^= x >> 16;
     x *= all_u(0x7feb352dU);
     x ^= x >> 15;
@@ -26,23 +24,25 @@ INLINE ivec is_dropped(const Drop *d, int64_t i) {
     x ^= x >> 16;
     return x < all_u(d->limit);
 }
-static void drop_part(const Crew *c, int id, int n) {
-    const Drop *d = c->more;
-    const int64_t vectors = (d->count + VW - 1) / VW;
-    for (int64_t v = vectors * id / n; v < vectors * (id + 1) / n; v++) {
-        const int64_t i = v * VW;
-        const int have = (int)least(d->count - i, VW);
-        const ivec dropped = is_dropped(d, i);
-        if (d->mask) {
-            const bvec ones = __builtin_convertvector(dropped & 1, bvec);
-            if (have == VW) memcpy(d->mask + i, &ones, VW);
-            else
-                for (int l = 0; l < have; l++) d->mask[i + l] = ones[l];
-        } else {
-            const vec x = load_n(d->from + i, have) * all(d->scale);
-            store_n(d->to + i, choose(dropped, (vec){0}, x), have);
-        }
+INLINE void drop_some(const Drop *d, uvec x, int64_t i, int n) {
+    const ivec dropped = is_dropped(d, x);
+    if (d->to) {
+        store_n(d->to + i, choose(dropped, (vec){0}, load_n(d->from + i, n) * all(d->scale)), n);
+        return;
     }
+    const bvec ones = __builtin_convertvector(dropped & 1, bvec);
+    if (n == VW) memcpy(d->mask + i, &ones, VW);
+    else
+        for (int l = 0; l < n; l++) d->mask[i + l] = ones[l];
+}
+static void drop_part(const Crew *c, int id, int n) {
+    const Drop d = *(const Drop *)c->more;
+    const int64_t vectors = (d.count + VW - 1) / VW, whole = d.count / VW;
+    const int64_t from = vectors * id / n, to = vectors * (id + 1) / n;
+    uvec x; /* the first key and the places of a vector's entries */
+    for (int l = 0; l < VW; l++) x[l] = d.key[0] + (uint32_t)(from * VW) + (uint32_t)l;
+    for (int64_t v = from; v < least(to, whole); v++, x += all_u(VW)) drop_some(&d, x, v * VW, VW);
+    if (to > whole) drop_some(&d, x, whole * VW, (int)(d.count - whole * VW));
 }
 /* `to` is `from` without what is dropped, the rest times `scale`; or `mask` is 1 there. */
 void EXPORT(drop)(int64_t threads, int64_t count, uint32_t key0, uint32_t key1, uint32_t limit,
