@@ -52,6 +52,8 @@ MEMORY = 3 << 30
 """More than any of these commands needs on top of what is loaded."""
 REAL = 100
 """One in so many is a new process."""
+PROGRESS = 250
+"""Files after which a word is said."""
 A_WORD = re.compile(
     r"damaged|not what|no checksum|not verified|left out|is no |cannot be read|was changed"
     r"|going on from|is missing|lacks|other kernels|is empty|not recorded"
@@ -161,9 +163,7 @@ class Workshop:
         return _ended(process, SECONDS)
 
     def _new_process(self, scene: Scene) -> int | None:
-        env = dict(os.environ)
-        if scene.before is not None:
-            env |= {"XDG_CACHE_HOME": str(self.work / "cache"), "CC": str(self.work / "cc")}
+        env = os.environ | {name: str(self.work / at) for name, at in scene.variables.items()}
         call = [sys.executable, "-m", "normrnn.cli", *scene.command]
         process = os.fork()
         if not process:
@@ -262,7 +262,7 @@ def _ended(process: int, seconds: float) -> int | None:
         if ready:
             break
         passed = min(time.monotonic() - begin, 1.0)
-        runnable, used = _session(process)
+        runnable, used = _family(process)
         counted += max(used - computed, 0.0) if runnable else passed
         computed = used
     os.close(waiting)
@@ -272,18 +272,19 @@ def _ended(process: int, seconds: float) -> int | None:
     return code if ready else None
 
 
-def _session(leader: int) -> tuple[bool, float]:
-    """Whether any process of a session would run if it might, and the seconds they computed."""
-    runnable, ticks = False, 0
+def _family(process: int) -> tuple[bool, float]:
+    """Whether it or a process below it would run if it might, and the seconds they computed."""
+    everybody = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):
             about = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(about[3]) == leader:
-            runnable |= about[0] in "RD"
-            ticks += sum(map(int, about[11:15]))
-    return runnable, ticks / os.sysconf("SC_CLK_TCK")
+            everybody[int(folder.name)] = about
+    members = [process]
+    for member in members:
+        members += [child for child, about in everybody.items() if int(about[1]) == member]
+    found = [everybody[member] for member in members if member in everybody]
+    ticks = sum(int(count) for about in found for count in about[11:15])
+    return any(about[0] in "RD" for about in found), ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _limit_memory() -> None:
@@ -308,7 +309,7 @@ def work(numbers: Sequence[int], seed: int, show: bool = False) -> tuple[Counter
     shop = Workshop(where)
     os.chdir(shop.work)
     counts, failures = Counter(), []
-    for number in numbers:
+    for done, number in enumerate(numbers, 1):
         case = attempt(shop, number, seed)
         counts["refused" if case.outcome.code else "the same, or a word was said"] += 1
         counts["in new processes"] += number % REAL == 0
@@ -317,6 +318,8 @@ def work(numbers: Sequence[int], seed: int, show: bool = False) -> tuple[Counter
             print(f"FAILED {case}\n  {case.outcome.err.strip()[-300:]}", flush=True)
         elif show:
             print(case, *case.outcome[:3], sep="\n")
+        if done % PROGRESS == 0:
+            print(f"{done} of {len(numbers)} files, {len(failures)} failures", flush=True)
     os.chdir("/")
     shutil.rmtree(where)
     return counts, failures

@@ -4,8 +4,8 @@ import json
 import os
 import random
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from normrnn.config.base import Config, OptimizerConfig
 from normrnn.config.jsonio import flat, to_dict
+from normrnn.deploy.export import SUFFIXES, export
 from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.start import open_experiment
 from normrnn.ops import library
@@ -33,6 +34,7 @@ from normrnn.speech.config import (
 from normrnn.speech.corpus import read_speech
 from normrnn.speech.prepare.kaldi import Side, kaldi_job
 from normrnn.speech.prepare.preparation import prepare
+from normrnn.text import large
 from normrnn.text.config import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig
 from tests.sounds import RATE, sung, write_librispeech
 from tests.tiny_runs import rows_of, run_tiny, write_texts
@@ -65,6 +67,7 @@ KALDI = ["prepare", "kaldi", "--data", "kaldi/data", "--ali", "kaldi/ali", "--pr
 SOUND = ["prepare", "kaldi", "--data", "sound/data", "--ali", "sound/ali", "--processes", "1"]
 LIBRISPEECH = ["prepare", "librispeech", "librispeech", "--processes", "1"]
 LIBRISPEECH += ["--lexicon", "librispeech/lexicon"]
+FORMATS = ("torch", "safetensors", "onnx", "program")
 SPACE = {"optimizer.lr": {"low": 1e-3, "high": 0.1, "log": True}, "train.batch": [8, 16]}
 
 
@@ -300,6 +303,26 @@ def cache(root: Path) -> None:
     assert len(list((root / "normrnn").glob("*.so"))) == len(made) > 0
 
 
+def exports(root: Path) -> None:
+    """The finished run in every format, each with its card."""
+    for name in FORMATS:
+        export(Path("finished"), root / name, name)
+
+
+def cached(root: Path) -> None:
+    """A text as ids on disk, as for large ones, and a run on it."""
+    root.mkdir()
+    _texts_on_disk(root)
+    run_tiny(replace(TEXT, norm="none"), root / "run")
+    assert list((root / "cache" / "normrnn" / "texts").glob("*/train.ids"))
+
+
+def _texts_on_disk(root: Path) -> None:
+    """All texts are large, and what they become is kept here."""
+    large.LARGE = 0
+    os.environ["XDG_CACHE_HOME"] = str((root / "cache").resolve())
+
+
 def _use_cache(root: Path) -> None:
     os.environ |= {"XDG_CACHE_HOME": str(root), "CC": str(root.parent / "cc")}
     for kept in (library.library, library._loaded):
@@ -325,6 +348,8 @@ ROOTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "space": (space, ()),
     "gradients": (gradients, ()),
     "cache": (cache, ()),
+    "exports": (exports, ("finished", "text")),
+    "cached": (cached, ("text",)),
 }
 """Name -> what makes it, and what that needs."""
 
@@ -386,6 +411,8 @@ class Scene:
     """Whether it is run once in the process that the others are forked from."""
     before: Callable[[Path], None] | None = None
     """Called with the working directory in the process that runs the command."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of the environment of a new process: paths in the working directory."""
 
     @property
     def roots(self) -> list[str]:
@@ -521,6 +548,7 @@ SCENES = {
         ("finished", "text"),
         products=contents("finished/evaluation.json"),
         before=lambda where: _use_cache(where / "cache"),
+        variables={"XDG_CACHE_HOME": "cache", "CC": "cc"},
         weight=1,
     ),
     "search": Scene(
@@ -543,5 +571,27 @@ SCENES = {
         ("study", "text"),
         given=("space.json",),
         weight=0.3,
+    ),
+    "evaluate a large text": Scene(
+        ["evaluate", "cached/run", "--threads", "1"],
+        ("cached/cache/**/*",),
+        ("cached", "text"),
+        products=contents("cached/run/evaluation.json"),
+        before=lambda where: _texts_on_disk(where / "cached"),
+        weight=1,
+    ),
+    "info of a run": Scene(["info", "finished"], ("finished",), warms=True, weight=1),
+    **{
+        f"info of an export, {name}": Scene(
+            ["info", f"exports/{name}/model{SUFFIXES[name]}"],
+            (f"exports/{name}/*",),
+            given=("*",),
+            warms=True,
+            weight=0.5,
+        )
+        for name in FORMATS
+    },
+    "info of a card": Scene(
+        ["info", "exports/torch"], ("exports/torch/README.md",), given=("*",), weight=0.2
     ),
 }

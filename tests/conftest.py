@@ -1,13 +1,15 @@
 """Settings for every test: one thread per worker, reproducible draws; fixtures of small runs."""
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
 from zlib import crc32
 
 import pytest
 import torch
 from hypothesis import settings
 
+from normrnn.errors import encodable
 from tests.tiny_runs import text_dir, tiny, tiny_frame
 from tests.tiny_speech import speech_dir, tiny_baseline, tiny_speech
 
@@ -44,3 +46,19 @@ def _ctrl_c() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """A worker that has to send half a character, as some tests handle them, would end."""
+    return _encodable((yield))
+
+
+def _encodable(data: Any) -> Any:
+    if isinstance(data, str):
+        return encodable(data)
+    if isinstance(data, dict):
+        return {_encodable(k): _encodable(v) for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return type(data)(map(_encodable, data))
+    return data

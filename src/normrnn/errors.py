@@ -25,4 +25,13 @@ class UsageError(UserError):
 @cache
 def notice(message: str) -> None:
     """Say something once, on standard error unless the program that uses us logs otherwise."""
-    logging.getLogger("normrnn").warning(message)
+    logging.getLogger("normrnn").warning(encodable(message))
+
+
+def encodable(text: str) -> str:
+    r"""The same with what is no character, from a file or in a file's name, as an escape.
+
+    >>> encodable("half \ud800")
+    'half \\ud800'
+    """
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -109,7 +109,7 @@ def _good(found: Path) -> bool:
         if contents["format"] != _FORMAT or names != set(contents["sha256"]):
             return False
         return all(_is(found / name, hash) for name, hash in contents["sha256"].items())
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 
 
