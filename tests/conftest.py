@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from normrnn.errors import encodable
 from tests.tiny_runs import text_dir, tiny, tiny_frame
 from tests.tiny_speech import speech_dir, tiny_baseline, tiny_speech
 
@@ -56,7 +55,7 @@ def pytest_report_to_serializable() -> Generator[None, Any, Any]:
 
 def _encodable(data: Any) -> Any:
     if isinstance(data, str):
-        return encodable(data)
+        return data.encode(errors="backslashreplace").decode()
     if isinstance(data, dict):
         return {_encodable(k): _encodable(v) for k, v in data.items()}
     if isinstance(data, list | tuple):

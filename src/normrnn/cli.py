@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from normrnn.errors import UserError
+from normrnn.errors import UserError, printable
 
 COMMANDS = {
     "train": "train a recipe, or go on with a run",
@@ -51,18 +51,18 @@ def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # as a shell has it: 128 + SIGPIPE
     except UserError as error:
-        print(f"normrnn: {error}", file=sys.stderr)
+        print(f"normrnn: {printable(str(error))}", file=sys.stderr)
         return error.code
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"normrnn: {where}{error.strerror or error}", file=sys.stderr)
+        print(f"normrnn: {printable(f'{where}{error.strerror or error}')}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         from normrnn.crash import report
 
-        print(f"normrnn: {report(error, arguments)}", file=sys.stderr)
+        print(f"normrnn: {printable(report(error, arguments))}", file=sys.stderr)
         return 1
 
 

@@ -25,13 +25,14 @@ class UsageError(UserError):
 @cache
 def notice(message: str) -> None:
     """Say something once, on standard error unless the program that uses us logs otherwise."""
-    logging.getLogger("normrnn").warning(encodable(message))
+    logging.getLogger("normrnn").warning(printable(message))
 
 
-def encodable(text: str) -> str:
-    r"""The same with what is no character, from a file or in a file's name, as an escape.
+def printable(text: str) -> str:
+    r"""For a terminal: what stands in somebody's file, or names it, cannot steer it or be half a
+    character. Lines and tabs stay, the rest is shown as escapes.
 
-    >>> encodable("half \ud800")
-    'half \\ud800'
+    >>> printable("a\x1b[2Jb \ud800\n")
+    'a\\x1b[2Jb \\ud800\n'
     """
-    return text.encode("utf-8", "backslashreplace").decode()
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

@@ -158,12 +158,3 @@ def one_line(text: str) -> str:
 def code(text: str) -> str:
     """The same in a code span."""
     return f"`{one_line(text).replace('`', ' ')}`"
-
-
-def printable(text: str) -> str:
-    """For a terminal: lines and tabs stay, other control characters are shown as escapes.
-
-    >>> printable("a\\x1b[2Jb\\n")
-    'a\\\\x1b[2Jb\\n'
-    """
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

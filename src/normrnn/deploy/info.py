@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from normrnn.deploy.card import of_run, printable
+from normrnn.deploy.card import of_run
 from normrnn.deploy.export import CARD
 from normrnn.deploy.tensors import FORMAT
-from normrnn.errors import UserError
+from normrnn.errors import UserError, printable
 from normrnn.files import open_regular
 from normrnn.runs.names import CONFIG
 from normrnn.runs.store import RunDirectory
