@@ -298,16 +298,20 @@ def _seal_again(content: bytearray, start: int = 0) -> None:
 
 
 def _forged_checkpoint(path: Path, draw: random.Random) -> str | None:
+    """Of a checkpoint the tensors or the note; of an export, which has none, what it holds."""
     content = path.read_bytes()
-    note = content.rindex(START)
+    note = content.rfind(START)
     payload = torch.load(io.BytesIO(content), weights_only=True)
-    said = json.loads(content[note:])
-    if draw.random() < 0.3:
+    said = json.loads(content[note:]) if note >= 0 else None
+    if said is not None and draw.random() < 0.3:
         said, where = _strange(said, draw)
     else:
         payload, where = _strange(payload, draw)
     saved = io.BytesIO()
     torch.save(payload, saved)
+    if said is None:
+        path.write_bytes(saved.getvalue())
+        return f"forged: {where}"
     comment = json.dumps(said).encode()
     start = saved.seek(-2, os.SEEK_END) + 2
     saved.write(len(comment).to_bytes(2, "little") + comment)

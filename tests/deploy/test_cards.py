@@ -241,3 +241,23 @@ def test_hostile_headers_are_sentences(cli: Cli, tmp_path: Path) -> None:
 def test_a_card_cannot_steer_the_terminal(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "m.md").write_text("# a\x1b]0;title\x07 card\n")
     assert cli("info", tmp_path / "m.md")[1] == "# a\\x1b]0;title\\x07 card\n"
+
+
+def test_strange_headers_are_sentences(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "m.safetensors"
+    strange = [3, [], {"__metadata__": 3}, {"__metadata__": []}, {"w": {"shape": [1e999]}}]
+    for header in strange:
+        text = json.dumps(header).encode()
+        file.write_bytes(len(text).to_bytes(8, "little") + text)
+        assert cli("info", file) == (1, "", f"normrnn: {file} is damaged: no safetensors file\n")
+
+
+def test_an_archive_that_cannot_be_unpacked_is_a_sentence(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "m.pt2"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("p/extra/card.md", "# a card\n" * 100)
+    content = bytearray(file.read_bytes())
+    at = content.index(b"card.md") + len("card.md")
+    content[at : at + 4] = b"\xff" * 4
+    file.write_bytes(content)
+    assert cli("info", file) == (1, "", f"normrnn: {file} is no export of normrnn\n")

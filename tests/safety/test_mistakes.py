@@ -240,6 +240,20 @@ def test_what_nobody_foresaw(
     assert "in fails" in file.read_text()
 
 
+def test_a_file_cannot_steer_the_terminal(cli: Cli, run: Path, caplog: Any) -> None:
+    """By what it holds, in a sentence or in a word on the way."""
+    config = json.loads((run / "config.json").read_text())
+    for name in ("recipe", "data"):
+        strange = json.dumps(config | {name: "a\x1b]0;b\x07\ud800"})
+        (run / "config.json").write_text(strange)
+        _, out, err = cli("report", run, "--out", run / "r.html")
+        code, _, more = cli("evaluate", run)
+        assert code
+        told = out + err + more + caplog.text
+        assert not {c for c in told if not c.isprintable()} - {"\n", "\t"}
+    assert "is now a\\x1b]0;b\\x07" in caplog.text
+
+
 def test_not_enough_memory_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     def fails(_: list[str]) -> int:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ... bytes")

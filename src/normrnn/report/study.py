@@ -438,8 +438,8 @@ def write(study: RecordedStudy) -> list[Path]:
     files = {
         TRIALS: _sealed_rows(trials),
         ABOUT: sealed_json(study.about),
-        "trials.csv": as_csv(trials).encode(),
-        "summary.md": markdown(trials, paper=study.paper).encode(),
+        "trials.csv": as_csv(trials).encode(errors="backslashreplace"),
+        "summary.md": markdown(trials, paper=study.paper).encode(errors="backslashreplace"),
     }
     for name, content in files.items():
         write_whole(out / name, content)
