@@ -1,6 +1,7 @@
 """The model card beside an export: Markdown with the front matter that model hubs read."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -8,8 +9,9 @@ from typing import Any
 
 from normrnn.config.jsonio import to_dict
 from normrnn.config.measure import Measure
-from normrnn.errors import UserError
-from normrnn.runs.names import EVALUATION, METRICS, MODEL
+from normrnn.errors import UserError, notice
+from normrnn.runs.names import CHECKPOINT, CONFIG, EVALUATION, METRICS, MODEL
+from normrnn.runs.note import config_changes
 from normrnn.runs.rows import Row, read_rows
 from normrnn.runs.store import RunDirectory
 from normrnn.seal import is_sealed
@@ -95,8 +97,9 @@ class About:
 
 
 def of_run(run: RunDirectory) -> About:
-    """The best model of a run."""
+    """The best model of a run; UserError for a config that is not its checkpoint's."""
     config = run.config()
+    _check(run)
     settings = to_dict(config)
     # Where the data lay is nobody's business elsewhere.
     settings["data"] = name = PurePath(config.data).name
@@ -118,6 +121,21 @@ def of_run(run: RunDirectory) -> About:
     )
 
 
+def _check(run: RunDirectory) -> None:
+    changes = config_changes(run.path, json.loads(run.read(CONFIG)))
+    if changes is None:
+        notice(f"{run.path} has no checksum of its {CONFIG}: not verified")
+        return
+    told = {name: f"{name} was {a}, is now {b}" for name, (a, b) in changes.items()}
+    changed = f"{run.path / CONFIG} was changed since {CHECKPOINT} was written"
+    # A run that goes on for longer, or with data that was moved, has these before its checkpoint.
+    own = [told.pop(name) for name in ("epochs", "data") if name in told]
+    if told:
+        raise UserError(f"{changed}: {', '.join(told.values())}; put it back as it was")
+    if own:
+        notice(f"{changed}: {', '.join(own)}")
+
+
 def _rows(run: RunDirectory, deciding: str) -> list[Row]:
     """Those of evaluation.json, or else the best validation in training and the test after it."""
     if run.has(EVALUATION):
@@ -125,19 +143,22 @@ def _rows(run: RunDirectory, deciding: str) -> list[Row]:
         is_sealed(content, run.path / EVALUATION)
         try:
             rows = [row for row in json.loads(content)["rows"] if _is_row(row)]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            # Only what the exported numbers give: a network with other statistics is another one.
+            return [row for row in rows if row["statistics"] == deciding]
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise UserError(f"{run.path / EVALUATION} is damaged") from None
-        # Only what the exported numbers give: a network with other statistics is another one.
-        return [row for row in rows if row["statistics"] == deciding]
     rows = [row for row in read_rows(run.path / METRICS) if row.get("statistics") == deciding]
     valid = [row for row in rows if row["split"] == "valid"]
+    if valid and not run.has(MODEL):
+        notice(f"{run.path / MODEL} is missing; what it reached is left out")
     best = [min(valid, key=lambda row: row["loss"])] if valid and run.has(MODEL) else []
     return best + [row for row in rows if row["split"] == "test"][-1:]
 
 
 def _is_row(row: Any) -> bool:
-    numbers = "loss", "count"
-    return isinstance(row["split"], str) and all(type(row[n]) in (int, float) for n in numbers)
+    numbers = [row[name] for name in ("loss", "count")]
+    known = all(type(n) in (int, float) and math.isfinite(n) for n in numbers)
+    return known and isinstance(row["split"], str)
 
 
 def _result(row: Row, measure: Measure) -> Result:
