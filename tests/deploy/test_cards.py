@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import yaml
 import normrnn
 from normrnn.deploy.info import info
 from normrnn.errors import UserError
+from normrnn.text.config import LanguageConfig
 from tests.commands.conftest import Cli, cli
 from tests.deploy.exported import SUFFIXES, logits
+from tests.tiny_runs import run_tiny
 
 __all__ = ["cli"]
 
@@ -243,15 +246,6 @@ def test_a_card_cannot_steer_the_terminal(cli: Cli, tmp_path: Path) -> None:
     assert cli("info", tmp_path / "m.md")[1] == "# a\\x1b]0;title\\x07 card\n"
 
 
-def test_strange_headers_are_sentences(cli: Cli, tmp_path: Path) -> None:
-    file = tmp_path / "m.safetensors"
-    strange = [3, [], {"__metadata__": 3}, {"__metadata__": []}, {"w": {"shape": [1e999]}}]
-    for header in strange:
-        text = json.dumps(header).encode()
-        file.write_bytes(len(text).to_bytes(8, "little") + text)
-        assert cli("info", file) == (1, "", f"normrnn: {file} is damaged: no safetensors file\n")
-
-
 def test_an_archive_that_cannot_be_unpacked_is_a_sentence(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "m.pt2"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -261,3 +255,34 @@ def test_an_archive_that_cannot_be_unpacked_is_a_sentence(cli: Cli, tmp_path: Pa
     content[at : at + 4] = b"\xff" * 4
     file.write_bytes(content)
     assert cli("info", file) == (1, "", f"normrnn: {file} is no export of normrnn\n")
+
+
+def test_the_card_of_a_run_that_was_changed(
+    tiny: LanguageConfig, cli: Cli, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    run_tiny(replace(tiny, epochs=1), run)
+    before = cli("info", run)[1]
+    assert "| valid |" in before
+    assert not caplog.text
+    good = (run / "config.json").read_text()
+    (run / "config.json").write_text(good.replace('"epochs": 1', '"epochs": 7'))
+    assert cli("info", run)[0] == 0
+    assert "was changed since checkpoint.pt was written: epochs was 1, is now 7" in caplog.text
+    (run / "config.json").write_text(good.replace('"batch": 8', '"batch": 9'))
+    code, out, err = cli("info", run)
+    assert (code, out) == (1, "")
+    assert "checkpoint.pt was written: train.batch was 8, is now 9; put it back" in err
+    (run / "config.json").write_text(good)
+    (run / "model.safetensors").unlink()
+    assert "| valid |" not in cli("info", run)[1]
+    assert "model.safetensors is missing; what it reached is left out" in caplog.text
+
+
+@pytest.mark.parametrize("count", ["Infinity", "NaN", "1e999", "1" + "0" * 400, "[]"])
+def test_an_evaluation_of_strange_numbers(count: str, cli: Cli, tmp_path: Path) -> None:
+    shutil.copytree(OLD / "text", tmp_path / "run")
+    file = tmp_path / "run" / "evaluation.json"
+    file.write_text(re.sub(r'"count": \d+', f'"count": {count}', file.read_text()))
+    code, out, err = cli("info", tmp_path / "run")
+    assert ("| valid |" not in out) if code == 0 else ("is damaged" in err)

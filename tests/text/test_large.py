@@ -172,3 +172,22 @@ def test_processes_at_once_make_one_entry(book: Path) -> None:
     assert len({process.communicate(timeout=120)[0] for process in started}) == 1
     assert [process.returncode for process in started] == [0, 0, 0]
     assert len([path for path in cache.folder().iterdir() if path.is_dir()]) == 1
+
+
+def test_a_sparse_file_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """It would take hours."""
+    with (tmp_path / "image").open("wb") as file:
+        file.write(b"a b\n")
+        file.truncate(2**44 - 2**20)
+    with pytest.raises(UserError, match="binary"):
+        open_texts(str(tmp_path / "image"))
+
+
+@pytest.mark.parametrize("contents", ["[" * 100_000, "3", '{"format": "normrnn text 1"}', "[]"])
+def test_a_damaged_list_of_contents(contents: str, book: Path) -> None:
+    expected = build_corpus(read_texts(str(book)), TextConfig())
+    build_corpus(open_texts(str(book)), TextConfig())
+    (listed,) = cache.folder().glob("*/contents.json")
+    listed.write_text(contents)
+    same(expected, build_corpus(open_texts(str(book)), TextConfig()))
+    assert "sha256" in listed.read_text()
