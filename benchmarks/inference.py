@@ -24,6 +24,7 @@ from normrnn.text.sampling import Sampling, sample
 
 WORDS = 10_000
 SIZES = {"small": 200, "medium": 650, "large": 1500}
+FORMATS = {"onnx": "onnx", "torch": "pt", "safetensors": "safetensors", "program": "pt2"}
 SHAPES = {"B32 T20 H200": (20, 32, 200, 200), "B32 T35 H650": (35, 32, 650, 650)}
 
 
@@ -125,7 +126,7 @@ def exports(name: str) -> None:
     model = network(SIZES[name])
     size = sum(p.numel() * 4 for p in model.parameters()) / 2**20
     with tempfile.TemporaryDirectory() as folder:
-        for form, suffix in (("onnx", "onnx"), ("torch", "pt"), ("safetensors", "safetensors")):
+        for form, suffix in FORMATS.items():
             start = time.perf_counter()
             file = Path(folder) / f"m.{suffix}"
             grown = peak_growth(lambda: normrnn.export(model, file, form), times=1)  # noqa: B023

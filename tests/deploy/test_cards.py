@@ -22,7 +22,7 @@ from normrnn.deploy.info import info
 from normrnn.errors import UserError
 from normrnn.text.config import LanguageConfig
 from tests.commands.conftest import Cli, cli
-from tests.deploy.exported import SUFFIXES, logits
+from tests.deploy.exported import SUFFIXES, log_posteriors, logits
 from tests.tiny_runs import run_tiny
 
 __all__ = ["cli"]
@@ -75,6 +75,7 @@ def test_the_card(cli: Cli, tmp_path: Path) -> None:
     card = (tmp_path / "out" / "README.md").read_text()
     front = yaml.safe_load(card.split("---\n")[1])
     assert front["pipeline_tag"] == "text-generation"
+    assert (front["library_name"], front["metrics"]) == ("normrnn", ["perplexity"])
     (entry,) = front["model-index"]
     row = next(
         row
@@ -146,6 +147,21 @@ def test_int8(cli: Cli, tmp_path: Path) -> None:
     whole = normrnn.export(OLD / "text", tmp_path / "whole", "onnx")
     expected = logits(whole, torch.zeros(3, 4).long(), zeros(4))
     torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
+
+
+def test_padding_does_not_reach_int8(tmp_path: Path) -> None:
+    """Dynamic int8 takes its range from all that a product is given."""
+    run, lengths = OLD / "speech", torch.tensor([4, 9])
+    file = normrnn.export(normrnn.load(run), tmp_path / "m.onnx", "onnx", quantize="int8")
+    x = torch.randn(9, 2, 6)
+    found = [log_posteriors(file, fill(x, value), lengths) for value in (0.0, 1e6, float("nan"))]
+    torch.testing.assert_close(found[1:], [found[0]] * 2, rtol=0, atol=0)
+
+
+def fill(x: torch.Tensor, value: float) -> torch.Tensor:
+    x = x.clone()
+    x[4:, 0] = value
+    return x
 
 
 def zeros(batch: int) -> tuple[Any, ...]:

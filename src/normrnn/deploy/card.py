@@ -64,11 +64,13 @@ class About:
     def _front(self) -> str:
         """JSON is YAML too, and quotes whatever stands in a name."""
         front: dict[str, Any] = {
+            "library_name": "normrnn",
             "tags": ["normrnn", "recurrent", "batch-normalization"],
         }
         if self.task:
             front["pipeline_tag"] = self.task
         if self.results:
+            front["metrics"] = sorted({result.measure for result in self.results})
             dataset = {"name": self.dataset, "type": self.dataset}
             results = [
                 {

@@ -151,7 +151,7 @@ def _quantised(
         way.write(whole, "")
         quantise(whole, smaller)
         sizes = [path.stat().st_size / 1e6 for path in (whole, smaller)]
-        words = f"Dynamic int8 weights: {sizes[1]:,.1f} MB instead of {sizes[0]:,.1f}."
+        words = f"Dynamic int8 weights: {sizes[1]:,.2f} MB instead of {sizes[0]:,.2f}."
         if run is not None:
             loss = task_of(run.config()).exported_loss
             try:

@@ -90,9 +90,13 @@ def write(parts: Parts, path: Path, card: str) -> None:
         scale = graph.constant("scale", _float(parts.scale))
         x = graph("Mul", [graph("Sub", ["features", mean], "centred"), scale], "normalised")
         lengths = graph("Cast", ["lengths"], "lengths32", to=graph.onnx.TensorProto.INT32)
+        inside = _inside(graph, "features", "lengths")
+        nothing = graph.constant("nothing", torch.zeros(()))
+        # The operator does not look at padding, but its int8 form takes a range from all of x.
+        x = graph("Where", [inside, x, nothing], "frames")
         x = recurrent(graph, rnn, x, lengths)
         x = graph("LogSoftmax", [_decoded(graph, parts, x, weight, "scores")], "logs", axis=-1)
-        _masked(graph, x, "features", "lengths", "log_posteriors")
+        graph("Where", [inside, x, nothing], "log_posteriors")
         inputs = [
             make("features", real, ["T", "B", len(parts.mean)]),
             make("lengths", whole, ["B"]),
@@ -190,8 +194,8 @@ def _decoded(graph: Graph, parts: Parts, x: str, weight: str, name: str) -> str:
     return graph("Add", [product, bias], name)
 
 
-def _masked(graph: Graph, x: str, features: str, lengths: str, name: str) -> str:
-    """0 where a sequence (B,) has ended."""
+def _inside(graph: Graph, features: str, lengths: str) -> str:
+    """Whether a frame (T, B, 1) lies inside its sequence."""
     constant = graph.constant
     zero, one = constant("zero", torch.tensor(0)), constant("one", torch.tensor(1))
     last = constant("last", torch.tensor([-1]))
@@ -199,8 +203,7 @@ def _masked(graph: Graph, x: str, features: str, lengths: str, name: str) -> str
     time = graph("Gather", [graph("Shape", [features], "shape"), zero], "time")
     steps = graph("Unsqueeze", [graph("Range", [zero, time, one], "steps"), second], "column")
     row = graph("Unsqueeze", [lengths, first], "row")
-    inside = graph("Unsqueeze", [graph("Less", [steps, row], "inside"), last], "mask")
-    return graph("Where", [inside, x, constant("nothing", torch.zeros(()))], name)
+    return graph("Unsqueeze", [graph("Less", [steps, row], "inside"), last], "mask")
 
 
 def _float(value: Any) -> Tensor:

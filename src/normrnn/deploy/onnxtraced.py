@@ -57,7 +57,11 @@ class _Ragged(nn.Module):
         dense_or_padded(input, lengths, resets)
         rnn, x = self.rnn, input.transpose(0, 1) if self.batch_first else input
         T, B, D = x.shape[0], x.shape[1], rnn.directions
-        steps = x.new_full((B,), T) if lengths is None else lengths
+        if lengths is None:
+            steps = x.new_full((B,), T)
+        else:  # int8 takes a range from all of x, padding too
+            steps, inside = lengths, torch.arange(T, device=x.device)[:, None] < lengths[None]
+            x = torch.where(inside[:, :, None], x, torch.zeros_like(x))
         if hx is None:
             hx = (x.new_zeros(rnn.layers * D, B, rnn.hidden),) * rnn.states
         states = (hx,) if isinstance(hx, Tensor) else tuple(hx)

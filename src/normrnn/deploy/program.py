@@ -8,7 +8,6 @@ import copy
 import json
 import warnings
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -228,11 +227,12 @@ def _write(model: nn.Module, example: Any, dynamic: Any, path: Path, card: str, 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of a part of torch that is young
         program = torch.export.export(model.eval(), example, dynamic_shapes=dynamic, strict=False)
-    content = BytesIO()
     extra = {"card.md": card, **{f"{name}.json": text for name, text in notes.items()}}
-    torch.export.save(program, content, extra_files=extra)
     with replacing(path) as file:
-        file.write(content.getbuffer())
+        try:
+            torch.export.save(program, file, extra_files=extra)
+        except RuntimeError as error:  # what torch makes of a full disk
+            raise OSError(None, str(error).splitlines()[0]) from None
 
 
 def snippet(parts: Parts | None, name: str) -> str:
