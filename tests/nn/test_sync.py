@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import normrnn
+from normrnn.ops.statistics import EVERYBODY, _AllReduce
 from tests.helpers import build, check_against_reference
 from tests.torchrun import started_ranks
 
@@ -66,9 +67,28 @@ def worker(rank: int, folder: Path) -> None:
     found: dict[str, Any] = {case: step(case, rank, sync=True) for case in CASES}
     found["recalibrated"] = recalibrated(rank)
     found["lone"] = lone_rows(rank)
+    found["twice"] = {case: twice(case, [rank], sync=True) for case in TWICE}
     found["one row each"] = one_row_each(rank)
     torch.save(found, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
+
+
+TWICE = ["sequence", "frame"]
+
+
+def twice(case: str, ranks: list[int], sync: bool) -> Tensor:
+    """The derivative of W_h's squared derivative with respect to W_x: of equally long sequences,
+    the loss and each square summed over ranks."""
+    layer = layer_of(case, sync=sync)
+    x = torch.cat([batch_of(rank)[0][:4, :2] for rank in ranks], 1)
+    loss = layer(x)[0].square().sum()
+    (first,) = torch.autograd.grad(loss, layer.weight_hh_l0, create_graph=True)
+    if sync:  # the derivative of the joined loss, on every rank
+        first = _AllReduce.apply(first, EVERYBODY)
+        (second,) = torch.autograd.grad(first.square().sum() / RANKS, layer.weight_ih_l0)
+        dist.all_reduce(second)
+        return second
+    return torch.autograd.grad(first.square().sum(), layer.weight_ih_l0)[0]
 
 
 def recalibrated(rank: int) -> dict[str, Tensor]:
@@ -143,6 +163,13 @@ def test_two_processes_equal_one(ranks: list[dict[str, Any]], case: str) -> None
     for name, parameter in layer.named_parameters():
         total = sum(ranks[rank][case]["parameters"][name] for rank in range(RANKS))
         close(total, parameter.grad, f"gradient of {name}")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", TWICE)
+def test_it_can_be_differentiated_twice(ranks: list[dict[str, Any]], case: str) -> None:
+    expected = twice(case, list(range(RANKS)), sync=False)
+    for rank in range(RANKS):
+        close(ranks[rank]["twice"][case], expected, f"of rank {rank}")
 
 
 def test_pooling_matters(ranks: list[dict[str, Any]]) -> None:

@@ -20,9 +20,8 @@ from normrnn.ops import operators
 from normrnn.ops.call import Call, InputNorm, Inputs, Plug, Result
 from normrnn.ops.flat import Flat, Spec, X, flattened
 from normrnn.ops.library import describe, library
-from normrnn.ops.normalise import LONE
 from normrnn.ops.operators import Made, derived_by_loop, is_compiled, operands, spec_of
-from normrnn.ops.statistics import Statistics, synchronised
+from normrnn.ops.statistics import LONE, Statistics, synchronised
 from normrnn.ops.steps import Steps, Traced
 
 __all__ = ["describe", "prefers", "run", "serves", "update"]

@@ -23,8 +23,8 @@ from normrnn.ops.call import (
     State,
     StepNorm,
 )
-from normrnn.ops.normalise import LONE, normalise
-from normrnn.ops.statistics import EVERYBODY, Groups, Pool, Statistics, wide
+from normrnn.ops.normalise import normalise
+from normrnn.ops.statistics import EVERYBODY, LONE, Groups, Pool, Statistics, wide
 from normrnn.ops.steps import Steps
 
 

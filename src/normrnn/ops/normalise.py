@@ -3,22 +3,20 @@
 import torch
 from torch import Tensor
 
+from normrnn.ops.pooled import pooled
 from normrnn.ops.statistics import (
     EVERYBODY,
+    Fixed,
     Groups,
     Pool,
     Statistics,
     measure,
     synchronised,
     wide,
+    with_lone,
 )
 
-Fixed = tuple[Tensor, Tensor]
-"""Mean and variance that do not come from the batch, each (1, C) or (K, C)."""
-LONE = (
-    "a time step with a single row is normalised with running statistics, and there are none: "
-    "construct the layer with track_running_stats=True, or drop the lone rows"
-)
+__all__ = ["Fixed", "normalise"]
 
 
 def normalise(
@@ -59,15 +57,13 @@ def normalise(
     """
     dtype, measured = wide(rows.dtype), None
     if batch:
-        found, centred = measure(rows, groups, sync, ranks)
+        if synchronised(sync, ranks):
+            out, measured = pooled(rows.to(dtype), (weight, bias), groups, eps, fixed, ranks)
+            return out.to(rows.dtype), measured
+        found, centred = measure(rows, groups)
         mean, var = found.mean, found.var
-        lone = found.count <= 1
-        if bool(lone.any()) if synchronised(sync, ranks) else min(groups.widths) == 1:
-            if fixed is None:
-                raise ValueError(LONE)
-            mean = torch.where(lone[:, None], _spread(fixed[0].to(dtype), mean), mean)
-            var = torch.where(lone[:, None], _spread(fixed[1].to(dtype), var), var)
-            centred = groups.each(rows.to(dtype), mean, torch.sub)
+        if min(groups.widths) == 1:
+            mean, var, centred = with_lone(found, centred, rows.to(dtype), groups, fixed)
         measured = Statistics(*(value.detach() for value in found))
     else:
         if fixed is None:
@@ -77,11 +73,3 @@ def normalise(
     scale = (var + eps).rsqrt()
     out = groups.each(centred, scale if weight is None else scale * weight, torch.mul)
     return (out if bias is None else out + bias).to(rows.dtype), measured
-
-
-def _spread(fixed: Tensor, like: Tensor) -> Tensor:
-    """Given statistics for as many groups as any rank has: the last row stands for the rest."""
-    missing = len(like) - len(fixed)
-    if len(fixed) > 1 and missing > 0:
-        fixed = torch.cat([fixed, fixed[-1:].expand(missing, -1)])
-    return fixed

@@ -17,6 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from normrnn.ops.steps import Run, Steps
 
+Fixed = tuple[Tensor, Tensor]
+"""Mean and variance that do not come from the batch, each (1, C) or (K, C)."""
+LONE = (
+    "a time step with a single row is normalised with running statistics, and there are none: "
+    "construct the layer with track_running_stats=True, or drop the lone rows"
+)
+
 
 class Statistics(NamedTuple):
     """Mean and biased variance (K, C) over ``count`` (K,) rows of each group."""
@@ -122,6 +129,31 @@ def measure(
     return Statistics(mean, squares / count[:, None], count), centred
 
 
+def with_lone(
+    found: Statistics, centred: Tensor, rows: Tensor, groups: Groups, fixed: Fixed | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, variance and centred rows, by ``fixed`` in groups of one row, which have no variance of
+    their own."""
+    lone = found.count <= 1
+    if not bool(lone.any()):
+        return found.mean, found.var, centred
+    if fixed is None:
+        raise ValueError(LONE)
+    mean, var = (
+        torch.where(lone[:, None], _spread(given.to(own.dtype), own), own)
+        for given, own in zip(fixed, found[:2], strict=True)
+    )
+    return mean, var, groups.each(rows, mean, torch.sub)
+
+
+def _spread(fixed: Tensor, like: Tensor) -> Tensor:
+    """Given statistics for as many groups as any rank has: the last row stands for the rest."""
+    missing = len(like) - len(fixed)
+    if len(fixed) > 1 and missing > 0:
+        fixed = torch.cat([fixed, fixed[-1:].expand(missing, -1)])
+    return fixed
+
+
 def pool(statistics: Statistics) -> Statistics:
     """All groups as one: the centred merge of K statistics, weighted by their counts."""
     if len(statistics.mean) == 1:
@@ -179,6 +211,11 @@ def _reduced(tensor: Tensor, op: Any, ranks: Pool) -> Tensor:
 
 def _most(groups: int, device: torch.device, ranks: Pool) -> int:
     return int(_reduced(torch.tensor(groups, device=device), dist.ReduceOp.MAX, ranks))
+
+
+def summed(values: Tensor, groups: int, ranks: Pool) -> Tensor:
+    """(K, …) of each rank -> (groups, …), the sum of all; not differentiable."""
+    return _reduced(_padded(values, groups).contiguous(), dist.ReduceOp.SUM, ranks)
 
 
 def _padded(values: Tensor, groups: int) -> Tensor:
