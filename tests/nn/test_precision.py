@@ -142,6 +142,7 @@ def test_a_penalty_on_gradients(norm: str) -> None:
     assert torch.autograd.gradcheck(penalty, (x,), eps=1e-6, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("norm", list(NORMS))
 @pytest.mark.parametrize("training", [True, False])
 def test_compile_with_a_graph_break(norm: str, training: bool) -> None:
