@@ -152,11 +152,13 @@ def test_compile_with_a_graph_break(norm: str, training: bool) -> None:
     x = torch.randn(5, 4, 3)
     twin = copy.deepcopy(model)
     compiled: Any = torch.compile(model, backend="eager")
+    # A covariance is torch's product, there of all rows, here of those that are frames.
+    last = 1e-6 if norm == "whiten" else 0.0
     for runner in (compiled, twin):
         out = runner(x, [5, 3, 3, 2])
         out.square().sum().backward()
     for (name, a), b in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
+        torch.testing.assert_close(a, b, rtol=last, atol=last, msg=name)
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         assert a.grad is not None
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=1e-6)
