@@ -2,6 +2,7 @@
 
     python -m benchmarks.layers [--json FILE] [--only small,medium] [--rounds N] [--no-memory]
     python -m benchmarks.layers --everyday [--cells LSTM,GRU,RNN] [--norms sequence,frame,…]
+    python -m benchmarks.layers --regularisers
 
 Every contender of a shape is timed in turn, round after round, in one process, and the best round
 counts: the machines are shared, so only ratios taken that way mean anything. nn.LSTM on a
@@ -289,8 +290,13 @@ def main() -> None:
     parser.add_argument("--everyday", action="store_true", help="many shapes, all cells")
     parser.add_argument("--cells", default=",".join(everyday.LAYERS), help="of --everyday")
     parser.add_argument("--norms", default=NORMS, help="of --everyday")
+    parser.add_argument("--regularisers", action="store_true", help="those of --everyday alone")
     parser.add_argument("--seconds", type=float, default=1.0, help="per shape of --everyday")
     args = parser.parse_args()
+    if args.regularisers:
+        print(describe())
+        everyday.regularisers(args.threads, args.seconds)
+        return
     if args.everyday:
         print(describe())
         for cell in args.cells.split(","):

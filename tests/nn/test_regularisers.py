@@ -290,6 +290,25 @@ def test_padding_is_never_looked_at(cell: str) -> None:
     assert all(p.grad.isfinite().all() for p in layer.parameters())
 
 
+@pytest.mark.slow
+def test_compiled_as_eager() -> None:
+    """The same masks in a graph; and the shares of test time in an exported one."""
+    how: dict[str, Any] = {"num_layers": 2, "dropout": 0.3, "dropout_kind": "locked"}
+    layer = normrnn.LSTM(3, 4, norm="frame", weight_drop=0.3, zoneout=(0.2, 0.2), **how)
+    x, found = torch.randn(5, 4, 3), []
+    for one in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        layer.zero_grad()
+        torch.manual_seed(6)
+        output = one(x)[0]
+        output.sum().backward()
+        found.append([output, *(p.grad for p in layer.parameters())])
+    for ours, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, ours)
+    layer.eval()
+    exported = torch.export.export(layer, (x,)).module()
+    torch.testing.assert_close(exported(x)[0], layer(x)[0])
+
+
 def test_what_does_not_go_together() -> None:
     for how in ({"weight_drop": 0.1}, {"zoneout": (0.1, 0.1)}, {"dropout_kind": "locked"}):
         with pytest.raises(ValueError, match="do not work with proj_size"):

@@ -48,8 +48,9 @@ def drop_weights(w_hh: Tensor, p: float) -> Tensor:
 
 def zoneout_mask(rows: int, units: int, share: float, like: Tensor) -> Tensor:
     """(rows, units), bool: where an old value stays; on the device of ``like``."""
-    keys, loaded = _keys(like), library()
-    if loaded is None or not (like.is_cpu and is_plain((like,)) and isinstance(rows, int)):
+    keys = _keys(like)
+    plain = is_plain((like,)) and like.is_cpu and isinstance(rows, int)
+    if not plain or (loaded := library()) is None:
         return _hashed(keys, rows * units, share, like.device).view(rows, units)
     mask = torch.empty((rows, units), dtype=torch.bool, device=like.device)
     _compiled(loaded, keys.tolist(), share, mask.numel(), 1.0, mask=mask)

@@ -21,8 +21,8 @@ def ptb_small() -> LanguageConfig:
 def ptb_small_regularised() -> LanguageConfig:
     """The small LSTM with locked dropout and weight drop: where normalisation might pay.
 
-    Dropout is locked on the embedding, between layers and before the softmax. Its settings suit
-    the baseline; the normalised network has the same.
+    Dropout is locked on the embedding, between layers and before the softmax. How strong the
+    regularisers are is a guess, not yet the outcome of a search; all networks have the same.
     """
     return LanguageConfig(
         recipe="ptb-small-regularised",
