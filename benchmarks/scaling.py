@@ -34,8 +34,8 @@ from normrnn.speech.load import build_model
 
 BATCH = 24
 SHARES = (24, 12, 6, 3, 1)
-COLLECTIVES = 4
-"""Of a normaliser: sums and squares, on the way there and on the way back."""
+COLLECTIVES = 3
+"""Of a normaliser: sums and squares on the way there, both together on the way back."""
 
 
 def seconds(step: Callable[[], Any], times: int = 3) -> float:
