@@ -10,7 +10,7 @@ import pytest
 from normrnn.errors import UserError
 from normrnn.recipes import recipe
 from normrnn.report.runs import examine, load
-from normrnn.report.study import RecordedStudy, read_study, write
+from normrnn.report.study import RecordedStudy, find_studies, read_study, write
 from normrnn.runs.machines import read_machines
 from normrnn.search.space import SPACES, draw
 from normrnn.search.study import ARMS, Plan, Study, storage_errors
@@ -121,6 +121,18 @@ def test_a_flipped_bit_in_a_study(name: str, tmp_path: Path) -> None:
     (tmp_path / "trials.jsonl").write_text("".join(json.dumps(t) + "\n" for t in TRIALS))
     read = read_study(tmp_path)
     assert (read.trials, read.problem, read.verified) == (TRIALS, "", False)
+
+
+def test_a_study_without_its_settings_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(RecordedStudy(tmp_path, TRIALS, ABOUT))
+    find_studies([tmp_path])
+    assert not caplog.text
+    (tmp_path / "study.json").unlink()
+    ((study,), _) = find_studies([tmp_path])
+    assert (study.trials, study.about) == (TRIALS, {})
+    assert f"{tmp_path / 'study.json'} is missing; what was searched is left out" in caplog.text
 
 
 def test_a_search_goes_on_over_no_damaged_results(cli: Cli, text_dir: Path, tmp_path: Path) -> None:

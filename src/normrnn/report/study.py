@@ -115,6 +115,8 @@ def find_studies(paths: Sequence[Path]) -> tuple[list[RecordedStudy], list[Path]
         if not own and (not inside or any(path.glob("*/config.json"))):
             rest.append(path)
     for study in found.values():
+        if not (study.path / ABOUT).exists():
+            notice(f"{study.path / ABOUT} is missing; what was searched is left out")
         if not study.verified:
             notice(f"{study.path} has no checksums: not verified")
     return list(found.values()), rest
