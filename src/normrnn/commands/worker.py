@@ -6,6 +6,7 @@ from pathlib import Path
 
 from normrnn.cli import guarded
 from normrnn.commands.train import said_once, train_and_report
+from normrnn.config.base import Config
 from normrnn.engine.launch import DIVERGED
 from normrnn.engine.loop import Diverged
 from normrnn.processes import given_order, stop_with_parent
@@ -16,11 +17,15 @@ def run(arguments: list[str]) -> int:
     """Train the config that was ordered in the directory named."""
     stop_with_parent()
     config, out = read_config(json.loads(given_order())), Path(arguments[0])
+    return said_once(lambda: _train(config, out, "--tensorboard" in arguments[1:]))
+
+
+def _train(config: Config, out: Path, tensorboard: bool) -> int:
     try:
-        return said_once(lambda: train_and_report(config, out, "--tensorboard" in arguments[1:]))
+        return train_and_report(config, out, tensorboard)
     except Diverged as error:
-        print(f"normrnn: {error}", file=sys.stderr)
-        return DIVERGED
+        error.code = DIVERGED  # of every process, also of those that say nothing
+        raise
 
 
 if __name__ == "__main__":
