@@ -43,9 +43,12 @@ def check_against_float64(case: Case) -> None:
     with threads(case.threads):
         assert kernel.serves(*problem(case, tensors))
         outputs, grads = computed(case, tensors, kernel.run)
+        with torch.no_grad():  # what there is no way back from may be computed another way
+            alone = outputs_of(kernel.run(*problem(case, tensors)))
     wanted, wanted_grads = in_float64(case, tensors)
     beside, beside_grads = computed(case, tensors, loop) if case.is_steep else (None, None)
     check(outputs, wanted, 2e-5, beside=beside)
+    check(alone, wanted, 2e-5, beside=beside)
     check(grads, wanted_grads, 1e-3 if case.few else 1e-4, least=1e-2, beside=beside_grads)
 
 

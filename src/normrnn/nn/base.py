@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from normrnn import norms
 from normrnn.nn import door, stack, tracing
 from normrnn.nn.batch import Normaliser
 from normrnn.nn.parameters import Parameters
+from normrnn.nn.recurrent import RecurrentNormaliser
+from normrnn.nn.whiten import Whitener
 from normrnn.ops import kernel
 from normrnn.ops.call import State
 from normrnn.ops.library import library
 from normrnn.ops.steps import Steps, Traced
 
-FEW_ROWS, SOME_ROWS = 32, 512
-"""Folding is a pass over the weights. For fewer rows, as in sampling, it does not pay; where the
-steps themselves are normalised and the compiled recurrence serves, not for some more either."""
+FEW_ROWS = 32
+"""Folding is a pass over the weights. For fewer rows, as in sampling, it does not pay."""
+_COMPILED = Normaliser, RecurrentNormaliser, Whitener
+"""Whose statistics of test time the compiled recurrence takes as they are."""
 
 
 class Normalised(Parameters):
@@ -92,8 +94,10 @@ class Normalised(Parameters):
             if self.norm is not None or self.peephole is not None:
                 tracing.refuse(self, "torch.jit.trace")
             return "torch"
-        if on_cpu and torch.compiler.is_compiling():
-            return "own"  # one operator; torch's would become T copies of a step
+        if on_cpu and (
+            torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        ):
+            return "own"  # one operator; torch's would be T copies of a step, and knows no vmap
         if not normalisers:
             if self.peephole is not None:
                 return "own"
@@ -114,16 +118,15 @@ class Normalised(Parameters):
     def _at_test_time(self, data: Tensor) -> str:
         """Statistics shared over time: folded weights can be avoided, or are worth it.
 
-        They are made anew at every call, since nothing tells of a change through ``p.data``. The
-        compiled recurrence reads statistics of the input transition as it goes, for nothing.
+        The compiled recurrence reads statistics as it goes, for nothing. Without it torch's
+        kernel is the faster one; its weights are made anew at every call, since nothing tells of
+        a change through ``p.data``, and to look takes longer than to multiply.
         """
         like, rows = self.weight_hh_l0, data.shape[:-1].numel()
         real = like.dtype == torch.float32 and like.is_cpu and not self.proj_size
-        known = all(type(n) is Normaliser for n in self.normalisers())  # to the kernel
+        known = all(type(n) in _COMPILED for n in self.normalisers())
         compiled = real and known and library() is not None
-        if compiled and norms.of(self.norm).acts == "input":
-            return "own"
-        return "own" if rows < (SOME_ROWS if compiled else FEW_ROWS) else "folded"
+        return "own" if compiled or rows < FEW_ROWS else "folded"
 
     def _trains_here(self, data: Tensor) -> bool:
         """Whether this is a training step that our kernel takes, and faster than torch's."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from normrnn import norms
+from normrnn.nn import tracing
 from normrnn.nn.batch import Normaliser
 from normrnn.nn.loading import FOLD, Hinting
 from normrnn.nn.normaliser import GateNorm
@@ -190,7 +191,7 @@ class Parameters(Hinting, nn.RNNBase):
             bias_hn = b_hh[-self.hidden_size :]
             b_hh = torch.cat([b_hh[: -self.hidden_size], torch.zeros_like(bias_hn)])
         peephole = Peephole(*(find(f"weight_c{gate}") for gate in "ifo"))
-        bias = None if b_ih is None else b_ih + b_hh
+        bias = None if b_ih is None else b_ih + tracing.apart(b_hh)
         return Weights(w_ih, Cell(w_hh, bias_hn, peephole, w_hr), bias)
 
     def _elsewhere(self, name: str) -> Any:

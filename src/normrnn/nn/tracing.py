@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 _COMPILER = "torch._dynamo.variables.builder"
@@ -38,6 +38,26 @@ def refuse(layer: Any, tool: str) -> None:
         "normrnn.fold(model.eval()) first, which puts plain layers of the same output in place, "
         "or use torch.export, which takes this one"
     )
+
+
+def apart(tensor: Any) -> Any:
+    """The same, with a gradient of its own memory: two parameters that are added have one gradient,
+    and compiled code would give both the same tensor, so that a second pass adds to it twice."""
+    return _Apart.apply(tensor) if torch.compiler.is_compiling() else tensor
+
+
+class _Apart(torch.autograd.Function):
+    @staticmethod
+    def forward(tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ARG004
+        return grads[0].clone()
 
 
 def plain(layer: Any) -> nn.RNNBase:
@@ -75,7 +95,9 @@ class _Awaiting(MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec: Any = importlib.util.find_spec(fullname)
-        execute = spec.loader.exec_module
+        execute = getattr(getattr(spec, "loader", None), "exec_module", None)
+        if execute is None:
+            return None
 
         def exec_module(module: Any) -> None:
             execute(module)
@@ -86,12 +108,17 @@ class _Awaiting(MetaPathFinder):
 
 
 def _allow(builder: Any, layers: type[nn.Module]) -> None:
-    wrap = builder.VariableBuilder.wrap_module
+    """In another torch that has no such place nothing is done: its compiler then runs our layers
+    eagerly, between two graphs, as it runs its own."""
+    kind, config = (getattr(builder, name, None) for name in ("VariableBuilder", "config"))
+    wrap: Any = getattr(kind, "wrap_module", None)
+    if wrap is None or not hasattr(config, "allow_rnn") or not hasattr(config, "patch"):
+        return
 
-    def wrap_module(self: Any, value: nn.Module) -> Any:
+    def wrap_module(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(value, layers):
-            return wrap(self, value)
+            return wrap(self, value, *args, **kwargs)
         with builder.config.patch(allow_rnn=True):
-            return wrap(self, value)
+            return wrap(self, value, *args, **kwargs)
 
     builder.VariableBuilder.wrap_module = wrap_module

@@ -16,6 +16,7 @@ from normrnn.ops.whiten import (
     CovariancePopulation,
     covariance,
     fold_whitening,
+    whitened,
     whitener,
 )
 
@@ -30,8 +31,10 @@ class Whitener(StatisticalNorm):
     """
 
     running_cov: Tensor | None
-    _known: tuple[Tensor, Tensor] | None = None
-    """A running covariance and its root."""
+    _known: tuple[Any, Tensor, Tensor] | None = None
+    """ε and shrinkage, a running covariance, and its root."""
+    _product: tuple[Tensor, Tensor, Tensor] | None = None
+    """Weights, the root, and the product of both."""
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class Whitener(StatisticalNorm):
             known[how] = found, whitener(found.cov, *how)
         found, root = known[how]
         self._observe(found)
-        return fold_whitening(weights, self.bias, found.mean, root)
+        return fold_whitening(weights, self.bias, found.mean, whitened(weights.w_ih, root))
 
     def is_alone(self, steps: Steps) -> bool:
         return self._is_lone(steps.rows)
@@ -140,18 +143,43 @@ class Whitener(StatisticalNorm):
     def folded(self, weights: Weights) -> Weights:
         """Plain weights of the same eval output."""
         assert self.running_mean is not None
-        root = self._root()
-        return fold_whitening(weights, self.bias, self.running_mean.to(root.dtype), root)
+        root, w_ih = self._root(), weights.w_ih
+        mean = self.running_mean.to(root.dtype)
+        if not kernel.is_plain((w_ih,)) or (torch.is_grad_enabled() and w_ih.requires_grad):
+            return fold_whitening(weights, self.bias, mean, whitened(w_ih, root))
+        return fold_whitening(weights, self.bias, mean, self._whitened(w_ih, root))
 
     @torch.no_grad()
     def _root(self) -> Tensor:
         """Of the running covariance; the last one is kept, since looking is cheaper."""
-        cov = self.running_cov
+        cov, how = self.running_cov, (self.eps, self.shrinkage)
         assert cov is not None
-        lasting = kernel.is_plain((cov,)) and not torch.is_inference_mode_enabled()
-        if lasting and self._known is not None and torch.equal(self._known[0], cov):
-            return self._known[1]
-        root = whitener(cov.to(torch.float64), self.eps, self.shrinkage).to(wide(cov.dtype))
-        if lasting:
-            self._known = cov.clone(), root
+        if not kernel.is_plain((cov,)):
+            return whitener(cov.to(torch.float64), *how).to(wide(cov.dtype))
+        if self._known is not None and self._known[0] == how and _are_same(self._known[1], cov):
+            return self._known[2]
+        with torch.inference_mode(False):  # what is kept serves others too
+            seen = cov.clone()
+            root = whitener(seen.to(torch.float64), *how).to(wide(cov.dtype))
+        self._known = how, seen, root
         return root
+
+    @torch.no_grad()
+    def _whitened(self, w_ih: Tensor, root: Tensor) -> Tensor:
+        """The same of the product with the weights, which takes I times as long as a look."""
+        known = self._product
+        if known is not None and known[1] is root and _are_same(known[0], w_ih):
+            return known[2]
+        with torch.inference_mode(False):
+            seen = w_ih.clone()
+            self._product = made = seen, root, whitened(seen, root)
+        return made[2]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is only kept for speed."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("_known", "_product")}
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    alike = one.dtype == other.dtype and one.device == other.device
+    return alike and torch.equal(one, other)

@@ -51,8 +51,10 @@ KINDS = {
     StepNorm.__name__: (0, 1),
     RowNorm.__name__: (2, 2),
     RecurrentNorm.__name__: (1, 3),
+    "shared": (3, 0),
 }
-"""What is normalised before the loop and inside a step, as `kernels/job.h` counts them."""
+"""What is normalised before the loop and inside a step, as `kernels/job.h` counts them; "shared"
+is a StepNorm by given statistics that are the same at every step, without a way back."""
 _COLUMNS, _FEATURES = 1, 2
 _OVER_ROWS, _OVER_FEATURES, _PRODUCTS = 1, 2, 3
 _SPLIT_UNITS, _SPLIT_ROWS = 0, 1
@@ -147,12 +149,21 @@ class Form(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _form(spec: Spec, H: int, I: int, slots: bool, masks: bool) -> Form:  # noqa: E741
+def _form(
+    spec: Spec,
+    H: int,
+    I: int,  # noqa: E741
+    slots: bool,
+    masks: bool,
+    keep: bool,
+) -> Form:
     loaded = library(H)
     assert loaded is not None
     options = spec.options
     batch, per_step = options.get("batch", False), options.get("per_step", False)
-    outer, inner = KINDS[spec.plug]
+    shared = spec.plug == StepNorm.__name__ and not (batch or slots or keep)
+    plug = "shared" if shared else spec.plug
+    outer, inner = KINDS[plug]
     if inner == _PRODUCTS:
         per_step = True
     elif outer == _COLUMNS and not batch:  # shared over time they need no groups
@@ -162,10 +173,10 @@ def _form(spec: Spec, H: int, I: int, slots: bool, masks: bool) -> Form:  # noqa
     cell, eps = options.get("cell", False), options.get("eps", 0.0)
     how = eps, batch, per_step, slots, cell, masks
     sizes = loaded.vector, *widths, spec.channels(H)
-    return Form(spec.mode, spec.reverse, spec.plug, H, I, *how, *sizes)
+    return Form(spec.mode, spec.reverse, plug, H, I, *how, *sizes)
 
 
-def form_of(spec: Spec, tensors: Flat) -> Form:
+def form_of(spec: Spec, tensors: Flat, keep: bool = True) -> Form:
     w_ih, w_hh = tensors[spec.first_cell : spec.first_cell + 2]
     place = spec.place("fixed")
     fixed = None if place is None else tensors[place]
@@ -173,7 +184,8 @@ def form_of(spec: Spec, tensors: Flat) -> Form:
     slots = fixed is not None and bool(fixed.shape[0] > 1)
     H, features = w_hh.shape[1], 0 if w_ih is None else w_ih.shape[1]
     masks = any([t is not None and t.dtype == torch.bool for t in tensors[KEPT_H:FIRST]])  # noqa: C419
-    return _form(spec, int(H), int(features), slots, masks)  # a layer's own sizes are no symbols
+    # A layer's own sizes are never symbols.
+    return _form(spec, int(H), int(features), slots, masks, keep)
 
 
 class Plan(NamedTuple):

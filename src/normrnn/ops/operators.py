@@ -94,7 +94,7 @@ def forward(
     """By C; ``keep``: for a way back, in a block of as many floats as it takes, or of
     ``kept_floats``, and then with 0 between what is written: an operator's results are defined."""
     solid = [None if t is None else t.contiguous() for t in tensors]
-    form = form_of(spec, solid)
+    form = form_of(spec, solid, keep)
     loaded = library(form.H)
     assert loaded is not None
     present = tuple([t is not None for t in solid])

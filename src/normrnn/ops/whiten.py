@@ -63,6 +63,8 @@ class _InverseRoot(torch.autograd.Function):
     divided by a difference, so equal eigenvalues do no harm.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(matrix: Tensor, least: float) -> Any:
         finite = matrix.isfinite().all()
@@ -93,10 +95,15 @@ class _InverseRoot(torch.autograd.Function):
             return vectors @ (factor * inner) @ vectors.t(), None
 
 
-def fold_whitening(weights: Weights, beta: Tensor | None, mean: Tensor, root: Tensor) -> Weights:
-    """Plain weights that do to x what W_x does to whitened x, plus β."""
+def whitened(w_ih: Tensor, root: Tensor) -> Tensor:
+    """W_x Σ^{-1/2}, in the type of the root."""
     with _exactly(root.device.type):
-        w_ih = weights.w_ih.to(root.dtype) @ root
+        return w_ih.to(root.dtype) @ root
+
+
+def fold_whitening(weights: Weights, beta: Tensor | None, mean: Tensor, w_ih: Tensor) -> Weights:
+    """Plain weights that do to x what W_x does to whitened x, plus β; ``w_ih``: whitened."""
+    with _exactly(w_ih.device.type):
         shift = -(w_ih @ mean)
         bias = shift if beta is None else beta + shift
     dtype = weights.w_ih.dtype

@@ -111,6 +111,7 @@ INLINE void step_nothing(const Loop *L, int64_t t, const float *before, float *a
             }
             if (mode == GRU && d->bias_hn)
                 bias = load_n(d->bias_hn + v * VW, (int)least(J->H - v * VW, VW));
+            if (mode == GRU && J->outer == SUMS) bias *= k[2]; /* it is part of the sum */
             for (int64_t i = 0; i < rows; i++) {
                 const int64_t r = s.row0 + i * s.stride;
                 const float *x = d->pre + (J->offsets[t] + r) * J->ldx + column(v, 0, G);

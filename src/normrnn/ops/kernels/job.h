@@ -10,8 +10,10 @@
 #include "product.h"
 
 enum { RNN_TANH, RNN_RELU, LSTM, GRU };
-/* What is normalised before the loop: nothing, the columns of W_x x, or its rows ("layer"). */
-enum { PLAIN, COLUMNS, FEATURES };
+/* What is normalised before the loop: nothing, the columns of W_x x, or its rows ("layer"). SUMS:
+ * those of W_x x + W_h h, by given statistics, the same at every step: W_h is scaled as it is
+ * packed, and a step has nothing left to do. There is no way back. */
+enum { PLAIN, COLUMNS, FEATURES, SUMS };
 /* What is normalised inside a step: nothing, its sums over the rows of the step ("hidden"), the
  * recurrent product over the features of a row ("layer"), or over the rows of the step
  * ("recurrent"); with the last two the cell too. */

@@ -169,6 +169,17 @@ static void pack_rows(Gates o, int64_t K, const float *W, float *P, int64_t from
         }
 }
 
+/* The same times a number per packed column. */
+static void scale_rows(Gates o, int64_t K, const float *scale, float *P, int64_t from, int64_t to) {
+    const int64_t w = panel_width(o);
+    for (int64_t p = from; p < to; p++)
+        for (int64_t k = 0; k < K; k++)
+            for (int64_t c = 0; c < w; c += VW) {
+                float *t = P + (p * K + k) * w + c;
+                store(t, load(t) * load(scale + p * w + c));
+            }
+}
+
 /* Blocks of two vectors of columns; the last may be one. */
 enum { BLOCK = 2 * VW };
 INLINE int block_vectors(int64_t columns, int64_t b) { return columns - b * BLOCK > VW ? 2 : 1; }

@@ -368,7 +368,8 @@ static void prepare(const Job *J) {
             pack_vector(o, d->gamma_hh, 1.0f, d->gamma_h);
         if (J->inner == PRODUCTS) prepare_products(J, d);
         const int64_t K = J->inner == OVER_ROWS || J->per_step ? J->T : 1;
-        for (int64_t k = 0; k < K && (J->outer == COLUMNS || J->inner == OVER_ROWS); k++) {
+        const int any = J->outer == COLUMNS || J->outer == SUMS || J->inner == OVER_ROWS;
+        for (int64_t k = 0; k < K && any; k++) {
             const int own = is_own(J, k);
             if (J->inner == OVER_ROWS && own) continue;
             const int64_t slot = own ? k * J->ldc : J->fixed_per_step ? k * J->ldc : 0;
@@ -568,6 +569,8 @@ static void forward_part(const Crew *c, int id, int threads) {
         const Direction *d = &J->d[i];
         float *mine = room + i * (packed + 3 * states), *h = mine + packed;
         pack_rows(o, H, d->w_hh, mine, P * s.me / s.of, P * (s.me + 1) / s.of);
+        if (J->outer == SUMS)
+            scale_rows(o, H, d->scale, mine, P * s.me / s.of, P * (s.me + 1) / s.of);
         for (int64_t r = B * s.me / s.of; r < B * (s.me + 1) / s.of; r++) {
             memset(h + r * lanes, 0, (size_t)lanes * 4);
             memset(h + 2 * states + r * lanes, 0, (size_t)lanes * 4);
