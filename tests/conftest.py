@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from normrnn.errors import notice
 from tests.tiny_runs import text_dir, tiny, tiny_frame
 from tests.tiny_speech import speech_dir, tiny_baseline, tiny_speech
 
@@ -45,6 +46,12 @@ def _ctrl_c() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet() -> None:
+    """What is said once is said once in every test."""
+    notice.cache_clear()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -45,7 +45,8 @@ def test_a_comparison_starts_as_many_processes(
             pass
 
     monkeypatch.setattr(command, "Jobs", Spy)
-    command._train([], 0, command.Console(quiet=True))
+    request = command.Request((), 1, 0, Path(), tensorboard=False, target=None, tuning=None)
+    command._train([], request, command.Console(quiet=True))
     assert limits == [3]
 
 

@@ -61,9 +61,7 @@ def normalise(
             out, measured = pooled(rows.to(dtype), (weight, bias), groups, eps, fixed, ranks)
             return out.to(rows.dtype), measured
         found, centred = measure(rows, groups)
-        mean, var = found.mean, found.var
-        if min(groups.widths) == 1:
-            mean, var, centred = with_lone(found, centred, rows.to(dtype), groups, fixed)
+        mean, var, centred = with_lone(found, centred, rows.to(dtype), groups, fixed)
         measured = Statistics(*(value.detach() for value in found))
     else:
         if fixed is None:

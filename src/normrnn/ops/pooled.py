@@ -39,7 +39,7 @@ class _Pooled(torch.autograd.Function):
         ranks: Pool,
     ) -> tuple[Tensor, ...]:
         found, centred = measure(rows, groups, True, ranks)
-        mean, var, centred = with_lone(found, centred, rows, groups, fixed)
+        mean, var, centred = with_lone(found, centred, rows, groups, fixed, shared=True)
         scale = (var + eps).rsqrt()
         out = groups.each(centred, scale if weight is None else scale * weight, torch.mul)
         if bias is not None:
@@ -81,7 +81,7 @@ def _again(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     rows, weight, bias, *_ = ctx.saved_tensors
     groups, eps, fixed, ranks = ctx.how
     found, centred = measure(rows, groups, True, ranks)
-    _, var, centred = with_lone(found, centred, rows, groups, fixed)
+    _, var, centred = with_lone(found, centred, rows, groups, fixed, shared=True)
     scale = (var + eps).rsqrt()
     out = groups.each(centred, scale if weight is None else scale * weight, torch.mul)
     out = out if bias is None else out + bias

@@ -130,12 +130,17 @@ def measure(
 
 
 def with_lone(
-    found: Statistics, centred: Tensor, rows: Tensor, groups: Groups, fixed: Fixed | None
+    found: Statistics,
+    centred: Tensor,
+    rows: Tensor,
+    groups: Groups,
+    fixed: Fixed | None,
+    shared: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and centred rows, by ``fixed`` in groups of one row, which have no variance of
-    their own."""
+    their own; ``shared`` counts are other ranks' too, which the device alone knows."""
     lone = found.count <= 1
-    if not bool(lone.any()):
+    if not (bool(lone.any()) if shared else min(groups.widths) == 1):
         return found.mean, found.var, centred
     if fixed is None:
         raise ValueError(LONE)
