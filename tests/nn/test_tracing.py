@@ -52,6 +52,7 @@ def check(tool: str, cases: list[str], timeout: float) -> None:
     assert out.splitlines() == [f"{tool} {case} {mode}" for case in cases for mode in modes]
 
 
+@pytest.mark.matrix(2)  # every tool with every norm is among the slow ones
 @pytest.mark.parametrize("tool", FEW)
 def test_a_tracer_sees_what_the_layer_computes(tool: str) -> None:
     check(tool, FEW[tool], 500)
