@@ -1,5 +1,7 @@
 """Every format gives the eval output of the network it was made from, at any T and B."""
 
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -353,3 +355,28 @@ def test_a_bare_layer(tmp_path: Path) -> None:
     x = torch.randn(5, 2, 3)
     torch.testing.assert_close(plain(x)[0], layer.eval()(x)[0])
     assert modules(normrnn.export(text_model(), tmp_path / "t"))[0]["rnn"].num_layers == 2
+
+
+FULL = """
+import resource, sys, torch, normrnn
+model = normrnn.LSTM(20, 64, norm=None).eval()
+resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+for format, suffix in zip(sys.argv[2::2], sys.argv[3::2]):
+    try:
+        file = f"{sys.argv[1]}/{format}.{suffix}"
+        normrnn.export(model, file, format=format, example=(torch.zeros(3, 2, 20),))
+    except normrnn.errors.UserError as error:
+        print(format, "File too large; what was there is kept" in str(error))
+"""
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+    """In a process: torch's writer of archives ends it when a write fails as it closes."""
+    for format, suffix in SUFFIXES.items():
+        (tmp_path / f"{format}.{suffix}").write_text("before")
+    words = [word for pair in SUFFIXES.items() for word in pair]
+    command = [sys.executable, "-W", "ignore", "-c", FULL, str(tmp_path), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [word for format in SUFFIXES for word in (format, "True")]
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"before"}

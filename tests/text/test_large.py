@@ -79,6 +79,16 @@ def test_it_is_encoded_once(book: Path, monkeypatch: pytest.MonkeyPatch) -> None
         build_corpus(open_texts(str(book)), TextConfig())
 
 
+def test_a_text_that_changes_while_it_is_read_is_refused(book: Path) -> None:
+    before, config = book.read_bytes(), TextConfig()
+    found = open_texts(str(book))
+    book.write_text("other words\n" * 300)
+    with pytest.raises(UserError, match="changed while it was read"):
+        build_corpus(found, config)
+    book.write_bytes(before)  # nothing is kept under its hash that was not made of it
+    same(build_corpus(read_texts(str(book)), config), build_corpus(open_texts(str(book)), config))
+
+
 def test_a_damaged_entry_is_made_again(book: Path) -> None:
     def corpus() -> Corpus:
         return build_corpus(open_texts(str(book)), TextConfig())

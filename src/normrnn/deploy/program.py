@@ -17,7 +17,7 @@ from torch._higher_order_ops.scan import scan
 from torch.export import Dim
 
 from normrnn.deploy.parts import Direction, Parts, Recurrent, dense_or_padded, without_norms
-from normrnn.files import replacing
+from normrnn.files import deferring, replacing
 
 State = tuple[Tensor, ...]
 
@@ -228,16 +228,16 @@ def _write(model: nn.Module, example: Any, dynamic: Any, path: Path, card: str, 
         warnings.simplefilter("ignore")  # of a part of torch that is young
         program = torch.export.export(model.eval(), example, dynamic_shapes=dynamic, strict=False)
     extra = {"card.md": card, **{f"{name}.json": text for name, text in notes.items()}}
-    with replacing(path) as file:
-        try:
-            torch.export.save(program, file, extra_files=extra)
-        except RuntimeError as error:  # what torch makes of a full disk
-            raise OSError(None, str(error).splitlines()[0]) from None
+    with replacing(path) as file, deferring(file) as patient:
+        torch.export.save(program, patient, extra_files=extra)
 
 
 def snippet(parts: Parts | None, name: str) -> str:
     """Code that runs the file with torch alone."""
-    start = f"import torch\n\nmodel = torch.export.load({json.dumps(name)}).module()\n"
+    start = (
+        "import torch\n\n# unpickles: only for files of people you trust\n"
+        f"model = torch.export.load({json.dumps(name)}).module()\n"
+    )
     if parts is None:
         return start
     rnn = parts.recurrent

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from normrnn.deploy.parts import Parts, Recurrent, without_norms
-from normrnn.files import replacing
+from normrnn.files import deferring, replacing
 from normrnn.nn.base import Normalised
 from normrnn.seal import BLANK
 
@@ -90,11 +90,8 @@ def write_torch(portable: Portable, path: Path, card: str) -> None:
         "notes": dict(portable.notes),
         "card": card,
     }
-    with replacing(path) as file:
-        try:
-            torch.save(saved, file)
-        except RuntimeError as error:  # what torch makes of a full disk
-            raise OSError(None, str(error).splitlines()[0]) from None
+    with replacing(path) as file, deferring(file) as patient:
+        torch.save(saved, patient)
 
 
 def write_safetensors(portable: Portable, path: Path, card: str) -> None:

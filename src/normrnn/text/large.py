@@ -52,6 +52,18 @@ class LargeTexts:
     parts: Mapping[str, Lines]
     source: str
     sha256: str
+    files: Mapping[Path, str]
+    """The hash of each."""
+
+    def check(self) -> None:
+        """UserError if a text is no longer the one that was looked at."""
+        for path, sha256 in self.files.items():
+            try:
+                same = _look(path)[0] == sha256
+            except (OSError, UserError):
+                same = False
+            if not same:
+                raise UserError(f"{path} changed while it was read; try again when it is whole")
 
     def key(self, *settings: Any) -> str:
         """Of what these texts become under some settings."""
@@ -66,17 +78,18 @@ def large(path: Path) -> LargeTexts | None:
         if sum(file.stat().st_size for file in files.values()) < LARGE:
             return None
         looks = {split: _look(file) for split, file in files.items()}
+        hashes = {file: looks[split][0] for split, file in files.items()}
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
     if path.is_dir():
         parts = {split: Lines(files[split], 0, looks[split][1]) for split in SPLITS}
         joined = "".join(looks[split][0] for split in SPLITS)
-        return LargeTexts(parts, str(path), hashlib.sha256(joined.encode()).hexdigest())
+        return LargeTexts(parts, str(path), hashlib.sha256(joined.encode()).hexdigest(), hashes)
     sha256, lines = looks[""]
     a, b = bounds(lines, str(path))
     cuts = zip(SPLITS, (0, a, b), (a, b, lines), strict=True)
     parts = {split: Lines(path, first, stop) for split, first, stop in cuts}
-    return LargeTexts(parts, f"{path}, split 90/5/5 by lines", sha256)
+    return LargeTexts(parts, f"{path}, split 90/5/5 by lines", sha256, hashes)
 
 
 def ids_of(
@@ -87,6 +100,7 @@ def ids_of(
 
     def make(folder: Path) -> None:
         _encode(texts, level, vocabulary, folder)
+        texts.check()
 
     found = cache.entry(key, make)
     ids = {split: _mapped(found / f"{split}.ids") for split in SPLITS}
