@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 from torch.export import Dim
+from torch.fx.experimental import _config as shapes
 
 from normrnn.deploy.parts import Direction, Parts, Recurrent, dense_or_padded, without_norms
 from normrnn.files import deferring, replacing
@@ -224,7 +225,9 @@ def _scanned(layer: nn.RNNBase) -> Scanned:
 
 
 def _write(model: nn.Module, example: Any, dynamic: Any, path: Path, card: str, notes: Any) -> None:
-    with warnings.catch_warnings(), torch.no_grad():
+    # Sizes that happen to be equal in the example, a batch of 3 and a GRU's gates, stay two sizes.
+    apart: Any = shapes.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+    with warnings.catch_warnings(), torch.no_grad(), apart:
         warnings.simplefilter("ignore")  # of a part of torch that is young
         program = torch.export.export(model.eval(), example, dynamic_shapes=dynamic, strict=False)
     extra = {"card.md": card, **{f"{name}.json": text for name, text in notes.items()}}
