@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import normrnn
 from normrnn import norms
@@ -231,3 +232,73 @@ def test_mistakes_raise_torchs_types(ours: Any, torchs: Any, what: str) -> None:
 def test_an_unknown_keyword_is_named_with_its_layer() -> None:
     with pytest.raises(TypeError, match=r"LSTM.__init__\(\) got an unexpected.*'normalise'"):
         normrnn.LSTM(3, 2, normalise=True)  # type: ignore[call-arg]
+
+
+class Scaled(normrnn.GRU):
+    """Somebody's layer with something of its own."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.scale = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, input: Any, hx: Any = None, lengths: Any = None, resets: Any = None) -> Any:
+        return super().forward(input * self.scale, hx, lengths, resets)
+
+
+class Renamed(normrnn.GRU):
+    """And with nothing."""
+
+
+class TestSubclasses:
+    """What they add is never lost in silence."""
+
+    @pytest.mark.parametrize("norm", ["sequence", None])
+    @pytest.mark.parametrize("plain", [None, True, False])
+    def test_folding(self, norm: Any, plain: bool | None) -> None:
+        x = torch.randn(5, 4, 3)
+        for kind, own in ((Scaled, True), (Renamed, False)):
+            model = nn.Sequential(kind(3, 2, norm=norm))
+            model(x)
+            model.eval()
+            if own:
+                with pytest.raises(ValueError, match="Scaled has a forward of its own"):
+                    normrnn.fold(model, plain)
+            else:
+                torch.testing.assert_close(normrnn.fold(model, plain)(x)[0], model(x)[0])
+
+    def test_converting(self) -> None:
+        for kind in (Scaled, Renamed):
+            with pytest.raises(ValueError, match=f"{kind.__name__} .* may add something"):
+                normrnn.convert(kind(3, 2, norm=None), batches=[torch.randn(5, 4, 3)])
+
+    def test_streaming(self) -> None:
+        layer, x = Scaled(3, 2), torch.randn(5, 3)
+        layer(torch.randn(5, 4, 3))
+        stream = normrnn.Stream(layer.eval())
+        found = torch.stack([stream.push(frame) for frame in x])
+        torch.testing.assert_close(found, layer(x)[0])
+
+    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+    def test_scripting(self) -> None:
+        with pytest.raises(ValueError, match="forward of its own"):
+            torch.jit.script(Scaled(3, 2, norm=None))
+        dropping = normrnn.GRU(3, 2, norm=None, weight_drop=0.5)
+        with pytest.raises(RuntimeError, match=r"weight_drop=0\.5"):
+            torch.jit.script(dropping)
+        x = torch.randn(5, 4, 3)
+        model = nn.Sequential(dropping.eval())
+        torch.testing.assert_close(torch.jit.script(model)(x)[0], dropping(x)[0])
+        assert type(model[0]) is nn.GRU  # torch's doing; docs/moving.md says so
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_layer_made_of_fake_tensors(norm: str) -> None:
+    """As tools do that look at sizes; nothing of theirs is left for real ones to find."""
+    for _ in range(2):
+        with FakeTensorMode():
+            layer = normrnn.LSTM(3, 2, **NORMS[norm])
+            layer(torch.randn(7, 6, 3))[0].sum().backward()
+        layer = normrnn.LSTM(3, 2, **NORMS[norm])
+        layer(torch.randn(7, 6, 3))[0].sum().backward()
+        assert layer.weight_hh_l0.grad is not None
+        assert torch.isfinite(layer.weight_hh_l0.grad).all()

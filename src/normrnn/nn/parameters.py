@@ -209,7 +209,12 @@ class Parameters(Hinting, nn.RNNBase):
         ``keep``: one of ours without a norm will do. A warning if statistics were never updated.
         """
         row, reason, normalisers = norms.of(self.norm), None, self.normalisers()
-        if self.peephole is not None and not keep:
+        if type(self).forward is not self._kind("normrnn.nn.layers").forward:
+            reason = (
+                f"{type(self).__name__} has a forward of its own, which would be lost; what it "
+                "does belongs into a module around the layer"
+            )
+        elif self.peephole is not None and not keep:
             reason = f"peephole={self.peephole!r}: torch's layers have no peepholes"
         elif any(self.zoneout) and not keep:
             reason = f"zoneout={self.zoneout}: torch's layers keep nothing of a state as it was"
@@ -246,8 +251,7 @@ class Parameters(Hinting, nn.RNNBase):
         normalisers = self.normalisers()
         more: dict[str, Any] = {"norm": None} if keep else {}
         more |= {"peephole": self.peephole} if self.peephole is not None else {}
-        home = "normrnn.nn.layers" if keep else nn.RNN.__module__
-        kind = next(base for base in type(self).__mro__ if base.__module__ == home)
+        kind = self._kind("normrnn.nn.layers" if keep else nn.RNN.__module__)
         new = remade(self, kind, bias=self.bias or bool(normalisers), **more)
         if normalisers:
             pairs = list(zip(self.weights(), normalisers, strict=True))
@@ -263,6 +267,10 @@ class Parameters(Hinting, nn.RNNBase):
             if name.startswith("weight_c"):
                 new.get_parameter(name).copy_(vector).requires_grad_(vector.requires_grad)
         return new
+
+    def _kind(self, home: str) -> type[nn.RNNBase]:
+        """Which of the three layers of that module this one is."""
+        return next(base for base in type(self).__mro__ if base.__module__ == home)
 
     @torch.no_grad()
     def take_weights(self, plain: nn.RNNBase) -> None:

@@ -35,8 +35,8 @@ def _call(model: nn.Module, batch: Any) -> None:
     else:
         raise ValueError(
             f"a batch is a tensor, a PackedSequence, a tuple or a dict, "
-            f"got {type(batch).__name__}; "
-            "for anything else give step=, a function of the model and the batch"
+            f"got {type(batch).__name__}; for anything else give step=, a function of the model "
+            "and the batch: for a DataLoader's lists, step=lambda model, batch: model(batch[0])"
         )
 
 
@@ -79,7 +79,8 @@ def recalibrate(
     Args:
         batches: each the input (tensor or PackedSequence), a tuple of ``*args`` or a dict of
             ``**kwargs``.
-        step: called as ``step(model, batch)`` instead, to carry a state from batch to batch.
+        step: called as ``step(model, batch)`` instead, to carry a state from batch to batch, or to
+            take the input from the lists of a DataLoader.
         shared: make one of the statistics that layers with ``time_steps`` keep for every step,
             over the rows of all steps. Such layers have no ``time_steps`` afterwards, and fold.
 
@@ -142,6 +143,8 @@ def _replace(
 
 def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -> nn.Module:
     """A copy with plain layers of the same eval output; the model is unchanged.
+
+    Hooks on the layers themselves are not taken along.
 
     Args:
         plain: True insists on ``torch.nn``'s layers, which know neither ``lengths=`` nor
@@ -270,22 +273,18 @@ def _convertible() -> list[str]:
 
 def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> Normalised | None:
     """Our layer with torch's weights and a normaliser that does nothing yet."""
-    if (
-        isinstance(module, Normalised)
-        and module.norm is None
-        and not (module.peephole or any(module.zoneout))
-    ):
-        ours = type(module)
-    else:
-        ours: Any = _OURS.get(type(module))  # type: ignore[arg-type]
-    if ours is None:
-        if isinstance(module, nn.RNNBase) and not isinstance(module, Normalised):
-            raise ValueError(
-                f"{type(module).__name__} is made from torch's layers and may add something to"
-                " them: convert takes nn.RNN, nn.LSTM and nn.GRU themselves, not parametrized"
-            )
+    if not isinstance(module, nn.RNNBase):
         return None
-    assert isinstance(module, nn.RNNBase)
+    ours: Any = _OURS.get(type(module))
+    if isinstance(module, Normalised):
+        if module.norm is not None or module.peephole or any(module.zoneout):
+            return None
+        ours = type(module) if type(module) in _OURS.values() else None
+    if ours is None:
+        raise ValueError(
+            f"{type(module).__name__} is made from torch's layers and may add something to"
+            " them: convert takes nn.RNN, nn.LSTM and nn.GRU themselves, not parametrized"
+        )
     new = remade(module, ours, norm=norm, **{"bias": True, **options})
     new.take_weights(module)
     return new

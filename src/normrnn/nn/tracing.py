@@ -64,6 +64,12 @@ def plain(layer: Any) -> nn.RNNBase:
     """torch's layer with the same parameters, for torch.jit.script."""
     if layer.norm is not None or layer.peephole is not None:
         refuse(layer, "torch.jit.script")
+    if layer.training and (layer.weight_drop or (layer.dropout and layer.dropout_kind == "locked")):
+        raise RuntimeError(
+            f"torch.jit.script knows torch's own dropout alone: {type(layer).__name__} has "
+            f"weight_drop={layer.weight_drop}, dropout_kind={layer.dropout_kind!r}, and would "
+            "train without; model.eval() first, or use torch.compile"
+        )
     same = layer.fold()
     for name, parameter in layer.named_parameters(recurse=False):
         setattr(same, name, parameter)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from normrnn.ops import operators
 from normrnn.ops.call import Call, InputNorm, Inputs, Plug, Result
@@ -282,7 +283,9 @@ def update(mean: Tensor, var: Tensor, batch: Statistics, share: float) -> bool |
 def _counts(steps: Steps, by_step: bool) -> Tensor:
     """Rows of each group."""
     if not isinstance(steps, Traced):
-        return _known_counts(steps, by_step)
+        # Under a mode, as of fake tensors, it is the mode's: not for others to find.
+        alone = _get_current_dispatch_mode() is None
+        return (_known_counts if alone else _known_counts.__wrapped__)(steps, by_step)
     if steps.batch_sizes is not None:
         sizes = steps.batch_sizes.float()
         return sizes if by_step else sizes.sum(0, keepdim=True)
