@@ -109,8 +109,8 @@ SPACES: dict[str, dict[str, Any]] = {
     },
     # Ours: how strong the regularisers are.
     "ptb-small-regularised": {
-        "model.dropout": [0.2, 0.3, 0.4, 0.5],
-        "model.weight_drop": [0.0, 0.2, 0.4],
+        "model.dropout": [0.15, 0.3, 0.45],
+        "model.weight_drop": [0.15, 0.4],
     },
 }
 """What a search of a recipe varies unless it is told."""
