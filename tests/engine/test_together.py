@@ -28,7 +28,7 @@ def calm(config: Config) -> Config:
     steps the last digits of two runs stay together for two epochs."""
     if config.norm != "layer":
         return config
-    return replace(config, optimizer=replace(config.optimizer, lr=0.001))
+    return replace(config, optimizer=replace(config.optimizer, lr=1e-4))
 
 
 def same(one: Path, several: Path, tol: float = 2e-4) -> None:
