@@ -25,6 +25,11 @@ def expanded(path: str | Path) -> Path:
         raise UserError(f"{path} does not exist: no home directory of that name") from None
 
 
+def resolved(path: Path) -> Path:
+    """Where a path leads; unlike `Path.resolve`, of links that lead nowhere too."""
+    return Path(os.path.realpath(path))
+
+
 def utf8_name(path: Path, option: str) -> None:
     """UsageError for a name that Kaldi's tables, which are UTF-8 text, could not hold."""
     try:

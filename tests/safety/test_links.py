@@ -128,3 +128,21 @@ def test_what_killed_writers_left_is_cleared(tiny_speech: SpeechConfig, tmp_path
     run_tiny(tiny_speech, out)
     assert not left.exists()
     assert other.exists()
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "posteriors", "prepare"])
+def test_a_link_to_itself(
+    command: str, cli: Cli, speech_dir: Path, speech_run: Path, tmp_path: Path
+) -> None:
+    call = arguments(command, speech_dir, speech_run, tmp_path)
+    for split in ("train", "dev"):
+        archive = speech_dir / split / "feats.ark"
+        archive.unlink()
+        archive.symlink_to(archive)
+    code, _, err = cli(*call)
+    assert code == 1
+    sentences = [line for line in err.splitlines() if line.startswith("normrnn: ")]
+    assert len(sentences) == 1, err
+    if command != "prepare":  # which writes down why, utterance by utterance
+        assert "feats.ark" in sentences[0]
+    assert "not foreseen" not in sentences[0]

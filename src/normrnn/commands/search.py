@@ -16,6 +16,7 @@ from tyro.conf import arg
 from normrnn.commands.options import parse, split_recipe
 from normrnn.config.base import Config, check_norm
 from normrnn.errors import UsageError, UserError
+from normrnn.files import resolved
 from normrnn.processes import Child, ended_politely, stop
 from normrnn.report.study import TRIALS, read_study, short
 from normrnn.search.space import read_space
@@ -110,7 +111,7 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
     storage = chosen["storage"]
     if not storage:
         out.mkdir(parents=True, exist_ok=True)
-        storage = f"sqlite:///{(out / 'study.db').resolve()}"
+        storage = f"sqlite:///{resolved(out / 'study.db')}"
     with storage_errors():
         study = Study(name, storage, plan, trials, heartbeat)
         study.reclaim()

@@ -11,7 +11,7 @@ from normrnn.config.base import settled
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.registry import config_class
 from normrnn.errors import UserError, notice
-from normrnn.files import read_regular
+from normrnn.files import read_regular, resolved
 from normrnn.locks import is_held
 from normrnn.norms import Norm, names, of
 from normrnn.recipes import RECIPES, recipe
@@ -220,6 +220,6 @@ def find(paths: Sequence[Path]) -> list[RunOrProblem]:
             raise UserError(f"{path} {what}")
         inside = sorted(p.parent for p in path.glob(f"*/{CONFIG}"))
         for one in inside if inside and not (path / CONFIG).exists() else [path]:
-            found.setdefault(one.resolve(), examine(one))
+            found.setdefault(resolved(one), examine(one))
     _say(list(found.values()))
     return list(found.values())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from normrnn.config.jsonio import flat
 from normrnn.config.measure import bits
 from normrnn.errors import UserError, notice
-from normrnn.files import read_regular, write_whole
+from normrnn.files import read_regular, resolved, write_whole
 from normrnn.norms import names, of
 from normrnn.recipes.paper import PAPER, Paper
 from normrnn.report.pictures import COLOURS, drawing, save
@@ -48,7 +48,7 @@ class RecordedStudy:
     @property
     def name(self) -> str:
         """The directory's."""
-        return self.path.resolve().name
+        return resolved(self.path).name
 
     @property
     def recipe(self) -> str:
@@ -109,8 +109,8 @@ def find_studies(paths: Sequence[Path]) -> tuple[list[RecordedStudy], list[Path]
         inside = sorted(p.parent for p in path.glob(f"*/{TRIALS}"))
         own = (path / TRIALS).is_file()
         for one in [path] if own else inside:
-            if one.resolve() not in found:
-                study = found[one.resolve()] = read_study(one)
+            if resolved(one) not in found:
+                study = found[resolved(one)] = read_study(one)
                 rest += study.runs()
         if not own and (not inside or any(path.glob("*/config.json"))):
             rest.append(path)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normrnn.errors import UserError
-from normrnn.files import expanded, open_regular
+from normrnn.files import expanded, open_regular, resolved
 from normrnn.speech.archive import (
     Entry,
     locate,
@@ -164,7 +164,7 @@ def sources(directory: str | Path) -> set[Path]:
     if parts and not table.exists():
         raise UserError(f"{directory} has no feats.scp; its parts have one: {' or '.join(parts)}")
     archives = {locate(target, directory).path for target in read_table(table).values()}
-    return {path.resolve() for path in (table, *archives)}
+    return {resolved(path) for path in (table, *archives)}
 
 
 def read_features(directory: str | Path) -> Iterator[tuple[str, Tensor]]:

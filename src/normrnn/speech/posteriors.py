@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normrnn.errors import UsageError, UserError
-from normrnn.files import replacing, utf8_name
+from normrnn.files import replacing, resolved, utf8_name
 from normrnn.runs.environment import named_device
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.archive import write_matrix
@@ -34,7 +34,7 @@ def write_posteriors(
     model = load(RunDirectory(run), named_device(device))
     minus = 0.0 if prior_floor is None else model.log_priors(prior_floor)
     ark, scp = (prefix.with_name(f"{prefix.name}.{kind}") for kind in ("ark", "scp"))
-    taken = sources(data) & {ark.resolve(), scp.resolve()}
+    taken = sources(data) & {resolved(ark), resolved(scp)}
     if taken:
         raise UsageError(f"--out {prefix} would overwrite {min(taken)}, which is read")
     utterances = frames = 0
@@ -45,7 +45,7 @@ def write_posteriors(
             batch = model.each_log_posteriors([x.to(device) for x in features])
             for key, rows in zip(keys, batch, strict=True):
                 offset = write_matrix(archive, key, (rows - minus).cpu().numpy())
-                table.write(f"{key} {ark.resolve()}:{offset}\n".encode())
+                table.write(f"{key} {resolved(ark)}:{offset}\n".encode())
                 utterances, frames = utterances + 1, frames + len(rows)
         if not utterances:
             raise UserError(f"{data / 'feats.scp'} lists no utterances")

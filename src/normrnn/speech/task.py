@@ -10,6 +10,7 @@ from normrnn.engine.ranks import Ranks, current, nothing
 from normrnn.engine.statistics import statistics_of, using
 from normrnn.engine.task import Experiment, Loss, Poll, Tensors, Validation
 from normrnn.errors import UsageError, UserError
+from normrnn.files import resolved
 from normrnn.runs.names import MODEL, RUNNING
 from normrnn.runs.rows import Row
 from normrnn.speech.batches import Piece, read_batch
@@ -57,7 +58,7 @@ def open_data(config: SpeechConfig) -> Experiment:
     def build(device: torch.device) -> SpeechTask:
         return SpeechTask(config, corpus, device)
 
-    where = str(corpus.path.resolve())
+    where = str(resolved(corpus.path))
     return Experiment(where, corpus.sha256, corpus.labels_sha256, source, build)
 
 

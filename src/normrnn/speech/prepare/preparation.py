@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.errors import UsageError, UserError, notice
-from normrnn.files import following_no_link, read_regular
+from normrnn.files import following_no_link, read_regular, resolved
 from normrnn.locks import exclusive
 from normrnn.speech.archive import (
     Entry,
@@ -410,7 +410,7 @@ def _write_tables(folder: Path, kept: Sequence[tuple[Utterance, Record]]) -> Non
             folder / name, "".join(f"{u.key} {value(u, r)}".rstrip() + "\n" for u, r in kept)
         )
 
-    absolute = folder.resolve()
+    absolute = resolved(folder)
     write("feats.scp", lambda _, r: f"{absolute}/feats.ark:{r['feats']}")
     write("labels.scp", lambda _, r: f"{absolute}/labels.ark:{r['labels']}")
     write("utt2spk", lambda u, _: u.speaker)
