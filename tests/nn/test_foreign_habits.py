@@ -1,5 +1,6 @@
 """What other people's code does to layers: initialises, loads, gives odd arguments."""
 
+import copy
 import io
 import subprocess
 import sys
@@ -302,3 +303,18 @@ def test_a_layer_made_of_fake_tensors(norm: str) -> None:
         layer(torch.randn(7, 6, 3))[0].sum().backward()
         assert layer.weight_hh_l0.grad is not None
         assert torch.isfinite(layer.weight_hh_l0.grad).all()
+
+
+@pytest.mark.parametrize("hidden", [8, 64])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", [normrnn.RNN, normrnn.GRU])
+def test_an_output_may_be_written_to(kind: Any, norm: str, hidden: int) -> None:
+    """As those of torch's GRU and RNN, not its LSTM."""
+    layer, x = kind(6, hidden, **NORMS[norm]), torch.randn(20, 8, 6)
+    twin = copy.deepcopy(layer)
+    output, wanted = layer(x)[0], twin(x)[0]
+    output += 1
+    output.relu_().sum().backward()
+    (wanted + 1).relu().sum().backward()
+    for one, other in zip(layer.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0)

@@ -143,7 +143,12 @@ class Normalised(Parameters):
             self._say_alone()
         how = self.mode, self.directions, weights, normalisers, self.dropout, self.training
         regularisers = self.dropout_kind, self.weight_drop, self.zoneout
-        return stack.run(stack.Stack(*how, *regularisers), given, path == "folded")
+        rows, final = stack.run(stack.Stack(*how, *regularisers), given, path == "folded")
+        if self.mode != "LSTM" and rows.requires_grad:
+            # The way back reads what it gave out. torch's GRU and RNN let people write into that,
+            # as `output += x` does, and its LSTM does not.
+            rows = rows.clone()
+        return rows, final
 
     def _say_alone(self) -> None:
         """Once: a last batch of one is no reason to end a training run."""
