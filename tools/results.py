@@ -28,6 +28,7 @@ from normrnn.report.study import figure as study_figure
 from normrnn.report.study import markdown as study_markdown
 from normrnn.report.tables import DASH, Table, paper_table, runs_table
 from normrnn.report.verdict import group_verdict
+from tools import padding
 from tools.findings import findings
 
 ROOT = Path(__file__).parent.parent
@@ -161,6 +162,9 @@ def _studies(root: Path) -> list[str]:
             parts += [f"**{group.title}.** {text}" for text in said.sentences if said.comparisons]
             if has_curves(group) and len(group.arms) > 1:
                 parts.append(f"![Curves of {group.title}]({study_picture(path, group.title)})")
+        if (path / padding.FILE).exists():
+            table = padding.table(json.loads((path / padding.FILE).read_text(encoding="utf-8")))
+            parts += [f"**{table.title}**", table.markdown(), table.note]
         for file in recorded(path):
             table = gradients.table(_read(file))
             parts += [f"**{table.title}** ({file.name})", table.markdown(), table.note]

@@ -1,0 +1,68 @@
+"""What `tools.padding` says of a run, against statistics taken by hand."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from normrnn.runs.store import RunDirectory
+from normrnn.speech.config import SpeechConfig
+from normrnn.speech.corpus import read_speech
+from normrnn.speech.load import load
+from tests.tiny_runs import run_tiny
+from tools.padding import FILE, distance, main
+
+ROWS = torch.tensor([[1.0], [3.0]])
+
+
+def test_distance_by_hand() -> None:
+    kept = torch.tensor([0.0]), torch.tensor([4.0])
+    away, ratio = distance(ROWS, kept)  # mean 2, variance 1
+    assert away == pytest.approx(1.0)
+    assert ratio == pytest.approx(np.log(2))
+    away, ratio = distance(ROWS, kept, zeros=2)  # 1, 3, 0, 0: mean 1, variance 1.5
+    assert away == pytest.approx(0.5)
+    assert ratio == pytest.approx(np.log(2 / np.sqrt(1.5)))
+
+
+def test_of_runs(
+    tiny_speech: SpeechConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Both ways of counting: the lowest layer's distances are those of numpy."""
+    whole = replace(tiny_speech, epochs=1, train=replace(tiny_speech.train, piece_frames=0))
+    runs = [tmp_path / name for name in ("unpadded", "padded")]
+    for run, counted in zip(runs, (False, True), strict=True):
+        run_tiny(replace(whole, model=replace(whole.model, count_padding=counted)), run)
+    output = tmp_path / FILE
+    given = ["padding", *map(str, runs), "--data", whole.data, "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", given)
+    capsys.readouterr()
+    main()
+    printed, records = capsys.readouterr().out, json.loads(output.read_text())
+    assert "| unpadded frames, batch 4, pieces of 0 | 1 |" in printed
+    assert "| with padding, batch 4, pieces of 0 | 1 |" in printed
+    assert [one["counted"] for one in records] == [False, True]
+    assert 0 < records[0]["padding"] == records[1]["padding"] < 0.5
+    dev = read_speech(whole.data).dev
+    for run, one in zip(runs, records, strict=True):
+        model = load(RunDirectory(run), torch.device("cpu"))
+        norm: Any = model.rnn.norm_l0
+        found = []
+        for i, length in enumerate(dev.lengths):
+            x = (dev.features(i, 0, length) - model.mean) * model.scale
+            rows = (x @ model.rnn.weight_ih_l0.t()).detach().double().numpy()
+            deviation = norm.running_var.sqrt().numpy()
+            away = np.abs(rows.mean(0) - norm.running_mean.numpy()) / deviation
+            found.append((away.mean(), np.abs(np.log(rows.std(0) / deviation)).mean()))
+        expected = np.mean(found, axis=0)
+        np.testing.assert_allclose(one["alone"]["rnn.norm_l0"], expected, rtol=1e-4)
+        assert one["valid"].keys() == {"running", "recalibrated", "batch"}
+        assert one["training"].keys() == one["alone"].keys()

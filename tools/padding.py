@@ -1,0 +1,180 @@
+"""How far the statistics that a speech network keeps are from those that it meets.
+
+    python -m tools.padding RUN... --data DIR --output results/studies/NAME/statistics.json
+
+Runs with and without `--model.count-padding`. Of each: the share of padding in an epoch's batches,
+the development set's cross entropy under running, recalibrated and batch statistics, and how far
+the kept statistics are from those of training batches (as training counted them) and from those of
+development utterances alone, which have no padding: the mean's distance in standard deviations, the
+spread's as the logarithm of its ratio, both averaged over features and batches, per layer.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normrnn.engine.statistics import evaluating
+from normrnn.nn.batch import Normaliser
+from normrnn.nn.normaliser import GateNorm
+from normrnn.ops.steps import Steps
+from normrnn.report.tables import Table
+from normrnn.runs.store import RunDirectory
+from normrnn.speech.batches import Piece, cut, read_batch
+from normrnn.speech.config import SpeechConfig
+from normrnn.speech.corpus import SpeechCorpus, SpeechSplit, read_speech
+from normrnn.speech.evaluation import SpeechEvaluator, training_batches
+from normrnn.speech.load import load
+from normrnn.speech.model import AcousticModel
+
+FILE = "statistics.json"
+BATCHES = 40
+CPU = torch.device("cpu")
+Record = dict[str, Any]
+
+
+def padded_share(batches: Sequence[Sequence[Piece]]) -> float:
+    """Of the frames of padded batches, those that are padding.
+
+    >>> padded_share([[Piece(0, 0, 4), Piece(1, 0, 2)]])
+    0.25
+    """
+    real = sum(piece.length for batch in batches for piece in batch)
+    return 1 - real / sum(len(b) * max(piece.length for piece in b) for b in batches)
+
+
+def distance(own: Tensor, kept: tuple[Tensor, Tensor], zeros: int = 0) -> tuple[float, float]:
+    """Of rows, with so many zeros more, from a mean and a variance: in standard deviations, and
+    the absolute logarithm of the ratio of the standard deviations; averaged over features."""
+    there = len(own) / (len(own) + zeros)
+    own = own.double()
+    middle = own.mean(0) * there
+    spread = own.square().mean(0) * there - middle.square()
+    away = (middle - kept[0]).abs() / kept[1].sqrt()
+    ratio = (spread.clamp_min(1e-12) / kept[1]).log().abs() / 2
+    return away.mean().item(), ratio.mean().item()
+
+
+@torch.no_grad()
+def distances(
+    model: AcousticModel,
+    split: SpeechSplit,
+    batches: Sequence[Sequence[Piece]],
+    zeros: Callable[[Steps], int],
+) -> dict[str, list[float]]:
+    """By layer, averaged over the batches, with so many zeros counted in each."""
+    found: dict[str, list[tuple[float, float]]] = {}
+
+    def hook(name: str, kept: tuple[Tensor, Tensor]) -> Callable[..., None]:
+        def look(_: torch.nn.Module, given: tuple[Tensor, Steps]) -> None:
+            rows, steps = given
+            found.setdefault(name, []).append(distance(rows, kept, zeros(steps)))
+
+        return look
+
+    names = {module: name for name, module in model.named_modules()}
+    hooks = [
+        # Before the padding is put in, where that is counted.
+        norm.register_forward_pre_hook(hook(names[norm], _kept(norm)), prepend=True)
+        for norm in model.rnn.normalisers()
+    ]
+    try:
+        with evaluating(model):
+            for batch in batches:
+                share = read_batch(split, batch, CPU)
+                assert share is not None
+                model.features(share[0])
+    finally:
+        for one in hooks:
+            one.remove()
+    return {name: [mean(column) for column in zip(*v, strict=True)] for name, v in found.items()}
+
+
+def _kept(norm: GateNorm) -> tuple[Tensor, Tensor]:
+    kept = norm.test_statistics(1) if isinstance(norm, Normaliser) else None
+    if kept is None:
+        raise SystemExit("a network that keeps no statistics is at no distance from them")
+    return kept
+
+
+def record(run: Path, corpus: SpeechCorpus) -> Record:
+    """All of one run."""
+    directory = RunDirectory(run)
+    config, model = directory.config(SpeechConfig), load(directory, CPU)
+    counted = config.model.count_padding
+    batches = training_batches(config, corpus.train.lengths, epoch=0)
+
+    def padding(steps: Steps) -> int:
+        return counted * (len(steps) * steps.batch - steps.rows)
+
+    dev = [[piece] for piece in cut(corpus.dev.lengths)]
+    rows = SpeechEvaluator(config, corpus, CPU).rows(model, lambda: None)
+    return {
+        "norm": config.norm,
+        "seed": config.seed,
+        "counted": counted,
+        "batch": config.train.batch,
+        "pieces": config.train.piece_frames,
+        "padding": padded_share(batches),
+        "valid": {row["statistics"]: row["loss"] for row in rows if row["split"] == "valid"},
+        "training": distances(model, corpus.train, batches[:BATCHES], padding),
+        "alone": distances(model, corpus.dev, dev, lambda _: 0),
+    }
+
+
+def table(records: Sequence[Record]) -> Table:
+    """A row per kind of run, the mean over its seeds."""
+    kinds: dict[tuple[Any, ...], list[Record]] = {}
+    for one in records:
+        kind = (-one["padding"] // -0.01, one["batch"], one["pieces"], one["counted"])
+        kinds.setdefault(kind, []).append(one)
+    rows = [[_name(some), str(len(some)), *_figures(some)] for _, some in sorted(kinds.items())]
+    columns = [
+        ("", ["statistics", "seeds", "padding"]),
+        ("dev FCE", ["running", "recalibrated", "batch"]),
+        ("training batches", ["mean", "spread"]),
+        ("an utterance alone", ["mean", "spread"]),
+    ]
+    note = (
+        "How far kept statistics are from those of training batches, counted as in training, and"
+        " of single development utterances: means in standard deviations, spreads as the logarithm"
+        " of the ratio; averaged over layers, features and batches."
+    )
+    return Table("What padding does to the statistics", columns, rows, note)
+
+
+def _name(some: Sequence[Record]) -> str:
+    counts = "with padding" if some[0]["counted"] else "unpadded frames"
+    return f"{counts}, batch {some[0]['batch']}, pieces of {some[0]['pieces']}"
+
+
+def _figures(some: Sequence[Record]) -> list[str]:
+    shown = [f"{mean(one['padding'] for one in some):.0%}"]
+    for kind in ("running", "recalibrated", "batch"):
+        shown.append(f"{mean(one['valid'][kind] for one in some):.3f}")
+    for where in ("training", "alone"):
+        for i in range(2):
+            layers = [layer[i] for one in some for layer in one[where].values()]
+            shown.append(f"{mean(layers):.3f}")
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args()
+    corpus = read_speech(given.data)
+    records = [record(run, corpus) for run in given.runs]
+    given.output.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    print(table(records).markdown())
+
+
+if __name__ == "__main__":
+    main()
