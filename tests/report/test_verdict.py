@@ -66,6 +66,25 @@ def test_arms_tuned_apart_are_compared_and_named_by_what_differs() -> None:
     assert other.seeds == [1, 2]  # other data stand alone
 
 
+def test_one_arm_tuned_apart_stands_beside_the_others() -> None:
+    """Two arms chose the same value, the third another one: the baseline is compared with both."""
+    runs = [short_run("none", [5, 4, 3, 3], seed, optimizer={"lr": 1.0}) for seed in (1, 2)]
+    runs += [short_run("frame", [4, 3, 2, 2], seed, optimizer={"lr": 1.0}) for seed in (1, 2)]
+    runs += [short_run("layer", [4, 3, 2, 1], seed, optimizer={"lr": 4.0}) for seed in (1, 2)]
+    for order in (runs, runs[::-1], runs[2:] + runs[:2]):
+        found = verdict(order).comparisons
+        names = [(one.baseline.name, one.other.name) for one in found]
+        baseline = "baseline (optimizer.lr 1.0)"
+        assert names == [
+            (baseline, "frame (optimizer.lr 1.0)"),
+            (baseline, "layer (optimizer.lr 4.0)"),
+        ]
+        assert [one.seeds for one in found] == [[1, 2], [1, 2]]
+    # A second baseline makes it unclear with which it was to be compared.
+    more = [short_run(n, [5, 4, 3, 3], optimizer={"lr": 2.0}) for n in ("none", "frame")]
+    assert {one.other.norm for one in verdict([*runs, *more]).comparisons} == {"frame"}
+
+
 def test_of_the_same_run_twice_the_one_that_got_further_counts() -> None:
     short, long = short_run("frame", [4, 3]), short_run("frame", [4, 3, 2, 2])
     base = short_run("none", [5, 4, 3, 3])

@@ -21,6 +21,8 @@ _NORMALISER = tuple(f"model.{name}" for name in _NORMALISER)
 _HARMLESS = ("threads", "device", "data", "epochs", "train.log_every", "train.checkpoint_every")
 _HARMLESS += ("evaluation.train_tokens",)
 Settings = tuple[tuple[str, str], ...]
+_SIDES = ((False,), (True,), (False, True))
+"""Baselines alone, normalised networks alone, both."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,9 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     """Comparable runs together, in the order of their first.
 
     Runs of one recipe with the same settings but normalisation and seed are comparable. Where a
-    setting has a baseline alone and others of the recipe, on the same data, have normalised
-    networks alone, they were tuned apart, and stand together.
+    normalised network has no baseline with its settings, it was tuned apart from it: it stands
+    beside the baselines of the recipe, on the same data, that have no normalised network, or else
+    beside the only baseline that there is.
     """
     found: dict[tuple[str, Settings], list[Run]] = {}
     for run in runs:
@@ -154,23 +157,24 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def _joined(found: dict[tuple[str, Settings], list[Run]]) -> dict[tuple[str, Settings], list[Run]]:
-    """With baselines that have no normalised partner beside networks that have no baseline."""
-    lone: dict[tuple[str, str], dict[bool, list[tuple[str, Settings]]]] = {}
+    """With networks that have no baseline of their own settings beside one that was tuned apart."""
+    kinds: dict[tuple[str, str], dict[frozenset[bool], list[tuple[str, Settings]]]] = {}
     for (name, key), members in found.items():
-        kinds = {run.normalisation.normalises for run in members}
-        if len(kinds) == 1:
-            where = lone.setdefault((name, dict(key).get(_DATA, "")), {})
-            where.setdefault(kinds.pop(), []).append((name, key))
+        sides = frozenset(run.normalisation.normalises for run in members)
+        where = kinds.setdefault((name, dict(key).get(_DATA, "")), {})
+        where.setdefault(sides, []).append((name, key))
     result = dict(found)
-    for sides in lone.values():
-        if len(sides) < 2:
+    for where in kinds.values():
+        baselines, normalised, both = (where.get(frozenset(x), []) for x in _SIDES)
+        beside = baselines or (both if len(both) == 1 else [])
+        if not beside or not normalised:
             continue
-        first, *rest = (kind for kind in found if kind in [*sides[False], *sides[True]])
+        first, *rest = (kind for kind in found if kind in [*beside, *normalised])
         shared = set(first[1]).intersection(*(key for _, key in rest))
         members = [run for kind in (first, *rest) for run in found[kind]]
-        where = {first: (first[0], tuple(s for s in first[1] if s in shared))}
-        result = {where.get(k, k): v for k, v in result.items() if k not in rest}
-        result[where[first]] = members
+        place = {first: (first[0], tuple(s for s in first[1] if s in shared))}
+        result = {place.get(k, k): v for k, v in result.items() if k not in rest}
+        result[place[first]] = members
     return result
 
 
