@@ -23,7 +23,8 @@ from normrnn.engine.start import open_experiment
 from normrnn.ops import library
 from normrnn.recipes import recipe
 from normrnn.report.study import RecordedStudy, write
-from normrnn.search.study import Plan, Study
+from normrnn.search.plan import Plan
+from normrnn.search.study import Study
 from normrnn.search.worker import work
 from normrnn.speech.config import (
     AcousticConfig,

@@ -12,7 +12,8 @@ from normrnn.report.comparison import Comparison
 from normrnn.report.groups import Group, groups
 from normrnn.report.paired import Difference
 from normrnn.report.runs import load
-from normrnn.report.study import Trial, arms_of, best, pairs, read_study
+from normrnn.report.study import read_study
+from normrnn.report.trials import Trial, arms_of, best, pairs
 from normrnn.report.verdict import group_verdict
 
 LOWER, HIGHER = -1, 1

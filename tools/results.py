@@ -24,9 +24,9 @@ from normrnn.report.paired import Difference
 from normrnn.report.pictures import figure, headline, save
 from normrnn.report.runs import load
 from normrnn.report.study import TRIALS, RecordedStudy, read_study
-from normrnn.report.study import figure as study_figure
-from normrnn.report.study import markdown as study_markdown
 from normrnn.report.tables import DASH, Table, paper_table, runs_table
+from normrnn.report.trials import figure as study_figure
+from normrnn.report.trials import markdown as study_markdown
 from normrnn.report.verdict import group_verdict
 from tools import padding
 from tools.findings import findings

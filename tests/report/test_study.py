@@ -10,18 +10,8 @@ import pytest
 
 from normrnn.errors import UserError
 from normrnn.recipes.paper import PAPER
-from normrnn.report.study import (
-    RecordedStudy,
-    as_csv,
-    best,
-    figure,
-    markdown,
-    pairs,
-    read_study,
-    sentences,
-    table,
-    write,
-)
+from normrnn.report.study import RecordedStudy, read_study, write
+from normrnn.report.trials import as_csv, best, figure, markdown, pairs, sentences, table
 
 
 def _arm(loss: float | None, diverged: bool = False) -> dict[str, Any]:

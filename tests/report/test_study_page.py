@@ -10,7 +10,8 @@ import pytest
 from normrnn.cli import main
 from normrnn.report.page import THEMES, markdown, page
 from normrnn.report.runs import find
-from normrnn.report.study import RecordedStudy, find_studies, read_study, trials_table, write
+from normrnn.report.study import RecordedStudy, find_studies, read_study, write
+from normrnn.report.trials import trials_table
 from tests.report.made_runs import make_run
 from tests.report.test_page import HTML, SVG, Reader
 from tests.report.test_study import TRIALS

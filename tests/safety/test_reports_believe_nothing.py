@@ -12,8 +12,10 @@ from normrnn.recipes import recipe
 from normrnn.report.runs import examine, load
 from normrnn.report.study import RecordedStudy, find_studies, read_study, write
 from normrnn.runs.machines import read_machines
+from normrnn.search.plan import Plan
 from normrnn.search.space import SPACES, draw
-from normrnn.search.study import ARMS, Plan, Study, storage_errors
+from normrnn.search.storage import storage_errors
+from normrnn.search.study import ARMS, Study
 from normrnn.text.config import LanguageConfig
 from tests.safety.conftest import Cli
 from tests.safety.test_run_integrity import edit, flip

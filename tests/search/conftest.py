@@ -9,7 +9,7 @@ import pytest
 
 from normrnn.engine.start import open_experiment
 from normrnn.recipes.char import ptb_char
-from normrnn.search.study import Plan
+from normrnn.search.plan import Plan
 from normrnn.text.config import EvaluationConfig, LanguageConfig
 
 SPACE = {

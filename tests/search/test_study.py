@@ -15,17 +15,10 @@ from optuna.trial import TrialState
 
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes import recipe
+from normrnn.search.plan import NEEDS, PRUNERS, SAMPLERS, Plan
 from normrnn.search.space import SPACES, draw
-from normrnn.search.study import (
-    NEEDS,
-    PRUNERS,
-    SAMPLERS,
-    SLOT,
-    Plan,
-    Study,
-    open_storage,
-    storage_errors,
-)
+from normrnn.search.storage import open_storage, storage_errors
+from normrnn.search.study import SLOT, Study
 
 PLAN = Plan(recipe("ptb-char"), SPACES["ptb-char"])
 Open = Callable[..., Study]

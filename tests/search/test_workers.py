@@ -25,7 +25,8 @@ from normrnn.processes import PARENT
 from normrnn.recipes import read_config
 from normrnn.runs.rows import read_rows
 from normrnn.runs.store import BusyError
-from normrnn.search.study import SLOT, Plan, Study
+from normrnn.search.plan import Plan
+from normrnn.search.study import SLOT, Study
 from normrnn.search.worker import Order, Pruning, run_arm, work
 from normrnn.speech.config import SpeechConfig
 from normrnn.text.config import LanguageConfig

@@ -18,11 +18,13 @@ from normrnn.config.base import Config, check_norm
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
 from normrnn.processes import Child, ended_politely, stop
-from normrnn.report.study import TRIALS, read_study, short
+from normrnn.report.study import TRIALS, read_study
+from normrnn.report.trials import short
 from normrnn.search.space import read_space
 
 if TYPE_CHECKING:
-    from normrnn.search.study import Plan, Study
+    from normrnn.search.plan import Plan
+    from normrnn.search.study import Study
 
 OTHER = "use another --out"
 WORKER = "normrnn.search.worker"
@@ -91,7 +93,9 @@ def _check(config: Config, default: Config, norms: tuple[str, ...], chosen: dict
 
 def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str, Any]) -> int:
     try:
-        from normrnn.search.study import Plan, Study, storage_errors
+        from normrnn.search.plan import Plan
+        from normrnn.search.storage import storage_errors
+        from normrnn.search.study import Study
     except ImportError:
         raise UserError("search needs Optuna: pip install 'normrnn[search]'") from None
     from normrnn.engine.start import open_experiment
@@ -170,7 +174,8 @@ def _conclude(study: "Study", workers: list[Child], out: Path) -> int:
 def _write(study: "Study", out: Path) -> int:
     """Tables, sentences, pictures and report of what is done; how many trials that is."""
     from normrnn.report.runs import find
-    from normrnn.report.study import RecordedStudy, sentences, table, write
+    from normrnn.report.study import RecordedStudy, write
+    from normrnn.report.trials import sentences, table
     from normrnn.report.write import write_report
 
     console = Console(highlight=False)

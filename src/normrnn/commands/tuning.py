@@ -85,7 +85,8 @@ def tuned(
     wanted: Tuning, arms: Sequence[Job], train: Callable[[Sequence[Job]], None], out: Path
 ) -> tuple[dict[str, Any], "RecordedStudy"]:
     """The best value of each normalisation, and all that was tried, also written as a study."""
-    from normrnn.report.study import RecordedStudy, best, write
+    from normrnn.report.study import RecordedStudy, write
+    from normrnn.report.trials import best
 
     train(arms)
     norms = list(dict.fromkeys(arm.config.norm for arm in arms))

@@ -11,7 +11,6 @@ from normrnn.report.groups import Group, command, data_name, differing, groups
 from normrnn.report.pictures import Picture, pictures, svg
 from normrnn.report.runs import Run, RunOrProblem
 from normrnn.report.study import RecordedStudy
-from normrnn.report.study import markdown as study_markdown
 from normrnn.report.tables import (
     DASH,
     Table,
@@ -20,6 +19,7 @@ from normrnn.report.tables import (
     runs_table,
     target_table,
 )
+from normrnn.report.trials import markdown as study_markdown
 from normrnn.report.verdict import Verdict, group_verdict
 from normrnn.version import __version__
 

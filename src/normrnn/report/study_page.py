@@ -5,17 +5,9 @@ from html import escape
 from typing import Any
 
 from normrnn.report.pictures import themed
-from normrnn.report.study import (
-    RecordedStudy,
-    Trial,
-    arm_name,
-    arms_of,
-    draw,
-    sentences,
-    table,
-    trials_table,
-)
+from normrnn.report.study import RecordedStudy
 from normrnn.report.tables import DASH, Table
+from normrnn.report.trials import Trial, arm_name, arms_of, draw, sentences, table, trials_table
 
 
 def section(study: RecordedStudy, anchor: str) -> str:

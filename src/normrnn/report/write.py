@@ -11,7 +11,8 @@ from normrnn.report.groups import groups
 from normrnn.report.page import MARK, page
 from normrnn.report.pictures import pictures, png, save
 from normrnn.report.runs import RunOrProblem
-from normrnn.report.study import PICTURE, RecordedStudy, figure
+from normrnn.report.study import PICTURE, RecordedStudy
+from normrnn.report.trials import figure
 
 
 def write_report(

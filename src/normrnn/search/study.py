@@ -8,35 +8,25 @@ and goes: a slot is done once, by the one trial that finished it.
 
 import contextlib
 import hashlib
-import importlib.util
 import json
-import os
 import threading
 import time
-import traceback
-import warnings
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import optuna
 from filelock import FileLock
-from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
-from normrnn.config.base import Config
-from normrnn.config.jsonio import flat, to_dict
-from normrnn.errors import UsageError, UserError, notice
-from normrnn.files import following_no_link, open_regular, read_regular
+from normrnn.errors import UserError, notice
 from normrnn.locks import try_lock
-from normrnn.recipes import read_config
-from normrnn.search.space import Space
+from normrnn.search.plan import PRUNERS, SAMPLERS, Plan
+from normrnn.search.storage import GRACE, open_storage, quiet, storage_errors
 
 SLOT, ARMS, SHA256 = "slot", "arms", "sha256"
 """User attributes of a trial: which slot it fills, what its arms came to, a hash of all that."""
@@ -44,173 +34,6 @@ IDENTITY, HEARTBEAT = "normrnn", "heartbeat"
 """User attributes of a study: what it is about, the longest beat of those who joined."""
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 OPEN = (TrialState.WAITING, TrialState.RUNNING)
-GRACE = 3
-"""A worker is dead after this many heartbeats without a sign."""
-SAMPLERS = {
-    "random": "RandomSampler",
-    "tpe": "TPESampler",
-    "gp": "GPSampler",
-    "cmaes": "CmaEsSampler",
-    "qmc": "QMCSampler",
-    "nsgaii": "NSGAIISampler",
-    "bruteforce": "BruteForceSampler",
-}
-NEEDS = {"gp": "scipy", "qmc": "scipy", "cmaes": "cmaes"}
-"""What Optuna imports only when it draws."""
-PRUNERS = {
-    "none": "NopPruner",
-    "median": "MedianPruner",
-    "hyperband": "HyperbandPruner",
-    "successivehalving": "SuccessiveHalvingPruner",
-}
-
-optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a study is about; workers share one only if they mean the same."""
-
-    config: Config
-    space: Space
-    norms: tuple[str, ...] = ("none", "hidden")
-    sampler: str = "random"
-    pruner: str = "none"
-
-    def __post_init__(self) -> None:
-        for what, name, known in (
-            ("sampler", self.sampler, SAMPLERS),
-            ("pruner", self.pruner, PRUNERS),
-        ):
-            if name not in known:
-                raise UsageError(f"no {what} {name!r}: there are {', '.join(sorted(known))}")
-        package = NEEDS.get(self.sampler)
-        if package and importlib.util.find_spec(package) is None:
-            raise UserError(f"the sampler {self.sampler} needs {package}: pip install {package}")
-        if self.sampler == "bruteforce":
-            fields = flat(to_dict(self.config))
-            for name, values in self.space.items():
-                endless = isinstance(values, dict) and values.get("step") is None
-                if endless and type(fields[name]) is float:
-                    raise UsageError(
-                        f"the sampler bruteforce tries every value: give {name} as a list, or its"
-                        " range with a step"
-                    )
-
-    def identity(self) -> dict[str, Any]:
-        """Plain values. Where the data lies and how it is computed may differ between workers."""
-        config = to_dict(self.config)
-        for name in ("data", "device", "threads", "norm"):
-            del config[name]
-        names = ("norms", "sampler", "pruner", "space")
-        return json.loads(json.dumps({n: getattr(self, n) for n in names} | {"config": config}))
-
-    def changes(self, other: dict[str, Any]) -> str:
-        """In what another identity differs, in words; empty if it does not."""
-        a, b = flat(other), flat(self.identity())
-        changed = [k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
-        if "config.recipe" in changed:
-            changed = ["config.recipe"]
-        return ", ".join(
-            f"{k.removeprefix('config.')} was {a.get(k)}, is now {b.get(k)}" for k in changed
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
-        return {**self.identity(), "config": to_dict(self.config)}
-
-    @staticmethod
-    def from_json(values: dict[str, Any]) -> "Plan":
-        """In another process."""
-        config, norms = read_config(values["config"]), tuple(values["norms"])
-        return Plan(config, values["space"], norms, values["sampler"], values["pruner"])
-
-
-def open_storage(url: str, heartbeat: int = 60) -> BaseStorage:
-    """sqlite:///FILE, postgresql://… or journal:FILE; UserError if it cannot be reached."""
-    if url.startswith("journal:"):
-        return _journal(Path(url.removeprefix("journal:")))
-    if "://" not in url:
-        raise UsageError(
-            f"--storage {url!r} is none of sqlite:///FILE, journal:FILE,"
-            " postgresql://USER@HOST/DATABASE"
-        )
-    scheme = url.split(":")[0]
-    try:
-        return _database(url, heartbeat)
-    except DBAPIError as error:
-        address = make_url(url).render_as_string(hide_password=True)
-        reason = str(error.orig).strip().splitlines()[0]
-        raise UserError(f"the storage {address} cannot be reached: {reason}") from None
-    except (ArgumentError, NoSuchModuleError, ImportError, ValueError) as error:
-        raise UsageError(f"--storage {scheme}://… cannot be used: {error}") from None
-    except (SQLAlchemyError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"the storage {scheme}://… cannot be used: {reason}") from None
-
-
-def _database(url: str, heartbeat: int) -> RDBStorage:
-    scheme, rest = url.split("://", 1)
-    if scheme in ("postgres", "postgresql"):
-        url = f"postgresql+psycopg://{rest}"
-    if scheme.startswith("sqlite") and make_url(url).database in (None, "", ":memory:"):
-        raise ValueError("a database in memory is nobody else's; name a file")
-    options = {"timeout": 60} if scheme.startswith("sqlite") else {"connect_timeout": 10}
-    for attempt in range(5):
-        try:
-            with _quiet():
-                return RDBStorage(
-                    url,
-                    engine_kwargs={"connect_args": options, "pool_pre_ping": True},
-                    heartbeat_interval=heartbeat,
-                    grace_period=GRACE * heartbeat,
-                )
-        except DBAPIError as error:
-            # Two workers that make the tables at once: the slower one finds them made.
-            message = str(error).lower()
-            if attempt == 4 or not ("already exists" in message or "unique" in message):
-                raise
-            time.sleep(0.2 * (attempt + 1))
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _journal(path: Path) -> BaseStorage:
-    try:
-        if path.exists():
-            with open_regular(path) as file:
-                json.loads(file.readline() or b"{}")
-            _mend(path)
-        return JournalStorage(JournalFileBackend(str(path)))
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"the journal {path} cannot be opened: {reason}") from None
-    # Optuna plays the file back and trips over whatever is not its own.
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
-        raise UserError(f"{path} is not a journal of Optuna's: not touching it") from None
-
-
-def _mend(path: Path) -> None:
-    """A writer that was killed left half a line, which the next one would write on."""
-    if read_regular(path)[-1:] in (b"", b"\n"):
-        return
-    lock = JournalFileSymlinkLock(str(path))
-    lock.acquire()  # whoever is just writing comes first
-    try:
-        content = read_regular(path)
-        if content[-1:] != b"\n":
-            with open(path, "r+b", opener=following_no_link) as file:
-                file.truncate(content.rfind(b"\n") + 1)
-            notice(f"{path} is cut off: its last line is left out, and done again")
-    finally:
-        lock.release()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Optuna calls heartbeats experimental at every step."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        yield
 
 
 class Study:
@@ -239,7 +62,7 @@ class Study:
     def _join(self) -> optuna.Study:
         pruner = getattr(optuna.pruners, PRUNERS[self.plan.pruner])()
         known = self.name in optuna.get_all_study_names(self.storage)
-        with _quiet():
+        with quiet():
             study = optuna.create_study(
                 storage=self.storage, study_name=self.name, pruner=pruner, load_if_exists=True
             )
@@ -320,7 +143,7 @@ class Study:
         """Seeded by the slot: settings do not depend on who draws them, or when."""
         name = SAMPLERS[self.plan.sampler]
         seed = (self.plan.config.seed * 1_000_003 + slot) % 2**32
-        with _quiet():
+        with quiet():
             return getattr(optuna.samplers, name)(seed=seed)
 
     def finish(self, trial: Trial, value: float | None) -> None:
@@ -345,7 +168,7 @@ class Study:
             # Whoever beats more slowly than we do is alive all the same.
             slowest = self.optuna.user_attrs.get(HEARTBEAT, self.heartbeat)
             self._opened.grace_period = GRACE * slowest
-            with _quiet():
+            with quiet():
                 optuna.storages.fail_stale_trials(self.optuna)
         else:
             for running in self.trials(TrialState.RUNNING):
@@ -387,7 +210,7 @@ class Study:
         return True
 
     def _record(self, trial_id: int) -> None:
-        with _quiet():
+        with quiet():
             self.storage.record_heartbeat(trial_id)  # type: ignore[attr-defined]
 
     def _lock(self, number: int) -> bool:
@@ -443,21 +266,3 @@ def _row(slot: int, trial: FrozenTrial) -> dict[str, Any]:
         "settings": trial.params,
         "arms": trial.user_attrs.get(ARMS, {}),
     }
-
-
-@contextlib.contextmanager
-def storage_errors() -> Iterator[None]:
-    """A storage that fails in the middle, as one sentence."""
-    try:
-        yield
-    except (StorageInternalError, DBAPIError) as error:
-        cause = error.__cause__ or error
-        reason = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
-        raise UserError(f"the storage does not answer any more: {reason}") from None
-    except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
-        # Of Optuna's: it believes its storage, and trips over what is damaged there.
-        places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        own = max(i for i, place in enumerate(places) if f"{os.sep}normrnn{os.sep}" in place)
-        if not any(f"{os.sep}optuna{os.sep}" in place for place in places[own:]):
-            raise
-        raise UserError(f"the storage is damaged ({type(error).__name__}: {error})") from None

@@ -25,8 +25,10 @@ from normrnn.processes import stop, stop_with_parent
 from normrnn.runs.names import CONFIG, METRICS
 from normrnn.runs.rows import read_rows
 from normrnn.runs.store import BusyError, RunDirectory
+from normrnn.search.plan import Plan
 from normrnn.search.space import draw, with_fields
-from normrnn.search.study import ARMS, SLOT, Plan, Study, storage_errors
+from normrnn.search.storage import storage_errors
+from normrnn.search.study import ARMS, SLOT, Study
 
 
 @dataclass(frozen=True)
