@@ -28,6 +28,8 @@ from tools.results import (
 
 ROOT = Path(__file__).parent.parent
 README = "<!-- picture:begin -->\n<!-- picture:end -->\nWords.\n<!-- results:begin -->\nold\n"
+FINDINGS_PAGE = "Claims:\n<!-- findings:begin -->\n<!-- findings:end -->\n"
+FINDINGS_PAGE += "<!-- answers:begin -->\n<!-- answers:end -->\nSo.\n"
 README += "<!-- results:end -->\nMore words.\n"
 
 
@@ -46,7 +48,7 @@ def project(tmp_path: Path) -> Path:
     (root / "README.md").write_text(README)
     (root / "RESULTS.md").write_text("")
     (root / "docs").mkdir()
-    (root / FINDINGS).write_text("Claims:\n<!-- findings:begin -->\n<!-- findings:end -->\nSo.\n")
+    (root / FINDINGS).write_text(FINDINGS_PAGE)
     return root
 
 
@@ -147,6 +149,7 @@ def test_findings_follow_the_seeds(project: Path) -> None:
     page = texts(project)[FINDINGS]
     assert page.startswith("Claims:\n")
     assert page.endswith("\nSo.\n")
+    page = page.split("<!-- answers:begin -->")[0]
     rows = [[cell.strip() for cell in x.split("|")[1:-1]] for x in page.splitlines() if "|" in x]
     found = {(row[0], row[1].split(" (")[0]): row[2:] for row in rows}
     faster = found["Figure 2, section 6", "words: training is faster"]
@@ -157,6 +160,28 @@ def test_findings_follow_the_seeds(project: Path) -> None:
     assert medium[2].endswith("(one seed), 2 of 40 epochs")
     assert found["Table 2, large; Figure 2", "words: much better in training"][2] == "not run"
     assert found["Table 3", "the best networks of a search are similar"][2] == "not run"
+
+
+def test_questions_past_the_paper(project: Path) -> None:
+    """Another normalisation by its interval; one that looks ahead has no training loss to reach."""
+    asked = "words: layer normalisation"
+    assert _answers(project)[asked][:4] == ["–", "–", "–", "not run"]
+    for norm in ("layer", "sequence"):
+        for seed in (1, 2, 3):
+            make_run(project / "results", "ptb-small-authors", norm, seed, segments=2)
+    layer = _answers(project)[asked]
+    assert re.fullmatch(r"[+-][\d.]+% \([+-][\d.]+% to [+-][\d.]+%\)", layer[0])
+    assert re.fullmatch(r"[\d.]+, [\d.]+", layer[1])
+    assert layer[3] in ("better", "worse", "no difference seen")
+    assert layer[4] == "[3 seeds](../RESULTS.md#ptb-small-authors)"
+    assert _answers(project)["words: sequence-wise"][0] == "–"
+    assert _answers(project)["words, regularised: frame-wise"][3] == "not run"
+
+
+def _answers(project: Path) -> dict[str, list[str]]:
+    page = texts(project)[FINDINGS].split("<!-- answers:begin -->")[1]
+    rows = [[cell.strip() for cell in x.split("|")[1:-1]] for x in page.splitlines() if "|" in x]
+    return {row[0]: row[1:] for row in rows}
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,40 @@ CLAIMS = (
 )
 
 
+@dataclass(frozen=True)
+class Question:
+    """Something the paper did not ask: what another normalisation, or the paper's in another
+    setting, does beside its baseline."""
+
+    asks: str
+    norm: str
+    runs: str
+    settings: str = ""
+    """What sets the group apart, where there are several."""
+
+
+REGULARISERS = "studies/quickstart-regularisers"
+QUESTIONS = (
+    Question("words: layer normalisation", "layer", "ptb-small-authors"),
+    Question("words: sequence-wise", "sequence", "ptb-small-authors"),
+    Question("words: both transitions", "recurrent", "ptb-small-authors"),
+    Question("words, regularised: frame-wise", "frame", "ptb-small-regularised"),
+    Question("speech: layer normalisation", "layer", "librispeech-mini-small"),
+    Question("a small text: layer normalisation", "layer", "studies/quickstart-norms"),
+    Question("a small text: both transitions", "recurrent", "studies/quickstart-norms"),
+    Question("a small text, locked dropout: frame-wise", "frame", REGULARISERS, "dropout 0.3"),
+    Question("a small text, zoneout: frame-wise", "frame", REGULARISERS, "zoneout_h 0.1"),
+    Question("a small text, weight drop: frame-wise", "frame", REGULARISERS, "weight_drop 0.3"),
+)
+ANSWERS = (
+    "asked",
+    "updates to the baseline's best training loss",
+    "held out, at its best: baseline, normalised",
+    "difference (95% interval)",
+    "answer",
+    "runs",
+)
+
 COLUMNS = (
     "in the paper",
     "it says",
@@ -132,8 +166,16 @@ COLUMNS = (
 def findings(root: Path) -> str:
     """A table with a row per claim: what was said, what came out of which runs, the verdict."""
     rows = [_row(root, claim) for claim in CLAIMS]
-    rows += [_rates(root), *_search(root), _gradients(root)]
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+    return _table(COLUMNS, [*rows, _rates(root), *_search(root), _gradients(root)])
+
+
+def answers(root: Path) -> str:
+    """A table with a row per question that the paper did not ask."""
+    return _table(ANSWERS, [_answer(root, question) for question in QUESTIONS])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -148,34 +190,70 @@ def judged(found: Difference, expected: int) -> str:
     return f"{says} (one seed)" if len(found.seeds) == 1 else says
 
 
-def _comparisons(directory: Path) -> Iterator[tuple[Group, Comparison]]:
-    """The paper's normalisation against the baseline, in every group of the runs here."""
-    runs = [load(path.parent) for path in sorted(directory.glob("*/config.json"))]
-    for group in groups(runs):
-        for found in group_verdict(group).comparisons:
-            if group.paper and found.other.norm == group.paper.norm:
-                yield group, found
+def _comparisons(root: Path, runs: str, norm: str = "") -> Iterator[tuple[Group, Comparison]]:
+    """A normalisation, the paper's unless named, against the baseline: in every group of a study's
+    runs, or in that of a recipe as it is."""
+    directory = root / "results" / runs if "/" in runs else root / "results"
+    found = [load(path.parent) for path in sorted(directory.glob("*/config.json"))]
+    for group in groups(found):
+        if "/" not in runs and (group.recipe, group.variant) != (runs, ""):
+            continue
+        wanted = norm or (group.paper.norm if group.paper else "")
+        for comparison in group_verdict(group).comparisons:
+            if comparison.other.norm == wanted:
+                yield group, comparison
 
 
 def _row(root: Path, claim: Claim) -> list[str]:
-    name = claim.runs.removeprefix("studies/")
-    place = root / "results" / claim.runs if name != claim.runs else root / "results"
-    for group, found in _comparisons(place):
-        if name == claim.runs and (group.recipe, group.variant) != (name, ""):
-            continue
+    for group, found in _comparisons(root, claim.runs):
         if claim.settings not in group.title or claim.figure not in found.figures:
             continue
-        figure, far = found.figures[claim.figure], found.other.runs[0].progress
+        figure = found.figures[claim.figure]
         digits = 3 if claim.figure == "gap" else found.measure.digits
         return [
             claim.where,
             claim.says,
             _values(figure, 0 if figure.relative else digits),
             _difference(figure, digits),
-            judged(figure, claim.expected) + ("" if far.startswith("all") else f", {far} epochs"),
-            _link(name, f"{len(found.pairs)} seed{'s' if len(found.pairs) > 1 else ''}"),
+            judged(figure, claim.expected) + _how_far(found),
+            _seeds(claim.runs, found),
         ]
-    return [claim.where, claim.says, "–", "–", NOT_RUN, _link(name, name)]
+    return [claim.where, claim.says, "–", "–", NOT_RUN, _link(claim.runs, _name(claim.runs))]
+
+
+def _answer(root: Path, question: Question) -> list[str]:
+    for group, found in _comparisons(root, question.runs, question.norm):
+        best = found.figures.get("best_validation")
+        if question.settings not in group.title or best is None:
+            continue
+        digits, saved = found.measure.digits, "not reached"
+        if found.target.where != "training":
+            saved = "–"  # its training loss is none
+        elif "updates_to_target" in found.figures:
+            saved = _difference(found.figures["updates_to_target"], digits)
+        return [
+            question.asks,
+            saved,
+            _values(best, digits),
+            _difference(best, digits),
+            best.answer + _how_far(found),
+            _seeds(question.runs, found),
+        ]
+    place = _link(question.runs, _name(question.runs))
+    return [question.asks, "–", "–", "–", NOT_RUN, place]
+
+
+def _how_far(found: Comparison) -> str:
+    far = found.other.runs[0].progress
+    return "" if far.startswith("all") else f", {far} epochs"
+
+
+def _seeds(runs: str, found: Comparison) -> str:
+    return _link(runs, f"{len(found.pairs)} seed{'s' if len(found.pairs) > 1 else ''}")
+
+
+def _name(runs: str) -> str:
+    return runs.removeprefix("studies/")
 
 
 def _values(figure: Difference, digits: int) -> str:
@@ -189,14 +267,14 @@ def _difference(figure: Difference, digits: int) -> str:
     return text if ends is None else f"{text} ({ends[0]:{shown}} to {ends[1]:{shown}})"
 
 
-def _link(name: str, words: str) -> str:
-    return f"[{words}](../RESULTS.md#{name})"
+def _link(runs: str, words: str) -> str:
+    return f"[{words}](../RESULTS.md#{_name(runs)})"
 
 
 def _rates(root: Path) -> list[str]:
     """Section 6: the normalised network at its own learning rate, and at twice that."""
     name, figures = "ptb-small-learning-rate", {}
-    for group, found in _comparisons(root / "results/studies" / name):
+    for group, found in _comparisons(root, f"studies/{name}"):
         rate = group.runs[0].settings["optimizer.lr"]
         figures[rate] = found.figures["best_validation"].other[0]
     where, says = "Section 6", "higher learning rates did not work well (twice the rate)"

@@ -29,7 +29,7 @@ from normrnn.report.trials import figure as study_figure
 from normrnn.report.trials import markdown as study_markdown
 from normrnn.report.verdict import group_verdict
 from tools import padding
-from tools.findings import findings
+from tools.findings import answers, findings
 
 ROOT = Path(__file__).parent.parent
 ORDER = ("ptb-small", "ptb-small-authors", "ptb-medium", "ptb-large", "librispeech-mini", "wsj")
@@ -231,7 +231,7 @@ def _interval(found: Difference, shown: str) -> str:
 
 def findings_parts(root: Path) -> dict[str, str]:
     """The same of docs/findings.md."""
-    return {"findings": findings(root)}
+    return {"findings": findings(root), "answers": answers(root)}
 
 
 def filled(file: Path, parts: Mapping[str, str]) -> str:
