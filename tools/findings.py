@@ -51,6 +51,16 @@ CLAIMS = (
     ),
     Claim("Figure 1, section 6", "speech: it overfits more", "librispeech-mini", "gap", HIGHER),
     Claim(
+        "Table 1, Figure 1",
+        "the same with three layers of 128, each network at its best of three learning rates:"
+        " training",
+        "librispeech-mini-small",
+        "best_training",
+        LOWER,
+    ),
+    Claim("Table 1", "and on the dev set", "librispeech-mini-small", "best_validation", HIGHER),
+    Claim("Figure 1", "and overfitting", "librispeech-mini-small", "gap", HIGHER),
+    Claim(
         "Table 2, small",
         "words: it fits the training text better (perplexity 62.5 against 78.5)",
         "ptb-small-authors",

@@ -32,9 +32,11 @@ from tools import padding
 from tools.findings import answers, findings
 
 ROOT = Path(__file__).parent.parent
-ORDER = ("ptb-small", "ptb-small-authors", "ptb-medium", "ptb-large", "librispeech-mini", "wsj")
+ORDER = ("ptb-small", "ptb-small-authors", "ptb-small-regularised", "ptb-medium", "ptb-large")
+ORDER += ("librispeech-mini", "librispeech-mini-small", "wsj")
 PICTURED = ("ptb-small-authors", "librispeech-mini")
 SUMMARY = ("ptb-small-authors", "ptb-small", "ptb-medium", "librispeech-mini")
+SUMMARY += ("librispeech-mini-small",)
 """Recipes with a picture, and with a row, in the README."""
 PICTURE = "docs/pictures/overview.png"
 FINDINGS = "docs/findings.md"
