@@ -26,6 +26,8 @@ def config() -> Config:
 def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
     wanted = tuning(config, NORMS, "optimizer.lr", "", 0)
     assert wanted == Tuning("optimizer.lr", (0.333, 1.0, 3.0), 3)
+    assert tuning(config, ["none"], "optimizer.lr", "1,2", 2).of == 3
+    assert tuning(config, ["none"], "optimizer.lr", "1,2", 3).of == 0
     arms = wanted.arms(config, NORMS, tmp_path)
     assert len(arms) == 6
     assert [arm.config.optimizer.lr for arm in arms[:3]] == [0.333, 0.333, 1.0]
@@ -68,6 +70,12 @@ def test_in_words() -> None:
         "optimizer.lr was tuned for each arm on validation: 3 values (0.5, 1, 2), one seed that is"
         " not compared, 3 epochs, 6 runs, 2,500 updates, 0 seconds in updates. Chosen: baseline"
         " 1.0, frame 2.0 (at the edge of what was tried)."
+    )
+    short = replace(wanted, of=10)
+    longer = sentence(short, {"none": 1.0, "frame": 2.0}, RecordedStudy(Path(), trials))
+    assert longer == (
+        f"{text} Chosen after 3 of 10 epochs: what is ahead early, as a high learning rate often"
+        " is, need not be in the end."
     )
 
 

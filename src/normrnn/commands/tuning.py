@@ -32,6 +32,8 @@ class Tuning:
     field: str
     values: tuple[Any, ...]
     epochs: int
+    of: int = 0
+    """Epochs of the comparison, if that has more."""
 
     def arms(self, config: Config, norms: Sequence[str], out: Path) -> list[Job]:
         """One run per normalisation and value, in `out`/tuning/runs/NORM-VALUE."""
@@ -66,7 +68,8 @@ def tuning(config: Config, norms: Sequence[str], field: str, values: str, epochs
     if len(set(tried)) < 2:
         raise UsageError(f"--tune-values has {len(set(tried))} value: there is nothing to choose")
     check({field: list(tried)}, config, norms)
-    return Tuning(field, tuple(dict.fromkeys(tried)), epochs or config.epochs)
+    shorter = config.epochs if 0 < epochs < config.epochs else 0
+    return Tuning(field, tuple(dict.fromkeys(tried)), epochs or config.epochs, shorter)
 
 
 def _read(field: str, text: str, kind: type) -> Any:
@@ -148,4 +151,8 @@ def sentence(wanted: Tuning, chosen: dict[str, Any], study: "RecordedStudy") -> 
         f"{of(norm).label} {value}{' (at the edge of what was tried)' if value in ends else ''}"
         for norm, value in chosen.items()
     ]
-    return f"{budget} Chosen: {', '.join(picked)}."
+    early = (
+        f" Chosen after {wanted.epochs} of {wanted.of} epochs: what is ahead early, as a high"
+        " learning rate often is, need not be in the end."
+    )
+    return f"{budget} Chosen: {', '.join(picked)}.{early if wanted.of else ''}"
