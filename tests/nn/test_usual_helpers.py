@@ -152,6 +152,8 @@ with Join([model]):
     for _ in range(2 + rank):
         model(torch.randn(5, 4, 3))[0].sum().backward()
 print(int(model.module.norm_l0.num_batches_tracked))
+dist.barrier()
+dist.destroy_process_group()  # or its threads may outlive the interpreter, which ends in an abort
 """
 
 
