@@ -52,14 +52,25 @@ CLAIMS = (
     Claim("Figure 1, section 6", "speech: it overfits more", "librispeech-mini", "gap", HIGHER),
     Claim(
         "Table 1, Figure 1",
-        "the same with three layers of 128, each network at its best of three learning rates:"
-        " training",
+        "speech, three layers of 128: it fits the training set better",
         "librispeech-mini-small",
         "best_training",
         LOWER,
     ),
-    Claim("Table 1", "and on the dev set", "librispeech-mini-small", "best_validation", HIGHER),
-    Claim("Figure 1", "and overfitting", "librispeech-mini-small", "gap", HIGHER),
+    Claim(
+        "Table 1",
+        "speech, three layers: worse on dev",
+        "librispeech-mini-small",
+        "best_validation",
+        HIGHER,
+    ),
+    Claim(
+        "Figure 1",
+        "speech, three layers: it overfits more",
+        "librispeech-mini-small",
+        "gap",
+        HIGHER,
+    ),
     Claim(
         "Table 2, small",
         "words: it fits the training text better (perplexity 62.5 against 78.5)",
@@ -254,7 +265,8 @@ def _answer(root: Path, question: Question) -> list[str]:
 
 
 def _how_far(found: Comparison) -> str:
-    far = found.other.runs[0].progress
+    both = (found.baseline.runs[0], found.other.runs[0])
+    far = min(both, key=lambda run: run.epochs_done).progress
     return "" if far.startswith("all") else f", {far} epochs"
 
 
