@@ -1,6 +1,7 @@
 """Verdicts: every setting an arm, pairs by seed, and no more said than the seeds allow."""
 
 import json
+import math
 import random
 from itertools import permutations
 from pathlib import Path
@@ -188,6 +189,19 @@ def test_unfinished_runs_are_compared_as_far_as_both_got() -> None:
     text = said(baseline, short_run("frame", [4, 3, 2.5, 2.5]))  # finished as asked
     assert "No saving: the frame-wise normalised network did not reach" in text
     assert "was 20.1 against the baseline's 12.2" in text
+
+
+def test_a_run_that_is_just_being_validated_is_compared_up_to_the_validation_before() -> None:
+    """Both have trained for two epochs; only one has been validated after the second."""
+    baseline, other = short_run("none", [5, 4, 3, 3]), short_run("frame", [4, 3, 2.5, 2.5])
+    for run, seen in ((baseline, other), (other, baseline)):
+        rows = [row for row in run.rows if row["split"] == "train" or row["epoch"] == 1]
+        busy = Run(run.path, {**run.config, "epochs": 3}, rows)
+        figures = verdict([busy, seen]).comparisons[0].figures
+        assert figures["best_training"].baseline == pytest.approx([math.exp(4.5)])
+        assert figures["best_training"].other == pytest.approx([math.exp(3.5)])
+        assert figures["final_validation"].baseline == pytest.approx([math.exp(4.5)])
+        assert figures["final_validation"].other == pytest.approx([math.exp(3.5)])
 
 
 def test_finished_seeds_alone_are_averaged() -> None:

@@ -202,9 +202,11 @@ def compared(baseline: Arm, other: Arm, target: float | None = None) -> Comparis
 
 
 def _as_far(*runs: Run) -> Pair:
-    """Both runs up to the last row by which both have seen as much."""
+    """Both runs up to the last row by which both have seen as much, and been validated as often."""
     least = min(map(_count, runs))
-    a, b = (replace(run, rows=_until(run, least)) for run in runs)
+    cut = [replace(run, rows=_until(run, least)) for run in runs]
+    times = min(len(run.split("valid", run.serving)) for run in cut)
+    a, b = (replace(run, rows=_validated(run, times)) for run in cut)
     return a, b
 
 
@@ -215,6 +217,15 @@ def _until(run: Run, least: int) -> list[Row]:
         if seen <= least:
             last = row["updates"]
     return [row for row in run.rows if row["updates"] <= last]
+
+
+def _validated(run: Run, times: int) -> list[Row]:
+    """Without what was measured after so many validations: the other is in the middle of one."""
+    rows = run.split("valid", run.serving)
+    if len(rows) <= times:
+        return run.rows
+    last = rows[times - 1]["updates"] if times else 0
+    return [row for row in run.rows if row["split"] == "train" or row["updates"] <= last]
 
 
 def _count(run: Run) -> int:
