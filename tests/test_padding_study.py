@@ -15,7 +15,7 @@ from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import read_speech
 from normrnn.speech.load import load
 from tests.tiny_runs import run_tiny
-from tools.padding import FILE, distance, main
+from tools.padding import FILE, distance, main, table
 
 ROWS = torch.tensor([[1.0], [3.0]])
 
@@ -47,8 +47,8 @@ def test_of_runs(
     capsys.readouterr()
     main()
     printed, records = capsys.readouterr().out, json.loads(output.read_text())
-    assert "| unpadded frames, batch 4, pieces of 0 | 1 |" in printed
-    assert "| with padding, batch 4, pieces of 0 | 1 |" in printed
+    assert "| unpadded frames, pieces of 0, batch 4, pool 2 | 1 |" in printed
+    assert "| with padding, pieces of 0, batch 4, pool 2 | 1 |" in printed
     assert [one["counted"] for one in records] == [False, True]
     assert 0 < records[0]["padding"] == records[1]["padding"] < 0.5
     dev = read_speech(whole.data).dev
@@ -66,3 +66,6 @@ def test_of_runs(
         np.testing.assert_allclose(one["alone"]["rnn.norm_l0"], expected, rtol=1e-4)
         assert one["valid"].keys() == {"running", "recalibrated", "batch"}
         assert one["training"].keys() == one["alone"].keys()
+    # Another seed has other batches, and another share of padding: the same row all the same.
+    other = {**records[0], "seed": 2, "padding": records[0]["padding"] + 0.05}
+    assert [row[1] for row in table([*records, other]).rows] == ["2", "1"]

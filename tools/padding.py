@@ -120,6 +120,7 @@ def record(run: Path, corpus: SpeechCorpus) -> Record:
         "counted": counted,
         "batch": config.train.batch,
         "pieces": config.train.piece_frames,
+        "pool": config.train.pool,
         "padding": padded_share(batches),
         "valid": {row["statistics"]: row["loss"] for row in rows if row["split"] == "valid"},
         "training": distances(model, corpus.train, batches[:BATCHES], padding),
@@ -129,9 +130,9 @@ def record(run: Path, corpus: SpeechCorpus) -> Record:
 
 def table(records: Sequence[Record]) -> Table:
     """A row per kind of run, the mean over its seeds."""
-    kinds: dict[tuple[Any, ...], list[Record]] = {}
+    kinds: dict[tuple[int, ...], list[Record]] = {}
     for one in records:
-        kind = (-one["padding"] // -0.01, one["batch"], one["pieces"], one["counted"])
+        kind = tuple(one[name] for name in ("pieces", "batch", "pool", "counted"))
         kinds.setdefault(kind, []).append(one)
     rows = [[_name(some), str(len(some)), *_figures(some)] for _, some in sorted(kinds.items())]
     columns = [
@@ -150,7 +151,8 @@ def table(records: Sequence[Record]) -> Table:
 
 def _name(some: Sequence[Record]) -> str:
     counts = "with padding" if some[0]["counted"] else "unpadded frames"
-    return f"{counts}, batch {some[0]['batch']}, pieces of {some[0]['pieces']}"
+    pieces, batch, pool = (some[0][name] for name in ("pieces", "batch", "pool"))
+    return f"{counts}, pieces of {pieces}, batch {batch}, pool {pool}"
 
 
 def _figures(some: Sequence[Record]) -> list[str]:
