@@ -41,6 +41,35 @@ def _load(run: Path) -> AcousticModel:
     return model
 
 
+def test_statistics_freeze(tiny_speech: SpeechConfig) -> None:
+    """After the epoch that the setting names, an update's loss is that of eval mode, with its
+    gradient, and the statistics stay."""
+    model_config = replace(tiny_speech.model, freeze_after=1)
+    config = replace(tiny_speech, norm="sequence", model=model_config)
+    task = open_data(config).build(torch.device("cpu"))
+    model = task.model.train()
+    task.loss(0, 0)
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    frozen = task.loss(1, 0)
+    torch.testing.assert_close(dict(model.named_buffers()), kept, rtol=0, atol=0)
+    frozen.nats.backward()
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.eval().zero_grad()
+    plain = open_data(replace(config, model=tiny_speech.model)).build(torch.device("cpu"))
+    plain.model.load_state_dict(model.state_dict())
+    plain.model.eval()
+    expected = plain.loss(1, 0)
+    expected.nats.backward()
+    torch.testing.assert_close(frozen.nats, expected.nats)
+    found = [p.grad for p in plain.model.parameters() if p.grad is not None]
+    torch.testing.assert_close(gradients, found)
+    plain.model.train()
+    assert abs(plain.loss(1, 0).nats - frozen.nats) > 0.1
+    with pytest.raises(UsageError, match="norm layer keeps no statistics"):
+        replace(config, norm="layer")
+    assert replace(config, norm="none").model.freeze_after  # the arm beside it
+
+
 def test_rows_of_a_run(tiny_speech: SpeechConfig, whole: Path, speech_dir: Path) -> None:
     rows = rows_of(whole)
     corpus = read_speech(speech_dir)

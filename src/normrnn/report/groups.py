@@ -16,7 +16,7 @@ from normrnn.report.runs import Run, RunOrProblem
 _APART, _DATA = ("norm", "seed"), "data_sha256"
 # What sets an arm apart only where there is a normaliser, and what changes no curve.
 _NORMALISER = ("gamma", "eps", "momentum", "time_steps", "cell_norm", "count_padding")
-_NORMALISER += ("shrinkage",)
+_NORMALISER += ("shrinkage", "freeze_after")
 _NORMALISER = tuple(f"model.{name}" for name in _NORMALISER)
 _HARMLESS = ("threads", "device", "data", "epochs", "train.log_every", "train.checkpoint_every")
 _HARMLESS += ("evaluation.train_tokens",)

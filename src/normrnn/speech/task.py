@@ -1,6 +1,7 @@
 """Frame-wise speech recognition as a task for the loop."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from normrnn.engine.statistics import statistics_of, using
 from normrnn.engine.task import Experiment, Loss, Poll, Tensors, Validation
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
+from normrnn.nn.mode import TEST, asking
 from normrnn.runs.names import MODEL, RUNNING
 from normrnn.runs.rows import Row
 from normrnn.speech.batches import Piece, read_batch
@@ -110,8 +112,15 @@ class SpeechTask:
         if share is None:
             nats = nothing(self.model)
             return Loss(nats, frames, len(batch), nats.new_zeros((), dtype=torch.long))
-        nats, errors = self.model.loss(*share)
+        with self._statistics(epoch):
+            nats, errors = self.model.loss(*share)
         return Loss(nats, frames, len(batch), errors)
+
+    def _statistics(self, epoch: int) -> AbstractContextManager[None]:
+        """The batch's own, or from an epoch on those that there are."""
+        if not 0 < self.config.model.freeze_after <= epoch:
+            return nullcontext()
+        return asking(dict.fromkeys(self.model.rnn.normalisers(), TEST))
 
     def _sharing(self, batch: list[Piece]) -> Ranks:
         """Those that have a part of a batch. Where each normalises its own by time steps, one
