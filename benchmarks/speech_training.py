@@ -101,7 +101,7 @@ def engine(config: SpeechConfig, split: SpeechSplit, where: Path) -> Callable[[]
         "",
     )
     task = SpeechTask(config, corpus, torch.device("cpu"))
-    display = PlainDisplay(config.epochs, config.own_measure.unit)
+    display = PlainDisplay(config.epochs, config.own_measure)
     trainer = Trainer(config, task, RunDirectory(where), display, Interrupt())
     task.model.train()
 

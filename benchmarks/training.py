@@ -88,7 +88,7 @@ def engine(config: LanguageConfig, ids: torch.Tensor, where: Path) -> Trainer:
     """The real trainer."""
     symbols = (EOS, *(f"w{i}" for i in range(VOCABULARY - 1)))
     task = LanguageTask(config, Corpus(ids, ids, ids, Vocabulary(symbols)), torch.device("cpu"))
-    display = PlainDisplay(config.epochs, config.own_measure.unit)
+    display = PlainDisplay(config.epochs, config.own_measure)
     trainer = Trainer(config, task, RunDirectory(where), display, Interrupt())
     task.model.train()
     return trainer

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from normrnn.config.base import Config, OptimizerConfig
+from normrnn.config.measure import Measure
 from normrnn.engine.display import Status
 from normrnn.engine.start import train
 from normrnn.text.config import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig
@@ -70,9 +71,9 @@ class Silent:
     def __init__(self, stop_at: int = -1) -> None:
         self.stop_at = stop_at
 
-    def __call__(self, epochs: int, unit: str) -> "Silent":
+    def __call__(self, epochs: int, measure: Measure) -> "Silent":
         assert epochs >= 1
-        assert unit in ("tokens", "characters", "frames")
+        assert measure.unit in ("tokens", "characters", "frames")
         return self
 
     def __enter__(self) -> "Silent":

@@ -3,7 +3,6 @@
 import json
 import math
 import statistics
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,12 @@ from normrnn.analysis.gradients import growth, record, watched
 from normrnn.cli import main
 from normrnn.engine.start import open_experiment
 from normrnn.engine.task import Loss
+from normrnn.errors import UserError
 from normrnn.recipes.char import ptb_char
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.task import SpeechTask
 from normrnn.text.config import EvaluationConfig, LanguageConfig
+from tests.helpers import NORMS
 from tests.tiny_runs import run_tiny
 
 
@@ -109,10 +110,12 @@ def test_growth_needs_steps() -> None:
 
 
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
-@pytest.mark.parametrize("norm", [None, "frame", "hidden"])
-def test_watched_layers_compute_the_same(kind: str, norm: str | None) -> None:
-    options: Mapping[str, Any] = {"time_steps": 4} if norm == "hidden" else {}
-    layer = getattr(normrnn, kind)(3, 2, 2, bidirectional=True, norm=norm, **options).double()
+@pytest.mark.parametrize("norm", NORMS)
+def test_watched_layers_compute_the_same(kind: str, norm: str) -> None:
+    options = {"num_layers": 2, "bidirectional": True, **NORMS[norm]}
+    if kind != "LSTM" and "cell_norm" in options:
+        del options["cell_norm"]
+    layer = getattr(normrnn, kind)(3, 2, **options).double()
     x: Tensor = torch.randn(4, 5, 3, dtype=torch.float64)
     expected, final = layer(x)
     buffers = {name: value.clone() for name, value in layer.named_buffers()}
@@ -144,6 +147,17 @@ def _cli(*arguments: object) -> None:
     with pytest.raises(SystemExit) as exited:
         main([str(a) for a in arguments])
     assert exited.value.code == 0
+
+
+def test_what_the_reference_does_not_compute_is_refused(
+    small: LanguageConfig, tiny_speech: SpeechConfig
+) -> None:
+    zoned = replace(small, model=replace(small.model, zoneout_h=0.1))
+    counting = replace(tiny_speech, model=replace(tiny_speech.model, count_padding=True))
+    for config, name in ((zoned, "zoneout"), (counting, "count_padding")):
+        task = open_experiment(config).build(torch.device("cpu"))
+        with pytest.raises(UserError, match=f"not recorded of a network with .*{name}"):
+            record(config, task)
 
 
 def test_the_command_on_runs_and_on_recipes(small: LanguageConfig, tmp_path: Path, capsys) -> None:

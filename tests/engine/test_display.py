@@ -5,11 +5,33 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from normrnn.engine.display import LiveDisplay, Status
+from normrnn.config.measure import NATS, Measure
+from normrnn.engine.display import LiveDisplay, Status, describe
+from normrnn.speech.measure import FRAMES
+from normrnn.text.measure import CHARACTERS, WORDS
+
+
+@pytest.mark.parametrize(
+    ("measure", "fer", "said"),
+    [
+        (WORDS, None, "loss 1.0000  ppl 2.72"),
+        (CHARACTERS, None, "loss 1.0000  bpc 1.4427"),
+        (FRAMES, 0.25, "loss 1.0000  frame errors 25.00%"),
+        (NATS, None, "loss 1.0000"),
+    ],
+)
+def test_a_row_is_told_in_its_own_measure(measure: Measure, fer: float | None, said: str) -> None:
+    row = {"epoch": 1, "updates": 9, "split": "valid", "loss": 1.0}
+    row |= {} if fer is None else {"fer": fer}
+    assert describe(row, 2, measure) == f"epoch 1/2  update 9  valid  {said}"
+    live = LiveDisplay(2, measure)
+    at = {"epoch": 1, "index": 9, "epoch_updates": 9, "updates": 9}
+    live.update(Status(**at, seconds=1.0, loss=1.0, count=9, lr=0.5, fer=fer))
+    assert said.replace("1.0000", "1.000") + "  lr 0.5" in live.bar.tasks[0].fields["state"]
 
 
 def test_eighty_columns_have_room_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    display = LiveDisplay(55, "tokens")
+    display = LiveDisplay(55, WORDS)
     for i in range(1, 3):
         monkeypatch.setattr("time.monotonic", lambda i=i: 0.2 * i)
         at = {"epoch": 12, "index": 1451 + i, "epoch_updates": 1453, "updates": 17000 + i}

@@ -1,5 +1,6 @@
 """The kernels' source: compilers and instruction sets, and what Python and C must agree about."""
 
+import os
 import platform
 import shutil
 import subprocess
@@ -13,6 +14,15 @@ from tests.kernel_cases import PLUGS, Case, check, computed, in_float64, problem
 STRICT = ["-Wall", "-Wextra", "-Werror"]
 X86 = platform.machine() in ("x86_64", "AMD64")
 CAN = set(build.cpu_features().split())
+
+
+@pytest.mark.skipif(
+    build.found_compiler() is None or os.environ.get("NORMRNN_NATIVE") == "0",
+    reason="no compiler here, or not to be used",
+)
+def test_there_are_kernels_where_there_is_a_compiler() -> None:
+    """Without them the tests of kernels are skipped: here it shows that they do not compile."""
+    assert kernel.describe()["kernels"] == library.best_variant()
 
 
 @pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")

@@ -65,6 +65,7 @@ def test_what_torch_asks_of_those_that_change_buffers() -> None:
     opcheck(torch.ops.normrnn.store_.default, (torch.zeros(3), torch.ones(3)))
 
 
+@pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
 @pytest.mark.parametrize("sizes", [(4, 3, 3, 2, 0), (3, 3, 1, 1, 1)])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_padded_rows_are_not_looked_at(case: Case, sizes: tuple[int, ...]) -> None:
@@ -146,6 +147,7 @@ def test_gradgradcheck_of_the_operator(plug: str) -> None:
     assert torch.autograd.gradgradcheck(f, leaves, fast_mode=True)
 
 
+@pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
 def test_a_state_may_be_changed_in_place() -> None:
     """Who carries it on does."""
     case = Case("LSTM", "sequence", (4, 4), inputs=3)

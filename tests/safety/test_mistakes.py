@@ -12,6 +12,7 @@ import pytest
 from normrnn.cli import guarded
 from normrnn.engine.display import PlainDisplay, Status, describe
 from normrnn.text.config import LanguageConfig
+from normrnn.text.measure import CHARACTERS, WORDS
 from tests.safety.conftest import Cli
 from tests.tiny_runs import run_tiny, text_dir, tiny, tiny_frame
 
@@ -264,7 +265,7 @@ def test_not_enough_memory_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_lines_fit_a_terminal_of_80_columns() -> None:
     row = {"epoch": 55, "updates": 45_650, "split": "valid", "statistics": "recalibrated"}
-    assert len(describe({**row, "loss": 4.6789, "bpc": 1.2345}, 55)) <= 80
+    assert len(describe({**row, "loss": 4.6789}, 55, CHARACTERS)) <= 80
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,7 @@ def test_train_rows_fit_too(
 ) -> None:
     clock = iter([0.0, *[9.0] * 9])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    display = PlainDisplay(55, "tokens")
+    display = PlainDisplay(55, WORDS)
     for updates in (1, 10):
         status = {"updates": updates, "index": updates, "seconds": float(updates), "count": 90}
         display.note(Status(epoch=54, epoch_updates=4005, loss=1.0, lr=1.0, **status))
@@ -294,7 +295,7 @@ def test_time_left_counts_validations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten updates of a second each, and then a validation of ninety."""
     clock = iter([0.0, 9.0, 99.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    display = PlainDisplay(2, "tokens")
+    display = PlainDisplay(2, WORDS)
     for updates in (1, 10):
         status = {"updates": updates, "index": updates, "seconds": float(updates), "count": 90}
         display.note(Status(epoch=1, epoch_updates=10, loss=1.0, lr=1.0, **status))

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
 from normrnn.engine.evaluate import evaluate, keep
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UsageError, UserError
+from normrnn.runs.names import MODEL
+from normrnn.runs.store import RunDirectory
 from normrnn.speech import posteriors
 from normrnn.speech.archive import write_matrix
 from normrnn.speech.config import SpeechConfig
@@ -22,7 +25,7 @@ from normrnn.speech.corpus import read_speech
 from normrnn.speech.evaluation import SpeechEvaluator
 from normrnn.speech.model import AcousticModel
 from normrnn.speech.posteriors import write_posteriors
-from normrnn.speech.task import open_data
+from normrnn.speech.task import open_data, show
 from tests.tiny_runs import rows_of, run_tiny
 from tests.tiny_speech import DIM, without_checksums
 
@@ -68,6 +71,29 @@ def test_statistics_freeze(tiny_speech: SpeechConfig) -> None:
     with pytest.raises(UsageError, match="norm layer keeps no statistics"):
         replace(config, norm="layer")
     assert replace(config, norm="none").model.freeze_after  # the arm beside it
+
+
+def test_statistics_that_are_no_numbers_are_left_out(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(whole)
+    weights, notes = run.weights(), run.tensors_metadata(MODEL)
+    for name, value in weights.items():
+        if name.endswith("running_mean"):
+            value.fill_(math.nan)
+    run.write_tensors(MODEL, weights, notes)
+    result = evaluate(whole)
+    assert {row["statistics"] for row in result["rows"]} == {"recalibrated", "batch"}
+    keep(whole, result)
+    show(result, Console())
+    said = capsys.readouterr().out
+    assert "valid with running statistics left out: its loss is nan" in " ".join(said.split())
+    for value in weights.values():
+        if value.is_floating_point():
+            value.fill_(math.nan)
+    run.write_tensors(MODEL, weights, notes)
+    with pytest.raises(UserError, match="gives no finite loss"):
+        evaluate(whole)
 
 
 def test_rows_of_a_run(tiny_speech: SpeechConfig, whole: Path, speech_dir: Path) -> None:

@@ -20,7 +20,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from normrnn import norms
 from normrnn.config.base import Config
+from normrnn.config.jsonio import flat, to_dict
 from normrnn.engine.task import Task
+from normrnn.errors import UserError
 from normrnn.nn.base import Normalised
 from normrnn.ops import reference
 
@@ -66,6 +68,7 @@ def _reference(layer: Normalised, input: Any, hx: Any, passes: list[Seen]) -> An
         bidirectional=layer.bidirectional,
         eps=normalisers[0].eps if normalisers else 1e-5,
         cell_norm=any(getattr(n, "cell_norm", False) for n in normalisers),
+        shrinkage=max((getattr(n, "shrinkage", 0.0) for n in normalisers), default=0.0),
     )
     parameters = dict(layer.named_parameters()) | dict(layer.named_buffers())
     state = None
@@ -81,6 +84,14 @@ def _reference(layer: Normalised, input: Any, hx: Any, passes: list[Seen]) -> An
     return output, (result.h, result.c) if layer.mode == "LSTM" else result.h
 
 
+def _refuse(config: Config, layer: Normalised) -> None:
+    """UserError of a network that the reference recurrence does not compute."""
+    counted = flat(to_dict(config)).get("model.count_padding", False)
+    for name, there in (("zoneout", any(layer.zoneout)), ("model.count_padding", counted)):
+        if there:
+            raise UserError(f"gradients are not recorded of a network with {name}")
+
+
 def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
     """The record of the task's network on its first training batches.
 
@@ -89,6 +100,7 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
     """
     model = task.model.double().eval()
     (layer,) = (m for m in model.modules() if isinstance(m, Normalised))
+    _refuse(config, layer)
     measured: dict[str, dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
     nats, count = 0.0, 0
     task.reset()

@@ -248,7 +248,8 @@ def _line_printer(arms: Sequence[Job], console: Console) -> Callable[[], None]:
             printed[arm.out] = len(rows)
             last = [row for row in fresh if row["split"] == "train"][-1:]
             for row in [*last, *(row for row in fresh if row["split"] != "train")]:
-                console.print(f"{arm.out.name}: {describe(row, arm.config.epochs)}", soft_wrap=True)
+                told = describe(row, arm.config.epochs, arm.config.own_measure)
+                console.print(f"{arm.out.name}: {told}", soft_wrap=True)
 
     return watch
 

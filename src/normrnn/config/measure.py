@@ -48,10 +48,19 @@ class Measure:
     paper_digits: int = 2
     columns: Mapping[str, Callable[[float], float]] = field(default_factory=dict)
     """Further figures of the loss in every row of metrics.jsonl, by their key there."""
+    brief: tuple[str, Callable[[float], float], int] | None = None
+    """What a line has room for beside the loss: name, figure of a loss, digits."""
 
     def text(self, loss: float | None) -> str:
         """The figure, or a dash."""
         return "–" if loss is None else f"{self.of(loss):,.{self.digits}f}"
+
+    def beside(self, loss: float) -> str:
+        """What a line says beside the loss, if anything."""
+        if self.brief is None:
+            return ""
+        name, of, digits = self.brief
+        return f"{name} {of(loss):,.{digits}f}"
 
     def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row of metrics.jsonl with the further figures of its loss."""

@@ -45,7 +45,7 @@ def recipe(name: str) -> Config:
     known = recipes()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise UsageError(f"no recipe {name!r}{hint} There are: {', '.join(known)}")
     return known[name]()
 

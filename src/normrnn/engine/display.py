@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from normrnn.config.measure import perplexity
+from normrnn.config.measure import Measure
 
 _COLUMNS = 80
 """Of a terminal, or of a page that a log is read on."""
@@ -45,7 +45,7 @@ class Display(Protocol):
 class Nowhere:
     """Shows nothing."""
 
-    def __init__(self, epochs: int, unit: str) -> None: ...
+    def __init__(self, epochs: int, measure: Measure) -> None: ...
 
     def __enter__(self) -> "Nowhere":
         return self
@@ -60,9 +60,9 @@ class Nowhere:
 class _Display:
     """Speed and time left, from the updates of this process alone."""
 
-    def __init__(self, epochs: int, unit: str) -> None:
+    def __init__(self, epochs: int, measure: Measure) -> None:
         self.epochs = epochs
-        self.unit = unit
+        self.measure = measure
         self.first: Status | None = None
         self.began = 0.0
         self.last: Status | None = None
@@ -87,7 +87,7 @@ class _Display:
         )
         # By the clock: validations and checkpoints take their share of what is left, too.
         left = remaining * (time.monotonic() - self.began) / (last.updates - first.updates)
-        return f"{rate:,.0f} {self.unit}/s  {duration(left)} left"
+        return f"{rate:,.0f} {self.measure.unit}/s  {duration(left)} left"
 
 
 class PlainDisplay(_Display):
@@ -105,7 +105,7 @@ class PlainDisplay(_Display):
 
     def row(self, row: dict[str, Any]) -> None:
         """A train row with the speed and the time left behind it, as far as there is room."""
-        text = describe(row, self.epochs)
+        text = describe(row, self.epochs, self.measure)
         if row["split"] == "train":
             speed = self.speed()
             rate, _, left = speed.partition("  ")
@@ -117,10 +117,10 @@ class PlainDisplay(_Display):
 class LiveDisplay(_Display):
     """A progress bar for the epoch, with validations as lines above it."""
 
-    def __init__(self, epochs: int, unit: str) -> None:
+    def __init__(self, epochs: int, measure: Measure) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        super().__init__(epochs, unit)
+        super().__init__(epochs, measure)
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -151,32 +151,33 @@ class LiveDisplay(_Display):
             total=status.epoch_updates,
             visible=True,
             # Two lines: in one, a terminal of 80 columns has no room for the updates.
-            state=f"loss {status.loss:.3f}  {_quality(status.loss, status.fer)}"
+            state=f"{_quality(status.loss, status.fer, self.measure, 3)}"
             f"  lr {status.lr:g}\n{self.speed()}",
         )
 
     def row(self, row: dict[str, Any]) -> None:
         """Validations stay on the screen; train rows are what the bar shows anyway."""
         if row["split"] != "train":
-            self.bar.console.print(describe(row, self.epochs), highlight=False)
+            self.bar.console.print(describe(row, self.epochs, self.measure), highlight=False)
 
 
-def describe(row: dict[str, Any], epochs: int) -> str:
+def describe(row: dict[str, Any], epochs: int, measure: Measure) -> str:
     """A row of metrics.jsonl as a line for people.
 
+    >>> from normrnn.config.measure import NATS
     >>> row = {"epoch": 1, "updates": 9, "split": "valid", "statistics": "batch", "loss": 5.0}
-    >>> describe(row, 15)
-    'epoch 1/15  update 9  valid (batch)  loss 5.0000  ppl 148.41'
+    >>> describe(row, 15, NATS)
+    'epoch 1/15  update 9  valid (batch)  loss 5.0000'
     """
     kind = f" ({row['statistics']})" if "statistics" in row else ""
     text = f"epoch {row['epoch']}/{epochs}  update {row['updates']}  {row['split']}{kind}"
-    quality = f"bpc {row['bpc']:.4f}" if "bpc" in row else _quality(row["loss"], row.get("fer"))
-    text += f"  loss {row['loss']:.4f}  {quality}"
+    text += f"  {_quality(row['loss'], row.get('fer'), measure, 4)}"
     return f"{text}  lr {row['lr']:.3g}" if "lr" in row else text
 
 
-def _quality(loss: float, fer: float | None) -> str:
-    return f"ppl {perplexity(loss):,.2f}" if fer is None else f"frame errors {fer:.2%}"
+def _quality(loss: float, fer: float | None, measure: Measure, digits: int) -> str:
+    beside = measure.beside(loss) if fer is None else f"frame errors {fer:.2%}"
+    return f"loss {loss:.{digits}f}  {beside}".rstrip()
 
 
 def duration(seconds: float) -> str:

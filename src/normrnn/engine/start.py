@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from normrnn.config.base import Config
+from normrnn.config.measure import Measure
 from normrnn.config.registry import task_of
 from normrnn.engine.display import Display, Nowhere
 from normrnn.engine.interrupt import Interrupt
@@ -25,12 +26,12 @@ from normrnn.runs.store import DATA_CHANGED, RunDirectory, changed_fields
 def train(
     config: Config,
     out: Path,
-    display: Callable[[int, str], Display],
+    display: Callable[[int, Measure], Display],
     say: Callable[[str], None] = print,
 ) -> None:
     """Bring the run in `out` to the last epoch of `config`, from wherever it stands.
 
-    `display` is made from the number of epochs and the name of what is counted.
+    `display` is made from the number of epochs and what the loss is shown as.
 
     Started by torchrun, the processes train it together; the first of them writes and speaks.
     """
@@ -46,7 +47,7 @@ def _train(
     config: Config,
     run: RunDirectory,
     device: torch.device,
-    display: Callable[[int, str], Display],
+    display: Callable[[int, Measure], Display],
     say: Callable[[str], None],
     ranks: Ranks,
 ) -> None:
@@ -68,7 +69,7 @@ def _train(
         task = experiment.build(device)
         if not ranks.first:
             seed_of_rank(config.seed, ranks)
-        with Interrupt() as interrupt, display(config.epochs, config.own_measure.unit) as view:
+        with Interrupt() as interrupt, display(config.epochs, config.own_measure) as view:
             trainer = Trainer(config, task, run, view, interrupt)
             if checkpoint:
                 if ranks.first:

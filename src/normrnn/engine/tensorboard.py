@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from normrnn.config.measure import Measure
 from normrnn.engine.display import Display, Status
 from normrnn.errors import UserError
 from normrnn.runs.names import METRICS
@@ -102,7 +103,7 @@ class Both:
 
 
 def beside(
-    display: Callable[[int, str], Display], board: TensorBoard
-) -> Callable[[int, str], Display]:
+    display: Callable[[int, Measure], Display], board: TensorBoard
+) -> Callable[[int, Measure], Display]:
     """The display with tensorboard beside it."""
-    return lambda epochs, unit: Both(display(epochs, unit), board)
+    return lambda epochs, measure: Both(display(epochs, measure), board)

@@ -1,7 +1,8 @@
 """The rows of metrics.jsonl: reading them, and averages over several."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,20 @@ def _is_row(row: Any) -> bool:
         return False
     numbers = [row[key] for key in _NUMBERS]
     return all(abs(value) < _LARGEST for value in numbers) and row["count"] > 0
+
+
+def finite_rows(rows: Iterable[Row]) -> list[Row]:
+    """One kind of statistics may diverge before the others: JSON has no number for that."""
+    return [row for row in rows if math.isfinite(row["loss"])]
+
+
+def left_out(rows: Iterable[Row]) -> list[str]:
+    """What `finite_rows` leaves out, in words."""
+    return [
+        f"{row['split']} with {row['statistics']} statistics left out: its loss is {row['loss']}"
+        for row in rows
+        if not math.isfinite(row["loss"])
+    ]
 
 
 def epoch_averages(rows: Sequence[Row]) -> list[Row]:

@@ -15,6 +15,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 
 from normrnn.cli import guarded
 from normrnn.config.base import Config
+from normrnn.config.measure import Measure
 from normrnn.engine.display import PlainDisplay
 from normrnn.engine.interrupt import Interrupt, Interrupted
 from normrnn.engine.launch import DIVERGED, start_run
@@ -73,8 +74,10 @@ class Pruning:
 class Reporter(PlainDisplay):
     """Says what happens, and reports validations with the statistics that decide."""
 
-    def __init__(self, epochs: int, unit: str, config: Config, out: Path, pruning: Pruning) -> None:
-        super().__init__(epochs, unit)
+    def __init__(
+        self, epochs: int, measure: Measure, config: Config, out: Path, pruning: Pruning
+    ) -> None:
+        super().__init__(epochs, measure)
         self.deciding = config.deciding_statistics
         self.metrics, self.pruning = out / METRICS, pruning
 
@@ -154,7 +157,7 @@ def run_arm(config: Config, out: Path, pruning: Pruning) -> dict[str, Any]:
     """Train, or go on with, one arm; what came of it."""
     config = as_begun(config, out)
     try:
-        train(config, out, lambda epochs, unit: Reporter(epochs, unit, config, out, pruning))
+        train(config, out, lambda epochs, measure: Reporter(epochs, measure, config, out, pruning))
     except Diverged as error:
         return diverged(str(error))
     return result(out)

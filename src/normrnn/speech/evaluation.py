@@ -19,7 +19,7 @@ from normrnn.engine.statistics import (
 )
 from normrnn.engine.task import EvaluationOptions, Poll, Tensors, never
 from normrnn.errors import UserError
-from normrnn.runs.rows import Row
+from normrnn.runs.rows import Row, finite_rows, left_out
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.batches import Piece, cut, read_batch, shuffled_batches, sorted_batches
 from normrnn.speech.config import SpeechConfig
@@ -159,6 +159,14 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
     corpus = read_speech(options.data or config.data)
     if config.deciding_statistics == "recalibrated":
         put_running_back(run, model)
-    rows = SpeechEvaluator(config, corpus, options.device).rows(model, never)
+    rows = list(SpeechEvaluator(config, corpus, options.device).rows(model, never))
+    finite = finite_rows(rows)
+    if not finite:
+        raise UserError(f"the model of {run.path} gives no finite loss on {corpus.path}")
     same = config.data_sha256 in (corpus.sha256, corpus.labels_sha256)
-    return {"data_sha256": corpus.sha256, "same_data": same, "rows": list(rows)}
+    return {
+        "data_sha256": corpus.sha256,
+        "same_data": same,
+        "rows": finite,
+        "notes": left_out(rows),
+    }

@@ -8,7 +8,7 @@ from rich.table import Table
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
-    """FCE and FER under all statistics."""
+    """FCE and FER under all statistics, and the notes."""
     table = Table(title=f"{result['recipe']}, norm {result['norm']}, seed {result['seed']}")
     for name in ("set", "statistics"):
         table.add_column(name)
@@ -18,3 +18,5 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         count, loss, fer = f"{row['count']:,}", f"{row['loss']:.4f}", f"{row['fer']:.2%}"
         table.add_row(row["split"], row["statistics"], count, loss, fer)
     console.print(table)
+    for note in result["notes"]:
+        console.print(note)

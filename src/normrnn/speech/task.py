@@ -14,7 +14,7 @@ from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
 from normrnn.nn.mode import TEST, asking
 from normrnn.runs.names import MODEL, RUNNING
-from normrnn.runs.rows import Row
+from normrnn.runs.rows import Row, finite_rows
 from normrnn.speech.batches import Piece, read_batch
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechCorpus, read_speech
@@ -109,11 +109,12 @@ class SpeechTask:
         batch = self.batches(epoch)[index]
         frames = sum(piece.length for piece in batch)
         share = read_batch(self.corpus.train, batch, self.device, self._sharing(batch))
-        if share is None:
-            nats = nothing(self.model)
-            return Loss(nats, frames, len(batch), nats.new_zeros((), dtype=torch.long))
         with self._statistics(epoch):
-            nats, errors = self.model.loss(*share)
+            if share is None:
+                nats = nothing(self.model)
+                errors = nats.new_zeros((), dtype=torch.long)
+            else:
+                nats, errors = self.model.loss(*share)
         return Loss(nats, frames, len(batch), errors)
 
     def _statistics(self, epoch: int) -> AbstractContextManager[None]:
@@ -146,7 +147,7 @@ class SpeechTask:
                 fixed = self.evaluator.score(self.model, train, some, poll)
                 rows.append(fixed.row("train_eval", deciding))
             weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
-        return Validation(rows, dev.nats / dev.count, {MODEL: weights} | files)
+        return Validation(finite_rows(rows), dev.nats / dev.count, {MODEL: weights} | files)
 
     def test(self, files: Mapping[str, Tensors], poll: Poll) -> list[Row]:  # noqa: ARG002
         """There is no third set."""

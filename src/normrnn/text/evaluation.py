@@ -1,7 +1,6 @@
 """A language model scored on a text: under which statistics, in how many streams."""
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,7 @@ from normrnn.engine.statistics import (
 from normrnn.engine.task import EvaluationOptions, Poll, Tensors, never
 from normrnn.errors import UserError
 from normrnn.runs.names import METRICS
-from normrnn.runs.rows import Row, epoch_averages, read_rows
+from normrnn.runs.rows import Row, epoch_averages, finite_rows, left_out, read_rows
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from normrnn.text.corpus import Corpus, encode_texts, open_texts
@@ -197,11 +196,6 @@ class Evaluator:
             yield self.batch_score(model, split, poll).row(split, "batch")
 
 
-def finite_rows(rows: Iterable[Row]) -> list[Row]:
-    """One kind of statistics may diverge before the others: JSON has no number for that."""
-    return [row for row in rows if math.isfinite(row["loss"])]
-
-
 def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
     """Validation, test and the beginning of the training text under all statistics."""
     model, config = load(run, options.device), run.config(LanguageConfig)
@@ -222,11 +216,7 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
     if not finite:
         raise UserError(f"the model of {run.path} gives no finite loss on {texts.source}")
     notes = [NO_PERPLEXITY] if config.normalisation.looks_ahead else []
-    notes += [
-        f"{row['split']} with {row['statistics']} statistics left out: its loss is {row['loss']}"
-        for row in rows
-        if row not in finite
-    ]
+    notes += left_out(rows)
     return {
         "data_sha256": texts.sha256,
         "same_data": texts.sha256 == config.data_sha256,

@@ -9,9 +9,8 @@ from normrnn.deploy.session import Session
 from normrnn.engine.task import never
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
-from normrnn.text.corpus import encode_texts
+from normrnn.text.corpus import encode_texts, open_texts
 from normrnn.text.evaluation import Evaluator
-from normrnn.text.files import read_texts
 from normrnn.text.model import State
 from normrnn.text.vocabulary import Vocabulary
 
@@ -42,6 +41,6 @@ def exported_loss(run: RunDirectory, data: str, session: Session) -> float:
     """Nats per token of the validation text, the state carried as in training."""
     config = run.config(LanguageConfig)
     vocabulary = Vocabulary.from_json(session.get_modelmeta().custom_metadata_map["vocabulary"])
-    corpus = encode_texts(read_texts(data or config.data), vocabulary)
+    corpus = encode_texts(open_texts(data or config.data), vocabulary, config.text)
     evaluator = Evaluator(config, corpus, torch.device("cpu"))
     return evaluator.score(_Exported(session), "valid", never).loss  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ WORDS = Measure(
     held_out="valid",
     mean_of_batches=True,
     paper_digits=1,
+    brief=("ppl", perplexity, 2),
 )
 CHARACTERS = Measure(
     name="cross entropy",
@@ -24,4 +25,5 @@ CHARACTERS = Measure(
     unit="characters",
     held_out="valid",
     columns={"bpc": bits},
+    brief=("bpc", bits, 4),
 )

@@ -12,10 +12,10 @@ from normrnn.engine.task import Experiment, Loss, Poll, Tensors, Validation
 from normrnn.errors import UserError
 from normrnn.files import expanded, resolved
 from normrnn.runs.names import MODEL, RUNNING, VOCABULARY
-from normrnn.runs.rows import Row
+from normrnn.runs.rows import Row, finite_rows
 from normrnn.text.config import LanguageConfig
 from normrnn.text.corpus import Corpus, build_corpus, open_texts
-from normrnn.text.evaluation import Evaluator, evaluate, finite_rows, read_ids
+from normrnn.text.evaluation import Evaluator, evaluate, read_ids
 from normrnn.text.exported import exported_loss
 from normrnn.text.files import BUILTIN
 from normrnn.text.load import build_model, load

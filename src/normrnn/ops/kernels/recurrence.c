@@ -141,7 +141,7 @@ static void give_gates(const Crew *c, int id, int n) {
 static void project(const Job *J) {
     const int64_t wide = J->D * width_of(J);
     float *packed = take(wide * J->I);
-    double *sums = measured_early(J) ? malloc((size_t)(J->threads * 2 * wide) * 8) : NULL;
+    double *sums = measured_early(J) ? there(malloc((size_t)(J->threads * 2 * wide) * 8)) : NULL;
     together(J, project_part, packed, sums);
     free(packed), free(sums);
 }
@@ -237,7 +237,7 @@ static void weight_gradient_part(const Job *J, const Direction *d, float *dg, in
     const int64_t slabs = (J->N + most - 1) / most;
     const float *rows[DEEP];
     float *xs = take(M * most + VW), *ds = take(SLAB);
-    float *none = calloc((size_t)M, sizeof(float));
+    float *none = there(calloc((size_t)M, sizeof(float)));
     int64_t t = 0, r = 0;
     for (int64_t slab = 0; slab < slabs; slab++) {
         const int64_t k0 = J->N * slab / slabs, deep = J->N * (slab + 1) / slabs - k0;
@@ -310,7 +310,7 @@ static void batch_statistics(const Crew *crew, int id, int n) {
     const int64_t from = by_step ? 0 : vectors * id / n * VW;
     const int64_t wide = (by_step ? vectors : vectors * (id + 1) / n) * VW - from;
     const int64_t first = by_step ? J->T * id / n : 0, last = by_step ? J->T * (id + 1) / n : 1;
-    double *M = malloc((size_t)(2 * wide + 1) * sizeof(double)), *S = M + wide;
+    double *M = there(malloc((size_t)(2 * wide + 1) * sizeof(double))), *S = M + wide;
     for (int64_t k = first; k < last; k++) {
         const int64_t off = by_step ? J->offsets[k] : 0, rows = by_step ? J->sizes[k] : J->N;
         for (int64_t r = 0; r < rows; r += FEW)
@@ -461,7 +461,7 @@ static void steps_backward(const Crew *crew, int id, int n) {
 static void frame_backward(const Job *J) {
     const Gates o = gates_of(J);
     const int64_t C = packed_width(o), both = 2 * C * J->D;
-    float *sums = calloc((size_t)(J->threads * both), sizeof(float));
+    float *sums = there(calloc((size_t)(J->threads * both), sizeof(float)));
     together(J, steps_backward, sums, NULL);
     for (int64_t t = 1; t < J->threads; t++)
         for (int64_t c = 0; c < both; c++) sums[c] += sums[t * both + c];
@@ -530,7 +530,7 @@ static void apply_features_part(const Crew *crew, int id, int n) {
 }
 static void apply_features(const Job *J) {
     const int64_t C = width_of(J);
-    float *sums = calloc((size_t)(J->threads * J->D * C), sizeof(float));
+    float *sums = there(calloc((size_t)(J->threads * J->D * C), sizeof(float)));
     together(J, apply_features_part, sums, NULL);
     for (int64_t i = 0; i < J->D; i++) {
         for (int64_t t = 1; t < J->threads; t++)
@@ -653,7 +653,7 @@ static void loop_backward(const Job *J) {
     const int64_t states = B * lanes, sums = 2 * C + UNIT_SUMS * lanes;
     const int64_t each = packed + states * (1 + stays_of(J));
     float *room = take(J->D * each);
-    double *totals = calloc((size_t)(J->threads * J->D * sums), sizeof(double));
+    double *totals = there(calloc((size_t)(J->threads * J->D * sums), sizeof(double)));
     together(J, backward_part, room, totals);
     for (int64_t i = 0; i < J->D; i++) {
         const Direction *d = &J->d[i];

@@ -62,9 +62,9 @@ static void softmax_part(const Crew *c, int id, int n) {
  * job's one direction are one buffer. Returns how often another class was the most probable. */
 int64_t EXPORT(classify)(const Job *J, const int64_t *targets, double *nats) {
     const int64_t wide = width_of(J);
-    double *parts = calloc((size_t)J->threads, sizeof(double));
-    int64_t *wrong = calloc((size_t)J->threads, sizeof(int64_t)), errors = 0;
-    float *sums = calloc((size_t)(J->threads * wide), sizeof(float));
+    double *parts = there(calloc((size_t)J->threads, sizeof(double)));
+    int64_t *wrong = there(calloc((size_t)J->threads, sizeof(int64_t))), errors = 0;
+    float *sums = there(calloc((size_t)(J->threads * wide), sizeof(float)));
     Classes about = {targets, parts, wrong};
     project(J);
     together_about(J, softmax_part, sums, NULL, &about);
