@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from normrnn.speech.archive import Unusable
-from normrnn.speech.prepare.preparation import Job, Prepared, Utterance
+from normrnn.speech.prepare.job import Job, Prepared, Utterance
 
 CLASSES, DIM = 11, 3
 

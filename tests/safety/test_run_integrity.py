@@ -252,5 +252,5 @@ def test_a_checkpoint_that_does_not_fit(
     config = json.loads((stopped / "config.json").read_text())
     note = replace(tiny_frame, data=config["data"], data_sha256=config["data_sha256"])
     RunDirectory(stopped).write_checkpoint({**payload, "config": config}, note)
-    with pytest.raises(UserError, match="the checkpoint does not fit this network or text"):
+    with pytest.raises(UserError, match="the checkpoint does not fit this network or its data"):
         run_tiny(tiny_frame, stopped)

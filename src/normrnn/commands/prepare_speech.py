@@ -14,7 +14,8 @@ from normrnn.files import utf8_name
 from normrnn.processes import usable_cores
 
 if TYPE_CHECKING:
-    from normrnn.speech.prepare.preparation import Costs, Job, Report
+    from normrnn.speech.prepare.job import Job
+    from normrnn.speech.prepare.preparation import Costs, Report
 
 _PLAIN_SECONDS = 15.0
 

@@ -73,7 +73,6 @@ def run(arguments: list[str]) -> int:
         return dict(locals())
 
     chosen = parse(options, f"search {default.recipe}", rest)
-    chosen = {k: v for k, v in chosen.items() if k != "default"}
     config, norms = chosen["config"], tuple(dict.fromkeys(chosen["norms"].split(",")))
     _check(config, default, norms, chosen)
     out = chosen["out"] or Path("runs") / f"{config.recipe}-search"

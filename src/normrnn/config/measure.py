@@ -45,7 +45,6 @@ class Measure:
     """The set that no gradient sees."""
     mean_of_batches: bool = False
     """Whether the mean of the mini-batches' figures, the authors' own, is shown as well."""
-    paper_digits: int = 2
     columns: Mapping[str, Callable[[float], float]] = field(default_factory=dict)
     """Further figures of the loss in every row of metrics.jsonl, by their key there."""
     brief: tuple[str, Callable[[float], float], int] | None = None

@@ -1,4 +1,4 @@
-"""The training engine: one loop for every experiment, run directories, evaluation.
+"""The training engine: one loop for every experiment, alone or on several ranks, and evaluation.
 
-The loop knows nothing about text: a `Task` (task.py) gives it losses and validations.
+The loop knows nothing about text or speech: a `Task` (task.py) gives it losses and validations.
 """

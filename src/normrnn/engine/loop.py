@@ -128,7 +128,9 @@ class Trainer:
                 self.metrics_sha256 = metrics.sha256()
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             reason = str(error).splitlines()[0]
-            raise UserError(f"the checkpoint does not fit this network or text: {reason}") from None
+            raise UserError(
+                f"the checkpoint does not fit this network or its data: {reason}"
+            ) from None
         if checkpoint["finished"]:
             # It vouches for test rows, which go now: first there must be one that does not.
             self._write_checkpoint(finished=0)

@@ -65,8 +65,7 @@ def population_statistics(
     """Recalibrated statistics over training batches; the model keeps its own."""
     before = statistics_of(model)
     try:
-        with torch.no_grad():
-            recalibrate(model, batches, step=step)
+        recalibrate(model, batches, step=step)
         return statistics_of(model)
     finally:
         set_statistics(model, before)

@@ -13,10 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.nn import door, stack, tracing
-from normrnn.nn.batch import Normaliser
 from normrnn.nn.parameters import Parameters
-from normrnn.nn.recurrent import RecurrentNormaliser
-from normrnn.nn.whiten import Whitener
 from normrnn.ops import kernel
 from normrnn.ops.call import State
 from normrnn.ops.library import library
@@ -24,8 +21,6 @@ from normrnn.ops.steps import Steps, Traced
 
 FEW_ROWS = 32
 """Folding is a pass over the weights. For fewer rows, as in sampling, it does not pay."""
-_COMPILED = Normaliser, RecurrentNormaliser, Whitener
-"""Whose statistics of test time the compiled recurrence takes as they are."""
 
 
 class Normalised(Parameters):
@@ -124,7 +119,7 @@ class Normalised(Parameters):
         """
         like, rows = self.weight_hh_l0, data.shape[:-1].numel()
         real = like.dtype == torch.float32 and like.is_cpu and not self.proj_size
-        known = all(type(n) in _COMPILED for n in self.normalisers())
+        known = all(n.compiled_at_test_time for n in self.normalisers())
         compiled = real and known and library() is not None
         return "own" if compiled or rows < FEW_ROWS else "folded"
 
@@ -282,8 +277,8 @@ class Normalised(Parameters):
         output = final[0].new_zeros(T, B, self.directions * cells[0].sizes[0])
         # 0, but of all parameters: a loss of it has gradients, which are 0.
         zero = sum(p.flatten()[:0].sum() for p in self.parameters())
-        meeting = [n for n in self.normalisers() if isinstance(n, Normaliser) and n.meets_others]
-        if meeting:  # other ranks have rows, and wait for the count of ours
+        if any(n.meets_others for n in self.normalisers()):
+            # Other ranks have rows, and wait for the count of ours.
             zero = zero + stack.meet(self.weights(), self.normalisers(), self.directions, x)
         return output + zero, final
 

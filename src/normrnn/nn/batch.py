@@ -34,6 +34,7 @@ class Normaliser(StatisticalNorm):
     """
 
     running_var: Tensor | None
+    compiled_at_test_time = True
     _ranks: Pool = EVERYBODY
     """Those that ``sync`` pools over."""
 
@@ -105,7 +106,6 @@ class Normaliser(StatisticalNorm):
 
     @property
     def meets_others(self) -> bool:
-        """Whether the next pass pools its statistics with other ranks."""
         return self.mode.batch and synchronised(self.sync, self._ranks)
 
     def _groups(self, steps: Steps) -> Groups:

@@ -129,7 +129,7 @@ class GRU(Normalised, nn.GRU):
 
     The candidate's recurrent bias, inside r ⊙ (W_h h + b), is not β's to replace: it stays, as
     ``bias_hn_l0``. The arguments on top of torch's own are those of :class:`LSTM`, without
-    ``peephole``.
+    ``peephole`` and ``forget_bias``.
 
     >>> import torch
     >>> GRU(8, 16, norm="frame")(torch.randn(5, 3, 8))[0].shape

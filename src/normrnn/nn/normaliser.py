@@ -29,6 +29,8 @@ class GateNorm(Hinting):
 
     weight: Tensor | None
     bias: Tensor | None
+    compiled_at_test_time = False
+    """Whether the compiled recurrence takes its statistics of test time as they are."""
 
     def __init__(
         self,
@@ -92,6 +94,11 @@ class GateNorm(Hinting):
 
     def is_alone(self, steps: Steps) -> bool:  # noqa: ARG002
         """Whether batch statistics were wanted, and every one would be that of a single row."""
+        return False
+
+    @property
+    def meets_others(self) -> bool:
+        """Whether the next pass pools its statistics with other ranks."""
         return False
 
     @property

@@ -31,6 +31,7 @@ class Whitener(StatisticalNorm):
     """
 
     running_cov: Tensor | None
+    compiled_at_test_time = True
     _known: tuple[Any, Tensor, Tensor] | None = None
     """ε and shrinkage, a running covariance, and its root."""
     _product: tuple[Tensor, Tensor, Tensor] | None = None

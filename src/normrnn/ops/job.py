@@ -339,7 +339,7 @@ class _Places:
             form.D,
         )
         outer, inner = KINDS[form.plug]
-        K, read, width = T if form.per_step else 1, 0, form.width
+        K, width = T if form.per_step else 1, form.width
         read = d * (2 * K + 2)
         units = N * form.vectors * form.vector
         first = spec.first_cell + d * OF_A_CELL

@@ -17,7 +17,8 @@ class Point(NamedTuple):
 
 
 def whole_epochs(run: Run) -> list[Row]:
-    """The same without an epoch that has not ended: its beginning says nothing about the rest."""
+    """The average of each epoch in training that has ended: the beginning of one says nothing about
+    the rest."""
     return [row for row in epoch_averages(run.rows) if row["epoch"] <= run.epochs_done]
 
 

@@ -150,7 +150,7 @@ def paper_table(group: Group, *, beside: bool = True) -> Table:
         if paper and beside:
             figures = paper.of(arm.norm)
             flat = [x for part in figures for x in part] if figures else []
-            row += [f"{x:.{shown.paper_digits}f}" for x in flat]
+            row += [f"{x:.{paper.digits}f}" for x in flat]
             row += [DASH] * (sum(len(c) for _, c in names) - len(flat))
         rows.append(row)
     columns = [("", ["Model", "epochs"]), *((name, [c for c, _, _ in cs]) for name, cs in here)]

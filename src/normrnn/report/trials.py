@@ -29,7 +29,7 @@ def is_number(value: Any) -> bool:
 
 
 def as_csv(trials: Sequence[Trial]) -> str:
-    """The same as a spreadsheet reads it: one column per setting, and per figure of an arm."""
+    """Trials as a spreadsheet reads them: one column per setting, and per figure of an arm."""
     rows = [
         {
             "trial": t["trial"],

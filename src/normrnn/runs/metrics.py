@@ -78,7 +78,7 @@ class MetricsFile:
             raise UserError(f"{self.path} cannot be written: {error.strerror or error}") from None
         self._digest.update(line)
 
-    def check(self, size: int, sha256: str | None) -> None:
+    def check(self, size: int, sha256: str | None = None) -> None:
         """UserError unless the file begins with these rows; without a hash only their size counts.
 
         What is behind them a resume writes again.
@@ -93,9 +93,9 @@ class MetricsFile:
             raise UserError(f"{self.path} is damaged: its rows are not what was written")
         self._digest = found
 
-    def cut(self, size: int, sha256: str | None = None) -> None:
+    def cut(self, size: int) -> None:
         """Drop what the checkpoint does not know, a torn last line included."""
-        self.check(size, sha256)
+        self.check(size)
         if self.path.exists():
             with open(self.path, "r+b", opener=following_no_link) as file:
                 file.truncate(size)

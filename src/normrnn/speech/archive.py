@@ -67,13 +67,6 @@ def read_matrix(
         return find_matrix(file, key, entry.path).read(start, stop)
 
 
-def matrix_shape(entry: Entry, key: str) -> tuple[int, int]:
-    """Rows and columns; of a binary matrix only the header is read from disk."""
-    with _open(entry, key) as file:
-        matrix = find_matrix(file, key, entry.path)
-        return matrix.rows, matrix.columns
-
-
 def read_vector(
     entry: Entry, key: str, start: int = 0, stop: int | None = None
 ) -> NDArray[np.int32]:

@@ -6,7 +6,7 @@
     statistics.json  mean and variance of the training features, label counts
     skipped.tsv      utterance, reason
 
-`preparation` writes it, `speech` reads it. Features are not normalised.
+`preparation` writes it, `corpus` reads it. Features are not normalised.
 """
 
 import hashlib

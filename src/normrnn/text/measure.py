@@ -12,7 +12,6 @@ WORDS = Measure(
     unit="tokens",
     held_out="valid",
     mean_of_batches=True,
-    paper_digits=1,
     brief=("ppl", perplexity, 2),
 )
 CHARACTERS = Measure(

@@ -11,8 +11,8 @@ from normrnn.errors import UserError
 from normrnn.speech.archive import Unusable
 from normrnn.speech.prepare.alignment import Targets, acoustic_model, align, read_lexicon
 from normrnn.speech.prepare.features import fbank
+from normrnn.speech.prepare.job import Utterance
 from normrnn.speech.prepare.librispeech import AlignWords, find_utterances
-from normrnn.speech.prepare.preparation import Utterance
 from tests.sounds import PAUSE_SECONDS, RATE, TEXT, VOWEL_SECONDS, VOWELS, sung
 
 SOUND = sung()

@@ -14,9 +14,10 @@ import soundfile
 from normrnn.errors import UserError
 from normrnn.speech.corpus import SpeechCorpus, read_speech
 from normrnn.speech.prepare.features import add_deltas, fbank
+from normrnn.speech.prepare.job import Job
 from normrnn.speech.prepare.kaldi import Side, kaldi_job
 from normrnn.speech.prepare.pdfs import class_count, read_alignments
-from normrnn.speech.prepare.preparation import Job, prepare
+from normrnn.speech.prepare.preparation import prepare
 from normrnn.speech.prepare.speakers import choose_dev
 from tests.sounds import RATE, sung
 

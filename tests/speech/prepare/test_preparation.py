@@ -1,6 +1,7 @@
 """The prepared directory: its bytes, going on after a stop, and what is refused."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import kaldiio
 import numpy as np
@@ -18,15 +20,9 @@ import torch
 from normrnn.errors import UsageError, UserError
 from normrnn.seal import sealed_json
 from normrnn.speech.corpus import read_features, read_speech
-from normrnn.speech.prepare import preparation
-from normrnn.speech.prepare.preparation import (
-    JOURNAL,
-    SETTINGS,
-    Prepared,
-    Utterance,
-    finished,
-    prepare,
-)
+from normrnn.speech.prepare.job import Prepared, Utterance
+from normrnn.speech.prepare.journal import JOURNAL
+from normrnn.speech.prepare.preparation import SETTINGS, finished, prepare
 from tests.made_speech import CLASSES, DIM, job, made
 
 OTHER = {"mean": [1], "variance": [1], "label_counts": [1]}
@@ -377,12 +373,19 @@ def test_commands_in_scp_files_are_not_run(out: Path) -> None:
     assert not Path("ran").exists()
 
 
-def test_what_was_just_written_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("an archive is read")
+def test_what_was_just_written_is_not_read_again(tmp_path: Path) -> None:
+    reading: list[str] = []
+    watching = True
 
-    for name in ("read_matrix", "read_vector"):
-        monkeypatch.setattr(preparation, name, refuse)
+    def opened(event: str, given: tuple[Any, ...]) -> None:
+        if not watching or event != "open" or not str(given[0]).endswith(".ark"):
+            return
+        if not given[2] & (os.O_WRONLY | os.O_RDWR):
+            reading.append(given[0])
+
+    sys.addaudithook(opened)
     prepare(job(), tmp_path / "fresh", 1, quiet)
+    assert not reading
+    read_speech(tmp_path / "fresh").train.features(0)
+    watching = False
+    assert reading  # so they would have been seen

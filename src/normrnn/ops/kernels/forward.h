@@ -301,7 +301,7 @@ INLINE void step_products(const Loop *L, int64_t t, const float *before, float *
 }
 
 /* Mean and 1/σ over the n features of a row in packed order; the padding at the end of every gate
- * is told by its unit. `units` floats of a gate exist. */
+ * is told by its unit: H floats of a gate exist. */
 INLINE void row_statistics(const float *x, int64_t vectors, int G, int64_t H, float eps,
                            float *mean, float *inv) {
     vec s = {0}, q = {0};

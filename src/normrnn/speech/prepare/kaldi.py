@@ -17,8 +17,8 @@ from normrnn.extras import versions
 from normrnn.speech.archive import Entry, Unusable, is_command, locate, read_matrix, read_table
 from normrnn.speech.prepare.audio import Sound, check_not_silent, read_sound
 from normrnn.speech.prepare.features import FRAME_SHIFT, add_deltas, fbank
+from normrnn.speech.prepare.job import Job, Prepared, Utterance
 from normrnn.speech.prepare.pdfs import Labels, class_count, read_alignments
-from normrnn.speech.prepare.preparation import Job, Prepared, Utterance
 from normrnn.speech.prepare.speakers import choose_dev, dev_settings
 
 OVERSHOOT = 0.5  # seconds by which a segment may end behind its recording: extract-segments' rule

@@ -13,7 +13,7 @@ from normrnn.files import read_regular
 from normrnn.speech.prepare.alignment import Lexicon, Targets, acoustic_model, align, read_lexicon
 from normrnn.speech.prepare.audio import read_sound
 from normrnn.speech.prepare.features import add_deltas, fbank
-from normrnn.speech.prepare.preparation import Job, Prepared, Utterance
+from normrnn.speech.prepare.job import Job, Prepared, Utterance
 from normrnn.speech.prepare.speakers import choose_dev, dev_settings
 
 SOUNDS = (".flac", ".wav")

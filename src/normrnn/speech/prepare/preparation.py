@@ -1,34 +1,19 @@
-"""From utterances to a prepared directory: several processes, resumable, same bytes every time.
+"""From utterances to a prepared directory: several processes, resumable, same bytes every time."""
 
-Results are appended to the archives in the order of the keys, and to a journal that says how far
-these are good. A preparation that was killed cuts the archives there and goes on.
-"""
-
-import json
-import math
-import os
-import time
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from normrnn.errors import UsageError, UserError, notice
-from normrnn.files import following_no_link, read_regular, resolved
+from normrnn.errors import UsageError, UserError
+from normrnn.files import resolved
 from normrnn.locks import exclusive
-from normrnn.speech.archive import (
-    Entry,
-    Unusable,
-    read_matrix,
-    read_vector,
-    write_matrix,
-    write_vector,
-)
+from normrnn.speech.archive import Unusable
 from normrnn.speech.prepare.features import FRAME_SHIFT
+from normrnn.speech.prepare.job import Job, Prepared, Utterance, Work
+from normrnn.speech.prepare.journal import JOURNAL, Journal, Record, Totals
 from normrnn.speech.prepare.pool import in_order
 from normrnn.speech.prepared import (
     CHECKSUMS,
@@ -37,7 +22,6 @@ from normrnn.speech.prepared import (
     SPLITS,
     STATISTICS,
     SUMMARY,
-    digest,
     read_json,
     read_summary,
     write_checksums,
@@ -46,55 +30,11 @@ from normrnn.speech.prepared import (
 )
 
 SETTINGS = ".preparation.json"
-JOURNAL = ".journal.jsonl"
-ARCHIVES = tuple(f"{split}/{name}.ark" for split in SPLITS for name in ("feats", "labels"))
-_COMMIT_SECONDS = 1.0
 _CRASHED = "the process that worked on it crashed, twice"
-Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Utterance:
-    """What to prepare; `problem` is why it cannot be, if that is known already."""
-
-    key: str
-    speaker: str
-    split: str
-    text: str
-    source: Any
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Features (T, D) and labels (T,), the length of the sound, and what each cost in seconds."""
-
-    features: NDArray[np.float32]
-    labels: NDArray[np.int32]
-    seconds: float
-    feature_seconds: float = 0.0
-    alignment_seconds: float = 0.0
-    channels: int = 1
-
-
-Work = Callable[[Utterance], Prepared]
-"""Prepares one utterance or raises Unusable; sent to other processes."""
 Report = Callable[[int, int, int], None]
 """Called with utterances done, of how many, and how many of these were skipped."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """All that decides the bytes of a prepared directory."""
-
-    settings: dict[str, Any]
-    """What a later start must agree with; goes into the summary."""
-    source: dict[str, Any]
-    """Where the data was found: it may move. Goes into the summary too."""
-    utterances: Sequence[Utterance]
-    """In the order of their keys."""
-    work: Work
-    classes: int
 
 
 @dataclass(frozen=True)
@@ -141,7 +81,7 @@ def prepare(job: Job, out: Path, processes: int, report: Report) -> tuple[dict[s
     if not (out / SETTINGS).is_file():
         write_json(out / SETTINGS, job.settings)
     with exclusive(out / SETTINGS, UserError(f"another process is preparing {out}")):
-        with _Journal(out, job.utterances, job.classes) as journal:
+        with Journal(out, job.utterances, job.classes) as journal:
             todo = job.utterances[len(journal.records) :]
             report(len(journal.records), len(job.utterances), journal.skipped)
             work = _Checked(job.work, job.classes)
@@ -189,176 +129,7 @@ def _check(result: Prepared, classes: int) -> None:
         raise Unusable(f"its label {wrong} is outside the {classes} classes, numbered from 0")
 
 
-class _Journal:
-    """The archives, and a line per utterance on how far they are good."""
-
-    def __init__(self, out: Path, utterances: Sequence[Utterance], classes: int) -> None:
-        self.out = out
-        self.records: list[Record] = []
-        self.totals = _Totals(classes)
-        # Only what an earlier process did is read: this one sees every result as it comes.
-        for utterance, record in zip(utterances, _good_records(out, utterances), strict=False):
-            if "frames" in record:
-                try:
-                    features, labels = _written(out / utterance.split, utterance.key, record)
-                except Unusable as damage:
-                    notice(f"{damage}; going on from there")
-                    break
-                self.totals.add(utterance.split, features, labels)
-            self.records.append(record)
-        self.skipped = sum("reason" in record for record in self.records)
-        self.dim: int | None = next((r["dim"] for r in self.records if "dim" in r), None)
-        self._files: dict[str, IO[bytes]] = {}
-        self._committed = 0
-        self._time = -math.inf  # the first result is on disk at once
-
-    def __enter__(self) -> "_Journal":
-        ends = self.records[-1]["ends"] if self.records else [0] * len(ARCHIVES)
-        for name, end in zip(ARCHIVES, ends, strict=True):
-            # Not created by "a": what is appended there goes to the end, wherever one seeks.
-            descriptor = following_no_link(str(self.out / name), os.O_RDWR | os.O_CREAT)
-            self._files[name] = file = os.fdopen(descriptor, "r+b")
-            file.truncate(end)
-            file.seek(end)
-        # A torn last line goes, and lines whose data did not reach the disk.
-        self._rewrite()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            # Not appended to: what stopped us may have come in the middle of that.
-            self._rewrite()
-        finally:
-            for file in self._files.values():
-                file.close()
-
-    def add(self, utterance: Utterance, result: Prepared | str) -> None:
-        """Append one utterance, or the reason why there is none."""
-        if not isinstance(result, str):
-            columns = result.features.shape[1]
-            self.dim = self.dim or columns
-            if columns != self.dim:
-                result = f"its features have {columns} columns, those before {self.dim}"
-        record: Record = {"key": utterance.key}
-        if isinstance(result, str):
-            record["reason"] = " ".join(result.split())
-            self.skipped += 1
-        else:
-            feats = self._files[f"{utterance.split}/feats.ark"]
-            labels = self._files[f"{utterance.split}/labels.ark"]
-            self.totals.add(utterance.split, result.features, result.labels)
-            record["frames"], record["dim"] = result.features.shape
-            record["feats"] = write_matrix(feats, utterance.key, result.features)
-            record["labels"] = write_vector(labels, utterance.key, result.labels)
-            record["sha256"] = digest(result.features), digest(result.labels)
-            cost = (result.seconds, result.feature_seconds, result.alignment_seconds)
-            record["cost"] = [round(seconds, 6) for seconds in cost]
-            if result.channels > 1:
-                record["channels"] = result.channels
-        record["ends"] = [file.tell() for file in self._files.values()]
-        self.records.append(record)
-        if time.monotonic() - self._time > _COMMIT_SECONDS:
-            self._commit()
-
-    def _commit(self) -> None:
-        """Data first, then the lines that vouch for it."""
-        new = self.records[self._committed :]
-        if not new:
-            return
-        self._flush()
-        with open(self.out / JOURNAL, "a", encoding="utf-8", opener=following_no_link) as file:
-            file.write("".join(map(_line, new)))
-            file.flush()
-            os.fsync(file.fileno())
-        self._committed = len(self.records)
-        self._time = time.monotonic()
-
-    def _rewrite(self) -> None:
-        self._flush()
-        write_text(self.out / JOURNAL, "".join(map(_line, self.records)))
-        self._committed = len(self.records)
-
-    def _flush(self) -> None:
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
-
-
-class _Totals:
-    """Label counts of every set; mean and biased variance of the training features, pooled in
-    double precision."""
-
-    def __init__(self, classes: int) -> None:
-        self.label_counts = {split: np.zeros(classes, dtype=np.int64) for split in SPLITS}
-        self._frames, self._mean, self._squares = 0, np.zeros(()), np.zeros(())
-
-    def add(self, split: str, features: NDArray[np.float32], labels: NDArray[np.int32]) -> None:
-        """One more utterance."""
-        counts = self.label_counts[split]
-        counts += np.bincount(labels, minlength=len(counts))
-        if split != "train":
-            return
-        values = features.astype(np.float64)
-        # Chan's merge of (count, mean, centred sum of squares).
-        local, count = values.mean(axis=0), len(values)
-        shift, total = local - self._mean, self._frames + count
-        between = shift**2 * self._frames * count / total
-        self._squares = self._squares + ((values - local) ** 2).sum(axis=0) + between
-        self._mean = self._mean + shift * count / total
-        self._frames = total
-
-    def statistics(self) -> dict[str, Any]:
-        """As statistics.json has them."""
-        variance = self._squares / self._frames
-        return {
-            "frames": self._frames,
-            "mean": self._mean.tolist(),
-            "variance": variance.tolist(),
-        }
-
-
-def _line(record: Record) -> str:
-    """A record with its checksum."""
-    text = json.dumps(record)
-    return f"{zlib.crc32(text.encode()):08x} {text}\n"
-
-
-def _record(line: str) -> Record | None:
-    """The record of a line; None if it is torn, damaged or of an older version."""
-    crc, _, text = line.partition(" ")
-    return json.loads(text) if crc == f"{zlib.crc32(text.encode()):08x}" else None
-
-
-def _good_records(out: Path, utterances: Sequence[Utterance]) -> list[Record]:
-    """The journal up to the last line that is whole and whose data is there."""
-    try:
-        lines = read_regular(out / JOURNAL).decode("utf-8", "replace").splitlines()
-    except FileNotFoundError:
-        return []
-    sizes = [path.stat().st_size if (path := out / n).exists() else 0 for n in ARCHIVES]
-    records: list[Record] = []
-    for line, utterance in zip(lines, utterances, strict=False):
-        record = _record(line)
-        if record is None or record["key"] != utterance.key:
-            break
-        if any(end > size for end, size in zip(record["ends"], sizes, strict=True)):
-            break
-        records.append(record)
-    return records
-
-
-def _written(
-    folder: Path, key: str, record: Record
-) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Features and labels that an earlier process wrote; Unusable if they are others now."""
-    features = read_matrix(Entry(folder / "feats.ark", record["feats"]), key)
-    labels = read_vector(Entry(folder / "labels.ark", record["labels"]), key)
-    if [digest(features), digest(labels)] != list(record["sha256"]):
-        raise Unusable(f"{folder} is damaged: {key} is not what was written")
-    return features, labels
-
-
-def _finish(out: Path, job: Job, records: Sequence[Record], totals: "_Totals") -> dict[str, Any]:
+def _finish(out: Path, job: Job, records: Sequence[Record], totals: Totals) -> dict[str, Any]:
     """Everything but the archives; the summary last."""
     pairs = list(zip(job.utterances, records, strict=True))
     skipped = [(u, r["reason"]) for u, r in pairs if "reason" in r]

@@ -1,0 +1,67 @@
+/* Columns of gate inputs: between the parameters' order and packed order, and their statistics. */
+#include "backward.h"
+
+INLINE int64_t width_of(const Job *J) { return packed_width(gates_of(J)); }
+
+/* ---- vectors between the parameters' order and packed order ---- */
+
+static void pack_vector(Gates o, const float *from, float fill, float *to) {
+    for (int64_t c = 0; c < packed_width(o); c += VW) {
+        int64_t row;
+        const int n = lanes_at(o, c, &row);
+        vec x = {0};
+        for (int l = 0; l < n; l++) x[l] = from ? from[row + l] : fill;
+        store(to + c, x);
+    }
+}
+static void unpack_vector(Gates o, const float *from, float *to) {
+    for (int64_t c = 0; c < packed_width(o); c += VW) {
+        int64_t row;
+        const int n = lanes_at(o, c, &row);
+        if (n) store_n(to + row, load(from + c), n);
+    }
+}
+
+/* ---- statistics of columns ---- */
+
+/* Mean and Σ (x − mean)² of a vector of columns over a few rows, in two passes. */
+INLINE void few_rows(const float *x, int64_t ld, int64_t rows, vec *mean, vec *squares) {
+    vec m = {0}, s = {0};
+    for (int64_t r = 0; r < rows; r++) m += load(x + r * ld);
+    m *= all(1.0f / (float)rows);
+    for (int64_t r = 0; r < rows; r++) {
+        const vec e = load(x + r * ld) - m;
+        s += e * e;
+    }
+    *mean = m, *squares = s;
+}
+
+/* Means and Σ (x − mean)² of n columns, in double, with `rows` more rows after those before. */
+static void take_in(const float *x, int64_t ld, int64_t rows, int64_t before, int64_t n, double *M,
+                    double *S) {
+    const double share = (double)rows / (double)(before + rows), both = (double)before * share;
+    for (int64_t c = 0; c < n; c += VW) {
+        vec mean, squares;
+        few_rows(x + c, ld, rows, &mean, &squares);
+        for (int l = 0; l < VW; l++) {
+            const double e = before ? (double)mean[l] - M[c + l] : 0.0;
+            M[c + l] = before ? M[c + l] + e * share : (double)mean[l];
+            S[c + l] = (before ? S[c + l] : 0.0) + (double)squares[l] + e * e * both;
+        }
+    }
+}
+/* Of the columns from c on, of all directions, in packed order: to where Python reads them. */
+static void give_statistics(const Job *J, int64_t k, int64_t c, int64_t n, int64_t rows,
+                            const double *M, const double *S) {
+    const int64_t C = width_of(J);
+    for (int64_t v = c; v < c + n; v += VW) {
+        const Direction *d = &J->d[v / C];
+        int64_t row;
+        const int have = lanes_at(gates_of(J), v % C, &row);
+        for (int l = 0; l < have; l++) {
+            d->stat_mean[k * J->ldc + row + l] = (float)M[v - c + l];
+            d->stat_var[k * J->ldc + row + l] = (float)(S[v - c + l] / (double)rows);
+        }
+    }
+}
+enum { FEW = 32 }; /* rows that are taken in at a time, while they are in the cache */
