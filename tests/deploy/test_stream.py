@@ -1,5 +1,6 @@
 """A stream gives what the whole sequence gives, however it is cut."""
 
+import copy
 import io
 import subprocess
 import sys
@@ -222,3 +223,17 @@ def test_an_empty_input_is_a_sentence(cli: Cli, monkeypatch: pytest.MonkeyPatch)
     exit_code, _, err = cli("score", OLD / "text", "-")
     assert exit_code == 1
     assert "standard input is not UTF-8" in err
+
+
+@pytest.mark.parametrize("norm", ["sequence", "layer", "none"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_who_writes_to_an_output_does_not_write_to_the_stream(cell: str, norm: str) -> None:
+    layer = build(cell, norm, dtype=torch.float32).eval()
+    x, one, other = torch.randn(4, 3), normrnn.Stream(layer), normrnn.Stream(layer)
+    copied = copy.deepcopy(other)
+    for frame in x:
+        expected = one.push(frame).clone()
+        for stream in (other, copied):
+            output = stream.push(frame)
+            torch.testing.assert_close(output, expected, rtol=0, atol=0)
+            output.fill_(7)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import normrnn
@@ -343,3 +344,54 @@ def test_convert_and_regularisers() -> None:
     zoned = normrnn.LSTM(3, 2, norm=None, zoneout=(0.1, 0.1))
     with pytest.raises(ValueError, match="LSTM or GRU to convert"):
         normrnn.convert(zoned, batches=[x])
+
+
+class Half(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 0.5
+
+
+@pytest.mark.parametrize("norm", ["sequence", None])
+def test_parametrized_weights_and_peepholes_fold(norm: Any) -> None:
+    layer, x = normrnn.LSTM(3, 4, norm=norm, peephole="all"), torch.randn(6, 5, 3)
+    randomise(layer)
+    names = "weight_ih_l0", "weight_hh_l0", "weight_ci_l0", "weight_co_l0"
+    for name in names:
+        parametrize.register_parametrization(layer, name, Half())
+    layer.parametrizations["weight_co_l0"].original.requires_grad_(False)
+    folded: Any = normrnn.fold(layer.eval(), plain=False)
+    same(folded(x), layer(x))
+    trained = {name: getattr(folded, name).requires_grad for name in names}
+    assert trained == {**dict.fromkeys(names, True), "weight_co_l0": False}
+
+
+@pytest.mark.parametrize("wrap", [nn.utils.parametrizations.spectral_norm, lambda layer, _: layer])
+def test_no_running_statistics_is_said(wrap: Any) -> None:
+    layer = normrnn.LSTM(3, 4, track_running_stats=False)
+    wrap(layer, "weight_hh_l0")
+    with pytest.raises(ValueError, match="no running statistics"):
+        normrnn.fold(layer.eval())
+    with pytest.raises(ValueError, match="no running statistics"):
+        normrnn.Stream(layer)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_norm_in_front_of_a_layer_without_biases(cell: str) -> None:
+    make, own = CELLS[cell]
+    layer = make(3, 4, norm=None, bias=False, batch_first=True, **own)
+    layer.weight_hh_l0.requires_grad_(False)
+    norm, x = nn.BatchNorm1d(3), torch.randn(5, 6, 3)
+    norm(x.transpose(1, 2) * 3 + 1)
+    model = nn.Sequential(norm, layer).eval()
+    lengths = torch.tensor([6, 2, 5, 1, 6])
+    expected = layer(norm(x.transpose(1, 2)).transpose(1, 2), lengths=lengths)
+    folded: Any = normrnn.fold(model, before=True)[1]  # type: ignore[index]
+    same(folded(x, lengths=lengths), expected)
+    assert not folded.weight_hh_l0.requires_grad
+    assert folded.lengths_seen
+
+
+def test_convert_keeps_what_the_layers_have() -> None:
+    for name, value in (("dropout", 0.5), ("num_layers", 1), ("batch_first", True)):
+        with pytest.raises(ValueError, match=f"keeps the layers' own {name}"):
+            normrnn.convert(nn.LSTM(3, 4, 2), batches=[torch.randn(6, 5, 3)], **{name: value})

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import normrnn
 from normrnn import norms
+from normrnn.nn.dropout import Dropout
 from tests.helpers import CELLS, NORMS, build
 
 PAIRS = [(normrnn.RNN, nn.RNN), (normrnn.LSTM, nn.LSTM), (normrnn.GRU, nn.GRU)]
@@ -318,3 +319,28 @@ def test_an_output_may_be_written_to(kind: Any, norm: str, hidden: int) -> None:
     (wanted + 1).relu().sum().backward()
     for one, other in zip(layer.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0)
+
+
+class Tagged(torch.Tensor):
+    """As libraries that carry something along with a tensor have it."""
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_types_made_from_tensors_train(norm: str) -> None:
+    layer = build("lstm", norm, dtype=torch.float32)
+    twin, x = copy.deepcopy(layer), torch.randn(3, 5, 3)
+    output, _ = layer(x.as_subclass(Tagged))
+    expected, _ = twin(x)
+    output.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(output.as_subclass(Tensor), expected)
+    for one, same in zip(layer.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.as_subclass(Tensor), same.grad)
+    torch.testing.assert_close(layer.state_dict(), twin.state_dict())
+
+
+def test_words_for_what_is_no_pair_and_no_kind() -> None:
+    with pytest.raises(ValueError, match=r"zoneout is a pair, of h and of c, got 0\.1"):
+        normrnn.LSTM(3, 4, zoneout=0.1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="choose 'element' or 'locked'"):
+        Dropout(0.5, "lockd")  # type: ignore[arg-type]

@@ -64,3 +64,42 @@ def test_export(cell: str, bidirectional: bool, tmp_path: Path) -> None:
         assert len(found) == 3
         for name, a, b in zip(("output", "h_n", "c_n"), found, wanted, strict=True):
             np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+class Decoder(nn.Module):
+    """One step of a layer-normalised cell, as decoders are written."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.cell = getattr(normrnn, kind)(3, 4)
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        state = self.cell(x, (h, h) if isinstance(self.cell, nn.LSTMCell) else h)
+        return state[0] if isinstance(state, tuple) else state
+
+
+@pytest.mark.parametrize("kind", ["RNNCell", "LSTMCell", "GRUCell"])
+def test_cells_by_our_own_export(kind: str, tmp_path: Path) -> None:
+    """For other batches than the example, in onnxruntime."""
+    model, file = Decoder(kind).eval(), tmp_path / "cell.onnx"
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-1, 1)
+    model.requires_grad_(False)
+    normrnn.export(model, file, format="onnx", example=(torch.randn(2, 3), torch.randn(2, 4)))
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    for batch in (2, 5, 1):
+        x, h = torch.randn(batch, 3), torch.randn(batch, 4)
+        (found,) = session.run(None, {"x": x.numpy(), "h": h.numpy()})
+        np.testing.assert_allclose(found, model(x, h).numpy(), atol=1e-5)
+
+
+def test_a_file_that_would_hold_a_constant_is_not_written(tmp_path: Path) -> None:
+    class Constant(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.from_numpy(x.detach().numpy() * 2)
+
+    file = tmp_path / "constant.onnx"
+    with pytest.raises(ValueError, match="it would be a constant in the file"):
+        normrnn.export(Constant(), file, format="onnx", example=(torch.randn(2, 3),))
+    assert not file.exists()

@@ -245,3 +245,31 @@ def test_a_model_without_normalisers_is_left_as_it_is() -> None:
     before = {k: v.clone() for k, v in layer.state_dict().items()}
     normrnn.recalibrate(layer, [torch.randn(4, 5, 3, dtype=torch.float64)])
     assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
+
+
+def test_batches_are_a_list_of_them() -> None:
+    """A tensor would be cut into time steps, each taken for a sequence."""
+    layer, x = normrnn.LSTM(3, 4), torch.randn(6, 5, 3)
+    packed = pack_padded_sequence(x, [6] * 5)
+    for one in (x, packed):
+        with pytest.raises(ValueError, match=r"give a list of them, \[x\] for a single one"):
+            normrnn.recalibrate(layer, one)
+        with pytest.raises(ValueError, match="give a list of them"):
+            normrnn.convert(nn.LSTM(3, 4), batches=one)
+
+
+def test_nothing_finite_is_said() -> None:
+    layer = normrnn.LSTM(3, 4)
+    with pytest.raises(ValueError, match="at least one batch of finite values"):
+        normrnn.recalibrate(layer, [torch.full((6, 5, 3), torch.nan)])
+    assert not layer.norm_l0.running_mean.any()
+
+
+def test_one_row_is_not_shared_over_time() -> None:
+    layer = normrnn.LSTM(3, 4, norm="frame", time_steps=3)
+    layer(torch.randn(6, 5, 3))
+    before = {name: value.clone() for name, value in layer.named_buffers()}
+    with pytest.raises(ValueError, match="more than one row"):
+        normrnn.recalibrate(layer, [torch.randn(1, 1, 3)], shared=True)
+    torch.testing.assert_close(dict(layer.named_buffers()), before, rtol=0, atol=0)
+    assert layer.time_steps == 3

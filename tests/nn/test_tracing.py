@@ -140,13 +140,43 @@ class TestTorchScript:
                 assert one.data_ptr() == another.data_ptr()
 
     @pytest.mark.parametrize(
-        ("norm", "peephole", "what"),
-        [("sequence", None, "norm='sequence'"), (None, "all", "peephole='all'")],
+        ("options", "what"),
+        [
+            ({"norm": "sequence"}, r"norm='sequence': call normrnn.fold\("),
+            ({"norm": None, "peephole": "all"}, "peephole='all': use torch.export"),
+            ({"norm": None, "zoneout": (0.1, 0.2)}, r"zoneout=\(0.1, 0.2\): use torch.export"),
+            ({"norm": "sequence", "zoneout": (0.1, 0.2)}, "norm='sequence': use torch.export"),
+            ({"norm": None, "weight_drop": 0.5}, "torch's own dropout alone"),
+        ],
     )
-    def test_with_one_it_says_what_to_do(self, norm: Any, peephole: Any, what: str) -> None:
+    def test_with_more_it_says_what_to_do(self, options: Any, what: str) -> None:
+        """What a tracer does not see must not run: it would write down whatever memory holds."""
         for tool in (torch.jit.script, lambda model: torch.jit.trace(model, self.x)):
-            with pytest.raises(RuntimeError, match=rf"torch.jit.*{what}: call normrnn.fold\("):
-                tool(Tagger(norm, peephole))
+            with pytest.raises(RuntimeError, match=f"torch.jit.*{what}"):
+                tool(normrnn.LSTM(3, 4, **options))
+
+    def test_resets_are_refused(self) -> None:
+        layer = normrnn.LSTM(3, 4, norm=None).eval()
+        resets = torch.zeros(5, 4, dtype=torch.bool)
+        with pytest.raises(RuntimeError, match=r"LSTM with resets=: use torch\.export"):
+            torch.jit.trace(lambda x: layer(x, resets=resets)[0], self.x)
+
+    @pytest.mark.parametrize("kind", ["RNNCell", "LSTMCell", "GRUCell"])
+    @pytest.mark.parametrize("norm", ["layer", None])
+    def test_cells_are_traced(self, kind: str, norm: Any) -> None:
+        """Without a gradient as with one, and for other batches than the example."""
+        cell = getattr(normrnn, kind)(3, 4, norm=norm)
+        with torch.no_grad():
+            for parameter in cell.parameters():
+                parameter.uniform_(-1, 1)
+        x, other, h = self.x[0], self.other[0], torch.randn(7, 4)
+        start = (h, h.clone()) if kind == "LSTMCell" else h
+        few = tuple(s[:4] for s in start) if kind == "LSTMCell" else h[:4]
+        for trained in (True, False):
+            cell.requires_grad_(trained)
+            torch.testing.assert_close(torch.jit.trace(cell, (x,))(other), cell(other))
+            made = torch.jit.trace(cell, (x, few))
+            torch.testing.assert_close(made(other, start), cell(other, start))
 
     def test_folded_it_goes_through(self) -> None:
         model = Tagger("sequence")
@@ -154,6 +184,22 @@ class TestTorchScript:
         plain = normrnn.fold(model.eval())
         made = torch.jit.script(plain)
         torch.testing.assert_close(made(self.other), model(self.other))
+
+
+@pytest.mark.parametrize("kind", ["RNNCell", "LSTMCell", "GRUCell"])
+def test_a_cell_is_a_node_of_fx(kind: str) -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = getattr(normrnn, kind)(3, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.cell(x, self.cell(x))
+
+    model, x = Steps(), torch.randn(6, 3)
+    traced = torch.fx.symbolic_trace(model)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["cell"] * 2
+    torch.testing.assert_close(traced(x), model(x), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -186,3 +232,50 @@ def test_many_batches_at_once_do_not_update_buffers() -> None:
     layer = normrnn.GRU(3, 2)
     with pytest.raises(RuntimeError, match="cannot be updated under vmap"):
         torch.func.vmap(lambda x: layer(x)[0])(torch.randn(2, 5, 4, 3))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
+class TestCompiledLengths:
+    """Values that a graph learns when it runs; they are checked there."""
+
+    x, h = torch.randn(6, 5, 3), torch.randn(1, 5, 4)
+
+    @pytest.mark.parametrize("norm", ["sequence", "frame", "layer", None])
+    @pytest.mark.parametrize("training", [True, False])
+    def test_of_nobody(self, norm: Any, training: bool) -> None:
+        """Padding alone: output 0, the state as it was, gradients 0 and that of the state."""
+        torch.compiler.reset()
+        layer = normrnn.LSTM(3, 4, norm=norm).train(training)
+        before = {name: value.clone() for name, value in layer.named_buffers()}
+        h = self.h.clone().requires_grad_()
+        made = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        c, nobody = torch.randn(1, 5, 4), torch.zeros(5, dtype=torch.long)
+        out, (h_n, c_n) = made(self.x, (h, c), lengths=nobody)
+        assert not out.any()
+        assert torch.equal(h_n, h)
+        assert torch.equal(c_n, c)
+        (out.sum() + (3 * h_n).sum()).backward()
+        assert torch.equal(h.grad, torch.full_like(h, 3))  # type: ignore[arg-type]
+        assert not any(p.grad.any() for p in layer.parameters() if p.grad is not None)
+        for name, value in layer.named_buffers():
+            assert torch.equal(value, before[name])
+
+    def test_that_cannot_be(self) -> None:
+        torch.compiler.reset()
+        made = torch.compile(normrnn.LSTM(3, 4).eval(), fullgraph=True, backend="aot_eager")
+        for lengths in (torch.tensor([6, 6, 5, 4, 12]), torch.tensor([6, 6, 5, 4, -1])):
+            with pytest.raises(RuntimeError, match="neither negative nor greater than T"):
+                made(self.x, lengths=lengths)
+        for wrong in (torch.ones(5), torch.ones(4, dtype=torch.long)):
+            with pytest.raises(torch._dynamo.exc.Unsupported):
+                made(self.x, lengths=wrong)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_vmap_without_gradients(norm: str) -> None:
+    layer = build("lstm", norm, dtype=torch.float32).eval()
+    x = torch.randn(4, 3, 5, 3)
+    with torch.no_grad():
+        found = torch.func.vmap(lambda one: layer(one)[0])(x)
+        expected = torch.stack([layer(one)[0] for one in x])
+    torch.testing.assert_close(found, expected)

@@ -190,3 +190,17 @@ def test_compiled() -> None:
         torch.testing.assert_close(grad, value.grad, rtol=1e-3, atol=1e-4, msg=name)
     for name, value in twin.named_buffers():
         torch.testing.assert_close(dict(layer.named_buffers())[name], value)
+
+
+def test_a_pass_in_training_leaves_the_way_back_of_one_before() -> None:
+    layer, x = normrnn.LSTM(3, 4, norm="whiten"), torch.randn(9, 5, 3)
+    layer(x)
+    layer.eval()(x)[0].sum().backward()
+    expected = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+    layer.zero_grad()
+    output, _ = layer.eval()(x)
+    with torch.no_grad():
+        layer.train()(x + 1)
+    output.sum().backward()
+    found = [p.grad for p in layer.parameters() if p.grad is not None]
+    torch.testing.assert_close(found, expected)

@@ -111,5 +111,10 @@ def write_traced(
         how: Any = {"dynamo": False, "input_names": names, "dynamic_axes": axes}
         torch.onnx.export(plain, example, traced, **how)
         content = onnx.load_model_from_string(traced.getvalue())
+        if not content.graph.input:
+            raise ValueError(
+                "the tracer saw nothing of what the model does with its input: it would be a "
+                "constant in the file"
+            )
         onnx.helper.set_model_props(content, {"card": card})
         file.write(content.SerializeToString())

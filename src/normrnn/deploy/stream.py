@@ -71,6 +71,13 @@ class Stream:
             other._state = self._state  # a state is replaced, never written to
         return other
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Stream":
+        other = copy.copy(self)
+        other._network, other._lock = copy.deepcopy(self._network, memo), threading.Lock()
+        with self._lock:
+            other._state = copy.deepcopy(self._state, memo)
+        return other
+
     def reset(self) -> None:
         """To the start of another sequence."""
         with self._lock:
@@ -98,7 +105,7 @@ def _check(layer: nn.RNNBase, name: str) -> None:
                 f"{name} has statistics that differ over {layer.time_steps} time steps, and a "
                 "stream has no end: normrnn.recalibrate(..., shared=True) makes one of them"
             )
-        if not dict(layer.named_buffers()):
+        if any(getattr(n, "running_mean", None) is None for n in layer.normalisers()):
             raise ValueError(f"{name} has no running statistics, and one step has none of its own")
 
 
@@ -126,6 +133,8 @@ class _Layer:
     def run(self, input: Any, state: State) -> tuple[Tensor, State]:
         x = frames(input, self.inputs)
         rows, state = self.rows(x.reshape(-1, self.inputs), state)
+        if len(rows) == 1:  # which is the state itself, and who gets it may write to it
+            rows = rows.clone()
         return (rows if x.dim() == 2 else rows[0]), state
 
     def rows(self, x: Tensor, state: State) -> tuple[Tensor, State]:

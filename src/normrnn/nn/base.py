@@ -55,6 +55,8 @@ class Normalised(Parameters):
         if isinstance(input, torch.fx.Proxy):
             return tracing.leaf(self, input, hx, lengths, resets)
         self._check_state(hx)
+        if resets is not None and torch.jit.is_tracing():
+            tracing.refuse(self, "torch.jit.trace", "resets=")
         if not torch.compiler.is_exporting():  # which lets nobody write down anything
             if lengths is not None:
                 self.lengths_seen = True
@@ -82,13 +84,12 @@ class Normalised(Parameters):
         on_cpu = data.device.type == "cpu"
         # torch's CPU LSTM has no bfloat16 kernel on most machines and fails under autocast.
         autocast = on_cpu and torch.is_autocast_enabled("cpu")
+        if torch.jit.is_tracing():
+            tracing.check_plain(self, "torch.jit.trace")
+            return "torch"
         if self._is_regularised:
             return "own"
         normalisers = self.normalisers()
-        if torch.jit.is_tracing():
-            if self.norm is not None or self.peephole is not None:
-                tracing.refuse(self, "torch.jit.trace")
-            return "torch"
         if on_cpu and (
             torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
         ):

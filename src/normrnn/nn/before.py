@@ -63,17 +63,25 @@ def _only_norm(module: nn.Module) -> Any:
 
 
 @torch.no_grad()
-def _absorbed(layer: nn.RNNBase, norm: Any) -> nn.RNNBase:
+def _absorbed(layer: Any, norm: Any) -> nn.RNNBase:
     """The layer with the map of the normalisation in its first weights, and so with a bias."""
     if norm.running_mean is None:
         raise ValueError(
             "a BatchNorm1d without running statistics (track_running_stats=False) cannot be folded"
         )
     if not layer.bias:
-        own = {name: getattr(layer, name) for name in ("norm", "peephole") if hasattr(layer, name)}
+        own = {"norm": layer.norm} if hasattr(layer, "norm") else {}
+        own |= {"peephole": layer.peephole} if getattr(layer, "peephole", None) else {}
         new = remade(layer, type(layer), bias=True, **own)
         for name, value in new.named_parameters():
-            value.zero_() if name.startswith("bias") else value.copy_(layer.get_parameter(name))
+            if not name.startswith("bias"):
+                given = layer.get_parameter(name)
+                value.copy_(given).requires_grad_(given.requires_grad)
+            else:
+                value.zero_()
+        for name in ("lengths_seen", "resets_seen"):
+            if hasattr(layer, name):
+                setattr(new, name, getattr(layer, name))
         layer = new
     fixed = norm.running_mean, norm.running_var
     for end in ("", "_reverse")[: 1 + layer.bidirectional]:

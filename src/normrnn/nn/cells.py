@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normrnn.nn import stack
+from normrnn.nn import stack, tracing
 from normrnn.nn.normaliser import GateNorm
 from normrnn.nn.options import Device, Norm, Options
 from normrnn.ops.call import GATES, Cell
 from normrnn.ops.fold import Weights
+from normrnn.ops.loop import one_step
 from normrnn.ops.steps import Steps
 
 
@@ -53,6 +54,8 @@ class NormalisedCell(nn.RNNCellBase):
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """One step of (B, I) or (I,) from the state ``hx``; what torch's cell returns."""
+        if isinstance(input, torch.fx.Proxy):
+            return tracing.leaf(self, input, hx)
         if self.norm is None:
             return super().forward(input, hx)
         name, is_pair = type(self).__name__, self.mode == "LSTM"
@@ -66,13 +69,22 @@ class NormalisedCell(nn.RNNCellBase):
         batched = input.dim() == 2
         rows = input if batched else input.unsqueeze(0)
         if state is not None:
-            state = tuple((s if batched else s.unsqueeze(0)).unsqueeze(0) for s in state)
-        self._check(rows, state)
-        weights = Weights(self.weight_ih, Cell(self.weight_hh, self.bias_hn))
-        one = stack.Stack(self.mode, 1, [weights], [self.norm], 0.0, self.training)
-        _, final = stack.run(one, stack.Given(rows, Steps.dense(1, len(rows)), state, None), False)
-        final = tuple(s[0] if batched else s[0, 0] for s in final)
+            state = tuple(s if batched else s.unsqueeze(0) for s in state)
+        final = tuple(s if batched else s[0] for s in self._step(self.norm, rows, state))
         return final if is_pair else final[0]
+
+    def _step(self, norm: GateNorm, rows: Tensor, state: Any) -> Any:
+        cell = Cell(self.weight_hh, self.bias_hn)
+        if torch.jit.is_tracing():
+            plug = norm.plug(Steps.dense(1, 1))
+            assert plug is not None
+            return one_step(self.mode, rows, self.weight_ih, cell, state, plug)
+        if state is not None:
+            state = tuple(s.unsqueeze(0) for s in state)
+        self._check(rows, state)
+        one = stack.Stack(self.mode, 1, [Weights(self.weight_ih, cell)], [norm], 0.0, self.training)
+        _, final = stack.run(one, stack.Given(rows, Steps.dense(1, len(rows)), state, None), False)
+        return tuple(s[0] for s in final)
 
     def _check(self, rows: Tensor, state: Any) -> None:
         wanted = {"input": (rows, (len(rows), self.input_size))}

@@ -10,6 +10,19 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 def checked(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool) -> Tensor:
     """The lengths of a padded batch, (B,); ValueError if they cannot be."""
+    values, time = _of_a_batch(input, lengths, batch_first)
+    values = values.to("cpu", torch.int64)
+    if len(values) and int(values.min()) < 0:
+        raise ValueError(f"lengths must not be negative, got lengths {_few(values)}")
+    if len(values) and int(values.max()) > time:
+        raise ValueError(f"lengths must not exceed T={time}, got lengths {_few(values)}")
+    return values
+
+
+def _of_a_batch(
+    input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool
+) -> tuple[Tensor, int]:
+    """Lengths of whatever values, and T."""
     if isinstance(input, PackedSequence):
         raise ValueError("lengths= goes with a padded tensor; a PackedSequence has its own")
     if input.dim() != 3:
@@ -27,20 +40,18 @@ def checked(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool) -
     values = values if batch else values.long()  # an empty list says nothing of its type
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise ValueError(f"lengths must be integers, got {values.dtype}")
-    values = values.to("cpu", torch.int64)
-    if batch and int(values.min()) < 0:
-        raise ValueError(f"lengths must not be negative, got lengths {_few(values)}")
-    if batch and int(values.max()) > time:
-        raise ValueError(f"lengths must not exceed T={time}, got lengths {_few(values)}")
-    return values
+    return values, time
 
 
 def sorted_by_length(
     input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(T, B, I), longest sequence first, its lengths on the CPU, and the order; for a tracer, who
-    does not know their values."""
-    x, values = input.transpose(0, 1) if batch_first else input, torch.as_tensor(lengths)
+    does not know their values: those that cannot be end the graph when it runs."""
+    values, time = _of_a_batch(input, lengths, batch_first)
+    possible = ((values >= 0) & (values <= time)).all()
+    torch._assert_async(possible, "lengths must be neither negative nor greater than T")
+    x = input.transpose(0, 1) if batch_first else input
     order = values.argsort(descending=True, stable=True)
     values = values.index_select(0, order).to("cpu", torch.int64)
     order = order.to(input.device)

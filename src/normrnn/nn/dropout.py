@@ -21,6 +21,8 @@ class Dropout(nn.Dropout):
 
     def __init__(self, p: float = 0.5, kind: Literal["element", "locked"] = "element"):
         super().__init__(p)
+        if kind not in ("element", "locked"):
+            raise ValueError(f"unknown kind={kind!r}: choose 'element' or 'locked'")
         self.kind = kind
 
     def forward(self, input: Any) -> Any:

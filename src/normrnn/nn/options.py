@@ -1,6 +1,6 @@
 """The arguments that come on top of torch's, and what they may be."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
@@ -90,6 +90,8 @@ class Options:
             )
         if not 0 <= self.weight_drop < 1:
             raise ValueError(f"weight_drop must lie in [0, 1), got {self.weight_drop}")
+        if not isinstance(self.zoneout, Sequence):
+            raise ValueError(f"zoneout is a pair, of h and of c, got {self.zoneout}")
         if len(self.zoneout) != 2 or not all(0 <= share < 1 for share in self.zoneout):
             raise ValueError(f"zoneout must be two numbers in [0, 1), got {self.zoneout}")
         if self.mode != "LSTM" and self.zoneout[1]:

@@ -18,6 +18,9 @@ from normrnn.ops.fold import Weights
 
 PEEPHOLES = {None: "", "output": "o", "all": "ifo"}
 
+TORCHS = "input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional"
+"""What a layer that takes another's place has from that."""
+
 
 class Parameters(Hinting, nn.RNNBase):
     """Torch's layer with a normaliser per layer and direction instead of biases, and peepholes.
@@ -229,7 +232,7 @@ class Parameters(Hinting, nn.RNNBase):
                 f"{self.time_steps} time steps; normrnn.recalibrate(..., shared=True) makes one of "
                 "them"
             )
-        elif row.keeps_statistics and not dict(self.named_buffers()):
+        elif any(getattr(n, "running_mean", self) is None for n in normalisers):
             reason = "it has no running statistics (track_running_stats=False)"
         if reason is not None:
             raise ValueError(f"{name} cannot be folded into a plain layer: {reason}")
@@ -253,19 +256,22 @@ class Parameters(Hinting, nn.RNNBase):
         more |= {"peephole": self.peephole} if self.peephole is not None else {}
         kind = self._kind("normrnn.nn.layers" if keep else nn.RNN.__module__)
         new = remade(self, kind, bias=self.bias or bool(normalisers), **more)
+        peepholes = [name for name, _ in new.named_parameters() if name.startswith("weight_c")]
+        with torch.enable_grad():  # parametrized weights are made as they are read
+            vectors = [getattr(self, name) for name in peepholes]
+            if normalisers:
+                pairs = list(zip(self.weights(), normalisers, strict=True))
+                trained = [_trained(weights, n) for weights, n in pairs]
+            else:
+                values = [[getattr(self, name) for name in names] for names in new._all_weights]
+                trained = [[value.requires_grad for value in some] for some in values]
         if normalisers:
-            pairs = list(zip(self.weights(), normalisers, strict=True))
             values = [n.folded(weights).flat() for weights, n in pairs]
-            trained = [_trained(weights, n) for weights, n in pairs]
-        else:
-            values = [[getattr(self, name) for name in names] for names in new._all_weights]
-            trained = [[value.requires_grad for value in some] for some in values]
         for names, *found in zip(new._all_weights, values, trained, strict=True):
             for name, value, train in zip(names, *found, strict=True):
                 getattr(new, name).copy_(value).requires_grad_(train)
-        for name, vector in self.named_parameters(recurse=False):
-            if name.startswith("weight_c"):
-                new.get_parameter(name).copy_(vector).requires_grad_(vector.requires_grad)
+        for name, vector in zip(peepholes, vectors, strict=True):
+            getattr(new, name).copy_(vector).requires_grad_(vector.requires_grad)
         return new
 
     def _kind(self, home: str) -> type[nn.RNNBase]:
@@ -303,8 +309,7 @@ def remade(layer: nn.RNNBase, kind: Any, bias: bool, **options: Any) -> Any:
     if isinstance(layer, Parameters) and Parameters in kind.__mro__:
         own = "weight_drop", "dropout_kind", "zoneout"
         options = {name: getattr(layer, name) for name in own} | options
-    names = "input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional"
-    options |= {name: getattr(layer, name) for name in names}
+    options |= {name: getattr(layer, name) for name in TORCHS}
     options |= {"nonlinearity": layer.nonlinearity} if isinstance(layer, nn.RNN) else {}
     options |= {"proj_size": layer.proj_size} if layer.proj_size else {}
     like: Any = layer.weight_hh_l0

@@ -15,7 +15,7 @@ from normrnn.nn.batch import Normaliser
 from normrnn.nn.before import fold_before
 from normrnn.nn.layers import GRU, LSTM, RNN
 from normrnn.nn.options import Norm
-from normrnn.nn.parameters import remade
+from normrnn.nn.parameters import TORCHS, remade
 from normrnn.nn.statistical import StatisticalNorm, by_batch, collecting
 
 _OURS: dict[type[nn.RNNBase], type[Normalised]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
@@ -43,6 +43,10 @@ def _call(model: nn.Module, batch: Any) -> None:
 def _run(
     model: nn.Module, batches: Iterable[Any], step: Callable[[nn.Module, Any], Any] | None
 ) -> int:
+    if isinstance(batches, Tensor | PackedSequence):
+        raise ValueError(
+            f"batches is one {type(batches).__name__}: give a list of them, [x] for a single one"
+        )
     count = 0
     with torch.no_grad():
         for batch in batches:
@@ -100,8 +104,12 @@ def recalibrate(
         count = _run(model, batches, step)
     if not count:
         raise ValueError("recalibrate needs at least one batch, got none")
+    if normalisers and not any(population.batches for population in populations):
+        raise ValueError("recalibrate needs at least one batch of finite values, got none")
     for normaliser, population in zip(normalisers, populations, strict=True):
-        if shared and population.batches and normaliser.time_steps is not None:
+        if shared and normaliser.time_steps is not None and population.batches:
+            if not bool(population.enough.all()):
+                raise ValueError("statistics shared over time need more than one row, got 1")
             normaliser.share()
         normaliser.adopt(population)
     for module in model.modules():
@@ -230,6 +238,8 @@ def convert(
     for name, value in (("peephole", None), ("bias", True)):
         if options.get(name, value) is not value:
             raise ValueError(f"convert keeps the function, got {name}={options[name]!r}")
+    if same := options.keys() & {*TORCHS, "nonlinearity", "proj_size"}:
+        raise ValueError(f"convert keeps the layers' own {min(same)}: change it in the model")
     if any(options.get("zoneout", ())):
         raise ValueError(f"convert keeps the function, got zoneout={options['zoneout']}")
     if options.get("affine") is False or options.get("track_running_stats") is False:

@@ -30,13 +30,31 @@ def is_hidden(*values: Any) -> bool:
     return torch.compiler.is_compiling() or any(isinstance(v, FakeTensor) for v in values)
 
 
-def refuse(layer: Any, tool: str) -> None:
-    """RuntimeError that says what to do where TorchScript is asked for more than torch's layer."""
-    what = f"norm={layer.norm!r}" if layer.norm is not None else f"peephole={layer.peephole!r}"
+def check_plain(layer: Any, tool: str) -> None:
+    """RuntimeError where TorchScript is asked for more than torch's layer."""
+    for name, there in (("norm", layer.norm), ("peephole", layer.peephole)):
+        if there is not None:
+            refuse(layer, tool, f"{name}={there!r}")
+    if any(layer.zoneout):
+        refuse(layer, tool, f"zoneout={layer.zoneout}")
+    if layer.training and (layer.weight_drop or (layer.dropout and layer.dropout_kind == "locked")):
+        raise RuntimeError(
+            f"{tool} knows torch's own dropout alone: {type(layer).__name__} has "
+            f"weight_drop={layer.weight_drop}, dropout_kind={layer.dropout_kind!r}, and would "
+            "train without; model.eval() first, or use torch.compile"
+        )
+
+
+def refuse(layer: Any, tool: str, what: str) -> None:
+    """RuntimeError that says what to do instead."""
+    folds = what.startswith("norm=") and layer.peephole is None and not any(layer.zoneout)
+    first = (
+        "call normrnn.fold(model.eval()) first, which puts plain layers of the same output in "
+        "place, or "
+    )
     raise RuntimeError(
-        f"{tool} knows torch's own layers alone, not {type(layer).__name__} with {what}: call "
-        "normrnn.fold(model.eval()) first, which puts plain layers of the same output in place, "
-        "or use torch.export, which takes this one"
+        f"{tool} knows torch's own layers alone, not {type(layer).__name__} with {what}: "
+        f"{first if folds else ''}use torch.export, which takes this one"
     )
 
 
@@ -62,14 +80,7 @@ class _Apart(torch.autograd.Function):
 
 def plain(layer: Any) -> nn.RNNBase:
     """torch's layer with the same parameters, for torch.jit.script."""
-    if layer.norm is not None or layer.peephole is not None:
-        refuse(layer, "torch.jit.script")
-    if layer.training and (layer.weight_drop or (layer.dropout and layer.dropout_kind == "locked")):
-        raise RuntimeError(
-            f"torch.jit.script knows torch's own dropout alone: {type(layer).__name__} has "
-            f"weight_drop={layer.weight_drop}, dropout_kind={layer.dropout_kind!r}, and would "
-            "train without; model.eval() first, or use torch.compile"
-        )
+    check_plain(layer, "torch.jit.script")
     same = layer.fold()
     for name, parameter in layer.named_parameters(recurse=False):
         setattr(same, name, parameter)

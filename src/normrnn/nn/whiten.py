@@ -145,7 +145,8 @@ class Whitener(StatisticalNorm):
         """Plain weights of the same eval output."""
         assert self.running_mean is not None
         root, w_ih = self._root(), weights.w_ih
-        mean = self.running_mean.to(root.dtype)
+        # A copy where there may be a way back: a pass in training changes it before that.
+        mean = self.running_mean.to(root.dtype, copy=torch.is_grad_enabled())
         if not kernel.is_plain((w_ih,)) or (torch.is_grad_enabled() and w_ih.requires_grad):
             return fold_whitening(weights, self.bias, mean, whitened(w_ih, root))
         return fold_whitening(weights, self.bias, mean, self._whitened(w_ih, root))

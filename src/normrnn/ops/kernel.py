@@ -36,8 +36,8 @@ def serves(call: Call, inputs: Inputs, plug: Plug) -> bool:
 
 
 def _serves(call: Call, plug: Plug, spec: Spec, tensors: Flat) -> bool:
-    if forward_ad._current_level >= 0:
-        return False
+    if forward_ad._current_level >= 0 or torch.jit.is_tracing():
+        return False  # which see torch's operations alone
     if isinstance(plug, InputNorm) and plug.batch and synchronised(plug.sync):
         return False  # the ranks meet between the statistics and the loop
     if isinstance(call.steps, Traced):
@@ -98,10 +98,10 @@ def _run(steps: Steps, spec: Spec, tensors: list[Tensor | None]) -> Result:
     _use_given(steps, spec, tensors, keep)
     if torch.compiler.is_compiling():
         made = torch.ops.normrnn.recur(*operands(spec, steps, tensors), keep)
-    elif not keep:
-        made = _forward(spec, steps, keep, tensors)
     elif torch._C._are_functorch_transforms_active():
         made = _Recurrence.apply(spec, steps, *tensors)
+    elif not keep:
+        made = _forward(spec, steps, keep, tensors)
     else:
         made = _apply(spec, steps, *tensors)
     rows, state, statistics, _ = Made.of(spec, made)  # type: ignore[arg-type]

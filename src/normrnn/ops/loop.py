@@ -81,6 +81,19 @@ def _direction(
     return rows, tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
 
 
+def one_step(mode: str, rows: Tensor, w_ih: Tensor, cell: Cell, state: Any, plug: Plug) -> State:
+    """The state (B, H) each after one step of rows (B, I), normalised row by row or not at all.
+
+    Nothing is cut by the number of rows: a trace of it serves other batches too.
+    """
+    kind, call = _INSIDE[type(plug)], Call(mode, Steps.dense(1, 1))
+    gates, _ = kind.before(plug, call, F.linear(rows, w_ih))
+    if state is None:
+        parts = cell.sizes[: 2 if mode == "LSTM" else 1]
+        state = tuple(torch.zeros_like(gates[:, :size]) for size in parts)
+    return _STEPS[mode](0, gates, state, cell, kind(plug, call, 0))
+
+
 def _zoned(old: Tensor, new: Tensor, stays: Tensor) -> Tensor:
     if stays.dtype == torch.bool:
         return torch.where(stays, old, new)
@@ -291,7 +304,11 @@ class _RowNorm(_Nothing):
 
 def _standardised(rows: Tensor, eps: float) -> Tensor:
     """Mean 0 and variance 1 over the last dimension, in float32 or wider."""
-    return F.layer_norm(rows.to(wide(rows.dtype)), rows.shape[-1:], eps=eps)
+    rows = rows.to(wide(rows.dtype))
+    if torch.jit.is_tracing():  # sizes are traced, and ONNX wants this one as a number: strides are
+        rows = rows.contiguous()
+        return F.layer_norm(rows, rows.stride()[-2:-1], eps=eps)
+    return F.layer_norm(rows, rows.shape[-1:], eps=eps)
 
 
 def _affine(rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -191,16 +191,21 @@ def derived_by_loop(
             if want and not t.requires_grad:  # type: ignore[union-attr]
                 t.requires_grad_()  # type: ignore[union-attr]
         frames = _frames(steps, _rows(tensors))
-        rows, state, _ = loop(*restored(spec, frames.steps, frames.taken(seen)))
-        state = [frames.whole(part, seen[H0 + k]) for k, part in enumerate(state)]
-        pairs = zip((frames.spread(rows), *state), grads, strict=False)
-        given = [(output, grad) for output, grad in pairs if grad is not None]
+        if frames.steps.sizes:
+            rows, state, _ = loop(*restored(spec, frames.steps, frames.taken(seen)))
+            state = [frames.whole(part, seen[H0 + k]) for k, part in enumerate(state)]
+            made = frames.spread(rows), *state
+        else:  # padding alone: the state stays as it was
+            starts = seen[H0 : H0 + spec.parts]
+            made = None, *(s if s is not None and s.requires_grad else None for s in starts)
+        pairs = zip(made, grads, strict=False)
+        given = [(out, grad) for out, grad in pairs if out is not None and grad is not None]
         sources: Any = [t for t, want in zip(seen, wanted, strict=True) if want]
         if not given:
             return [torch.zeros_like(t) for t in sources]
-        made, heads = zip(*given, strict=True)
+        outputs, heads = zip(*given, strict=True)
         return list(
-            torch.autograd.grad(made, sources, heads, create_graph=again, materialize_grads=True)
+            torch.autograd.grad(outputs, sources, heads, create_graph=again, materialize_grads=True)
         )
 
 
@@ -227,6 +232,8 @@ def spec_of(mode: str, reverse: Sequence[bool], plug: str, numbers: Sequence[flo
 def _recur(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any) -> list[Tensor]:
     spec, keep, rows = spec_of(*about[:4]), about[4], _rows(tensors)
     frames = Frames.of(sizes, time, batch, rows)
+    if not frames.steps.sizes:
+        return _of_nobody(spec, tensors, time, batch, keep)
     steps, some = frames.steps, frames.taken(tensors)
     if steps.rows and is_compiled(spec, some):
         kept = form_of(spec, some).kept(time, rows) if keep else 0
@@ -243,13 +250,23 @@ def _recur(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: A
     return made
 
 
+def _of_nobody(spec: Spec, tensors: Flat, time: int, batch: int, keep: bool) -> list[Tensor]:
+    """What comes of padding alone: the state stays as it was."""
+    made = [t.zero_() for t in _results(spec, tensors, time, batch, keep)]
+    for k in range(spec.parts):
+        given = tensors[H0 + k]
+        if given is not None:
+            made[1 + k].copy_(given)
+    return made
+
+
 @torch.library.impl(_OPS, "recur_backward", "CompositeExplicitAutograd")
 def _recur_backward(
     tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any
 ) -> list[Tensor]:
     spec, (made, grads, wanted) = spec_of(*about[:4]), about[4:]
     traced = Traced(time, batch, _rows(tensors), sizes)
-    if Made.of(spec, made).kept is None:
+    if Made.of(spec, made).kept is None or not _frames(traced, traced.rows).steps.sizes:
         with torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False):
             found = derived_by_loop(spec, traced, tensors, grads, wanted, again=False)
         return [grad.clone(memory_format=torch.contiguous_format) for grad in found]
@@ -284,7 +301,11 @@ def _rows(tensors: Flat) -> int:
 
 @torch.library.register_fake("normrnn::recur", lib=_OPS)
 def _(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any) -> list[Tensor]:  # noqa: ARG001
-    spec, keep = spec_of(*about[:4]), about[4]
+    return _results(spec_of(*about[:4]), tensors, time, batch, about[4])
+
+
+def _results(spec: Spec, tensors: Flat, time: int, batch: int, keep: bool) -> list[Tensor]:
+    """Room for what ``recur`` returns."""
     x, w_hh = tensors[X], tensors[spec.first_cell + 1]
     assert x is not None
     assert w_hh is not None

@@ -45,6 +45,12 @@ def update_shared_(
         if done is not None:
             tracked += int(done)
             return
+    _update_shared_(mean, var, tracked, batch, momentum)
+
+
+def _update_shared_(
+    mean: Tensor, var: Tensor, tracked: Tensor, batch: Statistics, momentum: float | None
+) -> None:
     pooled = pool(batch)
     good = (pooled.count > 1) & _finite(batch)
     _update_(mean[None], var[None], tracked.view(1), pooled, good, momentum)
@@ -60,6 +66,12 @@ def update_steps_(
     if not kernel.is_plain((mean, var, tracked, *batch)):
         torch.ops.normrnn.update_(mean, var, tracked, *batch, momentum)
         return
+    _update_steps_(mean, var, tracked, batch, momentum)
+
+
+def _update_steps_(
+    mean: Tensor, var: Tensor, tracked: Tensor, batch: Statistics, momentum: float | None
+) -> None:
     used = min(len(mean), len(batch.mean))
     first = Statistics(*(value[:used] for value in batch))
     slots = mean[:used], var[:used], tracked[:used]
@@ -76,8 +88,8 @@ def _update(
     count: Tensor,
     momentum: float | None,
 ) -> None:
-    """Both, as an operator that changes the first three."""
-    how = update_steps_ if tracked.dim() else update_shared_
+    """Both in torch's operations, as an operator that changes the first three."""
+    how = _update_steps_ if tracked.dim() else _update_shared_
     how(mean, var, tracked, Statistics(batch_mean, batch_var, count), momentum)
 
 
