@@ -186,3 +186,36 @@ def test_all_normalisations_are_arms(text_dir: Path, tmp_path: Path, cli: Cli) -
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "network with whitened inputs" in page
     assert "network with both transitions normalised" in page
+
+
+SMALL = ["--model.hidden", "8", "--train.batch", "8", "--train.steps", "5", "--epochs", "1"]
+
+
+def test_square_brackets_in_a_path_are_a_path(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / ("deep " * 12) / "mk[" / "x]" / "[bold]z"
+    code, said, _ = cli("compare", "ptb-small", "--data", text_dir, "--out", out, *SMALL)
+    assert code == 0
+    assert f"report: {out / 'report.html'}\n" in said
+
+
+def test_a_run_that_diverges_is_a_finding(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
+    wild = ["--optimizer.lr", "1e38", "--optimizer.clip-norm", "0", "--norms", "none,frame"]
+    given = ["compare", "ptb-small", "--data", text_dir, "--out", tmp_path / "o", *SMALL, *wild]
+    code, said, _ = cli(*given)
+    assert code == 0
+    assert "none-1 diverged: the loss is inf at update 2" in said
+    code, said, _ = cli("report", tmp_path / "o", "-o", tmp_path / "r.html", "--markdown")
+    assert code == 0
+    assert "1 of 1 runs of the baseline diverged" in said
+    assert "diverged after" in said
+
+
+def test_a_closed_output_is_no_accident() -> None:
+    """As a service may start us, and `| head` does."""
+    command = f"{sys.executable} -m normrnn"
+    for ending, code in ((">&-", 0), ("<&- >&- 2>&-", 0)):
+        done = subprocess.run(f"{command} recipes {ending}", shell=True, capture_output=True)
+        assert done.returncode == code, done.stderr
+        assert not done.stderr
+    whole = f"set -o pipefail; {command} recipes | true"
+    assert subprocess.run(["bash", "-c", whole], capture_output=True).returncode in (0, 141)

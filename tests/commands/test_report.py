@@ -129,3 +129,58 @@ def test_wrong_comparisons_from_python(tmp_path: Path) -> None:
         with pytest.raises(kind, match=said):
             normrnn.compare(**{"recipe": "ptb-small", "out": tmp_path / "out", **arguments})
     assert not (tmp_path / "out").exists()
+
+
+def test_a_strangers_run_steers_no_terminal_and_no_page(cli: Cli, tmp_path: Path) -> None:
+    for norm in ("none", "frame"):
+        make_run(tmp_path, "evil\x1b[2J\x1b]0;x\x07<script>", norm, name=norm)
+    code, out, _ = cli("report", tmp_path, "-o", tmp_path / "r.html", "--markdown")
+    assert code == 0
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "<script>" not in out
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [({"batch_ppl": [1]}, 2), ({"seconds": 0}, 0), ({"updates": 0}, 1), ({"lr": "x"}, 2)],
+)
+def test_a_row_that_is_none_leaves_the_report(
+    cli: Cli,
+    tmp_path: Path,
+    change: dict[str, Any],
+    line: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runs = [make_run(tmp_path, norm=norm, epochs=2) for norm in ("none", "frame")]
+    file = runs[1] / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    rows = [json.loads(text) for text in lines]
+    for row in rows[:2] if line else [r for r in rows if r["split"] == "train"]:
+        row |= change
+    file.write_text("\n".join([*map(json.dumps, rows), ""]))
+    code, _, _ = cli("report", tmp_path, "-o", tmp_path / "r.html")
+    assert code == 0
+    assert ("frame-1 is damaged: line" in caplog.text) == bool(line)
+
+
+def test_runs_are_found_two_levels_down_and_nothing_is_no_report(cli: Cli, tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "one", norm="none")
+    code, out, _ = cli("report", tmp_path / "runs", "-o", tmp_path / "r.html", "--markdown")
+    assert code == 0
+    assert "baseline" in out
+    (tmp_path / "empty").mkdir()
+    code, _, err = cli("report", tmp_path / "empty", "-o", tmp_path / "none.html")
+    assert code == 1
+    assert "is no run directory" in err
+    assert not (tmp_path / "none.html").exists()
+    for target in ("nan", "inf", "-5", "0"):
+        code, _, err = cli("report", tmp_path / "runs", "--target", target)
+        assert code == 2
+        assert "--target must be a number above 0" in err
+
+
+def test_more_epochs_than_the_recipes(tmp_path: Path) -> None:
+    assert load(make_run(tmp_path, epochs=17)).progress == "all 17"
+    assert load(make_run(tmp_path, norm="frame", epochs=17, until=400)).progress == "2 of 17"
+    assert load(make_run(tmp_path, norm="layer", epochs=2)).progress == "2 of 15"

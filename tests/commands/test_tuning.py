@@ -47,7 +47,9 @@ def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
         ("optimizer.lr", "1,fast", "--tune-values has 'fast', no value for optimizer.lr"),
         ("train.batch", "16,32.5", "--tune-values has '32.5', no value for train.batch"),
         ("train.batch", "16,0", "train.batch"),
-        ("norm", "none,frame", "norm"),
+        ("norm", "none,frame", "--tune norm: it tells runs apart"),
+        ("seed", "1,2", "--tune seed: it tells runs apart"),
+        ("epochs", "1,2", "--tune epochs: it tells runs apart, or how long they are"),
     ],
 )
 def test_what_cannot_be_tuned(config: Config, field: str, values: str, said: str) -> None:

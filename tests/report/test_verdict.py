@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import normrnn.report
 from normrnn.report.curves import gap
 from normrnn.report.groups import Group, groups
 from normrnn.report.page import markdown, page
+from normrnn.report.paired import Difference
 from normrnn.report.pictures import figure
 from normrnn.report.runs import Run, find
+from normrnn.report.sentences import _figure
 from normrnn.report.tables import differences_table, paper_table, target_table
 from normrnn.report.verdict import verdict
 from tests.report.made_runs import make_run, short_run
@@ -158,9 +161,10 @@ def test_sentences_for_the_other_cases() -> None:
     assert said(short_run("frame", [5] * 4)) == (
         "There is no baseline to compare the frame-wise normalised network with yet."
     )
+    long = short_run("none", [5, 4, 3, 3, 3, 3])
     late = short_run("frame", [5, 4, 3.5, 3.1, 2.9, 2.9])
-    assert "No saving: to reach" in said(baseline, late)
-    assert "25% more updates" in said(baseline, late)
+    assert "No saving: to reach" in said(long, late)
+    assert "25% more updates" in said(long, late)
     assert "no normalised run here" in said(baseline)
     assert "No seed is common" in said(baseline, short_run("frame", [5] * 4, 2))
 
@@ -186,9 +190,6 @@ def test_unfinished_runs_are_compared_as_far_as_both_got() -> None:
     assert "25% fewer updates" in text  # 15 instead of 20
     assert "was 20.1 against the baseline's 33.1" in text  # e^3 and e^3.5
     assert "compared are the updates that both have" in text
-    text = said(baseline, short_run("frame", [4, 3, 2.5, 2.5]))  # finished as asked
-    assert "No saving: the frame-wise normalised network did not reach" in text
-    assert "was 20.1 against the baseline's 12.2" in text
 
 
 def test_a_run_that_is_just_being_validated_is_compared_up_to_the_validation_before() -> None:
@@ -387,3 +388,51 @@ def test_intervals_cover_the_truth_and_nothing_is_seen_where_nothing_is(seeds: i
         better += found.figures["best_validation"].answer == "better"
     assert 0.93 <= covered / 2000 <= 0.97
     assert better / 2000 <= 0.03
+
+
+def test_finished_runs_of_different_lengths_are_compared_up_to_the_shorter() -> None:
+    """A longer run would be better, or worse, for being longer."""
+    short, long = short_run("none", [5, 4, 3.5, 3]), short_run("frame", [5, 4.5, 4, 3.5, 2, 1])
+    text = said(short, long)
+    assert "was 54.6 against the baseline's 33.1" in text  # e^4 and e^3.5
+    assert "of different lengths: compared are the updates that both have." in text
+    assert "different lengths" not in said(short, short_run("frame", [5, 4, 3, 2]))
+
+
+def test_a_figure_of_one_seed_among_several_is_said_to_be_that() -> None:
+    """Seed 1 has not trained for an epoch yet, seed 2 has."""
+    runs = []
+    for seed, many in ((1, 1), (2, 4)):
+        for norm, losses in (("none", [5, 4, 3.5, 3]), ("frame", [4, 3, 2.5, 2])):
+            whole = short_run(norm, losses, seed)
+            settings = {**whole.config, "epochs": 9}
+            runs.append(replace(whole, config=settings, rows=whole.rows[: 2 * many - 1]))
+    found = verdict(runs)
+    updates = found.to_dict()["comparisons"][0]["figures"]["updates_to_target"]
+    assert updates["seeds"] == [2]
+    assert "updates (one seed alone has got so far)" in found.sentence
+
+
+def test_perfection_is_compared() -> None:
+    """No share of nothing."""
+    figures = [Difference((1,), (0.0,), (other,)) for other in (0.0, 0.25)]
+    assert [_figure("It", found, 2) for found in figures] == [
+        "It was 0.00 against the baseline's 0.00 (the same).",
+        "It was 0.25 against the baseline's 0.00 (higher).",
+    ]
+
+
+def test_no_interval_goes_beyond_nothing() -> None:
+    found = Difference((1, 2), (100.0, 100.0), (10.0, 200.0), relative=True)
+    assert found.interval is not None
+    assert found.interval[0] == -1
+    assert found.answer == "no difference seen"
+
+
+def test_runs_that_diverged_are_counted() -> None:
+    pairs = [short_run(norm, [5, 4, 3, 3], seed) for seed in (1, 2) for norm in ("none", "frame")]
+    pairs[-1] = replace(pairs[-1], rows=pairs[-1].rows[:1], diverged="the loss is nan at update 6")
+    text = said(*pairs)
+    assert "1 of 2 runs of the frame-wise normalised network diverged" in text
+    assert "One seed" in text
+    assert pairs[-1].progress == "diverged after 5 updates"

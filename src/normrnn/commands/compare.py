@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import arg
 
+from normrnn.commands.console import PlainConsole
 from normrnn.commands.jobs import Job, Jobs, plan
 from normrnn.commands.options import parse, split_recipe
 from normrnn.commands.tuning import Tuning, sentence, tuned, tuning
@@ -100,6 +102,9 @@ def _request(
     for name, least in (("seeds", 1), ("jobs", 0), ("processes", 1)):
         if given[name] < least:
             raise UsageError(f"--{name} must be at least {least}, not {given[name]}")
+    target = given["target"]
+    if target is not None and not 0 < target < math.inf:
+        raise UsageError(f"--target must be a number above 0, not {target}")
     if (values or epochs) and not tune:
         raise UsageError("--tune-values and --tune-epochs need --tune FIELD")
     chosen = tuning(config, norms, tune, values, epochs) if tune else None
@@ -163,12 +168,10 @@ def _compare(config: Config, request: Request) -> "list[Run]":
     from normrnn.report.verdict import group_verdict
     from normrnn.report.write import write_report
 
-    out, console, draws = request.out, Console(highlight=False), can_draw()
+    out, console, draws = request.out, PlainConsole(), can_draw()
     if not draws:  # said now, not after hours
         needed = "pip install 'normrnn[report]'"
-        console.print(
-            f"text only: curves.png and report.html need matplotlib: {needed}", markup=False
-        )
+        console.print(f"text only: curves.png and report.html need matplotlib: {needed}")
     arms = plan(config, request.norms, request.seeds, out)
     if request.tensorboard:
         from normrnn.engine.tensorboard import require_tensorboard
@@ -182,8 +185,13 @@ def _compare(config: Config, request: Request) -> "list[Run]":
             arms = [_with(arm, request.tuning.field, chosen[arm.config.norm]) for arm in arms]
             studies.append(study)
         _train(arms, request, console)
+        for arm in arms:
+            if arm.state == "diverged" and arm.child is not None:
+                said = f"{arm.out.name} diverged: {arm.child.last_words()}"
+                console.print(said, soft_wrap=True)
     except KeyboardInterrupt:
-        console.print(f"stopped; the same command goes on from the checkpoints in {out}")
+        stopped = f"stopped; the same command goes on from the checkpoints in {out}"
+        console.print(stopped, soft_wrap=True)
         raise
     directories = find([arm.out for arm in arms])
     runs = [one.run for one in directories if one.run is not None]
@@ -197,8 +205,8 @@ def _compare(config: Config, request: Request) -> "list[Run]":
         save(figure(runs), out / "curves.png")
         title = f"normrnn compare {config.recipe}"
         write_report(directories, out / "report.html", title, studies, request.target)
-        console.print(f"curves: {out / 'curves.png'}")
-        console.print(f"report: {out / 'report.html'}")
+        for what, path in (("curves", out / "curves.png"), ("report", out / "report.html")):
+            console.print(f"{what}: {path}", soft_wrap=True)
     for text in (text for verdict in verdicts for text in verdict.sentences):
         console.print(text)
     return runs
@@ -208,7 +216,8 @@ def _tuned(
     config: Config, request: Request, wanted: Tuning, console: Console
 ) -> "tuple[dict[str, Any], RecordedStudy]":
     arms = wanted.arms(config, request.norms, request.out)
-    console.print(f"tuning {wanted.field}: {len(arms)} runs of {wanted.epochs} epochs")
+    each = "1 epoch" if wanted.epochs == 1 else f"{wanted.epochs} epochs"
+    console.print(f"tuning {wanted.field}: {len(arms)} runs of {each}")
     chosen, study = tuned(wanted, arms, lambda a: _train(a, request, console), request.out)
     console.print(sentence(wanted, chosen, study))
     return chosen, study
@@ -246,8 +255,10 @@ def _line_printer(arms: Sequence[Job], console: Console) -> Callable[[], None]:
             rows = read_rows(arm.out / METRICS)
             fresh = rows[printed[arm.out] :]
             printed[arm.out] = len(rows)
-            last = [row for row in fresh if row["split"] == "train"][-1:]
-            for row in [*last, *(row for row in fresh if row["split"] != "train")]:
+            last = max((i for i, r in enumerate(fresh) if r["split"] == "train"), default=None)
+            for i, row in enumerate(fresh):
+                if row["split"] == "train" and i != last:
+                    continue
                 told = describe(row, arm.config.epochs, arm.config.own_measure)
                 console.print(f"{arm.out.name}: {told}", soft_wrap=True)
 

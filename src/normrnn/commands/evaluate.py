@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from tyro.conf import Positional, arg
 
+from normrnn.commands.console import PlainConsole
 from normrnn.commands.options import parse
 
 
@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
 
         set_threads(threads)
         result = evaluate(run, data, device, one_stream)
-        task_of(RunDirectory(run).config()).show(result, Console(highlight=False))
+        task_of(RunDirectory(run).config()).show(result, PlainConsole())
         if result["same_data"]:
             keep(run, result)
         else:

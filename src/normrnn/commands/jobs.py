@@ -79,7 +79,11 @@ class Jobs:
 def plan(config: Config, norms: Sequence[str], seeds: int, out: Path) -> list[Job]:
     """One run per normalisation and seed, in `out`/NORM-SEED."""
     return [
-        Job(replace(config, norm=norm, seed=seed, threads=1), out / f"{norm}-{seed}")
+        Job(
+            replace(config, norm=norm, seed=seed, threads=1),
+            out / f"{norm}-{seed}",
+            may_diverge=True,
+        )
         for seed in range(config.seed, config.seed + seeds)
         for norm in norms
     ]

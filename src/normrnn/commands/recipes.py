@@ -1,8 +1,8 @@
 """`normrnn recipes`."""
 
-from rich.console import Console
 from rich.table import Table
 
+from normrnn.commands.console import PlainConsole
 from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, summary
 
@@ -19,5 +19,5 @@ def run(arguments: list[str]) -> int:
     table.add_column("reproduces")
     for name in RECIPES:
         table.add_row(name, summary(name))
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)
     return 0

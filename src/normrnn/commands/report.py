@@ -1,5 +1,6 @@
 """`normrnn report RUN...`."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse
-from normrnn.errors import UsageError
+from normrnn.errors import UsageError, UserError, notice, printable
 
 
 def run(arguments: list[str]) -> int:
@@ -45,14 +46,21 @@ def _report(
     from normrnn.report.study import find_studies
     from normrnn.report.write import write_pictures, write_report
 
+    if target is not None and not 0 < target < math.inf:
+        raise UsageError(f"--target must be a number above 0, not {target}")
     if not paths:
         raise UsageError("report needs at least one run directory")
     studies, places = find_studies(paths)
     runs = without_repeats(find(places))
+    if not studies and all(one.run is None for one in runs):
+        raise UserError("; ".join(f"{one.path} {one.problem}" for one in runs) or "no runs there")
+    for one in runs:
+        if one.problem:
+            notice(f"{one.path} {one.problem}")
     write_report(runs, out, studies=studies, target=target)
     if png is not None:
         for path in write_pictures(runs, png, studies):
             print(f"picture: {path}", file=sys.stderr)
     if markdown:
-        print(page.markdown(runs, studies, target), end="")
+        print(printable(page.markdown(runs, studies, target)), end="")
     print(f"report: {out}", file=sys.stderr if markdown else sys.stdout)

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import arg
 
+from normrnn.commands.console import PlainConsole
 from normrnn.commands.options import parse, split_recipe
 from normrnn.config.base import Config, check_norm
 from normrnn.errors import UsageError, UserError
@@ -177,7 +178,7 @@ def _write(study: "Study", out: Path) -> int:
     from normrnn.report.trials import sentences, table
     from normrnn.report.write import write_report
 
-    console = Console(highlight=False)
+    console = PlainConsole()
     rows = study.rows()
     if rows:
         about = {"study": study.name, "trials": study.count, **study.plan.identity()}
@@ -198,7 +199,7 @@ def _write(study: "Study", out: Path) -> int:
 @contextmanager
 def _display(study: "Study") -> Iterator[Callable[[], None]]:
     """A function that shows the study: a live table on a terminal, a line per trial elsewhere."""
-    console = Console(highlight=False)
+    console = PlainConsole()
     if not console.is_terminal:
         seen: set[int] = set()
         yield lambda: _print_new(study, seen, console)

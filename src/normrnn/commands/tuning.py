@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from normrnn.report.study import RecordedStudy
 
 FOLDER = "tuning"
+_NOT_TUNED = ("seed", "epochs", "norm", "recipe", "data", "data_sha256", "device", "threads")
 APART = 1_000_000
 """Seeds of tuning are this far from those of the comparison."""
 
@@ -57,6 +58,8 @@ def tuning(config: Config, norms: Sequence[str], field: str, values: str, epochs
     now = flat(to_dict(config)).get(field)
     if now is None:
         raise UsageError(f"--tune has {field}, which is no field of {config.recipe}")
+    if field in _NOT_TUNED:
+        raise UsageError(f"--tune {field}: it tells runs apart, or how long they are, not better")
     if epochs < 0:
         raise UsageError(f"--tune-epochs must be at least 0, not {epochs}")
     if values:
@@ -143,10 +146,11 @@ def sentence(wanted: Tuning, chosen: dict[str, Any], study: "RecordedStudy") -> 
     budget = (
         f"{wanted.field} was tuned for each arm on validation: {len(wanted.values)} values"
         f" ({', '.join(f'{v:g}' if type(v) is float else str(v) for v in wanted.values)}), one seed"
-        f" that is not compared, {wanted.epochs} epochs, {len(results)} runs, {spent[0]:,} updates,"
-        f" {spent[1]:,.0f} seconds in updates."
+        f" that is not compared, {_epochs(wanted.epochs)}, {len(results)} runs, {spent[0]:,}"
+        f" updates, {spent[1]:,.0f} seconds in updates."
     )
-    ends = (wanted.values[0], wanted.values[-1])
+    numbers = all(type(value) in (int, float) for value in wanted.values)
+    ends = (min(wanted.values), max(wanted.values)) if numbers else ()
     picked = [
         f"{of(norm).label} {value}{' (at the edge of what was tried)' if value in ends else ''}"
         for norm, value in chosen.items()
@@ -156,3 +160,7 @@ def sentence(wanted: Tuning, chosen: dict[str, Any], study: "RecordedStudy") -> 
         " learning rate often is, need not be in the end."
     )
     return f"{budget} Chosen: {', '.join(picked)}.{early if wanted.of else ''}"
+
+
+def _epochs(n: int) -> str:
+    return "1 epoch" if n == 1 else f"{n} epochs"

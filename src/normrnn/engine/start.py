@@ -13,12 +13,12 @@ from normrnn.config.measure import Measure
 from normrnn.config.registry import task_of
 from normrnn.engine.display import Display, Nowhere
 from normrnn.engine.interrupt import Interrupt
-from normrnn.engine.loop import Trainer
+from normrnn.engine.loop import Diverged, Trainer
 from normrnn.engine.ranks import Ranks, current, own_device, seed_of_rank, together
 from normrnn.engine.task import Experiment, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.runs.environment import named_device, record, set_threads
-from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL
+from normrnn.runs.names import CHECKPOINT, CONFIG, DIVERGED, MODEL
 from normrnn.runs.note import read_note
 from normrnn.runs.store import DATA_CHANGED, RunDirectory, changed_fields
 
@@ -78,7 +78,12 @@ def _train(
                 say(f"resuming {out} at update {trainer.progress.updates}")
             if ranks.first:
                 _begin(config, run, task, checkpoint, say)
-            trainer.run()
+            try:
+                trainer.run()
+            except Diverged as error:
+                if ranks.first:
+                    run.write(DIVERGED, f"{error}\n".encode())
+                raise
     say(f"{out} is finished: {_epochs(config)}.")
 
 
@@ -118,6 +123,7 @@ def _begin(
         for name, content in task.files.items():
             run.write(name, content)
         run.metrics.cut(0)
+    (run.path / DIVERGED).unlink(missing_ok=True)
     run.write_config(config)
     same_kernels = record(run)
     if checkpoint is None:

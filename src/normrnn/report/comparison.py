@@ -39,6 +39,8 @@ class Target:
     baseline: tuple[Point | None, ...]
     other: tuple[Point | None, ...]
     asked: float | None = None
+    seeds: tuple[int, ...] = ()
+    """Those that have come so far."""
 
     @property
     def reached(self) -> bool:
@@ -59,6 +61,8 @@ class Comparison:
     going: bool = False
     asked: float | None = None
     """A target on validation, in the measure's unit."""
+    cut: bool = False
+    """Whether finished runs were compared up to where the shorter one ends."""
 
     @cached_property
     def measure(self) -> Measure:
@@ -76,17 +80,18 @@ class Comparison:
         looks_ahead = any(other.looks_ahead for _, other in self.pairs)
         held_out = looks_ahead or self.asked is not None
         points = validations if held_out else trailing_average
-        losses, firsts = [], []
+        losses, firsts, seeds = [], [], []
         for run, other in self.pairs:
             curves = points(run), points(other)
             if not all(curves):
                 continue
             low = min(p.loss for p in curves[0]) if self.asked is None else self._nats(curves)
             losses.append(low)
+            seeds.append(run.seed)
             firsts.append([first_below(curve, low) for curve in curves])
         where = "validation" if held_out else "training"
         first, second = (tuple(pair[i] for pair in firsts) for i in (0, 1))
-        return Target(where, tuple(losses), first, second, self.asked)
+        return Target(where, tuple(losses), first, second, self.asked, tuple(seeds))
 
     def _nats(self, curves: Sequence[Sequence[Point]]) -> float:
         """The highest loss seen that is no worse than the target asked for; none is below −∞."""
@@ -159,7 +164,7 @@ class Comparison:
         """Nothing unless every run reached it: a mean over those that did flatters."""
         target, values = self.target, []
         if target.reached:
-            values = list(zip(self.seeds, target.baseline, target.other, strict=False))
+            values = list(zip(target.seeds, target.baseline, target.other, strict=True))
         found = {}
         if self.same_updates:
             updates = [(s, a.updates, b.updates) for s, a, b in values]  # type: ignore[union-attr]
@@ -181,7 +186,12 @@ class Comparison:
             "other": self.other.name,
             "measure": self.measure.name,
             "seeds": self.seeds,
-            "target": {"where": target.where, "asked": target.asked, **when},
+            "target": {
+                "where": target.where,
+                "asked": target.asked,
+                "seeds": list(target.seeds),
+                **when,
+            },
             "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
         }
 
@@ -192,13 +202,16 @@ def _paired(values: Sequence[tuple[int, float, float]], relative: bool = False) 
 
 
 def compared(baseline: Arm, other: Arm, target: float | None = None) -> Comparison:
-    """Pairs that have finished, or all, as far as both got, where none has."""
+    """Pairs that have finished, those of different lengths as far as both got; or all, as far as
+    both got, where none has."""
     first, second = ({run.seed: run for run in arm.runs} for arm in (baseline, other))
     every = [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
     finished = [pair for pair in every if all(run.finished for run in pair)]
-    pairs = finished or [_as_far(*pair) for pair in every]
+    uneven = [a.epochs_done != b.epochs_done for a, b in finished]
+    pairs = [_as_far(*p) if far else p for p, far in zip(finished, uneven, strict=True)]
+    pairs = pairs or [_as_far(*pair) for pair in every]
     left_out = len(every) - len(pairs)
-    return Comparison(baseline, other, pairs, left_out, not finished, target)
+    return Comparison(baseline, other, pairs, left_out, not finished, target, any(uneven))
 
 
 def _as_far(*runs: Run) -> Pair:

@@ -91,7 +91,8 @@ def gap(run: Run) -> list[Row]:
 def rate(run: Run) -> float | None:
     """Tokens or frames trained on in a second."""
     rows = run.split("train")
-    return sum(r["count"] for r in rows) / rows[-1]["seconds"] if rows and run.seconds else None
+    seconds = rows[-1]["seconds"] if rows else 0
+    return sum(r["count"] for r in rows) / seconds if seconds > 0 else None
 
 
 def spread(values: Sequence[float], digits: int) -> str:

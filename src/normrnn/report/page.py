@@ -14,6 +14,7 @@ from normrnn.report.study import RecordedStudy
 from normrnn.report.tables import (
     DASH,
     Table,
+    as_markdown,
     differences_table,
     paper_table,
     runs_table,
@@ -345,15 +346,15 @@ def markdown(
     """Verdicts and tables as Markdown."""
     parts = []
     for study in studies:
-        parts.append(f"## {study_page.title(study)}")
+        parts.append(f"## {as_markdown(study_page.title(study))}")
         parts += [study_markdown(study.trials, paper=study.paper).strip()] if study.trials else []
     for group in groups([one.run for one in found if one.run is not None]):
-        parts.append(f"## {group.title}")
+        parts.append(f"## {as_markdown(group.title)}")
         verdict = group_verdict(group, target)
-        parts += verdict.sentences
+        parts += map(as_markdown, verdict.sentences)
         tables = [*evidence(group, verdict, target), paper_table(group), runs_table(group)]
         for table in tables:
             parts += [f"**{table.title}**", table.markdown(), *([table.note] if table.note else [])]
     problems = [f"{one.path.name} {one.problem}." for one in found if one.problem]
     problems += [f"{s.name} {said}." for s in studies if (said := study_page.state(s))]
-    return "\n\n".join([*parts, *problems]) + "\n"
+    return "\n\n".join([*parts, *map(as_markdown, problems)]) + "\n"

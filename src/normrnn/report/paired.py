@@ -83,8 +83,12 @@ class Difference:
 
     @cached_property
     def interval(self) -> tuple[float, float] | None:
-        """95 %, by Student's t over the paired differences; None of one seed."""
-        return mean_interval(self.differences)
+        """95 %, by Student's t over the paired differences; None of one seed. A share of the
+        baseline's ends where nothing is left of it."""
+        found = mean_interval(self.differences)
+        if found is None or not self.relative:
+            return found
+        return max(found[0], -1.0), max(found[1], -1.0)
 
     @property
     def answer(self) -> Answer:

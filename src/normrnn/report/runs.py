@@ -16,7 +16,7 @@ from normrnn.locks import is_held
 from normrnn.norms import Norm, names, of
 from normrnn.recipes import RECIPES, recipe
 from normrnn.runs.machines import read_machines
-from normrnn.runs.names import CHECKPOINT, CONFIG, ENVIRONMENT, LOCK, METRICS
+from normrnn.runs.names import CHECKPOINT, CONFIG, DIVERGED, ENVIRONMENT, LOCK, METRICS
 from normrnn.runs.note import config_changes, metrics_as_written
 from normrnn.runs.rows import Row, parse_rows
 
@@ -34,6 +34,8 @@ class Run:
     environments: list[dict[str, Any]] = field(default_factory=list)
     training: bool = False
     """A process was training in the directory when it was read."""
+    diverged: str = ""
+    """What the run ended with where its loss was no finite number any more."""
 
     @property
     def norm(self) -> str:
@@ -107,8 +109,12 @@ class Run:
 
     @property
     def progress(self) -> str:
-        """How far the run got, against the recipe's own epochs."""
-        epochs = recipe(self.recipe).epochs if self.recipe in RECIPES else self.config.get("epochs")
+        """How far the run got, against the recipe's own epochs, or more if it was to have more."""
+        own = recipe(self.recipe).epochs if self.recipe in RECIPES else 0
+        asked = self.config.get("epochs")
+        epochs = max(own, asked if isinstance(asked, int) else 0)
+        if self.diverged:
+            return f"diverged after {self.updates:,} updates"
         if not self.rows:
             return "not begun"
         if not self.epochs_done:
@@ -179,9 +185,16 @@ def examine(path: Path) -> RunOrProblem:
         )
     if own:
         words.append(f"{path}: {changed}: {', '.join(own)}")
-    run = Run(path, config, rows, machines, is_held(path / LOCK))
+    run = Run(path, config, rows, machines, is_held(path / LOCK), _diverged(path))
     problem = problem and f"is damaged: {problem}"
     return RunOrProblem(path, run, problem, tuple(words), verified)
+
+
+def _diverged(path: Path) -> str:
+    try:
+        return read_regular(path / DIVERGED).decode(errors="replace").strip()[:200]
+    except OSError:
+        return ""
 
 
 def _say(found: Sequence[RunOrProblem]) -> None:
@@ -211,14 +224,18 @@ def _config(path: Path) -> dict[str, Any] | None:
     return json.loads(json.dumps(config, ensure_ascii=False).encode(errors="replace"))
 
 
+def _inside(path: Path, level: str) -> list[Path]:
+    return sorted(found.parent for found in path.glob(f"{level}/{CONFIG}"))
+
+
 def find(paths: Sequence[Path]) -> list[RunOrProblem]:
-    """Runs in these directories, or in the directories right inside them; each once."""
+    """Runs in these directories, or one or two levels inside them; each once."""
     found: dict[Path, RunOrProblem] = {}
     for path in paths:
         if not path.is_dir():
             what = "is a file, not a run directory" if path.exists() else "does not exist"
             raise UserError(f"{path} {what}")
-        inside = sorted(p.parent for p in path.glob(f"*/{CONFIG}"))
+        inside = _inside(path, "*") or _inside(path, "*/*")
         for one in inside if inside and not (path / CONFIG).exists() else [path]:
             found.setdefault(resolved(one), examine(one))
     _say(list(found.values()))

@@ -33,11 +33,19 @@ def comparison(found: Comparison) -> str:
             "Not all of these runs have finished: compared are the updates that both have, and"
             " this can still change."
         )
+    elif found.cut:
+        parts.append(
+            "These runs are of different lengths: compared are the updates that both have."
+        )
     if any(other.looks_ahead for _, other in found.pairs):
         parts.append(
             "Its training loss is not compared: while it trains, its statistics see the words that"
             " it is to predict."
         )
+    for arm in (found.baseline, found.other):
+        if broken := sum(bool(run.diverged) for run in arm.runs):
+            whose = f"{broken} of {len(arm.runs)} runs of the {arm.words}"
+            parts.append(f"{whose} diverged: no finite loss any more.")
     if left := found.left_out:
         parts.append(f"{left} more seed{'s' if left > 1 else ''} had not finished.")
     return " ".join(part for part in parts if part)
@@ -89,7 +97,7 @@ def _needed(found: Comparison, goal: str) -> str:
     none = f"No saving{' seen' if updates.answer == 'no difference seen' else ''}: t"
     text = (
         f"{'T' if saved else none}{goal}, the {found.other.words} needed"
-        f" {_share(updates.mean, 'fewer', 'as many')} updates{_evidence(updates, 'fewer')}:"
+        f" {_share(updates.mean, 'fewer', 'as many')} updates{_evidence(updates, 'fewer', found)}:"
         f" {_instead(updates)}."
     )
     return f"{text} {_time(found)}"
@@ -102,7 +110,7 @@ def _time(found: Comparison) -> str:
             why = "the runs were made in different surroundings"
         return f"Seconds are not compared: {why}."
     seconds = found.figures["seconds_to_target"]
-    least, evidence = _share(seconds.mean, "less", "as much"), _evidence(seconds, "less")
+    least, evidence = _share(seconds.mean, "less", "as much"), _evidence(seconds, "less", found)
     unclear = seconds.answer == "no difference seen"
     said = f"No difference seen in time, {least}" if unclear else f"It took {least} time"
     doing = "which also depend on what else the machine was doing"
@@ -113,10 +121,10 @@ def _instead(found: Difference) -> str:
     return f"{mean(found.other):,.0f} instead of {mean(found.baseline):,.0f}"
 
 
-def _evidence(found: Difference, less: str) -> str:
+def _evidence(found: Difference, less: str, of: Comparison) -> str:
     """Interval and seeds behind a share of the baseline's."""
     if found.interval is None:
-        return ""
+        return " (one seed alone has got so far)" if len(of.pairs) > 1 else ""
     if not any(found.differences):
         return " (in every seed)"
     low, high = found.interval
@@ -175,27 +183,27 @@ def _validation(found: Comparison) -> list[str]:
     figures, shown = found.figures, found.measure
     if "best_validation" not in figures:
         return []
-    best, last = figures["best_validation"], figures["final_validation"]
-    parts = [_figure(f"Its best {shown.name} on {place(found)}", best, shown.digits)]
+    best, last, of = figures["best_validation"], figures["final_validation"], len(found.pairs)
+    parts = [_figure(f"Its best {shown.name} on {place(found)}", best, shown.digits, of)]
     if (best.other, best.baseline) != (last.other, last.baseline):
-        parts.append(_figure("At the last validation it", last, shown.digits))
+        parts.append(_figure("At the last validation it", last, shown.digits, of))
     if "best_frame_error_rate" in figures:
-        parts.append(_figure("Its best frame error rate", figures["best_frame_error_rate"], 3))
+        errors = figures["best_frame_error_rate"]
+        parts.append(_figure("Its best frame error rate", errors, 3, of))
     parts += [_overfitting(found, figures["gap"])] if "gap" in figures else []
     if "best_with_batch_statistics" in figures and shown.name == "perplexity":
         what = "With the validation mini-batch's own statistics, as the authors' code had them, its"
         what += f" best {shown.name}"
-        parts.append(_figure(what, figures["best_with_batch_statistics"], shown.digits))
+        parts.append(_figure(what, figures["best_with_batch_statistics"], shown.digits, of))
     return parts
 
 
-def _figure(what: str, found: Difference, digits: int) -> str:
-    """One figure of both arms, and whether they differ."""
+def _figure(what: str, found: Difference, digits: int, of: int = 1) -> str:
+    """One figure of both arms, and whether they differ; `of` so many seeds some may have it."""
+    alone = "; one seed alone has it" if len(found.seeds) < of else ""
     both = f"{spread(found.other, digits)} against the baseline's {spread(found.baseline, digits)}"
     if found.interval is None:
-        share = mean(found.other) / mean(found.baseline) - 1
-        higher = f"{abs(share):.1%} {'lower' if share < 0 else 'higher'}"
-        return f"{what} was {both} ({higher if abs(share) >= 0.0005 else 'the same'})."
+        return f"{what} was {both} ({_apart_by(mean(found.baseline), mean(found.other))}{alone})."
     low, high = found.interval
     evidence = (
         f"{found.mean:+.{digits}f}, 95% t interval {low:+.{digits}f} to {high:+.{digits}f},"
@@ -205,6 +213,14 @@ def _figure(what: str, found: Difference, digits: int) -> str:
     if found.answer != "no difference seen":
         return f"{what} was {found.answer}: {both} ({evidence})."
     return f"{what} was {both}: no difference seen ({evidence}{_needed_seeds(found)})."
+
+
+def _apart_by(baseline: float, other: float) -> str:
+    side = "lower" if other < baseline else "higher"
+    if not baseline:
+        return side if other else "the same"
+    share = abs(other / baseline - 1)
+    return f"{share:.1%} {side}" if share >= 0.0005 else "the same"
 
 
 def _needed_seeds(found: Difference) -> str:

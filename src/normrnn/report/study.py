@@ -10,7 +10,7 @@ from typing import Any
 from normrnn.errors import UserError, notice
 from normrnn.files import read_regular, resolved, write_whole
 from normrnn.recipes.paper import PAPER, Paper
-from normrnn.report.pictures import save
+from normrnn.report.pictures import can_draw, save
 from normrnn.report.trials import LR, Trial, arms_of, as_csv, best, figure, is_number, markdown
 from normrnn.seal import is_sealed, sealed, sealed_json, with_place, without_hash
 
@@ -166,7 +166,7 @@ def write(study: RecordedStudy) -> list[Path]:
     for name, content in files.items():
         write_whole(out / name, content)
     paths = [out / name for name in files]
-    if study.drawable:
+    if study.drawable and can_draw():
         save(figure(trials), out / PICTURE)
         paths.append(out / PICTURE)
     return paths

@@ -35,7 +35,7 @@ class Table:
     def markdown(self) -> str:
         """As Markdown, without title and note."""
         cells = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
-        return "\n".join(f"| {' | '.join(map(_markdown, row))} |" for row in cells)
+        return "\n".join(f"| {' | '.join(map(as_markdown, row))} |" for row in cells)
 
     def rich(self) -> RichTable:
         """For a terminal."""
@@ -80,7 +80,8 @@ class Table:
         return "\n".join(line for line in lines if line)
 
 
-def _markdown(text: str) -> str:
+def as_markdown(text: str) -> str:
+    """Plain text, whatever is in it."""
     text = " ".join(text.split())
     return "".join(f"\\{c}" if c in "\\`*_|<>[]" else c for c in text)
 
@@ -277,7 +278,7 @@ def _with_interval(values: Sequence[float]) -> str:
         return DASH
     ends = mean_interval(values)
     text = f"{mean(values):,.0f}"
-    return text if ends is None else f"{text} ({ends[0]:,.0f} to {ends[1]:,.0f})"
+    return text if ends is None else f"{text} ({max(ends[0], 0):,.0f} to {ends[1]:,.0f})"
 
 
 KINDS = ("recalibrated", "running", "batch")

@@ -40,7 +40,7 @@ def parse_rows(path: Path) -> tuple[list[Row], str]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        if row is None or not _is_row(row):
+        if row is None or not _is_row(row) or (rows and row["updates"] < rows[-1]["updates"]):
             return rows, f"line {number} of {path.name} is no row of metrics"
         rows.append(row)
     return rows, ""
@@ -48,6 +48,7 @@ def parse_rows(path: Path) -> tuple[list[Row], str]:
 
 _LARGEST = 1e300  # beyond it, sums overflow; NaN is not below it either
 _NUMBERS = ("updates", "epoch", "loss", "count", "seconds")
+_OPTIONAL = ("lr", "fer", "bpc", "batch_ppl", "grad_norm")
 
 
 def _is_row(row: Any) -> bool:
@@ -55,8 +56,10 @@ def _is_row(row: Any) -> bool:
         return False
     if not all(type(row.get(key)) in (int, float) for key in _NUMBERS):
         return False
-    numbers = [row[key] for key in _NUMBERS]
-    return all(abs(value) < _LARGEST for value in numbers) and row["count"] > 0
+    known = [row[key] for key in (*_NUMBERS, *_OPTIONAL) if key in row]
+    if not all(type(value) in (int, float) and abs(value) < _LARGEST for value in known):
+        return False
+    return row["count"] > 0 and row["updates"] > 0 and row["epoch"] > 0
 
 
 def finite_rows(rows: Iterable[Row]) -> list[Row]:

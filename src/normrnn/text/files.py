@@ -75,8 +75,8 @@ def bounds(lines: int, source: str) -> tuple[int, int]:
     """Where the validation and the test text of a single file begin."""
     if lines < 20:
         raise UserError(
-            f"{source} has {lines} lines; a split 90/5/5 by lines needs at least 20 (or give"
-            " a directory with train.txt, valid.txt and test.txt)"
+            f"{source} has {lines} line{'s' * (lines != 1)}; a split 90/5/5 by lines needs at"
+            " least 20 (or give a directory with train.txt, valid.txt and test.txt)"
         )
     return lines * 90 // 100, lines * 95 // 100
 

@@ -19,6 +19,8 @@ _NUM_PDFS = re.compile(rb"<NUMPDFS> (?:\x04(....)|(\d+)\s)", re.DOTALL)
 _NEAR = 4  # ids of the transitions of one state follow each other; Kaldi's silence has most
 _SHARE = 0.75
 LARGEST_LABEL = "the largest label"
+MOST_CLASSES = 1 << 20
+"""More than any alignment has: memory is made for so many."""
 
 
 def read_alignments(path: Path) -> Labels:
@@ -51,12 +53,17 @@ def class_count(given: int | None, alignments: Mapping[Path, Labels]) -> tuple[i
     for path in alignments:
         if (count := _model_pdfs(path)) is not None:
             return count, "the alignment directory's model"
-    largest = max(
-        int(values.max())
+    largest, whose = max(
+        (int(values.max()), key)
         for labels in alignments.values()
-        for values in labels.values()
+        for key, values in labels.items()
         if len(values)
     )
+    if largest >= MOST_CLASSES:
+        raise UserError(
+            f"the alignment of {whose} has the label {largest:,}: that many classes are not"
+            " believed; --classes says how many there are"
+        )
     return largest + 1, LARGEST_LABEL
 
 
