@@ -53,6 +53,14 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
+def read_text(path: Path) -> str:
+    """All of a text file; OSError as above, UserError for bytes that are no UTF-8."""
+    try:
+        return read_regular(path).decode()
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is no UTF-8 text") from None
+
+
 def following_no_link(path: str, flags: int) -> int:
     """An opener for `open` that follows no symbolic link."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

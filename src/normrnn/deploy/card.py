@@ -10,7 +10,7 @@ from typing import Any
 from normrnn.config.jsonio import to_dict
 from normrnn.config.measure import Measure
 from normrnn.errors import UserError, notice
-from normrnn.runs.names import CHECKPOINT, CONFIG, EVALUATION, METRICS, MODEL
+from normrnn.runs.names import CONFIG, EVALUATION, METRICS, MODEL
 from normrnn.runs.note import config_changes
 from normrnn.runs.rows import Row, read_rows
 from normrnn.runs.store import RunDirectory
@@ -128,14 +128,10 @@ def _check(run: RunDirectory) -> None:
     if changes is None:
         notice(f"{run.path} has no checksum of its {CONFIG}: not verified")
         return
-    told = {name: f"{name} was {a}, is now {b}" for name, (a, b) in changes.items()}
-    changed = f"{run.path / CONFIG} was changed since {CHECKPOINT} was written"
-    # A run that goes on for longer, or with data that was moved, has these before its checkpoint.
-    own = [told.pop(name) for name in ("epochs", "data") if name in told]
-    if told:
-        raise UserError(f"{changed}: {', '.join(told.values())}; put it back as it was")
-    if own:
-        notice(f"{changed}: {', '.join(own)}")
+    if changes.edited:
+        raise UserError(f"{run.path}: {changes.edited}; put it back as it was")
+    if changes.own:
+        notice(f"{run.path}: {changes.own}")
 
 
 def _rows(run: RunDirectory, deciding: str) -> list[Row]:

@@ -7,13 +7,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normrnn import norms
 from normrnn.nn import fold
 from normrnn.nn.base import Normalised
 
-FOLDS = (
-    "choose a norm that folds (sequence or whiten; frame or hidden with statistics shared over "
-    "time: normrnn.recalibrate(..., shared=True) makes them so)"
-)
+
+def _advice() -> str:
+    """Which norms fold."""
+    rows = [row for row in map(norms.of, norms.names()) if row.normalises and not row.unfoldable]
+    whole, by_step = (
+        " or ".join(row.name for row in rows if row.takes_time_steps is steps)
+        for steps in (False, True)
+    )
+    return (
+        f"choose a norm that folds ({whole}; {by_step} with statistics shared over time, which"
+        " normrnn.recalibrate(..., shared=True) makes of others, and the cell not normalised)"
+    )
 
 
 class Direction(NamedTuple):
@@ -60,7 +69,7 @@ class Recurrent:
             try:
                 layer.check_foldable(name, keep=True)
             except ValueError as error:
-                raise ValueError(f"{error}; {FOLDS}") from None
+                raise ValueError(f"{error}; {_advice()}") from None
 
     @property
     def mode(self) -> str:
@@ -153,7 +162,7 @@ def without_norms(model: nn.Module, change: Callable[[nn.RNNBase], nn.Module | N
     try:
         copied = fold(model, plain=False)
     except ValueError as error:
-        raise ValueError(f"{error}; {FOLDS}") from None
+        raise ValueError(f"{error}; {_advice()}") from None
     layers = {
         name: module
         for name, module in copied.named_modules(remove_duplicate=False)

@@ -257,16 +257,16 @@ class Parameters(Hinting, nn.RNNBase):
         kind = self._kind("normrnn.nn.layers" if keep else nn.RNN.__module__)
         new = remade(self, kind, bias=self.bias or bool(normalisers), **more)
         peepholes = [name for name, _ in new.named_parameters() if name.startswith("weight_c")]
+        own = [] if normalisers else new._all_weights
         with torch.enable_grad():  # parametrized weights are made as they are read
             vectors = [getattr(self, name) for name in peepholes]
-            if normalisers:
-                pairs = list(zip(self.weights(), normalisers, strict=True))
-                trained = [_trained(weights, n) for weights, n in pairs]
-            else:
-                values = [[getattr(self, name) for name in names] for names in new._all_weights]
-                trained = [[value.requires_grad for value in some] for some in values]
+            plain = [[getattr(self, name) for name in names] for names in own]
+            pairs = list(zip(self.weights(), normalisers, strict=True)) if normalisers else []
         if normalisers:
             values = [n.folded(weights).flat() for weights, n in pairs]
+            trained = [_trained(weights, n) for weights, n in pairs]
+        else:
+            values, trained = plain, [[value.requires_grad for value in some] for some in plain]
         for names, *found in zip(new._all_weights, values, trained, strict=True):
             for name, value, train in zip(names, *found, strict=True):
                 getattr(new, name).copy_(value).requires_grad_(train)

@@ -11,12 +11,12 @@ from normrnn.config.base import settled
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.registry import config_class
 from normrnn.errors import UserError, notice
-from normrnn.files import read_regular, resolved
+from normrnn.files import open_regular, read_regular, resolved
 from normrnn.locks import is_held
 from normrnn.norms import Norm, names, of
 from normrnn.recipes import RECIPES, recipe
 from normrnn.runs.machines import read_machines
-from normrnn.runs.names import CHECKPOINT, CONFIG, DIVERGED, ENVIRONMENT, LOCK, METRICS
+from normrnn.runs.names import CONFIG, DIVERGED, ENVIRONMENT, LOCK, METRICS
 from normrnn.runs.note import config_changes, metrics_as_written
 from normrnn.runs.rows import Row, parse_rows
 
@@ -175,16 +175,10 @@ def examine(path: Path) -> RunOrProblem:
     if not machines and not words and changes is not None:
         words.append(f"{path / ENVIRONMENT} is missing; where it ran is left out")
     verified = verified and changes is not None and metrics_as_written(path) is not None
-    told = {name: f"{name} was {a}, is now {b}" for name, (a, b) in (changes or {}).items()}
-    changed = f"{CONFIG} was changed since {CHECKPOINT} was written"
-    # A run that goes on for longer, or with data that was moved, has these before its checkpoint.
-    own = [told.pop(name) for name in ("epochs", "data") if name in told]
-    if told:
-        return RunOrProblem(
-            path, None, f"is damaged or edited: {changed}: {', '.join(told.values())}"
-        )
-    if own:
-        words.append(f"{path}: {changed}: {', '.join(own)}")
+    if changes and changes.edited:
+        return RunOrProblem(path, None, f"is damaged or edited: {changes.edited}")
+    if changes and changes.own:
+        words.append(f"{path}: {changes.own}")
     run = Run(path, config, rows, machines, is_held(path / LOCK), _diverged(path))
     problem = problem and f"is damaged: {problem}"
     return RunOrProblem(path, run, problem, tuple(words), verified)
@@ -192,7 +186,8 @@ def examine(path: Path) -> RunOrProblem:
 
 def _diverged(path: Path) -> str:
     try:
-        return read_regular(path / DIVERGED).decode(errors="replace").strip()[:200]
+        with open_regular(path / DIVERGED) as file:
+            return file.read(200).decode(errors="replace").strip()
     except OSError:
         return ""
 

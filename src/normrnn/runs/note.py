@@ -5,12 +5,12 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from normrnn.config.jsonio import flat
 from normrnn.errors import UserError
 from normrnn.files import open_regular, read_regular
-from normrnn.runs.names import CHECKPOINT, METRICS
+from normrnn.runs.names import CHECKPOINT, CONFIG, METRICS
 from normrnn.seal import is_sealed
 
 START = b'{"sha256": "'
@@ -41,20 +41,31 @@ def trusted(folder: Path) -> bool:
         return False
 
 
-def config_changes(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
-    """Dotted field -> its value in the newest checkpoint and in `config`, where they differ; None
-    if the checkpoint does not say. Fields that only `config` has are younger than the checkpoint.
-    """
+class Changes(NamedTuple):
+    """In what a config differs from that of its checkpoint, in words; empty: in nothing."""
+
+    edited: str
+    own: str
+    """What a run that goes on for longer, or with moved data, has before its checkpoint."""
+
+
+def config_changes(folder: Path, config: Mapping[str, Any]) -> Changes | None:
+    """Since the newest checkpoint; None if that does not say. Fields that only `config` has are
+    younger than the checkpoint."""
     written = (read_note(folder) or {}).get("config")
     if not isinstance(written, Mapping):
         return None
     now = flat(config)
     changed = {
-        name: (value, now.get(name))
+        name: f"{name} was {value}, is now {now.get(name)}"
         for name, value in flat(written).items()
         if name not in now or repr(now[name]) != repr(value)
     }
-    return changed if not changed or trusted(folder) else None
+    if changed and not trusted(folder):
+        return None
+    own = [changed.pop(name) for name in ("epochs", "data") if name in changed]
+    since = f"{CONFIG} was changed since {CHECKPOINT} was written: "
+    return Changes(*(since + ", ".join(some) if some else "" for some in (changed.values(), own)))
 
 
 def metrics_as_written(folder: Path) -> bool | None:

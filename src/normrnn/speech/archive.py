@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.errors import UserError
-from normrnn.files import open_regular, read_regular
+from normrnn.files import open_regular, read_text
 from normrnn.speech.matrices import BINARY, Unusable, find_matrix
 
 _HEAD = struct.Struct("<bibi")  # size of an int, rows, size of an int, columns
@@ -102,13 +102,11 @@ def read_table(path: Path) -> dict[str, str]:
     """Key -> rest of the line, of an scp, utt2spk, text, ... file; a key twice is an error."""
     table: dict[str, str] = {}
     try:
-        lines = read_regular(path).decode("utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except FileNotFoundError:
         raise UserError(f"{path.parent} lacks {path.name}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} cannot be read: it is no UTF-8 text") from None
     for number, line in enumerate(lines, 1):
         key, _, rest = line.strip().partition(" ") if "\t" not in line else _split(line)
         if not key:

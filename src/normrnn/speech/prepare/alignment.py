@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from normrnn.errors import UserError
 from normrnn.extras import speech_extra
-from normrnn.files import read_regular
+from normrnn.files import read_text
 from normrnn.speech.archive import Unusable
 
 Targets = Literal["senone", "phone"]
@@ -55,10 +55,7 @@ def read_lexicon(path: Path) -> dict[str, tuple[str, ...]]:
     """Lines `word PHONE PHONE ...`, a word as often as it has pronunciations."""
     known = set(acoustic_model().phones)
     lexicon: dict[str, tuple[str, ...]] = {}
-    try:
-        lines = read_regular(path).decode("utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is no UTF-8 text") from None
+    lines = read_text(path).splitlines()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

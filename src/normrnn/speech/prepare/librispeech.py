@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from normrnn.errors import UserError
 from normrnn.extras import versions
-from normrnn.files import read_regular
+from normrnn.files import read_regular, read_text
 from normrnn.speech.prepare.alignment import Lexicon, Targets, acoustic_model, align, read_lexicon
 from normrnn.speech.prepare.audio import read_sound
 from normrnn.speech.prepare.features import add_deltas, fbank
@@ -111,10 +111,7 @@ def find_utterances(directory: Path) -> list[SourceUtterance]:
 
 def _chapter(transcript: Path) -> Iterable[SourceUtterance]:
     folder, speaker = transcript.parent, transcript.parent.parent.name
-    try:
-        lines = read_regular(transcript).decode("utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise UserError(f"{transcript} is no UTF-8 text") from None
+    lines = read_text(transcript).splitlines()
     sounds = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in SOUNDS}
     for line in lines:
         key, _, text = line.strip().partition(" ")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.errors import UsageError, UserError
-from normrnn.files import read_regular
+from normrnn.files import read_text
 
 
 def choose_dev(speakers: Collection[str], listed: Path | None, fraction: float) -> set[str]:
@@ -35,10 +35,7 @@ def dev_settings(dev: Collection[str], listed: Path | None, fraction: float) -> 
 
 
 def _read_listed(speakers: set[str], listed: Path) -> set[str]:
-    try:
-        dev = set(read_regular(listed).decode("utf-8").split())
-    except UnicodeDecodeError:
-        raise UserError(f"{listed} is no UTF-8 text") from None
+    dev = set(read_text(listed).split())
     if not dev:
         raise UserError(f"{listed} names no speaker")
     if unknown := sorted(dev - speakers):
