@@ -4,7 +4,7 @@
 
 Each run directory becomes results/RECIPE-NORM-SEED/ (with -NAME for a variant of the recipe) with
 `config.json`, in which the path of the data is replaced by its name (its sha256 is there already),
-`metrics.jsonl` without a torn line and `environment.json`. With --study the runs go to
+`metrics.jsonl` without a torn line, `environment.json` and, where there is one, `diverged.txt`. With --study the runs go to
 results/studies/NAME/RECIPE-NORM-SEED/ instead. The output of `normrnn search` may be among them:
 results/studies/NAME/ then has `study.json` and `trials.jsonl`, with the rows of every run of a
 trial under "rows", by norm; they hold no paths. So may the JSON files of `normrnn gradients`; a
@@ -48,8 +48,9 @@ def collect(run: Path, suffix: str = "", here: Path = HERE, epochs: int | None =
     lines = whole_lines(run / "metrics.jsonl")
     whole = "".join(line for line in lines if json.loads(line)["epoch"] <= last)
     (target / "metrics.jsonl").write_text(whole, encoding="utf-8")
-    if (run / "environment.json").exists():
-        shutil.copyfile(run / "environment.json", target / "environment.json")
+    for name in ("environment.json", "diverged.txt"):
+        if (run / name).exists():
+            shutil.copyfile(run / name, target / name)
     return target
 
 
