@@ -69,7 +69,8 @@ class Task(Protocol):
 
     A batch is known by its epoch and number, so the position in the data needs no state of its
     own; what does flow from batch to batch (a carried LSTM state) is in `state_dict`.
-    Evaluations change neither the model nor a random number generator.
+    Evaluations change neither the model nor a random number generator. One with `shares_batches =
+    True` gives the loss of its rank's share of a batch, and can be trained by several processes.
     """
 
     @property

@@ -213,7 +213,8 @@ def validations(out: Path, config: Config) -> list[float]:
 def result(out: Path) -> dict[str, Any]:
     """Of a finished arm, from its run directory: best and last validation, last epoch's training.
 
-    It diverged if its last validation is worse than twice a uniform guess.
+    It diverged if its last validation is worse than twice a uniform guess, where the network ends
+    in a softmax called `decoder`.
     """
     directory = RunDirectory(out)
     deciding = directory.config().deciding_statistics
@@ -223,10 +224,10 @@ def result(out: Path) -> dict[str, Any]:
     last = [r for r in train if r["epoch"] == train[-1]["epoch"]]
     tested = [r for r in rows if r["split"] == "test" and r["statistics"] == deciding]
     fixed = [r for r in rows if r["split"] == "train_eval"]
-    classes = len(directory.weights()["decoder.bias"])
+    classes = len(directory.weights().get("decoder.bias", ()))
     final = valid[-1]["loss"]
     at_end = [r for r in rows if r["split"] == "valid" and r["updates"] == valid[-1]["updates"]]
-    too_high = final > 2 * math.log(classes)
+    too_high = classes > 1 and final > 2 * math.log(classes)
     summary = {
         "diverged": too_high,
         "loss": min(r["loss"] for r in valid),
