@@ -353,7 +353,8 @@ class Half(nn.Module):
 
 @pytest.mark.parametrize("norm", ["sequence", None])
 def test_parametrized_weights_and_peepholes_fold(norm: Any) -> None:
-    layer, x = normrnn.LSTM(3, 4, norm=norm, peephole="all"), torch.randn(6, 5, 3)
+    layer: Any = normrnn.LSTM(3, 4, norm=norm, peephole="all")
+    x = torch.randn(6, 5, 3)
     randomise(layer)
     names = "weight_ih_l0", "weight_hh_l0", "weight_ci_l0", "weight_co_l0"
     for name in names:
@@ -392,6 +393,7 @@ def test_a_norm_in_front_of_a_layer_without_biases(cell: str) -> None:
 
 
 def test_convert_keeps_what_the_layers_have() -> None:
-    for name, value in (("dropout", 0.5), ("num_layers", 1), ("batch_first", True)):
-        with pytest.raises(ValueError, match=f"keeps the layers' own {name}"):
-            normrnn.convert(nn.LSTM(3, 4, 2), batches=[torch.randn(6, 5, 3)], **{name: value})
+    given: tuple[dict[str, Any], ...] = ({"dropout": 0.5}, {"num_layers": 1}, {"batch_first": True})
+    for options in given:
+        with pytest.raises(ValueError, match=f"keeps the layers' own {min(options)}"):
+            normrnn.convert(nn.LSTM(3, 4, 2), batches=[torch.randn(6, 5, 3)], **options)

@@ -90,7 +90,7 @@ def test_cells_by_our_own_export(kind: str, tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     for batch in (2, 5, 1):
         x, h = torch.randn(batch, 3), torch.randn(batch, 4)
-        (found,) = session.run(None, {"x": x.numpy(), "h": h.numpy()})
+        found: Any = session.run(None, {"x": x.numpy(), "h": h.numpy()})[0]
         np.testing.assert_allclose(found, model(x, h).numpy(), atol=1e-5)
 
 

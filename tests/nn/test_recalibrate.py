@@ -259,7 +259,7 @@ def test_batches_are_a_list_of_them() -> None:
 
 
 def test_nothing_finite_is_said() -> None:
-    layer = normrnn.LSTM(3, 4)
+    layer: Any = normrnn.LSTM(3, 4)
     with pytest.raises(ValueError, match="at least one batch of finite values"):
         normrnn.recalibrate(layer, [torch.full((6, 5, 3), torch.nan)])
     assert not layer.norm_l0.running_mean.any()

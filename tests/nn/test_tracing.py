@@ -174,9 +174,9 @@ class TestTorchScript:
         few = tuple(s[:4] for s in start) if kind == "LSTMCell" else h[:4]
         for trained in (True, False):
             cell.requires_grad_(trained)
-            torch.testing.assert_close(torch.jit.trace(cell, (x,))(other), cell(other))
-            made = torch.jit.trace(cell, (x, few))
-            torch.testing.assert_close(made(other, start), cell(other, start))
+            made: list[Any] = [torch.jit.trace(cell, given) for given in ((x,), (x, few))]
+            torch.testing.assert_close(made[0](other), cell(other))
+            torch.testing.assert_close(made[1](other, start), cell(other, start))
 
     def test_folded_it_goes_through(self) -> None:
         model = Tagger("sequence")
@@ -267,7 +267,7 @@ class TestCompiledLengths:
             with pytest.raises(RuntimeError, match="neither negative nor greater than T"):
                 made(self.x, lengths=lengths)
         for wrong in (torch.ones(5), torch.ones(4, dtype=torch.long)):
-            with pytest.raises(torch._dynamo.exc.Unsupported):
+            with pytest.raises(Exception, match="Observed exception"):
                 made(self.x, lengths=wrong)
 
 

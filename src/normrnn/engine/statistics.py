@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from normrnn.engine.task import Tensors
 from normrnn.errors import UserError
 from normrnn.nn import batch_statistics, recalibrate
+from normrnn.nn.tools import NothingFinite
 from normrnn.runs.names import MODEL, RUNNING
 from normrnn.runs.store import RunDirectory
 
@@ -62,10 +63,12 @@ def using(model: nn.Module, statistics: Tensors) -> Iterator[None]:
 def population_statistics(
     model: nn.Module, batches: Iterable[Any], step: Callable[[nn.Module, Any], Tensor]
 ) -> Tensors:
-    """Recalibrated statistics over training batches; the model keeps its own."""
+    """Recalibrated statistics over training batches, or its own of a network that has diverged;
+    the model keeps its own."""
     before = statistics_of(model)
     try:
-        recalibrate(model, batches, step=step)
+        with contextlib.suppress(NothingFinite):
+            recalibrate(model, batches, step=step)
         return statistics_of(model)
     finally:
         set_statistics(model, before)

@@ -32,7 +32,7 @@ def _of_a_batch(
         )
     batch, time = (input.shape[0], input.shape[1]) if batch_first else input.shape[1::-1]
     values = torch.as_tensor(lengths)
-    if values.dim() != 1 or len(values) != batch:
+    if values.dim() != 1 or values.shape[0] != batch:
         raise ValueError(
             f"lengths must be one number per sequence: expected {batch}, "
             f"got shape {tuple(values.shape)}"

@@ -21,6 +21,10 @@ from normrnn.nn.statistical import StatisticalNorm, by_batch, collecting
 _OURS: dict[type[nn.RNNBase], type[Normalised]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
 
 
+class NothingFinite(ValueError):  # noqa: N818  what was found
+    """No batch had statistics that are numbers."""
+
+
 def _normalisers(model: nn.Module) -> list[StatisticalNorm]:
     return [module for module in model.modules() if isinstance(module, StatisticalNorm)]
 
@@ -105,7 +109,7 @@ def recalibrate(
     if not count:
         raise ValueError("recalibrate needs at least one batch, got none")
     if normalisers and not any(population.batches for population in populations):
-        raise ValueError("recalibrate needs at least one batch of finite values, got none")
+        raise NothingFinite("recalibrate needs at least one batch of finite values, got none")
     for normaliser, population in zip(normalisers, populations, strict=True):
         if shared and normaliser.time_steps is not None and population.batches:
             if not bool(population.enough.all()):

@@ -88,9 +88,13 @@ def _update(
     count: Tensor,
     momentum: float | None,
 ) -> None:
-    """Both in torch's operations, as an operator that changes the first three."""
-    how = _update_steps_ if tracked.dim() else _update_shared_
-    how(mean, var, tracked, Statistics(batch_mean, batch_var, count), momentum)
+    """Both, as an operator that changes the first three."""
+    batch = Statistics(batch_mean, batch_var, count)
+    if kernel.is_plain((mean, var, tracked, *batch)):
+        how = update_steps_ if tracked.dim() else update_shared_
+    else:  # a type of somebody else's
+        how = _update_steps_ if tracked.dim() else _update_shared_
+    how(mean, var, tracked, batch, momentum)
 
 
 def _nothing(*_: Any) -> None:
