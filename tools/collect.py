@@ -6,10 +6,10 @@ Each run directory becomes results/RECIPE-NORM-SEED/ (with -NAME for a variant o
 `config.json`, in which the path of the data is replaced by its name (its sha256 is there already),
 `metrics.jsonl` without a torn line, `environment.json` and, where there is one, `diverged.txt`.
 With --study the runs go to results/studies/NAME/RECIPE-NORM-SEED/ instead. The output of
-`normrnn search` may be among them: results/studies/NAME/ then has `study.json` and `trials.jsonl`, with the rows of every run of a
-trial under "rows", by norm; they hold no paths. So may the JSON files of `normrnn gradients`; a
-`NOTES.md` there is yours to write. With --epochs only the first N epochs of a run are taken.
-`make results` then writes the rest.
+`normrnn search` may be among them: results/studies/NAME/ then has `study.json` and `trials.jsonl`,
+with the rows of every run of a trial under "rows", by norm; they hold no paths. So may the JSON
+files of `normrnn gradients`; a `NOTES.md` there is yours to write. With --epochs only the first N
+epochs of a run are taken. `make results` then writes the rest.
 """
 
 import argparse
