@@ -16,7 +16,6 @@ from normrnn.report.page import markdown, page
 from normrnn.report.paired import Difference
 from normrnn.report.pictures import figure
 from normrnn.report.runs import Run, find
-from normrnn.report.sentences import _figure
 from normrnn.report.tables import differences_table, paper_table, target_table
 from normrnn.report.verdict import verdict
 from tests.report.made_runs import make_run, short_run
@@ -413,13 +412,14 @@ def test_a_figure_of_one_seed_among_several_is_said_to_be_that() -> None:
     assert "updates (one seed alone has got so far)" in found.sentence
 
 
-def test_perfection_is_compared() -> None:
+@pytest.mark.parametrize(("fer", "told"), [(0.25, "higher"), (0.0, "the same")])
+def test_perfection_is_compared(fer: float, told: str) -> None:
     """No share of nothing."""
-    figures = [Difference((1,), (0.0,), (other,)) for other in (0.0, 0.25)]
-    assert [_figure("It", found, 2) for found in figures] == [
-        "It was 0.00 against the baseline's 0.00 (the same).",
-        "It was 0.25 against the baseline's 0.00 (higher).",
-    ]
+    runs = [short_run(norm, [5, 4, 3, 3]) for norm in ("none", "frame")]
+    for run, errors in zip(runs, (0.0, fer), strict=True):
+        for row in run.rows:
+            row["fer"] = errors
+    assert f"rate was {fer:.3f} against the baseline's 0.000 ({told})." in said(*runs)
 
 
 def test_no_interval_goes_beyond_nothing() -> None:
