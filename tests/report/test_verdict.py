@@ -436,3 +436,7 @@ def test_runs_that_diverged_are_counted() -> None:
     assert "1 of 2 runs of the frame-wise normalised network diverged" in text
     assert "One seed" in text
     assert pairs[-1].progress == "diverged after 5 updates"
+    broken = replace(pairs[1], rows=pairs[1].rows[:4], diverged="the loss is nan at update 11")
+    text = said(pairs[0], replace(broken, config={**broken.config, "epochs": 2}))
+    assert "have finished: compared are the updates that both have." in text
+    assert "can still change" not in text

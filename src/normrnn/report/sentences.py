@@ -29,9 +29,11 @@ def comparison(found: Comparison) -> str:
         parts.append(_lead(found))
     parts += _validation(found) if begun else [_speeds(found)]
     if found.going and begun:
+        every = [*found.baseline.runs, *found.other.runs]
+        over = all(run.finished or run.diverged for run in every)
         parts.append(
-            "Not all of these runs have finished: compared are the updates that both have, and"
-            " this can still change."
+            "Not all of these runs have finished: compared are the updates that both have"
+            f"{'' if over else ', and this can still change'}."
         )
     elif found.cut:
         parts.append(
