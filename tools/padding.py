@@ -6,7 +6,8 @@ Runs with and without `--model.count-padding`. Of each: the share of padding in 
 the development set's cross entropy under running, recalibrated and batch statistics, and how far
 the kept statistics are from those of training batches (as training counted them) and from those of
 development utterances alone, which have no padding: the mean's distance in standard deviations, the
-spread's as the logarithm of its ratio, both averaged over features and batches, per layer.
+spread's as the logarithm of its ratio, both averaged over features and batches, per layer. Then
+what counting padding does to the cross entropy, paired by seed.
 """
 
 import argparse
@@ -23,7 +24,8 @@ from normrnn.engine.statistics import evaluating
 from normrnn.nn.batch import Normaliser
 from normrnn.nn.normaliser import GateNorm
 from normrnn.ops.steps import Steps
-from normrnn.report.tables import Table
+from normrnn.report.paired import Difference
+from normrnn.report.tables import DASH, Table
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.batches import Piece, cut, read_batch
 from normrnn.speech.config import SpeechConfig
@@ -34,6 +36,7 @@ from normrnn.speech.model import AcousticModel
 
 FILE = "statistics.json"
 BATCHES = 40
+STATISTICS = ("running", "recalibrated", "batch")
 CPU = torch.device("cpu")
 Record = dict[str, Any]
 
@@ -137,7 +140,7 @@ def table(records: Sequence[Record]) -> Table:
     rows = [[_name(some), str(len(some)), *_figures(some)] for _, some in sorted(kinds.items())]
     columns = [
         ("", ["statistics", "seeds", "padding"]),
-        ("dev FCE", ["running", "recalibrated", "batch"]),
+        ("dev FCE", [*STATISTICS]),
         ("training batches", ["mean", "spread"]),
         ("an utterance alone", ["mean", "spread"]),
     ]
@@ -149,15 +152,52 @@ def table(records: Sequence[Record]) -> Table:
     return Table("What padding does to the statistics", columns, rows, note)
 
 
+def differences(records: Sequence[Record]) -> Table:
+    """Runs that count padding minus those that do not, paired by seed: a row per kind of batch
+    and of test statistics."""
+    kinds: dict[str, dict[bool, dict[int, Record]]] = {}
+    for one in records:
+        arms = kinds.setdefault(_batches(one), {False: {}, True: {}})
+        arms[one["counted"]][one["seed"]] = one
+    rows = []
+    for kind, arms in sorted(kinds.items()):
+        seeds = tuple(sorted(arms[False].keys() & arms[True].keys()))
+        for statistics in STATISTICS if seeds else ():
+            values = [
+                tuple(arm[seed]["valid"][statistics] for seed in seeds) for arm in arms.values()
+            ]
+            rows.append([kind, statistics, str(len(seeds)), *_paired(Difference(seeds, *values))])
+    columns = [("", ["batches", "test statistics", "seeds"])]
+    columns += [("dev FCE", ["unpadded frames", "with padding"])]
+    columns += [("", ["difference", "95% interval", "counting padding is"])]
+    note = "With padding minus without, paired by seed; the interval is Student's t."
+    return Table("What counting padding does to the best network", columns, rows, note)
+
+
+def _paired(found: Difference) -> list[str]:
+    ends = found.interval
+    interval = DASH if ends is None else f"{ends[0]:+.3f} to {ends[1]:+.3f}"
+    arms = [f"{mean(arm):.3f}" for arm in (found.baseline, found.other)]
+    return [*arms, f"{found.mean:+.3f}", interval, found.answer]
+
+
+def tables(records: Sequence[Record]) -> list[Table]:
+    """All that is said of them."""
+    return [table(records), differences(records)]
+
+
+def _batches(one: Record) -> str:
+    return f"pieces of {one['pieces']}, batch {one['batch']}, pool {one['pool']}"
+
+
 def _name(some: Sequence[Record]) -> str:
     counts = "with padding" if some[0]["counted"] else "unpadded frames"
-    pieces, batch, pool = (some[0][name] for name in ("pieces", "batch", "pool"))
-    return f"{counts}, pieces of {pieces}, batch {batch}, pool {pool}"
+    return f"{counts}, {_batches(some[0])}"
 
 
 def _figures(some: Sequence[Record]) -> list[str]:
     shown = [f"{mean(one['padding'] for one in some):.0%}"]
-    for kind in ("running", "recalibrated", "batch"):
+    for kind in STATISTICS:
         shown.append(f"{mean(one['valid'][kind] for one in some):.3f}")
     for where in ("training", "alone"):
         for i in range(2):
@@ -175,7 +215,8 @@ def main() -> None:
     corpus = read_speech(given.data)
     records = [record(run, corpus) for run in given.runs]
     given.output.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
-    print(table(records).markdown())
+    for found in tables(records):
+        print(found.markdown(), end="\n\n")
 
 
 if __name__ == "__main__":

@@ -165,8 +165,9 @@ def _studies(root: Path) -> list[str]:
             if has_curves(group) and len(group.arms) > 1:
                 parts.append(f"![Curves of {group.title}]({study_picture(path, group.title)})")
         if (path / padding.FILE).exists():
-            table = padding.table(json.loads((path / padding.FILE).read_text(encoding="utf-8")))
-            parts += [f"**{table.title}**", table.markdown(), table.note]
+            records = json.loads((path / padding.FILE).read_text(encoding="utf-8"))
+            for table in padding.tables(records):
+                parts += [f"**{table.title}**", table.markdown(), table.note]
         for file in recorded(path):
             table = gradients.table(_read(file))
             parts += [f"**{table.title}** ({file.name})", table.markdown(), table.note]
