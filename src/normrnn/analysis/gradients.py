@@ -128,21 +128,24 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
 
 def _measure(seen: Seen, direct: Tensor) -> dict[str, dict[str, Series]]:
     """`direct` (T, B, D·H) is the derivative of the loss with respect to the output alone."""
-    series: dict[str, dict[str, Series]] = {}
     T = len(direct)
-    for name, taken in seen.layers.items():
-        steps = sorted(taken)
-        states = [taken[t].h for t in steps]
-        end = 0 if name.endswith("_reverse") else T - 1
+    whole = _norms(seen, direct, list(seen.layers))
+    ends = {}
+    for reverse in (False, True):
+        names = [name for name in seen.layers if name.endswith("_reverse") == reverse]
+        end = 0 if reverse else T - 1
         at_end = torch.zeros_like(direct)
         at_end[end, seen.lengths == T] = direct[end, seen.lengths == T]
-        series[name] = {
-            "gradient": _norms(seen.output, direct, states, steps),
-            "gradient_of_the_end": _norms(seen.output, at_end, states, steps),
-            "spread": {t: _spread(taken[t].pre) for t in steps},
-            "spread_before": {t: _spread(taken[t].sums) for t in steps},
+        ends |= _norms(seen, at_end, names) if names else {}
+    return {
+        name: {
+            "gradient": whole[name],
+            "gradient_of_the_end": ends[name],
+            "spread": {t: _spread(taken[t].pre) for t in sorted(taken)},
+            "spread_before": {t: _spread(taken[t].sums) for t in sorted(taken)},
         }
-    return series
+        for name, taken in seen.layers.items()
+    }
 
 
 def _spread(rows: Tensor) -> float:
@@ -150,11 +153,16 @@ def _spread(rows: Tensor) -> float:
     return rows.std(correction=0).item()
 
 
-def _norms(output: Tensor, direct: Tensor, states: list[Tensor], steps: list[int]) -> Series:
-    """‖dL/dh_t‖ over batch and features, all paths included."""
-    grads = torch.autograd.grad(output, states, direct, retain_graph=True, allow_unused=True)
-    pairs = zip(steps, grads, strict=True)
-    return {t: 0.0 if g is None else torch.linalg.vector_norm(g).item() for t, g in pairs}
+def _norms(seen: Seen, direct: Tensor, names: Sequence[str]) -> dict[str, Series]:
+    """‖dL/dh_t‖ over batch and features, all paths included, of some layers: one way back serves
+    them all, since each state's own derivative is asked for."""
+    places = [(name, t) for name in names for t in sorted(seen.layers[name])]
+    states = [seen.layers[name][t].h for name, t in places]
+    grads = torch.autograd.grad(seen.output, states, direct, retain_graph=True, allow_unused=True)
+    found: dict[str, Series] = {name: {} for name in names}
+    for (name, t), g in zip(places, grads, strict=True):
+        found[name][t] = 0.0 if g is None else torch.linalg.vector_norm(g).item()
+    return found
 
 
 def _summary(layer: Normalised, name: str, series: dict[str, list[Series]]) -> dict[str, Any]:

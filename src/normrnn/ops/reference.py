@@ -135,7 +135,8 @@ def direction(
         settings = replace(settings, batch_statistics=False)
     if settings.norm == "whiten":
         x = whiten(x, running, p, settings, updated)
-    slices = [x[t, rows] @ p["weight_ih"].T for t, rows in enumerate(running)]  # W_x x_t: (n, G·H)
+    frames = zip(x.unbind(0), running, strict=True)  # not x[t]: its way back fills all of x, T times
+    slices = [frame[rows] @ p["weight_ih"].T for frame, rows in frames]  # W_x x_t: (n, G·H)
     plain = slices
     if settings.norm == "sequence":
         slices = normalise_sequence(slices, p, settings, updated)
