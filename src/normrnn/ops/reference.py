@@ -135,7 +135,7 @@ def direction(
         settings = replace(settings, batch_statistics=False)
     if settings.norm == "whiten":
         x = whiten(x, running, p, settings, updated)
-    frames = zip(x.unbind(0), running, strict=True)  # not x[t]: its way back fills all of x, T times
+    frames = zip(x.unbind(0), running, strict=True)  # the way back of x[t] would fill all of x
     slices = [frame[rows] @ p["weight_ih"].T for frame, rows in frames]  # W_x x_t: (n, G·H)
     plain = slices
     if settings.norm == "sequence":
