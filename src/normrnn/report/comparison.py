@@ -1,8 +1,10 @@
 """How a normalised arm compares with its baseline, seed by seed: the numbers."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import mean
 from typing import Any
 
 from normrnn.config.measure import Measure
@@ -41,11 +43,26 @@ class Target:
     asked: float | None = None
     seeds: tuple[int, ...] = ()
     """Those that have come so far."""
+    steps: tuple[Point, ...] = ()
+    """Per seed, between two looks at that time: updates and seconds."""
+    at_once: tuple[tuple[bool, bool], ...] = ()
+    """Per seed, whether the baseline and the other were there when first looked at."""
 
     @property
     def reached(self) -> bool:
         """By every run."""
         return bool(self.losses) and None not in (*self.baseline, *self.other)
+
+    @property
+    def too_early(self) -> bool:
+        """Whether all were there when first looked at: which was sooner is not known."""
+        return self.reached and all(map(all, self.at_once))
+
+    @property
+    def sooner(self) -> int:
+        """Seeds in which the other was there with fewer updates, the baseline perhaps never."""
+        pairs = zip(self.baseline, self.other, strict=True)
+        return sum(b is not None and (a is None or b.updates < a.updates) for a, b in pairs)
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,8 @@ class Comparison:
     """A target on validation, in the measure's unit."""
     cut: bool = False
     """Whether finished runs were compared up to where the shorter one ends."""
+    broken: tuple[Pair, ...] = ()
+    """Seeds of which a run diverged, where others finished: in no mean, but counted."""
 
     @cached_property
     def measure(self) -> Measure:
@@ -80,7 +99,7 @@ class Comparison:
         looks_ahead = any(other.looks_ahead for _, other in self.pairs)
         held_out = looks_ahead or self.asked is not None
         points = validations if held_out else trailing_average
-        losses, firsts, seeds = [], [], []
+        losses, firsts, seeds, steps, at_once = [], [], [], [], []
         for run, other in self.pairs:
             curves = points(run), points(other)
             if not all(curves):
@@ -88,10 +107,14 @@ class Comparison:
             low = min(p.loss for p in curves[0]) if self.asked is None else self._nats(curves)
             losses.append(low)
             seeds.append(run.seed)
-            firsts.append([first_below(curve, low) for curve in curves])
+            first = [first_below(curve, low) for curve in curves]
+            firsts.append(first)
+            at_once.append(tuple(p is curve[0] for p, curve in zip(first, curves, strict=True)))
+            steps.append(_widest(curves, first))
         where = "validation" if held_out else "training"
         first, second = (tuple(pair[i] for pair in firsts) for i in (0, 1))
-        return Target(where, tuple(losses), first, second, self.asked, tuple(seeds))
+        known = tuple(seeds), tuple(steps), tuple(at_once)
+        return Target(where, tuple(losses), first, second, self.asked, *known)
 
     def _nats(self, curves: Sequence[Sequence[Point]]) -> float:
         """The highest loss seen that is no worse than the target asked for; none is below −∞."""
@@ -107,11 +130,21 @@ class Comparison:
         return max(sizes, default=0) <= 1.05 * min(sizes, default=0)
 
     @property
-    def timed(self) -> bool:
-        """Whether seconds can be compared: long runs, made in the same surroundings."""
+    def not_timed(self) -> str:
+        """Why seconds cannot be compared; empty if they can: of long runs, made in the same
+        surroundings."""
         both = [run for pair in self.pairs for run in pair]
-        alike = all(a.environments == b.environments for a, b in self.pairs)
-        return alike and all(run.seconds >= LONG_ENOUGH for run in both)
+        if not all(same_surroundings(pair) for pair in self.pairs):
+            return "the runs were made in different surroundings"
+        if any(run.seconds < LONG_ENOUGH for run in both):
+            return "the runs are too short to be timed"
+        return "" if all(run.environments for run in both) else "where the runs ran is not recorded"
+
+    @property
+    def diverged(self) -> dict[str, int]:
+        """Runs that did, by arm."""
+        arms = {"baseline": self.baseline, "other": self.other}
+        return {name: sum(bool(run.diverged) for run in arm.runs) for name, arm in arms.items()}
 
     @cached_property
     def figures(self) -> dict[str, Difference]:
@@ -148,8 +181,20 @@ class Comparison:
         return {name: difference for name, difference in found.items() if difference.seeds}
 
     def _difference(self, figure: Figure, others: Figure | None = None) -> Difference:
-        values = [(a.seed, figure(a), (others or figure)(b)) for a, b in self.pairs]
-        return _paired([(s, a, b) for s, a, b in values if a is not None and b is not None])
+        def both(pair: Pair) -> tuple[float | None, float | None]:
+            return figure(pair[0]), (others or figure)(pair[1])
+
+        values = [(pair[0].seed, *both(pair)) for pair in self.pairs]
+        found = _paired([(s, a, b) for s, a, b in values if a is not None and b is not None])
+        lost = [
+            [math.inf if r.diverged or x is None else x for r, x in zip(p, both(p), strict=True)]
+            for p in self.broken
+        ]
+        return self._spoilt(replace(found, diverged=tuple((a, b) for a, b in lost)))
+
+    def _spoilt(self, found: Difference) -> Difference:
+        """With a note of it where a run diverged, and it is compared as far as it got."""
+        return replace(found, spoilt=any(run.diverged for pair in self.pairs for run in pair))
 
     def _gaps(self) -> Difference:
         """Validation minus training loss, at the last validation that both have."""
@@ -158,20 +203,33 @@ class Comparison:
             a, b = ({row["updates"]: row["gap"] for row in gap(run)} for run in pair)
             if common := a.keys() & b.keys():
                 values.append((pair[0].seed, a[max(common)], b[max(common)]))
-        return _paired(values)
+        return self._spoilt(_paired(values))
 
     def _to_target(self) -> dict[str, Difference]:
-        """Nothing unless every run reached it: a mean over those that did flatters."""
-        target, values = self.target, []
-        if target.reached:
-            values = list(zip(target.seeds, target.baseline, target.other, strict=True))
-        found = {}
-        if self.same_updates:
-            updates = [(s, a.updates, b.updates) for s, a, b in values]  # type: ignore[union-attr]
-            found["updates_to_target"] = _paired(updates, True)
-        if self.timed:
-            seconds = [(s, a.seconds, b.seconds) for s, a, b in values]  # type: ignore[union-attr]
-            found["seconds_to_target"] = _paired(seconds, True)
+        """Nothing unless every run reached it, since a mean over those that did flatters; nor if
+        all were there when first looked at."""
+        target, found = self.target, {}
+        if not target.reached or target.too_early:
+            return {}
+        lost = [[math.inf if run.diverged else 0.0 for run in pair] for pair in self.broken]
+        for what, wanted in (("updates", self.same_updates), ("seconds", not self.not_timed)):
+            if not wanted:
+                continue
+            firsts = zip(target.seeds, target.baseline, target.other, strict=True)
+            values = [(s, getattr(a, what), getattr(b, what)) for s, a, b in firsts]
+            steps = [
+                getattr(step, what) / first
+                for step, (_, first, _) in zip(target.steps, values, strict=True)
+                if first
+            ]
+            found[f"{what}_to_target"] = self._spoilt(
+                replace(
+                    _paired(values, True),
+                    resolution=mean(steps) if steps else 0.0,
+                    at_least=any(other for _, other in target.at_once),
+                    diverged=tuple((a, b) for a, b in lost),
+                )
+            )
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -186,6 +244,10 @@ class Comparison:
             "other": self.other.name,
             "measure": self.measure.name,
             "seeds": self.seeds,
+            "left_out": self.left_out,
+            "going": self.going,
+            "cut": self.cut,
+            "diverged": self.diverged,
             "target": {
                 "where": target.where,
                 "asked": target.asked,
@@ -206,12 +268,39 @@ def compared(baseline: Arm, other: Arm, target: float | None = None) -> Comparis
     both got, where none has."""
     first, second = ({run.seed: run for run in arm.runs} for arm in (baseline, other))
     every = [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
-    finished = [pair for pair in every if all(run.finished for run in pair)]
+    over = [pair for pair in every if all(map(ended, pair))]
+    finished = [pair for pair in over if all(run.finished for run in pair)]
+    broken = [pair for pair in over if not all(run.finished for run in pair)]
     uneven = [a.epochs_done != b.epochs_done for a, b in finished]
     pairs = [_as_far(*p) if far else p for p, far in zip(finished, uneven, strict=True)]
-    pairs = pairs or [_as_far(*pair) for pair in every]
-    left_out = len(every) - len(pairs)
-    return Comparison(baseline, other, pairs, left_out, not finished, target, any(uneven))
+    if not pairs:
+        pairs, broken = [_as_far(*pair) for pair in every], []
+    left_out = len(every) - len(pairs) - len(broken)
+    how = not finished, target, any(uneven), tuple(broken)
+    return Comparison(baseline, other, pairs, left_out, *how)
+
+
+def ended(run: Run) -> bool:
+    """Whether it will go on no more: finished, or diverged."""
+    return run.finished or bool(run.diverged)
+
+
+def same_surroundings(runs: Sequence[Run]) -> bool:
+    """Whether they were made on the same machine and device with the same software, as far as that
+    is known."""
+    first, *others = ((run.environments, run.settings.get("device")) for run in runs)
+    return all(other == first for other in others)
+
+
+def _widest(curves: Sequence[Sequence[Point]], firsts: Sequence[Point | None]) -> Point:
+    """The wider of the steps from the look before to these."""
+    widest = Point(0, 0.0, 0.0)
+    for curve, first in zip(curves, firsts, strict=True):
+        at = 0 if first is None else curve.index(first)
+        if len(curve) > 1 and first is not None:
+            a, b = (curve[0], curve[1]) if not at else (curve[at - 1], first)
+            widest = max(widest, Point(b.updates - a.updates, b.seconds - a.seconds, 0.0))
+    return widest
 
 
 def _as_far(*runs: Run) -> Pair:

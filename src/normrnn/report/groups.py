@@ -20,6 +20,8 @@ _NORMALISER += ("shrinkage", "freeze_after")
 _NORMALISER = tuple(f"model.{name}" for name in _NORMALISER)
 _HARMLESS = ("threads", "device", "data", "epochs", "train.log_every", "train.checkpoint_every")
 _HARMLESS += ("evaluation.train_tokens",)
+# What a figure is a figure of: runs that differ in it are compared in nothing.
+_MEASURED = (_DATA, "text.", "evaluation.tokens")
 Settings = tuple[tuple[str, str], ...]
 _SIDES = ((False,), (True,), (False, True))
 """Baselines alone, normalised networks alone, both."""
@@ -139,8 +141,8 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
     Runs of one recipe with the same settings but normalisation and seed are comparable. Where a
     normalised network has no baseline with its settings, it was tuned apart from it: it stands
-    beside the baselines of the recipe, on the same data, that have no normalised network, or else
-    beside the only baseline that there is.
+    beside the baselines of the recipe, on the same data read in the same way, that have no
+    normalised network, or else beside the only baseline that there is.
     """
     found: dict[tuple[str, Settings], list[Run]] = {}
     for run in runs:
@@ -158,10 +160,11 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 def _joined(found: dict[tuple[str, Settings], list[Run]]) -> dict[tuple[str, Settings], list[Run]]:
     """With networks that have no baseline of their own settings beside one that was tuned apart."""
-    kinds: dict[tuple[str, str], dict[frozenset[bool], list[tuple[str, Settings]]]] = {}
+    kinds: dict[tuple[str, Settings], dict[frozenset[bool], list[tuple[str, Settings]]]] = {}
     for (name, key), members in found.items():
         sides = frozenset(run.normalisation.normalises for run in members)
-        where = kinds.setdefault((name, dict(key).get(_DATA, "")), {})
+        measured = tuple(pair for pair in key if pair[0].startswith(_MEASURED))
+        where = kinds.setdefault((name, measured), {})
         where.setdefault(sides, []).append((name, key))
     result = dict(found)
     for where in kinds.values():

@@ -165,7 +165,9 @@ def _state(found: Sequence[RunOrProblem], studies: Sequence[RecordedStudy]) -> s
         if run is None or run.finished:
             continue
         at = f"{run.updates:,} updates" if run.rows else ""
-        if run.training:
+        if run.diverged:
+            state = run.progress
+        elif run.training:
             state = f"is still running: {at} so far" if at else "is running, with no rows yet"
         else:
             state = f"has not finished: it stopped after {at}" if at else "has no rows yet"
@@ -227,7 +229,8 @@ def _section(group: Group, anchor: str, target: float | None) -> str:
 
 
 _HEAVY = re.compile(
-    r"One seed|No saving( seen)?|[Nn]o difference seen|[\d.]+% (fewer|more) updates"
+    r"One seed|No saving( seen)?|[Nn]o (difference seen|saving can be seen)|diverged"
+    r"|(at least )?[\d.]+% (fewer|more) updates"
     r"|[\d.]+% (less|more) time|\b(better|worse)(?=:)"
 )
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 CONFIDENCE = 0.95
 POWER = 0.8
 MOST_SEEDS = 1000
-Answer = Literal["better", "worse", "no difference seen", "one seed"]
+Answer = Literal["better", "worse", "no difference seen", "one seed", "some diverged"]
 
 
 def t_central(t: float, degrees: int) -> float:
@@ -69,6 +69,16 @@ class Difference:
     baseline: tuple[float, ...]
     other: tuple[float, ...]
     relative: bool = False
+    resolution: float = 0.0
+    """The step between two looks, where a difference is of times that were looked at now and then
+    only. Two of them rounded add a sixth of its square to the variance."""
+    at_least: bool = False
+    """Whether there may be more to it: the other was there when it was first looked at."""
+    diverged: tuple[tuple[float, float], ...] = ()
+    """Both arms in seeds where a run diverged, infinite there. They are in no mean, but they count
+    as lost or won, and no arm is called better or worse for the seeds that are left."""
+    spoilt: bool = False
+    """Whether a run diverged of those that are in the mean, as far as they got."""
 
     @cached_property
     def differences(self) -> tuple[float, ...]:
@@ -85,30 +95,48 @@ class Difference:
     def interval(self) -> tuple[float, float] | None:
         """95 %, by Student's t over the paired differences; None of one seed. A share of the
         baseline's ends where nothing is left of it."""
-        found = mean_interval(self.differences)
-        if found is None or not self.relative:
-            return found
-        return max(found[0], -1.0), max(found[1], -1.0)
+        n = len(self.seeds)
+        if n < 2:
+            return None
+        half = t_quantile((1 + CONFIDENCE) / 2, n - 1) * self.deviation / math.sqrt(n)
+        low, high = self.mean - half, self.mean + half
+        return (max(low, -1.0), max(high, -1.0)) if self.relative else (low, high)
+
+    @cached_property
+    def deviation(self) -> float:
+        """Standard deviation of a difference, what was rounded included: two seeds that are both
+        one look apart would be certain otherwise."""
+        return math.sqrt(stdev(self.differences) ** 2 + self.resolution**2 / 6)
 
     @property
     def answer(self) -> Answer:
         """Better or worse only if the interval leaves no difference out."""
+        if self.diverged or self.spoilt:
+            return "some diverged"
         if self.interval is None:
             return "one seed"
         low, high = self.interval
         return "better" if high < 0 else "worse" if low > 0 else "no difference seen"
 
     @property
+    def compared(self) -> int:
+        """Seeds, with those of which a run diverged."""
+        return len(self.seeds) + len(self.diverged)
+
+    @property
     def agreeing(self) -> int:
         """Seeds whose difference has the sign of the mean."""
-        return sum(d * self.mean > 0 or d == self.mean == 0 for d in self.differences)
+        lost = [(b > a) - (b < a) for a, b in self.diverged]
+        every = (*self.differences, *lost)
+        return sum(d * self.mean > 0 or d == self.mean == 0 for d in every)
 
     @property
     def probability_of_improvement(self) -> float:
         """Share of all pairings of a run with a baseline run, whatever their seeds, that it wins;
         a tie counts half."""
-        wins = [(b < a) + (b == a) / 2 for a in self.baseline for b in self.other]
-        return mean(wins)
+        baseline = (*self.baseline, *(a for a, _ in self.diverged))
+        other = (*self.other, *(b for _, b in self.diverged))
+        return mean((b < a) + (b == a) / 2 for a in baseline for b in other)
 
     @property
     def seeds_needed(self) -> int | None:
@@ -116,7 +144,7 @@ class Difference:
         MOST_SEEDS + 1 stands for more, None of one seed or no difference."""
         if len(self.seeds) < 2 or not self.mean:
             return None
-        spread = stdev(self.differences) / abs(self.mean)
+        spread = self.deviation / abs(self.mean)
         n = max(2, math.ceil((2.8 * spread) ** 2))  # the quantiles' sum is 1.96 + 0.84 or more
         while n <= MOST_SEEDS:
             both = t_quantile((1 + CONFIDENCE) / 2, n - 1) + t_quantile(POWER, n - 1)
@@ -128,6 +156,6 @@ class Difference:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         names = ("seeds", "baseline", "other", "relative", "differences", "mean", "interval")
-        names += ("answer", "agreeing", "probability_of_improvement", "seeds_needed")
+        names += ("answer", "agreeing", "probability_of_improvement", "seeds_needed", "at_least")
         found = {name: getattr(self, name) for name in names}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}

@@ -2,7 +2,7 @@
 
 from statistics import mean
 
-from normrnn.report.comparison import Comparison
+from normrnn.report.comparison import Comparison, ended
 from normrnn.report.curves import rate, spread, trailing_average, validations
 from normrnn.report.groups import Arm
 from normrnn.report.paired import MOST_SEEDS, Difference
@@ -22,35 +22,64 @@ def comparison(found: Comparison) -> str:
         return f"No seed is common to the baseline and the {found.other.words}: no verdict."
     begun = bool(found.target.losses)
     parts = [
+        _baseline(found),
         _seeds(found),
+        _diverged(found),
         (_target(found) if found.asked is not None else _saving(found)) if begun else _begun(found),
     ]
     if begun and not found.target.reached:
         parts.append(_lead(found))
     parts += _validation(found) if begun else [_speeds(found)]
+    same = "are the updates that both have" if found.same_updates else "is what both have read"
     if found.going and begun:
-        every = [*found.baseline.runs, *found.other.runs]
-        over = all(run.finished or run.diverged for run in every)
+        over = all(ended(run) for run in (*found.baseline.runs, *found.other.runs))
         parts.append(
-            "Not all of these runs have finished: compared are the updates that both have"
+            f"Not all of these runs have finished: compared {same}"
             f"{'' if over else ', and this can still change'}."
         )
     elif found.cut:
-        parts.append(
-            "These runs are of different lengths: compared are the updates that both have."
-        )
+        parts.append(f"These runs are of different lengths: compared {same}.")
     if any(other.looks_ahead for _, other in found.pairs):
         parts.append(
             "Its training loss is not compared: while it trains, its statistics see the words that"
             " it is to predict."
         )
-    for arm in (found.baseline, found.other):
-        if broken := sum(bool(run.diverged) for run in arm.runs):
-            whose = f"{broken} of {len(arm.runs)} runs of the {arm.words}"
-            parts.append(f"{whose} diverged: no finite loss any more.")
     if left := found.left_out:
         parts.append(f"{left} more seed{'s' if left > 1 else ''} had not finished.")
+    if alone := len(found.baseline.runs) + len(found.other.runs) - 2 * _common(found):
+        several = alone > 1
+        parts.append(
+            f"{alone} run{'s have' if several else ' has'} no partner of the same seed, and"
+            f" {'are' if several else 'is'} not compared."
+        )
     return " ".join(part for part in parts if part)
+
+
+def _common(found: Comparison) -> int:
+    return len(found.pairs) + len(found.broken) + found.left_out
+
+
+def _baseline(found: Comparison) -> str:
+    """Which, where there may be several."""
+    name = found.baseline.name
+    return "" if name == "baseline" else f"Against the {name}:"
+
+
+def _diverged(found: Comparison) -> str:
+    """First of all, since a mean over the rest flatters."""
+    counts = found.diverged
+    if not any(counts.values()):
+        return ""
+    arms = (("other", found.other), ("baseline", found.baseline))
+    said = [
+        f"{counts[name]} of {len(arm.runs)} runs of the {arm.words}"
+        for name, arm in arms
+        if counts[name]
+    ]
+    what = "of the seeds that trained to their end"
+    if any(run.diverged for pair in found.pairs for run in pair):
+        what = "of what came before that"
+    return f"{' and '.join(said)} diverged, no finite loss any more; what follows is {what}."
 
 
 def _seeds(found: Comparison) -> str:
@@ -68,8 +97,13 @@ def _saving(found: Comparison) -> str:
     loss = f"best {target.where} loss of {mean(target.losses):.3f} nats"
     if target.reached:
         return _needed(found, f"o reach the baseline's {loss}")
-    missed = sum(point is None for point in target.other)
-    of = f" in {missed} of {len(target.other)} seeds" if len(target.other) > 1 else ""
+    missed, n = sum(point is None for point in target.other), len(target.other)
+    if target.sooner:
+        return (
+            f"The {found.other.words} reached the baseline's {loss} in {n - missed} of {n} seeds,"
+            f" with fewer updates in {target.sooner}: no mean of them, since not all did."
+        )
+    of = f" in {missed} of {n} seeds" if n > 1 else ""
     so_far = " so far" if found.going else ""
     return f"No saving{so_far}: the {found.other.words} did not reach the baseline's {loss}{of}."
 
@@ -92,14 +126,24 @@ def _target(found: Comparison) -> str:
 
 def _needed(found: Comparison, goal: str) -> str:
     """Updates and time to a goal, which goes on after a T or t."""
+    if found.target.too_early:
+        at = max(p.updates for arm in (found.target.baseline, found.target.other) for p in arm if p)
+        return (
+            f"T{goal}, no saving can be seen: the baseline and the {found.other.words} were both"
+            f" there when first looked at, after {at:,} updates."
+        )
     updates = found.figures.get("updates_to_target")
     if updates is None:
-        return f"T{goal}, updates are not compared: those of the two arms are of different sizes."
-    saved = updates.answer == "better" or (updates.answer == "one seed" and updates.mean < 0)
-    none = f"No saving{' seen' if updates.answer == 'no difference seen' else ''}: t"
+        return (
+            f"T{goal}, updates of the {found.other.words} and of the baseline are not compared:"
+            f" they are of different sizes. {_time(found)}"
+        )
+    unclear = updates.answer == "no difference seen"
+    saved = updates.mean < 0 and not unclear
+    none = f"No saving{' seen' if unclear else ''}: t"
     text = (
         f"{'T' if saved else none}{goal}, the {found.other.words} needed"
-        f" {_share(updates.mean, 'fewer', 'as many')} updates{_evidence(updates, 'fewer', found)}:"
+        f" {_share(updates, 'fewer', 'as many')} updates{_evidence(updates, 'fewer', found)}:"
         f" {_instead(updates)}."
     )
     return f"{text} {_time(found)}"
@@ -107,12 +151,9 @@ def _needed(found: Comparison, goal: str) -> str:
 
 def _time(found: Comparison) -> str:
     if "seconds_to_target" not in found.figures:
-        why = "the runs are too short to be timed"
-        if any(a.environments != b.environments for a, b in found.pairs):
-            why = "the runs were made in different surroundings"
-        return f"Seconds are not compared: {why}."
+        return f"Seconds are not compared: {found.not_timed}."
     seconds = found.figures["seconds_to_target"]
-    least, evidence = _share(seconds.mean, "less", "as much"), _evidence(seconds, "less", found)
+    least, evidence = _share(seconds, "less", "as much"), _evidence(seconds, "less", found)
     unclear = seconds.answer == "no difference seen"
     said = f"No difference seen in time, {least}" if unclear else f"It took {least} time"
     doing = "which also depend on what else the machine was doing"
@@ -133,7 +174,7 @@ def _evidence(found: Difference, less: str, of: Comparison) -> str:
     one_side = low * high > 0
     ends = sorted(found.interval, key=abs) if one_side else found.interval
     sides = [f"{abs(end):.0%}{'' if one_side else _side(end, less)}" for end in ends]
-    agree = f"{_side(found.mean, less).strip()} in {found.agreeing} of {len(found.seeds)} seeds"
+    agree = f"{_side(found.mean, less).strip()} in {found.agreeing} of {found.compared} seeds"
     return f" (95% t interval {' to '.join(sides)}, {agree})"
 
 
@@ -141,19 +182,21 @@ def _side(share: float, less: str) -> str:
     return f" {less if share < 0 else 'more'}"
 
 
-def _share(share: float, less: str, equal: str) -> str:
-    return equal if abs(share) < 0.005 else f"{abs(share):.0%}{_side(share, less)}"
+def _share(found: Difference, less: str, equal: str) -> str:
+    share = found.mean
+    least = "at least " if found.at_least and share < 0 else ""
+    return equal if abs(share) < 0.005 else f"{least}{abs(share):.0%}{_side(share, less)}"
 
 
 def _lead(found: Comparison) -> str:
-    """How long the arm was ahead from the start; empty if it was not, or always is."""
+    """How long the arm was ahead from the start; empty if it was not, or is so in the end."""
     points = trailing_average if found.target.where == "training" else validations
     ends = []
     for pair in found.pairs:
         base, other = ({p.updates: p.loss for p in points(run)} for run in pair)
         common = sorted(base.keys() & other.keys())
         behind = next((i for i, at in enumerate(common) if other[at] >= base[at]), 0)
-        if not behind:
+        if not behind or other[common[-1]] < base[common[-1]]:
             return ""
         ends.append(common[behind - 1])
     return (
@@ -165,7 +208,7 @@ def _lead(found: Comparison) -> str:
 def _speeds(found: Comparison) -> str:
     """How fast both arms train; empty before there is anything to time."""
     rates = [(a, b) for x, y in found.pairs if (a := rate(x)) and (b := rate(y))]
-    if not rates or not found.timed:
+    if not rates or found.not_timed:
         return ""
     base, other = (mean(pair[i] for pair in rates) for i in (0, 1))
     return (
@@ -207,11 +250,14 @@ def _figure(what: str, found: Difference, digits: int, of: int = 1) -> str:
     if found.interval is None:
         return f"{what} was {both} ({_apart_by(mean(found.baseline), mean(found.other))}{alone})."
     low, high = found.interval
+    side = "lower" if found.mean < 0 else "higher" if found.mean > 0 else "the same"
     evidence = (
         f"{found.mean:+.{digits}f}, 95% t interval {low:+.{digits}f} to {high:+.{digits}f},"
-        f" {'lower' if found.mean < 0 else 'higher'} in {found.agreeing} of {len(found.seeds)}"
-        f" seeds, probability of improvement {found.probability_of_improvement:.2f}"
+        f" {side} in {found.agreeing} of {found.compared} seeds,"
+        f" probability of improvement {found.probability_of_improvement:.2f}"
     )
+    if found.answer == "some diverged":
+        return f"{what} was {both} ({evidence})."
     if found.answer != "no difference seen":
         return f"{what} was {found.answer}: {both} ({evidence})."
     return f"{what} was {both}: no difference seen ({evidence}{_needed_seeds(found)})."
@@ -246,11 +292,7 @@ def _overfitting(found: Comparison, gaps: Difference) -> str:
 def _who_overfits(gaps: Difference, ours: bool, theirs: bool) -> str:
     if not ours and not theirs:
         return "Neither overfits"
-    if gaps.interval is None:
-        different = abs(gaps.mean) > NO_GAP
-    else:
-        different = gaps.answer != "no difference seen"
-    if not different:
+    if abs(gaps.mean) <= NO_GAP or gaps.answer == "no difference seen":
         return "No difference in overfitting seen"
     if ours and theirs:
         return f"It overfits {'more' if gaps.mean > 0 else 'less'}"

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 
 from normrnn.config.measure import bits
-from normrnn.report.comparison import LONG_ENOUGH, Comparison
+from normrnn.report.comparison import LONG_ENOUGH, Comparison, same_surroundings
 from normrnn.report.curves import best, rate, spread, validations, whole_epochs
 from normrnn.report.groups import Arm, Group
 from normrnn.report.paired import MOST_SEEDS, mean_interval
@@ -228,9 +228,9 @@ def differences_table(found: Comparison) -> Table:
                 words,
                 spread(figure.baseline, places),
                 spread(figure.other, places),
-                f"{figure.mean:{shown}}",
+                f"{figure.mean:{shown}}{' or more' if figure.at_least and figure.mean < 0 else ''}",
                 interval or DASH,
-                f"{figure.agreeing} of {len(figure.seeds)}",
+                f"{figure.agreeing} of {figure.compared}",
                 f"{figure.probability_of_improvement:.2f}" if several else DASH,
                 answer,
                 DASH
@@ -251,33 +251,36 @@ def differences_table(found: Comparison) -> Table:
 
 
 def target_table(group: Group, target: float) -> Table:
-    """When each arm first came to a figure on validation, over the seeds that did."""
+    """When each arm first came to a figure on validation."""
     shown, rows = group.measure, []
+    alike = same_surroundings(group.runs) and all(run.environments for run in group.runs)
     for arm in group.arms:
         points = [
             next((p for p in validations(run) if shown.of(p.loss) <= target), None)
             for run in arm.runs
         ]
-        there = [point for point in points if point is not None]
         long = all(run.seconds >= LONG_ENOUGH for run in arm.runs)
         rows.append(
             [
                 arm.name,
-                f"{len(there)} of {len(points)}",
-                _with_interval([point.updates for point in there]),
-                _with_interval([point.seconds for point in there]) if long else DASH,
+                f"{len(points) - points.count(None)} of {len(points)}",
+                _with_interval([p and p.updates for p in points]),
+                _with_interval([p and p.seconds for p in points]) if alike and long else DASH,
             ]
         )
     title = f"To reach a {shown.name} of {target:,g}, {shown.held_out}"
-    note = "Mean with its 95% t interval over the seeds that reached it; judged at validations."
+    note = "Mean with its 95% t interval over the seeds, of every run as far as it went, judged at"
+    note += " validations; the earliest alone where not all reached it, since a mean of those that"
+    note += " did would flatter."
     return Table(title, [("", ["arm", "runs that reached it", "updates", "seconds"])], rows, note)
 
 
-def _with_interval(values: Sequence[float]) -> str:
-    if not values:
-        return DASH
-    ends = mean_interval(values)
-    text = f"{mean(values):,.0f}"
+def _with_interval(values: Sequence[float | None]) -> str:
+    there = [value for value in values if value is not None]
+    if len(there) < len(values):
+        return f"{min(there):,.0f} at the earliest" if there else DASH
+    ends = mean_interval(there)
+    text = f"{mean(there):,.0f}"
     return text if ends is None else f"{text} ({max(ends[0], 0):,.0f} to {ends[1]:,.0f})"
 
 
