@@ -152,7 +152,7 @@ def _studies(root: Path) -> list[str]:
         if (path / "NOTES.md").exists():
             parts.append((path / "NOTES.md").read_text(encoding="utf-8").strip())
         if study:
-            parts.append(study_markdown(study.trials, paper=study.paper).strip())
+            parts.append(study_markdown(study.trials, study.paper, study.said).strip())
         if study and study.drawable:
             parts.append(f"![Loss against learning rate]({study_picture(path)})")
         if several:

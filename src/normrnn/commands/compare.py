@@ -16,7 +16,7 @@ from tyro.conf import arg
 from normrnn.commands.console import PlainConsole
 from normrnn.commands.jobs import Job, Jobs, plan
 from normrnn.commands.options import parse, split_recipe
-from normrnn.commands.tuning import Tuning, sentence, tuned, tuning
+from normrnn.commands.tuning import Tuning, tuned, tuning
 from normrnn.config.base import Config, check_norm
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UsageError
@@ -219,7 +219,7 @@ def _tuned(
     each = "1 epoch" if wanted.epochs == 1 else f"{wanted.epochs} epochs"
     console.print(f"tuning {wanted.field}: {len(arms)} runs of {each}")
     chosen, study = tuned(wanted, arms, lambda a: _train(a, request, console), request.out)
-    console.print(sentence(wanted, chosen, study))
+    console.print(study.said)
     return chosen, study
 
 

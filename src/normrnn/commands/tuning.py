@@ -55,15 +55,17 @@ def tuning(config: Config, norms: Sequence[str], field: str, values: str, epochs
 
     Without values a number above 0 is tried at a third, at itself and at three times itself.
     """
-    now = flat(to_dict(config)).get(field)
-    if now is None:
+    fields = flat(to_dict(config))
+    if field not in fields:
         raise UsageError(f"--tune has {field}, which is no field of {config.recipe}")
+    now = fields[field]
     if field in _NOT_TUNED:
         raise UsageError(f"--tune {field}: it tells runs apart, or how long they are, not better")
     if epochs < 0:
         raise UsageError(f"--tune-epochs must be at least 0, not {epochs}")
     if values:
-        tried = tuple(_read(field, text, type(now)) for text in values.split(","))
+        kind = float if now is None else type(now)  # what has no value yet is a number, or nothing
+        tried = tuple(_read(field, text, kind) for text in values.split(","))
     elif type(now) is float and now > 0:
         tried = tuple(float(f"{now * factor:.3g}") for factor in (1 / 3, 1, 3))
     else:
@@ -91,7 +93,7 @@ def tuned(
     wanted: Tuning, arms: Sequence[Job], train: Callable[[Sequence[Job]], None], out: Path
 ) -> tuple[dict[str, Any], "RecordedStudy"]:
     """The best value of each normalisation, and all that was tried, also written as a study."""
-    from normrnn.report.study import RecordedStudy, write
+    from normrnn.report.study import SAID, RecordedStudy, write
     from normrnn.report.trials import best
 
     train(arms)
@@ -102,15 +104,16 @@ def tuned(
     about |= {"pruner": "none", "space": {wanted.field: list(wanted.values)}}
     about["config"] = {k: v for k, v in config.items() if k not in ("data", "norm", "device")}
     study = RecordedStudy(out / FOLDER, trials, about)
+    tops = {norm: best(trials, norm) for norm in norms}
+    chosen = {norm: top["settings"][wanted.field] for norm, top in tops.items() if top}
+    if len(chosen) == len(norms):
+        about[SAID] = sentence(wanted, chosen, study)
     write(study)
-    chosen = {}
     for norm in norms:
-        top = best(trials, norm)
-        if top is None:
+        if norm not in chosen:
             raise UserError(
                 f"no value of {wanted.field} trained with norm {norm}: see {study.path}"
             )
-        chosen[norm] = top["settings"][wanted.field]
     return chosen, study
 
 

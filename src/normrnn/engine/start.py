@@ -125,12 +125,13 @@ def _begin(
         run.metrics.cut(0)
     (run.path / DIVERGED).unlink(missing_ok=True)
     run.write_config(config)
-    same_kernels = record(run)
+    size, device = current().size, next(task.model.parameters()).device.type
+    same_kernels = record(run, size, device)
     if checkpoint is None:
         return
-    before, now = checkpoint.get("processes", 1), current().size
+    before = checkpoint.get("processes", 1)
     others = [] if same_kernels else ["other kernels"]
-    others += [] if before == now else [f"{before} process{'es' * (before > 1)}, now {now},"]
+    others += [] if before == size else [f"{before} process{'es' * (before > 1)}, now {size},"]
     if others:
         had = " and ".join(others)
         say(f"{run.path} had {had} so far: it goes on to float tolerance, not to the bit")

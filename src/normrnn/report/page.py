@@ -350,7 +350,9 @@ def markdown(
     parts = []
     for study in studies:
         parts.append(f"## {as_markdown(study_page.title(study))}")
-        parts += [study_markdown(study.trials, paper=study.paper).strip()] if study.trials else []
+        parts += (
+            [study_markdown(study.trials, study.paper, study.said).strip()] if study.trials else []
+        )
     for group in groups([one.run for one in found if one.run is not None]):
         parts.append(f"## {as_markdown(group.title)}")
         verdict = group_verdict(group, target)

@@ -15,6 +15,8 @@ from normrnn.report.trials import LR, Trial, arms_of, as_csv, best, figure, is_n
 from normrnn.seal import is_sealed, sealed, sealed_json, with_place, without_hash
 
 TRIALS, ABOUT, PICTURE = "trials.jsonl", "study.json", "loss-by-learning-rate.png"
+SAID = "sentence"
+"""In a plan: what was chosen, by how much work, and what speaks against it."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ class RecordedStudy:
     def recipe(self) -> str:
         """The experiment, if recorded."""
         return str(self.about.get("config", {}).get("recipe", ""))
+
+    @property
+    def said(self) -> str:
+        """What was chosen, in words, if recorded."""
+        said = self.about.get(SAID, "")
+        return said if isinstance(said, str) else ""
 
     @property
     def paper(self) -> Paper | None:
@@ -161,7 +169,7 @@ def write(study: RecordedStudy) -> list[Path]:
         TRIALS: _sealed_rows(trials),
         ABOUT: sealed_json(study.about),
         "trials.csv": as_csv(trials).encode(errors="backslashreplace"),
-        "summary.md": markdown(trials, paper=study.paper).encode(errors="backslashreplace"),
+        "summary.md": markdown(trials, study.paper, study.said).encode(errors="backslashreplace"),
     }
     for name, content in files.items():
         write_whole(out / name, content)

@@ -17,6 +17,7 @@ def section(study: RecordedStudy, anchor: str) -> str:
         f'<section aria-labelledby="{anchor}">',
         f'<h2 id="{anchor}">{escape(title(study))}</h2>',
         f'<p class="quiet">{escape(_budget(study))}</p>',
+        f"<p>{escape(study.said)}</p>" if study.said else "",
     ]
     if trials:
         said = "".join(f"<p>{escape(sentence)}.</p>" for sentence in sentences(trials))

@@ -13,7 +13,7 @@ from normrnn.config.measure import bits
 from normrnn.norms import names, of
 from normrnn.recipes.paper import Paper
 from normrnn.report.pictures import COLOURS, drawing
-from normrnn.report.tables import DASH, Table
+from normrnn.report.tables import DASH, Table, as_markdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -234,11 +234,12 @@ def _row(
     return [model, *figures, *(_value(settings[n]) if n in settings else DASH for n in names)]
 
 
-def markdown(trials: Sequence[Trial], *, paper: Paper | None = None) -> str:
-    """A summary for a results page: the table, then the result in words."""
+def markdown(trials: Sequence[Trial], paper: Paper | None = None, said: str = "") -> str:
+    """A summary for a results page: what was said of it, the table, then the result in words."""
     shown = table(trials, paper=paper)
     listed = "\n".join(f"- {sentence}." for sentence in sentences(trials))
-    return f"{shown.markdown()}\n\n{shown.note}\n\n{listed}\n"
+    before = f"{as_markdown(said)}\n\n" if said else ""
+    return f"{before}{shown.markdown()}\n\n{shown.note}\n\n{listed}\n"
 
 
 def figure(trials: Sequence[Trial]) -> "Figure":

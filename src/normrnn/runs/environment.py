@@ -22,9 +22,9 @@ _THREADS = 64
 _DRAWS = {Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_}
 
 
-def environment(threads: int) -> dict[str, Any]:
-    """Versions, processor and system."""
-    return {
+def environment(threads: int, processes: int = 1, device: str = "cpu") -> dict[str, Any]:
+    """Versions, processor and system; several processes, or another device, where it is so."""
+    found = {
         "normrnn": __version__,
         "torch": _version("torch"),
         "numpy": _version("numpy"),
@@ -35,14 +35,16 @@ def environment(threads: int) -> dict[str, Any]:
         "recurrence": kernel.describe(),
         "system": f"{platform.system()} {platform.machine()}",
     }
+    found |= {"processes": processes} if processes > 1 else {}
+    return found | ({"device": device} if device != "cpu" else {})
 
 
-def record(run: RunDirectory) -> bool:
+def record(run: RunDirectory, processes: int = 1, device: str = "cpu") -> bool:
     """Note in the run directory what it runs on; a run that goes on elsewhere has several.
 
     Returns whether it went on so far with the kernels of now: others give other last bits.
     """
-    now = environment(torch.get_num_threads())
+    now = environment(torch.get_num_threads(), processes, device)
     try:
         before, _ = read_machines(run.path)
     except UserError as damage:
