@@ -13,6 +13,7 @@ from normrnn.report.groups import Group, groups
 from normrnn.report.paired import Difference
 from normrnn.report.runs import load
 from normrnn.report.study import read_study
+from normrnn.report.tables import DASH
 from normrnn.report.trials import Trial, arms_of, best, pairs
 from normrnn.report.verdict import group_verdict
 
@@ -161,15 +162,18 @@ class Question:
     """What sets the group apart, where there are several."""
 
 
-REGULARISERS = "studies/quickstart-regularisers"
+REGULARISERS, SMALL_TEXT = "studies/quickstart-regularisers", "studies/quickstart-norms"
 QUESTIONS = (
     Question("words: layer normalisation", "layer", "ptb-small-authors"),
     Question("words: sequence-wise", "sequence", "ptb-small-authors"),
     Question("words: both transitions", "recurrent", "ptb-small-authors"),
     Question("words, regularised: frame-wise", "frame", "ptb-small-regularised"),
     Question("speech: layer normalisation", "layer", "librispeech-mini-small"),
-    Question("a small text: layer normalisation", "layer", "studies/quickstart-norms"),
-    Question("a small text: both transitions", "recurrent", "studies/quickstart-norms"),
+    Question("a small text: frame-wise", "frame", SMALL_TEXT),
+    Question("a small text: inside the recurrence", "hidden", SMALL_TEXT),
+    Question("a small text: layer normalisation", "layer", SMALL_TEXT),
+    Question("a small text: both transitions", "recurrent", SMALL_TEXT),
+    Question("a small text: whitening, which sees ahead", "whiten", SMALL_TEXT),
     Question("a small text, locked dropout: frame-wise", "frame", REGULARISERS, "dropout 0.3"),
     Question("a small text, zoneout: frame-wise", "frame", REGULARISERS, "zoneout_h 0.1"),
     Question("a small text, weight drop: frame-wise", "frame", REGULARISERS, "weight_drop 0.3"),
@@ -211,6 +215,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def judged(found: Difference, expected: int) -> str:
     """Whether a claim was found again: several seeds by their interval, one by its sign."""
+    if found.answer == "some diverged":
+        return found.answer
     answers = {"better": LOWER, "worse": HIGHER, "no difference seen": 0}
     if len(found.seeds) == 1:
         direction = (found.mean > 0) - (found.mean < 0)
@@ -244,11 +250,11 @@ def _row(root: Path, claim: Claim) -> list[str]:
             claim.where,
             claim.says,
             _values(figure, 0 if figure.relative else digits),
-            _difference(figure, digits),
-            judged(figure, claim.expected) + _how_far(found),
+            _difference(figure, 1 if figure.relative else digits),
+            _verdict(figure, claim.expected, found),
             _seeds(claim.runs, found),
         ]
-    return [claim.where, claim.says, "–", "–", NOT_RUN, _link(claim.runs, _name(claim.runs))]
+    return [claim.where, claim.says, DASH, DASH, NOT_RUN, _link(claim.runs, _name(claim.runs))]
 
 
 def _answer(root: Path, question: Question) -> list[str]:
@@ -256,21 +262,34 @@ def _answer(root: Path, question: Question) -> list[str]:
         best = found.figures.get("best_validation")
         if question.settings not in group.title or best is None:
             continue
-        digits, saved = found.measure.digits, "not reached"
-        if found.target.where != "training":
-            saved = "–"  # its training loss is none
-        elif "updates_to_target" in found.figures:
-            saved = _difference(found.figures["updates_to_target"], digits)
+        digits = found.measure.digits
         return [
             question.asks,
-            saved,
+            saved(found, 1),
             _values(best, digits),
             _difference(best, digits),
             best.answer + _how_far(found),
             _seeds(question.runs, found),
         ]
     place = _link(question.runs, _name(question.runs))
-    return [question.asks, "–", "–", "–", NOT_RUN, place]
+    return [question.asks, DASH, DASH, DASH, NOT_RUN, place]
+
+
+def saved(found: Comparison, digits: int) -> str:
+    """Updates to the baseline's best training loss, as a share more or less."""
+    target = found.target
+    if target.where != "training":
+        return DASH  # its training loss is none
+    if "updates_to_target" in found.figures:
+        return _difference(found.figures["updates_to_target"], digits)
+    there = len(target.other) - target.other.count(None)
+    return f"reached in {there} of {len(target.other)}" if there else "not reached"
+
+
+def _verdict(figure: Difference, expected: int, found: Comparison) -> str:
+    """What a claim came to; runs that are still to end say so far, which is not the claim."""
+    said, far = judged(figure, expected), _how_far(found)
+    return f"open; so far {said}{far}" if far else said
 
 
 def _how_far(found: Comparison) -> str:
@@ -292,8 +311,9 @@ def _values(figure: Difference, digits: int) -> str:
 
 
 def _difference(figure: Difference, digits: int) -> str:
-    shown = "+.1%" if figure.relative else f"+.{digits}f"
-    text = f"{figure.mean:{shown}}"
+    shown = f"+.{digits}%" if figure.relative else f"+.{digits}f"
+    more = " or more" if figure.at_least and figure.mean < 0 else ""
+    text = f"{figure.mean:{shown}}{more}"
     ends = figure.interval
     return text if ends is None else f"{text} ({ends[0]:{shown}} to {ends[1]:{shown}})"
 
@@ -310,10 +330,10 @@ def _rates(root: Path) -> list[str]:
         figures[rate] = found.figures["best_validation"].other[0]
     where, says = "Section 6", "higher learning rates did not work well (twice the rate)"
     if not {1.0, 2.0} <= figures.keys():
-        return [where, says, "–", "–", NOT_RUN, _link(name, name)]
+        return [where, says, DASH, DASH, NOT_RUN, _link(name, name)]
     both = Difference((1,), (figures[1.0],), (figures[2.0],))
     values = f"normalised, perplexity {_values(both, 1)}"
-    verdict = f"{judged(both, HIGHER)}, 2 of 15 epochs"
+    verdict = f"open; so far {judged(both, HIGHER)}, 2 of 15 epochs"
     return [where, says, values, _difference(both, 1), verdict, _link(name, "1 seed")]
 
 
@@ -327,7 +347,7 @@ def _search(root: Path) -> list[list[str]]:
     )
     trials = read_study(root / "results/studies" / name).trials
     if not trials:
-        return [[*claim, "–", "–", NOT_RUN, _link(name, name)] for claim in claims]
+        return [[*claim, DASH, DASH, NOT_RUN, _link(name, name)] for claim in claims]
     baseline, other = arms_of(trials)[:2]
     low, high = (_best_loss(trials, arm) for arm in (baseline, other))
     found = pairs(trials, baseline, other)
@@ -337,10 +357,10 @@ def _search(root: Path) -> list[list[str]]:
     similar = "turned round" if high < low else "found again" if high - low < 0.05 else "not found"
     outcomes = (
         (f"{low:.3f}, {high:.3f}", apart, similar),
-        (f"worse in {worse} of {both}", "–", "found again" if worse > 0.9 * both else "not found"),
+        (f"worse in {worse} of {both}", DASH, "found again" if worse > 0.9 * both else "not found"),
         (
             f"only the baseline broke down: {broke} settings, only the other: {kept}",
-            "–",
+            DASH,
             "found again" if broke > kept else "not found",
         ),
     )
@@ -362,7 +382,7 @@ def _gradients(root: Path) -> list[str]:
     says = "perhaps because γ and β, repeated, make gradients explode or vanish"
     file = root / "results/studies" / name / "gradients-start.json"
     if not file.exists():
-        return [where, says, "–", "–", NOT_RUN, _link(name, name)]
+        return [where, says, DASH, DASH, NOT_RUN, _link(name, name)]
     records: Sequence[dict] = json.loads(file.read_text(encoding="utf-8"))
     growth = [record["layers"]["l0"]["growth_per_step"] for record in records[:2]]
     values = ", ".join(f"{factor:.3f}" for factor in growth)

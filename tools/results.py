@@ -29,7 +29,7 @@ from normrnn.report.trials import figure as study_figure
 from normrnn.report.trials import markdown as study_markdown
 from normrnn.report.verdict import group_verdict
 from tools import padding
-from tools.findings import answers, findings
+from tools.findings import answers, findings, saved
 
 ROOT = Path(__file__).parent.parent
 ORDER = ("ptb-small", "ptb-small-authors", "ptb-small-regularised", "ptb-medium", "ptb-large")
@@ -213,8 +213,7 @@ def _place(group: Group) -> int:
 
 def _summary_row(group: Group, found: Comparison) -> list[str]:
     shown, paper = group.measure, group.paper
-    updates, best = (found.figures.get(k) for k in ("updates_to_target", "best_validation"))
-    saved = "not reached" if updates is None else f"{updates.mean:+.0%}{_interval(updates, '+.0%')}"
+    best = found.figures.get("best_validation")
     held_out = change = DASH
     if best is not None:
         values = [f"{mean(arm):.{shown.digits}f}" for arm in (best.baseline, best.other)]
@@ -224,7 +223,14 @@ def _summary_row(group: Group, found: Comparison) -> list[str]:
     far = found.other.runs[0].progress
     assert paper is not None
     theirs = ", ".join(str(figures[1][0]) for figures in (paper.baseline, paper.normalised))
-    return [f"{group.recipe} ({far})", str(len(found.pairs)), saved, held_out, change, theirs]
+    return [
+        f"{group.recipe} ({far})",
+        str(len(found.pairs)),
+        saved(found, 0),
+        held_out,
+        change,
+        theirs,
+    ]
 
 
 def _interval(found: Difference, shown: str) -> str:

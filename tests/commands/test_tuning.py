@@ -35,6 +35,7 @@ def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
     assert arms[1].out == tmp_path / "tuning" / "runs" / "frame-0.333"
     assert tuning(config, NORMS, "train.batch", "16,32", 1).values == (16, 32)
     assert tuning(config, NORMS, "optimizer.lr", "1,2,1", 1).values == (1.0, 2.0)
+    assert tuning(config, NORMS, "model.gamma", "0.1,1", 1).values == (0.1, 1.0)  # None so far
 
 
 @pytest.mark.parametrize(
@@ -115,8 +116,8 @@ def test_from_the_command_line(cli: Cli, text_dir: Path, tmp_path: Path) -> None
     )
     assert code == 0, err
     words = " ".join(said.split())
-    assert "tuning optimizer.lr: 4 runs of 1 epochs" in words
-    assert "2 values (1, 1e+38), one seed that is not compared, 1 epochs, 4 runs" in words
+    assert "tuning optimizer.lr: 4 runs of 1 epoch" in words
+    assert "2 values (1, 1e+38), one seed that is not compared, 1 epoch, 4 runs" in words
     assert "Chosen: baseline 1.0 (at the edge of what was tried), frame 1.0" in words
     assert "To reach a perplexity of 1,000" in words
     for norm in NORMS:
@@ -127,6 +128,9 @@ def test_from_the_command_line(cli: Cli, text_dir: Path, tmp_path: Path) -> None
     assert study.runs() == []  # they are not compared
     html = (out / "report.html").read_text()
     assert "2 settings tried, 4 runs" in html
+    for text in (html, (out / "tuning" / "summary.md").read_text()):
+        assert "optimizer.lr was tuned for each arm on validation" in text
+        assert "Chosen: baseline 1.0 (at the edge of what was tried), frame 1.0" in text
     (comparison,) = verdict([out / f"{norm}-1" for norm in NORMS]).comparisons
     assert comparison.seeds == [1]
     code, _, err = cli("compare", "ptb-small", "--data", text_dir, "--tune-epochs", "2")
