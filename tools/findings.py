@@ -16,6 +16,7 @@ from normrnn.report.study import read_study
 from normrnn.report.tables import DASH
 from normrnn.report.trials import Trial, arms_of, best, pairs
 from normrnn.report.verdict import group_verdict
+from tools import padding
 
 LOWER, HIGHER = -1, 1
 NOT_RUN = "not run"
@@ -205,7 +206,28 @@ def findings(root: Path) -> str:
 
 def answers(root: Path) -> str:
     """A table with a row per question that the paper did not ask."""
-    return _table(ANSWERS, [_answer(root, question) for question in QUESTIONS])
+    rows = [_answer(root, question) for question in QUESTIONS]
+    return _table(ANSWERS, [*rows, *_padding(root)])
+
+
+def _padding(root: Path) -> list[list[str]]:
+    """What it does to count padding, in the place of a baseline that does not."""
+    name = "librispeech-mini-small-padding"
+    file = root / "results/studies" / name / padding.FILE
+    if not file.exists():
+        return [["speech: counting padding", DASH, DASH, DASH, NOT_RUN, _link(name, name)]]
+    return [
+        [
+            f"speech: counting padding, {one.padding:.0%} of all frames, beside not counting it",
+            DASH,
+            _values(one.found, 3),
+            _difference(one.found, 3),
+            one.found.answer,
+            _link(name, _several(len(one.found.seeds))),
+        ]
+        for one in padding.counted(json.loads(file.read_text(encoding="utf-8")))
+        if one.statistics == "running"
+    ]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -299,7 +321,11 @@ def _how_far(found: Comparison) -> str:
 
 
 def _seeds(runs: str, found: Comparison) -> str:
-    return _link(runs, f"{len(found.pairs)} seed{'s' if len(found.pairs) > 1 else ''}")
+    return _link(runs, _several(len(found.pairs)))
+
+
+def _several(seeds: int) -> str:
+    return f"{seeds} seed{'s' if seeds > 1 else ''}"
 
 
 def _name(runs: str) -> str:

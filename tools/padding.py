@@ -13,6 +13,7 @@ what counting padding does to the cross entropy, paired by seed.
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -109,18 +110,18 @@ def record(run: Path, corpus: SpeechCorpus) -> Record:
     """All of one run."""
     directory = RunDirectory(run)
     config, model = directory.config(SpeechConfig), load(directory, CPU)
-    counted = config.model.count_padding
+    counts = config.model.count_padding
     batches = training_batches(config, corpus.train.lengths, epoch=0)
 
     def padding(steps: Steps) -> int:
-        return counted * (len(steps) * steps.batch - steps.rows)
+        return counts * (len(steps) * steps.batch - steps.rows)
 
     dev = [[piece] for piece in cut(corpus.dev.lengths)]
     rows = SpeechEvaluator(config, corpus, CPU).rows(model, lambda: None)
     return {
         "norm": config.norm,
         "seed": config.seed,
-        "counted": counted,
+        "counted": counts,
         "batch": config.train.batch,
         "pieces": config.train.piece_frames,
         "pool": config.train.pool,
@@ -152,21 +153,41 @@ def table(records: Sequence[Record]) -> Table:
     return Table("What padding does to the statistics", columns, rows, note)
 
 
-def differences(records: Sequence[Record]) -> Table:
-    """Runs that count padding minus those that do not, paired by seed: a row per kind of batch
-    and of test statistics."""
+@dataclass(frozen=True)
+class Counted:
+    """What counting padding does, of one kind of batches and test statistics."""
+
+    batches: str
+    padding: float
+    statistics: str
+    found: Difference
+
+
+def counted(records: Sequence[Record]) -> list[Counted]:
+    """Runs that count padding beside those that do not, paired by seed."""
     kinds: dict[str, dict[bool, dict[int, Record]]] = {}
     for one in records:
         arms = kinds.setdefault(_batches(one), {False: {}, True: {}})
         arms[one["counted"]][one["seed"]] = one
-    rows = []
+    result = []
     for kind, arms in sorted(kinds.items()):
         seeds = tuple(sorted(arms[False].keys() & arms[True].keys()))
         for statistics in STATISTICS if seeds else ():
-            values = [
+            without, with_ = (
                 tuple(arm[seed]["valid"][statistics] for seed in seeds) for arm in arms.values()
-            ]
-            rows.append([kind, statistics, str(len(seeds)), *_paired(Difference(seeds, *values))])
+            )
+            share = mean(arms[True][seed]["padding"] for seed in seeds)
+            found = Difference(seeds, without, with_)
+            result.append(Counted(kind, share, statistics, found))
+    return result
+
+
+def differences(records: Sequence[Record]) -> Table:
+    """A row per kind of batch and of test statistics."""
+    rows = [
+        [one.batches, one.statistics, str(len(one.found.seeds)), *_paired(one.found)]
+        for one in counted(records)
+    ]
     columns = [("", ["batches", "test statistics", "seeds"])]
     columns += [("dev FCE", ["unpadded frames", "with padding"])]
     columns += [("", ["difference", "95% interval", "counting padding is"])]
