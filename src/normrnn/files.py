@@ -54,11 +54,23 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """All of a text file; OSError as above, UserError for bytes that are no UTF-8."""
+    """All of a text file, without a mark of its byte order; OSError as above, UserError for bytes
+    that are no UTF-8."""
     try:
-        return read_regular(path).decode()
+        return read_regular(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{path} is no UTF-8 text") from None
+
+
+def is_stream(path: str | Path) -> bool:
+    """What a shell opened for us: standard input, or the <(…) of a command."""
+    return str(path).startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
+
+
+def refuse_stream(path: str) -> None:
+    """UsageError for data that can be read only once, where several processes are to read it."""
+    if is_stream(path):
+        raise UsageError(f"{path} can be read once only: save it to a file for several runs")
 
 
 def following_no_link(path: str, flags: int) -> int:

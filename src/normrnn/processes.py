@@ -52,9 +52,10 @@ class Child:
         return self._process.poll()
 
     def interrupt(self) -> None:
-        """Ask it to save what it has and end."""
+        """Ask it to save what it has and end. By SIGTERM: a shell that starts us in the background
+        has SIGINT ignored, and then so have our children until they can save anything."""
         if self.code is None:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
         """Until it has ended."""
@@ -114,7 +115,7 @@ def stop_with_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
 

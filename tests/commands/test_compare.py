@@ -14,6 +14,7 @@ import pytest
 
 from normrnn.cli import main
 from normrnn.commands.jobs import Job, Jobs, plan
+from normrnn.config.jsonio import to_dict
 from normrnn.errors import UserError
 from normrnn.text.config import LanguageConfig
 from tests.commands.conftest import Cli
@@ -165,6 +166,69 @@ def test_arms_end_with_a_comparison_that_was_killed(tiny: LanguageConfig, tmp_pa
         assert time.monotonic() < deadline, "the arms outlive their parent"
         time.sleep(0.1)
     assert all((run / "checkpoint.pt").exists() for run in runs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_arms_end_before_they_can_save(
+    tiny: LanguageConfig, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Started by a script in the background, where SIGINT is ignored, and ended at once."""
+    out = tmp_path / "begun"
+    arguments = [
+        "compare",
+        "ptb-small",
+        "--data",
+        tiny.data,
+        "--out",
+        str(out),
+        "--epochs",
+        "99999",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "normrnn.cli", *arguments, "--model.hidden", "12"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    deadline = time.monotonic() + 60
+    while not (children := _children(process.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    process.wait(timeout=60)
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline, "the arms outlive their parent"
+        time.sleep(0.1)
+
+
+def _children(parent: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def test_other_settings_are_refused_before_anything_trains(
+    tiny: LanguageConfig, tmp_path: Path, cli: Cli
+) -> None:
+    """One arm was begun with another rate: the missing one is not trained beside it."""
+    out = tmp_path / "mixed"
+    arguments = ["--data", tiny.data, "--out", out, "--model.hidden", "12", "--epochs", "1"]
+    config = replace(tiny, optimizer=replace(tiny.optimizer, lr=0.25))
+    (out / "frame-1").mkdir(parents=True)
+    (out / "frame-1" / "config.json").write_text(json.dumps(to_dict(replace(config, norm="frame"))))
+    code, _, err = cli("compare", "ptb-small", *arguments)
+    assert code == 2
+    assert "frame-1 holds a run with other settings" in err
+    assert "optimizer.lr was 0.25, is now 1.0" in err
+    assert not (out / "none-1").exists()
+
+
+@pytest.mark.parametrize("command", ["compare", "search"])
+def test_a_stream_is_no_data_for_several_runs(cli: Cli, tmp_path: Path, command: str) -> None:
+    space = tmp_path / "space.json"
+    space.write_text('{"optimizer.lr": [0.1, 1.0]}')
+    more = ["--space", space] if command == "search" else []
+    code, _, err = cli(command, "ptb-small", "--data", "/dev/fd/63", "--out", tmp_path, *more)
+    assert code == 2
+    assert "/dev/fd/63 can be read once only: save it to a file" in err
 
 
 @pytest.mark.slow

@@ -180,7 +180,7 @@ OTHERS = [
     (replace(PLAN, space={"optimizer.lr": [1.0]}), "space.optimizer.lr"),
     (replace(PLAN, norms=("none", "frame")), "norms was"),
     (replace(PLAN, sampler="tpe"), "sampler was random, is now tpe"),
-    (replace(PLAN, config=replace(PLAN.config, data_sha256="0")), "data_sha256"),
+    (replace(PLAN, config=replace(PLAN.config, data_sha256="0")), "the data has changed"),
 ]
 
 

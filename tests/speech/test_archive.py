@@ -291,3 +291,9 @@ def test_tables(tmp_path: Path) -> None:
         read_table(path)
     with pytest.raises(UserError, match="lacks nothing"):
         read_table(tmp_path / "nothing")
+
+
+def test_a_table_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    table = tmp_path / "wav.scp"
+    table.write_bytes(b"\xef\xbb\xbfone a.wav\ntwo b.wav\n")
+    assert read_table(table) == {"one": "a.wav", "two": "b.wav"}

@@ -169,6 +169,10 @@ def test_evaluate_score_and_sample(
     drawn = cli("sample", out, "--tokens", "50", "--seed", "2", "--prompt", "w1")
     assert drawn.startswith("w1")
     assert len(drawn.removesuffix("\n")) == 2 + 50
+    # What follows a blank can be asked for: it is in the prompt, not drawn.
+    drawn = cli("sample", out, "--tokens", "1", "--seed", "2", "--prompt", "w1 ")
+    assert drawn.startswith("w1 ")
+    assert len(drawn.removesuffix("\n")) == 3 + 1
 
 
 def test_sampling_reads_the_second_half_again(tiny_char: LanguageConfig) -> None:

@@ -20,10 +20,11 @@ from normrnn.commands.tuning import Tuning, tuned, tuning
 from normrnn.config.base import Config, check_norm
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UsageError
+from normrnn.files import refuse_stream
 from normrnn.processes import usable_cores
 from normrnn.recipes import read_config, usual_norms
 from normrnn.recipes import recipe as named
-from normrnn.runs.names import METRICS
+from normrnn.runs.names import CONFIG, METRICS
 from normrnn.runs.rows import read_rows
 from normrnn.search.space import with_fields
 
@@ -107,6 +108,7 @@ def _request(
         raise UsageError(f"--target must be a number above 0, not {target}")
     if (values or epochs) and not tune:
         raise UsageError("--tune-values and --tune-epochs need --tune FIELD")
+    refuse_stream(config.data)
     chosen = tuning(config, norms, tune, values, epochs) if tune else None
     place = out or Path("runs") / config.recipe
     return Request(norms=norms, out=place, tuning=chosen, **given)
@@ -223,11 +225,26 @@ def _tuned(
     return chosen, study
 
 
+def _refuse_other(arms: Sequence[Job]) -> None:
+    """An arm that was begun with other settings is known before any other is trained."""
+    begun = [arm for arm in arms if (arm.out / CONFIG).exists()]
+    if not begun:
+        return
+    from normrnn.engine.start import refuse_changes
+    from normrnn.runs.store import RunDirectory
+
+    for arm in begun:
+        old = RunDirectory(arm.out).config()
+        # Each arm looks at the data itself.
+        refuse_changes(old, replace(arm.config, data_sha256=old.data_sha256), arm.out)
+
+
 def _with(arm: Job, field: str, value: Any) -> Job:
     return replace(arm, config=with_fields(arm.config, {field: value}))
 
 
 def _train(arms: Sequence[Job], request: Request, console: Console) -> None:
+    _refuse_other(arms)
     for arm in arms:
         arm.processes = request.processes
     jobs = request.jobs or max(1, usable_cores() // request.processes)

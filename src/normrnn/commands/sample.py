@@ -59,7 +59,6 @@ def _sample(run: Path, count: int, temperature: float, prompt: str, seed: int | 
         generator.seed()
     else:
         generator.manual_seed(seed)
-    # The prompt's last line goes on: its <eos> is left out.
-    given = vocabulary.encode(prompt.split("\n"))[:-1].tolist()
+    given = vocabulary.begin(prompt)
     drawn = sample(model, [vocabulary.eos, *given], count, sampling, generator)
     return vocabulary.decode([*given, *drawn])

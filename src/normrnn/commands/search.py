@@ -17,7 +17,7 @@ from normrnn.commands.console import PlainConsole
 from normrnn.commands.options import parse, split_recipe
 from normrnn.config.base import Config, check_norm
 from normrnn.errors import UsageError, UserError
-from normrnn.files import resolved
+from normrnn.files import refuse_stream, resolved
 from normrnn.processes import Child, ended_politely, stop
 from normrnn.report.study import TRIALS, read_study
 from normrnn.report.trials import short
@@ -86,6 +86,7 @@ def _check(config: Config, default: Config, norms: tuple[str, ...], chosen: dict
         raise UsageError(f"search takes --norms, as in --norms none,{config.norm}, not --norm")
     for norm in norms:
         check_norm(norm, "--norms")
+    refuse_stream(config.data)
     for name in ("trials", "workers", "processes", "heartbeat"):
         if chosen[name] < 1:
             raise UsageError(f"--{name} must be at least 1, not {chosen[name]}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from normrnn.config.base import Config
 from normrnn.config.measure import Measure
@@ -17,6 +18,8 @@ from normrnn.engine.loop import Diverged, Trainer
 from normrnn.engine.ranks import Ranks, current, own_device, seed_of_rank, together
 from normrnn.engine.task import Experiment, Task
 from normrnn.errors import UsageError, UserError
+from normrnn.nn.base import Normalised
+from normrnn.ops.library import library
 from normrnn.runs.environment import named_device, record, set_threads
 from normrnn.runs.names import CHECKPOINT, CONFIG, DIVERGED, MODEL
 from normrnn.runs.note import read_note
@@ -78,6 +81,7 @@ def _train(
                 say(f"resuming {out} at update {trainer.progress.updates}")
             if ranks.first:
                 _begin(config, run, task, checkpoint, say)
+            _compile(task.model)
             try:
                 trainer.run()
             except Diverged as error:
@@ -98,7 +102,7 @@ def _checkpoint(
         say(f"{out} was begun by an older version: its data is compared by the labels only")
         config = dataclasses.replace(config, data_sha256=experiment.older_sha256)
     run.check_config(saved, (read_note(out) or {}).get("config"), CHECKPOINT)
-    _refuse_changes(saved, config, out)
+    refuse_changes(saved, config, out)
     checkpoint = run.read_checkpoint(config)
     if checkpoint is None and run.has(MODEL):  # which is never written before it
         raise UserError(f"{out} has a {MODEL} but no {CHECKPOINT}: not overwriting it")
@@ -137,6 +141,14 @@ def _begin(
         say(f"{run.path} had {had} so far: it goes on to float tolerance, not to the bit")
 
 
+def _compile(model: nn.Module) -> None:
+    """The kernels that its layers need, which are not the same for all sizes: the first update is
+    timed like every other."""
+    for module in model.modules():
+        if isinstance(module, Normalised):
+            library(module.hidden_size)
+
+
 def _quiet(_: str) -> None:
     """The first process speaks."""
 
@@ -146,7 +158,8 @@ def open_experiment(config: Config) -> Experiment:
     return task_of(config).open_data(config)
 
 
-def _refuse_changes(old: Config, new: Config, out: Path) -> None:
+def refuse_changes(old: Config, new: Config, out: Path) -> None:
+    """UsageError if a run that was begun there cannot be gone on with."""
     changed = changed_fields(old, new)
     if not changed and new.epochs < old.epochs:
         changed = f"epochs was {old.epochs}, is now {new.epochs}"

@@ -9,6 +9,7 @@ from normrnn.config.base import Config
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes import read_config
+from normrnn.runs.store import DATA_CHANGED
 from normrnn.search.space import Space
 
 SAMPLERS = {
@@ -74,8 +75,12 @@ class Plan:
         changed = [k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
         if "config.recipe" in changed:
             changed = ["config.recipe"]
+        data = "config.data_sha256"  # a hash tells nobody anything
         return ", ".join(
-            f"{k.removeprefix('config.')} was {a.get(k)}, is now {b.get(k)}" for k in changed
+            DATA_CHANGED
+            if k == data
+            else f"{k.removeprefix('config.')} was {a.get(k)}, is now {b.get(k)}"
+            for k in changed
         )
 
     def to_json(self) -> dict[str, Any]:

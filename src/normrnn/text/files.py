@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normrnn.errors import UserError
-from normrnn.files import expanded, read_regular
+from normrnn.files import expanded, is_stream, read_regular
 
 SPLITS = ("train", "valid", "test")
 BUILTIN = "builtin:python-topics"
@@ -89,17 +89,12 @@ def _split_lines(lines: list[str], source: str, sha256: str) -> Texts:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        raw = path.read_bytes() if _handed_over(path) else read_regular(path)
+        raw = path.read_bytes() if is_stream(path) else read_regular(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     if not raw.strip():
         raise UserError(f"{path} is empty")
     return raw
-
-
-def _handed_over(path: Path) -> bool:
-    """A stream that a shell opened for us: standard input, or the <(…) of a command."""
-    return path.as_posix().startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
 
 
 def decoded(raw: bytes, path: Path | str, offset: int = 0) -> str:

@@ -10,7 +10,7 @@ from normrnn.engine.ranks import current
 from normrnn.engine.statistics import set_statistics, statistics_of, using
 from normrnn.engine.task import Experiment, Loss, Poll, Tensors, Validation
 from normrnn.errors import UserError
-from normrnn.files import expanded, resolved
+from normrnn.files import expanded, is_stream, resolved
 from normrnn.runs.names import MODEL, RUNNING, VOCABULARY
 from normrnn.runs.rows import Row, finite_rows
 from normrnn.text.config import LanguageConfig
@@ -29,7 +29,8 @@ __all__ = ["LanguageTask", "evaluate", "exported_loss", "load", "open_data", "sh
 def open_data(config: LanguageConfig) -> Experiment:
     """The texts of the config."""
     texts = open_texts(config.data)
-    where = config.data if config.data == BUILTIN else str(resolved(expanded(config.data)))
+    as_given = config.data == BUILTIN or is_stream(config.data)
+    where = config.data if as_given else str(resolved(expanded(config.data)))
 
     def build(device: torch.device) -> LanguageTask:
         return LanguageTask(config, build_corpus(texts, config.text), device)

@@ -110,6 +110,21 @@ class Vocabulary:
         """Ids of all lines, one after another, (N,) int64."""
         return self.encode_text(SymbolText.read(lines, self.level))
 
+    def begin(self, text: str) -> list[int]:
+        """Ids of a text whose last line goes on: no <eos> behind it, and characters keep the
+        blanks around it.
+
+        >>> Vocabulary(("<eos>", "a", " "), "char").begin(" a\\na ")
+        [1, 0, 1, 2]
+        """
+        *whole, last = text.split("\n")
+        symbols = list(chain.from_iterable(tokens(line, self.level) for line in whole))
+        symbols += last.split() if self.level == "word" else last
+        ids = self.ids(symbols)
+        if (ids < 0).any():
+            raise StrangeError(symbols[int(ids.argmin())])
+        return ids.tolist()
+
     def encode_text(self, text: "SymbolText") -> np.ndarray:
         """The same of a text that is cut already; UserError for a symbol that is not known, where
         there is no <unk>."""
