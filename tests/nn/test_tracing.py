@@ -1,9 +1,12 @@
 """torch's tracers: compile, export, fake tensors, torch.func, TorchScript, fx."""
 
+import copy
 import itertools
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +229,119 @@ def test_statistics_asked_for_are_not_compiled_away() -> None:
         torch.testing.assert_close(compiled(x)[0], wanted)
     assert not torch.allclose(usual, wanted, atol=1e-2)
     torch.testing.assert_close(compiled(x)[0], usual)
+
+
+class Counting:
+    """A backend that counts how often its graphs run."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:  # noqa: ARG002
+        def run(*args: Any) -> Any:
+            self.count += 1
+            return graph(*args)
+
+        return run
+
+    def runs(self, model: Any, x: Tensor) -> int:
+        before = self.count
+        model(x)
+        return self.count - before
+
+
+class TestAskingCompiledModels:
+    """``fullgraph=True`` as examples/compiled.py has it: what is asked for is asked eagerly."""
+
+    x = torch.randn(6, 4, 3) * 3 + 1
+
+    @pytest.fixture(autouse=True)
+    def _anew(self) -> Iterator[None]:
+        torch.compiler.reset()
+        with torch.no_grad():
+            yield
+
+    @pytest.mark.parametrize("part", [False, True])
+    def test_numbers_are_those_of_the_eager_model(self, part: bool) -> None:
+        eager = nn.Sequential(normrnn.LSTM(3, 5))
+        backend, model = Counting(), copy.deepcopy(eager)
+        whole: Any = torch.compile(model, fullgraph=True, backend=backend)
+        if part:
+            whole = model
+            model[0] = torch.compile(model[0], fullgraph=True, backend=backend)  # type: ignore
+        assert backend.runs(whole.eval(), self.x) == 1
+        with normrnn.batch_statistics(whole), normrnn.batch_statistics(eager):
+            torch.testing.assert_close(whole(self.x)[0], eager(self.x)[0])
+        for each in (whole, eager):
+            assert normrnn.recalibrate(each, self.x.split(2)) is each
+        for one, other in zip(whole.buffers(), eager.buffers(), strict=True):
+            torch.testing.assert_close(one, other)
+        assert backend.runs(whole, self.x) == 1
+        torch.testing.assert_close(whole(self.x)[0], eager.eval()(self.x)[0])
+
+    def test_afterwards_it_is_compiled_as_before(self) -> None:
+        """Nested, after errors, and while another thread still asks for its own model."""
+        backend, layer = Counting(), normrnn.GRU(3, 2).eval()
+        model: Any = torch.compile(layer, fullgraph=True, backend=backend)
+        assert backend.runs(model, self.x) == 1
+        with normrnn.batch_statistics(model):
+            with normrnn.batch_statistics(normrnn.RNN(3, 2)):
+                assert backend.runs(model, self.x) == 0
+            assert backend.runs(model, self.x) == 0
+        assert backend.runs(model, self.x) == 1
+        with pytest.raises(ValueError, match="a batch is a tensor"):
+            normrnn.recalibrate(model, [3])
+        assert backend.runs(model, self.x) == 1
+        with torch.compiler.set_stance("fail_on_recompile"):
+            normrnn.recalibrate(model, [self.x])
+            with pytest.raises(RuntimeError, match="recompile"):
+                model(self.x.double())
+        asks, done = threading.Event(), threading.Event()
+
+        def other() -> None:
+            with normrnn.batch_statistics(normrnn.RNN(3, 2)):
+                asks.set()
+                done.wait(60)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        try:
+            assert asks.wait(60)
+            usual = layer(self.x)[0]
+            with normrnn.batch_statistics(model):
+                assert not torch.allclose(model(self.x)[0], usual)
+            torch.testing.assert_close(model(self.x)[0], usual)
+        finally:
+            done.set()
+            thread.join()
+        assert backend.runs(model, self.x) == 1
+
+    def test_inside_of_what_is_compiled(self) -> None:
+        layer = normrnn.RNN(3, 2).eval()
+
+        def both(x: Tensor) -> tuple[Tensor, Tensor]:
+            usual = layer(x)[0]
+            with normrnn.batch_statistics(layer):
+                return usual, layer(x)[0]
+
+        expected = both(self.x)
+        compiled: Any = torch.compile(both, backend="eager")
+        for _ in range(2):
+            torch.testing.assert_close(compiled(self.x), expected)
+        backend = Counting()
+        other: Any = torch.compile(normrnn.RNN(3, 2), fullgraph=True, backend=backend)
+        assert backend.runs(other, self.x) == 1
+
+    def test_the_compiler_is_not_imported_for_it(self) -> None:
+        code = """
+import sys, torch, normrnn
+layer, x = normrnn.GRU(3, 2), torch.randn(4, 3, 3)
+normrnn.recalibrate(layer, [x])
+with normrnn.batch_statistics(layer):
+    layer(x)
+print("torch._dynamo" in sys.modules)
+"""
+        assert run(["-c", code], 300) == "False\n"
 
 
 def test_many_batches_at_once_do_not_update_buffers() -> None:

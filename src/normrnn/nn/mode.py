@@ -2,10 +2,11 @@
 
 Evaluating with other statistics is a matter of who asks, not of the model: the mode that
 ``batch_statistics`` and ``recalibrate`` ask for is held in a context variable, so that another
-thread that runs the same model sees nothing of it.
+thread that runs the same model sees nothing of it. Compilers do not look into context variables:
+while anybody asks, what was compiled runs eagerly.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from threading import Lock
 from typing import Any
 
 from torch import nn
+
+from normrnn.nn import tracing
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,9 @@ _asked: ContextVar[Mapping[nn.Module, Mode]] = ContextVar("modes", default={})  
 
 
 _asking = 0
-"""How many ask, in all threads: compilers do not look into context variables, and need not
-where nobody asks."""
+"""How many ask, in all threads. Compiled graphs hold as long as nobody does."""
+_compile_again: Callable[[], Any] | None = None
+"""The way back, where compiled models were told to run eagerly."""
 _lock = Lock()
 
 
@@ -49,15 +53,30 @@ def asked_of(module: nn.Module) -> Mode | None:
 def asking(modes: Mapping[nn.Module, Mode]) -> Iterator[None]:
     """Inside, in this thread, these normalisers run in these modes."""
     token = _asked.set({**_asked.get(), **modes})
-    _count(1)
     try:
-        yield
+        _begin()
+        try:
+            yield
+        finally:
+            _end()
     finally:
-        _count(-1)
         _asked.reset(token)
 
 
-def _count(more: int) -> None:
-    global _asking
+def _begin() -> None:
+    """Whoever asks first has compiled models run eagerly: torch tells that to all threads, so it
+    lasts until the last one has ended."""
+    global _asking, _compile_again
     with _lock:
-        _asking += more
+        if _compile_again is None:
+            _compile_again = tracing.run_eagerly()
+        _asking += 1
+
+
+def _end() -> None:
+    global _asking, _compile_again
+    with _lock:
+        _asking -= 1
+        if not _asking and _compile_again is not None:
+            back, _compile_again = _compile_again, None
+            back()

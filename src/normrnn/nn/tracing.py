@@ -2,6 +2,8 @@
 
 import importlib.util
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -28,6 +30,22 @@ def leaf(layer: nn.Module, proxy: torch.fx.Proxy, *args: Any, **kwargs: Any) -> 
 def is_hidden(*values: Any) -> bool:
     """Whether somebody traces who does not know the numbers in a tensor yet."""
     return torch.compiler.is_compiling() or any(isinstance(v, FakeTensor) for v in values)
+
+
+def run_eagerly() -> Callable[[], Any] | None:
+    """Has everything that torch.compile made run uncompiled, in all threads; returns the way back.
+
+    None where the compiler is not imported, so that nothing is compiled: importing it takes
+    seconds. torch sets no stance inside of a compiled region, so both ways are taken outside.
+    """
+    if "_dynamo" not in vars(torch):
+        return None
+    outside: Any = torch.compiler.disable
+    return outside(partial(outside(_force_eager)().__exit__, None, None, None))
+
+
+def _force_eager() -> Any:
+    return torch.compiler.set_stance("force_eager")
 
 
 def check_plain(layer: Any, tool: str) -> None:
