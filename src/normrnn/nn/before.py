@@ -73,10 +73,9 @@ def _absorbed(layer: Any, norm: Any) -> nn.RNNBase:
         own = {"norm": layer.norm} if hasattr(layer, "norm") else {}
         own |= {"peephole": layer.peephole} if getattr(layer, "peephole", None) else {}
         new = remade(layer, type(layer), bias=True, **own)
-        for name, value in new.named_parameters():
+        for name, value in list(new.named_parameters()):
             if not name.startswith("bias"):
-                given = layer.get_parameter(name)
-                value.copy_(given).requires_grad_(given.requires_grad)
+                setattr(new, name, layer.get_parameter(name))  # that of a tie, perhaps
             else:
                 value.zero_()
         for name in ("lengths_seen", "resets_seen"):
@@ -87,6 +86,7 @@ def _absorbed(layer: Any, norm: Any) -> nn.RNNBase:
     for end in ("", "_reverse")[: 1 + layer.bidirectional]:
         weight, bias = (layer.get_parameter(f"{name}_l0{end}") for name in ("weight_ih", "bias_ih"))
         scaled, shift = fold_input(weight, norm.weight, norm.bias, fixed, norm.eps)
-        weight.copy_(scaled)
-        bias.add_(shift)
+        # Others that share them keep what they had.
+        for name, old, value in (("weight_ih", weight, scaled), ("bias_ih", bias, bias + shift)):
+            setattr(layer, f"{name}_l0{end}", nn.Parameter(value, old.requires_grad))
     return layer

@@ -17,6 +17,7 @@ from normrnn.nn.layers import GRU, LSTM, RNN
 from normrnn.nn.options import Norm
 from normrnn.nn.parameters import TORCHS, remade
 from normrnn.nn.statistical import StatisticalNorm, by_batch, collecting
+from normrnn.nn.ties import Tie, keep, ties
 
 _OURS: dict[type[nn.RNNBase], type[Normalised]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
 
@@ -153,10 +154,21 @@ def _replace(
     return done[module]
 
 
+def _copied(
+    model: nn.Module, change: Callable[[nn.Module], nn.Module | None]
+) -> tuple[nn.Module, list[Tie]]:
+    """A copy in which ``change`` has replaced modules, and the ties of weights that are lost."""
+    copied = copy.deepcopy(model)
+    tied, done = ties(copied), dict[nn.Module, nn.Module]()
+    new = _replace(copied, change, done)
+    return new, keep(tied, done)
+
+
 def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -> nn.Module:
     """A copy with plain layers of the same eval output; the model is unchanged.
 
-    Hooks on the layers themselves are not taken along.
+    Hooks on the layers themselves are not taken along. Weights that are one parameter stay one
+    where folding leaves them as they are: W_h of the norms of the input, and no W_x.
 
     Args:
         plain: True insists on ``torch.nn``'s layers, which know neither ``lengths=`` nor
@@ -194,7 +206,7 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
             new.lengths_seen, new.resets_seen = module.lengths_seen, module.resets_seen
         return new
 
-    copied = _replace(copy.deepcopy(model), change, {})
+    copied, _ = _copied(model, change)  # W_x that were one have each its own statistics in them now
     return fold_before(copied) if before else copied
 
 
@@ -217,10 +229,11 @@ def convert(
 ) -> nn.Module:
     """A copy in which every ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` is ours, the function kept.
 
-    Which weights are trained stays as it is; hooks on the layers themselves are not taken along.
-    The statistics of W_x x over ``batches`` give γ = √(σ² + ε) and β = μ + b: the normaliser
-    undoes itself (the paper's remark in section 2), so eval outputs are the original ones, and
-    on a batch with the same statistics so are those of training.
+    Which weights are trained stays as it is, and so does which are one parameter; hooks on the
+    layers themselves are not taken along. The statistics of W_x x over ``batches`` give
+    γ = √(σ² + ε) and β = μ + b: the normaliser undoes itself (the paper's remark in section 2), so
+    eval outputs are the original ones, and on a batch with the same statistics so are those of
+    training.
 
     Args:
         norm: ``"sequence"`` or ``"frame"``.
@@ -257,7 +270,8 @@ def convert(
         made.extend([] if new is None else [new])
         return new
 
-    converted = _replace(copy.deepcopy(model), change, {})
+    converted, lost = _copied(model, change)
+    _check_ties(lost)
     normalisers = [  # not those there before
         n for layer in made for n in layer.normalisers() if isinstance(n, Normaliser)
     ]
@@ -273,6 +287,18 @@ def convert(
             raise ValueError(f"convert needs at least one batch of finite values{to}, got none")
         normaliser.absorb(population)
     return converted
+
+
+def _check_ties(lost: Iterable[Tie]) -> None:
+    """ValueError for biases that several layers share; a layer's own two are one β."""
+    for tie in lost:
+        merged = {(place.module, place.name.partition("_l")[2]) for place in tie}
+        if len(merged) > 1 or tie[0].module.mode == "GRU":  # whose bias_hh is not all in β
+            first, second = tie[0].full, tie[1].full
+            raise ValueError(
+                f"{first} and {second} are one parameter, and convert cannot keep that: each "
+                "layer's β has the mean of its own inputs in it; give each a bias of its own first"
+            )
 
 
 def _convertible() -> list[str]:
