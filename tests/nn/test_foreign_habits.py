@@ -81,6 +81,16 @@ class TestForgetBias:
                 make(3, 2, forget_bias=1.0)  # type: ignore[call-arg]
 
 
+class Doubled(nn.Module):
+    """A parametrisation that can be assigned to."""
+
+    def forward(self, half: Tensor) -> Tensor:
+        return half * 2
+
+    def right_inverse(self, value: Tensor) -> Tensor:
+        return value / 2
+
+
 class TestInitialise:
     @pytest.mark.parametrize("kind", [nn.LSTM, normrnn.LSTM, nn.GRU, normrnn.GRU, nn.RNN])
     def test_gate_by_gate(self, kind: Any) -> None:
@@ -140,6 +150,52 @@ class TestInitialise:
         assert not cells[1].bias_hh.any()  # type: ignore
         with pytest.raises(ValueError, match="no recurrent layer to initialise"):
             normrnn.initialise(nn.Linear(3, 3))
+
+    @pytest.mark.parametrize("kind", [nn.LSTM, normrnn.LSTM, nn.GRUCell, normrnn.GRUCell])
+    def test_parametrised_weights_are_drawn_too(self, kind: Any) -> None:
+        layer = kind(20, 20)
+        end = "" if isinstance(layer, nn.RNNCellBase) else "_l0"
+        for name in ("weight_ih", "weight_hh"):
+            nn.utils.parametrizations.weight_norm(layer, f"{name}{end}")
+        before = getattr(layer, f"weight_ih{end}").clone()
+        assert normrnn.initialise(layer) is layer
+        for gate in getattr(layer, f"weight_hh{end}").split(20):
+            torch.testing.assert_close(gate @ gate.t(), torch.eye(20), rtol=1e-4, atol=1e-4)
+        assert not torch.equal(getattr(layer, f"weight_ih{end}"), before)
+        assert all(p.requires_grad for p in layer.parameters())
+        plain, x = normrnn.initialise(kind(20, 20)), torch.randn(6, 20)
+        with torch.no_grad():
+            for name in ("weight_ih", "weight_hh"):
+                plain.get_parameter(f"{name}{end}").copy_(getattr(layer, f"{name}{end}"))
+        torch.testing.assert_close(layer(x)[0], plain(x)[0])
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_a_spectral_norm_is_that_of_the_new_weight(self, training: bool) -> None:
+        layer: Any = normrnn.LSTM(3, 5).train(training)
+        nn.utils.parametrizations.spectral_norm(layer, "weight_hh_l0")
+        before, modes = layer.weight_hh_l0.clone(), [m.training for m in layer.modules()]
+        normrnn.initialise(layer, recurrent=lambda w: w.normal_().mul_(100))
+        assert not torch.allclose(layer.weight_hh_l0, before, atol=0.01)
+        assert 0.8 < torch.linalg.matrix_norm(layer.weight_hh_l0, 2) < 1.3
+        assert [m.training for m in layer.modules()] == modes
+
+    def test_parametrised_vectors(self) -> None:
+        layer: Any = normrnn.LSTM(3, 2, gamma=0.5)
+        for name in ("weight", "bias"):
+            nn.utils.parametrize.register_parametrization(layer.norm_l0, name, Doubled())
+            setattr(layer.norm_l0, name, torch.randn(8))
+        normrnn.initialise(layer, bias=0.25, forget_bias=1.0)
+        assert layer.norm_l0.weight.tolist() == [0.5] * 8
+        assert layer.norm_l0.bias.tolist() == [0.25, 0.25, 1, 1, 0.25, 0.25, 0.25, 0.25]
+
+    def test_what_cannot_be_assigned_to_says_so(self) -> None:
+        layer: Any = normrnn.GRU(3, 2)
+        nn.utils.parametrize.register_parametrization(layer, "weight_hh_l0", nn.Tanh())
+        with pytest.raises(ValueError, match=r"weight_hh_l0 of GRU cannot be.*assigned to"):
+            normrnn.initialise(layer)
+        layer = nn.utils.parametrizations.weight_norm(normrnn.GRU(3, 2), "weight_hh_l0")
+        with pytest.raises(ValueError, match=r"weight_hh_l0 of GRU.*not finite"):
+            normrnn.initialise(layer, recurrent=nn.init.zeros_)
 
     def test_the_layers_own_forget_bias_is_kept(self) -> None:
         layer: Any = normrnn.initialise(normrnn.LSTM(3, 2, forget_bias=1.0))

@@ -1,15 +1,19 @@
 """How the recurrent layers of a model begin: gate by gate, normalisers included."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from normrnn.nn.normaliser import GateNorm
 
 Init = Callable[[Tensor], Any]
 _RECURRENT = nn.RNNBase | nn.RNNCellBase
+_READS = 15
+"""As often torch iterates at first where it approximates a spectral norm."""
 
 
 @torch.no_grad()
@@ -25,7 +29,8 @@ def initialise(
 
     For the usual loop over ``named_parameters()``, which raises on γ, a vector among weights, or
     finds no bias where β is it; and which takes the stacked (4H, I) for one matrix, so that
-    Glorot's bound is too small.
+    Glorot's bound is too small. Parametrised weights are assigned to: what they become is up to
+    the parametrisation.
 
     Args:
         input, recurrent: functions as of ``torch.nn.init``, called on each gate's own (H, I) and
@@ -35,7 +40,7 @@ def initialise(
         forget_bias: the same of the LSTM's forget gates; None: the layer's own, if it has one.
 
     Returns:
-        The model.
+        The model. ValueError where a parametrisation cannot be assigned to.
 
     >>> from normrnn.nn.layers import LSTM
     >>> layer = initialise(LSTM(3, 2), forget_bias=1.0)
@@ -48,21 +53,12 @@ def initialise(
     for layer in layers:
         value = getattr(layer, "forget_bias", None) if forget_bias is None else forget_bias
         gate = None if value is None or not _is_lstm(layer) else (layer.hidden_size, value)
+        fill = partial(_fill, bias=bias, gate=gate)
         for normaliser in layer.children():
             if isinstance(normaliser, GateNorm):
-                normaliser.reset_parameters()
-                _fill(normaliser.bias, bias, gate)
-        for name, parameter in layer.named_parameters(recurse=False):
-            kind = name.partition("_l")[0]
-            if kind == "bias_ih":
-                _fill(parameter, bias, gate)
-            elif parameter.dim() == 1:  # bias_hh, bias_hn, peepholes
-                parameter.zero_()
-            elif kind == "weight_hr":
-                input(parameter)
-            else:
-                for block in parameter.split(layer.hidden_size):
-                    (input if kind == "weight_ih" else recurrent)(block)
+                _restart(normaliser, fill)
+        for name in _names(layer):
+            _draw(layer, name, _how(layer, name, input, recurrent, fill))
     return model
 
 
@@ -70,9 +66,82 @@ def _is_lstm(layer: nn.Module) -> bool:
     return isinstance(layer, nn.LSTM | nn.LSTMCell)
 
 
-def _fill(vector: Any, bias: float, gate: tuple[int, float] | None) -> None:
-    if vector is not None:
-        vector.fill_(bias)
-        if gate is not None:
-            size, value = gate
-            vector[size : 2 * size] = value
+def _names(module: nn.Module) -> list[str]:
+    """Its parameters, and those that a parametrisation makes."""
+    own = [name for name, _ in module.named_parameters(recurse=False)]
+    made: Any = module.parametrizations if parametrize.is_parametrized(module) else ()
+    return [*own, *made]
+
+
+def _how(layer: Any, name: str, input: Init, recurrent: Init, fill: Init) -> Init:
+    """What a parameter of that name is drawn by."""
+    kind = name.partition("_l")[0]
+    gate = input if kind == "weight_ih" else recurrent
+
+    def draw(parameter: Tensor) -> None:
+        if kind == "bias_ih":
+            fill(parameter)
+        elif parameter.dim() == 1:  # bias_hh, bias_hn, peepholes
+            parameter.zero_()
+        elif kind == "weight_hr":
+            input(parameter)
+        else:
+            for block in parameter.split(layer.hidden_size):
+                gate(block)
+
+    return draw
+
+
+def _restart(normaliser: GateNorm, fill: Init) -> None:
+    """As it resets itself, which passes over what is parametrised; and β."""
+    normaliser.reset_parameters()
+    for name in _names(normaliser):
+        if name == "bias":
+            _draw(normaliser, name, fill)
+        elif parametrize.is_parametrized(normaliser, name):
+            start = 0.0 if name.startswith("bias") else normaliser.gamma
+            _draw(normaliser, name, partial(nn.init.constant_, val=start))
+
+
+def _draw(module: Any, name: str, how: Init) -> None:
+    """In place, or by assigning where the parameter is made from others."""
+    if not parametrize.is_parametrized(module, name):
+        how(module.get_parameter(name))
+        return
+    value = getattr(module, name).clone(memory_format=torch.contiguous_format)
+    how(value)
+    where = f"{name} of {parametrize.type_before_parametrizations(module).__name__}"
+    try:
+        setattr(module, name, value.clone())
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{where} cannot be initialised, its parametrisation cannot be assigned to ({error}): "
+            "initialise first, parametrise then"
+        ) from error
+    if not _settled(module, name).isfinite().all() and value.isfinite().all():
+        raise ValueError(
+            f"{where} cannot be initialised, its parametrisation makes values of the initial ones "
+            "that are not finite"
+        )
+
+
+def _settled(module: Any, name: str) -> Tensor:
+    """What the parametrisation makes of its new value: one that approximates, as spectral norm,
+    knows the old one still, and comes nearer with every reading in training mode."""
+    made = module.parametrizations[name]
+    modes = [(part, part.training) for part in made.modules()]
+    made.train()
+    try:
+        for _ in range(_READS):
+            getattr(module, name)
+    finally:
+        for part, training in modes:
+            part.training = training
+    return getattr(module, name)
+
+
+def _fill(vector: Tensor, bias: float, gate: tuple[int, float] | None) -> None:
+    vector.fill_(bias)
+    if gate is not None:
+        size, value = gate
+        vector[size : 2 * size] = value
