@@ -1,6 +1,8 @@
 """Whole ways of a user: train, fold, call as before, save, load elsewhere."""
 
 import copy
+import inspect
+import io
 import subprocess
 import sys
 import warnings
@@ -325,3 +327,53 @@ def test_what_a_compiled_model_was_called_with_counts_too() -> None:
     torch.compile(model, backend="eager", fullgraph=True)(x, lengths).sum().backward()
     folded = normrnn.fold(model.eval())
     torch.testing.assert_close(folded(x, lengths), model(x, lengths), rtol=1e-5, atol=1e-5)
+
+
+class HandsOn(nn.Module):
+    """``forward`` hands on what it was given, be it None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = normrnn.LSTM(3, 4)
+
+    def forward(self, x: Tensor, lengths: Any = None, resets: Any = None) -> Tensor:
+        return self.rnn(x, lengths=lengths, resets=resets)[0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_keyword_that_was_handed_on_as_none_counts_too(compiled: bool) -> None:
+    model, x = HandsOn(), torch.randn(6, 3, 3)
+    call: Any = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
+    call(x)
+    folded: Any = normrnn.fold(model.eval())
+    assert type(folded.rnn) is normrnn.LSTM
+    for lengths in (None, LENGTHS):
+        wanted = model(x, lengths)
+        torch.testing.assert_close(folded(x, lengths), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("plain", [None, True])
+def test_a_layer_that_was_never_given_the_keyword_becomes_torchs(plain: bool | None) -> None:
+    model = nn.Sequential(normrnn.LSTM(3, 4))
+    model(torch.randn(6, 3, 3))
+    assert type(normrnn.fold(model, plain)[0]) is nn.LSTM  # type: ignore[index]
+
+
+def test_a_node_of_fx_folds_as_it_was_called() -> None:
+    traced: Any = torch.fx.symbolic_trace(nn.Sequential(nn.Tanh(), normrnn.LSTM(3, 4)))
+    x = torch.randn(6, 3, 3)
+    traced(x)
+    folded: Any = normrnn.fold(traced.eval())
+    assert type(folded.get_submodule("1")) is nn.LSTM
+    torch.testing.assert_close(folded(x)[0], traced(x)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's old exporter
+def test_the_signature_of_a_call_reads_as_ever() -> None:
+    """The exporter takes defaults from it, and knows None."""
+    layer = normrnn.LSTM(3, 4, norm=None).eval()
+    parameters = inspect.signature(layer.forward).parameters
+    assert list(parameters) == ["input", "hx", "lengths", "resets"]
+    assert [parameter.default for parameter in parameters.values()][1:] == [None] * 3
+    file: Any = io.BytesIO()
+    torch.onnx.export(layer, (torch.randn(6, 3, 3),), file, dynamo=False)

@@ -4,9 +4,11 @@ The choice between torch's fused kernels and the recurrence of :mod:`normrnn.ops
 per call, by :meth:`Normalised._path`.
 """
 
+import inspect
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,19 +25,50 @@ FEW_ROWS = 32
 """Folding is a pass over the weights. For fewer rows, as in sampling, it does not pay."""
 
 
+class Absent(Enum):
+    """An argument that was not given, which means what None means.
+
+    Not None itself: a model that hands on its own ``lengths=None`` needs a layer that takes
+    ``lengths=``. An enum, since compilers know its members as constants.
+    """
+
+    ABSENT = "absent"
+
+
+ABSENT = Absent.ABSENT
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def shown_as_none(function: Function) -> Function:
+    """The same function, whose signature has None for what is absent.
+
+    It is the truth for whoever reads it, and torch's old ONNX exporter takes the defaults from
+    there and hands them over as inputs, of which it knows few types.
+    """
+    signature = inspect.signature(function)
+    shown = [
+        one.replace(default=None) if one.default is ABSENT else one
+        for one in signature.parameters.values()
+    ]
+    vars(function)["__signature__"] = signature.replace(parameters=shown)
+    return function
+
+
 class Normalised(Parameters):
     """What the three layers share."""
 
     lengths_seen = resets_seen = False
-    """Whether a call of this layer had them: what :func:`normrnn.fold` has to keep working."""
+    """Whether a call of this layer named them, be it as None: what :func:`normrnn.fold` has to
+    keep working."""
     _alone_said = False
 
+    @shown_as_none
     def forward(
         self,
         input: Any,
         hx: Any = None,
-        lengths: Tensor | Sequence[int] | None = None,
-        resets: Tensor | PackedSequence | None = None,
+        lengths: Tensor | Sequence[int] | Absent | None = ABSENT,
+        resets: Tensor | PackedSequence | Absent | None = ABSENT,
     ) -> Any:
         """Runs the layer.
 
@@ -53,15 +86,19 @@ class Normalised(Parameters):
             What torch's layer returns for such an input. Padded output has 0 in the padding.
         """
         if isinstance(input, torch.fx.Proxy):
-            return tracing.leaf(self, input, hx, lengths, resets)
+            given = {"lengths": lengths, "resets": resets}
+            given = {name: value for name, value in given.items() if value is not ABSENT}
+            return tracing.leaf(self, input, hx, **given)
+        if not torch.compiler.is_exporting():  # which lets nobody write down anything
+            if lengths is not ABSENT:
+                self.lengths_seen = True
+            if resets is not ABSENT:
+                self.resets_seen = True
+        lengths = None if isinstance(lengths, Absent) else lengths
+        resets = None if isinstance(resets, Absent) else resets
         self._check_state(hx)
         if resets is not None and torch.jit.is_tracing():
             tracing.refuse(self, "torch.jit.trace", "resets=")
-        if not torch.compiler.is_exporting():  # which lets nobody write down anything
-            if lengths is not None:
-                self.lengths_seen = True
-            if resets is not None:
-                self.resets_seen = True
         if lengths is not None and tracing.is_hidden(lengths):
             return self._traced(input, hx, lengths, resets)
         if lengths is not None:

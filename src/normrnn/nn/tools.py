@@ -173,8 +173,9 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
     Args:
         plain: True insists on ``torch.nn``'s layers, which know neither ``lengths=`` nor
             ``resets=`` nor peepholes. False keeps ours, with ``norm=None``. None keeps ours where
-            this process has seen a call with ``lengths=`` or ``resets=``, so that the copy can
-            be called as the model was.
+            this process has seen a call with ``lengths=`` or ``resets=``, be they None, so that
+            the copy can be called as the model was. A model that was loaded and not called yet
+            has seen nothing: False, if it hands on such arguments.
         before: also a ``BatchNorm1d`` directly in front of a recurrent layer, torch's or ours, as
             in DeepSpeech: a child of the same module, right before the layer, alone or in a
             wrapper, of as many features as the layer's input. Its place is taken by
@@ -190,13 +191,13 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
     for name, module in model.named_modules():
         if isinstance(module, Normalised):
             name = name or type(module).__name__
+            module.check_foldable(name, keep=_kept(module, plain))
             seen = _beyond_torch(module)
             if plain and seen:
                 raise ValueError(
                     f"{name} cannot be folded into a torch.nn layer: it was called with {seen}, "
                     "which torch's do not take; plain=None or False keeps ours, with norm=None"
                 )
-            module.check_foldable(name, keep=_kept(module, plain))
 
     def change(module: nn.Module) -> nn.Module | None:
         if not isinstance(module, Normalised):
