@@ -98,6 +98,26 @@ def test_a_users_own_model_and_torchs_layers() -> None:
     torch.testing.assert_close(pushed(normrnn.Stream(plain), x, [1, 1, 10]), wanted)
 
 
+class HandsOn(nn.Module):
+    """A user's model that hands its ``resets`` on, be they None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = normrnn.LSTM(3, 4)
+
+    def forward(self, x: Tensor, state: Any = None, resets: Any = None) -> tuple[Tensor, Any]:
+        return self.rnn(x, state, resets=resets)
+
+
+def test_a_users_own_model_that_was_never_called() -> None:
+    model, x = HandsOn(), torch.randn(12, 3)
+    randomise(model)
+    stream = normrnn.Stream(model)
+    with torch.no_grad():
+        wanted = model.eval()(x[:, None])[0][:, 0]
+    torch.testing.assert_close(pushed(stream, x, [1, 1, 10]), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_training_goes_on_without_touching_a_stream() -> None:
     model = text_model().train()
     stream = normrnn.Stream(model)

@@ -209,7 +209,7 @@ class _Own:
 
     def __init__(self, model: nn.Module) -> None:
         try:
-            copied = fold(model)
+            copied = fold(model, plain=False)  # takes whatever the model hands to its layers
         except ValueError:  # runs as it is
             copied = copy.deepcopy(model)
         self.model = copied.eval().requires_grad_(False)
