@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -119,7 +120,6 @@ def test_every_acoustic_program(norm: str, both: bool, peephole: str, tmp_path: 
 
 
 def test_real_operators(tmp_path: Path) -> None:
-    import onnx
 
     for cell, name in (("lstm", "LSTM"), ("gru", "GRU"), ("rnn", "RNN")):
         file = normrnn.export(text_model(cell), tmp_path / f"{cell}.onnx", "onnx")
@@ -219,6 +219,39 @@ def test_a_users_own_padded_batches_in_onnx(kind: Any, options: Any, tmp_path: P
         return map(torch.from_numpy, session(file).run(None, given))
 
     check_padded(kind, options, run, file, {"x": axes, "lengths": {0: "B"}})
+
+
+class HandsOn(nn.Module):
+    """``forward`` hands on what it was given, be it None, and asks its layer for its sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = normrnn.GRU(3, 4, 2)
+
+    def forward(self, x: Tensor, lengths: Any = None, resets: Any = None) -> Tensor:
+        rnn = self.rnn
+        state = x.new_zeros(rnn.num_layers, x.shape[1], rnn.hidden_size)
+        return rnn(x, state, lengths=lengths, resets=resets)[0]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_model_that_was_never_called_in_onnx(ragged: bool, tmp_path: Path) -> None:
+    """As in a process that has just loaded it."""
+    model: Any = HandsOn().eval()
+    randomise(model)
+    x, lengths = torch.randn(5, 3, 3), torch.tensor([5, 2, 3])
+    example = (x, lengths) if ragged else (x,)
+    file = normrnn.export(model, tmp_path / "m.onnx", "onnx", example=example)
+    weights = onnx.load(str(file)).graph.initializer
+    assert len([w for w in weights if w.dims[-1] in (3, 4)]) == 4  # W and R of each layer, once
+    x, lengths = torch.randn(8, 2, 3), torch.tensor([3, 8])
+    more = {"lengths": lengths} if ragged else {}
+    given = {name: value.numpy() for name, value in {"x": x, **more}.items()}
+    found = torch.from_numpy(session(file).run(None, given)[0])
+    torch.testing.assert_close(found, model(x, **more), **CLOSE)
+    resets = torch.zeros(8, 2).bool()
+    with pytest.raises(ValueError, match="no resets="):
+        normrnn.export(model, file, "onnx", example=(x, None, resets))
 
 
 @pytest.mark.slow

@@ -39,12 +39,17 @@ class _Operator(torch.autograd.Function):
         return g.op(rnn.kind, *given, outputs=1 + rnn.states, **named)
 
 
-class _Ragged(nn.Module):
-    """A stack of plain recurrent layers, called as ours are."""
+class _Standing(nn.Module):
+    """A stack of plain recurrent layers in the place of ours, and called as ours are.
 
-    def __init__(self, rnn: Recurrent) -> None:
+    Whether a call has lengths is known when the model is traced, not before. So there is torch's
+    layer for what that knows, and the operator for the rest; the tracer leaves out what is not
+    used.
+    """
+
+    def __init__(self, rnn: Recurrent, plain: nn.Module | None) -> None:
         super().__init__()
-        self.rnn, self.batch_first = rnn, rnn.layer.batch_first
+        self.rnn, self.plain, self.batch_first = rnn, plain, rnn.layer.batch_first
         for layer in range(rnn.layers):
             for name, value in zip("WRB", weights(rnn, layer), strict=True):
                 self.register_buffer(f"{name}{layer}", value())
@@ -54,6 +59,8 @@ class _Ragged(nn.Module):
         self, input: Tensor, hx: Any = None, lengths: Tensor | None = None, resets: None = None
     ) -> tuple[Tensor, Any]:
         """(T, B, I) or batch first -> outputs, and the state after each sequence's last step."""
+        if self.plain is not None and lengths is None and resets is None:
+            return self.plain(input, hx)
         dense_or_padded(input, lengths, resets)
         rnn, x = self.rnn, input.transpose(0, 1) if self.batch_first else input
         T, B, D = x.shape[0], x.shape[1], rnn.directions
@@ -77,6 +84,13 @@ class _Ragged(nn.Module):
         output = x.transpose(0, 1) if self.batch_first else x
         return output, found if rnn.mode == "LSTM" else found[0]
 
+    def __getattr__(self, name: str) -> Any:
+        """What a model asks its layer for, as ``hidden_size`` for a state of zeros."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["rnn"].layer, name)
+
 
 def _exportable(layer: nn.RNNBase) -> nn.Module:
     """What torch's exporter knows of a layer that folded already."""
@@ -84,7 +98,7 @@ def _exportable(layer: nn.RNNBase) -> nn.Module:
     recurrent.check()
     if not isinstance(layer, Normalised):
         return layer
-    return _Ragged(recurrent) if recurrent.peepholes or layer.lengths_seen else layer.fold()
+    return _Standing(recurrent, None if recurrent.peepholes else layer.fold())
 
 
 def write_traced(
