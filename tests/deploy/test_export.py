@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import normrnn
 from normrnn.speech.model import AcousticModel
@@ -120,7 +121,6 @@ def test_every_acoustic_program(norm: str, both: bool, peephole: str, tmp_path: 
 
 
 def test_real_operators(tmp_path: Path) -> None:
-
     for cell, name in (("lstm", "LSTM"), ("gru", "GRU"), ("rnn", "RNN")):
         file = normrnn.export(text_model(cell), tmp_path / f"{cell}.onnx", "onnx")
         model = onnx.load(str(file))
@@ -252,6 +252,83 @@ def test_a_model_that_was_never_called_in_onnx(ragged: bool, tmp_path: Path) -> 
     resets = torch.zeros(8, 2).bool()
     with pytest.raises(ValueError, match="no resets="):
         normrnn.export(model, file, "onnx", example=(x, None, resets))
+
+
+class Carried(nn.Module):
+    """A user's own, with all that its layer takes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.rnn = normrnn.LSTM(3, 4, 2, **options)
+
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Any = None, twice: bool = False
+    ) -> Any:
+        output, state = self.rnn(x, state, lengths=lengths)
+        return 2 * output if twice else output, state
+
+
+def carried(B: int, T: int) -> tuple[Tensor, Any, Tensor]:
+    """Two states that differ, or one could be taken for the other."""
+    x, lengths = padded(B, T)
+    return x.nan_to_num(), (torch.randn(2, B, 4), torch.randn(2, B, 4)), lengths
+
+
+@pytest.mark.parametrize(
+    ("pick", "names"),
+    [
+        (lambda x, state, _: (x, state), ["x", "state.0", "state.1"]),
+        (lambda x, _, lengths: (x, None, lengths), ["x", "lengths"]),
+        (lambda x, state, lengths: (x, state, lengths), ["x", "state.0", "state.1", "lengths"]),
+        (lambda x, state, _: (x, list(state), None, True), ["x", "state.0", "state.1"]),
+        (lambda x, *_: x, ["x"]),
+    ],
+)
+@torch.no_grad()
+def test_every_tensor_of_the_arguments_in_onnx(pick: Any, names: list[str], tmp_path: Path) -> None:
+    model: Any = Carried().eval()
+    randomise(model)
+    file = normrnn.export(model, tmp_path / "m.onnx", "onnx", example=pick(*carried(3, 5)))
+    inputs = {one.name: one.shape for one in session(file).get_inputs()}
+    assert list(inputs) == names
+    free = [size for shape in inputs.values() for size in shape if isinstance(size, str)]
+    assert len({*free}) == len(free)  # one name for two sizes would be a promise
+    if "state.0" in names:
+        assert [inputs["state.0"][k] for k in (0, 2)] == [2, 4]
+    for B, T in [(2, 8), (5, 1)]:
+        given = pick(*carried(B, T))
+        given = given if isinstance(given, tuple) else (given,)
+        tensors = [value for value in tree_leaves(given) if isinstance(value, Tensor)]
+        numbers = {name: value.numpy() for name, value in zip(names, tensors, strict=True)}
+        found = [torch.from_numpy(value) for value in session(file).run(None, numbers)]
+        output, state = model(*given)
+        torch.testing.assert_close(found, [output, *state], **CLOSE)
+
+
+def test_wrong_arguments_for_onnx(tmp_path: Path) -> None:
+    x, file = torch.randn(5, 3, 3), tmp_path / "m.onnx"
+    for model, how, reason in (
+        (
+            Carried(norm=None).double(),
+            {"example": (x.double(),)},
+            r"float64.*export model\.float\(\)",
+        ),
+        (
+            Carried(norm=None),
+            {"example": [x]},
+            "example= is a tuple of the model's arguments, got a list",
+        ),
+        (Carried(norm=None), {"example": (x.numpy(),)}, "a ndarray for x: give a tensor"),
+        (
+            Carried(norm=None),
+            {"example": (x,), "dynamic": {"y": {0: "T"}}},
+            "'y', and the tensors .* are x",
+        ),
+    ):
+        arguments: Any = how
+        with pytest.raises(ValueError, match=reason):
+            normrnn.export(model, file, "onnx", **arguments)
+    assert not file.exists()
 
 
 @pytest.mark.slow

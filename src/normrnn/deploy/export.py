@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.config.registry import task_of
 from normrnn.deploy import tensors
@@ -31,7 +32,7 @@ def export(
     path: str | Path,
     format: str = "torch",
     *,
-    example: tuple[Any, ...] | None = None,
+    example: tuple[Any, ...] | Tensor | None = None,
     dynamic: Any = None,
     quantize: str | None = None,
     data: str = "",
@@ -46,10 +47,12 @@ def export(
         format: ``"torch"`` (``.pt``), a dict that ``torch.load(weights_only=True)`` reads;
             ``"safetensors"``; ``"onnx"``, with ONNX's own recurrent operators; ``"program"``
             (``.pt2``), torch.export's.
-        example: arguments of your own model, for onnx and program: it is traced with them.
+        example: arguments of your own model, for onnx and program: it is traced with them. A
+            tuple, or a tensor if that is the only one.
         dynamic: the axes of those that may change: for onnx by the argument's name,
-            ``{"x": {0: "T", 1: "B"}}`` (default: the first two of every tensor), for program what
-            torch.export calls ``dynamic_shapes``.
+            ``{"x": {0: "T", 1: "B"}}``, the parts of a tuple ``state.0``, ``state.1`` (default: the
+            first two of every tensor, the batch of a state (layers, B, H) in a tuple), for program
+            what torch.export calls ``dynamic_shapes``.
         quantize: ``"int8"``, for onnx: weights in a quarter of the room. The card of a run has the
             loss on its validation data before and after.
         data: where that data is now, if not where it was in training.
@@ -85,7 +88,7 @@ def export(
         raise ValueError(
             f"format={format!r} traces your own model: give example=, a tuple of its arguments"
         )
-    way = _way(format, network, parts, example, dynamic)
+    way = _way(format, network, parts, _arguments(example), dynamic)
     loads = way.snippet(file.name)
     file.parent.mkdir(parents=True, exist_ok=True)
     if quantize is None:
@@ -95,6 +98,17 @@ def export(
         text = _quantised(way, file, lambda more: about.card(loads, more), run, data)
     write_whole(card, text.encode())
     return file
+
+
+def _arguments(example: Any) -> tuple[Any, ...]:
+    """A packed sequence is a tuple too, and one argument all the same."""
+    if isinstance(example, Tensor | PackedSequence):
+        return (example,)
+    if not isinstance(example, tuple | None):
+        raise ValueError(
+            f"example= is a tuple of the model's arguments, got a {type(example).__name__}"
+        )
+    return example or ()
 
 
 @dataclass(frozen=True)

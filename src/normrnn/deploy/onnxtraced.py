@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from normrnn.deploy.onnxfile import attributes, peepholes, weights
 from normrnn.deploy.parts import Recurrent, dense_or_padded, without_norms
@@ -92,13 +93,82 @@ class _Standing(nn.Module):
             return getattr(self.__dict__["rnn"].layer, name)
 
 
+class _Called(nn.Module):
+    """The model as a function of the tensors among its arguments; all else stays as it is.
+
+    torch's exporter would name the parts of a tuple after the arguments that follow it, and take a
+    dict at the end for keywords.
+    """
+
+    def __init__(self, model: nn.Module, example: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.model = model
+        values, self.shape = pytree.tree_flatten(example)
+        self.fixed = [None if isinstance(value, Tensor) else value for value in values]
+        self.places = [k for k, value in enumerate(values) if isinstance(value, Tensor)]
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """What the model returns."""
+        values = list(self.fixed)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            values[place] = tensor
+        return self.model(*pytree.tree_unflatten(values, self.shape))
+
+
 def _exportable(layer: nn.RNNBase) -> nn.Module:
     """What torch's exporter knows of a layer that folded already."""
     recurrent = Recurrent(layer)
     recurrent.check()
+    if any(weight.dtype == torch.float64 for weight in layer.parameters()):
+        raise ValueError(
+            f"{type(layer).__name__} is float64, in which onnxruntime has no recurrent operators: "
+            "export model.float(), with float32 in example="
+        )
     if not isinstance(layer, Normalised):
         return layer
     return _Standing(recurrent, None if recurrent.peepholes else layer.fold())
+
+
+def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
+    """What an argument is made of, in the order in which torch flattens it."""
+    if isinstance(value, Mapping):
+        parts = [*value.items()]
+    elif isinstance(value, tuple | list):
+        parts = [*enumerate(value)]
+    else:
+        return [(name, value)]
+    return [leaf for key, part in parts for leaf in _leaves(f"{name}.{key}", part)]
+
+
+def _named(model: nn.Module, example: tuple[Any, ...]) -> dict[str, Tensor]:
+    """The tensors of the arguments in their order, by name: ``x``, ``state.0``, ``state.1``."""
+    given = inspect.signature(model.forward).bind(*example).arguments
+    found = {}
+    for name, value in (leaf for item in given.items() for leaf in _leaves(*item)):
+        if isinstance(value, Tensor):
+            found[name] = value
+        elif not isinstance(value, bool | int | float | str | None):
+            raise ValueError(f"example= has a {type(value).__name__} for {name}: give a tensor")
+    return found
+
+
+def _free(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, dict[int, str]]:
+    """Names for the axes that may change: the first two, of a state in a tuple its batch.
+
+    No two are called alike, since that would say that they are of one size.
+    """
+    states = {
+        (one.num_layers * (1 + one.bidirectional), one.hidden_size)
+        for one in model.modules()
+        if isinstance(one, nn.RNNBase | _Standing)
+    }
+    found = {}
+    for name, tensor in tensors.items():
+        shape = tuple(tensor.shape)
+        is_state = "." in name and len(shape) == 3 and (shape[0], shape[2]) in states
+        axes = (1,) if is_state else range(min(2, len(shape)))
+        found[name] = {axis: f"{name}.axis{axis}" for axis in axes}
+    return found
 
 
 def write_traced(
@@ -111,19 +181,19 @@ def write_traced(
     """`dynamic` names the axes that may change."""
     onnx: Any = export_extra("onnx")
     plain = without_norms(model, _exportable).eval()
-    names = [
-        name for name, _ in zip(inspect.signature(plain.forward).parameters, example, strict=False)
-    ]
-    if dynamic is None:
-        pairs = zip(names, example, strict=True)
-        sized = {n: v for n, v in pairs if isinstance(v, Tensor)}
-        dynamic = {n: dict(enumerate(("axis0", "axis1")[: v.dim()])) for n, v in sized.items()}
-    axes = {name: dict(of) for name, of in dynamic.items()}
+    tensors = _named(plain, example)
+    free = _free(plain, tensors) if dynamic is None else dynamic
+    if strange := [name for name in free if name not in tensors]:
+        raise ValueError(
+            f"dynamic= has axes of {strange[0]!r}, and the tensors of example= are "
+            f"{', '.join(tensors)}"
+        )
+    axes = {name: dict(of) for name, of in free.items()}
     with replacing(path) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a tracer that looks at shapes, and of its age
         traced: Any = BytesIO()
-        how: Any = {"dynamo": False, "input_names": names, "dynamic_axes": axes}
-        torch.onnx.export(plain, example, traced, **how)
+        how: Any = {"dynamo": False, "input_names": [*tensors], "dynamic_axes": axes}
+        torch.onnx.export(_Called(plain, example), (*tensors.values(),), traced, **how)
         content = onnx.load_model_from_string(traced.getvalue())
         if not content.graph.input:
             raise ValueError(
