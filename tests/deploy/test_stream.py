@@ -118,6 +118,59 @@ def test_a_users_own_model_that_was_never_called() -> None:
     torch.testing.assert_close(pushed(stream, x, [1, 1, 10]), wanted, rtol=1e-5, atol=1e-5)
 
 
+class BatchFirst(nn.Module):
+    """A user's model of batches (B, T, …), or of (T, B, …) that it turns round."""
+
+    def __init__(self, lower: Any, upper: Any, turns: bool = False) -> None:
+        super().__init__()
+        self.lower, self.upper, self.turns = lower, upper, turns
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        below, above = (None, None) if state is None else state
+        x = x.transpose(0, 1) if self.turns else x
+        x, below = self.lower(x, below)
+        x, above = self.upper(input=x, hx=above)
+        return (x.transpose(0, 1) if self.turns else x), (below, above)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("upper", [normrnn.GRU, nn.GRU])
+@torch.no_grad()
+def test_a_users_own_model_that_is_batch_first(upper: Any, turns: bool) -> None:
+    how: Any = {"batch_first": True}
+    model = BatchFirst(normrnn.LSTM(3, 4, **how), upper(4, 5, 2, **how), turns)
+    randomise(model)
+    model.eval()
+    x = torch.randn(12, 3)
+    wanted = model(x[:, None])[0][:, 0] if turns else model(x[None])[0][0]
+    for cut in ([12], [1, 1, 10], [5, 1, 6]):
+        found = pushed(normrnn.Stream(model), x, cut)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_tokens_of_a_users_own_model_that_is_batch_first() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.rnn = nn.Embedding(7, 3), normrnn.GRU(3, 4, batch_first=True)
+
+        def forward(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+            return self.rnn(self.table(tokens), state)
+
+    model, tokens = Tokens(), torch.randint(0, 7, (9,))
+    randomise(model)
+    wanted, stream = model.eval()(tokens[None])[0][0], normrnn.Stream(model)
+    found = torch.cat([stream.push(int(tokens[0]))[None], stream.push(tokens[1:])])
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_of_which_some_are_batch_first_are_refused() -> None:
+    model = BatchFirst(nn.LSTM(3, 4, batch_first=True), nn.GRU(4, 5))
+    with pytest.raises(ValueError, match=r"lower is batch_first and upper is not.*alike"):
+        normrnn.Stream(model)
+
+
 def test_training_goes_on_without_touching_a_stream() -> None:
     model = text_model().train()
     stream = normrnn.Stream(model)

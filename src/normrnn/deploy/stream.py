@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -37,7 +38,7 @@ class Stream:
     Args:
         model: a network of a run, one of our layers or torch's, or a model of your own that is
             called as ``model(input, state)``, with (T, 1, …) and None at first, and returns output
-            and state.
+            and state; with (1, T, …) if the recurrent layers inside are ``batch_first``.
 
     Streams of one set of weights (``fork``) are independent, and may be used in several threads.
 
@@ -85,9 +86,8 @@ class Stream:
 
 
 def _network(model: nn.Module) -> _Network:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.RNNBase):
-            _check(module, name or type(module).__name__)
+    for name, layer in _recurrent(model).items():
+        _check(layer, name or type(layer).__name__)
     ours: Any = getattr(model, "plain_parts", None)
     if ours is not None:
         return _Whole(ours())
@@ -205,22 +205,72 @@ class _Whole:
 
 
 class _Own:
-    """A user's model, called with (T, 1, …) and a state."""
+    """A user's model, called with one sequence, (T, 1, …) or (1, T, …), and a state."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.batch_first = _batch_first(model)
         try:
             copied = fold(model, plain=False)  # takes whatever the model hands to its layers
         except ValueError:  # runs as it is
             copied = copy.deepcopy(model)
         self.model = copied.eval().requires_grad_(False)
+        if self.batch_first:
+            for layer in _recurrent(self.model).values():
+                layer.register_forward_pre_hook(_look, with_kwargs=True)
 
     def run(self, input: Any, state: State) -> tuple[Tensor, State]:
         x = torch.as_tensor(input)
         # A token is a number, a frame a vector of real ones.
         single = x.dim() == (1 if x.is_floating_point() else 0)
-        x = x[None] if single else x
+        output, state = self._chunk(x[None] if single else x, state)
+        return (output[0] if single else output), state
+
+    def _chunk(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """(T, …) -> (T, …). A model may also turn its input round for layers that are batch first,
+        and is then called as one whose layers are not."""
+        if self.batch_first:
+            looking = _LOOKING.set(True)
+            try:
+                output, state = self.model(x[None], state)
+                return output[0], state
+            except _TakenApart:
+                pass
+            finally:
+                _LOOKING.reset(looking)
         output, state = self.model(x[:, None], state)
-        return (output[0, 0] if single else output[:, 0]), state
+        return output[:, 0], state
+
+
+_LOOKING: ContextVar[bool] = ContextVar("looking", default=False)
+"""Whether a model is called with (1, T, …) here; other threads may call the same one otherwise."""
+
+
+class _TakenApart(Exception):  # noqa: N818  what was found
+    """A layer would take every frame of a chunk for a sequence of its own."""
+
+
+def _look(layer: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+    """Before a layer that is batch first runs."""
+    x = args[0] if args else kwargs.get("input")
+    if _LOOKING.get() and isinstance(x, Tensor) and x.dim() == 3 and len(x) != 1:
+        raise _TakenApart
+
+
+def _recurrent(model: nn.Module) -> dict[str, nn.RNNBase]:
+    return {name: one for name, one in model.named_modules() if isinstance(one, nn.RNNBase)}
+
+
+def _batch_first(model: nn.Module) -> bool:
+    """Whether all recurrent layers inside are; ValueError if only some of them."""
+    first, others = [], []
+    for name, layer in _recurrent(model).items():
+        (first if layer.batch_first else others).append(name)
+    if first and others:
+        raise ValueError(
+            f"{first[0]} is batch_first and {others[0]} is not: a stream cannot tell whether the "
+            "model takes (1, T, …) or (T, 1, …); make them alike"
+        )
+    return bool(first)
 
 
 def frames(input: Any, size: int) -> Tensor:
