@@ -89,5 +89,5 @@ def figure(records: Sequence[Record]) -> "Figure":
         axes.set_title(title, fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
         if what == "spread":
-            axes.legend(fontsize=7)
+            axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the lines
     return drawn
