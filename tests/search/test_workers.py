@@ -321,6 +321,7 @@ def test_a_worker_ends_with_a_command_that_is_gone(tiny_plan: Plan, tmp_path: Pa
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     worker, log = _start(order, "orphan.log", {PARENT: str(gone.pid)})
-    assert worker.wait(timeout=120) == 130, log.read_text()
+    # By its own word, or by the signal where it has nothing to put in order yet.
+    assert worker.wait(timeout=120) in (130, -signal.SIGTERM), log.read_text()
     with closing(Study("s", storage, tiny_plan, 50, 1)) as study:
         assert len(study.done()) < 50
