@@ -195,7 +195,10 @@ def test_arms_end_before_they_can_save(
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(number)
-    process.wait(timeout=60)
+    try:
+        process.wait(timeout=60)
+    finally:
+        process.kill()
     while any(Path(f"/proc/{child}").exists() for child in children):
         assert time.monotonic() < deadline, "the arms outlive their parent"
         time.sleep(0.1)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.report.runs import Run
+from normrnn.report.verdict import verdict
 
 FASTER = {"none": 1.0, "frame": 1.6, "sequence": 1.8, "hidden": 0.8}
 
@@ -88,3 +89,8 @@ def short_run(norm: str, losses: list[float], seed: int = 1, **settings: Any) ->
                 rows.append(row)
     config = {"norm": norm, "seed": seed, "epochs": len(losses) // 2, **settings}
     return Run(Path(norm), config, rows)
+
+
+def said(*runs: Run, target: float | None = None) -> str:
+    """All sentences of a verdict."""
+    return verdict(list(runs), target).sentence

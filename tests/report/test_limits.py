@@ -1,0 +1,160 @@
+"""What a verdict does not claim: of runs that diverged, of times that were rounded, of what is not
+known or not comparable."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from normrnn.report.paired import Difference
+from normrnn.report.tables import differences_table
+from normrnn.report.verdict import verdict
+from tests.report.made_runs import said, short_run
+
+
+def test_nothing_is_better_for_the_seeds_that_did_not_diverge() -> None:
+    """Two of five trained, and look better: the three that diverged are lost, not left out."""
+    runs = []
+    for seed in range(1, 6):
+        runs.append(short_run("none", [5, 4, 3, 3 + seed / 100], seed))
+        good = short_run("frame", [4, 3, 2, 2 + seed / 100], seed)
+        lost = replace(good, rows=good.rows[:1], diverged="the loss is nan at update 6")
+        runs.append(good if seed < 3 else lost)
+    found = verdict(runs)
+    (comparison,) = found.comparisons
+    best = comparison.figures["best_validation"]
+    assert (best.seeds, best.compared, best.agreeing) == ((1, 2), 5, 2)
+    assert best.answer == "some diverged"
+    assert best.probability_of_improvement == pytest.approx(2 / 5)
+    assert found.to_dict()["comparisons"][0]["diverged"] == {"baseline": 0, "other": 3}
+    text = found.sentence
+    assert text.startswith(
+        "2 paired seeds. 3 of 5 runs of the frame-wise normalised network diverged, no finite loss"
+        " any more; what follows is of the seeds that trained to their end."
+    )
+    assert "lower in 2 of 5 seeds, probability of improvement 0.40" in text
+    for words in ("better", "had not finished"):
+        assert words not in text
+    assert "some diverged" in {row[-2] for row in differences_table(comparison).rows}
+    # The other way round: a baseline that diverged makes nothing worse.
+    turned = [replace(r, config={**r.config, "norm": OTHER[r.norm]}) for r in runs]
+    (comparison,) = verdict(turned).comparisons
+    best = comparison.figures["best_validation"]
+    assert (best.answer, best.agreeing) == ("some diverged", 2)
+    assert best.probability_of_improvement == pytest.approx(3 / 5)
+
+
+OTHER = {"none": "frame", "frame": "none"}
+
+
+def test_an_arm_that_diverged_in_every_seed_is_not_better() -> None:
+    runs = []
+    for seed in (1, 2, 3):
+        runs.append(short_run("none", [5, 4, 4, 4, 3 + seed / 100, 3], seed))
+        good = short_run("frame", [4, 3, 2, 2], seed, epochs=3)
+        runs.append(replace(good, diverged="the loss is nan at update 25"))
+    text = said(*runs)
+    assert "3 of 3 runs of the frame-wise normalised network diverged" in text
+    assert "what follows is of what came before that" in text
+    assert "better" not in text
+
+
+def test_a_saving_in_most_seeds_is_told() -> None:
+    """One of four did not reach the target: no mean, and no "no saving"."""
+    runs = [short_run("none", [5, 4, 3, 3], seed) for seed in range(1, 5)]
+    runs += [short_run("frame", [4, 3, 2, 2], seed) for seed in range(1, 4)]
+    runs.append(short_run("frame", [6, 6, 6, 6], 4))
+    text = said(*runs)
+    assert "reached the baseline's best training loss of 3.000 nats in 3 of 4 seeds, with" in text
+    assert "fewer updates in 3: no mean of them" in text
+    assert "No saving" not in text
+
+
+def test_a_target_met_when_first_looked_at() -> None:
+    """After the first epoch, by both: no saving can be seen, which is not the same as none."""
+    both = [short_run("none", [5, 4]), short_run("frame", [4, 2])]
+    (found,) = verdict(both).comparisons
+    assert found.target.too_early
+    assert "updates_to_target" not in found.figures
+    text = said(*both)
+    assert "no saving can be seen: the baseline and the frame-wise normalised network" in text
+    assert "after 10 updates" in text
+    quick = short_run("frame", [4, 2, 2, 2])
+    text = said(short_run("none", [5, 4, 4, 3]), quick)
+    assert "needed at least 50% fewer updates: 10 instead of 20." in text
+
+
+def test_rounded_times_are_not_certain() -> None:
+    """Targets reached at a second or third look, alike in both arms: Student's t over whole looks
+    alone would answer in one of eight of such pairs of seeds."""
+    seeds = (1, 2)
+    same = Difference(seeds, (30.0, 30.0), (20.0, 20.0), True)
+    assert same.answer == "better"
+    assert replace(same, resolution=1 / 3).answer == "no difference seen"
+    draw, wrong = random.Random(1), 0
+    for _ in range(2000):
+        times = [tuple(draw.choice((20.0, 30.0)) for _ in range(5)) for _ in range(2)]
+        found = Difference(tuple(range(5)), times[0], times[1], True, resolution=0.4)
+        wrong += found.answer != "no difference seen"
+    assert wrong <= 0.05 * 2000
+
+
+def test_seconds_of_another_device_are_not_compared() -> None:
+    place = [{"cpu": "one"}]
+    runs = [
+        replace(short_run(norm, losses, device=device), environments=place)
+        for norm, device, losses in (("none", "cpu", LONG[0]), ("frame", "cuda", LONG[1]))
+    ]
+    assert "Seconds are not compared: the runs were made in different surroundings." in said(*runs)
+    runs[1] = replace(runs[1], config=runs[1].config | {"device": "cpu"})
+    assert "% less time: " in said(*runs)
+    runs = [replace(run, environments=[]) for run in runs]
+    assert "Seconds are not compared: where the runs ran is not recorded." in said(*runs)
+
+
+LONG = ([5.0] * 7 + [4.0] * 7 + [3.0], [5.0] * 7 + [4.0] * 3 + [2.9] * 5)
+
+
+@pytest.mark.parametrize("setting", [{"max_vocab": 1000}, {"level": "char"}])
+def test_runs_of_another_measure_are_not_compared(setting: dict[str, object]) -> None:
+    """Without a baseline of its own a network stands beside others, but not beside other words."""
+    base = short_run("none", [5, 4, 3, 3], text={"level": "word", "max_vocab": 10000})
+    other = short_run("frame", [4, 3, 2, 2], text={"level": "word", "max_vocab": 10000} | setting)
+    assert verdict([base, other]).comparisons == []
+
+
+def test_which_baseline_is_said() -> None:
+    runs = [short_run("none", [5, 4, 3, x], optimizer={"lr": x}) for x in (1.0, 2.0)]
+    runs.append(short_run("frame", [5, 4, 3, 2], optimizer={"lr": 4.0}))
+    first, second = verdict(runs).sentences
+    assert first.startswith("Against the baseline (optimizer.lr 1.0):")
+    assert second.startswith("Against the baseline (optimizer.lr 2.0):")
+
+
+def test_gaps_that_are_alike_are_no_difference() -> None:
+    """To the last bits, in every seed: nobody overfits more."""
+    runs = []
+    for seed in (1, 2, 3):
+        runs.append(short_run("none", [5, 4, 3, 3], seed))
+        other = short_run("layer", [5, 4, 3, 3], seed)
+        for row in other.rows:
+            row["loss"] += 1e-15 * seed if row["split"] == "valid" else 0
+        runs.append(other)
+    assert "No difference in overfitting seen" in said(*runs)
+
+
+def test_arms_that_are_alike_are_the_same() -> None:
+    runs = [short_run(n, [5, 4, 3, 3], s) for s in (1, 2, 3) for n in ("none", "frame")]
+    assert "the same in 3 of 3 seeds, probability of improvement 0.50" in said(*runs)
+
+
+def test_a_lead_that_comes_back_was_not_lost() -> None:
+    base = short_run("none", [5, 4, 3, 3, 2, 2, 1, 1])
+    back = short_run("frame", [5, 3, 2.9, 3.1, 1.9, 1.9, 0.95, 1.04])
+    assert "was the lower one until" not in said(base, back)
+
+
+def test_runs_without_a_partner_are_counted() -> None:
+    runs = [short_run("none", [5, 4, 3, 3], seed) for seed in range(1, 6)]
+    runs += [short_run("frame", [4, 3, 2, 2], seed) for seed in range(4, 8)]
+    assert "5 runs have no partner of the same seed, and are not compared." in said(*runs)
