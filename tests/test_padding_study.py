@@ -66,6 +66,14 @@ def test_of_runs(
         np.testing.assert_allclose(one["alone"]["rnn.norm_l0"], expected, rtol=1e-4)
         assert one["valid"].keys() == {"running", "recalibrated", "batch"}
         assert one["training"].keys() == one["alone"].keys()
+    # A second spread of lengths, when the runs of the first are gone: what was kept of those stays.
+    run_tiny(replace(whole, train=replace(whole.train, pool=1)), tmp_path / "second")
+    again = [tmp_path / "second", runs[0]]
+    monkeypatch.setattr(sys, "argv", ["padding", *map(str, again), *given[3:]])
+    main()
+    both = json.loads(output.read_text())
+    assert [one["pool"] for one in both] == [1, 2, 2]
+    assert both[1:] == records
     # Another seed has other batches, and another share of padding: the same row all the same.
     other = {**records[0], "seed": 2, "padding": records[0]["padding"] + 0.05}
     assert [row[1] for row in table([*records, other]).rows] == ["2", "1"]

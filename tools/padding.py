@@ -7,7 +7,8 @@ the development set's cross entropy under running, recalibrated and batch statis
 the kept statistics are from those of training batches (as training counted them) and from those of
 development utterances alone, which have no padding: the mean's distance in standard deviations, the
 spread's as the logarithm of its ratio, both averaged over features and batches, per layer. Then
-what counting padding does to the cross entropy, paired by seed.
+what counting padding does to the cross entropy, paired by seed. Records of other runs that the
+output holds already are kept.
 """
 
 import argparse
@@ -132,12 +133,21 @@ def record(run: Path, corpus: SpeechCorpus) -> Record:
     }
 
 
+def _kind(one: Record) -> tuple[int, ...]:
+    return tuple(one[name] for name in ("pieces", "batch", "pool", "counted"))
+
+
+def together(old: Sequence[Record], new: Sequence[Record]) -> list[Record]:
+    """Records in the order of their kinds and seeds; a new one replaces an old one of the same."""
+    every = {(_kind(one), one["seed"]): one for one in (*old, *new)}
+    return [every[key] for key in sorted(every)]
+
+
 def table(records: Sequence[Record]) -> Table:
     """A row per kind of run, the mean over its seeds."""
     kinds: dict[tuple[int, ...], list[Record]] = {}
     for one in records:
-        kind = tuple(one[name] for name in ("pieces", "batch", "pool", "counted"))
-        kinds.setdefault(kind, []).append(one)
+        kinds.setdefault(_kind(one), []).append(one)
     rows = [[_name(some), str(len(some)), *_figures(some)] for _, some in sorted(kinds.items())]
     columns = [
         ("", ["statistics", "seeds", "padding"]),
@@ -234,7 +244,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
     corpus = read_speech(given.data)
-    records = [record(run, corpus) for run in given.runs]
+    kept = given.output.read_text(encoding="utf-8") if given.output.exists() else "[]"
+    records = together(json.loads(kept), [record(run, corpus) for run in given.runs])
     given.output.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     for found in tables(records):
         print(found.markdown(), end="\n\n")

@@ -336,6 +336,20 @@ def test_with_the_mini_batchs_own_statistics() -> None:
     assert batch.differences == pytest.approx((3.48, 3.48), abs=0.01)
 
 
+def test_under_every_kind_of_statistics() -> None:
+    """Running statistics have a figure of their own where recalibrated ones are what serves."""
+    runs = [short_run(norm, [5, 4, 3, 3], text=WORDS) for norm in ("none", "frame", "layer")]
+    runs[2].rows[:] = [row for row in runs[2].rows if row.get("statistics", "running") == "running"]
+    for row in runs[1].rows:
+        if row.get("statistics") == "running":
+            row["loss"] += 0.2
+    frame, layer = (comparison.figures for comparison in verdict(runs).comparisons)
+    assert frame["best_validation"].differences == (0.0,)
+    shifted = frame["best_with_running_statistics"].differences
+    assert shifted == pytest.approx((math.exp(3.7) - math.exp(3.5),))
+    assert not any("statistics" in name for name in layer)
+
+
 def test_the_same_in_html_in_markdown_and_as_data(tmp_path: Path) -> None:
     for norm in ("none", "frame"):
         for seed in (1, 2, 3):

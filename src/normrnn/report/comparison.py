@@ -172,9 +172,13 @@ class Comparison:
             "best_validation": self._difference(held_out),
             "final_validation": self._difference(last),
             "best_frame_error_rate": self._difference(errors),
-            "best_with_batch_statistics": self._difference(
-                held_out, lambda run: held_out(run, "batch")
-            ),
+            **{
+                f"best_with_{kind}_statistics": self._difference(
+                    held_out, lambda run, kind=kind: held_out(run, kind)
+                )
+                for kind in ("running", "batch")
+                if any(other.serving != kind for _, other in self.pairs)
+            },
             "gap": self._gaps(),
             **self._to_target(),
         }

@@ -211,6 +211,7 @@ def differences_table(found: Comparison) -> Table:
         "best_validation": (f"best {found.measure.name}", digits),
         "final_validation": (f"last {found.measure.name}", digits),
         "best_frame_error_rate": ("best FER", 3),
+        "best_with_running_statistics": ("best, running statistics", digits),
         "best_with_batch_statistics": ("best, batch statistics", digits),
         "gap": ("gap to training, nats", 3),
         "updates_to_target": ("updates to the target", 0),
