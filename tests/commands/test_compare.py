@@ -14,11 +14,12 @@ import pytest
 
 from normrnn.cli import main
 from normrnn.commands.jobs import Job, Jobs, plan
-from normrnn.config.jsonio import to_dict
+from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UserError
+from normrnn.recipes import recipe
 from normrnn.text.config import LanguageConfig
 from tests.commands.conftest import Cli
-from tests.tiny_runs import rows_of
+from tests.tiny_runs import rows_of, run_tiny
 
 
 def test_plan_has_one_arm_per_norm_and_seed(tiny: LanguageConfig, tmp_path: Path) -> None:
@@ -222,6 +223,33 @@ def test_other_settings_are_refused_before_anything_trains(
     assert "frame-1 holds a run with other settings" in err
     assert "optimizer.lr was 0.25, is now 1.0" in err
     assert not (out / "none-1").exists()
+
+
+def test_other_data_is_refused_before_anything_trains(
+    tiny: LanguageConfig, tmp_path: Path, cli: Cli
+) -> None:
+    """A first comparison, then the same of another text in the same place, with more seeds."""
+    out, other = tmp_path / "runs", tmp_path / "mine.txt"
+    run_tiny(replace(tiny, epochs=1, threads=1), out / "none-1")
+    other.write_text("one two three four five six seven\n" * 400)
+    settings = [f"--{name}={value}" for name, value in _changed(tiny)]
+    arguments = ["compare", "ptb-small", *settings, "--epochs", "1", "--out", out, "--seeds", "2"]
+    code, _, err = cli(*arguments, "--data", other)
+    assert code == 2
+    assert f"none-1 was begun on other data than {other} is now: use another --out" in err
+    assert sorted(path.name for path in out.iterdir()) == ["none-1"]
+    code, _, err = cli(*arguments, "--data", tiny.data, "--tune", "optimizer.lr")
+    assert code == 2
+    assert "none-1 was begun before optimizer.lr was tuned" in err
+    assert sorted(path.name for path in out.iterdir()) == ["none-1"]
+
+
+def _changed(config: LanguageConfig) -> list[tuple[str, object]]:
+    """What sets a config apart from its recipe's, as flags."""
+    own, given = flat(to_dict(recipe(config.recipe))), flat(to_dict(config))
+    names = (name for name in own if own[name] != given[name])
+    left = ("data", "epochs", "threads", "data_sha256")
+    return [(name.replace("_", "-"), given[name]) for name in names if name not in left]
 
 
 @pytest.mark.parametrize("command", ["compare", "search"])

@@ -180,6 +180,26 @@ def test_runs_are_found_two_levels_down_and_nothing_is_no_report(cli: Cli, tmp_p
         assert "--target must be a number above 0" in err
 
 
+def test_runs_beside_comparisons_and_studies_are_all_found(cli: Cli, tmp_path: Path) -> None:
+    """All in the places that the commands have for them."""
+    runs = tmp_path / "runs"
+    for norm in ("none", "frame"):
+        make_run(runs / "ptb-small", norm=norm, name=f"{norm}-1")
+    make_run(runs, norm="none", seed=2)
+    search = runs / "ptb-small-search"
+    make_run(search / "trials" / "0000", norm="none", seed=7, name="none")
+    arm = {"diverged": False, "loss": 4.0, "train": 3.9}
+    settings = {"settings": {"optimizer.lr": 1.0}, "state": "complete", "value": 4.0}
+    trial = {"trial": 0, "arms": {"none": arm}, **settings}
+    (search / "trials.jsonl").write_text(json.dumps(trial) + "\n")
+    code, out, err = cli("report", runs, "-o", tmp_path / "r.html", "--markdown")
+    assert code == 0, err
+    assert "frame-wise normalised network" in out
+    assert "no normalised run here" not in out
+    for words in ("baseline, seed 1", "frame, seed 1", "baseline, seed 2", "ptb-small-search"):
+        assert words in out
+
+
 def test_more_epochs_than_the_recipes(tmp_path: Path) -> None:
     assert load(make_run(tmp_path, epochs=17)).progress == "all 17"
     assert load(make_run(tmp_path, norm="frame", epochs=17, until=400)).progress == "2 of 17"

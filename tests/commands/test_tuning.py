@@ -51,6 +51,8 @@ def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
         ("norm", "none,frame", "--tune norm: it tells runs apart"),
         ("seed", "1,2", "--tune seed: it tells runs apart"),
         ("epochs", "1,2", "--tune epochs: it tells runs apart, or how long they are"),
+        ("text.max_vocab", "4,2000", "--tune text.max_vocab: losses under different values of it"),
+        ("evaluation.tokens", "10,20", "losses of different things"),
     ],
 )
 def test_what_cannot_be_tuned(config: Config, field: str, values: str, said: str) -> None:

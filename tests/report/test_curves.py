@@ -71,7 +71,7 @@ def test_table_and_picture(tmp_path: Path) -> None:
         Run(Path(), {"norm": "frame", "seed": 2, "epochs": 2}, []),
     ]
     console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
-    console.print(runs_table(Group("mine", "", runs)).rich())
+    console.print(runs_table(Group("mine", "", runs)))
     text = console.export_text()
     console.file.close()
     assert "baseline, seed 1" in text

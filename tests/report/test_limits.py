@@ -1,15 +1,20 @@
 """What a verdict does not claim: of runs that diverged, of times that were rounded, of what is not
 known or not comparable."""
 
+import io
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from normrnn.errors import UsageError
+from normrnn.report.groups import groups
 from normrnn.report.paired import Difference
-from normrnn.report.tables import differences_table
+from normrnn.report.tables import differences_table, target_table
 from normrnn.report.verdict import verdict
-from tests.report.made_runs import said, short_run
+from tests.report.made_runs import make_run, said, short_run
 
 
 def test_nothing_is_better_for_the_seeds_that_did_not_diverge() -> None:
@@ -158,3 +163,122 @@ def test_runs_without_a_partner_are_counted() -> None:
     runs = [short_run("none", [5, 4, 3, 3], seed) for seed in range(1, 6)]
     runs += [short_run("frame", [4, 3, 2, 2], seed) for seed in range(4, 8)]
     assert "5 runs have no partner of the same seed, and are not compared." in said(*runs)
+
+
+def test_seeds_that_got_differently_far_are_not_averaged() -> None:
+    """Two of four epochs are no draw from the same as four: left out, and said."""
+    runs = [short_run("none", [5, 4, 3, 3, 3, 2.9, 2.8, 2.7 + s / 100], s) for s in (1, 2)]
+    runs += [short_run("frame", [5, 3, 2, 2, 2, 1.9, 1.8, 1.7], s) for s in (1, 2)]
+    runs += [short_run("none", [9, 8], 3), short_run("frame", [1, 1], 3)]
+    found = verdict(runs)
+    (comparison,) = found.comparisons
+    assert (comparison.seeds, comparison.shorter, comparison.left_out) == ([1, 2], 1, 0)
+    assert found.sentence.startswith("2 paired seeds. ")
+    assert "1 more seed got less far: not compared." in found.sentence
+    assert "no partner" not in found.sentence
+    # The same of runs that are still going on.
+    going = [replace(run, config={**run.config, "epochs": 9}) for run in runs]
+    (comparison,) = verdict(going).comparisons
+    assert (comparison.seeds, comparison.shorter, comparison.going) == ([1, 2], 1, True)
+
+
+def test_a_run_that_diverged_without_a_partner_counts() -> None:
+    """Seeds 3 and 4 diverged, and there is no baseline of them."""
+    runs = [short_run("none", [5, 4, 3, 3 + s / 100], s) for s in (1, 2)]
+    runs += [short_run("frame", [4, 3, 2, 2 + s / 50], s) for s in (1, 2, 3, 4)]
+    runs[4:] = [replace(run, rows=run.rows[:1], diverged="nan") for run in runs[4:]]
+    found = verdict(runs)
+    assert "2 of 4 runs of the frame-wise normalised network diverged" in found.sentence
+    assert {figure.answer for figure in found.comparisons[0].figures.values()} == {"some diverged"}
+    for words in ("better", "overfits"):
+        assert words not in found.sentence
+    assert "When both were last validated, its loss on validation was 0.5" in (found.sentence)
+
+
+def test_the_gap_of_updates_of_different_sizes() -> None:
+    """Twice as many updates an epoch: the last validations of both, not those at one update."""
+    small = short_run("none", [5, 4, 3, 3, 2, 2])
+    for row in small.rows:
+        row["updates"] *= 2
+        row["loss"] += 0.3 * (row["epoch"] - 1) * (row["split"] == "valid")
+    large = short_run("frame", [5, 4, 3, 3, 2, 2])
+    (found,) = verdict([small, large]).comparisons
+    assert not found.same_updates
+    assert found.figures["gap"].baseline == pytest.approx((1.1,))
+    assert found.figures["gap"].other == pytest.approx((0.5,))
+
+
+def test_updates_of_different_sizes_are_not_fewer() -> None:
+    runs = [short_run("none", [5, 4, 3, 3], s) for s in (1, 2)]
+    for row in (row for run in runs for row in run.rows):
+        row["updates"] *= 2
+    runs += [short_run("frame", [4, 3, 2, 2], 1), short_run("frame", [6, 6, 6, 6], 2)]
+    text = said(*runs)
+    assert "reached the baseline's best training loss of 3.000 nats in 1 of 2 seeds: no" in text
+    assert "fewer updates" not in text
+    assert "same number of updates" not in text
+
+
+def test_both_there_at_once_is_no_at_least() -> None:
+    """In seed 2 the baseline may have been the first; in seed 1 the other was 10 updates sooner."""
+    runs = [short_run("none", [5, 4, 4, 3], 1), short_run("frame", [4, 2, 2, 2], 1)]
+    runs += [short_run("none", [2, 2, 3, 3], 2), short_run("frame", [2, 2, 2, 2], 2)]
+    (found,) = verdict(runs).comparisons
+    assert found.target.at_once == ((False, True), (True, True))
+    assert not found.figures["updates_to_target"].at_least
+
+
+def test_times_to_a_target_are_as_exact_as_the_looks() -> None:
+    """All at the second look, ten updates after the first: ± 4.303 · 10/√12/√3, not ± 0."""
+    runs = [short_run(norm, [5, 4, 3, 3], s) for s in (1, 2, 3) for norm in ("none", "frame")]
+    (group,) = groups(runs)
+    rows = target_table(group, 40.0).rows
+    assert [row[2] for row in rows] == ["20 (13 to 27)"] * 2
+    rows = target_table(group, 100.0).rows
+    assert [row[2] for row in rows] == ["10 or fewer (3 to 17)"] * 2
+
+
+def test_no_saving_so_far_is_said_of_what_goes_on_alone() -> None:
+    base = short_run("none", [5, 4, 3, 3])
+    other = short_run("frame", [6, 6, 6, 6], epochs=4)
+    assert "No saving so far: " in said(base, other)
+    assert "No saving: " in said(base, replace(other, diverged="nan"))
+
+
+def test_gaps_that_hardly_differ_in_every_seed() -> None:
+    """Certain and too small to speak of: the table does not call it larger."""
+    runs = [short_run(norm, [5, 4, 3, 3], s) for s in (1, 2, 3) for norm in ("none", "frame")]
+    for run in runs[1::2]:
+        for row in run.rows:
+            row["loss"] += (0.01 + run.seed / 1e4) * (row["split"] == "valid")
+    (found,) = verdict(runs).comparisons
+    assert found.figures["gap"].answer == "worse"
+    (row,) = (row for row in differences_table(found).rows if row[0].startswith("gap"))
+    assert row[-2] == "hardly any"
+    assert "No difference in overfitting seen" in said(*runs)
+
+
+def test_what_a_verdict_takes(tmp_path: Path) -> None:
+    make_run(tmp_path, norm="none")
+    make_run(tmp_path, norm="frame")
+    several = list(tmp_path.iterdir())
+    assert verdict(tmp_path.iterdir()).sentence == verdict(several).sentence
+    assert verdict(set(several)).comparisons[0].seeds == [1]
+    for target in (float("nan"), -3.0, 0.0):
+        with pytest.raises(UsageError, match="a target is a number above 0"):
+            verdict(several, target=target)
+
+
+def test_numbers_stay_whole_in_a_narrow_terminal() -> None:
+    runs = [short_run(n, [5, 4, 3, 3], s) for s in (1, 2, 3) for n in ("none", "frame")]
+    for row in (row for run in runs for row in run.rows):
+        row["updates"] *= 1234
+    (found,) = verdict(runs).comparisons
+    table = differences_table(found)
+    numbers = {word for row in table.rows for cell in row[1:] for word in cell.split()}
+    for width in (40, 60, 80, 100, 200):
+        console = Console(width=width, file=io.StringIO())
+        console.print(table)
+        printed = console.file.getvalue()  # type: ignore[attr-defined]
+        assert max(map(len, printed.splitlines())) <= width
+        assert numbers <= set(printed.replace(";", " ").split()), width

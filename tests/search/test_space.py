@@ -36,6 +36,7 @@ def test_the_papers_space() -> None:
         ({"optimizer": [1]}, "optimizer, which is a group of fields"),
         ({"optimizer.lr.low": [1]}, "no field of ptb-char"),
         ({"norm": ["none"]}, "norm, which a search does not vary"),
+        ({"text.level": ["word", "char"]}, "text.level: losses under different values of it"),
         ({"optimizer.lr": []}, "no values for optimizer.lr"),
         ({"optimizer.lr": {"low": 2, "high": 1}}, "empty: low 2 is above high 1"),
         ({"optimizer.lr": {"low": 1}}, "give a list of values, or low and high"),

@@ -183,6 +183,7 @@ def _compare(config: Config, request: Request) -> "list[Run]":
     studies = []
     try:
         if request.tuning is not None:
+            _refuse_untuned(arms, request.tuning, out)
             chosen, study = _tuned(config, request, request.tuning, console)
             arms = [_with(arm, request.tuning.field, chosen[arm.config.norm]) for arm in arms]
             studies.append(study)
@@ -200,9 +201,9 @@ def _compare(config: Config, request: Request) -> "list[Run]":
     parts = groups(runs)
     verdicts = [group_verdict(group, request.target) for group in parts]
     for group, verdict in zip(parts, verdicts, strict=True):
-        console.print(runs_table(group, authors=False).rich())
+        console.print(runs_table(group, authors=False))
         for table in evidence(group, verdict, request.target):
-            console.print(table.rich())
+            console.print(table)
     if draws:
         save(figure(runs), out / "curves.png")
         title = f"normrnn compare {config.recipe}"
@@ -226,17 +227,30 @@ def _tuned(
 
 
 def _refuse_other(arms: Sequence[Job]) -> None:
-    """An arm that was begun with other settings is known before any other is trained."""
+    """An arm that was begun with other settings, or on other data, is known before any other is
+    trained."""
     begun = [arm for arm in arms if (arm.out / CONFIG).exists()]
     if not begun:
         return
-    from normrnn.engine.start import refuse_changes
+    from normrnn.engine.start import open_experiment, refuse_changes
     from normrnn.runs.store import RunDirectory
 
+    data = open_experiment(begun[0].config)
     for arm in begun:
         old = RunDirectory(arm.out).config()
-        # Each arm looks at the data itself.
-        refuse_changes(old, replace(arm.config, data_sha256=old.data_sha256), arm.out)
+        known = old.data_sha256 in (data.sha256, data.older_sha256)
+        found = old.data_sha256 if known else data.sha256
+        refuse_changes(old, replace(arm.config, data_sha256=found), arm.out)
+
+
+def _refuse_untuned(arms: Sequence[Job], wanted: Tuning, out: Path) -> None:
+    """Runs of another comparison are known before anything is tuned."""
+    begun = [arm for arm in arms if (arm.out / CONFIG).exists()]
+    if begun and not wanted.recorded(out):
+        raise UsageError(
+            f"{begun[0].out} was begun before {wanted.field} was tuned, and may not have the value"
+            " that is chosen: use another --out"
+        )
 
 
 def _with(arm: Job, field: str, value: Any) -> Job:

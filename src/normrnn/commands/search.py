@@ -184,7 +184,7 @@ def _write(study: "Study", out: Path) -> int:
     if rows:
         about = {"study": study.name, "trials": study.count, **study.plan.identity()}
         recorded = RecordedStudy(out, rows, about)
-        console.print(table(rows, paper=recorded.paper).rich())
+        console.print(table(rows, paper=recorded.paper))
         for sentence in sentences(rows):
             console.print(f"{sentence}.", soft_wrap=True)
         report = out / "report.html"

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normrnn.commands.jobs import Job
-from normrnn.config.base import Config
+from normrnn.config.base import MEASURED, Config
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UsageError, UserError
 from normrnn.norms import of
 from normrnn.runs.rows import epoch_averages
-from normrnn.search.space import check, with_fields
+from normrnn.search.space import ANOTHER_LOSS, check, with_fields
 
 if TYPE_CHECKING:
     from normrnn.report.study import RecordedStudy
@@ -35,6 +35,13 @@ class Tuning:
     epochs: int
     of: int = 0
     """Epochs of the comparison, if that has more."""
+
+    def recorded(self, out: Path) -> bool:
+        """Whether this field was tuned there before."""
+        from normrnn.report.study import read_study
+
+        space = read_study(out / FOLDER).about.get("space")
+        return isinstance(space, dict) and self.field in space
 
     def arms(self, config: Config, norms: Sequence[str], out: Path) -> list[Job]:
         """One run per normalisation and value, in `out`/tuning/runs/NORM-VALUE."""
@@ -61,6 +68,8 @@ def tuning(config: Config, norms: Sequence[str], field: str, values: str, epochs
     now = fields[field]
     if field in _NOT_TUNED:
         raise UsageError(f"--tune {field}: it tells runs apart, or how long they are, not better")
+    if field.startswith(MEASURED):
+        raise UsageError(f"--tune {field}: {ANOTHER_LOSS}")
     if epochs < 0:
         raise UsageError(f"--tune-epochs must be at least 0, not {epochs}")
     if values:
@@ -135,11 +144,12 @@ def _result(arm: Job) -> dict[str, Any]:
 
     run = load(arm.out)
     row = best(run, "valid", run.serving)
+    spent = {"updates": run.updates, "seconds": run.seconds}
     if arm.code or row is None:
         reason = arm.child.last_words() if arm.child else ""
-        return {"diverged": True, "loss": None, "reason": reason}
+        return {"diverged": True, "loss": None, "reason": reason, **spent}
     result = {"diverged": False, "loss": row["loss"], "train": epoch_averages(run.rows)[-1]["loss"]}
-    return result | {"updates": run.updates, "seconds": run.seconds}
+    return result | spent
 
 
 def sentence(wanted: Tuning, chosen: dict[str, Any], study: "RecordedStudy") -> str:

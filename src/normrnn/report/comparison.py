@@ -24,6 +24,8 @@ from normrnn.report.runs import Row, Run
 
 LONG_ENOUGH = 30.0
 """Seconds: what a shorter run took says nothing of speed."""
+NO_GAP = 0.02
+"""Nats: a smaller gap between training and validation is none, and so is a smaller difference."""
 Pair = tuple[Run, Run]
 Figure = Callable[[Run], float | None]
 
@@ -82,6 +84,8 @@ class Comparison:
     """Whether finished runs were compared up to where the shorter one ends."""
     broken: tuple[Pair, ...] = ()
     """Seeds of which a run diverged, where others finished: in no mean, but counted."""
+    shorter: int = 0
+    """Seeds that got less far than those compared: a mean over both would say nothing."""
 
     @cached_property
     def measure(self) -> Measure:
@@ -197,14 +201,18 @@ class Comparison:
         return self._spoilt(replace(found, diverged=tuple((a, b) for a, b in lost)))
 
     def _spoilt(self, found: Difference) -> Difference:
-        """With a note of it where a run diverged, and it is compared as far as it got."""
-        return replace(found, spoilt=any(run.diverged for pair in self.pairs for run in pair))
+        """With a note of it where a run of either arm diverged, compared or not."""
+        return replace(found, spoilt=any(self.diverged.values()))
 
     def _gaps(self) -> Difference:
-        """Validation minus training loss, at the last validation that both have."""
-        values = []
+        """Validation minus training loss, at the last validation that both have: the same number
+        of updates, or as many validations where updates are of different sizes."""
+        values, same = [], self.same_updates
         for pair in self.pairs:
-            a, b = ({row["updates"]: row["gap"] for row in gap(run)} for run in pair)
+            a, b = (
+                {row["updates"] if same else i: row["gap"] for i, row in enumerate(gap(run))}
+                for run in pair
+            )
             if common := a.keys() & b.keys():
                 values.append((pair[0].seed, a[max(common)], b[max(common)]))
         return self._spoilt(_paired(values))
@@ -230,7 +238,7 @@ class Comparison:
                 replace(
                     _paired(values, True),
                     resolution=mean(steps) if steps else 0.0,
-                    at_least=any(other for _, other in target.at_once),
+                    at_least=_at_least(target.at_once),
                     diverged=tuple((a, b) for a, b in lost),
                 )
             )
@@ -249,6 +257,7 @@ class Comparison:
             "measure": self.measure.name,
             "seeds": self.seeds,
             "left_out": self.left_out,
+            "shorter": self.shorter,
             "going": self.going,
             "cut": self.cut,
             "diverged": self.diverged,
@@ -269,18 +278,21 @@ def _paired(values: Sequence[tuple[int, float, float]], relative: bool = False) 
 
 def compared(baseline: Arm, other: Arm, target: float | None = None) -> Comparison:
     """Pairs that have finished, those of different lengths as far as both got; or all, as far as
-    both got, where none has."""
+    both got, where none has. Of either, those that got furthest."""
     first, second = ({run.seed: run for run in arm.runs} for arm in (baseline, other))
     every = [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
     over = [pair for pair in every if all(map(ended, pair))]
     finished = [pair for pair in over if all(run.finished for run in pair)]
     broken = [pair for pair in over if not all(run.finished for run in pair)]
-    uneven = [a.epochs_done != b.epochs_done for a, b in finished]
-    pairs = [_as_far(*p) if far else p for p, far in zip(finished, uneven, strict=True)]
-    if not pairs:
-        pairs, broken = [_as_far(*pair) for pair in every], []
-    left_out = len(every) - len(pairs) - len(broken)
-    how = not finished, target, any(uneven), tuple(broken)
+    if not finished:
+        broken = []
+    chosen = finished or every
+    far = [min(run.epochs_done for run in pair) for pair in chosen]
+    most = [pair for pair, epochs in zip(chosen, far, strict=True) if epochs == max(far)]
+    uneven = [not finished or a.epochs_done != b.epochs_done for a, b in most]
+    pairs = [_as_far(*p) if cut else p for p, cut in zip(most, uneven, strict=True)]
+    left_out, shorter = len(every) - len(chosen) - len(broken), len(chosen) - len(most)
+    how = not finished, target, bool(finished) and any(uneven), tuple(broken), shorter
     return Comparison(baseline, other, pairs, left_out, *how)
 
 
@@ -305,6 +317,12 @@ def _widest(curves: Sequence[Sequence[Point]], firsts: Sequence[Point | None]) -
             a, b = (curve[0], curve[1]) if not at else (curve[at - 1], first)
             widest = max(widest, Point(b.updates - a.updates, b.seconds - a.seconds, 0.0))
     return widest
+
+
+def _at_least(at_once: Sequence[tuple[bool, bool]]) -> bool:
+    """Whether some other run was there when first looked at, and no baseline was then: of both at
+    once, either may have been the first."""
+    return any(other for _, other in at_once) and not any(map(all, at_once))
 
 
 def _as_far(*runs: Run) -> Pair:

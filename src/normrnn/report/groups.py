@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from normrnn.config.base import MEASURED
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.measure import Measure
 from normrnn.recipes import RECIPES, recipe
@@ -20,8 +21,6 @@ _NORMALISER += ("shrinkage", "freeze_after")
 _NORMALISER = tuple(f"model.{name}" for name in _NORMALISER)
 _HARMLESS = ("threads", "device", "data", "epochs", "train.log_every", "train.checkpoint_every")
 _HARMLESS += ("evaluation.train_tokens",)
-# What a figure is a figure of: runs that differ in it are compared in nothing.
-_MEASURED = (_DATA, "text.", "evaluation.tokens")
 Settings = tuple[tuple[str, str], ...]
 _SIDES = ((False,), (True,), (False, True))
 """Baselines alone, normalised networks alone, both."""
@@ -163,7 +162,7 @@ def _joined(found: dict[tuple[str, Settings], list[Run]]) -> dict[tuple[str, Set
     kinds: dict[tuple[str, Settings], dict[frozenset[bool], list[tuple[str, Settings]]]] = {}
     for (name, key), members in found.items():
         sides = frozenset(run.normalisation.normalises for run in members)
-        measured = tuple(pair for pair in key if pair[0].startswith(_MEASURED))
+        measured = tuple(pair for pair in key if pair[0].startswith(MEASURED))
         where = kinds.setdefault((name, measured), {})
         where.setdefault(sides, []).append((name, key))
     result = dict(found)

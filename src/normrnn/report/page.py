@@ -359,7 +359,8 @@ def markdown(
         parts += map(as_markdown, verdict.sentences)
         tables = [*evidence(group, verdict, target), paper_table(group), runs_table(group)]
         for table in tables:
-            parts += [f"**{table.title}**", table.markdown(), *([table.note] if table.note else [])]
+            parts += [f"**{as_markdown(table.title)}**", table.markdown()]
+            parts += [table.note] if table.note else []
     problems = [f"{one.path.name} {one.problem}." for one in found if one.problem]
     problems += [f"{s.name} {said}." for s in studies if (said := study_page.state(s))]
     return "\n\n".join([*parts, *map(as_markdown, problems)]) + "\n"

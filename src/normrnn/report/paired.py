@@ -49,12 +49,14 @@ def t_quantile(probability: float, degrees: int) -> float:
     return math.tan(low) * math.sqrt(degrees)
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % t interval of the mean; None of one value."""
+def mean_interval(values: Sequence[float], step: float = 0.0) -> tuple[float, float] | None:
+    """The 95 % t interval of the mean; None of one value. Values that were rounded to a `step` have
+    a twelfth of its square more variance."""
     n = len(values)
     if n < 2:
         return None
-    half = t_quantile((1 + CONFIDENCE) / 2, n - 1) * stdev(values) / math.sqrt(n)
+    deviation = math.sqrt(stdev(values) ** 2 + step**2 / 12)
+    half = t_quantile((1 + CONFIDENCE) / 2, n - 1) * deviation / math.sqrt(n)
     return mean(values) - half, mean(values) + half
 
 
@@ -78,7 +80,7 @@ class Difference:
     """Both arms in seeds where a run diverged, infinite there. They are in no mean, but they count
     as lost or won, and no arm is called better or worse for the seeds that are left."""
     spoilt: bool = False
-    """Whether a run diverged of those that are in the mean, as far as they got."""
+    """Whether a run of either arm diverged: one in the mean, as far as it got, or one in none."""
 
     @cached_property
     def differences(self) -> tuple[float, ...]:
@@ -156,6 +158,7 @@ class Difference:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         names = ("seeds", "baseline", "other", "relative", "differences", "mean", "interval")
-        names += ("answer", "agreeing", "probability_of_improvement", "seeds_needed", "at_least")
+        names += ("answer", "agreeing", "compared", "probability_of_improvement", "seeds_needed")
+        names += ("at_least",)
         found = {name: getattr(self, name) for name in names}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}

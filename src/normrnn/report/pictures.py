@@ -13,7 +13,7 @@ from normrnn.errors import UserError
 from normrnn.files import write_whole
 from normrnn.report.curves import between_validations, gap
 from normrnn.report.groups import Arm, Group, groups
-from normrnn.report.runs import Row, Run, load
+from normrnn.report.runs import Row, Run, Runs, loaded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,14 +72,13 @@ def pictures(group: Group) -> list[Picture]:
     return found
 
 
-def figure(runs: Any) -> "Figure":
+def figure(runs: Runs) -> "Figure":
     """Curves against updates and seconds, and the gap between train and validation.
 
     `runs`: run directories or what `load` gave, one or several; one line of pictures per group of
     runs that can be compared.
     """
-    several = runs if isinstance(runs, list | tuple) else [runs]
-    parts = groups([run if isinstance(run, Run) else load(run) for run in several])
+    parts = groups(loaded(runs))
     new, _ = drawing()
     figure = new(figsize=(13, max(1, len(parts)) * 4.1), layout="constrained")
     axes = figure.subplots(max(1, len(parts)), 3, squeeze=False)

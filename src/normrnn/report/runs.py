@@ -1,7 +1,7 @@
 """A run directory as plain data, whatever state it is in."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -145,6 +145,16 @@ class RunOrProblem:
     """Whether checksums vouch for all of it."""
 
 
+Runs = str | Path | Run | Iterable[str | Path | Run]
+"""Run directories or what `load` gave, one or several."""
+
+
+def loaded(runs: Runs) -> list[Run]:
+    """All of them as runs."""
+    several = [runs] if isinstance(runs, str | Path | Run) else runs
+    return [run if isinstance(run, Run) else load(run) for run in several]
+
+
 def load(path: str | Path) -> Run:
     """Read a run directory, finished, running or broken off; a torn last line is left out.
 
@@ -219,8 +229,12 @@ def _config(path: Path) -> dict[str, Any] | None:
     return json.loads(json.dumps(config, ensure_ascii=False).encode(errors="replace"))
 
 
-def _inside(path: Path, level: str) -> list[Path]:
-    return sorted(found.parent for found in path.glob(f"{level}/{CONFIG}"))
+def inside(path: Path) -> list[Path]:
+    """Runs one or two levels inside a directory; nothing that a run has inside itself is one."""
+    first, second = (
+        sorted(found.parent for found in path.glob(f"{level}/{CONFIG}")) for level in ("*", "*/*")
+    )
+    return first + [run for run in second if run.parent not in first]
 
 
 def find(paths: Sequence[Path]) -> list[RunOrProblem]:
@@ -230,8 +244,8 @@ def find(paths: Sequence[Path]) -> list[RunOrProblem]:
         if not path.is_dir():
             what = "is a file, not a run directory" if path.exists() else "does not exist"
             raise UserError(f"{path} {what}")
-        inside = _inside(path, "*") or _inside(path, "*/*")
-        for one in inside if inside and not (path / CONFIG).exists() else [path]:
+        runs = [] if (path / CONFIG).exists() else inside(path)
+        for one in runs or [path]:
             found.setdefault(resolved(one), examine(one))
     _say(list(found.values()))
     return list(found.values())

@@ -2,13 +2,10 @@
 
 from statistics import mean
 
-from normrnn.report.comparison import Comparison, ended
+from normrnn.report.comparison import NO_GAP, Comparison, ended
 from normrnn.report.curves import rate, spread, trailing_average, validations
 from normrnn.report.groups import Arm
 from normrnn.report.paired import MOST_SEEDS, Difference
-
-NO_GAP = 0.02
-"""Nats: a smaller gap between training and validation is none."""
 
 
 def no_baseline(arm: Arm) -> str:
@@ -32,10 +29,9 @@ def comparison(found: Comparison) -> str:
     parts += _validation(found) if begun else [_speeds(found)]
     same = "are the updates that both have" if found.same_updates else "is what both have read"
     if found.going and begun:
-        over = all(ended(run) for run in (*found.baseline.runs, *found.other.runs))
         parts.append(
             f"Not all of these runs have finished: compared {same}"
-            f"{'' if over else ', and this can still change'}."
+            f"{'' if _over(found) else ', and this can still change'}."
         )
     elif found.cut:
         parts.append(f"These runs are of different lengths: compared {same}.")
@@ -46,6 +42,8 @@ def comparison(found: Comparison) -> str:
         )
     if left := found.left_out:
         parts.append(f"{left} more seed{'s' if left > 1 else ''} had not finished.")
+    if short := found.shorter:
+        parts.append(f"{short} more seed{'s' if short > 1 else ''} got less far: not compared.")
     if alone := len(found.baseline.runs) + len(found.other.runs) - 2 * _common(found):
         several = alone > 1
         parts.append(
@@ -55,8 +53,13 @@ def comparison(found: Comparison) -> str:
     return " ".join(part for part in parts if part)
 
 
+def _over(found: Comparison) -> bool:
+    """Whether no run will go on."""
+    return all(ended(run) for run in (*found.baseline.runs, *found.other.runs))
+
+
 def _common(found: Comparison) -> int:
-    return len(found.pairs) + len(found.broken) + found.left_out
+    return len(found.pairs) + len(found.broken) + found.left_out + found.shorter
 
 
 def _baseline(found: Comparison) -> str:
@@ -99,12 +102,13 @@ def _saving(found: Comparison) -> str:
         return _needed(found, f"o reach the baseline's {loss}")
     missed, n = sum(point is None for point in target.other), len(target.other)
     if target.sooner:
+        fewer = f", with fewer updates in {target.sooner}" if found.same_updates else ""
         return (
-            f"The {found.other.words} reached the baseline's {loss} in {n - missed} of {n} seeds,"
-            f" with fewer updates in {target.sooner}: no mean of them, since not all did."
+            f"The {found.other.words} reached the baseline's {loss} in {n - missed} of {n}"
+            f" seeds{fewer}: no mean of them, since not all did."
         )
     of = f" in {missed} of {n} seeds" if n > 1 else ""
-    so_far = " so far" if found.going else ""
+    so_far = " so far" if found.going and not _over(found) else ""
     return f"No saving{so_far}: the {found.other.words} did not reach the baseline's {loss}{of}."
 
 
@@ -143,7 +147,7 @@ def _needed(found: Comparison, goal: str) -> str:
     none = f"No saving{' seen' if unclear else ''}: t"
     text = (
         f"{'T' if saved else none}{goal}, the {found.other.words} needed"
-        f" {_share(updates, 'fewer', 'as many')} updates{_evidence(updates, 'fewer', found)}:"
+        f" {_share(updates, 'fewer', 'as many')} updates{_evidence(updates, 'fewer')}:"
         f" {_instead(updates)}."
     )
     return f"{text} {_time(found)}"
@@ -153,7 +157,7 @@ def _time(found: Comparison) -> str:
     if "seconds_to_target" not in found.figures:
         return f"Seconds are not compared: {found.not_timed}."
     seconds = found.figures["seconds_to_target"]
-    least, evidence = _share(seconds, "less", "as much"), _evidence(seconds, "less", found)
+    least, evidence = _share(seconds, "less", "as much"), _evidence(seconds, "less")
     unclear = seconds.answer == "no difference seen"
     said = f"No difference seen in time, {least}" if unclear else f"It took {least} time"
     doing = "which also depend on what else the machine was doing"
@@ -164,10 +168,10 @@ def _instead(found: Difference) -> str:
     return f"{mean(found.other):,.0f} instead of {mean(found.baseline):,.0f}"
 
 
-def _evidence(found: Difference, less: str, of: Comparison) -> str:
+def _evidence(found: Difference, less: str) -> str:
     """Interval and seeds behind a share of the baseline's."""
     if found.interval is None:
-        return " (one seed alone has got so far)" if len(of.pairs) > 1 else ""
+        return ""
     if not any(found.differences):
         return " (in every seed)"
     low, high = found.interval
@@ -192,6 +196,8 @@ def _lead(found: Comparison) -> str:
     """How long the arm was ahead from the start; empty if it was not, or is so in the end."""
     points = trailing_average if found.target.where == "training" else validations
     ends = []
+    if not found.same_updates:
+        return ""
     for pair in found.pairs:
         base, other = ({p.updates: p.loss for p in points(run)} for run in pair)
         common = sorted(base.keys() & other.keys())
@@ -282,11 +288,13 @@ def _needed_seeds(found: Difference) -> str:
 def _overfitting(found: Comparison, gaps: Difference) -> str:
     """In words that fit the sign: a validation loss below the training loss is no overfitting."""
     ours, theirs = mean(gaps.other), mean(gaps.baseline)
-    return (
-        f"{_who_overfits(gaps, ours > NO_GAP, theirs > NO_GAP)}: when both were last validated, its"
-        f" loss on {place(found)} was {_apart(ours)} its training loss, the baseline's"
-        f" {_apart(theirs)}."
+    last = (
+        f"hen both were last validated, its loss on {place(found)} was {_apart(ours)} its training"
+        f" loss, the baseline's {_apart(theirs)}."
     )
+    if gaps.answer == "some diverged":
+        return f"W{last}"
+    return f"{_who_overfits(gaps, ours > NO_GAP, theirs > NO_GAP)}: w{last}"
 
 
 def _who_overfits(gaps: Difference, ours: bool, theirs: bool) -> str:

@@ -11,6 +11,7 @@ from normrnn.errors import UserError, notice
 from normrnn.files import read_regular, resolved, write_whole
 from normrnn.recipes.paper import PAPER, Paper
 from normrnn.report.pictures import can_draw, save
+from normrnn.report.runs import inside
 from normrnn.report.trials import LR, Trial, arms_of, as_csv, best, figure, is_number, markdown
 from normrnn.seal import is_sealed, sealed, sealed_json, with_place, without_hash
 
@@ -98,13 +99,13 @@ def find_studies(paths: Sequence[Path]) -> tuple[list[RecordedStudy], list[Path]
     found: dict[Path, RecordedStudy] = {}
     rest = []
     for path in paths:
-        inside = sorted(p.parent for p in path.glob(f"*/{TRIALS}"))
+        below = sorted(p.parent for p in path.glob(f"*/{TRIALS}"))
         own = (path / TRIALS).is_file()
-        for one in [path] if own else inside:
+        for one in [path] if own else below:
             if resolved(one) not in found:
                 study = found[resolved(one)] = read_study(one)
                 rest += study.runs()
-        if not own and (not inside or any(path.glob("*/config.json"))):
+        if not own and (not below or inside(path)):
             rest.append(path)
     for study in found.values():
         if not (study.path / ABOUT).exists():

@@ -6,16 +6,21 @@ from html import escape
 from statistics import mean
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
+from rich.text import Text
 
-from normrnn.config.measure import bits
-from normrnn.report.comparison import LONG_ENOUGH, Comparison, same_surroundings
-from normrnn.report.curves import best, rate, spread, validations, whole_epochs
+from normrnn.config.measure import Measure, bits
+from normrnn.report.comparison import LONG_ENOUGH, NO_GAP, Comparison, same_surroundings
+from normrnn.report.curves import Point, best, rate, spread, validations, whole_epochs
 from normrnn.report.groups import Arm, Group
-from normrnn.report.paired import MOST_SEEDS, mean_interval
+from normrnn.report.paired import MOST_SEEDS, Difference, mean_interval
 from normrnn.report.runs import Row, Run
 
 DASH = "–"
+HEAD = 8
+"""Characters of a word in the head of a column that stay together in any terminal."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +42,42 @@ class Table:
         cells = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
         return "\n".join(f"| {' | '.join(map(as_markdown, row))} |" for row in cells)
 
-    def rich(self) -> RichTable:
-        """For a terminal."""
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """For a terminal; where that is too narrow for its numbers, row by row."""
+        if widths := self._widths(options.max_width):
+            yield self._in_columns(widths)
+            return
+        yield Text(self.title)
+        for first, *rest in self.rows:
+            told = "; ".join(f"{n} {cell}" for n, cell in zip(self.head[1:], rest, strict=True))
+            yield Text(f"- {first}: {told}")
+        yield Text(self.note)
+
+    def _widths(self, room: int) -> list[int]:
+        """Of columns that break at blanks alone, and in long words of the head; none if there is no
+        room for them."""
+        columns = list(zip(self.head, *self.rows, strict=True))
+        widths = [max(map(cell_len, column)) for column in columns]
+        least = [max(_longest(cells), min(_longest([head]), HEAD)) for head, *cells in columns]
+        while sum(widths) + len(widths) + 1 > room:
+            wide = [i for i, width in enumerate(widths) if width > least[i]]
+            if not wide:
+                return []
+            # The names of rows last: they would make every row two lines.
+            widths[max(wide, key=lambda i: (i > 0, widths[i]))] -= 1
+        return widths
+
+    def _in_columns(self, widths: Sequence[int]) -> RichTable:
         result = RichTable(
             title=self.title,
             caption=self.note,
             caption_justify="left",
-            box=SIMPLE_HEAD,  # nine columns fit into 80 characters
+            box=SIMPLE_HEAD,
             padding=0,
         )
-        for i, name in enumerate(self.head):
+        for i, (name, width) in enumerate(zip(self.head, widths, strict=True)):
             side = "right" if i else "left"
-            result.add_column(name, justify=side, no_wrap=not i, overflow="fold")
+            result.add_column(name, justify=side, width=width, overflow="fold")
         for row in self.rows:
             result.add_row(*row)
         return result
@@ -78,6 +107,11 @@ class Table:
         lines.append("</tbody></table></div>")
         lines += [f'<p class="note">{escape(self.note)}</p>'] if self.note else []
         return "\n".join(line for line in lines if line)
+
+
+def _longest(cells: Sequence[str]) -> int:
+    """The width of their longest word."""
+    return max((cell_len(word) for cell in cells for word in cell.split()), default=0)
 
 
 def as_markdown(text: str) -> str:
@@ -200,7 +234,10 @@ def _paper_note(group: Group) -> str:
     return " ".join(parts)
 
 
-_GAPS = {"better": "smaller", "worse": "larger"}
+def _of_gaps(found: Difference) -> str:
+    sides = {"better": "smaller", "worse": "larger"}
+    hardly = found.answer in sides and abs(found.mean) <= NO_GAP
+    return "hardly any" if hardly else sides.get(found.answer, found.answer)
 
 
 def differences_table(found: Comparison) -> Table:
@@ -222,7 +259,7 @@ def differences_table(found: Comparison) -> Table:
         shown = "+.1%" if figure.relative else f"+,.{places}f"
         several = figure.interval is not None
         interval = " to ".join(f"{end:{shown}}" for end in figure.interval or ())
-        answer = _GAPS.get(figure.answer, figure.answer) if name == "gap" else figure.answer
+        answer = _of_gaps(figure) if name == "gap" else figure.answer
         needed = figure.seeds_needed if figure.answer == "no difference seen" else None
         rows.append(
             [
@@ -256,32 +293,40 @@ def target_table(group: Group, target: float) -> Table:
     shown, rows = group.measure, []
     alike = same_surroundings(group.runs) and all(run.environments for run in group.runs)
     for arm in group.arms:
-        points = [
-            next((p for p in validations(run) if shown.of(p.loss) <= target), None)
-            for run in arm.runs
-        ]
+        looks = [_until(target, validations(run), shown) for run in arm.runs]
+        there = [seen for seen in looks if seen]
         long = all(run.seconds >= LONG_ENOUGH for run in arm.runs)
         rows.append(
             [
                 arm.name,
-                f"{len(points) - points.count(None)} of {len(points)}",
-                _with_interval([p and p.updates for p in points]),
-                _with_interval([p and p.seconds for p in points]) if alike and long else DASH,
+                f"{len(there)} of {len(looks)}",
+                _with_interval([[p.updates for p in seen] for seen in looks]),
+                _with_interval([[p.seconds for p in seen] for seen in looks])
+                if alike and long
+                else DASH,
             ]
         )
     title = f"To reach a {shown.name} of {target:,g}, {shown.held_out}"
     note = "Mean with its 95% t interval over the seeds, of every run as far as it went, judged at"
-    note += " validations; the earliest alone where not all reached it, since a mean of those that"
-    note += " did would flatter."
+    note += " validations, and wider by what lies between two of them; the earliest alone where not"
+    note += " all reached it, since a mean of those that did would flatter."
     return Table(title, [("", ["arm", "runs that reached it", "updates", "seconds"])], rows, note)
 
 
-def _with_interval(values: Sequence[float | None]) -> str:
-    there = [value for value in values if value is not None]
-    if len(there) < len(values):
-        return f"{min(there):,.0f} at the earliest" if there else DASH
-    ends = mean_interval(there)
-    text = f"{mean(there):,.0f}"
+def _until(target: float, points: Sequence[Point], shown: Measure) -> Sequence[Point]:
+    """Up to the first that is there; none if none is."""
+    first = next((i for i, p in enumerate(points) if shown.of(p.loss) <= target), None)
+    return [] if first is None else points[: first + 1]
+
+
+def _with_interval(looks: Sequence[Sequence[float]]) -> str:
+    """Of the last look in each run, which came after those before it; empty where it never came."""
+    times = [seen[-1] for seen in looks if seen]
+    if len(times) < len(looks):
+        return f"{min(times):,.0f} at the earliest" if times else DASH
+    at_once = " or fewer" if all(len(seen) == 1 for seen in looks) else ""
+    ends = mean_interval(times, mean(seen[-1] - ([0, *seen])[-2] for seen in looks))
+    text = f"{mean(times):,.0f}{at_once}"
     return text if ends is None else f"{text} ({max(ends[0], 0):,.0f} to {ends[1]:,.0f})"
 
 

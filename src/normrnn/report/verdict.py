@@ -1,12 +1,14 @@
 """Whether normalisation helped: the sentence that people act on, and the numbers it rests on."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+from normrnn.errors import UsageError
 from normrnn.report import sentences
 from normrnn.report.comparison import Comparison, compared
 from normrnn.report.groups import Group, groups
-from normrnn.report.runs import Run, load
+from normrnn.report.runs import Runs, loaded
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Verdict:
         return {"comparisons": comparisons, "sentence": self.sentence}
 
 
-def verdict(runs: Any, target: float | None = None) -> Verdict:
+def verdict(runs: Runs, target: float | None = None) -> Verdict:
     """Normalised arms against their baselines, with 95 % intervals over the seeds both have.
 
     `runs`: run directories or what `load` gave, one or several, in any order. Every distinct
@@ -38,8 +40,9 @@ def verdict(runs: Any, target: float | None = None) -> Verdict:
     character, FCE; without one, the baseline's best training loss is. `print` it for the sentence;
     `comparisons` have the numbers, `to_dict()` all of it as plain values.
     """
-    several = runs if isinstance(runs, list | tuple) else [runs]
-    parts = groups([run if isinstance(run, Run) else load(run) for run in several])
+    if target is not None and not 0 < target < math.inf:
+        raise UsageError(f"a target is a number above 0, not {target}")
+    parts = groups(loaded(runs))
     found = [group_verdict(group, target) for group in parts]
     said = [
         f"{group.title}: {sentence}" if len(parts) > 1 else sentence

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
-from normrnn.config.base import Config
+from normrnn.config.base import MEASURED, Config
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UsageError, UserError
 from normrnn.files import read_regular
@@ -24,6 +24,7 @@ Space = dict[str, Any]
 
 MOST = 500
 """Settings of a space that are tried on the config before a search."""
+ANOTHER_LOSS = "losses under different values of it are losses of different things"
 NOT_VARIED = ("recipe", "norm", "data", "data_sha256", "device", "threads")
 
 
@@ -71,6 +72,8 @@ def check(space: Any, config: Config, norms: Sequence[str] = ("none",)) -> None:
     for name, values in space.items():
         if name in NOT_VARIED:
             raise UsageError(f"the space has {name}, which a search does not vary")
+        if name.startswith(MEASURED):
+            raise UsageError(f"the space has {name}: {ANOTHER_LOSS}")
         ends[name] = _ends(name, values, type(_find(config, name)))
     for norm in norms:
         for setting in _settings(ends):
