@@ -159,6 +159,18 @@ def test_prior_floor(
     assert not out.with_suffix(".ark").exists()
 
 
+def test_posteriors_without_a_name_or_with_a_floor_for_nothing(
+    cli: Cli, speech_run: Path, speech_dir: Path
+) -> None:
+    call = ["posteriors", speech_run, "--data", speech_dir / "dev", "--out"]
+    for out in (".", "..", "/"):
+        code, _, err = cli(*call, out)
+        assert code == 2
+        assert f"--out {out} is a directory: the archive needs a name" in sentence(err)
+    code, _, err = cli(*call, "post", "--prior-floor", "30")
+    assert (code, sentence(err)) == (2, "normrnn: --prior-floor needs --priors")
+
+
 def test_posteriors_of_a_whole_prepared_directory(
     cli: Cli, speech_run: Path, speech_dir: Path, tmp_path: Path
 ) -> None:

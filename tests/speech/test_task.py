@@ -27,7 +27,7 @@ from normrnn.speech.model import AcousticModel
 from normrnn.speech.posteriors import write_posteriors
 from normrnn.speech.task import open_data, show
 from tests.tiny_runs import rows_of, run_tiny
-from tests.tiny_speech import DIM, without_checksums
+from tests.tiny_speech import DIM, without_checksums, write_speech
 
 
 @pytest.fixture
@@ -232,6 +232,36 @@ def test_evaluate_under_all_statistics(
     assert [r["split"] for r in result["rows"]] == ["valid", "train_eval"]
 
 
+def test_evaluation_on_other_data_is_of_the_model_as_it_serves(
+    tiny_speech: SpeechConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout that has recalibrated statistics, those of its own training set."""
+    write_speech(tmp_path / "other", seed=1)
+    model = replace(tiny_speech.model, dropout=0.3)
+    run_tiny(replace(tiny_speech, model=model), tmp_path / "run")
+    other = str(tmp_path / "other")
+    result = evaluate(tmp_path / "run", other)
+    assert not result["same_data"]
+    assert result["notes"] == []
+    serves, dev = _load(tmp_path / "run"), read_speech(other).dev
+    nats = 0.0
+    for i in range(len(dev.keys)):
+        outputs = serves(pack_sequence([dev.features(i)]))
+        nats += F.cross_entropy(outputs, dev.labels(i), reduction="sum").item()
+    losses = {r["statistics"]: r["loss"] for r in result["rows"] if r["split"] == "valid"}
+    assert losses["recalibrated"] == pytest.approx(nats / sum(dev.lengths), rel=1e-5)
+    assert losses["running"] != pytest.approx(losses["recalibrated"], rel=1e-3)
+    # Without, what was saved are the running ones; and perhaps nobody is short enough for others.
+    run_tiny(tiny_speech, tmp_path / "plain")
+    (note,) = evaluate(tmp_path / "plain", other)["notes"]
+    assert note.startswith(f"recalibrated statistics are those of the training set of {other}")
+    monkeypatch.setattr("normrnn.speech.evaluation.training_batches", lambda *_, **__: [])
+    result = evaluate(tmp_path / "plain", other)
+    kinds = {row["statistics"] for row in result["rows"]}
+    assert kinds == {"running", "batch"}
+    assert result["notes"][0].startswith("no recalibrated statistics: no training utterance of")
+
+
 @pytest.mark.parametrize("together", [1, 40, posteriors.FRAMES])
 def test_posteriors_as_kaldi_reads_them(
     whole: Path,
@@ -323,8 +353,6 @@ def test_bad_data_stops_training_with_a_sentence(
 def test_a_run_goes_on_only_with_the_same_data(
     tiny_speech: SpeechConfig, whole: Path, tmp_path: Path
 ) -> None:
-    from tests.tiny_speech import write_speech
-
     write_speech(tmp_path / "other", seed=1)
     other = replace(tiny_speech, data=str(tmp_path / "other"), epochs=3)
     with pytest.raises(UsageError, match="was begun on other data"):

@@ -1,19 +1,25 @@
 """Scores against one-token-at-a-time arithmetic, and statistics that stay where they belong."""
 
 import math
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
 import normrnn
+from normrnn.engine.evaluate import evaluate
 from normrnn.engine.statistics import set_statistics, statistics_of, using
 from normrnn.errors import UserError
+from normrnn.text.config import LanguageConfig
 from normrnn.text.evaluation import population_of_windows, score, token_nats
 from normrnn.text.model import LanguageModel
 from normrnn.text.sampling import Sampling, sample
 from normrnn.text.streams import Streams
+from tests.tiny_runs import run_tiny
 
 
 def _never() -> None:
@@ -193,3 +199,25 @@ def test_sampling_does_not_fold_the_weights_for_every_word(
     monkeypatch.setattr(kind, "folded", counted)
     sample(model, [1], 50, Sampling(1), torch.Generator().manual_seed(0))
     assert len(folds) <= 2  # one for each layer, if at all
+
+
+def test_another_training_text_changes_nothing_about_the_model(
+    tiny_frame: LanguageConfig, tmp_path: Path
+) -> None:
+    """With dropout it serves with the recalibrated statistics that it was saved with; without,
+    those of the other text are named."""
+    other = shutil.copytree(tiny_frame.data, tmp_path / "other")
+    words = (other / "train.txt").read_text().split()
+    (other / "train.txt").write_text(" ".join(sorted(words)) + "\n")
+    run_tiny(replace(tiny_frame, epochs=1), tmp_path / "run")
+    own, of_other = (evaluate(tmp_path / "run", data) for data in ("", str(other)))
+    assert (own["same_data"], of_other["same_data"]) == (True, False)
+    assert own["notes"] == of_other["notes"] == []
+    valid = [[r for r in one["rows"] if r["split"] == "valid"] for one in (own, of_other)]
+    assert [row["statistics"] for row in valid[0]][:2] == ["running", "recalibrated"]
+    assert valid[0] == valid[1]
+    plain = replace(tiny_frame, epochs=1, model=replace(tiny_frame.model, dropout=0.0))
+    run_tiny(plain, tmp_path / "plain")
+    assert evaluate(tmp_path / "plain")["notes"] == []
+    (note,) = evaluate(tmp_path / "plain", str(other))["notes"]
+    assert note.startswith("recalibrated statistics are those of the training set of ")

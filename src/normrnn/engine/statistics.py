@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from normrnn.config.base import Config
 from normrnn.engine.task import Tensors
 from normrnn.errors import UserError
 from normrnn.nn import batch_statistics, recalibrate
@@ -37,16 +38,26 @@ def set_statistics(model: nn.Module, statistics: Tensors) -> None:
             buffers[name].copy_(value)
 
 
-def put_running_back(run: RunDirectory, model: nn.Module) -> None:
-    """The running statistics of a best model that was saved with recalibrated ones. They must be
-    of that model: a kill can fall between the two files."""
+def put_running_back(run: RunDirectory, model: nn.Module) -> Tensors:
+    """The running statistics of a best model that was saved with recalibrated ones, which are given
+    back. They must be of that model: a kill can fall between the two files."""
     of = {run.tensors_metadata(name).get("updates") for name in (MODEL, RUNNING)}
     if len(of) > 1:
         raise UserError(
             f"{run.path} was stopped while its best model was written: {MODEL} and {RUNNING}"
             " are of different updates; training goes on from there and writes both"
         )
+    saved = statistics_of(model)
     set_statistics(model, run.read_tensors(RUNNING))
+    return saved
+
+
+def of_other_data(same_data: bool, config: Config, where: object) -> list[str]:
+    """What is to be said of recalibrated statistics that are not those the run was saved with."""
+    known = same_data or config.deciding_statistics == "recalibrated"
+    if known or not config.normalisation.keeps_statistics:
+        return []
+    return [f"recalibrated statistics are those of the training set of {where}, not of the run's"]
 
 
 @contextlib.contextmanager

@@ -25,6 +25,8 @@ from normrnn.files import open_regular, read_text
 from normrnn.speech.matrices import BINARY, Unusable, find_matrix
 
 _HEAD = struct.Struct("<bibi")  # size of an int, rows, size of an int, columns
+CHECKSUMS = "checksums"
+"""The file that vouches for the archives of a prepared directory, beside them."""
 _ROW = np.dtype([("size", "i1"), ("value", "<i4")])
 _CHUNK = 1 << 20
 # Of what is unpacked while it is read, and so could be far larger than its file.
@@ -37,6 +39,9 @@ class Entry(NamedTuple):
 
     path: Path
     offset: int | None
+    named: bool = False
+    """Whether a table that is not ours names this very file: then it may have another key in it, as
+    after Kaldi's copy_data_dir.sh."""
 
 
 def write_matrix(file: IO[bytes], key: str, matrix: NDArray[np.floating]) -> int:
@@ -102,7 +107,7 @@ def read_table(path: Path) -> dict[str, str]:
     """Key -> rest of the line, of an scp, utt2spk, text, ... file; a key twice is an error."""
     table: dict[str, str] = {}
     try:
-        lines = read_text(path).splitlines()
+        lines = read_text(path).split("\n")  # no other character ends a line for Kaldi
     except FileNotFoundError:
         raise UserError(f"{path.parent} lacks {path.name}") from None
     except OSError as error:
@@ -143,12 +148,14 @@ def locate(target: str, folder: Path) -> Entry:
     name, colon, digits = target.rpartition(":")
     offset = whole_number(digits) if colon else None
     path = Path(target if offset is None else name)
-    # An archive, whose key is checked, first beside the scp file; else as Kaldi would open it,
-    # relative to the scp file, beside it.
+    # As Kaldi would open it, relative to the scp file, beside it; an archive of a directory of our
+    # own, whose content is checked, first beside it: the directory may be a copy.
     choices = [path, folder / path, folder / path.name]
-    if offset is not None:
+    own = offset is not None and (folder / CHECKSUMS).is_file()
+    if own:
         choices = [folder / path.name, path, folder / path]
-    return Entry(next((choice for choice in choices if choice.is_file()), path), offset)
+    found = next((choice for choice in choices if choice.is_file()), path)
+    return Entry(found, offset, not own and found == path)
 
 
 def _split(line: str) -> tuple[str, str, str]:
@@ -163,7 +170,7 @@ def _open(entry: Entry, key: str) -> BufferedIOBase:
     except OSError as error:
         raise Unusable(f"{entry.path} cannot be read: {error.strerror}") from None
     if entry.offset is not None:
-        name = f"{key} ".encode()
+        name = b" " if entry.named else f"{key} ".encode()
         file.seek(max(entry.offset - len(name), 0))
         if file.read(len(name)) != name:
             file.close()
@@ -209,7 +216,7 @@ def _key(file: BufferedIOBase, path: Path) -> tuple[str, bool]:
     """The next key, empty at the end of the file; and whether the line ended with it."""
     name = bytearray()
     while byte := file.read(1):
-        if byte in b" \n":
+        if byte in b" \t\n":
             if name:
                 return name.decode("utf-8", "replace"), byte == b"\n"
             continue

@@ -13,6 +13,7 @@ from torch import Tensor
 from normrnn.errors import UserError
 from normrnn.files import expanded, open_regular, resolved
 from normrnn.speech.archive import (
+    CHECKSUMS,
     Entry,
     locate,
     read_matrix,
@@ -21,7 +22,6 @@ from normrnn.speech.archive import (
     whole_number,
 )
 from normrnn.speech.prepared import (
-    CHECKSUMS,
     FORMAT,
     SPLITS,
     STATISTICS,

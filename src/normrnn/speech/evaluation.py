@@ -1,6 +1,7 @@
 """An acoustic model scored on utterances: under which statistics."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from normrnn.engine.ranks import nothing
 from normrnn.engine.statistics import (
     StatisticsKind,
     evaluating,
+    of_other_data,
     own_or_kept,
     population_statistics,
     put_running_back,
@@ -117,7 +119,8 @@ class SpeechEvaluator:
         return self.score(model, dev, cut(dev.lengths), poll, own_statistics=own_statistics)
 
     def population(self, model: AcousticModel, poll: Poll) -> Tensors:
-        """Recalibrated statistics over training batches; none for a network that keeps none."""
+        """Recalibrated statistics over training batches; none for a network that keeps none, or
+        where all utterances are too long to train on."""
         if not self.config.normalisation.keeps_statistics:
             return {}
         batches = training_batches(self.config, self.corpus.train.lengths, epoch=0)
@@ -128,10 +131,13 @@ class SpeechEvaluator:
             return nothing(model) if share is None else model.features(share[0])
 
         some = batches[: self.config.evaluation.recalibrate_batches]
-        return population_statistics(model, some, step)
+        return population_statistics(model, some, step) if some else {}
 
-    def rows(self, model: AcousticModel, poll: Poll) -> Iterator[Row]:
-        """Under all statistics that say something about this network."""
+    def rows(
+        self, model: AcousticModel, poll: Poll, population: Tensors | None = None
+    ) -> Iterator[Row]:
+        """Under all statistics that say something about this network; recalibrated ones over
+        training batches, unless they are given."""
         if (self.corpus.dim, self.corpus.classes) != (len(model.mean), len(model.label_counts)):
             raise UserError(
                 f"{self.corpus.path} has {self.corpus.dim} features and {self.corpus.classes}"
@@ -144,8 +150,11 @@ class SpeechEvaluator:
             yield fixed.row("train_eval", "running")
         if not self.config.normalisation.keeps_statistics:
             return
-        with using(model, self.population(model, poll)):
-            yield self.dev(model, poll).row("valid", "recalibrated")
+        if population is None:
+            population = self.population(model, poll)
+        with using(model, population) if population else nullcontext():
+            if population:
+                yield self.dev(model, poll).row("valid", "recalibrated")
             if self.fixed and deciding == "recalibrated":
                 fixed = self.score(model, self.corpus.train, self.fixed, poll)
                 yield fixed.row("train_eval", deciding)
@@ -157,9 +166,8 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
     """The development set and the fixed training utterances under all statistics."""
     config, model = run.config(SpeechConfig), load(run, options.device)
     corpus = read_speech(options.data or config.data)
-    if config.deciding_statistics == "recalibrated":
-        put_running_back(run, model)
-    rows = list(SpeechEvaluator(config, corpus, options.device).rows(model, never))
+    saved = put_running_back(run, model) if config.deciding_statistics == "recalibrated" else None
+    rows = list(SpeechEvaluator(config, corpus, options.device).rows(model, never, saved))
     finite = finite_rows(rows)
     if not finite:
         raise UserError(f"the model of {run.path} gives no finite loss on {corpus.path}")
@@ -168,5 +176,19 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
         "data_sha256": corpus.sha256,
         "same_data": same,
         "rows": finite,
-        "notes": left_out(rows),
+        "notes": left_out(rows) + _of_recalibrated(rows, same, config, corpus),
     }
+
+
+def _of_recalibrated(
+    rows: Sequence[Row], same: bool, config: SpeechConfig, corpus: SpeechCorpus
+) -> list[str]:
+    if any(row["statistics"] == "recalibrated" for row in rows):
+        return of_other_data(same, config, corpus.path)
+    if not config.normalisation.keeps_statistics:
+        return []
+    longest = config.train.max_frames
+    return [
+        f"no recalibrated statistics: no training utterance of {corpus.path} is within the"
+        f" {longest:,} frames of --train.max-frames"
+    ]

@@ -31,6 +31,8 @@ def write_posteriors(
     if prior_floor is not None and not 0 < prior_floor < math.inf:
         raise UsageError(f"--prior-floor must be positive and finite, not {prior_floor}")
     utf8_name(prefix, "--out")
+    if prefix.name in ("", ".."):
+        raise UsageError(f"--out {prefix} is a directory: the archive needs a name in it")
     model = load(RunDirectory(run), named_device(device))
     minus = 0.0 if prior_floor is None else model.log_priors(prior_floor)
     ark, scp = (prefix.with_name(f"{prefix.name}.{kind}") for kind in ("ark", "scp"))

@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 from normrnn.errors import UserError, notice
 from normrnn.files import read_regular, write_whole
 from normrnn.seal import is_sealed, sealed_json
-from normrnn.speech.archive import read_table
+from normrnn.speech.archive import CHECKSUMS, read_table
 
 FORMAT = "normrnn speech 1"
 SPLITS = ("train", "dev")
 SUMMARY = "summary.json"
 STATISTICS = "statistics.json"
 SKIPPED = "skipped.tsv"
-CHECKSUMS = "checksums"
 Checksums = dict[str, tuple[str, str]]
 """Key -> hashes of features and labels."""
 

@@ -14,6 +14,7 @@ from normrnn.engine.ranks import evaluating as evaluating_ranks
 from normrnn.engine.statistics import (
     StatisticsKind,
     evaluating,
+    of_other_data,
     own_or_kept,
     population_statistics,
     put_running_back,
@@ -204,8 +205,9 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
     corpus = encode_texts(texts, model.vocabulary, config.text)
     evaluator = Evaluator(config, corpus, options.device)
     if config.deciding_statistics == "recalibrated":
-        put_running_back(run, model)
-    population = evaluator.population(model, never)
+        population = put_running_back(run, model)
+    else:
+        population = evaluator.population(model, never)
     rows = [row for s in ("valid", "test") for row in evaluator.rows(model, s, population, never)]
     rows += _train_eval(model, evaluator, population)
     # Sequences from zero state are the same however many are read at once.
@@ -216,10 +218,11 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
     if not finite:
         raise UserError(f"the model of {run.path} gives no finite loss on {texts.source}")
     notes = [NO_PERPLEXITY] if config.normalisation.looks_ahead else []
-    notes += left_out(rows)
+    same = texts.sha256 == config.data_sha256
+    notes += left_out(rows) + of_other_data(same, config, texts.source)
     return {
         "data_sha256": texts.sha256,
-        "same_data": texts.sha256 == config.data_sha256,
+        "same_data": same,
         "rows": finite,
         "train_epochs": epoch_averages(read_rows(run.path / METRICS)),
         "authors_protocol": _authors(config, finite),

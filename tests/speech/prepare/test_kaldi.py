@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import soundfile
 
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 from normrnn.speech.corpus import SpeechCorpus, read_speech
 from normrnn.speech.prepare.features import add_deltas, fbank
 from normrnn.speech.prepare.job import Job
 from normrnn.speech.prepare.kaldi import Side, kaldi_job
 from normrnn.speech.prepare.pdfs import class_count, read_alignments
-from normrnn.speech.prepare.preparation import prepare
+from normrnn.speech.prepare.preparation import finished, prepare
 from normrnn.speech.prepare.speakers import choose_dev
 from tests.sounds import RATE, sung
 
@@ -131,6 +131,51 @@ def test_own_dev_directories(data: Path, ali: Path, tmp_path: Path) -> None:
     assert skipped == {}
     with pytest.raises(UserError, match="a-1 is in both"):
         make(Side(data, ali), Side(data, ali))
+
+
+def test_one_alignment_of_both_sides(data: Path, tmp_path: Path) -> None:
+    extra = tmp_path / "dev"
+    extra.mkdir()
+    kaldiio.save_ark(str(extra / "raw.ark"), {"z-1": FEATS["a-1"]}, scp=str(extra / "feats.scp"))
+    both = write_ali(tmp_path / "both", {**PDFS, "z-1": PDFS["a-1"], "y-1": PDFS["a-1"]})
+    corpus, skipped = prepared(make(Side(data, both), Side(extra, both)), tmp_path / "out")
+    assert corpus.dev.keys == ["z-1"]
+    assert corpus.train.keys == list(FEATS)
+    assert skipped == {"y-1": f"it has an alignment, but is not in {data}"}
+
+
+def test_the_file_that_the_table_names(data: Path, ali: Path, tmp_path: Path) -> None:
+    """Not one of the same name beside the table; and with the keys that the table has, as after
+    copy_data_dir.sh --utt-prefix."""
+    other = tmp_path / "normalised"
+    other.mkdir()
+    values = {f"x-{key}": matrix * 2 for key, matrix in FEATS.items()}
+    kaldiio.save_ark(str(other / "raw.ark"), values, scp=str(other / "feats.scp"))
+    table = (other / "feats.scp").read_text()
+    (data / "feats.scp").write_text(table.replace("x-", "", 1).replace("\nx-", "\n"))
+    corpus, skipped = prepared(make(Side(data, ali)), tmp_path / "out")
+    assert skipped == {}
+    for key, found in features(corpus).items():
+        np.testing.assert_array_equal(found, 2 * FEATS[key])
+    # Offsets that are off lead to no object.
+    wrong = [line[:-1] + str((int(line[-1]) + 3) % 10) for line in table.splitlines()]
+    (data / "feats.scp").write_text("\n".join(wrong).replace("x-", ""))
+    with pytest.raises(UserError, match="no utterance of the train set could be prepared"):
+        prepared(make(Side(data, ali)), tmp_path / "off")
+
+
+def test_alignments_of_other_keys(data: Path, tmp_path: Path) -> None:
+    other = write_ali(tmp_path / "other", {f"x-{key}": pdfs for key, pdfs in PDFS.items()})
+    with pytest.raises(UserError, match=r"no speakers \(8 utterances .*: a-1: it has no alignment"):
+        make(Side(data, other))
+
+
+def test_a_tab_behind_the_key(tmp_path: Path) -> None:
+    folder = tmp_path / "tabs"
+    folder.mkdir()
+    (folder / "ali.1.ark").write_text("a-1\t5 6 7\nb-1 1 2\n")
+    found = read_alignments(folder)
+    assert {key: pdfs.tolist() for key, pdfs in found.items()} == {"a-1": [5, 6, 7], "b-1": [1, 2]}
 
 
 def test_without_utt2spk_each_utterance_is_a_speaker(data: Path, ali: Path, tmp_path: Path) -> None:
@@ -403,3 +448,11 @@ def test_settings_change_with_the_data(data: Path, ali: Path, tmp_path: Path) ->
     assert make(Side(data, ali), deltas=True).settings["deltas"] is True
     write_ali(tmp_path / "other", {**PDFS, "a-1": PDFS["a-1"][::-1].copy()})
     assert make(Side(data, tmp_path / "other")).settings["data"] != before["data"]
+    # Other values of the same size in the place of the old ones.
+    kaldiio.save_ark(str(data / "raw.ark"), {key: 2 * matrix for key, matrix in FEATS.items()})
+    after = make(Side(data, ali)).settings
+    assert after["data"] != before["data"]
+    prepare(make(Side(data, ali)), tmp_path / "out", 1, quiet)
+    with pytest.raises(UsageError, match="holds data prepared from other data, or by an older"):
+        finished(tmp_path / "out", before)
+    assert finished(tmp_path / "out", after)

@@ -59,6 +59,21 @@ def test_missing_halves(subset: Path) -> None:
     }
 
 
+def test_folders_as_people_have_them(subset: Path) -> None:
+    """A tab behind the key, capital endings, what other systems leave behind, a line separator in
+    the words, and a chapter that has no transcript at all."""
+    folder = subset / "12" / "7"
+    (folder / "12-7.trans.txt").write_text("12-7-0000\tONE\u2028TWO\n12-7-0001  THREE \r\n")
+    (folder / "12-7-0001.flac").rename(folder / "12-7-0001.FLAC")
+    (folder / "._12-7.trans.txt").write_bytes(b"\xff\xfe")
+    (folder / "._12-7-0000.flac").write_bytes(b"\0")
+    (subset / "13" / "7" / "13-7.trans.txt").unlink()
+    found = {item.key: item for item in find_utterances(subset)}
+    assert list(found) == KEYS
+    assert (found["12-7-0000"].text, found["12-7-0001"].text) == ("ONE TWO", "THREE")
+    assert problems(subset) == dict.fromkeys(KEYS[4:], "it has no transcript")
+
+
 def test_settings_name_what_decides_the_bytes(subset: Path, tmp_path: Path) -> None:
     lexicon, listed = tmp_path / "lexicon", tmp_path / "dev"
     lexicon.write_text("aahh AA\n")
@@ -76,6 +91,10 @@ def test_settings_name_what_decides_the_bytes(subset: Path, tmp_path: Path) -> N
     sound.write_bytes(sound.read_bytes() + b"x")
     third = librispeech_job(subset, "senone", None, None, 0.1)
     assert third.settings["data"] != first.settings["data"]
+    # Other sound of the same size.
+    sound.write_bytes(bytes(byte ^ 1 for byte in sound.read_bytes()))
+    fourth = librispeech_job(subset, "senone", None, None, 0.1)
+    assert fourth.settings["data"] != third.settings["data"]
 
 
 @pytest.mark.parametrize(

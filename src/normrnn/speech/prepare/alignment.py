@@ -55,7 +55,7 @@ def read_lexicon(path: Path) -> dict[str, tuple[str, ...]]:
     """Lines `word PHONE PHONE ...`, a word as often as it has pronunciations."""
     known = set(acoustic_model().phones)
     lexicon: dict[str, tuple[str, ...]] = {}
-    lines = read_text(path).splitlines()
+    lines = read_text(path).split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -1,11 +1,15 @@
 """What is to be prepared, what becomes of an utterance, and all that decides the bytes."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from normrnn.files import open_regular
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,24 @@ class Prepared:
     feature_seconds: float = 0.0
     alignment_seconds: float = 0.0
     channels: int = 1
+
+
+_SAMPLE = 4096
+
+
+def sample(path: Path, offset: int | None) -> bytes:
+    """Stands for the content of a file: its size, and what is at its beginning, middle and end, or
+    at an offset; nothing if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            parts = [str(size).encode()]
+            for at in (0, size // 2, max(size - _SAMPLE, 0)) if offset is None else (offset,):
+                file.seek(at)
+                parts.append(file.read(_SAMPLE))
+    except OSError:
+        return b""
+    return b" ".join(parts)
 
 
 Work = Callable[[Utterance], Prepared]

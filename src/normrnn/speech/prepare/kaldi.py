@@ -17,7 +17,7 @@ from normrnn.extras import versions
 from normrnn.speech.archive import Entry, Unusable, is_command, locate, read_matrix, read_table
 from normrnn.speech.prepare.audio import Sound, check_not_silent, read_sound
 from normrnn.speech.prepare.features import FRAME_SHIFT, add_deltas, fbank
-from normrnn.speech.prepare.job import Job, Prepared, Utterance
+from normrnn.speech.prepare.job import Job, Prepared, Utterance, sample
 from normrnn.speech.prepare.pdfs import Labels, class_count, read_alignments
 from normrnn.speech.prepare.speakers import choose_dev, dev_settings
 
@@ -67,13 +67,17 @@ def kaldi_job(
     }
     if dev is not None:
         for utterance in _utterances(dev, labels[dev], "dev", allow_pipes):
-            if utterance.key in utterances:
+            other = utterances.get(utterance.key)
+            if other and other.source and utterance.source:
                 raise UserError(f"{utterance.key} is in both {train.data} and {dev.data}")
-            utterances[utterance.key] = utterance
+            # An alignment of both sides may be one: what is not in one's data is in the other's.
+            if not other or utterance.source:
+                utterances[utterance.key] = utterance
     else:
         # Speakers of whom nothing can be used make no development set, unless they are listed.
         speakers = {u.speaker for u in utterances.values() if dev_speakers or not u.problem}
-        chosen = choose_dev(speakers - {""}, dev_speakers, dev_fraction)
+        problems = [f"{u.key}: {u.problem}" for u in utterances.values() if u.problem]
+        chosen = choose_dev(speakers - {""}, dev_speakers, dev_fraction, problems)
         for key, u in utterances.items():
             if u.speaker in chosen:
                 utterances[key] = Utterance(u.key, u.speaker, "dev", u.text, u.source, u.problem)
@@ -238,9 +242,8 @@ def _cut(sound: Sound, segment: tuple[float, float] | None) -> NDArray[np.int16]
 
 
 def _fingerprint(utterances: list[Utterance]) -> str:
-    """Stands for the data: keys, speakers, words, labels, where features are, archive sizes."""
+    """Stands for the data: keys, speakers, words, labels, and samples of features or sound."""
     digest = hashlib.sha256()
-    sizes: dict[Path, int] = {}
     for u in utterances:
         digest.update(repr((u.key, u.speaker, u.split, u.text, bool(u.problem))).encode())
         if u.source is None:
@@ -249,8 +252,7 @@ def _fingerprint(utterances: list[Utterance]) -> str:
         if _pipe(u.source.target):
             digest.update(u.source.target.encode())
             continue
-        path, offset = locate(u.source.target, u.source.folder)
-        if path not in sizes:
-            sizes[path] = path.stat().st_size if path.is_file() else -1
-        digest.update(repr((path.name, offset, sizes[path], u.source.segment)).encode())
+        entry = locate(u.source.target, u.source.folder)
+        digest.update(repr((entry.path.name, entry.offset, u.source.segment)).encode())
+        digest.update(sample(entry.path, entry.offset))
     return digest.hexdigest()

@@ -13,10 +13,10 @@ from normrnn.files import read_regular, read_text
 from normrnn.speech.prepare.alignment import Lexicon, Targets, acoustic_model, align, read_lexicon
 from normrnn.speech.prepare.audio import read_sound
 from normrnn.speech.prepare.features import add_deltas, fbank
-from normrnn.speech.prepare.job import Job, Prepared, Utterance
+from normrnn.speech.prepare.job import Job, Prepared, Utterance, sample
 from normrnn.speech.prepare.speakers import choose_dev, dev_settings
 
-SOUNDS = (".flac", ".wav")
+SOUNDS, WORDS = (".flac", ".wav"), "*.trans.txt"
 
 
 class SourceUtterance(NamedTuple):
@@ -92,31 +92,35 @@ def find_utterances(directory: Path) -> list[SourceUtterance]:
     if not directory.is_dir():
         raise UserError(f"{directory} is no directory")
     root = directory / "LibriSpeech" if (directory / "LibriSpeech").is_dir() else directory
-    transcripts = sorted(root.glob("*/*/*.trans.txt")) or sorted(root.glob("*/*/*/*.trans.txt"))
-    if not transcripts:
+    level = next((one for one in ("*/*", "*/*/*") if any(_visible(root, f"{one}/{WORDS}"))), None)
+    if level is None:
         raise UserError(
             f"{directory} is not in LibriSpeech's layout: no SPEAKER/CHAPTER/*.trans.txt in it, in"
             " a subset of it or in its LibriSpeech/"
         )
     found: dict[str, SourceUtterance] = {}
-    for transcript in transcripts:
-        for item in _chapter(transcript):
+    for folder in (path for path in _visible(root, level) if path.is_dir()):
+        for item in _chapter(folder):
             if item.key in found:
-                raise UserError(
-                    f"utterance {item.key} is twice in {directory}: {transcript.parent}"
-                )
+                raise UserError(f"utterance {item.key} is twice in {directory}: {folder}")
             found[item.key] = item
     return [found[key] for key in sorted(found)]
 
 
-def _chapter(transcript: Path) -> Iterable[SourceUtterance]:
-    folder, speaker = transcript.parent, transcript.parent.parent.name
-    lines = read_text(transcript).splitlines()
-    sounds = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in SOUNDS}
-    for line in lines:
-        key, _, text = line.strip().partition(" ")
-        if key:
-            yield SourceUtterance(key, speaker, " ".join(text.split()), sounds.pop(key, None))
+def _visible(root: Path, pattern: str) -> list[Path]:
+    """Other systems leave files behind whose names begin with a dot."""
+    return sorted(path for path in root.glob(pattern) if not path.name.startswith("."))
+
+
+def _chapter(folder: Path) -> Iterable[SourceUtterance]:
+    speaker = folder.parent.name
+    sounds = {p.stem: p for p in _visible(folder, "*") if p.suffix.lower() in SOUNDS}
+    for transcript in _visible(folder, WORDS):
+        for line in read_text(transcript).split("\n"):
+            if not line.strip():
+                continue
+            key, *words = line.split()
+            yield SourceUtterance(key, speaker, " ".join(words), sounds.pop(key, None))
     for key, path in sounds.items():
         yield SourceUtterance(key, speaker, None, path)
 
@@ -128,9 +132,9 @@ def _problem(item: SourceUtterance) -> str:
 
 
 def _fingerprint(found: Collection[SourceUtterance]) -> str:
-    """Stands for the data: keys, words, and sizes of the sound files."""
+    """Stands for the data: keys, words, and samples of the sound files."""
     digest = hashlib.sha256()
     for item in found:
-        size = item.path.stat().st_size if item.path else None
-        digest.update(repr((item.key, item.speaker, item.text, size)).encode())
+        digest.update(repr((item.key, item.speaker, item.text)).encode())
+        digest.update(sample(item.path, None) if item.path else b"")
     return digest.hexdigest()

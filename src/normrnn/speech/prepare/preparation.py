@@ -10,13 +10,12 @@ import numpy as np
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
 from normrnn.locks import exclusive
-from normrnn.speech.archive import Unusable
+from normrnn.speech.archive import CHECKSUMS, Unusable
 from normrnn.speech.prepare.features import FRAME_SHIFT
 from normrnn.speech.prepare.job import Job, Prepared, Utterance, Work
 from normrnn.speech.prepare.journal import JOURNAL, Journal, Record, Totals
 from normrnn.speech.prepare.pool import in_order
 from normrnn.speech.prepared import (
-    CHECKSUMS,
     FORMAT,
     SKIPPED,
     SPLITS,
@@ -65,6 +64,10 @@ def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     else:
         raise UsageError(f"{out} is not empty and holds no preparation: choose another --out")
     names = [n for n in {**before, **settings} if before.get(n) != settings.get(n)]
+    if names == ["data"]:
+        raise UsageError(
+            f"{out} {state} from other data, or by an older version; choose another --out"
+        )
     if names:
         changed = ", ".join(
             f"{n} was {_abbreviated(before.get(n))}, is now {_abbreviated(settings.get(n))}"

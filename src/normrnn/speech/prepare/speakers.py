@@ -1,7 +1,7 @@
 """Which speakers are kept for development: nobody is heard on both sides."""
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +9,25 @@ from normrnn.errors import UsageError, UserError
 from normrnn.files import read_text
 
 
-def choose_dev(speakers: Collection[str], listed: Path | None, fraction: float) -> set[str]:
+def choose_dev(
+    speakers: Collection[str],
+    listed: Path | None,
+    fraction: float,
+    problems: Sequence[str] = (),
+) -> set[str]:
     """The development speakers: those listed in a file, or a fraction of all.
 
     The fraction takes the speakers whose names have the smallest hashes: the same on every machine,
-    and in no order that a corpus may have.
+    and in no order that a corpus may have. `problems` are why others are not among them.
     """
     if listed is not None:
         return _read_listed(set(speakers), listed)
     if not 0 < fraction < 1:
         raise UsageError(f"--dev-fraction must lie between 0 and 1, not {fraction}")
     if len(speakers) < 2:
-        raise UserError(
-            f"there is {len(speakers)} speaker; train and dev need one each at the least"
-        )
+        why = f" ({len(problems):,} utterances are of no use: {problems[0]})" if problems else ""
+        count = "is 1 speaker" if speakers else "are no speakers"
+        raise UserError(f"there {count}{why}; train and dev need one each at the least")
     count = min(max(round(fraction * len(speakers)), 1), len(speakers) - 1)
     return set(sorted(speakers, key=lambda name: hashlib.sha256(name.encode()).digest())[:count])
 
