@@ -87,5 +87,5 @@ def _sentence(box: str, command: str) -> str:
     for python, plain in _PLAIN.items():
         problem = re.sub(f"{re.escape(python)} (.*)", rf"\1 is {plain}", problem)
     near = [lines[1].split()[0] for lines in parts if lines and lines[0].startswith("Perhaps you")]
-    meant = f"; perhaps {near[0]}?" if near else ";"
+    meant = f"; perhaps {near[0].rstrip(',')}?" if near else ";"
     return f"{problem[:1].lower()}{problem[1:]}{meant} normrnn {command} --help lists the options"
