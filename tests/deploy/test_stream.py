@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -310,3 +311,12 @@ def test_who_writes_to_an_output_does_not_write_to_the_stream(cell: str, norm: s
             output = stream.push(frame)
             torch.testing.assert_close(output, expected, rtol=0, atol=0)
             output.fill_(7)
+
+
+def test_frames_that_are_no_tensors() -> None:
+    """numpy's numbers are of double precision, and people write whole ones."""
+    layer = normrnn.LSTM(3, 4, norm=None)
+    frame = [1, 2, 3]
+    expected = normrnn.Stream(layer).push(torch.tensor([1.0, 2.0, 3.0]))
+    for given in (frame, np.array(frame, dtype=float), np.array(frame)):
+        torch.testing.assert_close(normrnn.Stream(layer).push(given), expected)

@@ -377,3 +377,21 @@ def test_the_signature_of_a_call_reads_as_ever() -> None:
     assert [parameter.default for parameter in parameters.values()][1:] == [None] * 3
     file: Any = io.BytesIO()
     torch.onnx.export(layer, (torch.randn(6, 3, 3),), file, dynamo=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"proj_size": 4}, {"dtype": torch.float64}])
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+def test_training_between_a_pass_at_test_time_and_its_way_back(options: dict[str, Any]) -> None:
+    """Gradients are those of the statistics that the pass saw."""
+    found = []
+    for disturbed in (False, True):
+        torch.manual_seed(0)
+        layer = normrnn.LSTM(5, 8, **options)
+        x = (torch.randn(10, 6, 5) * 2 + 1).to(layer.weight_hh_l0.dtype)
+        layer(x)
+        output = layer.eval()(x)[0]
+        if disturbed:
+            layer.train()(x * 5 + 7)
+        output.square().sum().backward()
+        found.append({name: p.grad for name, p in layer.named_parameters()})
+    torch.testing.assert_close(*found, rtol=0, atol=0)

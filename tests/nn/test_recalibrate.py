@@ -273,3 +273,23 @@ def test_one_row_is_not_shared_over_time() -> None:
         normrnn.recalibrate(layer, [torch.randn(1, 1, 3)], shared=True)
     torch.testing.assert_close(dict(layer.named_buffers()), before, rtol=0, atol=0)
     assert layer.time_steps == 3
+
+
+def test_one_slot_is_that_of_the_first_step() -> None:
+    """As training fills it; not all steps pooled."""
+    layer: Any = normrnn.GRU(3, 2, norm="frame", time_steps=1)
+    x = torch.randn(6, 8, 3) + torch.arange(6.0)[:, None, None]
+    normrnn.recalibrate(layer, [x[:, :3], x[:, 3:]])
+    first = x[0] @ layer.weight_ih_l0.t()
+    torch.testing.assert_close(layer.norm_l0.running_mean[0], first.mean(0))
+    torch.testing.assert_close(layer.norm_l0.running_var[0], first.var(0))
+
+
+def test_what_is_shared_in_inference_mode_can_be_trained() -> None:
+    layer: Any = normrnn.GRU(3, 4, norm="frame", time_steps=4)
+    x = torch.randn(6, 5, 3)
+    with torch.inference_mode():
+        normrnn.recalibrate(layer, [x], shared=True)
+    kept = layer.norm_l0.running_mean.clone()
+    layer.train()(x + 1)[0].sum().backward()
+    assert not torch.equal(layer.norm_l0.running_mean, kept)

@@ -204,3 +204,18 @@ def test_a_pass_in_training_leaves_the_way_back_of_one_before() -> None:
     output.sum().backward()
     found = [p.grad for p in layer.parameters() if p.grad is not None]
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
+def test_forward_mode() -> None:
+    """Directional derivatives of a training pass, by differences, and both Jacobians."""
+    layer, x = normrnn.LSTM(3, 4, norm="whiten").double(), torch.randn(5, 6, 3).double()
+    direction, step = torch.randn_like(x), 1e-6
+    with normrnn.batch_statistics(layer):
+        found = torch.func.jvp(lambda y: layer(y)[0], (x,), (direction,))[1]
+        ahead, behind = (layer(x + sign * step * direction)[0] for sign in (1, -1))
+        torch.testing.assert_close(found, (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-8)
+        forward, reverse = (
+            way(lambda y: layer(y)[0])(x) for way in (torch.func.jacfwd, torch.func.jacrev)
+        )
+    torch.testing.assert_close(forward, reverse)

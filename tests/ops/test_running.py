@@ -104,7 +104,7 @@ def test_slot_of_a_step(tracked: list[int], steps: int) -> None:
     )
 )
 def test_a_population_does_not_depend_on_the_split(batches: list[list[float]]) -> None:
-    population = Population(1)
+    population = Population()
     for batch in batches:
         population.add(of(batch))
     whole = torch.tensor([x for batch in batches for x in batch], dtype=torch.float64)
@@ -128,7 +128,7 @@ def test_a_population_of_slots() -> None:
 
 
 def test_a_population_leaves_out_batches_that_are_not_finite() -> None:
-    population = Population(1)
+    population = Population()
     population.add(of([0.0, float("nan")]))
     assert population.batches == 0
     population.add(of([0.0, 2.0]))

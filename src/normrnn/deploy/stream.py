@@ -120,7 +120,7 @@ class _Layer:
         except ValueError:  # runs as it is
             folds = False
         self.own = None if folds else copy.deepcopy(layer).eval().requires_grad_(False)
-        self.inputs = layer.input_size
+        self.inputs, self.dtype = layer.input_size, next(layer.parameters()).dtype
         if folds:
             numbers = range(self.rnn.layers)
             self.weights = [[_kept(w) for w in self.rnn.direction(n)[:4]] for n in numbers]
@@ -131,7 +131,7 @@ class _Layer:
         del self.rnn  # the model's own weights are not held on to
 
     def run(self, input: Any, state: State) -> tuple[Tensor, State]:
-        x = frames(input, self.inputs)
+        x = frames(input, self.inputs, self.dtype)
         rows, state = self.rows(x.reshape(-1, self.inputs), state)
         if len(rows) == 1:  # which is the state itself, and who gets it may write to it
             rows = rows.clone()
@@ -192,7 +192,7 @@ class _Whole:
 
     def run(self, input: Any, state: State) -> tuple[Tensor, State]:
         if self.table is None:
-            x = frames(input, len(self.mean))
+            x = frames(input, len(self.mean), self.mean.dtype)
             single = x.dim() == 1
             rows = (x.reshape(-1, len(self.mean)) - self.mean) * self.scale
         else:
@@ -273,9 +273,9 @@ def _batch_first(model: nn.Module) -> bool:
     return bool(first)
 
 
-def frames(input: Any, size: int) -> Tensor:
-    """A frame (I,) or a chunk (T, I)."""
-    x = torch.as_tensor(input)
+def frames(input: Any, size: int, dtype: torch.dtype) -> Tensor:
+    """A frame (I,) or a chunk (T, I); what is no tensor yet becomes one of the weights' type."""
+    x = input if isinstance(input, Tensor) else torch.as_tensor(input, dtype=dtype)
     if x.dim() not in (1, 2) or x.shape[-1] != size:
         raise ValueError(f"a frame is ({size},) and a chunk (T, {size}), got {tuple(x.shape)}")
     return x

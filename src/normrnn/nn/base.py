@@ -184,8 +184,9 @@ class Normalised(Parameters):
         return rows, final
 
     def _say_alone(self) -> None:
-        """Once: a last batch of one is no reason to end a training run."""
-        if not self._alone_said:
+        """Once: a last batch of one is no reason to end a training run. Not from inside a graph,
+        which would end there."""
+        if not self._alone_said and not torch.compiler.is_compiling():
             self._alone_said = True
             warnings.warn(
                 f"{type(self).__name__}: a batch with a single row per time step has no statistics "

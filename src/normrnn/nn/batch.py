@@ -121,7 +121,7 @@ class Normaliser(StatisticalNorm):
         # Other ranks may have more rows, and populations are made of single ones too.
         if not mode.batch or mode.population is not None or self.meets_others:
             return False
-        if self.num_batches_tracked is None or not bool(self.num_batches_tracked.any()):
+        if self.num_batches_tracked is None or self.never_updated:
             where = "sequence in at least one time step" if self.per_step else "unpadded frame"
             raise ValueError(
                 f"normalising with batch statistics needs more than one row: more than one {where}"
@@ -166,11 +166,12 @@ class Normaliser(StatisticalNorm):
     def share(self) -> None:
         """One slot for all time steps instead of one each, to be filled by ``adopt``."""
         self.time_steps = None
-        for name, buffer in list(self.named_buffers(recurse=False)):
-            setattr(self, name, torch.zeros_like(buffer[0]))
+        with torch.inference_mode(False):  # to be trained afterwards
+            for name, buffer in list(self.named_buffers(recurse=False)):
+                setattr(self, name, torch.zeros_like(buffer[0]))
 
     def population(self, shared: bool = False) -> Population:
-        return Population(1 if shared or self.time_steps is None else self.time_steps)
+        return Population(None if shared else self.time_steps)
 
     @torch.no_grad()
     def adopt(self, population: Population) -> None:

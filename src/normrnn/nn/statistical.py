@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from normrnn.nn.mode import BATCH, TEST, TRAIN, Mode, asked_of, asking
@@ -38,7 +39,9 @@ class StatisticalNorm(GateNorm):
 
     @property
     def never_updated(self) -> bool:
-        return self.num_batches_tracked is not None and not bool(self.num_batches_tracked.any())
+        if self.num_batches_tracked is None or torch.compiler.is_compiling():
+            return False  # a graph cannot depend on what is in a buffer
+        return not bool(self.num_batches_tracked.any())
 
     def population(self, shared: bool = False) -> Any:
         """An empty one with room for these statistics; ``shared``: all time steps as one."""

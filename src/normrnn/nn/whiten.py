@@ -97,8 +97,13 @@ class Whitener(StatisticalNorm):
         lone = rows == 1 and mode.batch and mode.population is None
         return lone and self.running_mean is not None and not self.never_updated
 
+    @property
+    def _too_few(self) -> int:
+        """Rows that are not enough for a covariance."""
+        return 1 if self.shrinkage else self.inputs
+
     def _check(self, rows: int) -> None:
-        if rows <= (1 if self.shrinkage else self.inputs):
+        if rows <= self._too_few:
             raise ValueError(
                 f"whitening needs more rows than features, got {rows} unpadded frames of"
                 f" {self.inputs} features: use a larger batch, shrinkage= above 0 (with more than"
@@ -115,6 +120,7 @@ class Whitener(StatisticalNorm):
             assert self.running_cov is not None
             assert self.num_batches_tracked is not None
             good = batch.mean.isfinite().all() & batch.cov.isfinite().all()
+            good = good & (batch.rows > self._too_few)  # which a graph learns only now
             share = self.momentum
             if share is None:
                 share = 1 / (self.num_batches_tracked + 1).to(batch.mean.dtype)

@@ -94,7 +94,9 @@ def _map(
     gamma: Tensor | None, beta: Tensor | None, fixed: Fixed, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """s and b′, (C,) each."""
-    mean, var = (value.reshape(-1).to(wide(dtype)) for value in fixed)
+    # A copy where there may be a way back: a pass in training changes buffers before that.
+    copy = torch.is_grad_enabled()
+    mean, var = (value.reshape(-1).to(wide(dtype), copy=copy) for value in fixed)
     scale = (var + eps).rsqrt()
     scale = scale if gamma is None else scale * gamma
     shift = -mean * scale if beta is None else beta - mean * scale

@@ -34,7 +34,8 @@ def update_shared_(
 ) -> None:
     """One update of buffers (C,) shared over time, from all rows of the batch.
 
-    A batch with a non-finite value leaves everything as it was. ``momentum`` is the weight of
+    A batch with a non-finite value, or with a single row in every group, leaves everything as it
+    was. ``momentum`` is the weight of
     the new value, as in torch; None means the average of all updates so far.
     """
     if not kernel.is_plain((mean, var, tracked, *batch)):
@@ -52,7 +53,7 @@ def _update_shared_(
     mean: Tensor, var: Tensor, tracked: Tensor, batch: Statistics, momentum: float | None
 ) -> None:
     pooled = pool(batch)
-    good = (pooled.count > 1) & _finite(batch)
+    good = (batch.count > 1).any(0, keepdim=True) & _finite(batch)
     _update_(mean[None], var[None], tracked.view(1), pooled, good, momentum)
 
 
@@ -91,6 +92,8 @@ def _update(
     """Both, as an operator that changes the first three."""
     batch = Statistics(batch_mean, batch_var, count)
     if kernel.is_plain((mean, var, tracked, *batch)):
+        if not bool((count > 1).any()):
+            return
         how = update_steps_ if tracked.dim() else update_shared_
     else:  # a type of somebody else's
         how = _update_steps_ if tracked.dim() else _update_shared_
@@ -152,16 +155,16 @@ class Population:
     Rows count equally however they were split into batches.
     """
 
-    def __init__(self, groups: int):
-        """Args: groups: 1 for statistics shared over time, else the number of slots."""
-        self.groups = groups
+    def __init__(self, slots: int | None = None):
+        """Args: slots: one per time step, so many; None: statistics are shared over time."""
+        self.shared, self.groups = slots is None, slots or 1
         self.batches = 0
-        self._count = torch.zeros(groups, dtype=torch.float64)
+        self._count = torch.zeros(self.groups, dtype=torch.float64)
         self._mean = torch.zeros(0)
         self._squares = torch.zeros(0)
 
     def add(self, batch: Statistics) -> None:
-        if self.groups == 1:
+        if self.shared:
             batch = pool(batch)
         used = min(self.groups, len(batch.mean))
         mean, var, count = (v[:used].detach().to("cpu", torch.float64) for v in batch)

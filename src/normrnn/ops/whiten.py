@@ -52,7 +52,8 @@ def whitener(cov: Tensor, eps: float, shrinkage: float = 0.0) -> Tensor:
         if shrinkage:
             cov = cov * (1 - shrinkage) + torch.diag(variances * shrinkage)
         cov = cov + torch.diag(torch.full_like(variances, eps))
-        return _InverseRoot.apply(cov, eps)[0]  # type: ignore[index]
+        kind = _InverseRoot if torch.compiler.is_compiling() else _BothWays
+        return kind.apply(cov, eps)[0]  # type: ignore[index]
 
 
 class _InverseRoot(torch.autograd.Function):
@@ -88,11 +89,31 @@ class _InverseRoot(torch.autograd.Function):
         matrix, values, vectors = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again
             values, vectors = torch.linalg.eigh(matrix)
-        with _exactly(grad.device.type):
-            root = values.sqrt()
-            factor = -1 / (torch.outer(root, root) * (root + root[:, None]))
-            inner = vectors.t() @ ((grad + grad.t()) / 2) @ vectors
-            return vectors @ (factor * inner) @ vectors.t(), None
+        return _change_of_root((grad + grad.t()) / 2, values, vectors), None
+
+
+class _BothWays(_InverseRoot):
+    """With derivatives forward as well, which Dynamo does not trace."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _InverseRoot.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*output[1:])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        values, vectors = ctx.saved_tensors
+        change = tangents[0]
+        return None if change is None else _change_of_root(change, values, vectors), None, None
+
+
+def _change_of_root(change: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+    """Q (K ∘ Qᵀ dA Q) Qᵀ: of the root, from that of its matrix; and the way back, since it is its
+    own transpose."""
+    with _exactly(change.device.type):
+        root = values.sqrt()
+        factor = -1 / (torch.outer(root, root) * (root + root[:, None]))
+        return vectors @ (factor * (vectors.t() @ change @ vectors)) @ vectors.t()
 
 
 def whitened(w_ih: Tensor, root: Tensor) -> Tensor:
