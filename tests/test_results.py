@@ -1,6 +1,7 @@
 """RESULTS.md, the README's results and their pictures are those of results/."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -177,6 +178,12 @@ def test_questions_past_the_paper(project: Path) -> None:
     assert layer[4] == "[3 seeds](../RESULTS.md#ptb-small-authors)"
     assert _answers(project)["words: sequence-wise"][0] == "–"
     assert _answers(project)["words, regularised: frame-wise"][3] == "not run"
+    # In every made-up run recalibrated statistics are 0.02 nats below running ones.
+    tested = _answers(project)["words: recalibrated statistics, in the place of running ones"]
+    running, recalibrated = map(float, tested[1].split(", "))
+    assert recalibrated == pytest.approx(running * math.exp(-0.02), abs=0.1)
+    assert tested[3] == "better"
+    assert _answers(project)["a small text: the same"][3] == "not run"
 
 
 def _answers(project: Path) -> dict[str, list[str]]:
