@@ -1,7 +1,6 @@
 """What `tools.padding` says of a run, against statistics taken by hand."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ def test_distance_by_hand() -> None:
 def test_of_runs(
     tiny_speech: SpeechConfig,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Both ways of counting: the lowest layer's distances are those of numpy."""
@@ -42,10 +40,9 @@ def test_of_runs(
     for run, counted in zip(runs, (False, True), strict=True):
         run_tiny(replace(whole, model=replace(whole.model, count_padding=counted)), run)
     output = tmp_path / FILE
-    given = ["padding", *map(str, runs), "--data", whole.data, "--output", str(output)]
-    monkeypatch.setattr(sys, "argv", given)
+    where = ["--data", whole.data, "--output", str(output)]
     capsys.readouterr()
-    main()
+    main([*map(str, runs), *where])
     printed, records = capsys.readouterr().out, json.loads(output.read_text())
     assert "| unpadded frames, pieces of 0, batch 4, pool 2 | 1 |" in printed
     assert "| with padding, pieces of 0, batch 4, pool 2 | 1 |" in printed
@@ -68,9 +65,7 @@ def test_of_runs(
         assert one["training"].keys() == one["alone"].keys()
     # A second spread of lengths, when the runs of the first are gone: what was kept of those stays.
     run_tiny(replace(whole, train=replace(whole.train, pool=1)), tmp_path / "second")
-    again = [tmp_path / "second", runs[0]]
-    monkeypatch.setattr(sys, "argv", ["padding", *map(str, again), *given[3:]])
-    main()
+    main([*map(str, (tmp_path / "second", runs[0])), *where])
     both = json.loads(output.read_text())
     assert [one["pool"] for one in both] == [1, 2, 2]
     assert both[1:] == records

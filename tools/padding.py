@@ -11,13 +11,11 @@ what counting padding does to the cross entropy, paired by seed. Records of othe
 output holds already are kept.
 """
 
-import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,12 +33,12 @@ from normrnn.speech.corpus import SpeechCorpus, SpeechSplit, read_speech
 from normrnn.speech.evaluation import SpeechEvaluator, training_batches
 from normrnn.speech.load import load
 from normrnn.speech.model import AcousticModel
+from tools.records import Record, by_kind, command
 
 FILE = "statistics.json"
 BATCHES = 40
 STATISTICS = ("running", "recalibrated", "batch")
 CPU = torch.device("cpu")
-Record = dict[str, Any]
 
 
 def padded_share(batches: Sequence[Sequence[Piece]]) -> float:
@@ -137,18 +135,10 @@ def _kind(one: Record) -> tuple[int, ...]:
     return tuple(one[name] for name in ("pieces", "batch", "pool", "counted"))
 
 
-def together(old: Sequence[Record], new: Sequence[Record]) -> list[Record]:
-    """Records in the order of their kinds and seeds; a new one replaces an old one of the same."""
-    every = {(_kind(one), one["seed"]): one for one in (*old, *new)}
-    return [every[key] for key in sorted(every)]
-
-
 def table(records: Sequence[Record]) -> Table:
     """A row per kind of run, the mean over its seeds."""
-    kinds: dict[tuple[int, ...], list[Record]] = {}
-    for one in records:
-        kinds.setdefault(_kind(one), []).append(one)
-    rows = [[_name(some), str(len(some)), *_figures(some)] for _, some in sorted(kinds.items())]
+    kinds = by_kind(records, _kind)
+    rows = [[_name(some), str(len(some)), *_figures(some)] for _, some in kinds]
     columns = [
         ("", ["statistics", "seeds", "padding"]),
         ("dev FCE", [*STATISTICS]),
@@ -237,18 +227,13 @@ def _figures(some: Sequence[Record]) -> list[str]:
     return shown
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    given = parser.parse_args()
-    corpus = read_speech(given.data)
-    kept = given.output.read_text(encoding="utf-8") if given.output.exists() else "[]"
-    records = together(json.loads(kept), [record(run, corpus) for run in given.runs])
-    given.output.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
-    for found in tables(records):
-        print(found.markdown(), end="\n\n")
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+
+    def measuring(data: str) -> Callable[[Path], Record]:
+        return partial(record, corpus=read_speech(data))
+
+    command(__doc__, measuring, _kind, tables, arguments)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from normrnn.report.tables import DASH, Table, paper_table, runs_table
 from normrnn.report.trials import figure as study_figure
 from normrnn.report.trials import markdown as study_markdown
 from normrnn.report.verdict import group_verdict
-from tools import padding
+from tools import padding, windows
 from tools.findings import answers, findings, saved
 
 ROOT = Path(__file__).parent.parent
@@ -164,10 +164,11 @@ def _studies(root: Path) -> list[str]:
             parts += [f"**{group.title}.** {text}" for text in said.sentences if said.comparisons]
             if has_curves(group) and len(group.arms) > 1:
                 parts.append(f"![Curves of {group.title}]({study_picture(path, group.title)})")
-        if (path / padding.FILE).exists():
-            records = json.loads((path / padding.FILE).read_text(encoding="utf-8"))
-            for table in padding.tables(records):
-                parts += [f"**{table.title}**", table.markdown(), table.note]
+        for kind in (padding, windows):
+            if (path / kind.FILE).exists():
+                records = json.loads((path / kind.FILE).read_text(encoding="utf-8"))
+                for table in kind.tables(records):
+                    parts += [f"**{table.title}**", table.markdown(), table.note]
         for file in recorded(path):
             table = gradients.table(_read(file))
             parts += [f"**{table.title}** ({file.name})", table.markdown(), table.note]
