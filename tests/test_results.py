@@ -186,6 +186,23 @@ def test_questions_past_the_paper(project: Path) -> None:
     assert _answers(project)["a small text: the same"][3] == "not run"
 
 
+def test_statistics_by_their_place_in_an_epoch(project: Path) -> None:
+    """Recalibrated ones are 0.02 nats below running ones, and in the middles of epochs, as changed
+    here, 0.03 above."""
+    for file in (project / "results").glob("ptb-small-authors-frame-*/metrics.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        ends = {row["epoch"]: row["updates"] for row in rows if row["split"] == "valid"}
+        for row in rows:
+            changed = row["split"] == "valid" and row["statistics"] == "recalibrated"
+            row["loss"] += 0.05 * (changed and row["updates"] != ends[row["epoch"]])
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for where, nats, answer in (("ends", -0.02, "better"), ("middles", 0.03, "worse")):
+        found = _answers(project)[f"words: the same, mean over the {where} of epochs"]
+        running, recalibrated = map(float, found[1].split(", "))
+        assert recalibrated == pytest.approx(running * math.exp(nats), abs=0.1)
+        assert found[3] == answer
+
+
 def _answers(project: Path) -> dict[str, list[str]]:
     page = texts(project)[FINDINGS].split("<!-- answers:begin -->")[1]
     rows = [[cell.strip() for cell in x.split("|")[1:-1]] for x in page.splitlines() if "|" in x]

@@ -29,7 +29,8 @@ from normrnn.report.trials import figure as study_figure
 from normrnn.report.trials import markdown as study_markdown
 from normrnn.report.verdict import group_verdict
 from tools import padding, windows
-from tools.findings import answers, findings, saved
+from tools.answers import answers
+from tools.findings import findings, saved
 
 ROOT = Path(__file__).parent.parent
 ORDER = ("ptb-small", "ptb-small-authors", "ptb-small-regularised", "ptb-medium", "ptb-large")
