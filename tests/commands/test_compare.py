@@ -96,25 +96,48 @@ def test_failing_arm_is_named_with_its_reason(tiny: LanguageConfig, tmp_path: Pa
         Jobs([arm], 1).run(lambda: None, interval=0.05)
 
 
+class Sleeper:
+    """A child that ends when it was looked at often enough."""
+
+    def __init__(self, polls: int = 9, at_last: int = 0) -> None:
+        self.polls, self.at_last = polls, at_last
+
+    @property
+    def code(self) -> int | None:
+        self.polls -= 1
+        return self.at_last if self.polls < 0 else None
+
+    def interrupt(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def last_words(self) -> str:
+        return "the disk is full"
+
+
+def test_failing_arm_is_told_while_others_run(
+    cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after hours; and again at the end, as the reason why there is no comparison."""
+
+    def start(arm: Job) -> None:
+        child = Sleeper(0, 1) if arm.config.norm == "none" else Sleeper(30)
+        arm.child = child  # type: ignore[assignment]
+
+    monkeypatch.setattr(Job, "start", start)
+    given = ("compare", "ptb-small", "--data", text_dir, "--jobs", 2, "--out", tmp_path / "out")
+    code, said, error = cli(*given)
+    assert code == 1
+    assert said.count("none-1 failed: the disk is full; the others go on") == 1
+    assert "none-1 failed: the disk is full\n" in error
+
+
 def test_never_more_processes_than_jobs(
     tiny: LanguageConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 0
-
-    class Sleeper:
-        def __init__(self) -> None:
-            self.polls = 0
-
-        @property
-        def code(self) -> int | None:
-            self.polls += 1
-            return 0 if self.polls > 9 else None
-
-        def interrupt(self) -> None:
-            pass
-
-        def wait(self) -> None:
-            pass
 
     def start(arm: Job) -> None:
         nonlocal most

@@ -280,9 +280,15 @@ def _line_printer(arms: Sequence[Job], console: Console) -> Callable[[], None]:
     from normrnn.engine.display import describe
 
     printed = dict.fromkeys((arm.out for arm in arms), 0)
+    failed: list[Path] = []
 
     def watch() -> None:
+        others = any(arm.code is None for arm in arms)  # else the end itself says so
         for arm in arms:
+            if others and arm.failed and arm.child is not None and arm.out not in failed:
+                failed.append(arm.out)
+                said = f"{arm.out.name} failed: {arm.child.last_words()}; the others go on"
+                console.print(said, soft_wrap=True)
             rows = read_rows(arm.out / METRICS)
             fresh = rows[printed[arm.out] :]
             printed[arm.out] = len(rows)
