@@ -1,7 +1,9 @@
 """One lock for all: exclusive, given up, and through no symbolic link."""
 
+import fcntl
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,16 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
 def test_asking_makes_no_file(tmp_path: Path) -> None:
     assert not is_held(tmp_path / ".lock")
     assert not (tmp_path / ".lock").exists()
+
+
+def test_who_asks_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Asking holds the file shared for a moment; whoever wants it waits that long."""
+    path = tmp_path / ".lock"
+    path.touch()
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        release = threading.Timer(0.05, fcntl.flock, (file, fcntl.LOCK_UN))
+        release.start()
+        with exclusive(path, RuntimeError("busy")):
+            assert is_held(path)
+        release.join()

@@ -122,9 +122,11 @@ def _answer(root: Path, question: Question) -> list[str]:
 
 def _recalibrated(root: Path, question: Question) -> list[str]:
     for group, found in comparisons(root, question.runs, question.norm):
-        kinds = ("best_with_running_statistics", "best_validation")
-        if question.settings in group.title and set(kinds) <= found.figures.keys():
-            running, recalibrated = (found.figures[kind] for kind in kinds)
+        names = [f"best_with_{kind}_statistics" for kind in ("running", "recalibrated")]
+        # One of them is what the best model is saved with.
+        if question.settings in group.title and any(name in found.figures for name in names):
+            best = found.figures["best_validation"]
+            running, recalibrated = (found.figures.get(name, best) for name in names)
             both = Difference(running.seeds, running.other, recalibrated.other)
             return _of_statistics(question.asks, both, question.runs, found)
     place = link(question.runs, name_of(question.runs))

@@ -89,7 +89,7 @@ CLAIMS = (
     ),
     Claim(
         "Table 2, small",
-        "the same with population statistics, which is what a user would have",
+        "the same with running statistics, which is what a user would have",
         "ptb-small-authors",
         "best_validation",
         HIGHER,

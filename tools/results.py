@@ -48,11 +48,12 @@ Written by `make results` from the committed settings and metrics under `results
 of each column. "2 of 40": two epochs of the forty of the recipe. Perplexities:
 
 - **here**: train is the exponential of the mean loss over an epoch, in training mode, as it went;
-  valid is the corpus perplexity over all 73,759 predicted tokens, state carried, with population
-  statistics recalibrated over 100 training windows (the baseline has none);
+  valid is the corpus perplexity over all 73,759 predicted tokens, state carried, with the
+  statistics that the best model is chosen and saved with (the baseline has none): running ones, or,
+  where there is dropout or another regulariser, those recalibrated over 100 training windows;
 - **authors' protocol**: arithmetic mean of the mini-batches' perplexities; in validation with the
   mini-batch's own statistics, which is what the authors' code did (see below);
-- **running**, **batch**: corpus perplexity on validation with running and batch statistics.
+- **running**, **recalibrated**, **batch** statistics: corpus perplexity on validation with those.
 """
 
 

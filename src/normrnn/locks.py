@@ -9,12 +9,13 @@ from filelock import FileLock, Timeout
 from normrnn.files import open_regular
 
 
-def try_lock(path: Path) -> FileLock | None:
-    """The lock file `path`, taken at once; None if another process holds it.
+def try_lock(path: Path, patience: float = 0.0) -> FileLock | None:
+    """The lock file `path`, taken at once, or within so many seconds; None if another process holds
+    it.
 
     No symbolic link is followed, and the file stays when the lock is released.
     """
-    lock = FileLock(path, timeout=0, thread_local=False)
+    lock = FileLock(path, timeout=patience, poll_interval=0.02, thread_local=False)
     try:
         lock.acquire()
     except Timeout:
@@ -24,8 +25,9 @@ def try_lock(path: Path) -> FileLock | None:
 
 @contextlib.contextmanager
 def exclusive(path: Path, busy: Exception) -> Iterator[None]:
-    """Holds the lock file `path` inside; raises `busy` if another process does."""
-    lock = try_lock(path)
+    """Holds the lock file `path` inside; raises `busy` if another process does, for longer than
+    `is_held` takes to ask."""
+    lock = try_lock(path, patience=0.3)
     if lock is None:
         raise busy
     try:

@@ -282,3 +282,92 @@ def test_numbers_stay_whole_in_a_narrow_terminal() -> None:
         printed = console.file.getvalue()  # type: ignore[attr-defined]
         assert max(map(len, printed.splitlines())) <= width
         assert numbers <= set(printed.replace(";", " ").split()), width
+
+
+def test_what_is_left_over_of_a_sweep_is_not_paired() -> None:
+    """The baseline at 0.3 and the normalised network at 10 stand beside pairs of equal rates: which
+    was meant for which is not known."""
+    rates = {"none": (0.3, 1.0, 3.0), "frame": (1.0, 3.0, 10.0)}
+    runs = [
+        short_run(norm, [5, 4, 3, 3], recipe="ptb-small", optimizer={"lr": rate})
+        for norm, some in rates.items()
+        for rate in some
+    ]
+    found = verdict(runs)
+    assert [c.baseline.runs[0].settings["optimizer.lr"] for c in found.comparisons] == [1.0, 3.0]
+    assert "lr 10.0: There is no baseline to compare the frame-wise" in found.sentence
+    # Tuned apart, with no pair of equal rates: beside each other.
+    (alone,) = verdict([runs[0], runs[-1]]).comparisons
+    assert alone.other.runs[0].settings["optimizer.lr"] == 10.0
+
+
+def test_baselines_that_all_diverged_at_once() -> None:
+    """Nothing will go on, and the other arm did train."""
+    runs = []
+    for seed in (1, 2):
+        lost = short_run("none", [5, 4, 3, 3], seed)
+        runs.append(replace(lost, rows=lost.rows[:1], diverged="the loss is nan at update 6"))
+        runs.append(short_run("frame", [5, 4, 3, 3], seed))
+    text = said(*runs)
+    assert "2 of 2 runs of the baseline diverged" in text
+    assert (
+        "To the end trained 0 of 2 runs of the baseline and 2 of 2 runs of the frame-wise"
+        " normalised network: no seed has an epoch of both, so there is nothing to compare." in text
+    )
+    assert "yet" not in text
+
+
+def test_at_least_only_where_no_baseline_was_there_at_once() -> None:
+    """In the first seed the baseline may have been there sooner than it was looked at."""
+    early, late = [1.0, 1.0, 1.0, 1.0], [5.0, 5.0, 1.0, 1.0]
+    pairs = [(early, late), (late, early), (late, early)]
+    runs = [
+        short_run(norm, losses, seed, text={"level": "word"})
+        for seed, pair in enumerate(pairs, 1)
+        for norm, losses in zip(("none", "frame"), pair, strict=True)
+    ]
+    assert "at least" not in said(*runs, target=50)
+    assert "at least" in said(*runs[2:], target=50)
+
+
+def test_seeds_that_go_on_have_not_trained_to_their_end() -> None:
+    runs = []
+    for seed in (1, 2, 3):
+        runs += [short_run(norm, [5, 4, 3, 3], seed, epochs=9) for norm in ("none", "frame")]
+    runs[0] = replace(runs[0], rows=runs[0].rows[:1], diverged="the loss is nan at update 6")
+    text = said(*runs)
+    assert "what follows is of what came before that" in text or "of the other seeds" in text
+    assert "trained to their end" not in text
+
+
+def test_epochs_of_other_lengths_are_other_lengths() -> None:
+    """As many epochs, each of half the text: compared is what both have read."""
+    base = short_run("none", [5, 4, 3, 2, 2, 1])
+    half = short_run("frame", [5, 4, 3, 2, 2, 1])
+    half = replace(half, rows=[{**row, "count": 5} for row in half.rows])
+    found = verdict([base, half])
+    assert found.comparisons[0].cut
+    assert "These runs are of different lengths" in found.sentence
+
+
+def test_an_epoch_of_one_update_has_one_segment() -> None:
+    """Two were asked for; where the first epoch had one, so have the others."""
+    run = short_run("none", [5, 4, 3, 3, 2, 2], train={"segments": 2})
+    assert (run.epochs_done, run.finished) == (3, True)
+    cut = replace(run, rows=run.rows[:-1])
+    assert (cut.epochs_done, cut.finished) == (2, False)
+
+
+def test_numbers_that_nobody_measured() -> None:
+    """No time at all at the target; losses whose squares overflow."""
+    runs = [short_run(n, [5, 4, 3, 3], s) for n in ("none", "frame") for s in (1, 2)]
+    timeless = [
+        replace(run, rows=[{**row, "seconds": 0.0} for row in run.rows], environments=[{}])
+        for run in runs
+    ]
+    assert "seconds_to_target" not in verdict(timeless).comparisons[0].figures
+    huge = [
+        replace(run, rows=[{**row, "loss": row["loss"] * 1e200 * run.seed} for row in run.rows])
+        for run in runs
+    ]
+    assert "2 paired seeds" in said(*huge)

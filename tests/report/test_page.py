@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from normrnn.errors import UserError
-from normrnn.report.groups import without_repeats
+from normrnn.report.groups import groups, without_repeats
 from normrnn.report.page import THEMES, markdown, page
 from normrnn.report.pictures import COLOURS
-from normrnn.report.runs import find
-from normrnn.report.write import write_pictures, write_report
+from normrnn.report.runs import find, load
+from normrnn.report.write import safe, write_pictures, write_report
 from tests.report.made_runs import make_run
 
 VOID = {"meta", "link", "line", "use", "path", "br"}
@@ -282,3 +282,23 @@ def test_reports_overwrite_reports_only(pair: list[Path], tmp_path: Path) -> Non
         write_report(found, tmp_path / "file" / "report.html")
     with pytest.raises(UserError, match="cannot be written"):
         write_pictures(find(pair[:1]), tmp_path / "file" / "png")
+
+
+def test_pictures_of_data_of_the_same_name(tmp_path: Path) -> None:
+    """Two texts called alike are two groups with names of their own; long names are cut."""
+    runs = []
+    for place in ("one", "two"):
+        for norm in ("none", "frame"):
+            path = make_run(tmp_path / place, norm=norm)
+            config = json.loads((path / "config.json").read_text())
+            config |= {"data": f"/{place}/text", "data_sha256": place * 20}
+            (path / "config.json").write_text(json.dumps(config))
+            runs.append(path)
+    titles = [group.title for group in groups([load(path) for path in runs])]
+    assert titles == ["ptb-small, data text (oneoneon)", "ptb-small, data text (twotwotw)"]
+    written = write_pictures(find(runs), tmp_path / "png")
+    assert len({path.name for path in written}) == len(written)
+    assert sum("oneoneon" in path.name for path in written) == len(written) / 2
+    long = [safe("ptb-small, " + "model.dropout 0.5, " * 30 + last) for last in "ab"]
+    assert long[0] != long[1]
+    assert max(map(len, long)) < 200

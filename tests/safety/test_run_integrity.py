@@ -15,6 +15,7 @@ from normrnn.engine.evaluate import evaluate
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UserError
 from normrnn.report.runs import load as read_run
+from normrnn.runs import note
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import rows_of, run_tiny, text_dir, tiny, tiny_frame
@@ -254,3 +255,34 @@ def test_a_checkpoint_that_does_not_fit(
     RunDirectory(stopped).write_checkpoint({**payload, "config": config}, note)
     with pytest.raises(UserError, match="the checkpoint does not fit this network or its data"):
         run_tiny(tiny_frame, stopped)
+
+
+@pytest.mark.parametrize("field", [b'"seed": ', b'"recipe": "p'])
+def test_a_damaged_note_blames_no_config(
+    field: bytes, tiny_frame: LanguageConfig, stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A flipped bit in what the checkpoint says of the settings: the one before it is used."""
+    content = bytearray((stopped / "checkpoint.pt").read_bytes())
+    content[content.rindex(field) + len(field)] ^= 2
+    (stopped / "checkpoint.pt").write_bytes(content)
+    run_tiny(tiny_frame, stopped)
+    (said,) = caplog.messages
+    assert "going on from checkpoint.previous.pt" in said
+
+
+def test_rows_that_change_while_they_are_read(
+    tiny_frame: LanguageConfig, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished run is trained for longer between two looks of a reader: not damaged."""
+    reading, first = note.open_regular, []
+
+    def late(path: Path) -> object:
+        if path.name == "metrics.jsonl" and not first:
+            first.append(path)
+            with pytest.raises(Interrupted):  # without the rows of the test set, not yet the others
+                run_tiny(replace(tiny_frame, epochs=9), whole, stop_at=170)
+        return reading(path)
+
+    monkeypatch.setattr(note, "open_regular", late)
+    assert note.metrics_as_written(whole) is True
+    assert first

@@ -18,7 +18,7 @@ from normrnn.recipes import recipe
 from normrnn.search.plan import NEEDS, PRUNERS, SAMPLERS, Plan
 from normrnn.search.space import SPACES, draw
 from normrnn.search.storage import open_storage, storage_errors
-from normrnn.search.study import SLOT, Study
+from normrnn.search.study import HEARTBEAT, IDENTITY, SLOT, Study
 
 PLAN = Plan(recipe("ptb-char"), SPACES["ptb-char"])
 Open = Callable[..., Study]
@@ -390,3 +390,43 @@ def test_a_setting_outlives_a_trial_that_drew_nothing(study: Open) -> None:
 
 def test_a_plan_travels_as_json() -> None:
     assert Plan.from_json(PLAN.to_json()) == PLAN
+
+
+def test_a_study_of_an_older_version_goes_on(study: Open) -> None:
+    """Fields that are younger than it have their defaults."""
+    older = PLAN.identity()
+    del older["config"]["precision"], older["config"]["model"]["weight_drop"]
+    assert PLAN.changes(older) == ""
+    study(4).optuna.set_user_attr(IDENTITY, older)
+    assert study(4).trials() == []
+    older["config"]["model"]["hidden"] = 7
+    assert PLAN.changes(older) == "model.hidden was 7, is now 250"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(HEARTBEAT, "soon"), (HEARTBEAT, None), (HEARTBEAT, [1])]
+)
+def test_a_beat_that_is_no_number_is_none(study: Open, name: str, value: object) -> None:
+    study(4).optuna.set_user_attr(name, value)
+    joined = study(4)
+    assert joined.optuna.user_attrs[HEARTBEAT] == 1
+    joined.reclaim()
+
+
+def test_slots_that_are_none_are_not_ours(study: Open) -> None:
+    one = study(2)
+    for slot in (-1, "0", 2.0, None):
+        one.optuna.enqueue_trial({}, user_attrs={SLOT: slot})
+    one.open_slots()
+    assert sorted([_do(one, 1.0), _do(one, 2.0)]) == [0, 1]
+    assert one.claim() is None
+    assert sorted(one.done()) == [0, 1]
+
+
+def test_an_identity_that_is_none(study: Open) -> None:
+    """Somebody else's trials: refused, in words."""
+    one = study(2)
+    one.optuna.set_user_attr(IDENTITY, ["no", "plan"])
+    one.optuna.enqueue_trial({})
+    with pytest.raises(UserError, match="is not one of normrnn search"):
+        study(2)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FOLDER = "tuning"
 _NOT_TUNED = ("seed", "epochs", "norm", "recipe", "data", "data_sha256", "device", "threads")
+_NOT_TUNED += ("train.epoch_tokens",)
 APART = 1_000_000
 """Seeds of tuning are this far from those of the comparison."""
 

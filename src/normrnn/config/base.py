@@ -37,6 +37,17 @@ def settled(settings: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+REGULARISERS = ("dropout", "weight_drop", "zoneout_h", "zoneout_c")
+"""Of `LayersConfig`: what changes activations in training."""
+
+
+def deciding_statistics(norm: norms.Norm, *strengths: Any) -> Literal["running", "recalibrated"]:
+    """The statistics that decide which model is best, with regularisers of these strengths: those
+    change activations in training (under dropout p the variance of W_x x is 1/(1−p) times that
+    without), and then population statistics without them take the place of running ones."""
+    return "recalibrated" if norm.keeps_statistics and any(strengths) else "running"
+
+
 _LARGEST = 2**31 - 1
 MEASURED = ("data_sha256", "text.", "evaluation.tokens")
 """How fields begin that say what a loss is a loss of: runs that differ in one are compared in
@@ -94,11 +105,8 @@ class LayersConfig:
     """The same of the LSTM's c."""
 
     def deciding(self, norm: norms.Norm) -> Literal["running", "recalibrated"]:
-        """The statistics that decide which model is best: regularisers change activations in
-        training (under dropout p the variance of W_x x is 1/(1−p) times that without), and then
-        population statistics without them take the place of running ones."""
-        changed = any((self.dropout, self.weight_drop, self.zoneout_h, self.zoneout_c))
-        return "recalibrated" if norm.keeps_statistics and changed else "running"
+        """The statistics that decide which model is best."""
+        return deciding_statistics(norm, *(getattr(self, name) for name in REGULARISERS))
 
     def options(self, norm: norms.Norm) -> dict[str, Any]:
         """What the layers are made with, besides their size."""

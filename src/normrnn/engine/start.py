@@ -22,7 +22,7 @@ from normrnn.nn.base import Normalised
 from normrnn.ops.library import library
 from normrnn.runs.environment import named_device, record, set_threads
 from normrnn.runs.names import CHECKPOINT, CONFIG, DIVERGED, MODEL
-from normrnn.runs.note import read_note
+from normrnn.runs.note import read_note, trusted
 from normrnn.runs.store import DATA_CHANGED, RunDirectory, changed_fields
 
 
@@ -101,7 +101,8 @@ def _checkpoint(
     if saved.data_sha256 == experiment.older_sha256 != experiment.sha256:
         say(f"{out} was begun by an older version: its data is compared by the labels only")
         config = dataclasses.replace(config, data_sha256=experiment.older_sha256)
-    run.check_config(saved, (read_note(out) or {}).get("config"), CHECKPOINT)
+    if trusted(out):  # what is damaged says nothing; the one before it is asked when it is read
+        run.check_config(saved, (read_note(out) or {}).get("config"), CHECKPOINT)
     refuse_changes(saved, config, out)
     checkpoint = run.read_checkpoint(config)
     if checkpoint is None and run.has(MODEL):  # which is never written before it

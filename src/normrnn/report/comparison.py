@@ -180,7 +180,7 @@ class Comparison:
                 f"best_with_{kind}_statistics": self._difference(
                     held_out, lambda run, kind=kind: held_out(run, kind)
                 )
-                for kind in ("running", "batch")
+                for kind in ("running", "recalibrated", "batch")
                 if any(other.serving != kind for _, other in self.pairs)
             },
             "gap": self._gaps(),
@@ -229,15 +229,16 @@ class Comparison:
                 continue
             firsts = zip(target.seeds, target.baseline, target.other, strict=True)
             values = [(s, getattr(a, what), getattr(b, what)) for s, a, b in firsts]
+            if min(min(a, b) for _, a, b in values) <= 0:
+                continue  # no time at all: not measured
             steps = [
-                getattr(step, what) / first
-                for step, (_, first, _) in zip(target.steps, values, strict=True)
-                if first
+                getattr(step, what) * math.hypot(1 / a, 1 / b) / math.sqrt(2)
+                for step, (_, a, b) in zip(target.steps, values, strict=True)
             ]
             found[f"{what}_to_target"] = self._spoilt(
                 replace(
                     _paired(values, True),
-                    resolution=mean(steps) if steps else 0.0,
+                    resolution=mean(steps),
                     at_least=_at_least(target.at_once),
                     diverged=tuple((a, b) for a, b in lost),
                 )
@@ -289,11 +290,17 @@ def compared(baseline: Arm, other: Arm, target: float | None = None) -> Comparis
     chosen = finished or every
     far = [min(run.epochs_done for run in pair) for pair in chosen]
     most = [pair for pair, epochs in zip(chosen, far, strict=True) if epochs == max(far)]
-    uneven = [not finished or a.epochs_done != b.epochs_done for a, b in most]
+    uneven = [not finished or _uneven(a, b) for a, b in most]
     pairs = [_as_far(*p) if cut else p for p, cut in zip(most, uneven, strict=True)]
     left_out, shorter = len(every) - len(chosen) - len(broken), len(chosen) - len(most)
     how = not finished, target, bool(finished) and any(uneven), tuple(broken), shorter
     return Comparison(baseline, other, pairs, left_out, *how)
+
+
+def _uneven(a: Run, b: Run) -> bool:
+    """Whether one has trained longer: for more epochs, or for larger ones."""
+    counts = sorted((_count(a), _count(b)))
+    return a.epochs_done != b.epochs_done or counts[1] > 1.05 * counts[0]
 
 
 def ended(run: Run) -> bool:
@@ -320,9 +327,9 @@ def _widest(curves: Sequence[Sequence[Point]], firsts: Sequence[Point | None]) -
 
 
 def _at_least(at_once: Sequence[tuple[bool, bool]]) -> bool:
-    """Whether some other run was there when first looked at, and no baseline was then: of both at
-    once, either may have been the first."""
-    return any(other for _, other in at_once) and not any(map(all, at_once))
+    """Whether some other run was there when first looked at, and no baseline ever was: that may
+    have been sooner too."""
+    return any(other for _, other in at_once) and not any(baseline for baseline, _ in at_once)
 
 
 def _as_far(*runs: Run) -> Pair:

@@ -140,8 +140,8 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
     Runs of one recipe with the same settings but normalisation and seed are comparable. Where a
     normalised network has no baseline with its settings, it was tuned apart from it: it stands
-    beside the baselines of the recipe, on the same data read in the same way, that have no
-    normalised network, or else beside the only baseline that there is.
+    beside the baselines of the recipe, on the same data read in the same way, if none of those has
+    a normalised network with its settings, or else beside the only baseline that there is.
     """
     found: dict[tuple[str, Settings], list[Run]] = {}
     for run in runs:
@@ -152,7 +152,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         special = set(key) - set.intersection(*others)
         words = [f"{k} {v}" for k, v in sorted(special) if k != _DATA]
         if any(k == _DATA for k, _ in special):
-            words.append(f"data {data_name(members[0])}")
+            words.append(f"data {_data_words(members[0], runs)}")
         result.append(Group(name, ", ".join(words), members))
     return result
 
@@ -168,7 +168,8 @@ def _joined(found: dict[tuple[str, Settings], list[Run]]) -> dict[tuple[str, Set
     result = dict(found)
     for where in kinds.values():
         baselines, normalised, both = (where.get(frozenset(x), []) for x in _SIDES)
-        beside = baselines or (both if len(both) == 1 else [])
+        # Beside pairs of equal settings, which of several left over was meant is not known.
+        beside = both if not baselines and len(both) == 1 else [] if both else baselines
         if not beside or not normalised:
             continue
         first, *rest = (kind for kind in found if kind in [*beside, *normalised])
@@ -203,6 +204,13 @@ def data_name(run: Run) -> str:
     """The data without the path that leads to it."""
     data = str(run.settings.get("data", ""))
     return data if data.startswith("builtin:") else PurePath(data).name
+
+
+def _data_words(run: Run, runs: Sequence[Run]) -> str:
+    """Its name, with the beginning of its hash where others of that name are other data."""
+    name = data_name(run)
+    hashes = {str(other.settings.get(_DATA, "")) for other in runs if data_name(other) == name}
+    return f"{name} ({str(run.settings.get(_DATA, ''))[:8]})" if len(hashes) > 1 else name
 
 
 def command(run: Run) -> str:

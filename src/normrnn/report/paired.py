@@ -55,7 +55,7 @@ def mean_interval(values: Sequence[float], step: float = 0.0) -> tuple[float, fl
     n = len(values)
     if n < 2:
         return None
-    deviation = math.sqrt(stdev(values) ** 2 + step**2 / 12)
+    deviation = math.hypot(stdev(values), step / math.sqrt(12))
     half = t_quantile((1 + CONFIDENCE) / 2, n - 1) * deviation / math.sqrt(n)
     return mean(values) - half, mean(values) + half
 
@@ -64,7 +64,9 @@ def mean_interval(values: Sequence[float], step: float = 0.0) -> tuple[float, fl
 class Difference:
     """A figure of two arms, lower is better, once per seed that both have.
 
-    A difference is other − baseline, or with `relative` that as a share of the baseline's.
+    A difference is other − baseline, or with `relative` that as a share of the baseline's: then
+    all figures are above 0, and it is their ratios that are averaged, as logarithms, so that twice
+    as many in one seed and half as many in another are no difference.
     """
 
     seeds: tuple[int, ...]
@@ -73,7 +75,8 @@ class Difference:
     relative: bool = False
     resolution: float = 0.0
     """The step between two looks, where a difference is of times that were looked at now and then
-    only. Two of them rounded add a sixth of its square to the variance."""
+    only, as a share of both times in quadratic mean. Two of them rounded add a sixth of its square
+    to the variance."""
     at_least: bool = False
     """Whether there may be more to it: the other was there when it was first looked at."""
     diverged: tuple[tuple[float, float], ...] = ()
@@ -89,26 +92,36 @@ class Difference:
         return tuple(b / a - 1 if self.relative else b - a for a, b in pairs)
 
     @cached_property
+    def _averaged(self) -> tuple[float, ...]:
+        """The differences as they are averaged: logarithms of ratios, where they are shares."""
+        if not self.relative:
+            return self.differences
+        pairs = zip(self.baseline, self.other, strict=True)
+        return tuple(math.log(b / a) for a, b in pairs)
+
+    def _shown(self, averaged: float) -> float:
+        return math.expm1(min(averaged, 700.0)) if self.relative else averaged
+
+    @cached_property
     def mean(self) -> float:
         """Of the differences."""
-        return mean(self.differences)
+        return self._shown(mean(self._averaged))
 
     @cached_property
     def interval(self) -> tuple[float, float] | None:
-        """95 %, by Student's t over the paired differences; None of one seed. A share of the
-        baseline's ends where nothing is left of it."""
+        """95 %, by Student's t over the paired differences; None of one seed."""
         n = len(self.seeds)
         if n < 2:
             return None
-        half = t_quantile((1 + CONFIDENCE) / 2, n - 1) * self.deviation / math.sqrt(n)
-        low, high = self.mean - half, self.mean + half
-        return (max(low, -1.0), max(high, -1.0)) if self.relative else (low, high)
+        half = t_quantile((1 + CONFIDENCE) / 2, n - 1) * self._deviation / math.sqrt(n)
+        middle = mean(self._averaged)
+        return self._shown(middle - half), self._shown(middle + half)
 
     @cached_property
-    def deviation(self) -> float:
-        """Standard deviation of a difference, what was rounded included: two seeds that are both
-        one look apart would be certain otherwise."""
-        return math.sqrt(stdev(self.differences) ** 2 + self.resolution**2 / 6)
+    def _deviation(self) -> float:
+        """Standard deviation of what is averaged, what was rounded included: two seeds that are
+        both one look apart would be certain otherwise."""
+        return math.hypot(stdev(self._averaged), self.resolution / math.sqrt(6))
 
     @property
     def answer(self) -> Answer:
@@ -146,7 +159,7 @@ class Difference:
         MOST_SEEDS + 1 stands for more, None of one seed or no difference."""
         if len(self.seeds) < 2 or not self.mean:
             return None
-        spread = self.deviation / abs(self.mean)
+        spread = self._deviation / abs(mean(self._averaged))
         n = max(2, math.ceil((2.8 * spread) ** 2))  # the quantiles' sum is 1.96 + 0.84 or more
         while n <= MOST_SEEDS:
             both = t_quantile((1 + CONFIDENCE) / 2, n - 1) + t_quantile(POWER, n - 1)

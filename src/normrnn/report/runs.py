@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from normrnn.config.base import settled
+from normrnn.config.base import REGULARISERS, deciding_statistics, settled
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.registry import config_class
 from normrnn.errors import UserError, notice
@@ -81,9 +81,14 @@ class Run:
     def epochs_done(self) -> int:
         """Whole epochs, validated."""
         last = self.rows[-1]["epoch"] if self.rows else 0
-        validated = {row["updates"] for row in self.split("valid") if row["epoch"] == last}
+        validated: dict[int, set[int]] = {}
+        for row in self.split("valid"):
+            validated.setdefault(row["epoch"], set()).add(row["updates"])
         parts = self.settings.get("train.segments", 1)
-        whole = self.split("test") or len(validated) >= (parts if isinstance(parts, int) else 1)
+        asked = parts if isinstance(parts, int) else 1
+        if last > 1:  # an epoch of few updates has fewer segments: as many as the first had
+            asked = min(asked, len(validated.get(1, ())) or asked)
+        whole = self.split("test") or len(validated.get(last, ())) >= asked
         return last if whole else max(last - 1, 0)
 
     @property
@@ -96,10 +101,15 @@ class Run:
         """Seconds spent in updates so far."""
         return self.rows[-1]["seconds"] if self.rows else 0.0
 
-    @property
+    @cached_property
     def serving(self) -> str:
-        """The statistics that serve a user: recalibrated where there are any."""
-        return "recalibrated" if self.split("valid", "recalibrated") else "running"
+        """The statistics that serve a user: those that the best model is chosen and saved with, if
+        it was validated with them."""
+        own = deciding_statistics(
+            self.normalisation, *(self.settings.get(f"model.{name}") for name in REGULARISERS)
+        )
+        other = "running" if own == "recalibrated" else "recalibrated"
+        return own if self.split("valid", own) or not self.split("valid", other) else other
 
     @property
     def looks_ahead(self) -> bool:
@@ -215,13 +225,14 @@ def _config(path: Path) -> dict[str, Any] | None:
     """What a config.json holds, if it has what every report needs."""
     try:
         config = json.loads(read_regular(path))
+        fields = flat(config) if isinstance(config, dict) else {}
     except (OSError, ValueError, RecursionError):
         return None
     kinds = {"norm": str, "seed": int}
     if not isinstance(config, dict) or not isinstance(config.get("recipe", ""), str):
         return None
     plain = (str, int, float, type(None))
-    if not all(isinstance(value, plain) for value in flat(config).values()):
+    if not all(isinstance(value, plain) for value in fields.values()):
         return None
     if not all(isinstance(config.get(k), kinds[k]) for k in kinds):
         return None

@@ -1,6 +1,6 @@
 """A comparison in plain words: no more than the seeds allow."""
 
-from statistics import mean
+from statistics import geometric_mean, mean
 
 from normrnn.report.comparison import NO_GAP, Comparison, ended
 from normrnn.report.curves import rate, spread, trailing_average, validations
@@ -79,7 +79,7 @@ def _diverged(found: Comparison) -> str:
         for name, arm in arms
         if counts[name]
     ]
-    what = "of the seeds that trained to their end"
+    what = "of the other seeds" if found.going else "of the seeds that trained to their end"
     if any(run.diverged for pair in found.pairs for run in pair):
         what = "of what came before that"
     return f"{' and '.join(said)} diverged, no finite loss any more; what follows is {what}."
@@ -91,7 +91,17 @@ def _seeds(found: Comparison) -> str:
 
 
 def _begun(found: Comparison) -> str:
-    return f"The baseline and the {found.other.words} have not both trained for an epoch yet."
+    if not _over(found):
+        return f"The baseline and the {found.other.words} have not both trained for an epoch yet."
+    arms = ((found.baseline, "baseline"), (found.other, found.other.words))
+    ends = [
+        f"{sum(run.finished for run in arm.runs)} of {len(arm.runs)} runs of the {words}"
+        for arm, words in arms
+    ]
+    return (
+        f"To the end trained {' and '.join(ends)}: no seed has an epoch of both, so there is"
+        " nothing to compare."
+    )
 
 
 def _saving(found: Comparison) -> str:
@@ -165,7 +175,9 @@ def _time(found: Comparison) -> str:
 
 
 def _instead(found: Difference) -> str:
-    return f"{mean(found.other):,.0f} instead of {mean(found.baseline):,.0f}"
+    """Means whose ratio is the share that was said."""
+    other, baseline = map(geometric_mean, (found.other, found.baseline))
+    return f"{other:,.0f} instead of {baseline:,.0f}"
 
 
 def _evidence(found: Difference, less: str) -> str:
@@ -177,9 +189,14 @@ def _evidence(found: Difference, less: str) -> str:
     low, high = found.interval
     one_side = low * high > 0
     ends = sorted(found.interval, key=abs) if one_side else found.interval
-    sides = [f"{abs(end):.0%}{'' if one_side else _side(end, less)}" for end in ends]
+    sides = [f"{_percent(end)}{'' if one_side else _side(end, less)}" for end in ends]
     agree = f"{_side(found.mean, less).strip()} in {found.agreeing} of {found.compared} seeds"
     return f" (95% t interval {' to '.join(sides)}, {agree})"
+
+
+def _percent(share: float) -> str:
+    """What is wider than that says no more."""
+    return f"{abs(share):.0%}" if share < 10 else "over 1,000%"
 
 
 def _side(share: float, less: str) -> str:
@@ -189,7 +206,7 @@ def _side(share: float, less: str) -> str:
 def _share(found: Difference, less: str, equal: str) -> str:
     share = found.mean
     least = "at least " if found.at_least and share < 0 else ""
-    return equal if abs(share) < 0.005 else f"{least}{abs(share):.0%}{_side(share, less)}"
+    return equal if abs(share) < 0.005 else f"{least}{_percent(share)}{_side(share, less)}"
 
 
 def _lead(found: Comparison) -> str:

@@ -222,8 +222,13 @@ def _paper_note(group: Group) -> str:
             "A language model whose statistics look ahead has no train figure: while it trains,"
             " they see the words that it is to predict."
         )
-    if any(run.serving == "recalibrated" for run in group.runs):
-        parts.append("Held-out figures of normalised networks: recalibrated statistics.")
+    kept = {r.serving for r in group.runs if r.normalisation.keeps_statistics}
+    if kept:
+        kinds = " or ".join(sorted(kept))
+        parts.append(
+            f"Held-out figures of normalised networks: {kinds} statistics, which the best model is"
+            " chosen and saved with."
+        )
     if group.paper and shown.mean_of_batches:
         parts.append(
             "The authors' protocol: arithmetic mean of the mini-batches' perplexities, the"
@@ -249,6 +254,7 @@ def differences_table(found: Comparison) -> Table:
         "final_validation": (f"last {found.measure.name}", digits),
         "best_frame_error_rate": ("best FER", 3),
         "best_with_running_statistics": ("best, running statistics", digits),
+        "best_with_recalibrated_statistics": ("best, recalibrated statistics", digits),
         "best_with_batch_statistics": ("best, batch statistics", digits),
         "gap": ("gap to training, nats", 3),
         "updates_to_target": ("updates to the target", 0),
@@ -360,12 +366,12 @@ def runs_table(group: Group, *, authors: bool = True) -> Table:
         row += [shown.text(_test(run))] if tests else []
         row += [_number(rate(run), 0), f"{run.seconds:,.0f}"]
         rows.append(row)
-    note = "Test: recalibrated statistics where there are any." if tests else ""
+    note = "Test: with the statistics that the best model is saved with." if tests else ""
     return Table(f"Every run: {shown.long}", columns, rows, note)
 
 
 def _test(run: Run) -> float | None:
-    rows: list[Row] = run.split("test", "recalibrated") or run.split("test", "running")
+    rows: list[Row] = run.split("test", run.serving) or run.split("test")
     return rows[0]["loss"] if rows else None
 
 

@@ -24,8 +24,8 @@ LR = "optimizer.lr"
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite one."""
-    return type(value) in (int, float) and math.isfinite(value)
+    """Whether it is one that can be drawn."""
+    return type(value) in (int, float) and abs(value) < 1e100
 
 
 def as_csv(trials: Sequence[Trial]) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 from normrnn.errors import UserError
@@ -13,6 +14,9 @@ from normrnn.report.pictures import pictures, png, save
 from normrnn.report.runs import RunOrProblem
 from normrnn.report.study import PICTURE, RecordedStudy
 from normrnn.report.trials import figure
+
+LONGEST = 150
+"""Bytes of a title in the name of a file."""
 
 
 def write_report(
@@ -57,5 +61,9 @@ def write_pictures(
 
 
 def safe(title: str) -> str:
-    """A title as the name of a file."""
-    return re.sub(r"[^\w.-]+", "-", title).strip("-") or "runs"
+    """A title as the name of a file; a long one ends with a hash of all of it."""
+    name = re.sub(r"[^\w.-]+", "-", title).strip("-") or "runs"
+    if len(name.encode()) <= LONGEST:
+        return name
+    start = name.encode()[:LONGEST].decode(errors="ignore")
+    return f"{start}-{sha256(title.encode()).hexdigest()[:8]}"

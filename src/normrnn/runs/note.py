@@ -15,6 +15,7 @@ from normrnn.seal import is_sealed
 
 START = b'{"sha256": "'
 _LONGEST = 1 << 16
+_TRIES = 5
 
 
 def read_note(folder: Path) -> dict[str, Any] | None:
@@ -74,16 +75,18 @@ def metrics_as_written(folder: Path) -> bool | None:
     Rows behind that part are newer than the checkpoint; a run that goes on writes them again.
     """
     note = read_note(folder)
-    if note is None:
-        return None
-    size, written = note.get("metrics_bytes"), note.get("metrics_sha256")
-    if not isinstance(size, int) or not isinstance(written, str):
-        return None
-    try:
-        with open_regular(folder / METRICS) as file:
-            content = file.read(size)
-    except OSError:
-        content = b""
-    if len(content) == size and hashlib.sha256(content).hexdigest() == written:
-        return True
-    return False if trusted(folder) else None
+    for _ in range(_TRIES):
+        size, written = ((note or {}).get(f"metrics_{what}") for what in ("bytes", "sha256"))
+        if not isinstance(size, int) or not isinstance(written, str):
+            return None
+        try:
+            with open_regular(folder / METRICS) as file:
+                content = file.read(size)
+        except OSError:
+            content = b""
+        if len(content) == size and hashlib.sha256(content).hexdigest() == written:
+            return True
+        before, note = note, read_note(folder)
+        if note == before:
+            return False if trusted(folder) else None
+    return None  # it trains faster than we read

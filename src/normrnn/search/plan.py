@@ -30,6 +30,9 @@ PRUNERS = {
     "successivehalving": "SuccessiveHalvingPruner",
 }
 
+_OWN = ("data", "device", "threads", "norm")
+"""Of a config: what differs between workers, or between arms."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -63,15 +66,14 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """Plain values. Where the data lies and how it is computed may differ between workers."""
-        config = to_dict(self.config)
-        for name in ("data", "device", "threads", "norm"):
-            del config[name]
         names = ("norms", "sampler", "pruner", "space")
-        return json.loads(json.dumps({n: getattr(self, n) for n in names} | {"config": config}))
+        values = {n: getattr(self, n) for n in names} | {"config": _shared(self.config)}
+        return json.loads(json.dumps(values))
 
     def changes(self, other: dict[str, Any]) -> str:
-        """In what another identity differs, in words; empty if it does not."""
-        a, b = flat(other), flat(self.identity())
+        """In what another identity differs, in words; empty if it does not. Fields that are younger
+        than it have their defaults."""
+        a, b = flat(_completed(other)), flat(self.identity())
         changed = [k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
         if "config.recipe" in changed:
             changed = ["config.recipe"]
@@ -92,3 +94,15 @@ class Plan:
         """In another process."""
         config, norms = read_config(values["config"]), tuple(values["norms"])
         return Plan(config, values["space"], norms, values["sampler"], values["pruner"])
+
+
+def _shared(config: Config) -> dict[str, Any]:
+    """What all workers of a study have in common."""
+    return {k: v for k, v in to_dict(config).items() if k not in _OWN}
+
+
+def _completed(identity: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {**identity, "config": _shared(read_config(identity["config"]))}
+    except (KeyError, UserError):
+        return identity  # differs, and says in what

@@ -79,7 +79,7 @@ class Study:
             raise UserError(f"the study {self.name!r} in this storage is not one of normrnn search")
         else:
             study.set_user_attr(IDENTITY, self.plan.identity())
-        if self.heartbeat > study.user_attrs.get(HEARTBEAT, 0):
+        if self.heartbeat > _beat(study):
             study.set_user_attr(HEARTBEAT, self.heartbeat)
         return study
 
@@ -87,8 +87,8 @@ class Study:
     def _identity_of(study: optuna.Study) -> dict[str, Any] | None:
         # Somebody may have made the study a moment ago and not said yet what it is about.
         for _ in range(20):
-            if IDENTITY in study.user_attrs:
-                return study.user_attrs[IDENTITY]
+            if isinstance(found := study.user_attrs.get(IDENTITY), dict):
+                return found
             if study.get_trials(deepcopy=False):
                 break
             time.sleep(0.1)
@@ -97,7 +97,8 @@ class Study:
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
         """The trials of our slots in these states, or in any."""
         every = self.optuna.get_trials(deepcopy=False, states=states or None)
-        return [t for t in every if t.user_attrs.get(SLOT, self.count) < self.count]
+        slots = range(self.count)
+        return [t for t in every if type(s := t.user_attrs.get(SLOT)) is int and s in slots]
 
     def done(self) -> dict[int, FrozenTrial]:
         """Slot -> the trial that finished it."""
@@ -166,7 +167,7 @@ class Study:
         """Queue again what dead workers had."""
         if isinstance(self._opened, RDBStorage):
             # Whoever beats more slowly than we do is alive all the same.
-            slowest = self.optuna.user_attrs.get(HEARTBEAT, self.heartbeat)
+            slowest = _beat(self.optuna) or self.heartbeat
             self._opened.grace_period = GRACE * slowest
             with quiet():
                 optuna.storages.fail_stale_trials(self.optuna)
@@ -246,6 +247,12 @@ class Study:
             elif trial.user_attrs[SHA256] != _digest(trial, trial.value):
                 raise UserError(f"trial {slot} in the storage is damaged: not what was written")
         return [_row(slot, trial) for slot, trial in done]
+
+
+def _beat(study: optuna.Study) -> int:
+    """The longest of those who joined; 0 of nobody."""
+    found = study.user_attrs.get(HEARTBEAT)
+    return found if type(found) is int else 0
 
 
 def _digest(trial: FrozenTrial, value: float | None) -> str:
