@@ -337,3 +337,14 @@ def test_a_closed_output_is_no_accident() -> None:
         assert not done.stderr
     whole = f"set -o pipefail; {command} recipes | true"
     assert subprocess.run(["bash", "-c", whole], capture_output=True).returncode in (0, 141)
+
+
+def test_a_page_that_is_no_report_is_known_before_training(
+    cli: Cli, text_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "report.html").write_text("<h1>mine</h1>")
+    code, _, err = cli("compare", "ptb-small", "--data", text_dir, "--out", tmp_path / "out")
+    assert code == 1
+    assert "report.html is there and is no report: not overwriting it" in err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]

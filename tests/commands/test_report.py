@@ -204,3 +204,16 @@ def test_more_epochs_than_the_recipes(tmp_path: Path) -> None:
     assert load(make_run(tmp_path, epochs=17)).progress == "all 17"
     assert load(make_run(tmp_path, norm="frame", epochs=17, until=400)).progress == "2 of 17"
     assert load(make_run(tmp_path, norm="layer", epochs=2)).progress == "2 of 15"
+
+
+def test_markdown_needs_no_matplotlib(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for norm in ("none", "frame"):
+        make_run(tmp_path / "runs", norm=norm)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    given = ("report", tmp_path / "runs", "-o", tmp_path / "report.html", "--markdown")
+    code, said, err = cli(*given)
+    assert code == 1
+    assert "One seed, which says nothing in general." in said
+    assert "matplotlib" in err

@@ -1,6 +1,7 @@
 """Runs exported by the command line: cards, snippets where this library is not, hostile files."""
 
 import json
+import math
 import os
 import pickle
 import re
@@ -132,6 +133,7 @@ def test_int8(cli: Cli, tmp_path: Path) -> None:
         card = cli("info", out / "model.onnx")[1]
         before, after = map(float, re.findall(r"([\d.]+) nats before, ([\d.]+) after", card)[0])
         assert f"{before:.4f} nats before" in said
+        assert "## Settings" not in said
         wanted = next(
             row["loss"]
             for row in json.loads((OLD / kind / "evaluation.json").read_text())["rows"]
@@ -302,3 +304,45 @@ def test_an_evaluation_of_strange_numbers(count: str, cli: Cli, tmp_path: Path) 
     file.write_text(re.sub(r'"count": \d+', f'"count": {count}', file.read_text()))
     code, out, err = cli("info", tmp_path / "run")
     assert ("| valid |" not in out) if code == 0 else ("is damaged" in err)
+
+
+def test_figures_of_a_model_that_is_gone(
+    tiny: LanguageConfig, cli: Cli, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run is evaluated, and then trained for longer: its card has what the new model reached."""
+    run = tmp_path / "run"
+    run_tiny(replace(tiny, epochs=1), run)
+    assert cli("evaluate", run)[0] == 0
+    assert ", read as one stream" in cli("info", run)[1]
+    assert not caplog.text
+    run_tiny(tiny, run)
+    said = cli("info", run)[1]
+    assert "is of an older model: left out; `normrnn evaluate` writes it anew" in caplog.text
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    best = min(r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == "running")
+    assert f"| valid | running | {math.exp(best):.1f} |" in said
+    caplog.clear()
+    assert cli("evaluate", run)[0] == 0
+    assert ", read as one stream" in cli("info", run)[1]
+    assert not caplog.text
+
+
+def test_nobodys_readme_is_overwritten(cli: Cli, tmp_path: Path) -> None:
+    for name, out in (("README.md", "."), ("notes.md", "notes.pt")):
+        (tmp_path / name).write_text("mine")
+        code, _, err = cli("export", OLD / "text", "-o", tmp_path / out)
+        assert code == 2
+        assert f"{name} is there and is no model card: it would be overwritten" in err
+        assert (tmp_path / name).read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "notes.md"}
+    for _ in range(2):  # a card of ours goes
+        assert cli("export", OLD / "text", "-o", tmp_path / "folder")[0] == 0
+
+
+def test_int8_is_measured_on_the_runs_own_data(cli: Cli, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("w1 w2 w3\nw4 w5\n" * 40)
+    call = ["export", OLD / "text", "-o", tmp_path / "out", "--format", "onnx"]
+    code, _, err = cli(*call, "--quantize", "int8", "--data", other)
+    assert code == 1
+    assert "other.txt, split 90/5/5 by lines is not what the run was trained on; --data says" in err

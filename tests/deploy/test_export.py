@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import normrnn
+from normrnn.errors import UserError
 from normrnn.speech.model import AcousticModel
 from normrnn.text.model import LanguageModel
 from tests.deploy.exported import SUFFIXES, log_posteriors, logits, modules, session
@@ -490,3 +491,40 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == [word for format in SUFFIXES for word in (format, "True")]
     assert {path.read_text() for path in tmp_path.iterdir()} == {"before"}
+
+
+class Twice(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self, kind: Any = normrnn.GRU) -> None:
+        super().__init__()
+        self.first = self.second = kind(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)[0])[0]
+
+
+@pytest.mark.parametrize("form", ["torch", "safetensors"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_layer_of_two_names(compiled: bool, form: str, tmp_path: Path) -> None:
+    """By the code on its card, which finds the names of the model that was compiled."""
+    model: Any = Twice()
+    randomise(model)
+    model.eval()
+    given: Any = torch.compile(model) if compiled else model
+    file = normrnn.export(given, tmp_path / "own", form)
+    card = (tmp_path / "own" / "README.md").read_text()
+    code = card.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {"MyModel": lambda: Twice(nn.GRU)}
+    exec(code.replace(f'"{file.name}"', repr(str(file))), names)
+    x = torch.randn(6, 5, 3)
+    torch.testing.assert_close(names["model"](x), model(x), **CLOSE)
+
+
+def test_nothing_is_left_where_onnx_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(UserError, match="needs onnx"):
+        normrnn.export(Twice(), tmp_path / "out", "onnx", example=torch.randn(6, 5, 3))
+    assert not (tmp_path / "out").exists()

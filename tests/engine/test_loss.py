@@ -1,8 +1,11 @@
 """The fused softmax against torch's two functions."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from normrnn.engine import loss as fused
 from normrnn.engine.loss import linear_cross_entropy, nats_and_errors
@@ -90,3 +93,27 @@ def test_autocast(grad: bool) -> None:
         nats.backward()
         assert weight.grad is not None
         assert weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("classes", [5, 40])
+def test_nats_of_each_and_together(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few logits may be held at once."""
+    torch.manual_seed(0)
+    rows, weight, bias = torch.randn(23, 4), torch.randn(classes, 4), torch.randn(classes)
+    targets = torch.randint(classes, (23,))
+    expected = F.cross_entropy(F.linear(rows, weight, bias), targets, reduction="none")
+    held: list[int] = []
+
+    def linear(*given: Tensor) -> Tensor:
+        held.append(F.linear(*given).numel())
+        return F.linear(*given)
+
+    monkeypatch.setattr(fused, "LOGITS", 100)
+    monkeypatch.setattr(fused, "F", SimpleNamespace(linear=linear, cross_entropy=F.cross_entropy))
+    torch.testing.assert_close(fused.nats_of_each(rows, weight, bias, targets), expected)
+    with torch.no_grad():
+        nats, errors = nats_and_errors(rows, weight, bias, targets)
+    torch.testing.assert_close(nats, expected.sum())
+    wrong = F.linear(rows, weight, bias).argmax(1) != targets
+    assert errors.item() == wrong.sum().item()
+    assert max(held) <= 100

@@ -109,3 +109,13 @@ def test_symbols_that_the_training_text_lacks(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'é', which the vocabulary lacks.*--text\.unknown"):
         build_corpus(texts, TextConfig(level="char", unknown=False))
     assert "<unk>" in build_corpus(texts, TextConfig(level="char")).vocabulary.symbols
+
+
+def test_a_stray_text_hides_no_complete_three(tmp_path: Path) -> None:
+    (tmp_path / "ptb.train.txt").write_text("stray\n")
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(f"{split} text\n")
+    assert read_texts(str(tmp_path)).train == ["train text"]
+    (tmp_path / "test.txt").unlink()
+    with pytest.raises(UserError, match=r"has no ptb\.valid\.txt and no ptb\.test\.txt"):
+        read_texts(str(tmp_path))

@@ -13,6 +13,9 @@ from normrnn.text import cache, large
 from normrnn.text.config import TextConfig
 from normrnn.text.corpus import Corpus, build_corpus, encode_texts, open_texts
 from normrnn.text.files import read_texts
+from tests.commands.conftest import Cli, cli
+
+__all__ = ["cli"]
 
 LINES = [f"w{i % 7} ä{i * i % 31}  w{i % 3}\tend" if i % 5 else "" for i in range(400)]
 
@@ -201,3 +204,34 @@ def test_a_damaged_list_of_contents(contents: str, book: Path) -> None:
     listed.write_text(contents)
     same(expected, build_corpus(open_texts(str(book)), TextConfig()))
     assert "sha256" in listed.read_text()
+
+
+def test_a_cache_that_cannot_be_written_to(
+    book: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is there, and has become read-only: encoded for this time."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cache.FileLock, "acquire", refuse)
+    texts = open_texts(str(book))
+    same(build_corpus(read_texts(str(book)), TextConfig()), build_corpus(texts, TextConfig()))
+    assert "cannot be used (Permission denied): the text is encoded for this" in caplog.text
+
+
+def test_other_data_is_read_with_the_runs_vocabulary_alone(cli: Cli, tmp_path: Path) -> None:
+    """Its training text lacks a character of its validation text, which the run knows."""
+    words = ["the cab", "a zoo", "big fox", "dog hut"]
+    for name, train in (("own", words), ("other", words[:1])):
+        for split, some in (("train", train), ("valid", words), ("test", words)):
+            file = tmp_path / name / f"{split}.txt"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("\n".join(some * 60) + "\n")
+    small = ["--model.hidden", 6, "--model.layers", 1, "--train.batch", 4, "--train.steps", 10]
+    small += ["--evaluation.train-tokens", 0, "--epochs", 1, "--optimizer.lr", 0.01]
+    run = tmp_path / "run"
+    assert cli("train", "ptb-char", "--data", tmp_path / "own", "--out", run, *small)[0] == 0
+    code, said, err = cli("evaluate", run, "--data", tmp_path / "other")
+    assert (code, err) == (0, "")
+    assert "is not what" in said

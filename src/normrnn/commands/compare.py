@@ -168,12 +168,14 @@ def _compare(config: Config, request: Request) -> "list[Run]":
     from normrnn.report.runs import find
     from normrnn.report.tables import runs_table
     from normrnn.report.verdict import group_verdict
-    from normrnn.report.write import write_report
+    from normrnn.report.write import refuse_other, write_report
 
     out, console, draws = request.out, PlainConsole(), can_draw()
     if not draws:  # said now, not after hours
         needed = "pip install 'normrnn[report]'"
         console.print(f"text only: curves.png and report.html need matplotlib: {needed}")
+    else:
+        refuse_other(out / "report.html")
     arms = plan(config, request.norms, request.seeds, out)
     if request.tensorboard:
         from normrnn.engine.tensorboard import require_tensorboard

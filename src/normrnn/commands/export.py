@@ -42,7 +42,7 @@ def run(arguments: list[str]) -> int:
         card = target(expanded(out), format)[1]
         print(f"{file}: {file.stat().st_size / 1e6:,.2f} MB, {card.name} beside it\n")
         text = card.read_text(encoding="utf-8")
-        for said in re.findall(r"## Quantisation\n(.*\n)|```python\n(.*?)```", text, re.DOTALL):
+        for said in re.findall(r"## Quantisation\n([^\n]*\n)|```python\n(.*?)```", text, re.DOTALL):
             print("".join(said))
 
     parse(options, "export", arguments)

@@ -57,10 +57,10 @@ def _report(
     for one in runs:
         if one.problem:
             notice(f"{one.path} {one.problem}")
+    if markdown:  # before what needs matplotlib
+        print(printable(page.markdown(runs, studies, target)), end="")
     write_report(runs, out, studies=studies, target=target)
     if png is not None:
         for path in write_pictures(runs, png, studies):
             print(f"picture: {path}", file=sys.stderr)
-    if markdown:
-        print(printable(page.markdown(runs, studies, target)), end="")
     print(f"report: {out}", file=sys.stderr if markdown else sys.stdout)

@@ -61,6 +61,11 @@ class About:
         body = "\n\n".join(f"## {heading}\n{text}" for heading, text in sections.items())
         return f"{self._front()}\n# {one_line(self.title)}\n\n{body}\n"
 
+    @staticmethod
+    def is_card(text: str) -> bool:
+        """Whether such a card was written there."""
+        return text.startswith('---\nlibrary_name: "normrnn"\n')
+
     def _front(self) -> str:
         """JSON is YAML too, and quotes whatever stands in a name."""
         front: dict[str, Any] = {
@@ -137,14 +142,20 @@ def _check(run: RunDirectory) -> None:
 def _rows(run: RunDirectory, deciding: str) -> list[Row]:
     """Those of evaluation.json, or else the best validation in training and the test after it."""
     if run.has(EVALUATION):
-        content = run.read(EVALUATION)
-        is_sealed(content, run.path / EVALUATION)
+        path, content = run.path / EVALUATION, run.read(EVALUATION)
+        is_sealed(content, path)
         try:
-            rows = [row for row in json.loads(content)["rows"] if _is_row(row)]
+            found = json.loads(content)
+            rows = [row for row in found["rows"] if _is_row(row)]
             # Only what the exported numbers give: a network with other statistics is another one.
-            return [row for row in rows if row["statistics"] == deciding]
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise UserError(f"{run.path / EVALUATION} is damaged") from None
+            rows = [row for row in rows if row["statistics"] == deciding]
+            own = run.model_sha256()
+            current = found.get("model_sha256", own) == own  # older versions did not say
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            raise UserError(f"{path} is damaged") from None
+        if current:
+            return rows
+        notice(f"{path} is of an older model: left out; `normrnn evaluate` writes it anew")
     rows = [row for row in read_rows(run.path / METRICS) if row.get("statistics") == deciding]
     valid = [row for row in rows if row["split"] == "valid"]
     if valid and not run.has(MODEL):

@@ -16,7 +16,7 @@ from normrnn.deploy.card import About, of_run
 from normrnn.deploy.parts import Parts
 from normrnn.errors import UsageError, UserError
 from normrnn.extras import export_extra
-from normrnn.files import expanded, write_whole
+from normrnn.files import expanded, open_regular, write_whole
 from normrnn.runs.load import load
 from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL, PREVIOUS, RUNNING
 from normrnn.runs.store import RunDirectory
@@ -76,7 +76,8 @@ def export(
     file, card = target(expanded(path), format)
     run = None
     if isinstance(model, nn.Module):
-        network, about = model, _of_model(model)
+        network = getattr(model, "_orig_mod", model)  # compiled: its names are another's
+        about = _of_model(network)
     else:
         run = RunDirectory(expanded(model))
         network, about = load(run.path), of_run(run)
@@ -88,6 +89,9 @@ def export(
         raise ValueError(
             f"format={format!r} traces your own model: give example=, a tuple of its arguments"
         )
+    if format == "onnx":
+        export_extra("onnx")
+    _refuse_other(card)
     way = _way(format, network, parts, _arguments(example), dynamic)
     loads = way.snippet(file.name)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -189,6 +193,18 @@ def _quantised(
 
 def _notes(model: Any) -> dict[str, str]:
     return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def _refuse_other(card: Path) -> None:
+    """A README.md, or whatever has the card's name, is somebody's work unless it is a card."""
+    if card.exists():
+        with open_regular(card) as file:
+            text = file.read(100).decode(errors="replace")
+        if text.strip() and not About.is_card(text):
+            raise UsageError(
+                f"{card} is there and is no model card: it would be overwritten; export to another"
+                " directory"
+            )
 
 
 def target(path: Path, format: str) -> tuple[Path, Path]:

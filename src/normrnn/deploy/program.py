@@ -254,6 +254,6 @@ def snippet(parts: Parts | None, name: str) -> str:
     size = f"{rnn.layers * rnn.directions}, 2, {rnn.hidden}"
     return (
         f"{start}state = [torch.zeros({size})] * {rnn.states}\n"
-        "tokens = torch.zeros(5, 2, dtype=torch.long)  # ids (T, B)\n"
+        "tokens = torch.zeros(5, 2, dtype=torch.long)  # ids (T, B): vocabulary.json in the file\n"
         "logits, *state = model(tokens, *state)  # (T, B, symbols)\n"
     )

@@ -58,7 +58,9 @@ class Portable:
     def of_model(cls, model: nn.Module) -> "Portable":
         """A user's own model that holds our layers; ValueError if it holds none or they do not
         fold."""
-        names = {n: m for n, m in model.named_modules() if isinstance(m, Normalised)}
+        # By every name that a layer has: its weights are under all of them.
+        every = model.named_modules(remove_duplicate=False)
+        names = {n: m for n, m in every if isinstance(m, Normalised)}
         if not names:
             raise ValueError(f"{type(model).__name__} holds no layer of normrnn: nothing to fold")
         plain, modules = without_norms(model, lambda layer: Recurrent(layer).check_torchs()), {}

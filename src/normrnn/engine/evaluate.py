@@ -21,9 +21,9 @@ def evaluate(
     options = EvaluationOptions(data, named_device(device), one_stream)
     directory = RunDirectory(run)
     config = directory.config()
-    result = task_of(config).evaluate(directory, options)
     about = {name: getattr(config, name) for name in ("recipe", "norm", "seed")}
-    return {**about, **result}
+    about["model_sha256"] = directory.model_sha256()
+    return {**about, **task_of(config).evaluate(directory, options)}
 
 
 def keep(run: Path, result: dict[str, Any]) -> None:

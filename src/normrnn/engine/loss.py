@@ -1,6 +1,6 @@
 """Softmax cross entropy over many classes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from normrnn.ops.softmax import Classified, classify
 
 CHUNK_ROWS = 2048
 """Rows of logits held at once: a batch of long utterances needs no more memory than a short one."""
+LOGITS = 1 << 25
+"""Logits held at once where nothing is trained: windows are longer there."""
 
 
 def _classified(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Classified:
@@ -89,12 +91,31 @@ def nats_and_errors(
     if torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(rows, weight, bias, targets)
     nats, errors = rows.new_zeros(()), targets.new_zeros(())
-    for some, right in zip(rows.split(CHUNK_ROWS), targets.split(CHUNK_ROWS), strict=True):
-        logits = F.linear(some, weight, bias)
+    for logits, right in _logits(rows, weight, bias, targets):
         nats += F.cross_entropy(logits, right, reduction="sum")
         if count_errors:
             errors += (logits.argmax(1) != right).sum()
     return nats, errors
+
+
+def nats_of_each(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """The nats of every target (N,), where nothing is trained.
+
+    >>> rows, weight, bias = torch.ones(2, 3), torch.zeros(4, 3), torch.tensor([0., 0., 1., 0.])
+    >>> nats_of_each(rows, weight, bias, torch.tensor([2, 3]))  # log(3 + e) - 1, log(3 + e)
+    tensor([0.7437, 1.7437])
+    """
+    parts = _logits(rows, weight, bias, targets)
+    return torch.cat([F.cross_entropy(z, right, reduction="none") for z, right in parts])
+
+
+def _logits(
+    rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """With the targets that they are of, no more of them at once than memory is meant for."""
+    most = max(1, min(CHUNK_ROWS, LOGITS // len(weight)))
+    for some, right in zip(rows.split(most), targets.split(most), strict=True):
+        yield F.linear(some, weight, bias), right
 
 
 def linear_cross_entropy(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:

@@ -27,17 +27,22 @@ def write_report(
     target: float | None = None,
 ) -> None:
     """Write the report, over an older one if need be, but over nothing else."""
+    refuse_other(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+    write_whole(path, page(found, title, studies, target).encode(errors="backslashreplace"))
+
+
+def refuse_other(path: Path) -> None:
+    """UserError if what is there is no report."""
     if path.is_dir():
         raise UserError(f"{path} is a directory: name the file to write, as in {path}/report.html")
     if path.exists():
         with open_regular(path) as file:
             if file.read(len(MARK)) not in (MARK.encode(), b""):
                 raise UserError(f"{path} is there and is no report: not overwriting it")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
-    write_whole(path, page(found, title, studies, target).encode(errors="backslashreplace"))
 
 
 def write_pictures(

@@ -147,6 +147,10 @@ class RunDirectory:
             reason = " ".join(str(error).split())
             raise UserError(f"{MODEL} of {self.path} does not fit its {CONFIG}: {reason}") from None
 
+    def model_sha256(self) -> str | None:
+        """By which the best model is known; None of one that an older version wrote, or of none."""
+        return self.tensors_metadata(MODEL).get("sha256") if self.has(MODEL) else None
+
     def tensors_metadata(self, name: str) -> dict[str, str]:
         """What was written with the tensors of a safetensors file."""
         return self._tensors(name)[1]

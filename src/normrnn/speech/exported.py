@@ -7,6 +7,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from normrnn.deploy.session import Session
 from normrnn.engine.task import never
+from normrnn.errors import UserError
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import read_speech
@@ -35,6 +36,9 @@ class _Exported(nn.Module):
 def exported_loss(run: RunDirectory, data: str, session: Session) -> float:
     """Nats per frame of the development set."""
     config = run.config(SpeechConfig)
-    evaluator = SpeechEvaluator(config, read_speech(data or config.data), torch.device("cpu"))
+    corpus = read_speech(data or config.data)
+    if config.data_sha256 not in (corpus.sha256, corpus.labels_sha256):
+        raise UserError(f"{data or config.data} is not what the run was trained on")
+    evaluator = SpeechEvaluator(config, corpus, torch.device("cpu"))
     score = evaluator.dev(_Exported(session), never)  # type: ignore[arg-type]
     return score.nats / score.count

@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock
@@ -36,14 +36,16 @@ def folder() -> Path:
 def entry(key: str, make: Callable[[Path], None]) -> Path:
     """The folder of `key`, in which `make` has written some files, now or before."""
     place = folder()
+    lock = FileLock(place / f"{key}.lock")
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         unsafe = open_to_others(place)
+        if unsafe is not None:
+            return _for_now(make, f"others can write to {unsafe}")
+        lock.acquire()  # others wait: what they need is being made
     except OSError as error:
         return _for_now(make, f"{place} cannot be used ({error.strerror})")
-    if unsafe is not None:
-        return _for_now(make, f"others can write to {unsafe}")
-    with _alone(place / f"{key}.lock"):
+    try:
         for leftover in place.glob(f".{key}.*.tmp"):  # of one that was killed
             shutil.rmtree(leftover, ignore_errors=True)
         found = place / key
@@ -64,15 +66,10 @@ def entry(key: str, make: Callable[[Path], None]) -> Path:
             ) from None
         finally:
             shutil.rmtree(made, ignore_errors=True)
+    finally:
+        lock.release()
     _make_room(place, keep=found)
     return found
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Others wait: what they need is being made."""
-    with FileLock(lock):
-        yield
 
 
 def _for_now(make: Callable[[Path], None], why: str) -> Path:

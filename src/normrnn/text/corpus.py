@@ -34,12 +34,13 @@ def open_texts(data: str) -> Texts | LargeTexts:
 def encode_texts(
     texts: Texts | LargeTexts, vocabulary: Vocabulary, config: TextConfig | None = None
 ) -> Corpus:
-    """The texts in the ids of `vocabulary`; `config` are the settings that it was made with."""
+    """The texts in the ids of `vocabulary`; `config` are the settings that it was made with, if it
+    was made of these texts."""
     if isinstance(texts, Texts):
         train = SymbolText.read(texts.train, vocabulary.level)
         return _encoded(texts, vocabulary, train)
     if config is not None:
-        # Training has left them behind, if it was on these texts.
+        # Training has left them behind.
         corpus = build_corpus(texts, config)
         if corpus.vocabulary == vocabulary:
             return corpus

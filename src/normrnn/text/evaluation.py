@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normrnn.config.measure import perplexity
+from normrnn.engine.loss import nats_of_each
 from normrnn.engine.ranks import Ranks
 from normrnn.engine.ranks import evaluating as evaluating_ranks
 from normrnn.engine.statistics import (
@@ -110,9 +110,9 @@ def token_nats(model: LanguageModel, text: Text, steps: int) -> Tensor:
     parts = []
     with evaluating(model):
         for window in text.windows(steps):
-            logits, state = model(window.inputs, state if text.carried else None)
-            nats = F.cross_entropy(logits.flatten(0, 1), window.targets.flatten(), reduction="none")
-            parts.append(nats)
+            rows, state = model.features(window.inputs, state if text.carried else None)
+            decoder = model.decoder.weight, model.decoder.bias
+            parts.append(nats_of_each(rows.flatten(0, 1), *decoder, window.targets.flatten()))
     return torch.cat(parts)
 
 
@@ -202,7 +202,8 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
     model, config = load(run, options.device), run.config(LanguageConfig)
     assert model.vocabulary is not None
     texts = open_texts(options.data or config.data)
-    corpus = encode_texts(texts, model.vocabulary, config.text)
+    same = texts.sha256 == config.data_sha256
+    corpus = encode_texts(texts, model.vocabulary, config.text if same else None)
     evaluator = Evaluator(config, corpus, options.device)
     if config.deciding_statistics == "recalibrated":
         population = put_running_back(run, model)
@@ -218,7 +219,6 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
     if not finite:
         raise UserError(f"the model of {run.path} gives no finite loss on {texts.source}")
     notes = [NO_PERPLEXITY] if config.normalisation.looks_ahead else []
-    same = texts.sha256 == config.data_sha256
     notes += left_out(rows) + of_other_data(same, config, texts.source)
     return {
         "data_sha256": texts.sha256,

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from normrnn.deploy.session import Session
 from normrnn.engine.task import never
+from normrnn.errors import UserError
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from normrnn.text.corpus import encode_texts, open_texts
@@ -41,6 +42,9 @@ def exported_loss(run: RunDirectory, data: str, session: Session) -> float:
     """Nats per token of the validation text, the state carried as in training."""
     config = run.config(LanguageConfig)
     vocabulary = Vocabulary.from_json(session.get_modelmeta().custom_metadata_map["vocabulary"])
-    corpus = encode_texts(open_texts(data or config.data), vocabulary, config.text)
+    texts = open_texts(data or config.data)
+    if texts.sha256 != config.data_sha256:
+        raise UserError(f"{texts.source} is not what the run was trained on")
+    corpus = encode_texts(texts, vocabulary, config.text)
     evaluator = Evaluator(config, corpus, torch.device("cpu"))
     return evaluator.score(_Exported(session), "valid", never).loss  # type: ignore[arg-type]

@@ -52,13 +52,16 @@ def read_lines(path: Path) -> list[str]:
 
 def find_files(directory: Path) -> dict[str, Path]:
     """Split -> file, by Penn Treebank's names or plain ones."""
+    missing: list[str] = []
     for pattern in PATTERNS:
         files = {split: directory / pattern.format(split) for split in SPLITS}
-        if any(f.is_file() for f in files.values()):
-            missing = [f.name for f in files.values() if not f.is_file()]
-            if missing:
-                raise UserError(f"{directory} has no {' and no '.join(missing)}")
+        gone = [f.name for f in files.values() if not f.is_file()]
+        if not gone:
             return files
+        if len(gone) < len(files):
+            missing = missing or gone
+    if missing:
+        raise UserError(f"{directory} has no {' and no '.join(missing)}")
     names = " or ".join(p.format("train") for p in PATTERNS)
     raise UserError(f"{directory} holds no text: expected {names}, and valid and test likewise")
 
