@@ -506,6 +506,7 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize("form", ["torch", "safetensors"])
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of its compiler
 def test_a_layer_of_two_names(compiled: bool, form: str, tmp_path: Path) -> None:
     """By the code on its card, which finds the names of the model that was compiled."""
     model: Any = Twice()
