@@ -284,9 +284,9 @@ def test_numbers_stay_whole_in_a_narrow_terminal() -> None:
         assert numbers <= set(printed.replace(";", " ").split()), width
 
 
-def test_what_is_left_over_of_a_sweep_is_not_paired() -> None:
-    """The baseline at 0.3 and the normalised network at 10 stand beside pairs of equal rates: which
-    was meant for which is not known."""
+def test_what_is_left_over_of_a_sweep_comes_last() -> None:
+    """Pairs of equal rates first; then the baseline at 0.3 beside the normalised network at 10,
+    both by their rates."""
     rates = {"none": (0.3, 1.0, 3.0), "frame": (1.0, 3.0, 10.0)}
     runs = [
         short_run(norm, [5, 4, 3, 3], recipe="ptb-small", optimizer={"lr": rate})
@@ -294,11 +294,11 @@ def test_what_is_left_over_of_a_sweep_is_not_paired() -> None:
         for rate in some
     ]
     found = verdict(runs)
-    assert [c.baseline.runs[0].settings["optimizer.lr"] for c in found.comparisons] == [1.0, 3.0]
-    assert "lr 10.0: There is no baseline to compare the frame-wise" in found.sentence
-    # Tuned apart, with no pair of equal rates: beside each other.
-    (alone,) = verdict([runs[0], runs[-1]]).comparisons
-    assert alone.other.runs[0].settings["optimizer.lr"] == 10.0
+    lr = "optimizer.lr"
+    both = [[a.runs[0].settings[lr] for a in (c.baseline, c.other)] for c in found.comparisons]
+    assert both == [[1.0, 1.0], [3.0, 3.0], [0.3, 10.0]]
+    assert found.sentence.index("lr 3.0: ") < found.sentence.index("baseline (optimizer.lr 0.3)")
+    assert "network (optimizer.lr 10.0)" in found.sentence
 
 
 def test_baselines_that_all_diverged_at_once() -> None:

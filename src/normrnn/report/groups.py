@@ -140,8 +140,8 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
     Runs of one recipe with the same settings but normalisation and seed are comparable. Where a
     normalised network has no baseline with its settings, it was tuned apart from it: it stands
-    beside the baselines of the recipe, on the same data read in the same way, if none of those has
-    a normalised network with its settings, or else beside the only baseline that there is.
+    beside the baselines of the recipe, on the same data read in the same way, that have no
+    normalised network, or else beside the only baseline that there is.
     """
     found: dict[tuple[str, Settings], list[Run]] = {}
     for run in runs:
@@ -168,8 +168,7 @@ def _joined(found: dict[tuple[str, Settings], list[Run]]) -> dict[tuple[str, Set
     result = dict(found)
     for where in kinds.values():
         baselines, normalised, both = (where.get(frozenset(x), []) for x in _SIDES)
-        # Beside pairs of equal settings, which of several left over was meant is not known.
-        beside = both if not baselines and len(both) == 1 else [] if both else baselines
+        beside = baselines or (both if len(both) == 1 else [])
         if not beside or not normalised:
             continue
         first, *rest = (kind for kind in found if kind in [*beside, *normalised])
@@ -177,6 +176,8 @@ def _joined(found: dict[tuple[str, Settings], list[Run]]) -> dict[tuple[str, Set
         members = [run for kind in (first, *rest) for run in found[kind]]
         place = {first: (first[0], tuple(s for s in first[1] if s in shared))}
         result = {place.get(k, k): v for k, v in result.items() if k not in rest}
+        if baselines and both:  # what a sweep has left over comes after its pairs
+            del result[place[first]]
         result[place[first]] = members
     return result
 
