@@ -141,7 +141,7 @@ def tensors_of(case: Case) -> Tensors:
         if case.plug != "plain":
             positive("weight", D * C)
         if case.plug.startswith(("row", "recurrent")):
-            positive("weight_hh", D * C)
+            positive("gamma_hh", D * C)
         if case.has_cell:
             positive("weight_c", D * H)
             normal("bias_c", D * H, scale=0.3)
@@ -186,9 +186,9 @@ def _plug(case: Case, t: Tensors) -> Any:
         return Plain(bias)
     if kind == "row":
         own = t.get("weight_c"), t.get("bias_c")
-        return RowNorm(weight, t.get("weight_hh"), bias, 1e-5, case.has_cell, *own)
+        return RowNorm(weight, t.get("gamma_hh"), bias, 1e-5, case.has_cell, *own)
     if kind == "recurrent":
-        both = weight, t.get("weight_hh"), bias, 1e-5, batch, fixed, case.has_cell
+        both = weight, t.get("gamma_hh"), bias, 1e-5, batch, fixed, case.has_cell
         return RecurrentNorm(*both, t.get("weight_c"), t.get("bias_c"))
     if kind == "step":
         return StepNorm(weight, bias, 1e-5, batch, fixed)

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import normrnn
 from normrnn import norms
 from normrnn.nn.dropout import Dropout
+from normrnn.nn.normaliser import GateNorm
 from tests.helpers import CELLS, NORMS, build
 
 PAIRS = [(normrnn.RNN, nn.RNN), (normrnn.LSTM, nn.LSTM), (normrnn.GRU, nn.GRU)]
@@ -121,13 +122,31 @@ class TestInitialise:
                 wanted = torch.full_like(value, 0.25)
                 wanted[2:4] = 2.0 if lstm else 0.25
                 assert torch.equal(value, wanted if len(value) > 2 else value), name
-            elif ".weight" in name:
+            elif ".weight" in name or ".gamma" in name:
                 gamma = norms.of(layer.norm).gamma
                 assert torch.equal(value, torch.full_like(value, gamma)), name
             elif value.dim() == 1:
                 assert not value.any(), name
         for name, buffer in layer.named_buffers():
             assert buffer.any() == any(part in name for part in ("_var", "_cov")), name
+
+    @pytest.mark.parametrize("norm", EVERY)
+    @pytest.mark.parametrize("kind", [normrnn.LSTM, normrnn.LSTMCell])
+    def test_the_usual_loops_over_names_leave_gamma_alone(self, kind: Any, norm: str) -> None:
+        if kind is normrnn.LSTMCell and norm not in ("layer", "none"):
+            return
+        layer = kind(3, 2, **EVERY[norm])
+        normalisers = [m for m in layer.children() if isinstance(m, GateNorm)]
+        before = [p.clone() for m in normalisers for p in m.parameters()]
+        for name, parameter in layer.named_parameters():
+            if "weight_hh" in name:
+                nn.init.orthogonal_(parameter)
+            elif "weight_ih" in name:
+                nn.init.xavier_uniform_(parameter)
+            elif "bias_ih" in name or "bias_hh" in name:
+                nn.init.constant_(parameter, 7.0)
+        after = [p for m in normalisers for p in m.parameters()]
+        assert all(map(torch.equal, before, after))
 
     def test_functions_of_ones_own(self) -> None:
         layer: Any = normrnn.LSTM(3, 4, proj_size=2)

@@ -24,7 +24,7 @@ def test_two_units_and_two_steps_by_hand() -> None:
         layer.weight_ih_l0.copy_(torch.tensor(w_x)[:, None])
         layer.weight_hh_l0.copy_(torch.tensor(w_h))
         layer.norm_l0.weight.copy_(torch.tensor(gamma_x))
-        layer.norm_l0.weight_hh.copy_(torch.tensor(gamma_h))
+        layer.norm_l0.gamma_hh.copy_(torch.tensor(gamma_h))
         layer.norm_l0.bias.copy_(torch.tensor(beta))
     output, _ = layer(torch.tensor([[[2.0]], [[-3.0]]], dtype=torch.float64))
     h = [0.0, 0.0]

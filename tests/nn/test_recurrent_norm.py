@@ -38,7 +38,7 @@ def one_unit(**options: Any) -> Any:
         layer.weight_ih_l0.fill_(0.7)
         layer.weight_hh_l0.fill_(-1.5)
         layer.norm_l0.weight.fill_(2.0)
-        layer.norm_l0.weight_hh.fill_(0.5)
+        layer.norm_l0.gamma_hh.fill_(0.5)
         layer.norm_l0.bias.fill_(0.25)
     return layer
 
@@ -104,13 +104,13 @@ def test_what_it_starts_with() -> None:
     """γ 0.1 and a normalised cell are its own; both can be said."""
     layer: Any = normrnn.LSTM(3, 2, norm="recurrent")
     n = layer.norm_l0
-    for gamma in (n.weight, n.weight_hh, n.weight_c):
+    for gamma in (n.weight, n.gamma_hh, n.weight_c):
         assert (gamma == 0.1).all()
     assert not n.bias.any()
     assert not n.bias_c.any()
     layer = normrnn.LSTM(3, 2, norm="recurrent", gamma=0.7, cell_norm=False)
     assert layer.norm_l0.weight_c is None
-    assert (layer.norm_l0.weight_hh == 0.7).all()
+    assert (layer.norm_l0.gamma_hh == 0.7).all()
     assert "norm_l0.running_mean_c" not in layer.state_dict()
     assert normrnn.GRU(3, 2, norm="recurrent").norm_l0.cell_norm is False  # type: ignore
     with pytest.raises(ValueError, match="cell_norm=True is for an LSTM with norm='layer' or"):

@@ -166,7 +166,7 @@ def test_state_dict_keys_and_shapes(cell: str, norm: str) -> None:
         if norm != "whiten":
             expected["norm_l0.weight"] = (rows,)
         if norm == "layer":
-            expected["norm_l0.weight_hh"] = (rows,)
+            expected["norm_l0.gamma_hh"] = (rows,)
         elif norm == "whiten":
             expected |= {
                 "norm_l0.running_mean": (3,),
@@ -182,7 +182,8 @@ def test_state_dict_keys_and_shapes(cell: str, norm: str) -> None:
         if norm.startswith("recurrent"):
             cells = {"_c": 2} if cell.startswith("lstm") and norm == "recurrent" else {}
             for which, width in ({"_hh": rows} | cells).items():
-                expected[f"norm_l0.weight{which}"] = (width,)
+                gamma = "gamma_hh" if which == "_hh" else "weight_c"
+                expected[f"norm_l0.{gamma}"] = (width,)
                 for name in ("running_mean", "running_var"):
                     expected[f"norm_l0.{name}{which}"] = (*slots, width)
             expected |= {"norm_l0.bias_c": (2,)} if cells else {}
@@ -240,14 +241,14 @@ def test_keys_of_the_options() -> None:
     assert keys(normrnn.GRU(3, 2, affine=False)) == plain | statistics | {"bias_hn_l0"}
     assert keys(normrnn.LSTM(3, 2, track_running_stats=False)) == plain | set(NORM_KEYS[:2])
     assert keys(normrnn.LSTM(3, 2, bias=False, norm=None)) == plain
-    both = {f"norm_l0.{name}" for name in ("weight", "weight_hh", "bias")}
+    both = {f"norm_l0.{name}" for name in ("weight", "gamma_hh", "bias")}
     cell = {"norm_l0.weight_c", "norm_l0.bias_c"}
     assert keys(normrnn.LSTM(3, 2, norm="layer")) == plain | both
     assert keys(normrnn.LSTM(3, 2, norm="layer", cell_norm=True)) == plain | both | cell
     assert keys(normrnn.LSTM(3, 2, norm="layer", cell_norm=True, affine=False)) == plain
     assert keys(normrnn.LSTM(3, 2, norm="layer", cell_norm=True, bias=False)) == plain | {
         "norm_l0.weight",
-        "norm_l0.weight_hh",
+        "norm_l0.gamma_hh",
         "norm_l0.weight_c",
     }
     projected = nn.LSTM(3, 4, proj_size=2)

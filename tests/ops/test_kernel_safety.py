@@ -254,7 +254,7 @@ class TestRefused:
             (replace(ANY, plug="step fixed"), "var", r"given statistics should have shape"),
             (replace(ANY, plug="plain"), "bias", r"bias of the normalisation should have shape"),
             (replace(ANY, plug="row cell"), "weight_c", r"weight_c .* shape \(14,\), got \(13,\)"),
-            (replace(ANY, plug="row"), "weight_hh", r"weight_hh .* shape \(56,\), got \(55,\)"),
+            (replace(ANY, plug="row"), "gamma_hh", r"gamma_hh .* shape \(56,\), got \(55,\)"),
         ],
     )
     def test_vectors_that_are_too_short(self, case: Case, name: str, what: str) -> None:

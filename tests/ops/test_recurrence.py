@@ -73,7 +73,7 @@ def plug_of(kind: str, vectors: dict[str, Tensor], batch: bool) -> Any:
         return StepNorm(weight, bias, 0.1, batch, fixed)
     if kind == "row":
         cell = vectors.get("weight_c"), vectors.get("bias_c")
-        return RowNorm(weight, vectors["weight_hh"], bias, 0.1, cell[0] is not None, *cell)
+        return RowNorm(weight, vectors["gamma_hh"], bias, 0.1, cell[0] is not None, *cell)
     return InputNorm(weight, bias, 0.1, kind == "frame", batch, fixed)
 
 
@@ -84,7 +84,7 @@ def plug_of(kind: str, vectors: dict[str, Tensor], batch: bool) -> Any:
 def test_every_plug_differentiates_twice(mode: str, batch: bool, kind: str) -> None:
     """Ragged, both directions in one call, with a lone row at the end."""
     steps, C = Steps((3, 2, 1)), 2 * MODES[mode] * H
-    names = ["weight", "bias"] + (["weight_hh"] if kind == "row" else [])
+    names = ["weight", "bias"] + (["gamma_hh"] if kind == "row" else [])
     sizes = [C] * len(names)
     if kind == "row" and mode == "LSTM":
         names, sizes = [*names, "weight_c", "bias_c"], [*sizes, 2 * H, 2 * H]

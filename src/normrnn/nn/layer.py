@@ -11,7 +11,7 @@ class LayerNormaliser(OfBothTransitions):
     def plug(self, steps: Steps) -> RowNorm:  # noqa: ARG002
         return RowNorm(
             self.weight,
-            self.weight_hh,
+            self.gamma_hh,
             self.bias,
             self.eps,
             self.cell_norm,

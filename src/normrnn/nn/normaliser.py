@@ -124,11 +124,11 @@ class GateNorm(Hinting):
 class OfBothTransitions(GateNorm):
     """With a γ of its own for W_h h and, with ``cell_norm``, γ and β of the LSTM's c.
 
-    Shapes: ``weight`` (γ_x), ``weight_hh`` (γ_h) and ``bias`` (β) are (C,); with ``cell_norm``
+    Shapes: ``weight`` (γ_x), ``gamma_hh`` (γ_h) and ``bias`` (β) are (C,); with ``cell_norm``
     ``weight_c`` and ``bias_c``, of c before tanh, (H,).
     """
 
-    weight_hh: Tensor | None
+    gamma_hh: Tensor | None
     weight_c: Tensor | None
     bias_c: Tensor | None
 
@@ -145,7 +145,7 @@ class OfBothTransitions(GateNorm):
         super().__init__(channels, affine=affine, bias=bias, **options)
         self.cell_norm = cell_norm
         where = options.get("device"), options.get("dtype")
-        self._vector("weight_hh", channels, affine, *where)
+        self._vector("gamma_hh", channels, affine, *where)
         self._vector("weight_c", hidden, affine and cell_norm, *where)
         self._vector("bias_c", hidden, affine and bias and cell_norm, *where)
 

@@ -37,7 +37,7 @@ class RecurrentNormaliser(OfBothTransitions, Normaliser):
     def plug(self, steps: Steps) -> RecurrentNorm:
         return RecurrentNorm(
             self.weight,
-            self.weight_hh,
+            self.gamma_hh,
             self.bias,
             self.eps,
             self._by_batch(steps),
@@ -74,4 +74,4 @@ class RecurrentNormaliser(OfBothTransitions, Normaliser):
         """Plain weights of the same eval output; statistics must be shared over time."""
         fixed = self.test_statistics(1)
         assert fixed is not None
-        return fold_recurrent(weights, self.weight, self.weight_hh, self.bias, fixed, self.eps)
+        return fold_recurrent(weights, self.weight, self.gamma_hh, self.bias, fixed, self.eps)

@@ -132,7 +132,7 @@ class RowNorm:
     """LN(pre; γ_x) + LN(W_h h; γ_h) + β over the C features of a row and direction."""
 
     weight: Tensor | None
-    weight_hh: Tensor | None
+    gamma_hh: Tensor | None
     bias: Tensor | None
     eps: float
     cell: bool = False
@@ -150,7 +150,7 @@ class RecurrentNorm:
     """
 
     weight: Tensor | None
-    weight_hh: Tensor | None
+    gamma_hh: Tensor | None
     bias: Tensor | None
     eps: float
     batch: bool

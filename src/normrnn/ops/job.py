@@ -345,7 +345,7 @@ class _Places:
         first = spec.first_cell + d * OF_A_CELL
         names = "w_ih", "w_hh", "bias_hn", "peephole_i", "peephole_f", "peephole_o"
         found = {name: self.flat(first + k) for k, name in enumerate(names)}
-        vectors = {"gamma": "weight", "beta": "bias", "gamma_hh": "weight_hh"}
+        vectors = {"gamma": "weight", "beta": "bias", "gamma_hh": "gamma_hh"}
         for field, name in vectors.items():
             found[field] = self.flat(spec.place(name), d * C)
         for field, name in {"fixed_mean": "fixed", "fixed_var": "fixed.1"}.items():
@@ -436,7 +436,7 @@ class _Places:
             {"dout": d * H, "dhn": d * B * H, "dcn": d * B * H}.items()
         ):
             found[name] = (start + k, 4 * more) if grads[k] else (0, 0)
-        for k, name in enumerate(("weight", "bias", "weight_hh")):
+        for k, name in enumerate(("weight", "bias", "gamma_hh")):
             field = ("d_gamma", "d_beta", "d_gamma_hh")[k]
             place = wished(spec.place(name), d * C)
             found[field] = place if place[0] else worked("vectors", (k * D + d) * C)

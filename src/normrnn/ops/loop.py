@@ -270,7 +270,7 @@ class _RecurrentNorm(_ByStep):
 
     def recurrent(self, t: int, wh: Tensor) -> Tensor:
         C = wh.shape[1]
-        return self.normalised(t, wh, self.own(self.plug.weight_hh, 0, C), None, C)
+        return self.normalised(t, wh, self.own(self.plug.gamma_hh, 0, C), None, C)
 
     def cell(self, t: int, c: Tensor) -> Tensor:
         if not self.plug.cell:
@@ -292,7 +292,7 @@ class _RowNorm(_Nothing):
         return _affine(out, plug.weight, plug.bias).to(pre.dtype), None
 
     def recurrent(self, t: int, wh: Tensor) -> Tensor:  # noqa: ARG002
-        weight = self.own(self.plug.weight_hh, 0, wh.shape[1])
+        weight = self.own(self.plug.gamma_hh, 0, wh.shape[1])
         return _affine(_standardised(wh, self.plug.eps), weight, None).to(wh.dtype)
 
     def cell(self, t: int, c: Tensor) -> Tensor:  # noqa: ARG002

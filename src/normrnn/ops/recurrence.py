@@ -113,7 +113,7 @@ def _check_plug(call: Call, inputs: Inputs, plug: Plug) -> None:
     """Shapes alone: a normalisation may be wider than its input."""
     D, (_, H) = len(call.reverse), inputs.cells[0].sizes
     C = GATES[call.mode] * H
-    sizes = {"weight": C, "bias": C, "weight_hh": C, "weight_c": H, "bias_c": H}
+    sizes = {"weight": C, "bias": C, "gamma_hh": C, "weight_c": H, "bias_c": H}
     for name, size in sizes.items():
         vector = getattr(plug, name, None)
         if vector is not None:

@@ -247,9 +247,11 @@ def layer_norm(rows: Tensor, p: Parameters, which: str, eps: float) -> Tensor:
 
 
 def _of(p: Parameters, which: str) -> dict[str, Tensor]:
-    """The normaliser's parameters and buffers whose names end in ``which``, without it."""
-    names = ("weight", "bias", "running_mean", "running_var")
-    own = {f"norm.{n}": p[f"norm.{n}{which}"] for n in names if f"norm.{n}{which}" in p}
+    """The normaliser's parameters and buffers of one transition or the cell, as of the first."""
+    names = {n: f"norm.{n}{which}" for n in ("weight", "bias", "running_mean", "running_var")}
+    if which == "_hh":
+        names["weight"] = "norm.gamma_hh"
+    own = {f"norm.{n}": p[full] for n, full in names.items() if full in p}
     counts = "norm.num_batches_tracked"
     return own | ({counts: p[counts]} if counts in p else {})
 
