@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"runs", "config", "nn", "ops", "processes", *BASE},
     "deploy": {"runs", "config", "nn", "ops", "extras", *BASE},
     "text": {"deploy", "engine", "runs", "config", "nn", "ops", *BASE},
-    "speech": {"deploy", "engine", "runs", "config", "nn", "extras", *BASE},
+    "speech": {"deploy", "engine", "runs", "config", "nn", "extras", "processes", *BASE},
     "recipes": {"text", "speech", "config", "norms"},
     "report": {"recipes", "runs", "config", *BASE},
     "analysis": {"engine", "config", "nn", "ops", "norms", "errors"},

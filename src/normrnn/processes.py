@@ -8,15 +8,56 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from normrnn.files import following_no_link, open_regular
 
 PARENT = "NORMRNN_PARENT"
 """Environment variable: the process to end with."""
-_ORDER = "NORMRNN_ORDER"
+_SAFE_PATH = "PYTHONSAFEPATH"
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def start_python(
+    module: str,
+    arguments: Sequence[str],
+    order: bytes,
+    output: IO[bytes] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a Python module with `order` on standard input; nothing is imported from the current
+    directory, which may hold other people's files. Without `output` it shares ours."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-P", "-m", module, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.STDOUT if output else None,
+        # A session of its own: Ctrl-C in the terminal reaches only us, who pass it on once.
+        start_new_session=True,
+        env=os.environ | (environment or {}) | {PARENT: str(os.getpid()), _SAFE_PATH: "1"},
+    )
+    assert process.stdin is not None
+    # A process that dies before reading says why in its log.
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+        stdin.write(order)
+    return process
+
+
+@contextlib.contextmanager
+def safe_path() -> Iterator[None]:
+    """Inside, Python processes started by other libraries import nothing from the current directory
+    either."""
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
 
 
 class Child:
@@ -29,22 +70,10 @@ class Child:
         says: who starts several processes shares the cores out."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
-        counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        counts = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         with open(log, "ab", opener=following_no_link) as output:
             self._start = output.tell()
-            # A session of its own: Ctrl-C in the terminal reaches only us, who pass it on once.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=os.environ | counts | {PARENT: str(os.getpid())},
-            )
-        assert self._process.stdin is not None
-        # Who dies before reading says why in its log.
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(order)
+            self._process = start_python(module, arguments, order, output, counts)
 
     @property
     def code(self) -> int | None:
@@ -92,17 +121,6 @@ def ended_politely() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def hand_over(order: bytes) -> None:
-    """To all processes that this one starts: of them only one could read it from a pipe."""
-    os.environ[_ORDER] = order.decode()
-
-
-def given_order() -> str:
-    """What a child was told: on standard input, or by a parent that had it there."""
-    order = os.environ.pop(_ORDER, None)
-    return sys.stdin.read() if order is None else order
 
 
 def stop_with_parent() -> None:

@@ -1,5 +1,6 @@
 """`--processes`: arms of a comparison and of a search that several processes train together."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,13 +15,13 @@ import pytest
 from normrnn.commands.compare import compare
 from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.errors import UserError
+from normrnn.processes import stop
 from normrnn.search.worker import Pruning, run_arm_together
 from normrnn.text.config import LanguageConfig
 from tests.commands.conftest import Cli
 from tests.tiny_runs import rows_of, run_tiny
 from tests.torchrun import checkpoint
 
-pytestmark = pytest.mark.slow
 SETTINGS = ["--model.hidden", "12", "--train.batch", "8", "--train.steps", "5", "--epochs", "2"]
 SETTINGS += ["--train.log-every", "5", "--evaluation.train-tokens", "0"]
 
@@ -45,6 +46,48 @@ def inside(directory: Path) -> list[int]:
     return found
 
 
+def sockets(pids: list[int]) -> list[str]:
+    """Local addresses, in hexadecimal, on which these processes listen."""
+    own = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                own.add(str(link.readlink()))
+    found = []
+    for kind in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                found.append(fields[1].split(":")[0])
+    return found
+
+
+def test_no_port_is_open_beyond_the_loopback(
+    tiny: LanguageConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither does a hostile module in the current directory run, nor a stray RANK disturb."""
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("struct", "filelock", "json"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("RANK", "1")
+    out = tmp_path / "out"
+    child = start_run(replace(tiny, epochs=500), out, 2)
+    try:
+        while not (out / "metrics.jsonl").exists() or len(rows_of(out)) < 3:
+            assert child.code is None, child.last_words()
+            time.sleep(0.05)
+        addresses = sockets(inside(out))
+    finally:
+        stop([child])
+    assert addresses
+    assert set(addresses) == {"0100007F"}
+    assert child.code == 130
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.slow
 def test_a_comparison_gives_each_arm_two(text_dir: Path, tmp_path: Path) -> None:
     small = {"hidden": 12, "dropout": 0.0}
     fields = {"train": {"batch": 8, "steps": 5, "log_every": 5}, "model": small, "epochs": 2}
@@ -58,6 +101,7 @@ def test_a_comparison_gives_each_arm_two(text_dir: Path, tmp_path: Path) -> None
         assert losses[0] == pytest.approx(losses[1], rel=2e-4)
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_is_the_sentence_of_one(tiny: LanguageConfig, tmp_path: Path) -> None:
     child = start_run(replace(tiny, norm="hidden"), tmp_path / "refused", 2)
     child.wait()
@@ -71,6 +115,7 @@ def test_what_goes_wrong_is_the_sentence_of_one(tiny: LanguageConfig, tmp_path: 
     assert "at update" in child.last_words()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_all_end_with_the_command(number: signal.Signals, text_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -112,6 +157,7 @@ class Trial:
         return len(self.steps) >= self.last
 
 
+@pytest.mark.slow
 def test_an_arm_of_a_search(tiny: LanguageConfig, tmp_path: Path) -> None:
     config = replace(tiny, epochs=2, model=replace(tiny.model, dropout=0.0), threads=1)
     run_tiny(config, tmp_path / "one")
@@ -126,6 +172,7 @@ def test_an_arm_of_a_search(tiny: LanguageConfig, tmp_path: Path) -> None:
         run_arm_together(bad, tmp_path / "bad", pruning, lambda: None, 2)
 
 
+@pytest.mark.slow
 def test_an_arm_of_a_search_is_pruned_and_asked_to_stop(
     tiny: LanguageConfig, tmp_path: Path
 ) -> None:
@@ -146,6 +193,7 @@ def test_an_arm_of_a_search_is_pruned_and_asked_to_stop(
     assert checkpoint(tmp_path / "asked")["progress"]["updates"]
 
 
+@pytest.mark.slow
 def test_a_search_from_the_command_line(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
     space = tmp_path / "space.json"
     space.write_text('{"optimizer.lr": [0.5, 1.0]}')

@@ -1,5 +1,6 @@
 """Training on speech: pooled metrics, resume, limits, what is stored with the model."""
 
+import errno
 import json
 import math
 from dataclasses import replace
@@ -289,6 +290,23 @@ def test_posteriors_as_kaldi_reads_them(
         np.testing.assert_allclose(
             difference, np.tile(model.log_priors(2.0).numpy(), (len(difference), 1)), atol=1e-5
         )
+
+
+def test_posteriors_on_a_full_disk_keep_both_files(
+    whole: Path, speech_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / "p.ark", tmp_path / "p.scp"]
+    write_posteriors(whole, speech_dir / "dev", tmp_path / "p")
+    before = [file.read_bytes() for file in files]
+
+    def fsync(descriptor: int) -> None:
+        if ".p.scp." in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fsync)
+    with pytest.raises(UserError, match="No space left"):
+        write_posteriors(whole, speech_dir / "dev", tmp_path / "p", prior_floor=2.0)
+    assert [file.read_bytes() for file in files] == before
 
 
 def test_posteriors_refuse_other_features_and_keep_what_was_there(

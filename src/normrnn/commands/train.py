@@ -1,6 +1,5 @@
 """`normrnn train RECIPE`."""
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from tyro.conf import arg
 
 from normrnn.commands.options import parse, split_recipe
 from normrnn.config.base import Config
+from normrnn.engine.launch import rank_and_size
 
 
 def run(arguments: list[str]) -> int:
@@ -22,7 +22,7 @@ def said_once(work: Callable[[], int]) -> int:
     try:
         return work()
     except Exception as error:
-        if "TORCHELASTIC_RUN_ID" in os.environ and not _may_speak(error):
+        if rank_and_size()[1] > 1 and not _may_speak(error):
             return getattr(error, "code", 1)
         raise
 
@@ -52,7 +52,7 @@ def _run(arguments: list[str]) -> int:
 
     config, out, tensorboard = parse(options, f"train {default.recipe}", rest)
     out = out or Path("runs") / f"{config.recipe}-{config.norm}-{config.seed}"
-    if os.environ.get("RANK", "0") == "0":
+    if rank_and_size()[0] == 0:
         print(f"{config.recipe}, norm {config.norm}, seed {config.seed}: {out}", flush=True)
     return train_and_report(config, out, tensorboard)
 
@@ -65,7 +65,7 @@ def train_and_report(config: Config, out: Path, tensorboard: bool = False) -> in
     from normrnn.engine.tensorboard import TensorBoard, beside
 
     display = LiveDisplay if sys.stdout.isatty() else PlainDisplay
-    board = TensorBoard(out) if tensorboard and os.environ.get("RANK", "0") == "0" else None
+    board = TensorBoard(out) if tensorboard and rank_and_size()[0] == 0 else None
     try:
         train(config, out, beside(display, board) if board else display)
         if board:

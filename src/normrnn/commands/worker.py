@@ -9,14 +9,14 @@ from normrnn.commands.train import said_once, train_and_report
 from normrnn.config.base import Config
 from normrnn.engine.launch import DIVERGED
 from normrnn.engine.loop import Diverged
-from normrnn.processes import given_order, stop_with_parent
+from normrnn.processes import stop_with_parent
 from normrnn.recipes import read_config
 
 
 def run(arguments: list[str]) -> int:
     """Train the config that was ordered in the directory named."""
     stop_with_parent()
-    config, out = read_config(json.loads(given_order())), Path(arguments[0])
+    config, out = read_config(json.load(sys.stdin)), Path(arguments[0])
     return said_once(lambda: _train(config, out, "--tensorboard" in arguments[1:]))
 
 

@@ -1,30 +1,41 @@
-"""A run as a process of its own, or as several that train it together.
+"""Start a run as one process, or as several on this machine that train it together.
 
-`python -m normrnn.engine.launch K MODULE ARGUMENTS… < order` starts the module K times, as torchrun
-does on one machine; each process is given the order. No torch before that.
+`python -m normrnn.engine.launch K MODULE ARGUMENTS… < order` starts the module K times and gives
+each process the order and its rank. The processes find each other through a file that only this
+user can open, and talk over the loopback interface: no port is open to other machines. Processes
+started by torchrun are recognised too. No torch is imported here.
 """
 
+import contextlib
 import json
-import logging
 import os
+import socket
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from normrnn.config.base import Config
 from normrnn.config.jsonio import to_dict
-from normrnn.processes import PARENT, Child, hand_over, stop_with_parent
+from normrnn.errors import UserError
+from normrnn.processes import Child, ended_politely, start_python, stop_with_parent
 from normrnn.runs.names import LOG
 
 WORKER = "normrnn.commands.worker"
 LAUNCHER = "normrnn.engine.launch"
 DIVERGED = 3
 """Exit code of a run whose loss is no finite number any more."""
-_LOOPBACK = "lo"
+STORE = "NORMRNN_STORE"
+"""Environment variable: the file through which the processes of a run find each other."""
+_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT")
+_GRACE = 30.0
+"""Seconds that the other processes have to end after one has failed."""
 
 
 def start_run(config: Config, out: Path, processes: int = 1, options: Sequence[str] = ()) -> Child:
-    """Begin, or go on with, the run in `out`; what it says is in its log."""
+    """Start or resume the run in `out`; its output goes to its log."""
     order = json.dumps(to_dict(config)).encode()
     arguments = [str(out), *options]
     if processes == 1:
@@ -33,38 +44,76 @@ def start_run(config: Config, out: Path, processes: int = 1, options: Sequence[s
     return Child(LAUNCHER, launched, order, out / LOG, config.threads or 1)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """The exit code of the processes that were started."""
-    processes, module, *rest = arguments
-    stop_with_parent()
-    hand_over(sys.stdin.buffer.read())
-    os.environ[PARENT] = str(os.getpid())
-    if Path("/sys/class/net", _LOOPBACK).exists():  # they are all here
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+def rank_and_size(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return the rank of this process and the number of processes that were started with it.
 
-    logging.disable()  # our processes say themselves why they end
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=int(processes),
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        run_id=str(os.getpid()),
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
+    A process that neither torchrun nor `main` started is alone, whatever `RANK` says.
+    """
+    together = STORE in environment or all(name in environment for name in _TORCHRUN)
+    if not together or not {"RANK", "WORLD_SIZE"} <= environment.keys():
+        return 0, 1
     try:
-        elastic_launch(config, sys.executable)("-u", "-m", module, *rest)
-    except ChildFailedError as error:
-        # Those that others took along have a code of 1 or the number of a signal, negative.
-        codes = [failure.exitcode for failure in error.failures.values()]
-        return max((code for code in codes if code > 0), default=128 - min(codes))
-    except (SignalException, KeyboardInterrupt):
-        return 130
-    return 0
+        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    except ValueError:
+        rank, size = 0, 0
+    if not 0 <= rank < size:
+        raise UserError(
+            f"RANK {environment['RANK']!r} and WORLD_SIZE {environment['WORLD_SIZE']!r} in the"
+            " environment are not a rank and a number of processes"
+        )
+    return rank, size
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start the processes, wait for them and return their exit code."""
+    count, module, *rest = arguments
+    stop_with_parent()
+    order = sys.stdin.buffer.read()
+    loopback = _loopback()
+    with ended_politely(), tempfile.TemporaryDirectory(prefix="normrnn-") as folder:
+        shared = {
+            STORE: str(Path(folder, "store")),
+            "WORLD_SIZE": count,
+            "GLOO_SOCKET_IFNAME": loopback,
+            "NCCL_SOCKET_IFNAME": loopback,
+        }
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in map(str, range(int(count))):
+                own = {"RANK": rank, "LOCAL_RANK": rank, **shared}
+                processes.append(start_python(module, rest, order, environment=own))
+            while any(p.poll() is None for p in processes) and not any(
+                p.returncode for p in processes
+            ):
+                time.sleep(0.1)
+        except KeyboardInterrupt:
+            _end(processes, None)  # they write their checkpoint first
+            return 130
+        _end(processes, _GRACE)
+    # Processes that lost the others end with code 1, those that were ended with minus the signal.
+    codes = [process.returncode for process in processes]
+    return max(codes) if max(codes) > 0 or not any(codes) else 128 - min(codes)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]], seconds: float | None) -> None:
+    """Ask processes to end; kill those that still run after `seconds` (None: wait for them)."""
+    for process in processes:
+        process.terminate()
+    end = None if seconds is None else time.monotonic() + seconds
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(None if end is None else max(0.0, end - time.monotonic()))
+        process.kill()
+        process.wait()
+
+
+def _loopback() -> str:
+    """Return the name of the loopback interface; end the process if there is none."""
+    present = {name for _, name in socket.if_nameindex()}
+    for name in ("lo", "lo0"):
+        if name in present:
+            return name
+    raise SystemExit("normrnn: several processes need a loopback interface, and there is none")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ on their share of every batch; only the first writes and speaks.
 """
 
 import hashlib
+import io
 import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,13 +22,13 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from normrnn.engine.launch import STORE, rank_and_size
 from normrnn.errors import UserError
 from normrnn.nn.base import Normalised
 from normrnn.nn.batch import Normaliser
 from normrnn.norms import Norm
 
 T = TypeVar("T")
-_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SECONDS = timedelta(seconds=5)
 _PATIENCE = timedelta(minutes=30)
 """As long as torch waits for the others."""
@@ -76,17 +77,28 @@ class Ranks:
         """What `work` gives on the first rank, where alone it is done."""
         if self.size == 1:
             return work()
-        result: list[Any] = [work() if self.first else None]
-        dist.broadcast_object_list(result, 0)
-        return result[0]
+        content = _packed(work()) if self.first else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor(len(content))
+        dist.broadcast(size, 0)
+        if not self.first:
+            content = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(content, 0)
+        return _unpacked(content)
 
     def gathered(self, value: T) -> list[T]:
         """The values of all ranks, on the first; elsewhere only its own."""
         if self.size == 1:
             return [value]
-        values: list[Any] | None = [None] * self.size if self.first else None
-        dist.gather_object(value, values, 0)
-        return [value] if values is None else values
+        content = _packed(value)
+        sizes = [torch.tensor(0) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor(len(content)))
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded[: len(content)] = content
+        parts = [torch.empty_like(padded) for _ in sizes] if self.first else None
+        dist.gather(padded, parts, 0)
+        if parts is None:
+            return [value]
+        return [_unpacked(part[:size]) for part, size in zip(parts, sizes, strict=True)]
 
     def same_buffers(self, model: nn.Module) -> None:
         """Every rank has the first one's."""
@@ -95,14 +107,21 @@ class Ranks:
                 dist.broadcast(buffer, 0)
 
 
+def _packed(value: Any) -> Tensor:
+    """Tensors and plain values as bytes. torch's own functions for objects unpickle what they
+    receive; `_unpacked` does not."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).clone()
+
+
+def _unpacked(content: Tensor) -> Any:
+    return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
+
+
 ALONE = Ranks()
 _speaks: bool | None = None
 """Whether this process says why the run ends, once that is known."""
-
-
-def launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether we were started as one of several."""
-    return all(n in environment for n in _LAUNCHED) and int(environment["WORLD_SIZE"]) > 1
 
 
 def current() -> Ranks:
@@ -124,7 +143,7 @@ def together(device: torch.device) -> Iterator[Ranks]:
 
     LostError on those that are left when one of them ends before.
     """
-    if not launched():
+    if rank_and_size()[1] == 1:
         yield ALONE
         return
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -146,13 +165,18 @@ def together(device: torch.device) -> Iterator[Ranks]:
 
 
 def _meet(backend: str) -> None:
-    """Form the default process group.
+    """Form the default process group, through the file that our launcher names or torchrun's store.
 
     torchrun keeps one store over restarts. What a rank of an earlier attempt left there, an
     address where nobody listens any more, must not be found: every attempt has a room of its own,
     whose name the first rank makes up. (The number of restarts is no such name: on several
     machines each counts its own.)
     """
+    if path := os.environ.get(STORE):
+        rank, size = rank_and_size()
+        store = dist.FileStore(path, -1)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+        return
     store, rank, size = next(rendezvous("env://"))
     mine = secrets.token_hex(8)
     if rank:
@@ -175,7 +199,7 @@ def _meet(backend: str) -> None:
 
 def own_device(device: torch.device) -> torch.device:
     """Of several processes on a machine with several GPUs each has its own."""
-    if device.type == "cuda" and device.index is None and launched():
+    if device.type == "cuda" and device.index is None and rank_and_size()[1] > 1:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return device
 
@@ -244,21 +268,27 @@ def distributed(
 
 
 def may_speak(error: BaseException) -> bool:
-    """Whether nobody else of the run has said yet why it ends, nor the same before a restart; asks
-    torchrun's store, once."""
+    """Whether no other process of the run has said yet why it ends, nor the same before a restart;
+    asks the store that they share, once."""
     global _speaks
     if _speaks is None:
-        _speaks = not launched() or _is_first_to_say(str(error))
+        _speaks = rank_and_size()[1] == 1 or _is_first_to_say(str(error))
     return _speaks
 
 
 def _is_first_to_say(text: str) -> bool:
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     sentence = hashlib.sha256(text.encode()).hexdigest()
     try:
-        store = dist.TCPStore(address, port, is_master=False, timeout=_SECONDS)
+        store = _shared_store()
         first = store.add(f"normrnn/spoken/{restart}", 1) == 1
         return first and store.add(f"normrnn/said/{sentence}", 1) == 1
-    except (RuntimeError, ValueError):  # nobody keeps one any more
-        return os.environ["RANK"] == "0"
+    except (RuntimeError, ValueError):  # it is gone
+        return rank_and_size()[0] == 0
+
+
+def _shared_store() -> dist.Store:
+    if path := os.environ.get(STORE):
+        return dist.FileStore(path, -1)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, is_master=False, timeout=_SECONDS)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from normrnn.config.base import Config
+from normrnn.config.jsonio import from_dict, to_dict
 from normrnn.config.measure import Measure
 from normrnn.config.registry import task_of
 from normrnn.engine.display import Display, Nowhere
@@ -62,7 +63,8 @@ def _train(
     if ranks.first:
         run.create()
     with run.locked() if ranks.first else nullcontext():
-        config, checkpoint = ranks.from_first(lambda: _checkpoint(config, run, experiment, say))
+        values, checkpoint = ranks.from_first(lambda: _checkpoint(config, run, experiment, say))
+        config = from_dict(type(config), values)
         if checkpoint and checkpoint["finished"] >= config.epochs:
             say(f"{out} is finished: {_epochs(config)}. A larger --epochs goes on from there.")
             return
@@ -93,10 +95,10 @@ def _train(
 
 def _checkpoint(
     config: Config, run: RunDirectory, experiment: Experiment, say: Callable[[str], None]
-) -> tuple[Config, dict[str, Any] | None]:
-    """What the directory has to go on from, if anything, and the config as it puts it."""
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The config, as plain values, and the checkpoint to resume from, if any."""
     if not run.has(CONFIG):
-        return config, None
+        return to_dict(config), None
     saved, out = run.config(), run.path
     if saved.data_sha256 == experiment.older_sha256 != experiment.sha256:
         say(f"{out} was begun by an older version: its data is compared by the labels only")
@@ -107,7 +109,7 @@ def _checkpoint(
     checkpoint = run.read_checkpoint(config)
     if checkpoint is None and run.has(MODEL):  # which is never written before it
         raise UserError(f"{out} has a {MODEL} but no {CHECKPOINT}: not overwriting it")
-    return config, checkpoint
+    return to_dict(config), checkpoint
 
 
 def _check_files(run: RunDirectory, task: Task) -> None:

@@ -1,6 +1,7 @@
 """What a hybrid decoder needs of a trained acoustic model."""
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,10 @@ def write_posteriors(
                 utterances, frames = utterances + 1, frames + len(rows)
         if not utterances:
             raise UserError(f"{data / 'feats.scp'} lists no utterances")
+        # A full disk is noticed here, before either file is replaced.
+        for file in (archive, table):
+            file.flush()
+            os.fsync(file.fileno())
     return utterances, frames
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from normrnn.errors import UsageError, UserError
+from normrnn.locks import exclusive
 from normrnn.seal import sealed_json
 from normrnn.speech.corpus import read_features, read_speech
 from normrnn.speech.prepare.job import Prepared, Utterance
@@ -46,7 +47,8 @@ def test_the_files_are_kaldis(out: Path) -> None:
     names = {"feats.ark", "feats.scp", "labels.ark", "labels.scp"}
     names |= {"utt2spk", "text", "utt2num_frames", "checksums"}
     expected = {f"{split}/{name}" for split in ("train", "dev") for name in names}
-    assert contents(out).keys() == expected | {"summary.json", "statistics.json", "skipped.tsv"}
+    expected |= {"summary.json", "statistics.json", "skipped.tsv", ".lock"}
+    assert contents(out).keys() == expected
     for split, keys in (
         ("train", ["s0-00", "s0-03", "s0-06", "s2-05"]),
         ("dev", ["s1-01", "s1-04", "s1-07"]),
@@ -208,13 +210,38 @@ def test_several_processes_give_the_same_bytes(out: Path) -> None:
     assert contents(out) == expected
 
 
-def test_a_crashing_utterance_is_skipped(tmp_path: Path) -> None:
+def test_a_crashing_utterance_is_skipped_and_tried_again_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes import nothing from the current directory."""
+    here, out = tmp_path / "here", tmp_path / "out"
+    here.mkdir()
+    for name in ("struct", "filelock", "selectors"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")
+    monkeypatch.chdir(here)
     sources = ("", "", "crash", "", "", "", "", "")
-    prepare(job(sources), tmp_path / "out", 2, quiet)
-    assert (tmp_path / "out" / "skipped.tsv").read_text() == (
-        "s2-02\tthe process that worked on it crashed, twice\n"
-    )
-    assert len(read_speech(tmp_path / "out").train.keys) == 4
+    prepare(job(sources), out, 2, quiet)
+    assert not (tmp_path / "canary").exists()
+    assert (out / "skipped.tsv").read_text().startswith("s2-02\t")
+    assert len(read_speech(out).train.keys) == 4
+    settings = job().settings
+    assert finished(out, settings) is None
+    prepare(job([""] * 8), out, 1, quiet)  # this time there is enough memory
+    assert finished(out, settings) is not None
+    assert (out / "skipped.tsv").read_text() == ""
+    prepare(job([""] * 8), tmp_path / "whole", 1, quiet)
+    assert read_speech(out).sha256 == read_speech(tmp_path / "whole").sha256
+
+
+def test_the_lock_of_a_preparation_is_never_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with exclusive(out / ".lock", AssertionError()), pytest.raises(UserError, match="preparing"):
+        prepare(job(), out, 1, quiet)  # another process is about to begin
+    assert [path.name for path in out.iterdir()] == [".lock"]
+    inode = (out / ".lock").stat().st_ino
+    prepare(job(), out, 1, quiet)
+    assert (out / ".lock").stat().st_ino == inode
 
 
 @pytest.mark.parametrize(

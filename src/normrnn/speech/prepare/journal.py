@@ -31,6 +31,7 @@ from normrnn.speech.prepared import SPLITS, digest, write_text
 
 JOURNAL = ".journal.jsonl"
 ARCHIVES = tuple(f"{split}/{name}.ark" for split in SPLITS for name in ("feats", "labels"))
+CRASHED = "crashed"
 _COMMIT_SECONDS = 1.0
 Record = dict[str, Any]
 
@@ -44,6 +45,8 @@ class Journal:
         self.totals = Totals(classes)
         # Only what an earlier process did is read: this one sees every result as it comes.
         for utterance, record in zip(utterances, _good_records(out, utterances), strict=False):
+            if CRASHED in record:  # may have been a shortage of memory: tried again
+                break
             if "frames" in record:
                 try:
                     features, labels = _written(out / utterance.split, utterance.key, record)
@@ -78,14 +81,17 @@ class Journal:
             for file in self._files.values():
                 file.close()
 
-    def add(self, utterance: Utterance, result: Prepared | str) -> None:
-        """Append one utterance, or the reason why there is none."""
-        if not isinstance(result, str):
+    def add(self, utterance: Utterance, result: Prepared | str | None) -> None:
+        """Append one utterance, or the reason why there is none; None for a crash."""
+        if isinstance(result, Prepared):
             columns = result.features.shape[1]
             self.dim = self.dim or columns
             if columns != self.dim:
                 result = f"its features have {columns} columns, those before {self.dim}"
         record: Record = {"key": utterance.key}
+        if result is None:
+            record[CRASHED] = True
+            result = "the process that worked on it crashed, twice"
         if isinstance(result, str):
             record["reason"] = " ".join(result.split())
             self.skipped += 1

@@ -10,14 +10,17 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
+from normrnn.processes import safe_path
+
 T = TypeVar("T")
 R = TypeVar("R")
+C = TypeVar("C")
 _AHEAD = 4  # items per process that are under way: enough to bridge a long one
 
 
 def in_order(
-    function: Callable[[T], R], items: Sequence[T], processes: int, crashed: R
-) -> Iterator[R]:
+    function: Callable[[T], R], items: Sequence[T], processes: int, crashed: C
+) -> Iterator[R | C]:
     """function(item) for each item; one process works here, more work in fresh processes.
 
     Where C code takes a fresh process down, the items under way are tried again, the first of them
@@ -43,19 +46,20 @@ def in_order(
 
 def _pooled(function: Callable[[T], R], items: Sequence[T], processes: int) -> Iterator[R]:
     # Not forked: the parent may hold threads.
-    pool = ProcessPoolExecutor(
-        processes, get_context("spawn"), initializer=_start_worker, initargs=(function,)
-    )
-    try:
-        pending: deque[Future[R]] = deque()
-        for item in items:
-            pending.append(pool.submit(_call, item))
-            if len(pending) >= processes * _AHEAD:
+    with safe_path():
+        pool = ProcessPoolExecutor(
+            processes, get_context("spawn"), initializer=_start_worker, initargs=(function,)
+        )
+        try:
+            pending: deque[Future[R]] = deque()
+            for item in items:
+                pending.append(pool.submit(_call, item))
+                if len(pending) >= processes * _AHEAD:
+                    yield pending.popleft().result()
+            while pending:
                 yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 _function: Callable[[Any], Any] | None = None

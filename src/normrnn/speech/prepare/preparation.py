@@ -10,10 +10,11 @@ import numpy as np
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
 from normrnn.locks import exclusive
+from normrnn.runs.names import LOCK
 from normrnn.speech.archive import CHECKSUMS, Unusable
 from normrnn.speech.prepare.features import FRAME_SHIFT
 from normrnn.speech.prepare.job import Job, Prepared, Utterance, Work
-from normrnn.speech.prepare.journal import JOURNAL, Journal, Record, Totals
+from normrnn.speech.prepare.journal import CRASHED, JOURNAL, Journal, Record, Totals
 from normrnn.speech.prepare.pool import in_order
 from normrnn.speech.prepared import (
     FORMAT,
@@ -29,7 +30,6 @@ from normrnn.speech.prepared import (
 )
 
 SETTINGS = ".preparation.json"
-_CRASHED = "the process that worked on it crashed, twice"
 
 
 Report = Callable[[int, int, int], None]
@@ -49,11 +49,11 @@ def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """The summary if `out` is finished, None if there is work to do; an error if not ours to touch.
 
     A directory that was begun or finished with other settings is refused, and any other that is
-    not empty.
+    not empty. One with utterances that crashed a process keeps its journal, and tries them again.
     """
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; --out needs a directory")
-    if not out.is_dir() or not any(out.iterdir()):
+    if not out.is_dir() or all(path.name == LOCK for path in out.iterdir()):
         return None
     if (out / SUMMARY).is_file():
         summary, state = read_summary(out), "holds data prepared"
@@ -74,28 +74,31 @@ def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
             for n in names
         )
         raise UsageError(f"{out} {state} with other settings: {changed}; choose another --out")
-    return summary
+    return None if (out / JOURNAL).is_file() else summary
 
 
 def prepare(job: Job, out: Path, processes: int, report: Report) -> tuple[dict[str, Any], Costs]:
     """Do what is left of the job; returns the summary."""
-    for split in SPLITS:
-        (out / split).mkdir(parents=True, exist_ok=True)
-    if not (out / SETTINGS).is_file():
+    out.mkdir(parents=True, exist_ok=True)
+    # The lock is a file of its own, which is never replaced or removed.
+    with exclusive(out / LOCK, UserError(f"another process is preparing {out}")):
+        if (done := finished(out, job.settings)) is not None:  # by another process, just now
+            return done, Costs(0.0, 0.0, 0.0)
         write_json(out / SETTINGS, job.settings)
-    with exclusive(out / SETTINGS, UserError(f"another process is preparing {out}")):
+        (out / SUMMARY).unlink(missing_ok=True)
+        for split in SPLITS:
+            (out / split).mkdir(exist_ok=True)
         with Journal(out, job.utterances, job.classes) as journal:
             todo = job.utterances[len(journal.records) :]
             report(len(journal.records), len(job.utterances), journal.skipped)
             work = _Checked(job.work, job.classes)
-            for utterance, result in zip(
-                todo, in_order(work, todo, processes, _CRASHED), strict=True
-            ):
+            for utterance, result in zip(todo, in_order(work, todo, processes, None), strict=True):
                 journal.add(utterance, result)
                 report(len(journal.records), len(job.utterances), journal.skipped)
         summary = _finish(out, job, journal.records, journal.totals)
-        for name in (JOURNAL, SETTINGS):
-            (out / name).unlink()
+        if not any(CRASHED in record for record in journal.records):
+            (out / JOURNAL).unlink()
+        (out / SETTINGS).unlink()
     prepared = [record for record in journal.records if "frames" in record]
     sound, features, alignment = (sum(r["cost"][i] for r in prepared) for i in range(3))
     return summary, Costs(sound, features, alignment)
