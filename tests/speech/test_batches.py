@@ -36,8 +36,8 @@ def test_no_limit_keeps_utterances_whole() -> None:
 def test_a_last_piece_joins_others(lengths: list[int], batch: int, pool: int) -> None:
     pieces = cut(lengths)
     for batches in (
-        shuffled_batches(pieces, batch, pool, seed=1, epoch=0, allow_single=False),
-        sorted_batches(pieces, batch, allow_single=False),
+        shuffled_batches(pieces, batch, pool, seed=1, epoch=0),
+        sorted_batches(pieces, batch),
     ):
         assert sorted(p for b in batches for p in b) == pieces
         assert all(2 <= len(b) <= batch + 1 for b in batches) or len(pieces) == 1
@@ -50,8 +50,10 @@ def test_an_epoch_has_every_piece_once(
     pieces = cut(lengths)
     batches = shuffled_batches(pieces, batch, pool, seed=1, epoch=epoch)
     assert sorted(p for b in batches for p in b) == pieces
-    assert len(batches) == -(-len(pieces) // batch)
-    assert sorted(len(b) for b in batches)[1:] == [batch] * (len(batches) - 1)
+    full, rest = divmod(len(pieces), batch)
+    joined = rest == 1 and full and batch > 1
+    sizes = [batch] * (full - 1) + [batch + 1] if joined else [batch] * full + [rest] * (rest > 0)
+    assert sorted(len(b) for b in batches) == sorted(sizes)
     assert batches == shuffled_batches(pieces, batch, pool, seed=1, epoch=epoch)
 
 

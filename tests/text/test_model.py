@@ -130,18 +130,6 @@ def test_glorot_initialisation(cell, norm) -> None:
             assert torch.equal(parameter, torch.zeros_like(parameter)), name
 
 
-def test_arms_of_one_seed_start_with_the_same_matrices() -> None:
-    models = []
-    for norm in (None, "hidden"):
-        torch.manual_seed(3)
-        models.append(LanguageModel(9, 6, 3, cell="rnn", norm=norm, time_steps=4, init="glorot"))
-    plain, normalised = (dict(model.named_parameters()) for model in models)
-    matrices = [name for name in plain if "bias" not in name]
-    assert len(matrices) == 8
-    for name in matrices:
-        assert torch.equal(plain[name], normalised[name]), name
-
-
 @pytest.mark.parametrize(("cell", "plain"), [("rnn", nn.RNN), ("gru", nn.GRU)])
 def test_other_cells_are_torchs(cell, plain) -> None:
     model = LanguageModel(20, 8, 2, cell=cell, init="glorot").double()

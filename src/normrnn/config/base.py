@@ -179,6 +179,9 @@ class Config:
     data: str = ""
     """What to train on."""
     data_sha256: Suppress[str] = ""
+    shared_initialisation: Suppress[bool] = False
+    """Set by training: with the same seed every norm starts from the same values of the parameters
+    that it shares with the others, and sees the same batches and masks."""
     epochs: int = 15
     """Passes over the training data."""
     seed: int = 1

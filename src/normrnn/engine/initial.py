@@ -1,14 +1,38 @@
-"""How a recurrent stack and its softmax begin."""
+"""Initial values of a network's parameters, and the seeds they come from."""
+
+from collections.abc import Callable
+from hashlib import sha256
 
 import torch
 from torch import nn
 
 from normrnn.nn.base import Normalised
 
+Generators = Callable[[str], torch.Generator]
+
+
+def derived_seed(*parts: int | str) -> int:
+    """A seed that depends on all `parts` and on nothing else.
+
+    >>> derived_seed(1, "weight") == derived_seed(1, "weight") != derived_seed(2, "weight")
+    True
+    """
+    return int.from_bytes(sha256(repr(parts).encode()).digest()[:8], "little")
+
+
+def generators_by_name() -> Generators:
+    """A function from a parameter's name to a generator of its own.
+
+    All depend on one draw from torch's generator. Variants of a network built from the same seed
+    therefore start from the same values of the parameters that they share, whatever else they have.
+    """
+    base = int(torch.randint(2**62, (), device="cpu"))
+    return lambda name: torch.Generator().manual_seed(derived_seed(base, name))
+
 
 @torch.no_grad()
-def glorot_(rnn: Normalised, decoder: nn.Linear) -> None:
-    """U(-b, b), b = √(6/(I+H)), for each gate's own matrix; biases 0; γ and β left alone.
+def glorot_(rnn: Normalised, decoder: nn.Linear, generators: Generators) -> None:
+    """Draw U(-b, b), b = √(6/(I+H)), for each gate's own matrix; set biases to 0; keep γ and β.
 
     A stacked (4H, I) matrix counts as four of (H, I), a diagonal peephole as the diagonal of an
     (H, H) one.
@@ -20,6 +44,6 @@ def glorot_(rnn: Normalised, decoder: nn.Linear) -> None:
         else:
             inputs = parameter.shape[1] if parameter.dim() == 2 else H
             bound = (6 / (inputs + H)) ** 0.5
-            parameter.uniform_(-bound, bound)
-    nn.init.xavier_uniform_(decoder.weight)
+            parameter.uniform_(-bound, bound, generator=generators(f"rnn.{name}"))
+    nn.init.xavier_uniform_(decoder.weight, generator=generators("decoder.weight"))
     decoder.bias.zero_()

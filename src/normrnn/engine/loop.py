@@ -16,11 +16,11 @@ from torch import Tensor
 from normrnn.config.base import Config
 from normrnn.config.jsonio import from_dict, to_dict
 from normrnn.engine.display import Display, Status
+from normrnn.engine.initial import derived_seed
 from normrnn.engine.interrupt import Interrupt, Interrupted
 from normrnn.engine.ranks import (
     current,
     distributed,
-    seed_of_rank,
     share_statistics,
     sharing_statistics,
 )
@@ -121,7 +121,6 @@ class Trainer:
             self.progress = self._checked(_typed(Progress, checkpoint["progress"]))
             self.best = _typed(Best, checkpoint["best"])
             self.sums = _typed(RowSums, checkpoint["sums"])
-            self._set_random_state(checkpoint["random"])
             self.metrics_bytes = checkpoint["metrics_bytes"]
             if self.ranks.first:
                 metrics.check(self.metrics_bytes, checkpoint.get("metrics_sha256"))
@@ -160,7 +159,6 @@ class Trainer:
             "progress": asdict(self.progress),
             "best": asdict(self.best),
             "sums": self.sums.to_dict(),
-            "random": {**_random_state(), **self._random_of_ranks()},
             "processes": self.ranks.size,
             "metrics_bytes": self.metrics_bytes,
             "metrics_sha256": self.metrics_sha256,
@@ -172,30 +170,6 @@ class Trainer:
         if finished:
             written = metrics.size(), metrics.sha256()
         self.run_directory.write_checkpoint(payload, self.config, written)
-
-    def _random_of_ranks(self) -> dict[str, Any]:
-        """Of several, the state of each one's generators; of GPUs, that of the one it uses."""
-        if self.ranks.size == 1:
-            return {}
-        found = {"ranks": self.ranks.gathered(torch.get_rng_state())}
-        if self.device.type == "cuda":
-            found["ranks_cuda"] = self.ranks.gathered(torch.cuda.get_rng_state(self.device))
-        return found
-
-    def _set_random_state(self, state: dict[str, Any]) -> None:
-        """Each rank draws on; of another number of them, those that are new begin."""
-        ranks, on_gpus = state.get("ranks", [state["cpu"]]), state.get("ranks_cuda", [])
-        same = self.ranks.size == len(ranks)
-        if same:
-            torch.set_rng_state(ranks[self.ranks.rank])
-        elif self.ranks.first:
-            torch.set_rng_state(state["cpu"])
-        else:
-            seed_of_rank(self.config.seed + self.progress.updates, self.ranks)
-        if self.device.type == "cuda" and same and len(on_gpus) == len(ranks):
-            torch.cuda.set_rng_state(on_gpus[self.ranks.rank], self.device)
-        elif "cuda" in state and torch.cuda.is_available() and self.ranks.first:
-            torch.cuda.set_rng_state_all(state["cuda"])
 
     def _checked(self, progress: Progress) -> Progress:
         """A place that a run of this config can be in; ValueError otherwise."""
@@ -251,6 +225,8 @@ class Trainer:
         """One batch, and its figures; on a GPU those of the batch before, while it works."""
         start = time.perf_counter()
         progress = self.progress
+        # Masks depend on seed, update and rank alone: the same for every norm, and after a resume.
+        torch.manual_seed(derived_seed(self.config.seed, progress.updates, self.ranks.rank))
         loss, norm = self.step(progress.epoch, progress.index)
         progress.index += 1
         progress.updates += 1
@@ -401,11 +377,3 @@ def _typed(kind: type[T], values: Any) -> T:
         return from_dict(kind, values)
     except UserError as error:
         raise ValueError(str(error).replace("config field", kind.__name__)) from None
-
-
-def _random_state() -> dict[str, Any]:
-    """Dropout draws from these generators; nothing else does."""
-    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state

@@ -204,11 +204,6 @@ def own_device(device: torch.device) -> torch.device:
     return device
 
 
-def seed_of_rank(seed: int, ranks: Ranks) -> None:
-    """Every rank draws masks of its own; the first those of a run alone."""
-    torch.manual_seed(seed + 1_000_003 * ranks.rank)
-
-
 def share_statistics(model: nn.Module, sync: bool = True) -> None:
     """From now on batch statistics are those of all ranks' rows, or no longer."""
     for module in model.modules():

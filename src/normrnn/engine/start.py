@@ -16,7 +16,7 @@ from normrnn.config.registry import task_of
 from normrnn.engine.display import Display, Nowhere
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Diverged, Trainer
-from normrnn.engine.ranks import Ranks, current, own_device, seed_of_rank, together
+from normrnn.engine.ranks import Ranks, current, own_device, together
 from normrnn.engine.task import Experiment, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.nn.base import Normalised
@@ -59,7 +59,12 @@ def _train(
     experiment = open_experiment(config)
     if ranks.from_first(lambda: experiment.sha256) != experiment.sha256:
         raise UserError(f"process {ranks.rank} finds other data in {config.data} than the first")
-    config = dataclasses.replace(config, data=experiment.where, data_sha256=experiment.sha256)
+    config = dataclasses.replace(
+        config,
+        data=experiment.where,
+        data_sha256=experiment.sha256,
+        shared_initialisation=True,
+    )
     if ranks.first:
         run.create()
     with run.locked() if ranks.first else nullcontext():
@@ -72,8 +77,6 @@ def _train(
         set_threads(config.threads)
         torch.manual_seed(config.seed)
         task = experiment.build(device)
-        if not ranks.first:
-            seed_of_rank(config.seed, ranks)
         with Interrupt() as interrupt, display(config.epochs, config.own_measure) as view:
             trainer = Trainer(config, task, run, view, interrupt)
             if checkpoint:
@@ -100,6 +103,7 @@ def _checkpoint(
     if not run.has(CONFIG):
         return to_dict(config), None
     saved, out = run.config(), run.path
+    config = dataclasses.replace(config, shared_initialisation=saved.shared_initialisation)
     if saved.data_sha256 == experiment.older_sha256 != experiment.sha256:
         say(f"{out} was begun by an older version: its data is compared by the labels only")
         config = dataclasses.replace(config, data_sha256=experiment.older_sha256)

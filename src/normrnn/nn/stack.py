@@ -99,19 +99,10 @@ def meet(
 
 
 def _dropped(rows: Tensor, steps: Steps, stack: Stack) -> Tensor:
-    """Dropout between layers.
-
-    Of one direction, the mask is drawn feature by feature: so it always was, and runs that were
-    stopped go on with the masks they would have had.
-    """
-    p = stack.dropout
-    if stack.dropout_kind == "locked":
-        return locked_dropout(rows, steps, p) if stack.training and p else rows
-    plain = stack.normalisers[0] is None  # as torch draws them
-    if not stack.training or not 0 < p < 1 or stack.directions == 2 or plain:
-        return F.dropout(rows, p, stack.training)
-    noise = torch.empty_like(rows.t(), memory_format=torch.contiguous_format).t()
-    return rows * noise.bernoulli_(1 - p).div_(1 - p)
+    """Apply dropout between layers; masks are drawn in the order in which torch draws them."""
+    if stack.dropout_kind == "locked" and stack.training and stack.dropout:
+        return locked_dropout(rows, steps, stack.dropout)
+    return F.dropout(rows, stack.dropout, stack.training)
 
 
 def _own(layer: Stack, given: Given) -> tuple[Tensor, State]:

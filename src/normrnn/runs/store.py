@@ -213,7 +213,7 @@ def changed_fields(old: Config, new: Config) -> str:
     gamma = "model.gamma"
     if len({settled(flat(to_dict(config))).get(gamma) for config in (old, new)}) == 1:
         changed.pop(gamma, None)
-    for name in ("epochs", "data"):
+    for name in ("epochs", "data", "shared_initialisation"):
         changed.pop(name, None)
     if "recipe" in changed:
         changed = {"recipe": changed["recipe"]}

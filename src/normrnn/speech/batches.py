@@ -51,13 +51,12 @@ def shuffled_batches(
     *,
     seed: int,
     epoch: int,
-    allow_single: bool = True,
 ) -> list[list[Piece]]:
     """All pieces once, in batches of similar length.
 
     Pools of `pool` batches are drawn at random and sorted by length; their batches come in random
-    order. Only the last batch drawn may be smaller; one piece left over joins the batch before it
-    if it may not be `allow_single`.
+    order. Only the last batch drawn may be smaller; a single piece left over joins the batch before
+    it, for every norm alike: frame-wise statistics need two.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(len(pieces), generator=generator).tolist()
@@ -65,24 +64,20 @@ def shuffled_batches(
     for start in range(0, len(order), pool * batch):
         some = sorted((pieces[i] for i in order[start : start + pool * batch]), key=_by_length)
         batches += [some[i : i + batch] for i in range(0, len(some), batch)]
-    if not allow_single:
-        _join_last(batches)
+    _join_single(batches, batch)
     return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def sorted_batches(
-    pieces: Sequence[Piece], batch: int, *, allow_single: bool = True
-) -> list[list[Piece]]:
+def sorted_batches(pieces: Sequence[Piece], batch: int) -> list[list[Piece]]:
     """All pieces once, by length: for evaluation."""
     some = sorted(pieces, key=_by_length)
     batches = [some[i : i + batch] for i in range(0, len(some), batch)]
-    if not allow_single:
-        _join_last(batches)
+    _join_single(batches, batch)
     return batches
 
 
-def _join_last(batches: list[list[Piece]]) -> None:
-    if len(batches) > 1 and len(batches[-1]) == 1:
+def _join_single(batches: list[list[Piece]], batch: int) -> None:
+    if batch > 1 and len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [batches[-2] + batches[-1]]
 
 

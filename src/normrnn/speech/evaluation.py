@@ -46,8 +46,6 @@ def training_batches(config: SpeechConfig, lengths: Sequence[int], epoch: int) -
         train.pool,
         seed=config.seed,
         epoch=epoch,
-        # One utterance has no statistics of its own in any time step.
-        allow_single=config.normalisation.pools != "step",
     )
 
 
@@ -83,8 +81,6 @@ class SpeechEvaluator:
         n = len(whole)
         some = min(config.evaluation.train_utterances, n)
         self.fixed = [whole[i * n // some] for i in range(some)]
-        # One utterance has no statistics of its own in any time step.
-        self.allow_single = config.normalisation.pools != "step"
 
     @torch.no_grad()
     def score(
@@ -100,7 +96,7 @@ class SpeechEvaluator:
         nats, errors, ranks = 0.0, 0, self.ranks
         size = self.config.train.batch
         with evaluating(model):
-            for batch in sorted_batches(pieces, size, allow_single=self.allow_single):
+            for batch in sorted_batches(pieces, size):
                 poll()
                 share = read_batch(split, batch, self.device, ranks)
                 with own_or_kept(model, own_statistics):
@@ -158,7 +154,8 @@ class SpeechEvaluator:
             if self.fixed and deciding == "recalibrated":
                 fixed = self.score(model, self.corpus.train, self.fixed, poll)
                 yield fixed.row("train_eval", deciding)
-        if self.allow_single or len(self.corpus.dev.lengths) > 1:
+        # One utterance has no statistics of its own in any time step.
+        if self.config.normalisation.pools != "step" or len(self.corpus.dev.lengths) > 1:
             yield self.dev(model, poll, own_statistics=True).row("valid", "batch")
 
 

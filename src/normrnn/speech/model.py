@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from normrnn.deploy.parts import Parts, Recurrent
-from normrnn.engine.initial import glorot_
+from normrnn.engine.initial import generators_by_name, glorot_
 from normrnn.engine.loss import nats_and_errors
 from normrnn.nn import LSTM, padding
 from normrnn.nn.dropout import Dropout
@@ -55,31 +55,33 @@ class AcousticModel(nn.Module):
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("variance", torch.ones(dim))
         self.register_buffer("label_counts", torch.ones(classes, dtype=torch.long))
-        self.rnn = LSTM(
-            dim,
-            hidden,
-            layers,
-            dropout=dropout if layers > 1 else 0.0,
-            dropout_kind=dropout_kind,
-            weight_drop=weight_drop,
-            zoneout=zoneout,
-            bidirectional=bidirectional,
-            norm=norm,
-            peephole=peephole,
-            gamma=gamma,
-            eps=eps,
-            momentum=momentum,
-            shrinkage=shrinkage,
-        )
-        self.dropout = Dropout(dropout, dropout_kind)
-        if count_padding:
-            padding.count_padding(self.rnn)
-        self.decoder = nn.Linear((1 + bidirectional) * hidden, classes)
+        # What torch draws for a layer depends on its norm; all of it is drawn again below.
+        with torch.random.fork_rng([]):
+            self.rnn = LSTM(
+                dim,
+                hidden,
+                layers,
+                dropout=dropout if layers > 1 else 0.0,
+                dropout_kind=dropout_kind,
+                weight_drop=weight_drop,
+                zoneout=zoneout,
+                bidirectional=bidirectional,
+                norm=norm,
+                peephole=peephole,
+                gamma=gamma,
+                eps=eps,
+                momentum=momentum,
+                shrinkage=shrinkage,
+            )
+            self.dropout = Dropout(dropout, dropout_kind)
+            if count_padding:
+                padding.count_padding(self.rnn)
+            self.decoder = nn.Linear((1 + bidirectional) * hidden, classes)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Glorot per gate, zero biases, γ and β left alone, one trained bias per gate."""
-        glorot_(self.rnn, self.decoder)
+        glorot_(self.rnn, self.decoder, generators_by_name())
         self.rnn.train_one_bias()
 
     @property

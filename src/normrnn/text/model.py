@@ -1,13 +1,12 @@
 """The language models of section 5.2, Zaremba's stacked LSTM, and of the appendix."""
 
-from contextlib import nullcontext
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from normrnn.deploy.parts import Parts, Recurrent
-from normrnn.engine.initial import glorot_
+from normrnn.engine.initial import generators_by_name, glorot_
 from normrnn.engine.loss import linear_cross_entropy
 from normrnn.nn import GRU, LSTM, RNN
 from normrnn.nn.dropout import Dropout
@@ -55,9 +54,8 @@ class LanguageModel(nn.Module):
         super().__init__()
         embedding = embedding or hidden
         kind = {"lstm": LSTM, "rnn": RNN, "gru": GRU}[cell]
-        # What torch draws for a layer depends on its biases. Thrown away before Glorot's draws,
-        # it leaves networks of one seed with the same matrices, however they are normalised.
-        with torch.random.fork_rng([]) if init == "glorot" else nullcontext():
+        # What torch draws for a layer depends on its norm; all of it is drawn again below.
+        with torch.random.fork_rng([]):
             self.embedding = nn.Embedding(vocab_size, embedding)
             self.dropout = Dropout(dropout, dropout_kind)
             self.rnn = kind(
@@ -81,17 +79,18 @@ class LanguageModel(nn.Module):
         self.reset_parameters(init)
 
     def reset_parameters(self, init: float | Literal["glorot"]) -> None:
-        """All weights from U(-init, init), or the appendix's: the lookup table from N(0, 1),
-        Glorot's for other matrices, biases 0. γ and β are left alone."""
+        """Draw all weights from U(-init, init), or as in the appendix: the lookup table from
+        N(0, 1), Glorot's values for other matrices, biases 0. γ and β keep their values."""
+        generators = generators_by_name()
         if init == "glorot":
-            nn.init.normal_(self.embedding.weight)
-            glorot_(self.rnn, self.decoder)
+            nn.init.normal_(self.embedding.weight, generator=generators("embedding.weight"))
+            glorot_(self.rnn, self.decoder, generators)
         else:
             normalisers = {id(p) for child in self.rnn.children() for p in child.parameters()}
             with torch.no_grad():
                 for name, parameter in self.named_parameters():
                     if "bias_hh" not in name and id(parameter) not in normalisers:
-                        parameter.uniform_(-init, init)
+                        parameter.uniform_(-init, init, generator=generators(name))
         self.rnn.train_one_bias()
 
     def features(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:

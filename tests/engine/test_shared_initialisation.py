@@ -1,0 +1,93 @@
+"""Variants of one seed share initial values, data order and dropout masks, and record it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normrnn.engine.interrupt import Interrupt
+from normrnn.engine.loop import Trainer
+from normrnn.engine.start import open_experiment
+from normrnn.norms import names
+from normrnn.runs.store import RunDirectory
+from normrnn.speech.config import SpeechConfig
+from normrnn.text.config import LanguageConfig
+from tests.tiny_runs import Silent, run_tiny
+
+
+def _initial(config) -> dict[str, Tensor]:
+    torch.manual_seed(config.seed)
+    model = open_experiment(config).build(torch.device("cpu")).model
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def _shares_all_drawn_values(variants: dict[str, dict[str, Tensor]]) -> None:
+    baseline = variants["none"]
+    for norm, values in variants.items():
+        for name, value in values.items():
+            if name in baseline and norm != "none":
+                assert torch.equal(value, baseline[name]), (norm, name)
+        weights = {n for n in baseline if "weight" in n}
+        assert weights <= values.keys(), norm
+    assert len({tuple(v.shape) for v in baseline.values()}) < len(baseline)
+
+
+@pytest.mark.parametrize("initialiser", ["uniform", "glorot"])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_text_variants_start_from_the_same_weights(tiny: LanguageConfig, cell, initialiser) -> None:
+    model = replace(tiny.model, cell=cell, initialiser=initialiser, shrinkage=0.1)
+    configs = {norm: replace(tiny, norm=norm, model=model) for norm in names()}
+    variants = {norm: _initial(config) for norm, config in configs.items()}
+    _shares_all_drawn_values(variants)
+    weights = variants["none"]
+    # Parameters of the same shape are drawn independently, and another seed draws others.
+    assert not torch.equal(weights["rnn.weight_hh_l0"], weights["rnn.weight_hh_l1"])
+    other = _initial(replace(configs["none"], seed=2))
+    assert not torch.equal(weights["rnn.weight_hh_l0"], other["rnn.weight_hh_l0"])
+
+
+def test_speech_variants_start_from_the_same_weights(tiny_speech: SpeechConfig) -> None:
+    model = replace(tiny_speech.model, shrinkage=0.1)
+    _shares_all_drawn_values(
+        {norm: _initial(replace(tiny_speech, norm=norm, model=model)) for norm in names()}
+    )
+
+
+def _masks(config: LanguageConfig) -> list[Tensor]:
+    """Where the inputs of the recurrent stack and of the softmax are dropped, update by update."""
+    torch.manual_seed(config.seed)
+    task = open_experiment(config).build(torch.device("cpu"))
+    masks: list[Tensor] = []
+
+    def record(_: nn.Module, __: tuple[Tensor], output: Tensor) -> None:
+        masks.append(output == 0)
+
+    assert isinstance(task.model.dropout, nn.Module)
+    task.model.dropout.register_forward_hook(record)
+    run = RunDirectory(Path(config.data))
+    trainer = Trainer(config, task, run, Silent()(1, config.own_measure), Interrupt())
+    task.model.train()
+    for _ in range(2):
+        trainer.update()
+    return masks
+
+
+def test_variants_draw_the_same_dropout_masks(tiny: LanguageConfig) -> None:
+    expected = _masks(replace(tiny, norm="none"))
+    assert len(expected) == 4
+    assert not torch.equal(expected[0], expected[2])
+    for norm in ("sequence", "frame", "layer", "recurrent"):
+        for mask, same in zip(_masks(replace(tiny, norm=norm)), expected, strict=True):
+            assert torch.equal(mask, same), norm
+
+
+def test_a_run_records_that_its_initialisation_is_shared(
+    tiny: LanguageConfig, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run_tiny(replace(tiny, epochs=1), out)
+    assert json.loads((out / "config.json").read_text())["shared_initialisation"] is True
+    assert LanguageConfig(recipe="ptb-small").shared_initialisation is False
