@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": {"errors"},
     "seal": {"errors"},
     "extras": {"errors"},
-    "crash": {"files", "version"},
+    "crash": {"version"},
     "cli": {"crash", "errors", "version"},
     "__main__": {"cli"},
     "ops": set(),

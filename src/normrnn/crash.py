@@ -6,7 +6,6 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from normrnn.files import following_no_link
 from normrnn.version import __version__
 
 
@@ -21,12 +20,17 @@ def report(error: BaseException, arguments: list[str]) -> str:
         path = folder / f"normrnn-error-{os.getpid()}.txt"
         try:
             path.unlink(missing_ok=True)
-            with open(path, "x", encoding="utf-8", errors="replace", opener=following_no_link) as f:
+            with open(path, "x", encoding="utf-8", errors="replace", opener=_private) as f:
                 f.write(about)
         except OSError:
             continue
         return f"stopped by what was not foreseen ({what}); the details are in {path}"
     return f"stopped by what was not foreseen ({what}); no file could be written for the details"
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a new file that only this user can read: arguments may hold a password."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
 
 def _run_directories(arguments: list[str]) -> list[Path]:

@@ -129,6 +129,16 @@ def test_mistakes_are_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_database_that_is_a_link(cli: Cli, flags: Flags, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "study.db").symlink_to(tmp_path / "other.db")
+    code, _, err = cli(*flags(out=out))
+    assert (code, err.count("\n")) == (1, 1), err
+    assert "study.db" in err
+    assert not (tmp_path / "other.db").exists()
+
+
 def test_unknown_fields_and_empty_ranges(cli: Cli, flags: Flags, tmp_path: Path) -> None:
     for text, said in (
         ('{"optimizer.speed": [1]}', "optimizer.speed, which is no field of ptb-char"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from normrnn import crash
 from normrnn.cli import guarded
 from normrnn.engine.display import PlainDisplay, Status, describe
 from normrnn.text.config import LanguageConfig
@@ -313,3 +314,14 @@ def test_time_left_counts_validations(monkeypatch: pytest.MonkeyPatch) -> None:
         display.note(Status(epoch=1, epoch_updates=10, loss=1.0, lr=1.0, **status))
     assert display.speed() == "10 tokens/s  0:00:10 left"
     assert display.speed() == "10 tokens/s  0:01:50 left"
+
+
+def test_only_the_user_can_read_what_a_crash_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the arguments."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    crash.report(ValueError("five"), ["search", "--storage", "postgresql://me:secret@here/db"])
+    (left,) = tmp_path.iterdir()
+    assert left.stat().st_mode & 0o777 == 0o600
+    assert "secret" in left.read_text()

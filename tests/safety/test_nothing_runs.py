@@ -186,3 +186,12 @@ def test_a_pipe_in_the_file_system_does_not_keep_a_command_waiting(
     code, _, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
     assert code == 1
     assert "it is no regular file" in said_by_prepare(err, tmp_path)
+
+
+def test_settings_of_pictures_in_the_current_directory(tmp_path: Path) -> None:
+    """A pipe would keep matplotlib waiting: it is not even opened."""
+    os.mkfifo(tmp_path / "matplotlibrc")
+    code = "from normrnn.report.pictures import drawing; import os; drawing(); print(os.getcwd())"
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}\n"), done.stderr

@@ -4,6 +4,8 @@ import importlib.util
 import itertools
 import math
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +19,7 @@ from normrnn.errors import UsageError, UserError
 from normrnn.recipes import recipe
 from normrnn.search.plan import NEEDS, PRUNERS, SAMPLERS, Plan
 from normrnn.search.space import SPACES, draw
-from normrnn.search.storage import open_storage, storage_errors
+from normrnn.search.storage import _OPTUNA, open_storage, storage_errors
 from normrnn.search.study import HEARTBEAT, IDENTITY, SLOT, Study
 
 PLAN = Plan(recipe("ptb-char"), SPACES["ptb-char"])
@@ -228,6 +230,29 @@ def test_a_slow_beat_is_a_beat(tmp_path: Path) -> None:
     assert [t.state for t in hasty.trials()] == [TrialState.COMPLETE]
 
 
+def test_a_writer_that_was_killed_blocks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a relative path; Optuna's own lock, a dangling link, is left behind."""
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    code = "import os, sys; from pathlib import Path; from normrnn.search import storage\n"
+    code += "storage._JournalLock(Path('runs/study.log')).acquire(); os._exit(9)\n"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    Path("runs/study.log.lock").symlink_to("runs/study.log")
+    study = Study("s", "journal:runs/study.log", PLAN, 1)
+    study.open_slots()
+    assert _do(study, 1.0) == 0
+
+
+def test_the_locks_of_a_journal_are_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "study.log.locks").symlink_to(tmp_path / "other")
+    with pytest.raises(UserError, match="link"):
+        Study("s", f"journal:{tmp_path / 'study.log'}", PLAN, 1)
+    assert not list((tmp_path / "other").iterdir())
+
+
 def test_names_that_are_no_file_names(tmp_path: Path) -> None:
     study = Study("a/b c", f"journal:{tmp_path / 'study.log'}", PLAN, 1)
     study.open_slots()
@@ -289,7 +314,17 @@ def test_a_storage_lost_on_the_way_is_one_sentence(tmp_path: Path) -> None:
         study.open_slots()
 
 
+@pytest.mark.parametrize(("place", "kind"), [(_OPTUNA / "normrnn", UserError), (".", ValueError)])
+def test_errors_of_the_storage_are_told_from_our_own(place: Path, kind: type[Exception]) -> None:
+    """Also where Optuna lies in a directory called normrnn, as a user's home may be."""
+    code = compile("raise ValueError('five')", str(Path(place, "code.py")), "exec")
+    with pytest.raises(kind, match="five"), storage_errors():
+        exec(code)
+
+
 def test_names_of_samplers_and_pruners() -> None:
+    with pytest.raises(UsageError, match="cmaes"):  # its state in the storage is a pickle
+        replace(PLAN, sampler="cmaes")
     with pytest.raises(UsageError, match="no sampler 'lucky': there are bruteforce"):
         replace(PLAN, sampler="lucky")
     with pytest.raises(UsageError, match="no pruner 'rose'"):

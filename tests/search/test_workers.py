@@ -100,7 +100,7 @@ def _kill_one(study: Study, order: Order) -> None:
     _wait(other, lambda: "trial" in other_log.read_text())
     victim.send_signal(signal.SIGKILL)
     assert victim.wait() == -signal.SIGKILL
-    if study.locks is not None:
+    if study.journal is not None:
         # A journal: everybody dies, and the next start notices.
         other.kill()
         other.wait()

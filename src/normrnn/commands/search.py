@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from normrnn.search.study import Study
 
 OTHER = "use another --out"
+DATABASE = "study.db"
 WORKER = "normrnn.search.worker"
 
 
@@ -63,7 +64,7 @@ def run(arguments: list[str]) -> int:
             space: JSON file: field to a list of values or to {"low", "high", "log"}; the paper's
                 unless given, where the paper has one.
             norms: Arms of a trial, comma-separated; none is the baseline.
-            sampler: Optuna's: random, tpe, gp, cmaes, qmc, nsgaii, bruteforce.
+            sampler: Optuna's: random, tpe, gp, qmc, nsgaii, bruteforce.
             pruner: Optuna's: none, median, hyperband, successivehalving.
             workers: Processes of this command, one thread each unless --threads says otherwise.
             processes: That train each run of a worker together; its batch is shared among them.
@@ -116,7 +117,9 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
     storage = chosen["storage"]
     if not storage:
         out.mkdir(parents=True, exist_ok=True)
-        storage = f"sqlite:///{resolved(out / 'study.db')}"
+        if (out / DATABASE).is_symlink():
+            raise UserError(f"{out / DATABASE} is a symbolic link: not writing through it")
+        storage = f"sqlite:///{resolved(out / DATABASE)}"
     with storage_errors():
         study = Study(name, storage, plan, trials, heartbeat)
         study.reclaim()

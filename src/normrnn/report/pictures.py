@@ -1,7 +1,11 @@
 """Curves in the paper's dress: baseline blue, normalised red, train dotted, validation solid."""
 
+import contextlib
+import importlib
 import io
+import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -178,9 +182,25 @@ def can_draw() -> bool:
     return True
 
 
+def _import_matplotlib() -> None:
+    """Import it without its settings in the current directory, which may be somebody else's.
+
+    matplotlib reads ./matplotlibrc before anything else, and no setting prevents that.
+    """
+    elsewhere = contextlib.chdir(os.sep)
+    try:
+        os.chdir(os.getcwd())  # noqa: PTH109
+    except OSError:  # removed or closed to us: then nothing can be read there either
+        elsewhere = contextlib.nullcontext()
+    with elsewhere:
+        importlib.import_module("matplotlib")
+
+
 def drawing() -> tuple[Callable[..., "Figure"], Callable[..., Any]]:
     """A figure with its own canvas, so that nothing global is touched; and rc_context."""
     try:
+        if "matplotlib" not in sys.modules:
+            _import_matplotlib()
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

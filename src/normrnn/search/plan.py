@@ -12,16 +12,16 @@ from normrnn.recipes import read_config
 from normrnn.runs.store import DATA_CHANGED
 from normrnn.search.space import Space
 
+# Not CmaEsSampler: it keeps its state in the storage as a pickle, and unpickles what it finds.
 SAMPLERS = {
     "random": "RandomSampler",
     "tpe": "TPESampler",
     "gp": "GPSampler",
-    "cmaes": "CmaEsSampler",
     "qmc": "QMCSampler",
     "nsgaii": "NSGAIISampler",
     "bruteforce": "BruteForceSampler",
 }
-NEEDS = {"gp": "scipy", "qmc": "scipy", "cmaes": "cmaes"}
+NEEDS = {"gp": "scipy", "qmc": "scipy"}
 """What Optuna imports only when it draws."""
 PRUNERS = {
     "none": "NopPruner",

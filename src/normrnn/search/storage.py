@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import time
 import traceback
 import warnings
@@ -10,17 +9,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
+from filelock import FileLock
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal._file import BaseJournalFileLock
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from normrnn.errors import UsageError, UserError, notice
 from normrnn.files import following_no_link, open_regular, read_regular
+from normrnn.locks import try_lock
 
 GRACE = 3
 """A worker is dead after this many heartbeats without a sign."""
+
+_PACKAGE = Path(__file__).parents[1]
+_OPTUNA = Path(optuna.__file__).parent
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -79,7 +84,7 @@ def _journal(path: Path) -> BaseStorage:
             with open_regular(path) as file:
                 json.loads(file.readline() or b"{}")
             _mend(path)
-        return JournalStorage(JournalFileBackend(str(path)))
+        return JournalStorage(JournalFileBackend(str(path), _JournalLock(path)))
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"the journal {path} cannot be opened: {reason}") from None
@@ -88,11 +93,39 @@ def _journal(path: Path) -> BaseStorage:
         raise UserError(f"{path} is not a journal of Optuna's: not touching it") from None
 
 
+def journal_locks(path: Path) -> Path:
+    """Return the directory for the locks of a journal, made if it is missing; UserError for a
+    symbolic link, through which files would be written elsewhere."""
+    folder = Path(f"{path}.locks")
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a symbolic link: not writing through it")
+    return folder
+
+
+class _JournalLock(BaseJournalFileLock):
+    """A lock that the system releases when its holder dies; Optuna's own, a symbolic link, stays
+    behind and blocks every later search."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: FileLock | None = None
+
+    def acquire(self) -> bool:
+        self._held = try_lock(journal_locks(self._path) / "journal", patience=-1)
+        return True
+
+    def release(self) -> None:
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
+
 def _mend(path: Path) -> None:
     """A writer that was killed left half a line, which the next one would write on."""
     if read_regular(path)[-1:] in (b"", b"\n"):
         return
-    lock = JournalFileSymlinkLock(str(path))
+    lock = _JournalLock(path)
     lock.acquire()  # whoever is just writing comes first
     try:
         content = read_regular(path)
@@ -123,8 +156,8 @@ def storage_errors() -> Iterator[None]:
         raise UserError(f"the storage does not answer any more: {reason}") from None
     except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
         # Of Optuna's: it believes its storage, and trips over what is damaged there.
-        places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        own = max(i for i, place in enumerate(places) if f"{os.sep}normrnn{os.sep}" in place)
-        if not any(f"{os.sep}optuna{os.sep}" in place for place in places[own:]):
+        places = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+        own = max(i for i, place in enumerate(places) if place.is_relative_to(_PACKAGE))
+        if not any(place.is_relative_to(_OPTUNA) for place in places[own:]):
             raise
         raise UserError(f"the storage is damaged ({type(error).__name__}: {error})") from None

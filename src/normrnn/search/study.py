@@ -26,7 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from normrnn.errors import UserError, notice
 from normrnn.locks import try_lock
 from normrnn.search.plan import PRUNERS, SAMPLERS, Plan
-from normrnn.search.storage import GRACE, open_storage, quiet, storage_errors
+from normrnn.search.storage import GRACE, journal_locks, open_storage, quiet, storage_errors
 
 SLOT, ARMS, SHA256 = "slot", "arms", "sha256"
 """User attributes of a trial: which slot it fills, what its arms came to, a hash of all that."""
@@ -45,7 +45,7 @@ class Study:
         self._opened = open_storage(url, heartbeat)
         self.storage = optuna.storages.get_storage(self._opened)
         journal = url.startswith("journal:")
-        self.locks = Path(f"{url.removeprefix('journal:')}.locks") if journal else None
+        self.journal = Path(url.removeprefix("journal:")) if journal else None
         self._held: dict[int, FileLock] = {}
         with storage_errors():
             self.optuna = self._join()
@@ -190,19 +190,19 @@ class Study:
                     self._record(trial._trial_id)
 
         thread = threading.Thread(target=beat, daemon=True)
-        if self.locks is None:
+        if self.journal is None:
             thread.start()
         try:
             yield
         finally:
             stop.set()
-            if self.locks is None:
+            if self.journal is None:
                 thread.join()
             else:
                 self._unlock(trial.number)
 
     def _sign(self, trial_id: int, number: int) -> bool:
-        if self.locks is not None:
+        if self.journal is not None:
             return self._lock(number)
         try:
             self._record(trial_id)
@@ -216,9 +216,8 @@ class Study:
 
     def _lock(self, number: int) -> bool:
         """A journal has no heartbeat; the system gives up the locks of a dead process."""
-        assert self.locks is not None
-        self.locks.mkdir(parents=True, exist_ok=True)
-        lock = try_lock(self.locks / f"{quote(self.name, safe='')}-{number}")
+        assert self.journal is not None
+        lock = try_lock(journal_locks(self.journal) / f"{quote(self.name, safe='')}-{number}")
         if lock is not None:
             self._held[number] = lock
         return lock is not None
