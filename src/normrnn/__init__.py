@@ -3,9 +3,11 @@
 Names are imported when they are first used, so that ``normrnn --help`` needs no torch.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from normrnn.imports import after_import
 from normrnn.version import __version__
 
 if TYPE_CHECKING:
@@ -67,3 +69,15 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _allow_loading(_: Any) -> None:
+    """Import the layers, which lets ``torch.load`` read whole ones with ``weights_only=True``.
+
+    If ``normrnn.ops`` itself is what imports torch, importing the layers here would be a cycle.
+    """
+    if "normrnn.ops" not in sys.modules:
+        import_module("normrnn.nn")
+
+
+after_import("torch", _allow_loading)

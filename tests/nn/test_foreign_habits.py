@@ -36,14 +36,23 @@ class TestWholeModules:
         torch.testing.assert_close(loaded(x), layer(x), rtol=0, atol=0)
         loaded.train()(x)[0].sum().backward()
 
-    def test_in_a_process_that_only_imports_it(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "imports",
+        [
+            "import torch, normrnn",
+            "import normrnn, importlib.util; importlib.util.find_spec('torch'); import torch",
+        ],
+    )
+    def test_in_a_process_that_only_imports_it(self, imports: str, tmp_path: Path) -> None:
         file = tmp_path / "layer.pt"
         torch.save(normrnn.LSTM(3, 2), file)
-        code = "import sys, torch, normrnn.nn; print(torch.load(sys.argv[1], weights_only=True))"
+        load = "print(*(torch.load(sys.argv[1], weights_only=w).norm for w in (True, False)))"
         done = subprocess.run(
-            [sys.executable, "-c", code, str(file)], capture_output=True, text=True
+            [sys.executable, "-c", f"import sys; {imports}; {load}", str(file)],
+            capture_output=True,
+            text=True,
         )
-        assert "norm='sequence'" in done.stdout, done.stderr
+        assert done.stdout.split() == ["sequence", "sequence"], done.stderr
 
 
 class TestForgetBias:

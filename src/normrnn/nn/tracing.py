@@ -1,16 +1,14 @@
 """Our layers before torch's tracers: what each is shown, or told instead."""
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from functools import partial
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
+
+from normrnn.imports import after_import
 
 _COMPILER = "torch._dynamo.variables.builder"
 
@@ -112,34 +110,7 @@ def allow(layers: type[nn.Module]) -> None:
     are one operator. It has to be told that when it is imported, which takes seconds that most
     programs never need.
     """
-    loaded: Any = getattr(vars(torch).get("_dynamo"), "variables", None)
-    if hasattr(loaded, "builder"):
-        _allow(loaded.builder, layers)
-    else:
-        sys.meta_path.insert(0, _Awaiting(layers))
-
-
-class _Awaiting(MetaPathFinder):
-    """Looks on as modules are found; the compiler's, once executed, is told."""
-
-    def __init__(self, layers: type[nn.Module]):
-        self.layers = layers
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
-        if fullname != _COMPILER:
-            return None
-        sys.meta_path.remove(self)
-        spec: Any = importlib.util.find_spec(fullname)
-        execute = getattr(getattr(spec, "loader", None), "exec_module", None)
-        if execute is None:
-            return None
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            _allow(module, self.layers)
-
-        spec.loader.exec_module = exec_module
-        return spec
+    after_import(_COMPILER, lambda builder: _allow(builder, layers))
 
 
 def _allow(builder: Any, layers: type[nn.Module]) -> None:
