@@ -26,10 +26,20 @@ if TYPE_CHECKING:
     from normrnn.nn import fold as fold
     from normrnn.nn import initialise as initialise
     from normrnn.nn import recalibrate as recalibrate
+    from normrnn.nn import replace as replace
+    from normrnn.nn import replacing as replacing
     from normrnn.runs.load import load as load
 
 _LAYERS = ["GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNCell"]
-_TOOLS = ["batch_statistics", "convert", "fold", "initialise", "recalibrate"]
+_TOOLS = [
+    "batch_statistics",
+    "convert",
+    "fold",
+    "initialise",
+    "recalibrate",
+    "replace",
+    "replacing",
+]
 _HOMES = {
     **dict.fromkeys(_LAYERS + _TOOLS, "normrnn.nn"),
     "Stream": "normrnn.deploy.stream",
@@ -55,6 +65,8 @@ __all__ = [
     "initialise",
     "load",
     "recalibrate",
+    "replace",
+    "replacing",
     "report",
 ]
 

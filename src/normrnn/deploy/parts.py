@@ -127,7 +127,7 @@ class Recurrent:
         """Arguments of the torch.nn layer."""
         layer = self.layer
         names = "input_size", "hidden_size", "num_layers", "batch_first", "bidirectional"
-        more = {"nonlinearity": layer.nonlinearity} if isinstance(layer, nn.RNN) else {}
+        more = {"nonlinearity": layer.nonlinearity} if layer.mode.startswith("RNN") else {}
         return {name: getattr(layer, name) for name in names} | more
 
     @property

@@ -7,6 +7,7 @@ from normrnn.nn.batch import Normaliser
 from normrnn.nn.cells import GRUCell, LSTMCell, RNNCell
 from normrnn.nn.initial import initialise
 from normrnn.nn.layers import GRU, LSTM, RNN
+from normrnn.nn.replacement import replace, replacing
 from normrnn.nn.tools import batch_statistics, convert, fold, recalibrate
 from normrnn.ops.statistics import Pool
 
@@ -23,6 +24,8 @@ __all__ = [
     "fold",
     "initialise",
     "recalibrate",
+    "replace",
+    "replacing",
 ]
 
 _rows = [norms.of(name) for name in norms.names()]

@@ -186,14 +186,12 @@ class Normaliser(StatisticalNorm):
             tracked.copy_(torch.where(enough.view_as(tracked), population.batches, tracked))
 
     @torch.no_grad()
-    def start_neutral(self, bias: Tensor) -> None:
-        """γ, β and statistics such that the eval output is W_x x + b (shared statistics only)."""
+    def start_neutral(self) -> None:
+        """γ and statistics such that the eval output is W_x x + β (shared statistics only)."""
         assert self.weight is not None
-        assert self.bias is not None
         assert self.running_var is not None
-        self.reset_parameters()
+        self.reset_running_stats()
         self.weight.fill_(1)
-        self.bias.copy_(bias)
         self.running_var.fill_(1 - self.eps)
 
     @torch.no_grad()

@@ -12,6 +12,7 @@ from normrnn.nn.normaliser import GateNorm
 
 Init = Callable[[Tensor], Any]
 _RECURRENT = nn.RNNBase | nn.RNNCellBase
+_LSTMS = nn.LSTM, nn.LSTMCell
 _READS = 15
 """As often torch iterates at first where it approximates a spectral norm."""
 
@@ -63,7 +64,7 @@ def initialise(
 
 
 def _is_lstm(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.LSTM | nn.LSTMCell)
+    return isinstance(layer, _LSTMS)
 
 
 def _names(module: nn.Module) -> list[str]:

@@ -18,6 +18,12 @@ from normrnn.ops.fold import Weights
 
 PEEPHOLES = {None: "", "output": "o", "all": "ifo"}
 
+TORCH_MODULE = nn.RNN.__module__
+"""Bound here, since programs replace ``torch.nn.LSTM`` and its like by ours."""
+
+_INITS: dict[Any, Any] = {kind: kind.__init__ for kind in (nn.RNN, nn.LSTM, nn.GRU)}
+"""Torch's own, which :func:`normrnn.replacing` replaces for a while."""
+
 TORCHS = "input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional"
 """What a layer that takes another's place has from that."""
 
@@ -83,7 +89,7 @@ class Parameters(Hinting, nn.RNNBase):
                 self.register_parameter(f"{name}_{suffix}", vector)
                 self._draw(vector)
         self.forget_bias = forget_bias
-        self._open_forget_gates()
+        self.open_forget_gates()
 
     @property
     def directions(self) -> int:
@@ -103,10 +109,10 @@ class Parameters(Hinting, nn.RNNBase):
                 self._draw(parameter)
         for normaliser in normalisers:
             normaliser.reset_parameters()
-        self._open_forget_gates()
+        self.open_forget_gates()
 
     @torch.no_grad()
-    def _open_forget_gates(self) -> None:
+    def open_forget_gates(self) -> None:
         """The bias of the forget gates, the second of four, where one was asked for."""
         if self.forget_bias is None:
             return
@@ -254,7 +260,7 @@ class Parameters(Hinting, nn.RNNBase):
         normalisers = self.normalisers()
         more: dict[str, Any] = {"norm": None} if keep else {}
         more |= {"peephole": self.peephole} if self.peephole is not None else {}
-        kind = self._kind("normrnn.nn.layers" if keep else nn.RNN.__module__)
+        kind = self._kind("normrnn.nn.layers" if keep else TORCH_MODULE)
         new = remade(self, kind, bias=self.bias or bool(normalisers), **more)
         peepholes = [name for name, _ in new.named_parameters() if name.startswith("weight_c")]
         own = [] if normalisers else new._all_weights
@@ -280,12 +286,15 @@ class Parameters(Hinting, nn.RNNBase):
 
     @torch.no_grad()
     def take_weights(self, plain: nn.RNNBase) -> None:
-        """The weights of a plain torch layer, and normalisers that leave its function alone."""
-        for suffix, normaliser in zip(self._suffixes, self.normalisers(), strict=True):
-            assert isinstance(normaliser, Normaliser)
-            for name in ("weight_ih", "weight_hh", *(["weight_hr"] if plain.proj_size else [])):
-                value = getattr(plain, f"{name}_{suffix}")
-                getattr(self, f"{name}_{suffix}").copy_(value).requires_grad_(value.requires_grad)
+        """Copy the weights of a plain layer, and which are trained; β is the sum of its biases."""
+        for suffix, names in zip(self._suffixes, plain._all_weights, strict=True):
+            for name in names:
+                if name in self._parameters:
+                    value = getattr(plain, name)
+                    getattr(self, name).copy_(value).requires_grad_(value.requires_grad)
+            normaliser = getattr(self, f"norm_{suffix}", None)
+            if normaliser is None:
+                continue
             if plain.bias:
                 b_ih, b_hh = (getattr(plain, f"{name}_{suffix}") for name in ("bias_ih", "bias_hh"))
                 trained = b_ih.requires_grad or b_hh.requires_grad
@@ -296,11 +305,17 @@ class Parameters(Hinting, nn.RNNBase):
             if bias_hn is not None:
                 bias_hn.copy_(b_hh[-self.hidden_size :]).requires_grad_(trained)
                 b_hh = torch.cat([b_hh[: -self.hidden_size], torch.zeros_like(bias_hn)])
-            normaliser.start_neutral(b_ih + b_hh)
+            if normaliser.bias is not None:
+                normaliser.bias.copy_(b_ih + b_hh).requires_grad_(trained)
+
+    @torch.no_grad()
+    def start_neutral(self) -> None:
+        """Make normalisers that leave the function of the weights alone, and train with them."""
+        for suffix, normaliser in zip(self._suffixes, self.normalisers(), strict=True):
+            assert isinstance(normaliser, Normaliser)
             assert normaliser.weight is not None
-            assert normaliser.bias is not None
+            normaliser.start_neutral()
             normaliser.weight.requires_grad_(getattr(self, f"weight_ih_{suffix}").requires_grad)
-            normaliser.bias.requires_grad_(trained)
 
 
 def remade(layer: nn.RNNBase, kind: Any, bias: bool, **options: Any) -> Any:
@@ -310,10 +325,11 @@ def remade(layer: nn.RNNBase, kind: Any, bias: bool, **options: Any) -> Any:
         own = "weight_drop", "dropout_kind", "zoneout"
         options = {name: getattr(layer, name) for name in own} | options
     options |= {name: getattr(layer, name) for name in TORCHS}
-    options |= {"nonlinearity": layer.nonlinearity} if isinstance(layer, nn.RNN) else {}
+    options |= {"nonlinearity": layer.nonlinearity} if layer.mode.startswith("RNN") else {}
     options |= {"proj_size": layer.proj_size} if layer.proj_size else {}
     like: Any = layer.weight_hh_l0
-    new = kind(**options, bias=bias, device=like.device, dtype=like.dtype)
+    new = kind.__new__(kind)
+    _INITS.get(kind, kind.__init__)(new, **options, bias=bias, device=like.device, dtype=like.dtype)
     return new.train(layer.training)
 
 

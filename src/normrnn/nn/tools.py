@@ -19,7 +19,7 @@ from normrnn.nn.parameters import TORCHS, remade
 from normrnn.nn.statistical import StatisticalNorm, by_batch, collecting
 from normrnn.nn.ties import Tie, keep, ties
 
-_OURS: dict[type[nn.RNNBase], type[Normalised]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
+OURS: dict[type[nn.RNNBase], type[Normalised]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
 
 
 class NothingFinite(ValueError):  # noqa: N818  what was found
@@ -154,13 +154,13 @@ def _replace(
     return done[module]
 
 
-def _copied(
+def copied(
     model: nn.Module, change: Callable[[nn.Module], nn.Module | None]
 ) -> tuple[nn.Module, list[Tie]]:
     """A copy in which ``change`` has replaced modules, and the ties of weights that are lost."""
-    copied = copy.deepcopy(model)
-    tied, done = ties(copied), dict[nn.Module, nn.Module]()
-    new = _replace(copied, change, done)
+    own = copy.deepcopy(model)
+    tied, done = ties(own), dict[nn.Module, nn.Module]()
+    new = _replace(own, change, done)
     return new, keep(tied, done)
 
 
@@ -207,8 +207,8 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
             new.lengths_seen, new.resets_seen = module.lengths_seen, module.resets_seen
         return new
 
-    copied, _ = _copied(model, change)  # W_x that were one have each its own statistics in them now
-    return fold_before(copied) if before else copied
+    new, _ = copied(model, change)  # W_x that were one have each its own statistics in them now
+    return fold_before(new) if before else new
 
 
 def _beyond_torch(module: Normalised) -> str:
@@ -256,8 +256,7 @@ def convert(
     for name, value in (("peephole", None), ("bias", True)):
         if options.get(name, value) is not value:
             raise ValueError(f"convert keeps the function, got {name}={options[name]!r}")
-    if same := options.keys() & {*TORCHS, "nonlinearity", "proj_size"}:
-        raise ValueError(f"convert keeps the layers' own {min(same)}: change it in the model")
+    check_options(options, "convert")
     if any(options.get("zoneout", ())):
         raise ValueError(f"convert keeps the function, got zoneout={options['zoneout']}")
     if options.get("affine") is False or options.get("track_running_stats") is False:
@@ -271,8 +270,8 @@ def convert(
         made.extend([] if new is None else [new])
         return new
 
-    converted, lost = _copied(model, change)
-    _check_ties(lost)
+    converted, lost = copied(model, change)
+    check_ties(lost, "convert")
     normalisers = [  # not those there before
         n for layer in made for n in layer.normalisers() if isinstance(n, Normaliser)
     ]
@@ -290,15 +289,21 @@ def convert(
     return converted
 
 
-def _check_ties(lost: Iterable[Tie]) -> None:
+def check_options(options: Iterable[str], tool: str) -> None:
+    """ValueError for options that the layers have already."""
+    if same := {*options} & {*TORCHS, "nonlinearity", "proj_size"}:
+        raise ValueError(f"{tool} keeps the layers' own {min(same)}: change it in the model")
+
+
+def check_ties(lost: Iterable[Tie], tool: str) -> None:
     """ValueError for biases that several layers share; a layer's own two are one β."""
     for tie in lost:
         merged = {(place.module, place.name.partition("_l")[2]) for place in tie}
         if len(merged) > 1 or tie[0].module.mode == "GRU":  # whose bias_hh is not all in β
             first, second = tie[0].full, tie[1].full
             raise ValueError(
-                f"{first} and {second} are one parameter, and convert cannot keep that: each "
-                "layer's β has the mean of its own inputs in it; give each a bias of its own first"
+                f"{first} and {second} are one parameter, and {tool} cannot keep that: each "
+                "layer gets a β of its own; give each a bias of its own first"
             )
 
 
@@ -314,18 +319,31 @@ def _convertible() -> list[str]:
 
 def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> Normalised | None:
     """Our layer with torch's weights and a normaliser that does nothing yet."""
+    ours = our_layer(module)
+    if ours is None:
+        return None
+    new = remade(module, ours, norm=norm, **{"bias": True, **options})  # type: ignore[arg-type]
+    new.take_weights(module)
+    new.start_neutral()
+    return new
+
+
+def our_layer(module: nn.Module) -> type[Normalised] | None:
+    """The class that takes the place of a plain recurrent layer; None for other modules.
+
+    ValueError for subclasses of torch's layers, which may do something else.
+    """
     if not isinstance(module, nn.RNNBase):
         return None
-    ours: Any = _OURS.get(type(module))
+    ours: Any = OURS.get(type(module))
     if isinstance(module, Normalised):
         if module.norm is not None or module.peephole or any(module.zoneout):
             return None
-        ours = type(module) if type(module) in _OURS.values() else None
+        ours = type(module) if type(module) in OURS.values() else None
     if ours is None:
         raise ValueError(
             f"{type(module).__name__} is made from torch's layers and may add something to"
-            " them: convert takes nn.RNN, nn.LSTM and nn.GRU themselves, not parametrized"
+            " them: only nn.RNN, nn.LSTM and nn.GRU themselves, not parametrized, can be"
+            " replaced by ours"
         )
-    new = remade(module, ours, norm=norm, **{"bias": True, **options})
-    new.take_weights(module)
-    return new
+    return ours

@@ -1,0 +1,180 @@
+"""Our layers in the place of torch's, by torch's own name, by ``replace`` and ``replacing``."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import GRU, LSTM, RNN  # as libraries bind them
+
+import normrnn
+from tests.helpers import NORMS
+
+KINDS = {"RNN": (RNN, normrnn.RNN), "LSTM": (LSTM, normrnn.LSTM), "GRU": (GRU, normrnn.GRU)}
+
+
+@pytest.fixture
+def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's names hold our layers, as programs do it by hand."""
+    for name, (_, ours) in KINDS.items():
+        monkeypatch.setattr(torch.nn, name, ours)
+
+
+@pytest.mark.usefixtures("by_name")
+class TestTorchsNamesReplaced:
+    @pytest.mark.parametrize("name", KINDS)
+    def test_fold(self, name: str) -> None:
+        layer = getattr(nn, name)(3, 4, 2, norm="frame", bidirectional=True)
+        layer(torch.randn(5, 6, 3))
+        plain, x = layer.eval().fold(), torch.randn(5, 6, 3)
+        assert type(plain) is KINDS[name][0]
+        torch.testing.assert_close(plain(x)[0], layer(x)[0])
+
+    def test_convert_keeps_relu(self) -> None:
+        x = torch.randn(20, 6, 3)
+        for plain in (RNN(3, 4, nonlinearity="relu"), nn.RNN(3, 4, nonlinearity="relu", norm=None)):
+            new = normrnn.convert(plain, batches=[x]).eval()
+            torch.testing.assert_close(new(x)[0], plain(x)[0], rtol=1e-4, atol=1e-5)
+
+    def test_initialise_opens_forget_gates_of_torchs_layer(self) -> None:
+        layer = normrnn.initialise(LSTM(3, 2), forget_bias=1.0)
+        assert layer.bias_ih_l0.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
+
+    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+    def test_script(self) -> None:
+        layer, x = nn.LSTM(3, 4, norm=None), torch.randn(5, 6, 3)
+        torch.testing.assert_close(torch.jit.script(layer)(x)[0], layer(x)[0])
+
+    def test_export_of_tensors(self, tmp_path: Any) -> None:
+        layer = nn.RNN(3, 4, nonlinearity="relu")
+        layer(torch.randn(5, 6, 3))
+        normrnn.export(layer.eval(), tmp_path / "layer.pt", format="torch")
+        saved = torch.load(tmp_path / "layer.pt", weights_only=True)
+        (module,) = saved["modules"].values()
+        assert module["options"]["nonlinearity"] == "relu"
+
+
+class Tagger(nn.Module):
+    """As in a library: a recurrent layer, one used twice, and weights that are tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = LSTM(3, 4, 2, dropout=0.1, bidirectional=True)
+        self.second = self.first
+        self.left, self.right = GRU(8, 4, batch_first=True), GRU(8, 4, batch_first=True)
+        self.right.weight_hh_l0 = self.left.weight_hh_l0
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)[0]
+        return self.head(torch.cat([self.left(x)[0], self.right(x)[0]], -1))
+
+
+class TestReplace:
+    @pytest.mark.parametrize("norm", NORMS)
+    @pytest.mark.parametrize("name", KINDS)
+    def test_keeps_weights_under_every_norm(self, name: str, norm: str) -> None:
+        theirs, ours = KINDS[name]
+        plain = theirs(3, 4, 2, bidirectional=True, batch_first=True).eval()
+        plain.weight_hh_l1.requires_grad_(False)
+        new: Any = normrnn.replace(plain, **NORMS[norm])
+        assert type(new) is ours
+        assert new.batch_first
+        assert not new.training
+        shared = dict(plain.named_parameters())
+        for key, value in new.named_parameters(recurse=False):
+            if key.startswith("weight"):
+                assert torch.equal(value, shared[key])
+                assert value.requires_grad == (key != "weight_hh_l1")
+        if new.norm is None:
+            x = torch.randn(5, 6, 3)
+            torch.testing.assert_close(new(x)[0], plain(x)[0])
+        else:
+            both = plain.bias_ih_l0 + plain.bias_hh_l0
+            kept = 8 if name == "GRU" else None  # the rest of a GRU's is inside r ⊙ (…)
+            torch.testing.assert_close(new.norm_l0.bias[:kept], both[:kept])
+
+    def test_a_model(self) -> None:
+        model = Tagger()
+        new: Any = normrnn.replace(model, "sequence", momentum=0.3)
+        assert type(model.first) is LSTM
+        assert new.first is new.second
+        assert type(new.first) is normrnn.LSTM
+        assert new.first.norm_l1_reverse.momentum == 0.3
+        assert new.left.weight_hh_l0 is new.right.weight_hh_l0
+        assert torch.equal(new.left.weight_hh_l0, model.left.weight_hh_l0)
+        assert new.left.weight_hh_l0 is not model.left.weight_hh_l0
+        new(torch.randn(5, 6, 3)).sum().backward()
+
+    def test_forget_bias_and_no_bias(self) -> None:
+        layer = LSTM(3, 2)
+        new: Any = normrnn.replace(layer, "layer", forget_bias=1.0)
+        assert new.norm_l0.bias[2:4].tolist() == [1, 1]
+        torch.testing.assert_close(new.norm_l0.bias[:2], (layer.bias_ih_l0 + layer.bias_hh_l0)[:2])
+        without: Any = normrnn.replace(GRU(3, 2, bias=False), "frame")
+        assert without.norm_l0.bias is None
+
+    def test_refused(self) -> None:
+        class Own(LSTM):
+            pass
+
+        with pytest.raises(ValueError, match="no torch.nn.RNN"):
+            normrnn.replace(nn.Linear(3, 3), "layer")
+        with pytest.raises(ValueError, match="Own"):
+            normrnn.replace(nn.Sequential(Own(3, 2)), "layer")
+        with pytest.raises(ValueError, match="hidden_size"):
+            normrnn.replace(LSTM(3, 2), "layer", hidden_size=3)
+        with pytest.raises(ValueError, match="'batch'"):
+            normrnn.replace(LSTM(3, 2), "batch")  # type: ignore[arg-type]
+        model = nn.ModuleList([LSTM(3, 2), LSTM(3, 2)])
+        model[1].bias_ih_l0 = model[0].bias_ih_l0  # type: ignore[union-attr]
+        with pytest.raises(ValueError, match="0.bias_ih_l0 and 1.bias_ih_l0"):
+            normrnn.replace(model, "layer")
+
+
+class TestReplacing:
+    def test_inside_and_not_outside(self) -> None:
+        with normrnn.replacing("layer", cell_norm=None, eps=1e-3) as made:
+            model: Any = Tagger()
+            relu: Any = RNN(3, 4, 1, "relu")
+        assert [type(layer).__name__ for layer in made] == ["LSTM", "GRU", "GRU", "RNN"]
+        assert made[0] is model.first
+        assert relu.nonlinearity == "relu"
+        for layer in (model.first, model.left, relu):
+            assert isinstance(layer, normrnn.nn.base.Normalised)
+            assert layer.norm == "layer"
+            assert layer.norm_l0.eps == 1e-3
+        assert type(Tagger().first) is LSTM
+        model(torch.randn(5, 6, 3)).sum().backward()
+
+    def test_what_stays_torchs(self) -> None:
+        class Own(LSTM):
+            pass
+
+        outside = LSTM(3, 4)
+        normalised = normrnn.LSTM(3, 4)
+        normalised(torch.randn(5, 6, 3))
+        with normrnn.replacing("layer"):
+            assert type(Own(3, 4)) is Own
+            assert type(normrnn.LSTM(3, 4, norm="frame")) is normrnn.LSTM
+            assert type(normalised.eval().fold()) is LSTM
+            assert isinstance(LSTM(3, 4), nn.LSTM)
+            found: list[Any] = []
+            other = threading.Thread(target=lambda: found.append(LSTM(3, 4)))
+            other.start()
+            other.join()
+            assert type(found[0]) is LSTM
+            assert type(outside) is LSTM
+
+    def test_nested_and_after_an_error(self) -> None:
+        with pytest.raises(ZeroDivisionError), normrnn.replacing("layer"):
+            with normrnn.replacing(None):
+                assert GRU(3, 4).norm is None  # type: ignore[attr-defined]
+            assert GRU(3, 4).norm == "layer"  # type: ignore[attr-defined]
+            _ = 1 / 0
+        assert type(GRU(3, 4)) is GRU
+
+    def test_a_warning_if_nothing_was_built(self) -> None:
+        with pytest.warns(UserWarning, match="LSTM"), normrnn.replacing("layer"):
+            nn.Linear(3, 3)
