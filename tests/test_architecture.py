@@ -217,6 +217,8 @@ def test_public_names_are_pinned() -> None:
         "fold",
         "initialise",
         "recalibrate",
+        "replace",
+        "replacing",
     ]
     with pytest.raises(AttributeError, match="no attribute 'Lstm'"):
         normrnn.Lstm  # noqa: B018

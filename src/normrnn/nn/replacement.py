@@ -131,8 +131,9 @@ def _init(kind: type[nn.RNNBase], ours: type[Normalised]) -> Callable[..., None]
             init(self, *args, **kwargs)
             return
         options, made = current
-        self.__class__ = ours
-        self.__init__(*args, **{**kwargs, **options})
-        made.append(self)
+        new: Any = self
+        new.__class__ = ours
+        new.__init__(*args, **{**kwargs, **options})
+        made.append(new)
 
     return replaced
