@@ -1,13 +1,13 @@
 """The card of a run, an export or a single file; nothing in a file is run to find it."""
 
+import io
 import json
 import os
 import zipfile
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import IO
 
 from normrnn.deploy.card import of_run
 from normrnn.deploy.export import CARD
@@ -16,11 +16,15 @@ from normrnn.errors import UserError, printable
 from normrnn.files import open_regular
 from normrnn.runs.names import CONFIG
 from normrnn.runs.store import RunDirectory
+from normrnn.runs.torchfile import TorchFileError, load_torch_file
 
 _HEADER = 100_000_000
 """Bytes of a safetensors header at most: the format's own limit."""
 _CARD = 10_000_000
 """Bytes of a card at most."""
+_METADATA_PROPS = 14
+"""The field of ONNX's ModelProto that holds metadata."""
+_MOST_FIELDS = 100_000
 
 
 def info(path: Path) -> str:
@@ -56,13 +60,11 @@ def _text(path: Path) -> str:
 def _of_torch(path: Path) -> str:
     with open_regular(path) as file:
         try:
-            _not_compressed(file)
-            saved = torch.load(file, weights_only=True, map_location="meta")
-        # torch.load raises whatever its unpickler meets; any of it means the same to the user.
-        except Exception as error:
+            saved = load_torch_file(file, device="meta")
+        except TorchFileError as error:
             raise UserError(
-                f"{path} cannot be read: no file of tensors and plain values"
-                f" ({type(error).__name__}); nothing in it was run"
+                f"{path} cannot be read: not a file of tensors and plain values ({error});"
+                " nothing in it was run"
             ) from None
     kind = saved.get("format") if isinstance(saved, dict) else None
     if kind == FORMAT and isinstance(saved.get("card"), str):
@@ -70,14 +72,6 @@ def _of_torch(path: Path) -> str:
     if isinstance(kind, str) and kind.startswith("normrnn checkpoint"):
         return _of_file_in_run(path, "a checkpoint: everything needed to go on with a run")
     raise UserError(f"{path} is no export of normrnn")
-
-
-def _not_compressed(file: BufferedReader) -> None:
-    """ValueError if a file of torch would grow on being read: torch compresses nothing."""
-    with zipfile.ZipFile(file) as archive:
-        if sum(entry.file_size for entry in archive.infolist()) > os.fstat(file.fileno()).st_size:
-            raise ValueError("compressed")
-    file.seek(0)
 
 
 def _of_safetensors(path: Path) -> str:
@@ -99,19 +93,64 @@ def _of_safetensors(path: Path) -> str:
 
 
 def _of_onnx(path: Path) -> str:
-    from normrnn.extras import export_extra
-
-    onnx: Any = export_extra("onnx")
     with open_regular(path) as file:
-        content = file.read()
+        try:
+            card = _onnx_metadata(file).get(b"card", b"")
+        except ValueError:
+            raise UserError(f"{path} is damaged: not an ONNX file") from None
     try:
-        model = onnx.load_model_from_string(content)
-    except Exception as error:  # protobuf's, whose classes are nobody's to import
-        raise UserError(f"{path} is damaged: no ONNX file ({type(error).__name__})") from None
-    card = {entry.key: entry.value for entry in model.metadata_props}.get("card")
-    if not isinstance(card, str):  # protobuf has bytes for what is no UTF-8
+        text = card.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not text:
         raise UserError(f"{path} is an ONNX file, but no export of normrnn")
-    return card
+    return text
+
+
+def _onnx_metadata(file: BufferedReader) -> dict[bytes, bytes]:
+    """The metadata of an ONNX file, a protobuf message. The weights are skipped, not read."""
+    metadata: dict[bytes, bytes] = {}
+    size = os.fstat(file.fileno()).st_size
+    for _, content in _protobuf_fields(file, size, _METADATA_PROPS):
+        entry = dict(_protobuf_fields(io.BytesIO(content), len(content), 1, 2))
+        metadata[entry.get(1, b"")] = entry.get(2, b"")
+    return metadata
+
+
+def _protobuf_fields(file: IO[bytes], size: int, *wanted: int) -> Iterator[tuple[int, bytes]]:
+    """Number and bytes of the wanted fields of a message; ValueError if it is none."""
+    for _ in range(_MOST_FIELDS):
+        if file.tell() >= size:
+            return
+        tag = _varint(file)
+        field, kind = tag >> 3, tag & 7
+        if not field or kind not in (0, 1, 2, 5):
+            raise ValueError(f"field {field} of kind {kind}")
+        if kind == 0:
+            _varint(file)
+            continue
+        length = {1: 8, 5: 4}.get(kind) or _varint(file)
+        end = file.tell() + length
+        if end > size:
+            raise ValueError("a field larger than its message")
+        if kind == 2 and field in wanted:
+            if length > _CARD:
+                raise ValueError("metadata too large")
+            yield field, file.read(length)
+        file.seek(end)
+    raise ValueError("too many fields")
+
+
+def _varint(file: IO[bytes]) -> int:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = file.read(1)
+        if not byte:
+            break
+        value |= (byte[0] & 127) << shift
+        if byte[0] < 128:
+            return value
+    raise ValueError("no number")
 
 
 def _of_program(path: Path) -> str:

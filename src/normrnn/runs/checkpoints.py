@@ -10,7 +10,6 @@ import io
 import json
 import os
 import secrets
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from normrnn.errors import UserError, notice
 from normrnn.files import read_regular, write_whole
 from normrnn.runs.names import CHECKPOINT, PREVIOUS
 from normrnn.runs.note import START
+from normrnn.runs.torchfile import TorchFileError, load_torch_file
 from normrnn.seal import BLANK, is_sealed, not_verified, seal
 
 FORMAT = "normrnn checkpoint 2"
@@ -95,13 +95,10 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     sealed = is_sealed(content, path, max(content.rfind(START), 0))
-    if _grows(content):
-        raise UserError(f"{path} is damaged: it promises more than it holds")
     try:
-        payload = torch.load(io.BytesIO(content), weights_only=True)
-    # torch.load raises whatever its unpickler meets; any of it means the same to the user.
-    except Exception as error:
-        raise UserError(f"{path} cannot be read: no checkpoint ({type(error).__name__})") from None
+        payload = load_torch_file(io.BytesIO(content))
+    except TorchFileError as error:
+        raise UserError(f"{path} cannot be read: not a checkpoint ({error})") from None
     if not isinstance(payload, dict) or payload.get("format") not in (FORMAT, _UNSEALED):
         raise UserError(f"{path} is not a checkpoint of this program")
     if not sealed:
@@ -109,12 +106,3 @@ def _read(path: Path) -> dict[str, Any]:
             raise UserError(f"{path} is damaged: its checksum is missing")
         not_verified(path)
     return payload
-
-
-def _grows(content: bytes) -> bool:
-    """Whether a zip archive would be larger unpacked: torch packs nothing."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            return sum(entry.file_size for entry in archive.infolist()) > len(content)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
-        return False  # no archive: torch says so
