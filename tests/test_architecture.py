@@ -14,7 +14,7 @@ from normrnn.recipes import RECIPES
 
 PACKAGE = Path(normrnn.__file__).parent
 
-BASE = {"errors", "files", "imports", "locks", "norms", "seal", "version"}
+BASE = {"errors", "files", "imports", "locks", "norms", "seal", "terminal", "version"}
 """Single modules at the bottom, in no room."""
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -24,16 +24,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "locks": {"files"},
     "processes": {"files"},
     "files": {"errors"},
+    "terminal": {"errors"},
+    "console": {"errors", "terminal"},
     "seal": {"errors"},
     "extras": {"errors"},
     "crash": {"version"},
-    "cli": {"crash", "errors", "version"},
+    "cli": {"crash", "errors", "terminal", "version"},
     "__main__": {"cli"},
     "ops": set(),
     "nn": {"imports", "ops", "norms"},
     "config": {"errors", "norms"},
     "runs": {"config", "ops", *BASE},
-    "engine": {"runs", "config", "nn", "ops", "processes", *BASE},
+    "engine": {"runs", "config", "nn", "ops", "processes", "console", *BASE},
     "deploy": {"runs", "config", "nn", "ops", "extras", *BASE},
     "text": {"deploy", "engine", "runs", "config", "nn", "ops", *BASE},
     "speech": {"deploy", "engine", "runs", "config", "nn", "extras", "processes", *BASE},

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from normrnn.errors import UserError, printable
+from normrnn.errors import UserError
+from normrnn.terminal import escaping
 
 COMMANDS = {
     "train": "train a recipe, or go on with a run",
@@ -46,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     """The exit code; a user's mistake becomes one sentence instead of a stack trace."""
+    with escaping():
+        return _guarded(command, arguments)
+
+
+def _guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     try:
         code = command(arguments)
         sys.stdout.flush()
@@ -55,18 +61,18 @@ def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # as a shell has it: 128 + SIGPIPE
     except UserError as error:
-        print(f"normrnn: {printable(str(error))}", file=sys.stderr)
+        print(f"normrnn: {error}", file=sys.stderr)
         return error.code
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"normrnn: {printable(f'{where}{error.strerror or error}')}", file=sys.stderr)
+        print(f"normrnn: {where}{error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         from normrnn.crash import report
 
-        print(f"normrnn: {printable(report(error, arguments))}", file=sys.stderr)
+        print(f"normrnn: {report(error, arguments)}", file=sys.stderr)
         return 1
 
 

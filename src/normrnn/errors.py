@@ -1,7 +1,12 @@
 """The one exception for what a user can put right, and words that are no error."""
 
 import logging
+import re
 from functools import cache
+
+# Control characters but for newline and tab, what reverses the order of characters, other line
+# separators, and halves of characters.
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class UserError(Exception):
@@ -29,10 +34,9 @@ def notice(message: str) -> None:
 
 
 def printable(text: str) -> str:
-    r"""For a terminal: what stands in somebody's file, or names it, cannot steer it or be half a
-    character. Lines and tabs stay, the rest is shown as escapes.
+    r"""Escape the characters by which text could control a terminal; newlines and tabs stay.
 
     >>> printable("a\x1b[2Jb \ud800\n")
     'a\\x1b[2Jb \\ud800\n'
     """
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    return _STEERING.sub(lambda found: repr(found[0])[1:-1], text)

@@ -5,6 +5,7 @@ else's, and a link in it would have us overwrite what it points to.
 """
 
 import contextlib
+import errno
 import io
 import os
 import secrets
@@ -15,6 +16,32 @@ from pathlib import Path
 from typing import IO, Any
 
 from normrnn.errors import UsageError, UserError
+
+SETTINGS = 1 << 26
+"""Bytes that are read of a file of settings or results at most: config.json and its like."""
+ROWS = 1 << 30
+"""The same of files with a line for each row, utterance or trial."""
+_GROWTH = 100
+_SMALL = 1 << 24
+
+
+def largest_tensors() -> int:
+    """Bytes that are read of a file of tensors, or of a text, at most: half of the memory."""
+    return min(machine_memory() // 2, 1 << 40)
+
+
+def largest_unpacked(size: int) -> int:
+    """Bytes that a compressed file of `size` bytes may hold: labels and sound shrink to a tenth,
+    not to a hundredth, so what holds more was made to fill the memory."""
+    return _GROWTH * size + _SMALL
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine; very many where that is not known."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 62
 
 
 def expanded(path: str | Path) -> Path:
@@ -47,17 +74,21 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def read_regular(path: Path) -> bytes:
-    """All of a file; OSError for a pipe or a device, which may never end."""
+def read_regular(path: Path, limit: int = SETTINGS) -> bytes:
+    """Read a whole file; OSError for a pipe or a device, or a file of more than `limit` bytes."""
     with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            reason = f"it has {size:,} bytes, more than the {limit:,} that are read of such a file"
+            raise OSError(errno.EFBIG, reason, str(path))
         return file.read()
 
 
 def read_text(path: Path) -> str:
-    """All of a text file, without a mark of its byte order; OSError as above, UserError for bytes
-    that are no UTF-8."""
+    """Read a whole text file, without its byte order mark; OSError as above, UserError for bytes
+    that are not UTF-8."""
     try:
-        return read_regular(path).decode("utf-8-sig")
+        return read_regular(path, ROWS).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{path} is no UTF-8 text") from None
 

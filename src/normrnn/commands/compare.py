@@ -13,12 +13,12 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import arg
 
-from normrnn.commands.console import PlainConsole
 from normrnn.commands.jobs import Job, Jobs, plan
 from normrnn.commands.options import parse, split_recipe
 from normrnn.commands.tuning import Tuning, tuned, tuning
 from normrnn.config.base import Config, check_norm
 from normrnn.config.jsonio import to_dict
+from normrnn.console import PlainConsole
 from normrnn.errors import UsageError
 from normrnn.files import refuse_stream
 from normrnn.processes import usable_cores

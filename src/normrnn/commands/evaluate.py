@@ -5,8 +5,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from normrnn.commands.console import PlainConsole
 from normrnn.commands.options import parse
+from normrnn.console import PlainConsole
 
 
 def run(arguments: list[str]) -> int:

@@ -5,6 +5,7 @@ import functools
 import io
 import os
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import tyro
 from normrnn.config.base import Config
 from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, recipe, summary
+from normrnn.terminal import below
 
 T = TypeVar("T")
 _PLAIN = {
@@ -44,6 +46,8 @@ def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
     spoken = io.StringIO()
     with contextlib.ExitStack() as quiet:
         quiet.enter_context(contextlib.redirect_stderr(spoken))
+        # tyro colours its help.
+        quiet.enter_context(contextlib.redirect_stdout(below(sys.stdout)))
 
         @functools.wraps(function)
         def understood(*args: Any, **kwargs: Any) -> T:

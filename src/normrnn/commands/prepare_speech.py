@@ -157,13 +157,14 @@ def _progress() -> Iterator["Report"]:
     if not sys.stderr.isatty():
         yield _plain()
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 
+    from normrnn.console import PlainConsole
+
     skipped = TextColumn("{task.fields[skipped]} skipped")
     columns = (BarColumn(bar_width=24), MofNCompleteColumn(), skipped, Remaining())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=PlainConsole(stderr=True)) as bar:
         task = bar.add_task("", total=None, skipped=0)
         yield lambda done, total, skipped: bar.update(
             task, completed=done, total=total, skipped=skipped

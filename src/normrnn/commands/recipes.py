@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from normrnn.commands.console import PlainConsole
+from normrnn.console import PlainConsole
 from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, summary
 

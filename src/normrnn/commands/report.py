@@ -8,7 +8,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse
-from normrnn.errors import UsageError, UserError, notice, printable
+from normrnn.errors import UsageError, UserError, notice
 
 
 def run(arguments: list[str]) -> int:
@@ -58,7 +58,7 @@ def _report(
         if one.problem:
             notice(f"{one.path} {one.problem}")
     if markdown:  # before what needs matplotlib
-        print(printable(page.markdown(runs, studies, target)), end="")
+        print(page.markdown(runs, studies, target), end="")
     write_report(runs, out, studies=studies, target=target)
     if png is not None:
         for path in write_pictures(runs, png, studies):

@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import arg
 
-from normrnn.commands.console import PlainConsole
 from normrnn.commands.options import parse, split_recipe
 from normrnn.config.base import Config, check_norm
+from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError
 from normrnn.files import refuse_stream, resolved
 from normrnn.processes import Child, ended_politely, stop

@@ -5,7 +5,6 @@ Every class is frozen and flat, every field has a name that appears on the comma
 run directories stay readable.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
@@ -49,6 +48,7 @@ def deciding_statistics(norm: norms.Norm, *strengths: Any) -> Literal["running",
 
 
 _LARGEST = 2**31 - 1
+_LARGEST_FLOAT = 1e38  # of float32, and a range of twice as much fits too
 MEASURED = ("data_sha256", "text.", "evaluation.tokens")
 """How fields begin that say what a loss is a loss of: runs that differ in one are compared in
 nothing, and none is tuned."""
@@ -199,8 +199,8 @@ class Config:
     def __post_init__(self) -> None:
         check_norm(self.norm, "norm")
         for name, value in flat(to_dict(self)).items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise UsageError(f"{name} must be a finite number, not {value}")
+            if isinstance(value, float) and not abs(value) <= _LARGEST_FLOAT:
+                raise UsageError(f"{name} must be a finite number up to 1e38, not {value}")
             if isinstance(value, int) and name != "seed" and value > _LARGEST:
                 raise UsageError(f"{name} must be at most {_LARGEST:,}, not {value:,}")
         if not 0 <= self.seed < 2**32:

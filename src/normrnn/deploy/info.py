@@ -12,7 +12,7 @@ from typing import IO
 from normrnn.deploy.card import of_run
 from normrnn.deploy.export import CARD
 from normrnn.deploy.tensors import FORMAT
-from normrnn.errors import UserError, printable
+from normrnn.errors import UserError
 from normrnn.files import open_regular
 from normrnn.runs.names import CONFIG
 from normrnn.runs.store import RunDirectory
@@ -28,18 +28,18 @@ _MOST_FIELDS = 100_000
 
 
 def info(path: Path) -> str:
-    """Markdown, fit for a terminal; UserError for what none of us wrote."""
+    """Markdown; UserError for what none of us wrote."""
     if not path.exists():
         raise UserError(f"{path} does not exist")
     if path.is_dir():
-        return printable(_of_directory(path))
+        return _of_directory(path)
     read = {".pt": _of_torch, ".safetensors": _of_safetensors, ".onnx": _of_onnx}
     read |= {".pt2": _of_program, ".md": _text}
     if path.suffix not in read:
         kinds = ", ".join(read)
         raise UserError(f"{path} is neither a run nor an export: exports end in {kinds}")
     try:
-        return printable(read[path.suffix](path))
+        return read[path.suffix](path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
 

@@ -120,12 +120,15 @@ class LiveDisplay(_Display):
     def __init__(self, epochs: int, measure: Measure) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+        from normrnn.console import PlainConsole
+
         super().__init__(epochs, measure)
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),
+            console=PlainConsole(),
         )
         self.task = self.bar.add_task("", total=None, state="", visible=False)
         self.drawn = 0.0
@@ -158,7 +161,7 @@ class LiveDisplay(_Display):
     def row(self, row: dict[str, Any]) -> None:
         """Validations stay on the screen; train rows are what the bar shows anyway."""
         if row["split"] != "train":
-            self.bar.console.print(describe(row, self.epochs, self.measure), highlight=False)
+            self.bar.console.print(describe(row, self.epochs, self.measure))
 
 
 def describe(row: dict[str, Any], epochs: int, measure: Measure) -> str:

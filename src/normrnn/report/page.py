@@ -230,8 +230,8 @@ def _section(group: Group, anchor: str, target: float | None) -> str:
 
 _HEAVY = re.compile(
     r"One seed|No saving( seen)?|[Nn]o (difference seen|saving can be seen)|diverged"
-    r"|(at least )?[\d.]+% (fewer|more) updates"
-    r"|[\d.]+% (less|more) time|\b(better|worse)(?=:)"
+    r"|(at least )?(?<![\d.])[\d.]+% (fewer|more) updates"
+    r"|(?<![\d.])[\d.]+% (less|more) time|\b(better|worse)(?=:)"
 )
 
 

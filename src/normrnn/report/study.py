@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.errors import UserError, notice
-from normrnn.files import read_regular, resolved, write_whole
+from normrnn.files import ROWS, read_regular, resolved, write_whole
 from normrnn.recipes.paper import PAPER, Paper
 from normrnn.report.pictures import can_draw, save
 from normrnn.report.runs import inside
@@ -118,7 +118,7 @@ def find_studies(paths: Sequence[Path]) -> tuple[list[RecordedStudy], list[Path]
 def _content(path: Path) -> tuple[bytes, str, bool]:
     """A file, what is wrong with it, and whether a checksum vouches for it."""
     try:
-        content = read_regular(path)
+        content = read_regular(path, ROWS)
         return content, "", is_sealed(content, path)
     except OSError as error:
         return b"", f"cannot be read: {error.strerror}", True

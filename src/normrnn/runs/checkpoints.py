@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from normrnn.errors import UserError, notice
-from normrnn.files import read_regular, write_whole
+from normrnn.files import largest_tensors, read_regular, write_whole
 from normrnn.runs.names import CHECKPOINT, PREVIOUS
 from normrnn.runs.note import START
 from normrnn.runs.torchfile import TorchFileError, load_torch_file
@@ -91,7 +91,7 @@ class Checkpoints:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = read_regular(path)
+        content = read_regular(path, largest_tensors())
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     sealed = is_sealed(content, path, max(content.rfind(START), 0))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normrnn.errors import UsageError, UserError, notice
+from normrnn.files import machine_memory
 from normrnn.ops import kernel
 from normrnn.runs.machines import read_machines, write_machines
 from normrnn.runs.store import RunDirectory
@@ -94,7 +95,7 @@ def built(make: Callable[[], M]) -> M:
     tensors = [*model.parameters(), *model.buffers()]
     numbers = sum(tensor.numel() for tensor in tensors)
     need = 2 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    if need > (there := _memory()):
+    if need > (there := machine_memory()):
         raise UsageError(
             f"the network is too large: {numbers:,} numbers take {need / 2**30:,.0f} GB with their"
             f" gradients, and this machine has {there / 2**30:,.0f} GB"
@@ -112,14 +113,6 @@ class _Undrawn(TorchFunctionMode):
         if func in _DRAWS:
             return args[0] if args else given["tensor"]
         return func(*args, **given)
-
-
-def _memory() -> float:
-    """Bytes of the machine; unlimited where it does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return float("inf")
 
 
 def processor() -> str:

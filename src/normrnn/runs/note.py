@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from normrnn.config.jsonio import flat
 from normrnn.errors import UserError
-from normrnn.files import open_regular, read_regular
+from normrnn.files import largest_tensors, open_regular, read_regular
 from normrnn.runs.names import CHECKPOINT, CONFIG, METRICS
 from normrnn.seal import is_sealed
 
@@ -36,7 +36,7 @@ def read_note(folder: Path) -> dict[str, Any] | None:
 def trusted(folder: Path) -> bool:
     """Is the newest checkpoint what was written, its note included?"""
     try:
-        content = read_regular(folder / CHECKPOINT)
+        content = read_regular(folder / CHECKPOINT, largest_tensors())
         return is_sealed(content, folder / CHECKPOINT, max(content.rfind(START), 0))
     except (OSError, UserError):
         return False
@@ -81,7 +81,8 @@ def metrics_as_written(folder: Path) -> bool | None:
             return None
         try:
             with open_regular(folder / METRICS) as file:
-                content = file.read(size)
+                there = os.fstat(file.fileno()).st_size
+                content = file.read(size) if 0 <= size <= there else b""
         except OSError:
             content = b""
         if len(content) == size and hashlib.sha256(content).hexdigest() == written:

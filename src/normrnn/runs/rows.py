@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.errors import UserError
-from normrnn.files import read_regular
+from normrnn.files import ROWS, read_regular
 from normrnn.runs.note import metrics_as_written
 
 Row = dict[str, Any]
@@ -30,7 +30,7 @@ def parse_rows(path: Path) -> tuple[list[Row], str]:
     if not path.exists():
         return [], ""
     try:
-        text = read_regular(path).decode("utf-8", "replace")
+        text = read_regular(path, ROWS).decode("utf-8", "replace")
     except OSError as error:
         return [], f"{path.name} cannot be read: {error.strerror}"
     *complete, _torn = text.split("\n")

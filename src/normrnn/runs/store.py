@@ -19,7 +19,13 @@ from normrnn.config.base import Config, settled
 from normrnn.config.jsonio import differences, flat, to_dict
 from normrnn.config.registry import read_config
 from normrnn.errors import UsageError, UserError
-from normrnn.files import read_regular, remove_leftovers, write_whole
+from normrnn.files import (
+    SETTINGS,
+    largest_tensors,
+    read_regular,
+    remove_leftovers,
+    write_whole,
+)
 from normrnn.locks import exclusive
 from normrnn.runs.checkpoints import Checkpoints
 from normrnn.runs.metrics import MetricsFile
@@ -83,7 +89,8 @@ class RunDirectory:
     def read(self, name: str) -> bytes:
         """The bytes of a file that must be there."""
         try:
-            return read_regular(self.path / name)
+            limit = largest_tensors() if name.endswith(".safetensors") else SETTINGS
+            return read_regular(self.path / name, limit)
         except FileNotFoundError:
             raise UserError(f"{self.path} is no run directory with a {name}") from None
         except OSError as error:

@@ -15,9 +15,15 @@ import torch
 from torch import Tensor
 
 _OPCODES = frozenset(
-    "PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE"
-    " EMPTY_DICT SETITEM SETITEMS EMPTY_LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3"
-    " BINPUT LONG_BINPUT BINGET LONG_BINGET GLOBAL REDUCE BINPERSID BUILD".split()
+    re.findall(
+        r"\w+",
+        """
+        PROTO STOP MARK GLOBAL REDUCE BUILD BINPERSID BINPUT LONG_BINPUT BINGET LONG_BINGET
+        NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE
+        EMPTY_DICT SETITEM SETITEMS EMPTY_LIST APPEND APPENDS
+        EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
+        """,
+    )
 )
 _GLOBALS = re.compile(
     r"collections OrderedDict|torch [A-Za-z0-9]+Storage|torch\._utils _rebuild_tensor_v2"
@@ -103,6 +109,5 @@ def _check_size(values: Any, budget: int) -> None:
             waiting += value.values()
         elif isinstance(value, list | tuple):
             waiting += value
-        elif isinstance(value, Tensor):
-            if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-                raise TorchFileError("a tensor larger than its memory")
+        elif isinstance(value, Tensor) and value.nbytes > value.untyped_storage().nbytes():
+            raise TorchFileError("a tensor larger than its memory")

@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from normrnn.errors import UsageError, UserError, notice
-from normrnn.files import following_no_link, open_regular, read_regular
+from normrnn.files import ROWS, SETTINGS, following_no_link, open_regular, read_regular
 from normrnn.locks import try_lock
 
 GRACE = 3
@@ -82,7 +82,7 @@ def _journal(path: Path) -> BaseStorage:
     try:
         if path.exists():
             with open_regular(path) as file:
-                json.loads(file.readline() or b"{}")
+                json.loads(file.readline(SETTINGS) or b"{}")
             _mend(path)
         return JournalStorage(JournalFileBackend(str(path), _JournalLock(path)))
     except OSError as error:
@@ -123,12 +123,12 @@ class _JournalLock(BaseJournalFileLock):
 
 def _mend(path: Path) -> None:
     """A writer that was killed left half a line, which the next one would write on."""
-    if read_regular(path)[-1:] in (b"", b"\n"):
+    if read_regular(path, ROWS)[-1:] in (b"", b"\n"):
         return
     lock = _JournalLock(path)
     lock.acquire()  # whoever is just writing comes first
     try:
-        content = read_regular(path)
+        content = read_regular(path, ROWS)
         if content[-1:] != b"\n":
             with open(path, "r+b", opener=following_no_link) as file:
                 file.truncate(content.rfind(b"\n") + 1)

@@ -9,19 +9,20 @@ key in front of the offset: a directory that was moved or copied reads its own a
 """
 
 import gzip
+import os
 import re
 import struct
 import zlib
 from collections.abc import Iterator
-from io import BufferedIOBase
+from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.errors import UserError
-from normrnn.files import open_regular, read_text
+from normrnn.files import largest_unpacked, open_regular, read_text
 from normrnn.speech.matrices import BINARY, Unusable, find_matrix
 
 _HEAD = struct.Struct("<bibi")  # size of an int, rows, size of an int, columns
@@ -31,7 +32,7 @@ _ROW = np.dtype([("size", "i1"), ("value", "<i4")])
 _CHUNK = 1 << 20
 # Of what is unpacked while it is read, and so could be far larger than its file.
 _LONGEST_KEY = 1 << 12
-_LONGEST_LINE = 1 << 28
+_LONGEST_LINE = 1 << 24
 
 
 class Entry(NamedTuple):
@@ -93,6 +94,8 @@ def read_vectors(path: Path) -> Iterator[tuple[str, NDArray[np.int32]]]:
                 first = b"\n" if ended else file.read(1)
                 if first != BINARY[:1]:
                     line = first if first == b"\n" else first + file.readline(_LONGEST_LINE)
+                    if len(line) > _LONGEST_LINE:
+                        raise UserError(f"{path} is no archive: {key} has a line without an end")
                     yield key, _numbers(line, key, path)
                 elif file.read(1) == BINARY[1:]:
                     yield key, _vector(file, key, path)
@@ -179,7 +182,26 @@ def _open(entry: Entry, key: str) -> BufferedIOBase:
 
 
 def _unpacked(raw: BufferedIOBase, path: Path) -> BufferedIOBase:
-    return gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+    if path.suffix != ".gz":
+        return raw
+    return BufferedReader(_Bounded(raw, largest_unpacked(os.fstat(raw.fileno()).st_size)))
+
+
+class _Bounded(RawIOBase):
+    """A gzipped file that ends with an OSError where it has unpacked to more than `limit` bytes."""
+
+    def __init__(self, raw: BufferedIOBase, limit: int) -> None:
+        self._file, self._left, self._limit = gzip.GzipFile(fileobj=raw), limit, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = self._file.readinto(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise OSError(f"it unpacks to more than {self._limit:,} bytes, too many for its size")
+        return count
 
 
 def _vector(

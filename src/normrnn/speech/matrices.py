@@ -23,8 +23,9 @@ _STEPS = {b"CM": 65535, b"CM2": 65535, b"CM3": 255}  # of the scale between smal
 _CODES = {b"CM": "u1", b"CM2": "<u2", b"CM3": "u1"}
 _SHAPE = struct.Struct("<bibi")  # size of an int, rows, size of an int, columns
 _SCALE = struct.Struct("<ffii")  # smallest value, range, rows, columns
-_CHUNK = 1 << 16
-_NUMBER = re.compile(rb"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|inf)", re.IGNORECASE)
+_LONGEST_LINE = 1 << 22  # bytes of a row in text at most
+_LONGEST_TEXT = 1 << 28
+_NUMBER = re.compile(rb"[-+]?(\d+(\.\d*)?|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf)", re.IGNORECASE)
 _NAMES = {
     b"PKL": "a pickled object (PKL)",
     b"\x80": "a pickled object",
@@ -151,19 +152,27 @@ def _named(head: bytes) -> str:
 
 def _text(file: BufferedIOBase, where: str) -> NDArray[np.float32]:
     """`[`, lines of numbers, `]`."""
-    content = bytearray()
-    while b"]" not in content[-_CHUNK:]:
-        more = file.read(_CHUNK)
-        if not more:
+    rows: list[NDArray[np.float32]] = []
+    size, ended, first = 0, False, True
+    while not ended:
+        line = file.readline(_LONGEST_LINE)
+        size += len(line)
+        if not line:
             raise Unusable(f"{where} is cut off: it has no closing bracket")
-        content += more
-    body = bytes(content[content.index(b"[") + 1 : content.index(b"]")])
-    rows = [words for line in body.split(b"\n") if (words := line.split())]
+        if len(line) == _LONGEST_LINE or size > _LONGEST_TEXT:
+            raise Unusable(f"{where} is too large for a matrix in text: {size:,} bytes and more")
+        if first and line.strip():
+            line, first = line.lstrip()[1:], False
+        line, bracket, _ = line.partition(b"]")
+        ended = bool(bracket)
+        words = line.split()
+        if not all(_NUMBER.fullmatch(word) for word in words):
+            raise Unusable(f"{where} is damaged: not all of it is numbers")
+        if words:
+            with np.errstate(over="ignore"):
+                rows.append(np.array([float(word) for word in words]).astype(np.float32))
     if not rows:
         raise Unusable(f"{where} has no rows: nothing to read")
     if any(len(row) != len(rows[0]) for row in rows):
         raise Unusable(f"{where} is damaged: its rows differ in length")
-    if not all(_NUMBER.fullmatch(word) for row in rows for word in row):
-        raise Unusable(f"{where} is damaged: not all of it is numbers")
-    with np.errstate(over="ignore"):
-        return np.array([[float(word) for word in row] for row in rows]).astype(np.float32)
+    return np.stack(rows)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.errors import UserError, notice
-from normrnn.files import read_regular, write_whole
+from normrnn.files import ROWS, read_regular, write_whole
 from normrnn.seal import is_sealed, sealed_json
 from normrnn.speech.archive import CHECKSUMS, read_table
 
@@ -64,7 +64,7 @@ def write_checksums(folder: Path, checksums: Checksums) -> str:
 def read_checksums(folder: Path, written: str | None = None) -> Checksums:
     """That table; UserError if it is another than was `written`."""
     table = read_table(folder / CHECKSUMS)
-    found = hashlib.sha256(read_regular(folder / CHECKSUMS)).hexdigest()
+    found = hashlib.sha256(read_regular(folder / CHECKSUMS, ROWS)).hexdigest()
     pairs = {key: tuple(line.split()) for key, line in table.items()}
     if written not in (None, found) or any(len(pair) != 2 for pair in pairs.values()):
         raise UserError(f"{folder / CHECKSUMS} is damaged: it is not what was written")

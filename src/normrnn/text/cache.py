@@ -35,7 +35,10 @@ def folder() -> Path:
 
 def entry(key: str, make: Callable[[Path], None]) -> Path:
     """The folder of `key`, in which `make` has written some files, now or before."""
-    place = folder()
+    try:
+        place = folder()
+    except RuntimeError:  # no HOME, and the user is not in the password database
+        return _for_now(make, "there is no home directory for a cache (XDG_CACHE_HOME names one)")
     lock = FileLock(place / f"{key}.lock")
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normrnn.errors import UserError
-from normrnn.files import expanded, is_stream, read_regular
+from normrnn.files import expanded, is_stream, largest_tensors, read_regular
 
 SPLITS = ("train", "valid", "test")
 BUILTIN = "builtin:python-topics"
@@ -92,7 +92,7 @@ def _split_lines(lines: list[str], source: str, sha256: str) -> Texts:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        raw = path.read_bytes() if is_stream(path) else read_regular(path)
+        raw = path.read_bytes() if is_stream(path) else read_regular(path, largest_tensors())
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     if not raw.strip():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normrnn.errors import UserError
-from normrnn.files import read_regular
+from normrnn.files import ROWS, read_regular
 
 SOURCE = (
     "Mikolov's preparation is free for research: simple-examples.tgz at"
@@ -43,7 +43,7 @@ def check_ptb(directory: Path) -> dict[str, int]:
         raise UserError(f"{directory} lacks {', '.join(missing)}. {SOURCE}")
     counts = {}
     for file in FILES:
-        raw = read_regular(directory / file.name)
+        raw = read_regular(directory / file.name, ROWS)
         counts[file.name] = len(raw.split()) + raw.count(b"\n")
         if hashlib.sha256(raw).hexdigest() != file.sha256:
             raise UserError(

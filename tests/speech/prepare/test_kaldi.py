@@ -230,7 +230,7 @@ def test_number_of_classes(data: Path, ali: Path, tmp_path: Path) -> None:
     assert class_count(None, {ali: PDFS})[0] == 78
     (ali / "num_pdfs").write_text("79\n")
     assert class_count(None, {ali: PDFS})[0] == 79
-    with pytest.raises(UserError, match="--classes must be at least 1"):
+    with pytest.raises(UserError, match="--classes"):
         class_count(0, {ali: PDFS})
     corpus, skipped = prepared(make(Side(data, ali)), tmp_path / "out")
     assert corpus.classes == 79

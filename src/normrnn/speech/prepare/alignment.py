@@ -54,7 +54,7 @@ def acoustic_model() -> Model:
 def read_lexicon(path: Path) -> dict[str, tuple[str, ...]]:
     """Lines `word PHONE PHONE ...`, a word as often as it has pronunciations."""
     known = set(acoustic_model().phones)
-    lexicon: dict[str, tuple[str, ...]] = {}
+    lexicon: dict[str, dict[str, None]] = {}
     lines = read_text(path).split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -65,8 +65,8 @@ def read_lexicon(path: Path) -> dict[str, tuple[str, ...]]:
             what = f"phone {wrong[0]!r} is not one of the model's" if wrong else "has no phones"
             raise UserError(f"{path} line {number}: {word!r} {what}: {' '.join(sorted(known))}")
         word = _VARIANT.sub("", word.lower())
-        lexicon[word] = (*lexicon.get(word, ()), " ".join(phones))
-    return lexicon
+        lexicon.setdefault(word, {})[" ".join(phones)] = None
+    return {word: tuple(phones) for word, phones in lexicon.items()}
 
 
 def align(
@@ -114,15 +114,16 @@ def _decode(decoder: Any, sound: bytes) -> None:
 def _add_words(decoder: Any, words: Iterable[str], lexicon: Lexicon) -> None:
     missing = []
     for word in dict.fromkeys(words):
-        known, name = [], word
+        known: dict[str, None] = {}
+        name = word
         while (phones := decoder.lookup_word(name)) is not None:
-            known.append(phones)
+            known[phones] = None
             name = f"{word}({len(known) + 1})"
         for phones in lexicon.get(word, ()):
             if phones not in known:
                 name = f"{word}({len(known) + 1})" if known else word
                 decoder.add_word(name, phones, False)
-                known.append(phones)
+                known[phones] = None
         if not known:
             missing.append(word)
     if missing:

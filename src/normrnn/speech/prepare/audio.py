@@ -3,17 +3,19 @@
 import os
 import struct
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.extras import speech_extra
-from normrnn.files import open_regular
+from normrnn.files import largest_unpacked, open_regular
 from normrnn.speech.archive import Unusable
 
 SAMPLE_RATE = 16_000
 _UNKNOWN_SIZE = 0x7FFFF000  # programs that write to a pipe put this, or more, into a WAV header
+_UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's for a header without a length
+_BLOCK = 1 << 16
 
 
 class Sound(NamedTuple):
@@ -27,8 +29,7 @@ class Sound(NamedTuple):
 def read_sound(source: Path | IO[bytes], rate: int = SAMPLE_RATE) -> Sound:
     """The whole sound at `rate`; other rates are refused, several channels are averaged."""
     soundfile = speech_extra("soundfile")
-    if isinstance(source, Path):
-        _check_size(source)
+    limit = largest_unpacked(_file_size(source))
     try:
         with soundfile.SoundFile(source) as file:
             if file.samplerate != rate:
@@ -37,7 +38,13 @@ def read_sound(source: Path | IO[bytes], rate: int = SAMPLE_RATE) -> Sound:
                     " resampled here"
                 )
             expected, channels = file.frames, file.channels
-            values = file.read(dtype="float32", always_2d=True)
+            if expected == _UNKNOWN_FRAMES:
+                values = _read_to_end(file, limit)
+                expected = len(values)
+            elif expected * channels * 2 > limit:
+                raise Unusable(f"its file is too small for the {expected:,} samples it declares")
+            else:
+                values = file.read(dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
         raise Unusable(f"its sound cannot be read: {_reason(error)}") from None
     if len(values) < expected:
@@ -58,10 +65,35 @@ def check_not_silent(samples: NDArray[np.int16]) -> None:
         raise Unusable("it is silent: every sample is the same")
 
 
-def _check_size(path: Path) -> None:
-    """A WAV file says how long it is; libsndfile reads a shorter one without a word."""
+def _read_to_end(file: Any, limit: int) -> NDArray[np.float32]:
+    """All samples (N, channels) of a sound whose header leaves the length out, as FLAC allows."""
+    soundfile = speech_extra("soundfile")
+    blocks = []
+    frames, ended = 0, False
+    while not ended:
+        block = np.full((_BLOCK, file.channels), np.nan, np.float32)
+        try:
+            count = file.buffer_read_into(block, dtype="float32")
+        except soundfile.LibsndfileError:
+            # The last block is decoded, but soundfile fails to seek behind it.
+            count = int(np.isfinite(block[:, 0]).sum())
+        ended = count < len(block)
+        blocks.append(block[:count])
+        frames += count
+        if frames * file.channels * 2 > limit:
+            raise Unusable(f"its file is too small for {frames:,} samples and more")
+    return np.concatenate(blocks)
+
+
+def _file_size(source: Path | IO[bytes]) -> int:
+    """Bytes of the file. A WAV file declares them too, and libsndfile does not notice if there are
+    fewer: Unusable."""
+    if not isinstance(source, Path):
+        size = source.seek(0, os.SEEK_END)
+        source.seek(0)
+        return size
     try:
-        with open_regular(path) as file:
+        with open_regular(source) as file:
             head = file.read(12)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
@@ -72,6 +104,7 @@ def _check_size(path: Path) -> None:
         (promised,) = struct.unpack("<I", head[4:8])
         if size + 1 < promised + 8 < _UNKNOWN_SIZE:
             raise Unusable(f"its sound is truncated: {size:,} of {promised + 8:,} bytes")
+    return size
 
 
 def _reason(error: Exception) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.errors import notice
-from normrnn.files import following_no_link, read_regular
+from normrnn.files import ROWS, following_no_link, read_regular
 from normrnn.speech.archive import (
     Entry,
     Unusable,
@@ -184,7 +184,7 @@ def _record(line: str) -> Record | None:
 def _good_records(out: Path, utterances: Sequence[Utterance]) -> list[Record]:
     """The journal up to the last line that is whole and whose data is there."""
     try:
-        lines = read_regular(out / JOURNAL).decode("utf-8", "replace").splitlines()
+        lines = read_regular(out / JOURNAL, ROWS).decode("utf-8", "replace").splitlines()
     except FileNotFoundError:
         return []
     sizes = [path.stat().st_size if (path := out / n).exists() else 0 for n in ARCHIVES]

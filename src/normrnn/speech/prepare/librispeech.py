@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from normrnn.errors import UserError
 from normrnn.extras import versions
-from normrnn.files import read_regular, read_text
+from normrnn.files import ROWS, read_regular, read_text
 from normrnn.speech.prepare.alignment import Lexicon, Targets, acoustic_model, align, read_lexicon
 from normrnn.speech.prepare.audio import read_sound
 from normrnn.speech.prepare.features import add_deltas, fbank
@@ -39,7 +39,8 @@ def librispeech_job(
     made_with = versions("kaldi_native_fbank", "soundfile", "pocketsphinx")
     words = read_lexicon(lexicon) if lexicon else {}
     found = find_utterances(directory)
-    dev = choose_dev({item.speaker for item in found}, dev_speakers, dev_fraction)
+    speakers = {item.speaker for item in found if item.speaker.isprintable()}
+    dev = choose_dev(speakers, dev_speakers, dev_fraction)
     utterances = [
         Utterance(
             item.key,
@@ -55,7 +56,7 @@ def librispeech_job(
         "kind": "librispeech",
         "targets": targets,
         "data": _fingerprint(found),
-        "lexicon": hashlib.sha256(read_regular(lexicon)).hexdigest() if lexicon else None,
+        "lexicon": hashlib.sha256(read_regular(lexicon, ROWS)).hexdigest() if lexicon else None,
         **dev_settings(dev, dev_speakers, dev_fraction),
         **made_with,
     }
@@ -126,6 +127,9 @@ def _chapter(folder: Path) -> Iterable[SourceUtterance]:
 
 
 def _problem(item: SourceUtterance) -> str:
+    if not (item.key.isprintable() and item.speaker.isprintable()):
+        # A line break would add a line to utt2spk.
+        return "its name or its speaker's has control characters, or is not UTF-8"
     if item.path is None:
         return f"it has no sound file ({' or '.join(SOUNDS)})"
     return "it has no transcript" if item.text is None else ""

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from normrnn.errors import UserError
-from normrnn.files import read_regular
+from normrnn.errors import UsageError, UserError
+from normrnn.files import ROWS, read_regular
 from normrnn.speech.archive import read_vectors, whole_number
 
 Labels = dict[str, NDArray[np.int32]]
 
 # What ali-to-pdf made comes before the transition-ids that an alignment directory holds anyway.
 PATTERNS = ("pdf*.ark", "pdf*.gz", "ali.*.ark", "ali.*.gz", "*.ark", "*.gz")
-_NUM_PDFS = re.compile(rb"<NUMPDFS> (?:\x04(....)|(\d+)\s)", re.DOTALL)
+_NUM_PDFS = re.compile(rb"<NUMPDFS> (?:\x04(....)|(\d{1,10})\s)", re.DOTALL)
 _NEAR = 4  # ids of the transitions of one state follow each other; Kaldi's silence has most
 _SHARE = 0.75
 LARGEST_LABEL = "the largest label"
@@ -47,11 +47,16 @@ def read_alignments(path: Path) -> Labels:
 def class_count(given: int | None, alignments: Mapping[Path, Labels]) -> tuple[int, str]:
     """The number of pdfs, and what says so; the largest label if nothing else does."""
     if given is not None:
-        if given < 1:
-            raise UserError(f"--classes must be at least 1, not {given}", code=2)
+        if not 1 <= given <= MOST_CLASSES:
+            raise UsageError(f"--classes must lie between 1 and {MOST_CLASSES:,}, not {given:,}")
         return given, "--classes"
     for path in alignments:
         if (count := _model_pdfs(path)) is not None:
+            if not 1 <= count <= MOST_CLASSES:
+                raise UserError(
+                    f"the model beside {path} declares {count:,} classes; between 1 and"
+                    f" {MOST_CLASSES:,} are possible; --classes sets the number"
+                )
             return count, "the alignment directory's model"
     largest, whose = max(
         (int(values.max()), key)
@@ -61,8 +66,8 @@ def class_count(given: int | None, alignments: Mapping[Path, Labels]) -> tuple[i
     )
     if largest >= MOST_CLASSES:
         raise UserError(
-            f"the alignment of {whose} has the label {largest:,}: that many classes are not"
-            " believed; --classes says how many there are"
+            f"the alignment of {whose} has the label {largest:,}; at most {MOST_CLASSES:,} classes"
+            " are possible; --classes sets the number"
         )
     return largest + 1, LARGEST_LABEL
 
@@ -80,8 +85,8 @@ def _archives(path: Path) -> list[Path]:
 
 def _natural(path: Path) -> list[int | str]:
     """ali.2.gz before ali.10.gz."""
-    parts = re.split(r"(\d+)", path.name)
-    return [int(part) if part.isdigit() else part for part in parts]
+    parts = re.split(r"([0-9]{1,18})", path.name)
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def _model_pdfs(path: Path) -> int | None:
@@ -92,7 +97,7 @@ def _model_pdfs(path: Path) -> int | None:
         if (count := whole_number(text)) is not None:
             return count
     if (folder / "final.mdl").is_file():
-        match = _NUM_PDFS.search(read_regular(folder / "final.mdl"))
+        match = _NUM_PDFS.search(read_regular(folder / "final.mdl", ROWS))
         if match:
             return int.from_bytes(match[1], "little") if match[1] else int(match[2])
     return None

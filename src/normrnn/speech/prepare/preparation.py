@@ -139,7 +139,8 @@ def _finish(out: Path, job: Job, records: Sequence[Record], totals: Totals) -> d
     """Everything but the archives; the summary last."""
     pairs = list(zip(job.utterances, records, strict=True))
     skipped = [(u, r["reason"]) for u, r in pairs if "reason" in r]
-    write_text(out / SKIPPED, "".join(f"{u.key}\t{reason}\n" for u, reason in skipped))
+    lines = (f"{_one_line(u.key)}\t{_one_line(reason)}\n" for u, reason in skipped)
+    write_text(out / SKIPPED, "".join(lines))
     kept = {s: [(u, r) for u, r in pairs if u.split == s and "frames" in r] for s in SPLITS}
     for split in SPLITS:
         if not kept[split]:
@@ -193,6 +194,10 @@ def _write_tables(folder: Path, kept: Sequence[tuple[Utterance, Record]]) -> Non
     write("utt2spk", lambda u, _: u.speaker)
     write("text", lambda u, _: u.text)
     write("utt2num_frames", lambda _, r: r["frames"])
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def _abbreviated(value: Any) -> str:

@@ -1,0 +1,34 @@
+"""The terminal as commands write to it: rich without markup, and without others' control codes."""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.segment import Segment
+
+from normrnn.errors import printable
+from normrnn.terminal import below
+
+
+class PlainConsole(Console):
+    """Shows paths and settings as they are, not as markup, with control characters escaped; a
+    closed pipe is for `cli.guarded` to answer."""
+
+    def __init__(self, **options: Any) -> None:
+        stream = below(sys.stderr if options.get("stderr") else sys.stdout)
+        super().__init__(
+            **{"file": stream, "highlight": False, "markup": False, "emoji": False, **options}
+        )
+
+    def render(self, *args: Any, **options: Any) -> Iterable[Segment]:
+        """Render with control characters of the text escaped; rich's own are kept."""
+        for segment in super().render(*args, **options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable(segment.text), segment.style)
+
+    def on_broken_pipe(self) -> None:
+        """Raise, as every other write does."""
+        raise BrokenPipeError

@@ -1,0 +1,357 @@
+"""Small files cost little memory and time, whatever they declare; output has no control codes."""
+
+import gzip
+import io
+import json
+import math
+import os
+import pickle
+import shutil
+import struct
+import sys
+import time
+import tracemalloc
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from rich.table import Table
+
+from normrnn.cli import guarded
+from normrnn.console import PlainConsole
+from normrnn.errors import UserError
+from normrnn.report.page import _said
+from normrnn.runs.checkpoints import Checkpoints
+from normrnn.runs.machines import read_machines
+from normrnn.runs.note import metrics_as_written
+from normrnn.runs.torchfile import TorchFileError, load_torch_file
+from normrnn.speech.archive import Entry, Unusable, read_matrix, write_matrix, write_vector
+from normrnn.speech.prepare.audio import read_sound
+from normrnn.speech.prepare.librispeech import librispeech_job
+from normrnn.speech.prepare.pdfs import read_alignments
+from normrnn.speech.prepare.preparation import prepare
+from normrnn.text.config import TextConfig
+from normrnn.text.corpus import build_corpus, open_texts
+from tests.made_speech import CLASSES, Made
+from tests.safety.conftest import Cli
+from tests.sounds import RATE, sung, write_librispeech
+from tests.tiny_runs import text_dir
+
+__all__ = ["text_dir"]
+
+OLD = Path(__file__).parents[1] / "old_runs"
+STEERING = "\x1b[2J\x9b1m\u202e"
+ESCAPED = "\\x1b[2J\\x9b1m\\u202e"
+
+
+@contextmanager
+def little_memory(limit: int = 100_000_000) -> Iterator[None]:
+    """Fails if Python and NumPy reserve more than `limit` bytes inside the block."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < limit
+
+
+def torch_file(pickled: bytes, storage: bytes = b"", version: int = 20, method: int = 0) -> bytes:
+    """An archive as `torch.save` writes it, with this pickle."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        for name, content in (("data.pkl", pickled), ("version", b"3\n"), ("data/0", storage)):
+            archive.writestr(f"archive/{name}", content)
+    content = bytearray(buffer.getvalue())
+    at = 0
+    while (at := content.find(b"PK\x01\x02", at)) >= 0:
+        content[at + 6 : at + 8] = struct.pack("<H", version)
+        at += 4
+    return bytes(content)
+
+
+def tensor(numbers: int, stride: int) -> bytes:
+    """A pickle of a tensor of so many floats, over a storage of four."""
+    wide = b"\x8a\x08" + struct.pack("<q", numbers) + b"\x85"
+    return (
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n"
+        b"X\x01\0\0\x000X\x03\0\0\0cpuK\x04tQK\0" + wide + b"K" + bytes([stride]) + b"\x85\x89"
+        b"ccollections\nOrderedDict\n)RtR."
+    )
+
+
+def nested(inner: bytes, level: bytes, outer: bytes) -> bytes:
+    """Sixty containers, each with the one before it twice."""
+    return b"\x80\x02" + inner + b"q\0" + level * 60 + outer + b"."
+
+
+GIGABYTES = b"\x80\x02cbuiltins\nbytearray\n(J" + struct.pack("<i", 2**31 - 1) + b"tR."
+HOSTILE = {
+    "bytearray": torch_file(GIGABYTES),
+    "Tensor": torch_file(GIGABYTES.replace(b"builtins\nbytearray", b"torch\nTensor")),
+    "compressed": torch_file(b"\x80\x02." + b"\0" * 10**8, method=zipfile.ZIP_DEFLATED),
+    "version 99": torch_file(b"\x80\x02." + b"\0" * 10**8, version=99, method=zipfile.ZIP_DEFLATED),
+    "stride 0": torch_file(tensor(10**10, 0), b"\0" * 16),
+    "no archive": pickle.dumps({"format": "normrnn export 1"}),
+    "hash of shared tuples": torch_file(nested(b")", b"h\0h\0\x86q\0", b"}h\0Ns")),
+    "shared lists": torch_file(nested(b"]", b"](h\0h\0eq\0", b"]h\0a")),
+    "number of 4,000 digits": torch_file(b"\x80\x02\x8b\xd0\x07\0\0" + b"\x7f" * 2000 + b"."),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_torch_files(name: str, cli: Cli, tmp_path: Path) -> None:
+    for file in ("m.pt", "checkpoint.pt"):
+        (tmp_path / file).write_bytes(HOSTILE[name])
+    with little_memory():
+        assert cli("info", tmp_path / "m.pt")[0] == 1
+        with pytest.raises(UserError, match=r"checkpoint\.pt"):
+            Checkpoints(tmp_path).read()
+
+
+def test_what_torch_saves_is_read() -> None:
+    shared = torch.arange(6.0).view(2, 3)
+    betas = (0.5, 0.6)
+    values: dict[str, Any] = {
+        "plain": [1, -2, 2**40, 0.5, None, True, "é", (1, (2, 3)), (), {"a": {}}],
+        "weights": torch.nn.LSTM(3, 4).state_dict(),
+        "optimizer": [{"betas": betas, "params": [0]}, {"betas": betas, "params": [1, 2]}],
+        "types": [torch.ones(2, dtype=t) for t in (torch.int64, torch.bool, torch.bfloat16)],
+        "shared": [shared, shared, shared.t(), torch.empty(0), torch.get_rng_state()],
+    }
+    buffer = io.BytesIO()
+    torch.save(values, buffer)
+    read = load_torch_file(buffer)
+    assert read["plain"] == values["plain"]
+    assert read["optimizer"] == values["optimizer"]
+    assert read["weights"]["bias_hh_l0"].equal(values["weights"]["bias_hh_l0"])
+    assert [t.dtype for t in read["types"]] == [t.dtype for t in values["types"]]
+    assert read["shared"][2].equal(shared.t())
+    buffer = io.BytesIO()
+    torch.save({"model": torch.nn.Linear(1, 1)}, buffer)
+    with pytest.raises(TorchFileError):
+        load_torch_file(buffer)
+
+
+def sparse(path: Path, start: bytes = b"") -> None:
+    """A file of 3 GB that takes no room on the disk."""
+    with path.open("wb") as file:
+        file.write(start)
+        file.truncate(3 * 10**9)
+
+
+@pytest.mark.parametrize("name", ["config.json", "environment.json", "evaluation.json", "m.onnx"])
+def test_sparse_files_are_not_read_whole(name: str, cli: Cli, tmp_path: Path) -> None:
+    shutil.copytree(OLD / "text", tmp_path / "run")
+    sparse(tmp_path / "run" / name, b"[")
+    with little_memory():
+        if name == "environment.json":
+            with pytest.raises(UserError, match=name):
+                read_machines(tmp_path / "run")
+        else:
+            code, _, err = cli("info", tmp_path / "run" / (name if name == "m.onnx" else ""))
+            assert code == 1
+            assert name in err
+
+
+def test_a_checkpoint_does_not_say_how_much_is_read(tmp_path: Path) -> None:
+    shutil.copytree(OLD / "text", tmp_path / "run")
+    note = {"sha256": "0" * 64, "metrics_bytes": 2**60, "metrics_sha256": "0" * 64}
+    with (tmp_path / "run" / "checkpoint.pt").open("ab") as file:
+        file.write(json.dumps(note).encode())
+    with little_memory():
+        assert not metrics_as_written(tmp_path / "run")
+
+
+def test_score_and_evaluate_print_no_control_codes(cli: Cli, tmp_path: Path) -> None:
+    shutil.copytree(OLD / "text", tmp_path / "run")
+    data = tmp_path / f"data{STEERING}"
+    shutil.copytree(OLD / "text-data", data)
+    (data / "valid.txt").write_text(f"a {STEERING} b\n" * 40)
+    for command in (
+        ["score", tmp_path / "run", data / "valid.txt", "--lines"],
+        ["evaluate", tmp_path / "run", "--data", data, "--no-one-stream"],
+    ):
+        code, out, _ = cli(*command)
+        assert code == 0
+        assert f"data{ESCAPED}" in out
+        assert not set(out) & set("\x1b\x9b\u202e")
+        assert (f"a {ESCAPED} b\n" in out) == (command[0] == "score")
+
+
+def test_whatever_a_command_prints_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    def command(_: list[str]) -> int:
+        print(STEERING)
+        print(STEERING, file=sys.stderr)
+        raise UserError(STEERING)
+
+    assert guarded(command, []) == 1
+    assert capsys.readouterr() == (f"{ESCAPED}\n", f"{ESCAPED}\nnormrnn: {ESCAPED}\n")
+
+
+def test_tables_have_no_control_codes_but_richs_own() -> None:
+    out = io.StringIO()
+    table = Table("a name")
+    table.add_row(f"{STEERING} and more than that")
+    PlainConsole(file=out, force_terminal=True, color_system="truecolor", width=80).print(table)
+    assert ESCAPED in out.getvalue()
+    assert "\x1b[1m" in out.getvalue()
+    assert STEERING not in out.getvalue()
+
+
+@contextmanager
+def little_time(seconds: float = 2.0) -> Iterator[None]:
+    """Fails if the block takes longer; what takes quadratic time here takes minutes."""
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < seconds
+
+
+def test_numbers_of_many_digits(tmp_path: Path) -> None:
+    digits = "1" * 200_000
+    (tmp_path / "x.ark").write_text(f"a [ {digits}x ]\nb [ {digits} 2 ]\n")
+    with little_time():
+        with pytest.raises(Unusable, match="numbers"):
+            read_matrix(Entry(tmp_path / "x.ark", 2), "a")
+        at = len(digits) + len("a [ x ]\nb ")
+        assert read_matrix(Entry(tmp_path / "x.ark", at), "b").tolist() == [[math.inf, 2]]
+        assert digits in _said(f"norm {digits}")
+        assert "<b>12% fewer updates</b>" in _said("It needed 12% fewer updates.")
+
+
+def test_a_text_matrix_without_an_end(tmp_path: Path) -> None:
+    sparse(tmp_path / "x.ark", b"a [")
+    with little_memory(), pytest.raises(Unusable):
+        read_matrix(Entry(tmp_path / "x.ark", 2), "a")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"a \0B\4" + struct.pack("<i", 20_000_000), b"a 1", b"a 1 1\n", b"a " + b"1 " * 8_000_000],
+)
+def test_alignments_that_unpack_to_far_more(start: bytes, tmp_path: Path) -> None:
+    body = b"\4\0\0\0\0" if b"\0B" in start else b"\nb 1" if b"\n" in start else b"1"
+    path = tmp_path / "ali.1.gz"
+    path.write_bytes(gzip.compress(start + body * (80_000_000 // len(body)), 1))
+    with little_memory(), pytest.raises(UserError, match=r"ali\.1\.gz"):
+        read_alignments(tmp_path)
+
+
+def kaldi(folder: Path, *more: str | Path) -> list[str | Path]:
+    """The arguments of `prepare kaldi` for a folder with data and alignments of two speakers."""
+    data, ali = folder / "data", folder / "ali"
+    data.mkdir()
+    ali.mkdir()
+    with (data / "f.ark").open("wb") as feats, (ali / "pdf.1.ark").open("wb") as labels:
+        values = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
+        offsets = {key: write_matrix(feats, key, values) for key in ("a-1", "b-1")}
+        for key in offsets:
+            write_vector(labels, key, np.arange(5) % 3)
+    scp = "".join(f"{key} {data / 'f.ark'}:{at}\n" for key, at in offsets.items())
+    (data / "feats.scp").write_text(scp)
+    (data / "utt2spk").write_text("a-1 a\nb-1 b\n")
+    out = folder / "out"
+    more = (*more, "--processes", "1")
+    return ["prepare", "kaldi", "--data", data, "--ali", ali, "--out", out, *more]
+
+
+@pytest.mark.parametrize("pdfs", ["400000000", "0", "9" * 5000])
+def test_numbers_of_classes(pdfs: str, cli: Cli, tmp_path: Path) -> None:
+    command = kaldi(tmp_path)
+    (tmp_path / "ali" / "final.mdl").write_text(f"<NUMPDFS> {pdfs} ")
+    with little_memory():
+        code, _, err = cli(*command)
+    too_long = len(pdfs) > 18  # read as no number at all
+    assert code == (0 if too_long else 1)
+    assert ("--classes" in err) is not too_long
+    assert "unexpected" not in err
+
+
+def test_digits_that_are_no_numbers_in_a_name(cli: Cli, tmp_path: Path) -> None:
+    command = kaldi(tmp_path)
+    (tmp_path / "ali" / "pdf.1.ark").rename(tmp_path / "ali" / "pdf1\u00b22.ark")
+    assert cli(*command)[0] == 0
+
+
+def flac(path: Path, samples: np.ndarray, total: int | None = None) -> Path:
+    """A FLAC file whose header declares `total` samples."""
+    soundfile.write(path, samples, RATE)
+    if total is not None:
+        content = bytearray(path.read_bytes())
+        content[21] = content[21] & 0xF0 | total >> 32
+        content[22:26] = (total & 0xFFFFFFFF).to_bytes(4, "big")
+        path.write_bytes(content)
+    return path
+
+
+def test_flac_without_a_length_is_read(tmp_path: Path) -> None:
+    for samples in (sung(), np.concatenate([sung()] * 3)[: 1 << 16]):
+        sound = read_sound(flac(tmp_path / "a.flac", samples, total=0))
+        assert sound.samples.tolist() == samples.tolist()
+
+
+@pytest.mark.parametrize("total", [None, 0, 2**33])
+def test_flac_that_declares_or_holds_too_much(total: int | None, tmp_path: Path) -> None:
+    samples = sung() if total else np.zeros(RATE * 3000, np.int16)
+    path = flac(tmp_path / "a.flac", samples, total)
+    with little_memory(300_000_000), pytest.raises(Unusable):
+        read_sound(path)
+
+
+def test_names_that_would_forge_a_line(tmp_path: Path) -> None:
+    subset = write_librispeech(tmp_path / "data", ("11", "12", "13"), each=1)
+    (subset / "13").rename(subset / "13\n11-7-0000 12")
+    odd = subset / os.fsdecode(b"\xff\xfe") / "7"
+    odd.mkdir(parents=True)
+    shutil.copy(subset / "11" / "7" / "11-7-0000.flac", odd / "x\ny.flac")
+    job = librispeech_job(subset, "senone", None, None, 0.1)
+    job = replace(job, work=Made(), classes=CLASSES)
+    prepare(job, tmp_path / "out", 1, lambda *_: None)
+    lines = [
+        line
+        for split in ("train", "dev")
+        for line in (tmp_path / "out" / split / "utt2spk").read_text().splitlines()
+    ]
+    assert sorted(lines) == ["11-7-0000 11", "12-7-0000 12"]
+    assert len((tmp_path / "out" / "skipped.tsv").read_text().splitlines()) == 2
+
+
+def test_an_environment_that_is_no_launchers(
+    cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "MASTER_PORT", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("WORLD_SIZE", "x")
+    code, _, err = cli("train", "ptb-small", "--data", text_dir, "--out", tmp_path / "run")
+    assert code == 2
+    assert "WORLD_SIZE" in err
+
+
+def test_settings_that_no_float_holds(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
+    for flag in ("--model.init", "--optimizer.lr"):
+        code, _, err = cli(
+            "train", "ptb-small", "--data", text_dir, "--out", tmp_path / "run", flag, "1e300"
+        )
+        assert code == 2
+        assert flag.removeprefix("--") in err
+
+
+def test_a_large_text_without_a_home(
+    text_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("normrnn.text.large.LARGE", 10)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    corpus = build_corpus(open_texts(str(text_dir)), TextConfig())
+    assert len(corpus.train) > 1000
+    assert "XDG_CACHE_HOME" in caplog.text
