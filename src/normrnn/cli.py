@@ -70,8 +70,11 @@ def _guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        from normrnn.crash import report
+        from normrnn.crash import is_out_of_memory, report
 
+        if is_out_of_memory(error):
+            print("normrnn: there is not enough memory for this", file=sys.stderr)
+            return 1
         print(f"normrnn: {report(error, arguments)}", file=sys.stderr)
         return 1
 

@@ -12,8 +12,6 @@ from normrnn.version import __version__
 def report(error: BaseException, arguments: list[str]) -> str:
     """The sentence; the stack trace is in the file that it names."""
     what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    if isinstance(error, MemoryError) or "allocate memory" in what:
-        what = "there is not enough memory for this"
     text = "".join(traceback.format_exception(error))
     about = f"normrnn {__version__}, Python {sys.version.split()[0]}\n{arguments}\n\n{text}"
     for folder in (*_run_directories(arguments), Path(tempfile.gettempdir())):
@@ -31,6 +29,12 @@ def report(error: BaseException, arguments: list[str]) -> str:
 def _private(path: str, flags: int) -> int:
     """Open a new file that only this user can read: arguments may hold a password."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, by the words of Python, torch, C++ or the dynamic linker."""
+    words = ("allocate memory", "bad_alloc", "failed to map segment", "can't start new thread")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def _run_directories(arguments: list[str]) -> list[Path]:

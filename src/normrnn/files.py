@@ -57,12 +57,19 @@ def resolved(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def utf8_name(path: Path, option: str) -> None:
-    """UsageError for a name that Kaldi's tables, which are UTF-8 text, could not hold."""
+def is_utf8(path: Path) -> bool:
+    """Whether the path, made absolute, is UTF-8, as some formats and libraries require."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{option} needs a name in UTF-8: tables will hold it") from None
+        return False
+    return True
+
+
+def utf8_name(path: Path, option: str) -> None:
+    """UsageError for a name that is not UTF-8."""
+    if not is_utf8(path):
+        raise UsageError(f"{option} needs a name in UTF-8, not {str(path)!r}")
 
 
 def open_regular(path: Path) -> BufferedReader:

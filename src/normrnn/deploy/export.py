@@ -16,7 +16,7 @@ from normrnn.deploy.card import About, of_run
 from normrnn.deploy.parts import Parts
 from normrnn.errors import UsageError, UserError
 from normrnn.extras import export_extra
-from normrnn.files import expanded, open_regular, write_whole
+from normrnn.files import expanded, is_utf8, open_regular, write_whole
 from normrnn.runs.load import load
 from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL, PREVIOUS, RUNNING
 from normrnn.runs.store import RunDirectory
@@ -164,7 +164,8 @@ def _quantised(
     from normrnn.deploy.session import quantise, session
 
     onnx: Any = export_extra("onnx")
-    with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+    # onnx takes names in UTF-8 only.
+    with tempfile.TemporaryDirectory(dir=file.parent if is_utf8(file.parent) else None) as scratch:
         whole, smaller = Path(scratch) / "whole.onnx", Path(scratch) / "smaller.onnx"
         way.write(whole, "")
         quantise(whole, smaller)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from normrnn.errors import UserError
 from normrnn.extras import export_extra
 
 Session = Any
@@ -25,6 +26,13 @@ def quantise(path: Path, smaller: Path) -> None:
     onnx.helper.set_model_props(prepared, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with path.open("ab") as file:
         file.write(prepared.SerializeToString())
-    quantization.quantize_dynamic(
-        str(path), str(smaller), weight_type=quantization.QuantType.QInt8, per_channel=False
-    )
+    try:
+        quantization.quantize_dynamic(
+            str(path), str(smaller), weight_type=quantization.QuantType.QInt8, per_channel=False
+        )
+    # onnx and onnxruntime raise exceptions of many types where a file cannot be written.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(
+            f"the int8 file cannot be made in {path.parent} ({reason}): is the disk full?"
+        ) from None

@@ -9,6 +9,7 @@ from typing import Any
 from normrnn.config.measure import Measure
 from normrnn.engine.display import Display, Status
 from normrnn.errors import UserError
+from normrnn.files import utf8_name
 from normrnn.runs.names import METRICS
 from normrnn.runs.rows import read_rows
 
@@ -31,6 +32,7 @@ class TensorBoard:
 
     def __init__(self, run: Path) -> None:
         require_tensorboard()
+        utf8_name(run, "--tensorboard")
         self.run = run
         self.writer: Any = None
         self.start = 0.0

@@ -199,6 +199,8 @@ def examine(path: Path) -> RunOrProblem:
         return RunOrProblem(path, None, f"is damaged or edited: {changes.edited}")
     if changes and changes.own:
         words.append(f"{path}: {changes.own}")
+    # Names of files that are not UTF-8 cannot be printed.
+    config = json.loads(json.dumps(config, ensure_ascii=False).encode(errors="replace"))
     run = Run(path, config, rows, machines, is_held(path / LOCK), _diverged(path))
     problem = problem and f"is damaged: {problem}"
     return RunOrProblem(path, run, problem, tuple(words), verified)
@@ -236,8 +238,7 @@ def _config(path: Path) -> dict[str, Any] | None:
         return None
     if not all(isinstance(config.get(k), kinds[k]) for k in kinds):
         return None
-    # Names of files may be no text, and half a character none at all: neither can be printed.
-    return json.loads(json.dumps(config, ensure_ascii=False).encode(errors="replace"))
+    return config
 
 
 def inside(path: Path) -> list[Path]:
