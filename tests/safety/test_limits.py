@@ -330,7 +330,7 @@ def test_an_environment_that_is_no_launchers(
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("WORLD_SIZE", "x")
     code, _, err = cli("train", "ptb-small", "--data", text_dir, "--out", tmp_path / "run")
-    assert code == 2
+    assert code == 1
     assert "WORLD_SIZE" in err
 
 

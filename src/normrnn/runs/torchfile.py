@@ -73,7 +73,7 @@ def _check_archive(file: IO[bytes]) -> int:
 
 
 def _check_pickle(content: bytes) -> int:
-    tuples: set[int] = set()  # memo slots that hold one
+    tuples: set[Any] = set()  # memo slots that hold one
     count = shared = 0
     before = ""
     for opcode, value, _ in pickletools.genops(content):
