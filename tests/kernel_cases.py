@@ -74,6 +74,8 @@ class Case:
     zoneout: str = ""
     """Masks or shares, and of what: "masks h", "shares hc", …"""
     resets: bool = False
+    constant: tuple[int, ...] = ()
+    """Time steps at which all sequences have the same frame."""
 
     @property
     def has_cell(self) -> bool:
@@ -124,6 +126,10 @@ def tensors_of(case: Case) -> Tensors:
         made[name] = (torch.rand(shape, generator=g) + 0.4).requires_grad_()
 
     normal("x", rows, case.inputs or D * C)
+    with torch.no_grad():
+        for t in case.constant:
+            first = sum(case.sizes[:t])
+            made["x"][first : first + case.sizes[t]] = made["x"][first]
     if case.state:
         normal("h0", D, batch, H, scale=0.5)
         if case.mode == "LSTM":

@@ -84,13 +84,13 @@ class TestByHand:
 
     @pytest.mark.parametrize("norm", ["frame-slots", "hidden"])
     def test_the_slot_of_test_time(self, norm: str) -> None:
-        """The last slot ≤ min(t, K−1) that has ever been updated."""
+        """The last slot ≤ min(t, K−1) that has ever been updated, else the first one that has."""
         layer = gate_free(norm, eps=1e-12).eval()
         layer.norm_l0.running_mean.copy_(torch.tensor([[1.0], [2.0], [3.0]]))
         for tracked, means in (
             ([1, 0, 1], [1, 1, 3, 3, 3]),
             ([1, 1, 0], [1, 2, 2, 2, 2]),
-            ([0, 1, 0], [1, 2, 2, 2, 2]),
+            ([0, 1, 0], [2, 2, 2, 2, 2]),
             ([5, 0, 0], [1, 1, 1, 1, 1]),
         ):
             layer.norm_l0.num_batches_tracked.copy_(torch.tensor(tracked))
@@ -192,6 +192,103 @@ def test_constant_input_has_finite_gradients(norm: str) -> None:
     for tensor in (x, *layer.parameters()):
         assert tensor.grad is not None
         assert bool(tensor.grad.isfinite().all())
+
+
+BY_STEP = ["frame", "frame-slots", "recurrent", "recurrent-shared"]
+
+
+class TestConstantSteps:
+    """Frame-wise statistics where all rows of W_x x at a step are equal, as at a start token."""
+
+    @pytest.mark.parametrize("cell", ["lstm", "gru"])
+    @pytest.mark.parametrize("norm", [*BY_STEP, "hidden", "sequence"])
+    @pytest.mark.parametrize("with_state", [True, False])
+    def test_as_the_reference(self, cell: str, norm: str, with_state: bool) -> None:
+        """Ragged, with a single row at the end and NaN in the padding."""
+        layer = build(cell, norm, num_layers=2, bidirectional=True)
+        for constant in ([0], [2, 3], [0, 1, 2, 3, 4, 5])[: 2 + with_state]:
+            check_against_reference(
+                layer, [3, 6, 5], "padded", with_state=with_state, constant=constant
+            )
+
+    @pytest.mark.parametrize("norm", BY_STEP)
+    @pytest.mark.parametrize("momentum", [0.1, None])
+    def test_from_the_beginning(self, norm: str, momentum: float | None) -> None:
+        """Nothing tracked yet, then some slots."""
+        layer = build("gru", norm, bidirectional=True, momentum=momentum)
+        for n in layer.normalisers():
+            n.reset_running_stats()
+        for _ in range(2):
+            check_against_reference(layer, [4, 4, 3], "padded", constant=[0])
+        check_against_reference(layer.eval(), [4, 4, 3], "padded", constant=[0])
+        check_against_reference(layer.train(), [4, 4, 4], "dense", constant=[1])
+
+    @pytest.mark.parametrize("norm", ["frame", "frame-slots"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_nothing_is_updated(self, norm: str, dtype: torch.dtype) -> None:
+        layer = build("lstm", norm, dtype=dtype)
+        before = [b.clone() for b in layer.buffers()]
+        layer(torch.randn(4, 1, 3, dtype=dtype).expand(4, 5, 3))
+        assert all(map(torch.equal, layer.buffers(), before))
+        normrnn.recalibrate(layer, [torch.randn(4, 1, 3, dtype=dtype).expand(4, 5, 3)])
+        assert all(map(torch.equal, layer.buffers(), before))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_slots_that_were_never_updated(self, dtype: torch.dtype) -> None:
+        """Step 0 has those of step 1, in training and in eval mode."""
+        layer = normrnn.GRU(3, 4, norm="frame", time_steps=4, dtype=dtype)
+        x = torch.randn(4, 6, 3, dtype=dtype)
+        x[0] = x[0, :1]
+        for _ in range(3):
+            layer(x)
+        norm = layer.norm_l0
+        assert norm.num_batches_tracked.tolist() == [0, 3, 3, 3]
+        mean, var = norm.test_statistics(4)
+        assert torch.equal(mean[0], norm.running_mean[1])
+        assert torch.equal(var[0], norm.running_var[1])
+        with normrnn.batch_statistics(layer):
+            own = layer(x)[0][0]
+        torch.testing.assert_close(own, layer.eval()(x)[0][0])
+
+    def test_recurrent_statistics_of_a_zero_state_are_the_batch_s(self) -> None:
+        """W_h h has variance 0 at step 0 of every call, and stays normalised and counted so."""
+        layer = normrnn.LSTM(3, 4, norm="recurrent", time_steps=3)
+        x = torch.randn(3, 5, 3)
+        x[0] = x[0, :1]
+        layer(x)
+        norm = layer.norm_l0
+        assert norm.num_batches_tracked.tolist() == [1, 1, 1]
+        torch.testing.assert_close(norm.running_var_hh[0], torch.full((16,), 0.9))
+        assert torch.equal(norm.running_var[0], torch.ones(16))
+        assert torch.equal(norm.test_statistics(3)[1][0, :16], norm.running_var[1])
+
+    @pytest.mark.parametrize("time_steps", [None, 7])
+    def test_eval_agrees_with_training(self, time_steps: int | None) -> None:
+        """A decoder with teacher forcing whose sequences share their first token."""
+        torch.manual_seed(0)
+        tokens = torch.randint(6, (7, 32))
+        inputs = torch.cat([torch.full((1, 32), 6), tokens[:-1]])
+        gru = normrnn.GRU(8, 32, norm="frame", time_steps=time_steps)
+        tables = torch.nn.ModuleList([torch.nn.Embedding(7, 8), torch.nn.Embedding(32, 32)])
+        head = torch.nn.Linear(32, 6)
+        model = torch.nn.ModuleList([gru, tables, head])
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+        def loss_of() -> Tensor:
+            output, _ = gru(tables[0](inputs), tables[1](torch.arange(32))[None])
+            return torch.nn.functional.cross_entropy(head(output).flatten(0, 1), tokens.flatten())
+
+        for _ in range(150):
+            optimizer.zero_grad()
+            loss_of().backward()
+            optimizer.step()
+        with torch.no_grad():
+            trained, running = loss_of(), (model.eval(), loss_of())[1]
+            normrnn.recalibrate(model, [None], step=lambda *_: loss_of())
+            recalibrated = loss_of()
+        assert trained < 0.1
+        assert running < 0.15
+        assert recalibrated < 0.15
 
 
 @pytest.mark.parametrize("form", ["dense", "unbatched", "packed", "padded"])

@@ -22,6 +22,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "frame": ("gru", "frame", {}),
     "frame-stack": ("lstm-all", "frame", {"num_layers": 2, "bidirectional": True}),
     "slots": ("tanh", "frame-slots", {"num_layers": 2, "bidirectional": True}),
+    "frame with a shared start": ("gru", "frame", {"num_layers": 2, "bidirectional": True}),
+    "slots with a shared start": ("lstm", "frame-slots", {}),
     "cumulative": ("lstm", "sequence", {"momentum": None, "affine": False}),
 }
 
@@ -32,11 +34,14 @@ def layer_of(case: str, **more: Any) -> Any:
     return build(cell, norm, **options, **more)
 
 
-def batch_of(rank: int) -> tuple[Tensor, list[int]]:
+def batch_of(rank: int, case: str = "") -> tuple[Tensor, list[int]]:
     generator = torch.Generator().manual_seed(rank)
     lengths = LENGTHS[rank]
     x = torch.randn(max(lengths), len(lengths), 3, dtype=torch.float64, generator=generator)
-    return x * (1 + rank) + rank, lengths
+    x = x * (1 + rank) + rank
+    if case.endswith("shared start"):
+        x[0] = 0.5
+    return x, lengths
 
 
 def cotangent(rank: int, output: Tensor) -> Tensor:
@@ -47,7 +52,7 @@ def cotangent(rank: int, output: Tensor) -> Tensor:
 def step(case: str, rank: int, sync: bool) -> dict[str, Any]:
     """One training step of a rank: everything that has to agree."""
     layer = layer_of(case, sync=sync)
-    x, lengths = batch_of(rank)
+    x, lengths = batch_of(rank, case)
     x.requires_grad_()
     output, _ = layer(x, lengths=lengths)
     (output * cotangent(rank, output)).sum().backward()
@@ -117,9 +122,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return started_ranks(Path(__file__), RANKS, tmp_path_factory.mktemp("ranks"))
 
 
-def joined() -> tuple[Tensor, list[int]]:
+def joined(case: str = "") -> tuple[Tensor, list[int]]:
     """Both ranks' sequences in one batch, padded with NaN."""
-    batches = [batch_of(rank) for rank in range(RANKS)]
+    batches = [batch_of(rank, case) for rank in range(RANKS)]
     T = max(x.shape[0] for x, _ in batches)
     lengths = [n for _, ns in batches for n in ns]
     x = torch.full((T, len(lengths), 3), float("nan"), dtype=torch.float64)
@@ -141,7 +146,7 @@ def close(actual: Tensor, expected: Tensor | None, what: str) -> None:
 def test_two_processes_equal_one(ranks: list[dict[str, Any]], case: str) -> None:
     """Outputs, input gradients, summed parameter gradients and buffers."""
     layer = layer_of(case)
-    x, lengths = joined()
+    x, lengths = joined(case)
     output, _ = layer(x, lengths=lengths)
     weights, first = torch.zeros_like(output), 0
     for rank in range(RANKS):

@@ -79,6 +79,20 @@ def test_one_row_is_normalised_by_what_is_given() -> None:
             kernel.run(call, inputs, replace(own, fixed=None))
 
 
+@pytest.mark.parametrize("plug", ["frame", "frame slots", "recurrent", "recurrent cell", "step"])
+def test_a_step_with_equal_rows_is_normalised_by_what_is_given(plug: str) -> None:
+    """Of W_x x alone; without given statistics by its own, as the loop."""
+    for mode in ["LSTM"] if "cell" in plug else ["GRU", "LSTM"]:
+        case = Case(mode, plug, (9, 9, 7, 5, 1), (False, True), 6, 19, constant=(0, 2), threads=2)
+        for inputs in (0, 6):
+            check_against_float64(replace(case, inputs=inputs))
+    case = Case("LSTM", plug, (9, 9, 7), constant=(0, 2))
+    call, inputs, own = problem(case, tensors_of(case))
+    given, none = kernel.run(call, inputs, own), kernel.run(call, inputs, replace(own, fixed=None))
+    assert torch.equal(given.rows, none.rows) == (plug == "step")
+    assert torch.allclose(none.rows, loop(call, inputs, replace(own, fixed=None)).rows, atol=1e-3)
+
+
 ALONE = ["plain", "frame fixed", "step fixed", "row", "row cell", "recurrent fixed"]
 ALONE += ["recurrent cell fixed"]
 

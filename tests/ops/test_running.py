@@ -112,7 +112,7 @@ def test_a_population_does_not_depend_on_the_split(batches: list[list[float]]) -
     torch.testing.assert_close(population.var[0, 0], whole.var(), rtol=1e-10, atol=1e-9)
     biased = whole.var(correction=0)
     torch.testing.assert_close(population.biased_var[0, 0], biased, rtol=1e-10, atol=1e-9)
-    assert population.enough.tolist() == [True]
+    assert population.enough.tolist() == [[True]]
 
 
 def test_a_population_of_slots() -> None:
@@ -124,7 +124,7 @@ def test_a_population_of_slots() -> None:
     assert population.var[:, 0].tolist() == pytest.approx([11 / 3, 2, 2])
     short = Population(2)
     short.add(of([1.0, 3.0], [5.0]))
-    assert short.enough.tolist() == [True, False]
+    assert short.enough.tolist() == [[True], [False]]
 
 
 def test_a_population_leaves_out_batches_that_are_not_finite() -> None:

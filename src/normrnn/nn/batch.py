@@ -99,10 +99,16 @@ class Normaliser(StatisticalNorm):
 
     def _input_norm(self, steps: Steps) -> InputNorm:
         batch = self._by_batch(steps)
-        needed = not batch or steps.may_be_lone(self.per_step)
+        needed = not batch or self.per_step or steps.may_be_lone(self.per_step)
         fixed = self.test_statistics(steps.time) if needed else None
         meets = self.meets_others
         return InputNorm(self.weight, self.bias, self.eps, self.per_step, batch, fixed, meets)
+
+    @property
+    def _inputs(self) -> int:
+        """How many channels, the first ones, have frame-wise statistics of W_x x: a time step whose
+        rows are all equal there is normalised with the running ones and updates nothing."""
+        return self.channels if self.per_step and not self.inside else 0
 
     @property
     def meets_others(self) -> bool:
@@ -155,7 +161,7 @@ class Normaliser(StatisticalNorm):
         elif mode.update:
             update = update_shared_ if self.time_steps is None else update_steps_
             with self._running() as (mean, var, tracked):
-                update(mean, var, tracked, batch, self.momentum)
+                update(mean, var, tracked, batch, self.momentum, self._inputs)
 
     @contextmanager
     def _running(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -171,7 +177,7 @@ class Normaliser(StatisticalNorm):
                 setattr(self, name, torch.zeros_like(buffer[0]))
 
     def population(self, shared: bool = False) -> Population:
-        return Population(None if shared else self.time_steps)
+        return Population(None if shared else self.time_steps, self._inputs)
 
     @torch.no_grad()
     def adopt(self, population: Population) -> None:
@@ -182,8 +188,9 @@ class Normaliser(StatisticalNorm):
             enough = population.enough.to(mean.device)
             for buffer, value in ((mean, population.mean), (var, population.var)):
                 value = value.to(buffer).reshape(buffer.shape)
-                buffer.copy_(torch.where(enough.view(*buffer.shape[:-1], 1), value, buffer))
-            tracked.copy_(torch.where(enough.view_as(tracked), population.batches, tracked))
+                buffer.copy_(torch.where(enough.view_as(buffer), value, buffer))
+            seen = enough.any(1).view_as(tracked)
+            tracked.copy_(torch.where(seen, population.batches, tracked))
 
     @torch.no_grad()
     def start_neutral(self) -> None:

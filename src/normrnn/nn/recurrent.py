@@ -12,7 +12,7 @@ from normrnn.nn.normaliser import OfBothTransitions
 from normrnn.ops.call import RecurrentNorm
 from normrnn.ops.fold import Weights, fold_recurrent
 from normrnn.ops.normalise import Fixed
-from normrnn.ops.running import store_
+from normrnn.ops.running import slots_for, store_
 from normrnn.ops.steps import Steps
 
 
@@ -46,6 +46,27 @@ class RecurrentNormaliser(OfBothTransitions, Normaliser):
             self.weight_c,
             self.bias_c,
         )
+
+    @property
+    def _inputs(self) -> int:
+        return self.channels
+
+    def test_statistics(self, steps: int) -> Fixed | None:
+        fixed = super().test_statistics(steps)
+        if fixed is None or self.time_steps is None:
+            return fixed
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        # One count is for all parts, and a step with equal inputs has updated W_h h and c alone.
+        changed = (self.running_mean != 0) | (self.running_var != 1)
+        slots = slots_for(self.num_batches_tracked * changed.any(1), steps)
+        inputs = self.running_mean[slots], self.running_var[slots]
+        mean, var = (
+            torch.cat([own, every[:, self.channels :]], 1)
+            for own, every in zip(inputs, fixed, strict=True)
+        )
+        return mean, var
 
     def _parts(self, name: str) -> list[Tensor]:
         """The buffers of that name: of W_x x, W_h h and, where it is normalised, c."""

@@ -15,6 +15,7 @@ from normrnn.ops.call import (
     GATES,
     Call,
     Cell,
+    InputNorm,
     Inputs,
     Peephole,
     Plug,
@@ -65,6 +66,11 @@ class Spec(NamedTuple):
         """Whether they are those of every step; inside the steps there is no choice."""
         return self._is("per_step", True)
 
+    @property
+    def judges_steps(self) -> bool:
+        """Whether steps of W_x x whose rows are all equal are normalised with given statistics."""
+        return self.measures and self.by_step and self.plug in _OF_INPUT
+
     def _is(self, name: str, otherwise: bool) -> bool:
         place = _KINDS[self.plug].places.get(name)
         return otherwise if place is None else bool(self.numbers[place])
@@ -102,6 +108,7 @@ def _kind(plug: Any) -> _Kind:
     return _Kind(plug, tuple(tensors), tuple(numbers), places)
 
 
+_OF_INPUT = InputNorm.__name__, RecurrentNorm.__name__
 _KINDS = {plug.__name__: _kind(plug) for plug in get_args(Plug)}
 
 

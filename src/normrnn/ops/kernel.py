@@ -117,14 +117,15 @@ def _use_given(steps: Steps, spec: Spec, tensors: list[Tensor | None], keep: boo
     place = spec.place("fixed")
     if place is None:
         return
-    if spec.measures and not steps.may_be_lone(spec.by_step):
+    needed = not spec.measures or steps.may_be_lone(spec.by_step)
+    if not needed and not spec.judges_steps:
         tensors[place] = tensors[place + 1] = None
         return
     for k in (place, place + 1):
         value = tensors[k]
         if value is not None:
             tensors[k] = value.clone() if keep else value
-        elif not isinstance(steps, Traced):
+        elif needed and not isinstance(steps, Traced):
             raise ValueError(LONE)
 
 
@@ -257,8 +258,11 @@ def _one_by_one(function: Any, info: Any, in_dims: Any, args: Any) -> Any:
     return stacked, (0,) * len(stacked)
 
 
-def update(mean: Tensor, var: Tensor, batch: Statistics, share: float) -> bool | None:
-    """One update of buffers (C,) from K groups: whether all was finite; None if C cannot.
+def update(
+    mean: Tensor, var: Tensor, batch: Statistics, share: float, inputs: int = 0
+) -> bool | None:
+    """One update of buffers (C,) from K groups: whether there was one; None if C cannot. Of the
+    first ``inputs`` channels groups whose rows are all equal are left out.
 
     All of them plain (``is_plain``).
     """
@@ -276,8 +280,10 @@ def update(mean: Tensor, var: Tensor, batch: Statistics, share: float) -> bool |
         return None
     if not (mean.is_contiguous() and var.is_contiguous()):
         return None
-    given = count.data_ptr(), means.data_ptr(), variances.data_ptr()
-    return bool(loaded.update(K, C, ld, *given, share, mean.data_ptr(), var.data_ptr()))
+    counted = torch.empty_like(count)
+    given = [t.data_ptr() for t in (count, counted, means, variances)]
+    running = mean.data_ptr(), var.data_ptr()
+    return bool(loaded.update(K, C, ld, inputs, *given, share, *running))
 
 
 def _counts(steps: Steps, by_step: bool) -> Tensor:

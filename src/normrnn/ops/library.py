@@ -42,7 +42,7 @@ class Library:
 
         self.forward = entry("forward", ctypes.c_char_p)
         self.backward = entry("backward", ctypes.c_char_p)
-        update = [*[size] * 3, *[pointer] * 3, real, *[pointer] * 2]
+        update = [*[size] * 4, *[pointer] * 4, real, *[pointer] * 2]
         self.update = entry("update", *update, result=ctypes.c_int)
         self.classify = entry("classify", ctypes.c_char_p, pointer, pointer, result=size)
         word = ctypes.c_uint32

@@ -110,9 +110,9 @@ def _kept(call: Call, d: int, units: int) -> list[Any]:
 
 
 def input_norm(
-    plug: InputNorm, steps: Steps, pre: Tensor, ranks: Pool = EVERYBODY
+    plug: InputNorm, steps: Steps, pre: Tensor, ranks: Pool = EVERYBODY, directions: int = 1
 ) -> tuple[Tensor, Statistics | None]:
-    """Gate inputs (N, C), normalised, and the statistics of the batch."""
+    """Gate inputs (N, D·C), normalised, and the statistics of the batch."""
     by_step = plug.per_step
     if not plug.batch and plug.fixed is not None:  # shared over time they need no groups
         by_step = len(plug.fixed[0]) > 1
@@ -126,6 +126,7 @@ def input_norm(
         batch=plug.batch,
         sync=plug.sync,
         ranks=ranks,
+        directions=directions if plug.per_step else 0,
     )
 
 
@@ -206,7 +207,7 @@ class _Nothing:
 class _InputNorm(_Nothing):
     @staticmethod
     def before(plug: InputNorm, call: Call, pre: Tensor) -> tuple[Tensor, Statistics | None]:
-        return input_norm(plug, call.steps, pre)
+        return input_norm(plug, call.steps, pre, directions=len(call.reverse))
 
 
 class _ByStep(_Nothing):

@@ -13,7 +13,7 @@ from normrnn.ops.statistics import (
     measure,
     synchronised,
     wide,
-    with_lone,
+    with_fixed,
 )
 
 __all__ = ["Fixed", "normalise"]
@@ -30,6 +30,7 @@ def normalise(
     batch: bool = True,
     sync: bool = False,
     ranks: Pool = EVERYBODY,
+    directions: int = 0,
 ) -> tuple[Tensor, Statistics | None]:
     """γ (x − mean) / √(var + ε) + β over each group of rows.
 
@@ -39,6 +40,8 @@ def normalise(
         groups: which rows share statistics.
         fixed: mean and variance (1, C) or (K, C) for ``batch=False``, and for groups of one row,
             which have no variance.
+        directions: how many directions' W_x x these are, side by side: groups whose rows are all
+            equal are then normalised with ``fixed`` too, if it is given. 0: not.
         batch: use the batch's own statistics.
         sync: pool statistics over ``ranks``, by row count.
 
@@ -58,10 +61,12 @@ def normalise(
     dtype, measured = wide(rows.dtype), None
     if batch:
         if synchronised(sync, ranks):
-            out, measured = pooled(rows.to(dtype), (weight, bias), groups, eps, fixed, ranks)
+            how = groups, eps, fixed, ranks, directions
+            out, measured = pooled(rows.to(dtype), (weight, bias), *how)
             return out.to(rows.dtype), measured
         found, centred = measure(rows, groups)
-        mean, var, centred = with_lone(found, centred, rows.to(dtype), groups, fixed)
+        given = rows.to(dtype), groups, fixed, directions
+        mean, var, centred, _ = with_fixed(found, centred, *given)
         measured = Statistics(*(value.detach() for value in found))
     else:
         if fixed is None:

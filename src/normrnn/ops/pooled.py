@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normrnn.ops.statistics import Fixed, Groups, Pool, Statistics, measure, summed, with_lone
+from normrnn.ops.statistics import Fixed, Groups, Pool, Statistics, measure, summed, with_fixed
 
 
 def pooled(
@@ -19,10 +19,11 @@ def pooled(
     eps: float,
     fixed: Fixed | None,
     ranks: Pool,
+    directions: int,
 ) -> tuple[Tensor, Statistics]:
     """What :func:`normrnn.ops.normalise.normalise` gives with ``sync``; rows in float32 or wider,
-    ``fixed`` for groups of one row over all ranks."""
-    out, *found = _Pooled.apply(rows, *vectors, groups, eps, fixed, ranks)
+    ``fixed`` for groups of one row, or of equal rows, over all ranks."""
+    out, *found = _Pooled.apply(rows, *vectors, groups, eps, fixed, ranks, directions)
     return out, Statistics(*found)
 
 
@@ -37,15 +38,17 @@ class _Pooled(torch.autograd.Function):
         eps: float,
         fixed: Fixed | None,
         ranks: Pool,
+        directions: int,
     ) -> tuple[Tensor, ...]:
         found, centred = measure(rows, groups, True, ranks)
-        mean, var, centred = with_lone(found, centred, rows, groups, fixed, shared=True)
+        given = rows, groups, fixed, directions, True
+        mean, var, centred, own = with_fixed(found, centred, *given)
         scale = (var + eps).rsqrt()
         out = groups.each(centred, scale if weight is None else scale * weight, torch.mul)
         if bias is not None:
             out += bias
-        ctx.save_for_backward(rows, weight, bias, mean, scale, found.count)
-        ctx.how = groups, eps, fixed, ranks
+        ctx.save_for_backward(rows, weight, bias, mean, scale, found.count, own)
+        ctx.how = groups, eps, fixed, ranks, directions
         statistics = found.mean.clone(), found.var.clone(), found.count
         ctx.mark_non_differentiable(*statistics)
         return out, *statistics
@@ -53,35 +56,36 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            return *_again(ctx, grads[0]), None, None, None, None
-        rows, weight, bias, mean, scale, count = ctx.saved_tensors
-        groups, _, _, ranks = ctx.how
+            return *_again(ctx, grads[0]), *[None] * 5
+        rows, weight, bias, mean, scale, count, own = ctx.saved_tensors
+        groups, _, _, ranks, _ = ctx.how
         grad = grads[0]
         normed = groups.each(groups.each(rows, mean, torch.sub), scale, torch.mul)
         both = torch.cat([groups.sums(grad), groups.sums(grad * normed)], 1)
-        own = both.sum(0).chunk(2)
+        vectors = both.sum(0).chunk(2)
         if weight is not None:
             both = both * torch.cat([weight, weight])
         shared = summed(both, len(count), ranks) / count[:, None]
-        # Groups of one row were normalised with what does not depend on it.
-        first, second = torch.where((count > 1)[:, None], shared, 0.0).chunk(2, 1)
+        first, second = shared.chunk(2, 1)
+        if own is not None:  # other groups were normalised with what does not depend on them
+            first, second = (torch.where(own, value, 0.0) for value in (first, second))
         into = groups.each(grad, scale if weight is None else scale * weight, torch.mul)
         into -= groups.each(normed, second * scale, torch.mul)
         into = groups.each(into, first * scale, torch.sub)
         return (
             into,
-            None if weight is None else own[1],
-            None if bias is None else own[0],
-            *[None] * 4,
+            None if weight is None else vectors[1],
+            None if bias is None else vectors[0],
+            *[None] * 5,
         )
 
 
 def _again(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     """For whoever differentiates twice: the same in operations that autograd knows."""
     rows, weight, bias, *_ = ctx.saved_tensors
-    groups, eps, fixed, ranks = ctx.how
+    groups, eps, fixed, ranks, directions = ctx.how
     found, centred = measure(rows, groups, True, ranks)
-    _, var, centred = with_lone(found, centred, rows, groups, fixed, shared=True)
+    _, var, centred, _ = with_fixed(found, centred, rows, groups, fixed, directions, True)
     scale = (var + eps).rsqrt()
     out = groups.each(centred, scale if weight is None else scale * weight, torch.mul)
     out = out if bias is None else out + bias

@@ -145,7 +145,8 @@ def direction(
     elif settings.norm == "layer":
         slices = [layer_norm(rows, p, "", settings.eps) for rows in slices]
     elif settings.norm == "recurrent":
-        slices = [_normalise_slice(s, t, _of(p, ""), settings) for t, s in enumerate(slices)]
+        own = _of_input(p)
+        slices = [_normalise_slice(s, t, own, settings, True) for t, s in enumerate(slices)]
     elif settings.norm == "whiten" and "norm.bias" in p:
         slices = [rows + p["norm.bias"] for rows in slices]
     elif settings.norm is None and "bias_ih" in p:
@@ -256,6 +257,16 @@ def _of(p: Parameters, which: str) -> dict[str, Tensor]:
     return own | ({counts: p[counts]} if counts in p else {})
 
 
+def _of_input(p: Parameters) -> dict[str, Tensor]:
+    """The same for W_x x: a slot of "recurrent" may have been updated for W_h h and c alone, and
+    then has its initial mean 0 and variance 1."""
+    own = _of(p, "")
+    if _has_slots(own):
+        changed = (own["norm.running_mean"] != 0) | (own["norm.running_var"] != 1)
+        own["norm.num_batches_tracked"] = own["norm.num_batches_tracked"] * changed.any(1)
+    return own
+
+
 def standardise(rows: Tensor, mean: Tensor, var: Tensor, p: Parameters, eps: float) -> Tensor:
     """Section 2: BN(x_k) = γ_k (x_k − mean_k) / √(σ²_k + ε) + β_k, on (n, features)."""
     out = (rows - mean) / torch.sqrt(var + eps)
@@ -289,9 +300,16 @@ def normalise_frames(
     slices: list[Tensor], p: Parameters, settings: Settings, updated: dict[str, Tensor]
 ) -> list[Tensor]:
     """Section 4.1, frame-wise: a mean and variance for each time step."""
-    _update(dict(enumerate(slices)), p, settings, updated)
+    _update(dict(enumerate(slices)), p, settings, updated, True)
     own = _normaliser(p)
-    return [_normalise_slice(s, t, own, settings) for t, s in enumerate(slices)]
+    return [_normalise_slice(s, t, own, settings, True) for t, s in enumerate(slices)]
+
+
+def is_constant(rows: Tensor) -> bool:
+    """Whether several rows (n, features) of W_x x are all equal, up to rounding: they have no
+    variance to be normalised with."""
+    mean, var = mean_and_variance(rows)
+    return len(rows) > 1 and bool(var.sum() <= 1e-12 * (mean**2).sum())
 
 
 def whiten(
@@ -335,9 +353,13 @@ def square_root(a: Tensor) -> Tensor:
     return s + torch.linalg.solve(left, (a - s @ s).flatten()).view_as(a)
 
 
-def _normalise_slice(rows: Tensor, t: int, p: Parameters, settings: Settings) -> Tensor:
-    """Time slice t by its own statistics; by the running ones if asked to, or if it is one row."""
-    if settings.batch_statistics and len(rows) > 1:
+def _normalise_slice(
+    rows: Tensor, t: int, p: Parameters, settings: Settings, of_input: bool = False
+) -> Tensor:
+    """Time slice t by its own statistics; by the running ones if asked to, if it is one row, or if
+    it is W_x x and constant."""
+    constant = of_input and "norm.running_mean" in p and is_constant(rows)
+    if settings.batch_statistics and len(rows) > 1 and not constant:
         mean, var = mean_and_variance(rows)
     elif _has_slots(p):
         slot = last_updated(t, p["norm.num_batches_tracked"].tolist())
@@ -348,13 +370,14 @@ def _normalise_slice(rows: Tensor, t: int, p: Parameters, settings: Settings) ->
 
 
 def last_updated(t: int, tracked: Sequence[int]) -> int:
-    """The last slot ≤ min(t, K−1) that has ever been updated (the first one, if none has).
+    """The last slot ≤ min(t, K−1) that has ever been updated, else the first one that has, else 0.
 
-    >>> [last_updated(t, [3, 0, 2]) for t in range(5)]
-    [0, 0, 2, 2, 2]
+    >>> [last_updated(t, [0, 3, 0, 2]) for t in range(5)]
+    [1, 1, 1, 3, 3]
     """
-    slots = [k for k in range(min(t, len(tracked) - 1) + 1) if tracked[k] > 0]
-    return slots[-1] if slots else 0
+    slots = [k for k in range(len(tracked)) if tracked[k] > 0]
+    before = [k for k in slots if k <= t]
+    return before[-1] if before else slots[0] if slots else 0
 
 
 def running_average(old: Tensor, new: Tensor, tracked: int, momentum: float | None) -> Tensor:
@@ -364,9 +387,18 @@ def running_average(old: Tensor, new: Tensor, tracked: int, momentum: float | No
 
 
 def _update(
-    slices: dict[int, Tensor], p: Parameters, settings: Settings, updated: dict[str, Tensor]
+    slices: dict[int, Tensor],
+    p: Parameters,
+    settings: Settings,
+    updated: dict[str, Tensor],
+    of_input: bool = False,
 ) -> None:
-    """Statistics of each time step where there are slots for them, else of all together."""
+    """Statistics of each time step where there are slots for them, else of all together; steps of
+    W_x x that are constant are left out."""
+    if of_input:
+        slices = {t: rows for t, rows in slices.items() if not is_constant(rows)}
+        if all(len(rows) < 2 for rows in slices.values()):
+            return
     if settings.batch_statistics and _has_slots(p):
         _update_slots(slices, p, settings, updated)
     elif settings.batch_statistics:
@@ -388,7 +420,7 @@ def _update_recurrent(
         return
     for which, slices in zip(RECURRENT, seen, strict=False):
         mine: dict[str, Tensor] = {}
-        _update(slices, _of(p, which), settings, mine)
+        _update(slices, _of(p, which), settings, mine, of_input=which == "")
         for name, value in mine.items():
             updated[name if name == "num_batches_tracked" else name + which] = value
 

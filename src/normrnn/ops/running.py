@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from normrnn.ops import kernel
-from normrnn.ops.statistics import Statistics, pool, unbiased
+from normrnn.ops.statistics import Statistics, constant_groups, pool, unbiased, without_constant
 
 _OPS = torch.library.Library("normrnn", "FRAGMENT")
 _OPS.define(
     "update_(Tensor(a!) mean, Tensor(b!) var, Tensor(c!) tracked, "
-    "Tensor batch_mean, Tensor batch_var, Tensor count, float? momentum) -> ()"
+    "Tensor batch_mean, Tensor batch_var, Tensor count, float? momentum, int inputs=0) -> ()"
 )
 _OPS.define("store_(Tensor(a!) buffer, Tensor value) -> ()")
 
@@ -30,51 +30,73 @@ def _store(buffer: Tensor, value: Tensor) -> None:
 
 
 def update_shared_(
-    mean: Tensor, var: Tensor, tracked: Tensor, batch: Statistics, momentum: float | None
+    mean: Tensor,
+    var: Tensor,
+    tracked: Tensor,
+    batch: Statistics,
+    momentum: float | None,
+    inputs: int = 0,
 ) -> None:
     """One update of buffers (C,) shared over time, from all rows of the batch.
 
     A batch with a non-finite value, or with a single row in every group, leaves everything as it
-    was. ``momentum`` is the weight of
-    the new value, as in torch; None means the average of all updates so far.
+    was. ``momentum`` is the weight of the new value, as in torch; None means the average of all
+    updates so far. ``inputs``: how many channels, the first ones, are those of W_x x; there groups
+    whose rows are all equal are left out.
     """
     if not kernel.is_plain((mean, var, tracked, *batch)):
-        torch.ops.normrnn.update_(mean, var, tracked, *batch, momentum)
+        torch.ops.normrnn.update_(mean, var, tracked, *batch, momentum, inputs)
         return
     if momentum is not None:
-        done = kernel.update(mean, var, batch, momentum)
+        done = kernel.update(mean, var, batch, momentum, inputs)
         if done is not None:
             tracked += int(done)
             return
-    _update_shared_(mean, var, tracked, batch, momentum)
+    _update_shared_(mean, var, tracked, batch, momentum, inputs)
 
 
 def _update_shared_(
-    mean: Tensor, var: Tensor, tracked: Tensor, batch: Statistics, momentum: float | None
+    mean: Tensor,
+    var: Tensor,
+    tracked: Tensor,
+    batch: Statistics,
+    momentum: float | None,
+    inputs: int,
 ) -> None:
-    pooled = pool(batch)
-    good = (batch.count > 1).any(0, keepdim=True) & _finite(batch)
-    _update_(mean[None], var[None], tracked.view(1), pooled, good, momentum)
+    counted = without_constant(batch, inputs)
+    good = (counted.count > 1).any(0, keepdim=True) & _finite(batch)
+    _update_(mean[None], var[None], tracked.view(1), pool(counted), good, momentum)
 
 
 def update_steps_(
-    mean: Tensor, var: Tensor, tracked: Tensor, batch: Statistics, momentum: float | None
+    mean: Tensor,
+    var: Tensor,
+    tracked: Tensor,
+    batch: Statistics,
+    momentum: float | None,
+    inputs: int = 0,
 ) -> None:
     """Updates slots (K, C) from the first K steps of the batch that have more than one row.
 
     A non-finite value at any step, a lone row's or one past the last slot, prevents them all.
+    ``inputs`` as for :func:`update_shared_`.
     """
     if not kernel.is_plain((mean, var, tracked, *batch)):
-        torch.ops.normrnn.update_(mean, var, tracked, *batch, momentum)
+        torch.ops.normrnn.update_(mean, var, tracked, *batch, momentum, inputs)
         return
-    _update_steps_(mean, var, tracked, batch, momentum)
+    _update_steps_(mean, var, tracked, batch, momentum, inputs)
 
 
 def _update_steps_(
-    mean: Tensor, var: Tensor, tracked: Tensor, batch: Statistics, momentum: float | None
+    mean: Tensor,
+    var: Tensor,
+    tracked: Tensor,
+    batch: Statistics,
+    momentum: float | None,
+    inputs: int,
 ) -> None:
     used = min(len(mean), len(batch.mean))
-    first = Statistics(*(value[:used] for value in batch))
+    first = without_constant(Statistics(*(value[:used] for value in batch)), inputs)
     slots = mean[:used], var[:used], tracked[:used]
     _update_(*slots, first, (first.count > 1) & _finite(batch), momentum)
 
@@ -88,6 +110,7 @@ def _update(
     batch_var: Tensor,
     count: Tensor,
     momentum: float | None,
+    inputs: int = 0,
 ) -> None:
     """Both, as an operator that changes the first three."""
     batch = Statistics(batch_mean, batch_var, count)
@@ -97,7 +120,7 @@ def _update(
         how = update_steps_ if tracked.dim() else update_shared_
     else:  # a type of somebody else's
         how = _update_steps_ if tracked.dim() else _update_shared_
-    how(mean, var, tracked, batch, momentum)
+    how(mean, var, tracked, batch, momentum, inputs)
 
 
 def _nothing(*_: Any) -> None:
@@ -130,22 +153,25 @@ def _update_(
     good: Tensor,
     momentum: float | None,
 ) -> None:
-    one = torch.ones_like(batch.count, dtype=batch.mean.dtype)
+    good = good if good.dim() == 2 else good[:, None]
+    one = torch.ones_like(tracked, dtype=batch.mean.dtype)
     share = (one / (tracked + 1) if momentum is None else one * momentum)[:, None]
     for buffer, value in ((mean, batch.mean), (var, unbiased(batch))):
         old = buffer.to(value.dtype)
-        buffer.copy_(old.lerp(torch.where(good[:, None], value, old), share))
-    tracked += good.to(tracked.dtype)
+        buffer.copy_(old.lerp(torch.where(good, value, old), share))
+    tracked += good.any(1).to(tracked.dtype)
 
 
 def slots_for(tracked: Tensor, steps: int) -> Tensor:
-    """For steps 0 … steps−1 the last slot ≤ min(t, K−1) that has ever been updated, (steps,).
+    """For steps 0 … steps−1 the last slot ≤ min(t, K−1) that has ever been updated, else the first
+    one that has, else 0: (steps,).
 
-    >>> slots_for(torch.tensor([4, 4, 0, 2]), 6).tolist()
-    [0, 1, 1, 3, 3, 3]
+    >>> slots_for(torch.tensor([0, 4, 4, 0, 2]), 7).tolist()
+    [1, 1, 2, 2, 4, 4, 4]
     """
-    slot = torch.arange(len(tracked), device=tracked.device)
-    last = torch.where(tracked > 0, slot, -1).cummax(0).values.clamp(min=0)
+    slot, seen = torch.arange(len(tracked), device=tracked.device), tracked > 0
+    last = torch.where(seen, slot, -1).cummax(0).values
+    last = torch.where(last < 0, seen.to(torch.uint8).argmax(), last)
     return last[torch.arange(steps, device=tracked.device).clamp(max=len(tracked) - 1)]
 
 
@@ -155,38 +181,46 @@ class Population:
     Rows count equally however they were split into batches.
     """
 
-    def __init__(self, slots: int | None = None):
-        """Args: slots: one per time step, so many; None: statistics are shared over time."""
-        self.shared, self.groups = slots is None, slots or 1
+    def __init__(self, slots: int | None = None, inputs: int = 0):
+        """Args:
+        slots: one per time step, so many; None: statistics are shared over time.
+        inputs: how many channels, the first ones, are those of W_x x; there time steps whose rows
+            are all equal are left out.
+        """
+        self.shared, self.groups, self.inputs = slots is None, slots or 1, inputs
         self.batches = 0
-        self._count = torch.zeros(self.groups, dtype=torch.float64)
-        self._mean = torch.zeros(0)
-        self._squares = torch.zeros(0)
+        self._count = self._mean = self._squares = torch.zeros(0)
 
     def add(self, batch: Statistics) -> None:
+        batch = without_constant(batch, self.inputs)
         if self.shared:
             batch = pool(batch)
         used = min(self.groups, len(batch.mean))
         mean, var, count = (v[:used].detach().to("cpu", torch.float64) for v in batch)
-        rows = count[:, None]
+        rows = (count if count.dim() == 2 else count[:, None]).expand_as(mean)
         if not bool((mean.isfinite() & var.isfinite() | (rows == 0)).all()):
             return
         if not self.batches:
             self._mean = torch.zeros(self.groups, mean.shape[1], dtype=torch.float64)
-            self._squares = torch.zeros_like(self._mean)
+            self._count, self._squares = torch.zeros_like(self._mean), torch.zeros_like(self._mean)
         mean, var = (torch.where(rows > 0, value, 0.0) for value in (mean, var))
-        old = self._count[:used, None].clone()
+        old = self._count[:used].clone()
         share = rows / (old + rows).clamp(min=1)
         delta = mean - self._mean[:used]
         self._squares[:used] += var * rows + delta.square() * old * share
         self._mean[:used] += delta * share
-        self._count[:used] += count
+        self._count[:used] += rows
         self.batches += 1
 
     @property
     def enough(self) -> Tensor:
-        """Which groups have more than one row, (groups,)."""
-        return self._count > 1
+        """Where there is more than one row and, of W_x x, not always the same one, (groups, C)."""
+        several, own = self._count > 1, slice(self.inputs)
+        if self.inputs:
+            rows = self._count[:, own].amax(1)
+            found = Statistics(self._mean[:, own], self.biased_var[:, own], rows)
+            several[:, own] &= ~constant_groups(found)
+        return several
 
     @property
     def mean(self) -> Tensor:
@@ -196,9 +230,9 @@ class Population:
     @property
     def biased_var(self) -> Tensor:
         """(groups, C)."""
-        return self._squares / self._count.clamp(min=1)[:, None]
+        return self._squares / self._count.clamp(min=1)
 
     @property
     def var(self) -> Tensor:
         """Unbiased, (groups, C)."""
-        return self._squares / (self._count - 1).clamp(min=1)[:, None]
+        return self._squares / (self._count - 1).clamp(min=1)

@@ -25,6 +25,11 @@ LONE = (
 )
 
 
+CONSTANT = 1e-12
+"""The variance of a step whose rows are all equal, relative to the square of its mean, is below.
+Rounding leaves up to 1e-13 in float32. `kernels/normalise.h` has the same number."""
+
+
 class Statistics(NamedTuple):
     """Mean and biased variance (K, C) over ``count`` (K,) rows of each group."""
 
@@ -129,26 +134,46 @@ def measure(
     return Statistics(mean, squares / count[:, None], count), centred
 
 
-def with_lone(
+def constant_groups(found: Statistics, directions: int = 1) -> Tensor:
+    """Which groups have several rows that are all equal, up to rounding: (K, directions), each
+    judged by its own channels together."""
+    var, square = (
+        v.unflatten(1, (directions, -1)).sum(2) for v in (found.var, found.mean.square())
+    )
+    return (found.count > 1)[:, None] & (var <= CONSTANT * square)
+
+
+def with_fixed(
     found: Statistics,
     centred: Tensor,
     rows: Tensor,
     groups: Groups,
     fixed: Fixed | None,
+    directions: int = 0,
     shared: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, variance and centred rows, by ``fixed`` in groups of one row, which have no variance of
-    their own; ``shared`` counts are other ranks' too, which the device alone knows."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Mean, variance and centred rows, by ``fixed`` where a group has no variance of its own: a
+    single row or, with ``directions``, rows that are all equal, as at a start token.
+
+    ``shared`` counts are other ranks' too, which the device alone knows. The last value says which
+    (K, C) are the batch's own; None: all. Without ``fixed`` only a single row is an error.
+    """
     lone = found.count <= 1
-    if not (bool(lone.any()) if shared else min(groups.widths) == 1):
-        return found.mean, found.var, centred
     if fixed is None:
-        raise ValueError(LONE)
+        if bool(lone.any()) if shared else min(groups.widths) == 1:
+            raise ValueError(LONE)
+        return found.mean, found.var, centred, None
+    if not (shared or directions or min(groups.widths) == 1):
+        return found.mean, found.var, centred, None
+    own = ~lone[:, None].expand_as(found.mean)
+    if directions:
+        width = found.mean.shape[1] // directions
+        own = own & ~constant_groups(found, directions).repeat_interleave(width, 1)
     mean, var = (
-        torch.where(lone[:, None], _spread(given.to(own.dtype), own), own)
-        for given, own in zip(fixed, found[:2], strict=True)
+        torch.where(own, value, _spread(given.to(value.dtype), value))
+        for given, value in zip(fixed, found[:2], strict=True)
     )
-    return mean, var, groups.each(rows, mean, torch.sub)
+    return mean, var, groups.each(rows, mean, torch.sub), own
 
 
 def _spread(fixed: Tensor, like: Tensor) -> Tensor:
@@ -160,19 +185,38 @@ def _spread(fixed: Tensor, like: Tensor) -> Tensor:
 
 
 def pool(statistics: Statistics) -> Statistics:
-    """All groups as one: the centred merge of K statistics, weighted by their counts."""
+    """All groups as one: the centred merge of K statistics, weighted by their counts, which may
+    differ from channel to channel, (K, C)."""
     if len(statistics.mean) == 1:
         return statistics
-    count = statistics.count.sum().view(1)
-    share = (statistics.count / count)[:, None]
+    count = statistics.count.sum(0, keepdim=True)
+    share = _by_channel(statistics.count / count.clamp(min=1))
     mean = (statistics.mean * share).sum(0, keepdim=True)
     var = ((statistics.var + (statistics.mean - mean).square()) * share).sum(0, keepdim=True)
     return Statistics(mean, var, count)
 
 
+def without_constant(statistics: Statistics, inputs: int) -> Statistics:
+    """The first ``inputs`` channels of groups whose rows are all equal there count for nothing.
+
+    They have the normalised input, W_x x. The counts are (K, C) then.
+    """
+    if not inputs:
+        return statistics
+    mean, var, count = statistics
+    constant = constant_groups(Statistics(mean[:, :inputs], var[:, :inputs], count))
+    counts = count[:, None].expand_as(mean)
+    channel = torch.arange(mean.shape[1], device=mean.device)
+    return Statistics(mean, var, counts.masked_fill(constant & (channel < inputs), 0))
+
+
 def unbiased(statistics: Statistics) -> Tensor:
     """What running buffers hold (torch's convention); normalising uses the biased variance."""
-    return statistics.var * (statistics.count / (statistics.count - 1).clamp(min=1))[:, None]
+    return statistics.var * _by_channel(statistics.count / (statistics.count - 1).clamp(min=1))
+
+
+def _by_channel(count: Tensor) -> Tensor:
+    return count if count.dim() == 2 else count[:, None]
 
 
 def synchronised(sync: bool, ranks: Pool = EVERYBODY) -> bool:

@@ -64,4 +64,13 @@ static void give_statistics(const Job *J, int64_t k, int64_t c, int64_t n, int64
         }
     }
 }
+/* Whether all rows were equal, up to rounding, by the mean and variance of C columns. */
+static int is_constant(int64_t C, const float *mean, const float *var) {
+    double squares = 0, variances = 0;
+    for (int64_t c = 0; c < C; c++) {
+        squares += (double)mean[c] * (double)mean[c];
+        variances += (double)var[c];
+    }
+    return variances <= 1e-12 * squares;
+}
 enum { FEW = 32 }; /* rows that are taken in at a time, while they are in the cache */

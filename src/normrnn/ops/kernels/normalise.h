@@ -26,6 +26,15 @@ INLINE int is_own(const Job *J, int64_t k) {
     return J->batch && (J->per_step || J->inner == OVER_ROWS ? J->sizes[k] : J->N) > 1;
 }
 
+/* Whether W_x x of step k is: not if its rows are all equal and statistics are given. `CONSTANT` of
+ * statistics.py is the same number. */
+static int is_input_own(const Job *J, const Direction *d, int64_t k) {
+    if (!is_own(J, k)) return 0;
+    if (!J->per_step || !d->fixed_mean) return 1;
+    const int64_t C = gates_of(J).G * J->H;
+    return !is_constant(C, d->stat_mean + k * J->ldc, d->stat_var + k * J->ldc);
+}
+
 /* What the product and the cell of a step are normalised by where that is given. */
 static void prepare_products(const Job *J, const Direction *d) {
     const Gates o = gates_of(J);
@@ -69,7 +78,7 @@ static void prepare(const Job *J) {
         const int64_t K = J->inner == OVER_ROWS || J->per_step ? J->T : 1;
         const int any = J->outer == COLUMNS || J->outer == SUMS || J->inner == OVER_ROWS;
         for (int64_t k = 0; k < K && any; k++) {
-            const int own = is_own(J, k);
+            const int own = J->outer == COLUMNS ? is_input_own(J, d, k) : is_own(J, k);
             if (J->inner == OVER_ROWS && own) continue;
             const int64_t slot = own ? k * J->ldc : J->fixed_per_step ? k * J->ldc : 0;
             const float *m = (own ? d->stat_mean : d->fixed_mean) + slot;
@@ -107,9 +116,8 @@ static void row_statistics_of_input(const Crew *c, int id, int n) {
 
 /* ---- the way back through it ---- */
 
-/* Of the statistics of group k, whose columns begin at row: 1/√(var + ε). */
-INLINE vec inv_of(const Job *J, const Direction *d, int64_t k, int64_t row, int n) {
-    const int own = is_own(J, k);
+/* Of the statistics of group k, its own or given, whose columns begin at row: 1/√(var + ε). */
+INLINE vec inv_of(const Job *J, const Direction *d, int own, int64_t k, int64_t row, int n) {
     const int64_t slot = own || J->fixed_per_step ? k * J->ldc : 0;
     const float *v = (own ? d->stat_var : d->fixed_var) + slot;
     return n ? rsqrt_(load_n(v + row, n) + all((float)J->eps)) : (vec){0};
@@ -138,12 +146,13 @@ static void steps_backward(const Crew *crew, int id, int n) {
         float *beta = crew->room + (id * J->D + i) * 2 * C, *gamma = beta + C;
         for (int64_t t = J->T * id / n; t < J->T * (id + 1) / n; t++) {
             const int64_t off = J->offsets[t], rows = J->sizes[t];
-            const int own = is_own(J, t); /* else what one row has, NaN too, is not for others */
+            /* else what one row has, NaN too, is not for others */
+            const int own = is_input_own(J, d, t);
             const vec share = all(1.0f / (float)rows), none = {0};
             for (int64_t c = 0; c < C; c += VW) {
                 int64_t row;
                 const int have = lanes_at(o, c, &row);
-                const vec m = load(d->mean + t * C + c), inv = inv_of(J, d, t, row, have);
+                const vec m = load(d->mean + t * C + c), inv = inv_of(J, d, own, t, row, have);
                 vec sd = {0}, sx = {0};
                 for (int64_t r = off; r < off + rows; r++) {
                     const vec y = load(d->dx + r * J->ldx + c);
@@ -191,7 +200,7 @@ static void sequence_backward(const Job *J) {
         for (int64_t c = 0; c < packed_width(o); c += VW) {
             int64_t row;
             const int n = lanes_at(o, c, &row);
-            const vec inv = inv_of(J, d, 0, row, n);
+            const vec inv = inv_of(J, d, own, 0, row, n);
             const vec sd = load(d->level + c), sx = load(d->slope + c) * inv;
             if (n) store_n(d->d_beta + row, sd, n), store_n(d->d_gamma + row, sx, n);
             store(d->level + c, own ? sd * share : none);

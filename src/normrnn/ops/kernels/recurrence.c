@@ -181,29 +181,41 @@ void EXPORT(backward)(const Job *J) {
 #include "mask.h"
 
 /* One update of running statistics (C,) from K groups of a batch, mean and biased var (K, C) over
- * `counts` rows each, pooled. Returns 0, and leaves everything as it was, if a value is not
- * finite. */
-int EXPORT(update)(int64_t K, int64_t C, int64_t ld, const float *counts, const float *mean,
-                   const float *var, float share, float *running_mean, float *running_var) {
-    double rows = 0;
-    float check = 0;
+ * `counts` rows each, pooled. Of the first `inputs` columns, those of W_x x, groups whose rows are
+ * all equal are left out; `counted` is room for K numbers. Returns 0, and leaves everything as it
+ * was, if a value is not finite or no group has more than one row. */
+int EXPORT(update)(int64_t K, int64_t C, int64_t ld, int64_t inputs, const float *counts,
+                   float *counted, const float *mean, const float *var, float share,
+                   float *running_mean, float *running_var) {
+    double all_rows = 0, input_rows = 0;
+    float check = 0, all_most = 0, input_most = 0;
     for (int64_t k = 0; k < K; k++) {
-        rows += (double)counts[k];
+        const float n = counts[k];
+        counted[k] = inputs && n > 1 && is_constant(inputs, mean + k * ld, var + k * ld) ? 0.0f : n;
+        all_rows += (double)n, input_rows += (double)counted[k];
+        if (n > all_most) all_most = n;
+        if (counted[k] > input_most) input_most = counted[k];
         for (int64_t c = 0; c < C; c++) check += 0.0f * mean[k * ld + c] + 0.0f * var[k * ld + c];
     }
-    if (check != 0.0f || rows < 2) return 0; /* 0 times NaN or infinity is NaN */
+    if (check != 0.0f) return 0; /* 0 times NaN or infinity is NaN */
+    int done = 0;
     for (int64_t c = 0; c < C; c++) {
+        const int is_input = c < inputs;
+        const float *n = is_input ? counted : counts;
+        const double rows = is_input ? input_rows : all_rows;
+        if ((is_input ? input_most : all_most) <= 1) continue;
         double m = 0, v = 0;
-        for (int64_t k = 0; k < K; k++) m += (double)counts[k] * (double)mean[k * ld + c];
+        for (int64_t k = 0; k < K; k++) m += (double)n[k] * (double)mean[k * ld + c];
         m /= rows;
         for (int64_t k = 0; k < K; k++) {
             const double e = (double)mean[k * ld + c] - m;
-            v += (double)counts[k] * ((double)var[k * ld + c] + e * e);
+            v += (double)n[k] * ((double)var[k * ld + c] + e * e);
         }
         running_mean[c] += share * ((float)m - running_mean[c]);
         running_var[c] += share * ((float)(v / (rows - 1)) - running_var[c]);
+        done = 1;
     }
-    return 1;
+    return done;
 }
 
 int EXPORT(vector_width)(void) { return VW; }
