@@ -248,7 +248,7 @@ def _verdict(figure: Difference, expected: int, found: Comparison) -> str:
 
 def how_far(found: Comparison) -> str:
     both = (found.baseline.runs[0], found.other.runs[0])
-    far = min(both, key=lambda run: run.epochs_done).progress
+    far = min(both, key=lambda run: run.epochs_done).progress_in_recipe
     return "" if far.startswith("all") else f", {far} epochs"
 
 

@@ -135,7 +135,11 @@ def results_md(root: Path) -> str:
         parts.append(f"## {group.title}")
         found = group_verdict(group)
         parts += found.sentences
-        for table in (*evidence(group, found), paper_table(group), runs_table(group)):
+        for table in (
+            *evidence(group, found),
+            paper_table(group),
+            runs_table(group, in_recipe=True),
+        ):
             parts += [f"**{table.title}**", table.markdown(), *([table.note] if table.note else [])]
         if has_curves(group):
             parts.append(f"![Curves of {group.title}]({picture_path(group.title)})")
@@ -223,7 +227,7 @@ def _summary_row(group: Group, found: Comparison) -> list[str]:
         held_out = f"{shown.name} {', '.join(values)}"
         change = f"{best.mean:+.{shown.digits}f}{_interval(best, f'+.{shown.digits}f')}"
         change += f": {best.answer}"
-    far = found.other.runs[0].progress
+    far = found.other.runs[0].progress_in_recipe
     assert paper is not None
     theirs = ", ".join(str(figures[1][0]) for figures in (paper.baseline, paper.normalised))
     return [

@@ -3,6 +3,7 @@
 `normrnn --help` must answer at once: nothing here or in `commands` imports torch at the top.
 """
 
+import difflib
 import importlib
 import io
 import os
@@ -11,14 +12,14 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 from normrnn.terminal import escaping
 
 COMMANDS = {
-    "train": "train a recipe, or go on with a run",
+    "train": "train a recipe, or resume a run",
     "recipes": "list the recipes and what they reproduce",
     "evaluate": "losses of a trained run, under all statistics",
-    "report": "write a report of runs: verdict, curves, tables",
+    "report": "print and write what runs say: verdict, curves, tables",
     "compare": "train a recipe with several normalisations and compare them",
     "search": "search the settings of a recipe, every arm with each",
     "gradients": "what back-propagation does: gradients of the states, step by step",
@@ -90,8 +91,9 @@ def _run(arguments: list[str]) -> int:
         return 0
     command, *rest = arguments
     if command not in COMMANDS:
-        print(f"normrnn: no command {command!r}\n\n{_usage()}", file=sys.stderr)
-        return 2
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"\n\n{_usage()}"
+        raise UsageError(f"no command {command!r}{hint}")
     return importlib.import_module(f"normrnn.commands.{command}").run(rest)
 
 

@@ -29,6 +29,15 @@ class PlainConsole(Console):
             else:
                 yield Segment(printable(segment.text), segment.style)
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; into a pipe or a file without blanks at the ends of lines."""
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write("\n".join(line.rstrip(" ") for line in captured.get().split("\n")))
+
     def on_broken_pipe(self) -> None:
         """Raise, as every other write does."""
         raise BrokenPipeError

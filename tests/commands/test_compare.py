@@ -12,14 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from normrnn.cli import main
+import normrnn
 from normrnn.commands.jobs import Job, Jobs, plan
+from normrnn.config.base import checked_norms
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UserError
-from normrnn.recipes import recipe
+from normrnn.extras import install_command
+from normrnn.recipes import read_config, recipe
+from normrnn.runs.names import DIVERGED
 from normrnn.text.config import LanguageConfig
 from tests.commands.conftest import Cli
 from tests.tiny_runs import rows_of, run_tiny
+
+SMALL = ["--model.hidden", "8", "--train.batch", "8", "--train.steps", "5", "--epochs", "1"]
 
 
 def test_plan_has_one_arm_per_norm_and_seed(tiny: LanguageConfig, tmp_path: Path) -> None:
@@ -28,39 +33,59 @@ def test_plan_has_one_arm_per_norm_and_seed(tiny: LanguageConfig, tmp_path: Path
     assert all(arm.config.threads == 1 for arm in arms)
     assert [arm.config.norm for arm in arms] == ["none", "frame"] * 2
     assert [arm.config.seed for arm in arms] == [3, 3, 4, 4]
+    assert [arm.label for arm in arms[:2]] == ["baseline, seed 3", "frame, seed 3"]
+    (one,) = plan(replace(tiny, threads=2), ["none"], 1, tmp_path)
+    assert one.config.threads == 2
 
 
-def test_compare_from_the_command_line(
-    text_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_compare_from_the_command_line_and_once_more(
+    cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "both"
     settings = ["--model.hidden", "12", "--train.batch", "8", "--train.steps", "5"]
     settings += ["--epochs", "2", "--train.log-every", "5", "--evaluation.train-tokens", "0"]
-    with pytest.raises(SystemExit) as exited:
-        main(["compare", "ptb-small", "--data", str(text_dir), "--out", str(out), *settings])
-    shown = capsys.readouterr().out
-    assert exited.value.code == 0
+    given = ["compare", "ptb-small", "--data", text_dir, "--out", out, *settings]
+    code, shown, _ = cli(*given)
+    assert code == 0
     for name in ("none-1", "frame-1"):
         config = json.loads((out / name / "config.json").read_text())
         assert config["norm"] == name.split("-")[0]
         assert config["threads"] == 1
-        assert f"{name}: epoch 2/2" in shown
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert "baseline, seed 1" in shown
     assert "baseline's best training loss" in " ".join(shown.split())
+    for name in ("baseline, seed 1", "frame, seed 1"):
+        assert f"{name}: epoch 2/2" in shown
+    for words in ("vocabulary 26", "0.0% <unk>", "of 2 runs done, 100% of all updates", "all 2"):
+        assert words in shown
+    lines = shown.splitlines()
+    assert not [line for line in lines if line.endswith(" ")]
+    assert "(running)" not in "".join(line for line in lines if line.startswith("baseline"))
+
+    # What has ended is read, and no process is started for it.
+    started: list[Job] = []
+
+    def start(job: Job) -> None:
+        started.append(job)
+        job.child = Sleeper(0, 1)  # type: ignore[assignment]
+
+    monkeypatch.setattr(Job, "start", start)
+    code, again, _ = cli(*given)
+    assert (code, started) == (0, [])
+    assert again.split("Every run")[1] == shown.split("Every run")[1]
+    (out / "frame-1" / DIVERGED).write_text("the loss is inf at update 2")
+    code, again, _ = cli(*given)
+    assert (code, started) == (0, [])
+    assert "frame, seed 1 diverged: the loss is inf at update 2" in again
+    cli(*given, "--epochs", "3")
+    assert [job.config.norm for job in started] == ["none", "frame"]
+    started.clear()
+    with (out / "none-1" / "metrics.jsonl").open("a") as file:
+        file.write('{"torn')
+    cli(*given)
+    assert [job.config.norm for job in started] == ["none"]
 
 
-def test_what_pictures_need_is_missed_before_a_search(
-    cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, _, err = cli("search", "ptb-char", "--data", text_dir, "--out", tmp_path / "out")
-    assert code == 1
-    assert err == "normrnn: pictures need matplotlib: pip install 'normrnn[report]'\n"
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_comparison_without_matplotlib_is_text(
+def test_a_comparison_without_matplotlib_has_no_pictures(
     cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -68,10 +93,41 @@ def test_a_comparison_without_matplotlib_is_text(
     settings = ["--model.hidden", "6", "--train.batch", "8", "--train.steps", "5", "--epochs", "1"]
     code, said, _ = cli("compare", "ptb-small", "--data", text_dir, "--out", out, *settings)
     assert code == 0
-    said = " ".join(said.split())
-    assert "text only: curves.png and report.html need matplotlib: pip install 'normrnn[r" in said
-    assert "baseline's best training loss" in said
-    assert {path.name for path in out.iterdir()} == {"none-1", "frame-1"}
+    first, last = said.split("Every run")
+    assert install_command("report") in first
+    assert install_command("report") in last
+    assert {path.name for path in out.iterdir()} == {"none-1", "frame-1", "report.html"}
+
+
+@pytest.mark.parametrize("command", ["compare", "search"])
+def test_what_is_missing_is_said_before_any_run(
+    cli: Cli, text_dir: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The typo is in --data; later the package, or the text is too short."""
+    out, space = tmp_path / "out", tmp_path / "space.json"
+    space.write_text('{"optimizer.lr": [0.1, 1.0]}')
+    given = [command, "ptb-small", "--out", out]
+    given += ["--space", space] if command == "search" else []
+    code, _, err = cli(*given, "--data", tmp_path / "typo")
+    assert (code, "typo does not exist" in err) == (1, True)
+    if command == "compare":
+        code, _, err = cli(*given, "--data", text_dir, "--train.batch", "5000")
+        assert (code, "5000 streams" in err) == (1, True)
+        monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+        code, _, err = cli(*given, "--data", text_dir, "--tensorboard")
+        assert (code, install_command("report") in err) == (1, True)
+    assert not out.exists()
+
+
+def test_norms_in_every_spelling(tmp_path: Path) -> None:
+    for norms in ("none,frame", "None,frame", (None, "frame"), ["none", "frame"]):
+        assert checked_norms(norms, "norms") == ("none", "frame")
+    config = recipe("ptb-small")
+    for norm in (None, "None", "none"):
+        assert replace(config, norm=norm).norm == "none"  # type: ignore[arg-type]
+        assert read_config({**to_dict(config), "norm": norm}).norm == "none"
+    with pytest.raises(UserError, match="nowhere"):
+        normrnn.compare("ptb-small", (None, "frame"), data=tmp_path / "nowhere", norm=None)
 
 
 def test_arms_run_in_any_thread(tiny: LanguageConfig, tmp_path: Path) -> None:
@@ -130,7 +186,7 @@ def test_failing_arm_is_told_while_others_run(
     given = ("compare", "ptb-small", "--data", text_dir, "--jobs", 2, "--out", tmp_path / "out")
     code, said, error = cli(*given)
     assert code == 1
-    assert said.count("none-1 failed: the disk is full; the others go on") == 1
+    assert said.count("baseline, seed 1 failed: the disk is full; the others go on") == 1
     assert "none-1 failed: the disk is full\n" in error
 
 
@@ -175,7 +231,7 @@ def test_ctrl_c_stops_all_arms_with_checkpoints(tiny: LanguageConfig, tmp_path: 
     process.send_signal(signal.SIGINT)
     shown, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert b"goes on from the checkpoints" in shown
+    assert b"resumes from the checkpoints" in shown
     for run in runs:
         assert (run / "checkpoint.pt").exists()
         assert "stopped; the same command" in (run / "log.txt").read_text()
@@ -306,9 +362,6 @@ def test_all_normalisations_are_arms(text_dir: Path, tmp_path: Path, cli: Cli) -
     assert "network with both transitions normalised" in page
 
 
-SMALL = ["--model.hidden", "8", "--train.batch", "8", "--train.steps", "5", "--epochs", "1"]
-
-
 def test_square_brackets_in_a_path_are_a_path(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / ("deep " * 12) / "mk[" / "x]" / "[bold]z"
     code, said, _ = cli("compare", "ptb-small", "--data", text_dir, "--out", out, *SMALL)
@@ -321,7 +374,7 @@ def test_a_run_that_diverges_is_a_finding(cli: Cli, text_dir: Path, tmp_path: Pa
     given = ["compare", "ptb-small", "--data", text_dir, "--out", tmp_path / "o", *SMALL, *wild]
     code, said, _ = cli(*given)
     assert code == 0
-    assert "none-1 diverged: the loss is inf at update 2" in said
+    assert "baseline, seed 1 diverged: the loss is inf at update 2" in said
     code, said, _ = cli("report", tmp_path / "o", "-o", tmp_path / "r.html", "--markdown")
     assert code == 0
     assert "1 of 1 runs of the baseline diverged" in said

@@ -10,11 +10,13 @@ import pytest
 
 import normrnn
 from normrnn.config.base import Config
-from normrnn.config.jsonio import to_dict
+from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UsageError, UserError
+from normrnn.extras import install_command
 from normrnn.recipes import read_config
 from normrnn.report.groups import command
 from normrnn.report.runs import load
+from normrnn.report.verdict import verdict
 from tests.commands.conftest import Cli
 from tests.report.made_runs import make_run
 
@@ -56,15 +58,47 @@ def test_wrong_calls(cli: Cli, tmp_path: Path) -> None:
     assert cli("report", run, "--colour")[0] == 2
 
 
-def test_missing_matplotlib_is_said(
+def test_without_matplotlib_there_are_answers_and_no_pictures(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for norm in ("none", "frame"):
+        make_run(tmp_path / "runs", norm=norm)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    run = make_run(tmp_path, until=100)
-    code, _, err = cli("report", run, "-o", tmp_path / "r.html")
+    for more in ((), ("--markdown",)):
+        code, out, err = cli("report", tmp_path / "runs", *more)
+        assert code == 0
+        assert "frame-wise normalised network" in " ".join(out.split())
+        assert "matplotlib" in out + err
+        assert install_command("report") in out + err
+    page = (tmp_path / "runs" / "report.html").read_text()
+    assert "matplotlib" in page
+    assert "<figure" not in page
+    code, _, err = cli("report", tmp_path / "runs", "--png", tmp_path / "png")
     assert code == 1
-    assert "pip install 'normrnn[report]'" in err
-    assert list(tmp_path.glob("*.html*")) == []
+    assert "matplotlib" in err
+    assert not (tmp_path / "png").exists()
+
+
+def test_the_answer_is_printed_and_the_report_is_in_the_directory(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [make_run(tmp_path / "runs", norm=norm) for norm in ("none", "frame")]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    code, out, _ = cli("report", tmp_path / "runs")
+    assert code == 0
+    assert verdict(runs).sentence in " ".join(out.split())
+    assert (tmp_path / "runs" / "report.html").is_file()
+    assert list(Path.cwd().iterdir()) == []
+    assert cli("report", *runs)[0] == 0  # no directory of its own: the current one
+    assert [path.name for path in Path.cwd().iterdir()] == ["report.html"]
+
+
+def test_a_missing_field_is_the_same_in_reports_and_when_resumed(tmp_path: Path) -> None:
+    run = load(make_run(tmp_path, "ptb-medium"))
+    assert "model" not in run.config
+    resumed = flat(to_dict(read_config(run.config)))
+    assert run.settings == {**resumed, "model.gamma": None}
 
 
 def test_the_command_in_the_report_repeats_the_run(
@@ -122,6 +156,7 @@ def test_wrong_comparisons_from_python(tmp_path: Path) -> None:
     for arguments, kind, said in (
         ({"recipe": "ptb-smal"}, UsageError, "did you mean ptb-small"),
         ({"norms": ("none", "batch")}, UsageError, "'batch'"),
+        ({"norms": "none,batch"}, UsageError, "'batch'"),
         ({"seeds": 0}, UsageError, "--seeds must be at least 1"),
         ({"model": {"hiden": 3}}, UserError, "unknown field model.hiden"),
         ({"epochs": "two"}, UserError, "epochs should be int"),
@@ -203,17 +238,5 @@ def test_runs_beside_comparisons_and_studies_are_all_found(cli: Cli, tmp_path: P
 def test_more_epochs_than_the_recipes(tmp_path: Path) -> None:
     assert load(make_run(tmp_path, epochs=17)).progress == "all 17"
     assert load(make_run(tmp_path, norm="frame", epochs=17, until=400)).progress == "2 of 17"
-    assert load(make_run(tmp_path, norm="layer", epochs=2)).progress == "2 of 15"
-
-
-def test_markdown_needs_no_matplotlib(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for norm in ("none", "frame"):
-        make_run(tmp_path / "runs", norm=norm)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    given = ("report", tmp_path / "runs", "-o", tmp_path / "report.html", "--markdown")
-    code, said, err = cli(*given)
-    assert code == 1
-    assert "One seed, which says nothing in general." in said
-    assert "matplotlib" in err
+    fewer = load(make_run(tmp_path, norm="layer", epochs=2))
+    assert (fewer.progress, fewer.progress_in_recipe) == ("all 2", "2 of 15")

@@ -217,7 +217,7 @@ def test_states_in_words(tmp_path: Path) -> None:
     assert "stopped (baseline, seed 2) has not finished: it stopped after 450 updates." in words
     assert "damaged is damaged: line 6 of metrics.jsonl is no row of metrics; the rows" in words
     assert "running (baseline, seed 4) is still running: 450 updates so far." in words
-    assert "2 of 15, running" in words
+    assert "2 of 5, running" in words
     assert "no normalised run here" in words
     # The lock is free again: nobody runs.
     assert "it stopped after 450 updates" in read(running).words()

@@ -3,32 +3,37 @@
 import contextlib
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from tyro.conf import arg
 
 from normrnn.commands.jobs import Job, Jobs, plan
-from normrnn.commands.options import parse, split_recipe
+from normrnn.commands.options import parse, split_recipe, without_norm
 from normrnn.commands.tuning import Tuning, tuned, tuning
-from normrnn.config.base import Config, check_norm
+from normrnn.config.base import Config, checked_norms
 from normrnn.config.jsonio import to_dict
 from normrnn.console import PlainConsole
+from normrnn.engine.launch import DIVERGED
 from normrnn.errors import UsageError
 from normrnn.files import refuse_stream
 from normrnn.processes import usable_cores
 from normrnn.recipes import read_config, usual_norms
 from normrnn.recipes import recipe as named
 from normrnn.runs.names import CONFIG, METRICS
-from normrnn.runs.rows import read_rows
+from normrnn.runs.note import read_note
+from normrnn.runs.rows import Row, read_rows
 from normrnn.search.space import with_fields
 
 if TYPE_CHECKING:
+    from normrnn.engine.task import Experiment
     from normrnn.report.runs import Run
     from normrnn.report.study import RecordedStudy
 
@@ -50,9 +55,10 @@ class Request:
 def run(arguments: list[str]) -> int:
     """Train a recipe with several normalisations and compare them."""
     default, rest = split_recipe("compare", arguments)
+    without = without_norm(default)
 
     def options(
-        config: Annotated[Config, arg(name="")] = default,
+        config: Annotated[Config, arg(name="")] = without,
         norms: str = ",".join(usual_norms(default.recipe)),
         seeds: int = 1,
         jobs: int = 0,
@@ -67,7 +73,7 @@ def run(arguments: list[str]) -> int:
         """Train every normalisation with every seed, in processes of their own, and compare them.
 
         Args:
-            config: The experiment; its norm and threads are set per process.
+            config: The experiment; 0 threads are 1 per process.
             norms: Normalisations to compare, comma-separated; none is the baseline.
             seeds: How many seeds, from --seed on.
             jobs: Runs at a time; 0 for as many as there are cores to use.
@@ -82,13 +88,12 @@ def run(arguments: list[str]) -> int:
             tune_values: What to try; a third of it, itself and three times itself unless given.
             tune_epochs: Epochs of each try; 0 for those of the experiment.
         """
-        given = {"norms": tuple(norms.split(",")), "seeds": seeds, "jobs": jobs, "out": out}
+        given = {"norms": norms, "seeds": seeds, "jobs": jobs, "out": out}
         given |= {"tensorboard": tensorboard, "target": target, "processes": processes}
         return config, {**given, "tune": tune, "values": tune_values, "epochs": tune_epochs}
 
-    config, given = parse(options, f"compare {default.recipe}", rest)
-    if config.norm != default.norm:
-        raise UsageError(f"compare takes --norms, as in --norms none,{config.norm}, not --norm")
+    parsed, given = parse(options, f"compare {default.recipe}", rest)
+    config = read_config(to_dict(parsed))
     _compare(config, _request(config, **given))
     return 0
 
@@ -97,9 +102,7 @@ def _request(
     config: Config, *, tune: str, values: str, epochs: int, out: Path | None, **given: Any
 ) -> Request:
     """UsageError for what cannot be done."""
-    norms = tuple(dict.fromkeys(given.pop("norms")))
-    for norm in norms:
-        check_norm(norm, "--norms")
+    norms = checked_norms(given.pop("norms"), "--norms")
     for name, least in (("seeds", 1), ("jobs", 0), ("processes", 1)):
         if given[name] < least:
             raise UsageError(f"--{name} must be at least {least}, not {given[name]}")
@@ -116,7 +119,7 @@ def _request(
 
 def compare(
     recipe: str,
-    norms: Sequence[str] | None = None,
+    norms: str | Sequence[str | None] | None = None,
     seeds: int = 1,
     out: str | Path | None = None,
     data: str | Path | None = None,
@@ -131,12 +134,13 @@ def compare(
 ) -> "list[Run]":
     """What `normrnn compare RECIPE` does, the runs given back as plain data.
 
-    `norms` are ("none", "frame") unless given, or the pair that the paper compared; `fields` are
-    settings of the recipe, those of a part as a dict: `epochs=2, model={"hidden": 64}`. The runs
-    train in processes of their own, `processes` each, in `out`/NORM-SEED; calling again goes on
-    where they stopped. `target` is a figure to reach on validation; `tune` names a field to tune
-    for each arm before the seeds run, as in "optimizer.lr". `normrnn.report.figure(runs)` draws
-    the runs, `normrnn.report.verdict(runs)` judges them.
+    `norms`, a sequence or a comma-separated string, are ("none", "frame") unless given, or the pair
+    that the paper compared; None is "none". `fields` are settings of the recipe, those of a part as
+    a dict: `epochs=2, model={"hidden": 64}`. The runs train in processes of their own, `processes`
+    each, in `out`/NORM-SEED; calling again resumes them, or reads them if they have finished.
+    `target` is a figure to reach on validation; `tune` names a field to tune for each arm before
+    the seeds run, as in "optimizer.lr". `normrnn.report.figure(runs)` draws the runs,
+    `normrnn.report.verdict(runs)` judges them.
     """
     values = to_dict(named(recipe))
     if data is not None:
@@ -164,38 +168,37 @@ def compare(
 def _compare(config: Config, request: Request) -> "list[Run]":
     from normrnn.report.groups import groups
     from normrnn.report.page import evidence
-    from normrnn.report.pictures import can_draw, figure, save
+    from normrnn.report.pictures import figure, save, why_no_pictures
     from normrnn.report.runs import find
     from normrnn.report.tables import runs_table
     from normrnn.report.verdict import group_verdict
     from normrnn.report.write import refuse_other, write_report
 
-    out, console, draws = request.out, PlainConsole(), can_draw()
-    if not draws:  # said now, not after hours
-        needed = "pip install 'normrnn[report]'"
-        console.print(f"text only: curves.png and report.html need matplotlib: {needed}")
-    else:
-        refuse_other(out / "report.html")
+    out, console, omitted = request.out, PlainConsole(), why_no_pictures()
+    refuse_other(out / "report.html")
     arms = plan(config, request.norms, request.seeds, out)
     if request.tensorboard:
         from normrnn.engine.tensorboard import require_tensorboard
 
         require_tensorboard()
         arms = [replace(arm, options=["--tensorboard"]) for arm in arms]
+    data = _open_data(replace(config, norm=request.norms[-1]))
+    if omitted:  # said now, not after hours of training
+        console.print(omitted, soft_wrap=True)
+    console.print(f"data: {data.source}", soft_wrap=True)
     studies = []
     try:
         if request.tuning is not None:
             _refuse_untuned(arms, request.tuning, out)
-            chosen, study = _tuned(config, request, request.tuning, console)
+            chosen, study = _tuned(config, request, request.tuning, data, console)
             arms = [_with(arm, request.tuning.field, chosen[arm.config.norm]) for arm in arms]
             studies.append(study)
-        _train(arms, request, console)
+        _train(arms, request, data, console)
         for arm in arms:
-            if arm.state == "diverged" and arm.child is not None:
-                said = f"{arm.out.name} diverged: {arm.child.last_words()}"
-                console.print(said, soft_wrap=True)
+            if arm.state == "diverged":
+                console.print(f"{arm.label} diverged: {arm.last_words()}", soft_wrap=True)
     except KeyboardInterrupt:
-        stopped = f"stopped; the same command goes on from the checkpoints in {out}"
+        stopped = f"stopped; the same command resumes from the checkpoints in {out}"
         console.print(stopped, soft_wrap=True)
         raise
     directories = find([arm.out for arm in arms])
@@ -206,43 +209,74 @@ def _compare(config: Config, request: Request) -> "list[Run]":
         console.print(runs_table(group, authors=False))
         for table in evidence(group, verdict, request.target):
             console.print(table)
-    if draws:
+    title = f"normrnn compare {config.recipe}"
+    if not omitted:
         save(figure(runs), out / "curves.png")
-        title = f"normrnn compare {config.recipe}"
-        write_report(directories, out / "report.html", title, studies, request.target)
-        for what, path in (("curves", out / "curves.png"), ("report", out / "report.html")):
-            console.print(f"{what}: {path}", soft_wrap=True)
+        console.print(f"curves: {out / 'curves.png'}", soft_wrap=True)
+    write_report(directories, out / "report.html", title, studies, request.target)
+    text_only = f" ({omitted})" if omitted else ""
+    console.print(f"report: {out / 'report.html'}{text_only}", soft_wrap=True)
     for text in (text for verdict in verdicts for text in verdict.sentences):
         console.print(text)
     return runs
 
 
 def _tuned(
-    config: Config, request: Request, wanted: Tuning, console: Console
+    config: Config, request: Request, wanted: Tuning, data: "Experiment", console: Console
 ) -> "tuple[dict[str, Any], RecordedStudy]":
     arms = wanted.arms(config, request.norms, request.out)
     each = "1 epoch" if wanted.epochs == 1 else f"{wanted.epochs} epochs"
     console.print(f"tuning {wanted.field}: {len(arms)} runs of {each}")
-    chosen, study = tuned(wanted, arms, lambda a: _train(a, request, console), request.out)
+    chosen, study = tuned(wanted, arms, lambda a: _train(a, request, data, console), request.out)
     console.print(study.said)
     return chosen, study
 
 
-def _refuse_other(arms: Sequence[Job]) -> None:
-    """An arm that was begun with other settings, or on other data, is known before any other is
-    trained."""
-    begun = [arm for arm in arms if (arm.out / CONFIG).exists()]
-    if not begun:
-        return
-    from normrnn.engine.start import open_experiment, refuse_changes
+def _open_data(config: Config) -> "Experiment":
+    """Open the data before any run starts, so that a wrong --data or --device fails at once."""
+    from normrnn.engine.start import open_experiment
+    from normrnn.runs.environment import named_device
+
+    named_device(config.device)
+    return open_experiment(config)
+
+
+def _refuse_other(arms: Sequence[Job], data: "Experiment") -> None:
+    """UsageError if a run was begun with other settings or data, before any other is trained."""
+    from normrnn.engine.start import refuse_changes
     from normrnn.runs.store import RunDirectory
 
-    data = open_experiment(begun[0].config)
-    for arm in begun:
+    for arm in arms:
+        if not (arm.out / CONFIG).exists():
+            continue
         old = RunDirectory(arm.out).config()
         known = old.data_sha256 in (data.sha256, data.older_sha256)
         found = old.data_sha256 if known else data.sha256
         refuse_changes(old, replace(arm.config, data_sha256=found), arm.out)
+
+
+def _mark_ended(arms: Sequence[Job]) -> None:
+    """Note the runs that have ended as asked: they are read, not started again."""
+    from normrnn.report.runs import examine
+
+    for arm in arms:
+        if not (arm.out / CONFIG).exists():
+            continue
+        found = examine(arm.out)
+        run, sure = found.run, found.verified and not found.problem and not found.words
+        if run is None or not sure or run.training or run.config.get("epochs") != arm.config.epochs:
+            continue  # the process that resumes it says what is wrong
+        if "--tensorboard" in arm.options and not (arm.out / "tensorboard").is_dir():
+            continue
+        if run.diverged:
+            arm.ended, arm.reason = DIVERGED, run.diverged
+        elif run.split("test") and _metrics_size(arm.out) == (arm.out / METRICS).stat().st_size:
+            arm.ended = 0
+
+
+def _metrics_size(run: Path) -> Any:
+    """The size of metrics.jsonl when the last checkpoint was written."""
+    return (read_note(run) or {}).get("metrics_bytes")
 
 
 def _refuse_untuned(arms: Sequence[Job], wanted: Tuning, out: Path) -> None:
@@ -259,61 +293,124 @@ def _with(arm: Job, field: str, value: Any) -> Job:
     return replace(arm, config=with_fields(arm.config, {field: value}))
 
 
-def _train(arms: Sequence[Job], request: Request, console: Console) -> None:
-    _refuse_other(arms)
+def _train(arms: Sequence[Job], request: Request, data: "Experiment", console: Console) -> None:
+    _refuse_other(arms, data)
+    _mark_ended(arms)
+    if all(arm.code is not None for arm in arms):
+        return
     for arm in arms:
         arm.processes = request.processes
-    jobs = request.jobs or max(1, usable_cores() // request.processes)
-    with _watching(arms, console) as watch:
+    progress = _Progress(arms, _updates(arms[0].config.epochs, data, console))
+    cores = request.processes * max(arm.config.threads for arm in arms)
+    jobs = request.jobs or max(1, usable_cores() // cores)
+    with _watching(arms, progress, console) as watch:
         Jobs(arms, jobs).run(watch)
 
 
+def _updates(epochs: int, data: "Experiment", console: Console) -> int:
+    """Count the updates of a run. Building its task finds data that cannot be trained on."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        task = data.build(torch.device("cpu"))
+    if summary := getattr(task, "data_summary", ""):
+        console.print(summary, soft_wrap=True)
+    return sum(task.updates(epoch) for epoch in range(epochs))
+
+
+class _Progress:
+    """How far all runs are together, and how long the rest will take."""
+
+    def __init__(self, arms: Sequence[Job], updates: int) -> None:
+        self.arms = arms
+        self.updates = updates
+        self.before = self._done([read_rows(arm.out / METRICS) for arm in arms])
+        self.began = time.monotonic()
+
+    def _done(self, rows: Sequence[Sequence[Row]]) -> int:
+        """Updates done; an ended run has none left."""
+        return sum(
+            self.updates if arm.code is not None else found[-1]["updates"] if found else 0
+            for arm, found in zip(self.arms, rows, strict=True)
+        )
+
+    def line(self, rows: Sequence[Sequence[Row]]) -> str:
+        """Return the state of the whole comparison, `rows` being those of each run."""
+        from normrnn.engine.display import duration
+
+        total, done = self.updates * len(self.arms), self._done(rows)
+        ended = sum(arm.code is not None for arm in self.arms)
+        text = f"{ended} of {len(self.arms)} runs done, {done / total:.0%} of all updates"
+        if done == self.before or ended == len(self.arms):
+            return text
+        left = (total - done) * (time.monotonic() - self.began) / (done - self.before)
+        return f"{text}, about {duration(left)} left"
+
+
 @contextlib.contextmanager
-def _watching(arms: Sequence[Job], console: Console) -> Iterator[Callable[[], None]]:
+def _watching(
+    arms: Sequence[Job], progress: _Progress, console: Console
+) -> Iterator[Callable[[], None]]:
     """A function that shows all arms: a live table on a terminal, plain lines elsewhere."""
     if not console.is_terminal:
-        yield _line_printer(arms, console)
+        yield _line_printer(arms, progress, console)
         return
-    with Live(_live_table(arms), console=console, refresh_per_second=4) as live:
-        yield lambda: live.update(_live_table(arms))
+    with Live(_live_table(arms, progress), console=console, refresh_per_second=4) as live:
+        try:
+            yield lambda: live.update(_live_table(arms, progress))
+        finally:  # without it a table that was interrupted would stay, and say "running"
+            live.update(_live_table(arms, progress))
 
 
-def _line_printer(arms: Sequence[Job], console: Console) -> Callable[[], None]:
+def _line_printer(arms: Sequence[Job], progress: _Progress, console: Console) -> Callable[[], None]:
     from normrnn.engine.display import describe
 
-    printed = dict.fromkeys((arm.out for arm in arms), 0)
+    ended = [arm.out for arm in arms if arm.code is not None]
+    printed = {arm.out: len(read_rows(arm.out / METRICS)) * (arm.out in ended) for arm in arms}
     failed: list[Path] = []
 
     def watch() -> None:
         others = any(arm.code is None for arm in arms)  # else the end itself says so
-        for arm in arms:
-            if others and arm.failed and arm.child is not None and arm.out not in failed:
+        every = [read_rows(arm.out / METRICS) for arm in arms]
+        validated = False
+        for arm, rows in zip(arms, every, strict=True):
+            if others and arm.failed and arm.out not in failed:
                 failed.append(arm.out)
-                said = f"{arm.out.name} failed: {arm.child.last_words()}; the others go on"
+                said = f"{arm.label} failed: {arm.last_words()}; the others go on"
                 console.print(said, soft_wrap=True)
-            rows = read_rows(arm.out / METRICS)
             fresh = rows[printed[arm.out] :]
             printed[arm.out] = len(rows)
             last = max((i for i, r in enumerate(fresh) if r["split"] == "train"), default=None)
+            keeps = arm.config.normalisation.keeps_statistics
             for i, row in enumerate(fresh):
                 if row["split"] == "train" and i != last:
                     continue
-                told = describe(row, arm.config.epochs, arm.config.own_measure)
-                console.print(f"{arm.out.name}: {told}", soft_wrap=True)
+                told = describe(row, arm.config.epochs, arm.config.own_measure, keeps)
+                console.print(f"{arm.label}: {told}", soft_wrap=True)
+                validated = validated or row["split"] == "valid"
+        if validated:
+            console.print(progress.line(every), soft_wrap=True)
 
     return watch
 
 
-def _live_table(arms: Sequence[Job]) -> Table:
+def _live_table(arms: Sequence[Job], progress: _Progress) -> Table:
     from normrnn.report.measure import measure
     from normrnn.report.runs import Run
 
     runs = [Run(a.out, to_dict(a.config), read_rows(a.out / METRICS)) for a in arms]
     figure = measure(runs)
-    table = Table()
+    table = Table(
+        box=SIMPLE_HEAD,
+        padding=0,
+        show_edge=False,
+        caption=progress.line([run.rows for run in runs]),
+        caption_justify="left",
+    )
     figures = (f"train {figure.name}", f"{figure.held_out} {figure.name}")
-    for name in ("arm", "state", "epoch", "updates", *figures, "lr", "seconds"):
-        table.add_column(name, justify="left" if name in ("arm", "state") else "right")
+    for name in ("run", "state", "epoch", "updates", *figures, "lr", "seconds"):
+        side = "left" if name in ("run", "state") else "right"
+        table.add_column(name, justify=side, no_wrap=name == "run")
     for arm, run in zip(arms, runs, strict=True):
         cells = [""] * 6
         if train := run.split("train"):
@@ -327,5 +424,5 @@ def _live_table(arms: Sequence[Job]) -> Table:
                 f"{last['lr']:g}",
                 f"{last['seconds']:,.0f}",
             ]
-        table.add_row(arm.out.name, arm.state, *cells)
+        table.add_row(arm.label, arm.state, *cells)
     return table

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse, split_recipe
-from normrnn.config.base import Config, check_norm
+from normrnn.config.base import Config, checked_norms
 from normrnn.errors import UsageError, UserError
 from normrnn.files import read_regular, write_whole
 from normrnn.recipes import RECIPES
@@ -29,7 +29,9 @@ def run(arguments: list[str]) -> int:
         raise UsageError(
             f"{arguments[0]} is neither a run directory nor a recipe; normrnn recipes lists these"
         )
-    default, rest = split_recipe("gradients", arguments)
+    default, rest = split_recipe(
+        "gradients", arguments, "normrnn gradients RUN_DIR... [OPTIONS] measures trained runs"
+    )
 
     def options(
         config: Annotated[Config, arg(name="")] = default,
@@ -50,9 +52,7 @@ def run(arguments: list[str]) -> int:
         from normrnn.engine.start import open_experiment
 
         _check(batches, output)
-        chosen = norms.split(",") if norms else [config.norm]
-        for norm in chosen:
-            check_norm(norm, "--norms")
+        chosen = checked_norms(norms or [config.norm], "--norms")
         records = []
         for norm in chosen:
             one = replace(config, norm=norm)
@@ -137,10 +137,13 @@ def _record(config: Config, label: str, task: "Task", batches: int) -> dict[str,
 
 def _write(records: list[dict[str, Any]], output: Path) -> None:
     from normrnn.report.gradients import figure
-    from normrnn.report.pictures import save
+    from normrnn.report.pictures import save, why_no_pictures
 
     output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(output, (json.dumps(records, indent=1) + "\n").encode())
+    if omitted := why_no_pictures():
+        print(f"wrote {output}; {omitted}")
+        return
     picture = output.with_suffix(".png")
     save(figure(records), picture)
     print(f"wrote {output} and {picture}")

@@ -1,13 +1,15 @@
-"""Several runs at once, each one process, or a few, of one thread."""
+"""Several runs at once, each one process, or a few."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from signal import SIGTERM
 
 from normrnn.config.base import Config
 from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.errors import UserError
+from normrnn.norms import of
 from normrnn.processes import Child, ended_politely, stop
 
 
@@ -23,23 +25,39 @@ class Job:
     processes: int = 1
     """Those that train it together."""
     child: Child | None = None
+    ended: int | None = None
+    """The exit code of a run that had ended before: no process is started for it."""
+    reason: str = ""
+    """Why such a run diverged."""
+    setting: str = ""
+    """What sets it apart, if not its seed."""
+
+    @property
+    def label(self) -> str:
+        """The variant and its seed, as reports name them."""
+        return f"{of(self.config.norm).label}, {self.setting or f'seed {self.config.seed}'}"
 
     @property
     def code(self) -> int | None:
         """The exit code; None before the end."""
-        return None if self.child is None else self.child.code
+        return self.ended if self.child is None else self.child.code
 
     @property
     def state(self) -> str:
-        """waiting, running, done, diverged or failed."""
-        if self.child is None:
-            return "waiting"
-        return {None: "running", 0: "done", DIVERGED: "diverged"}.get(self.code, "failed")
+        """waiting, running, done, stopped, diverged or failed."""
+        if self.code is None:
+            return "waiting" if self.child is None else "running"
+        states = {0: "done", 130: "stopped", -SIGTERM: "stopped", DIVERGED: "diverged"}
+        return states.get(self.code, "failed")
 
     @property
     def failed(self) -> bool:
         """Ended as it should not."""
         return bool(self.code) and not (self.may_diverge and self.code == DIVERGED)
+
+    def last_words(self) -> str:
+        """Why it ended."""
+        return self.reason if self.child is None else self.child.last_words()
 
     def start(self) -> None:
         """Begin, or go on with, the run."""
@@ -55,7 +73,7 @@ class Jobs:
     _waiting: list[Job] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._waiting = list(self.jobs)
+        self._waiting = [job for job in self.jobs if job.code is None]
 
     def run(self, watch: Callable[[], None], interval: float = 0.5) -> None:
         """Run them all, calling `watch` now and then; UserError naming the first that failed."""
@@ -72,15 +90,14 @@ class Jobs:
                 stop([job.child for job in self.jobs if job.child is not None])
         for job in self.jobs:
             if job.failed:
-                assert job.child is not None
-                raise UserError(f"{job.out} failed: {job.child.last_words()}")
+                raise UserError(f"{job.out} failed: {job.last_words()}")
 
 
 def plan(config: Config, norms: Sequence[str], seeds: int, out: Path) -> list[Job]:
     """One run per normalisation and seed, in `out`/NORM-SEED."""
     return [
         Job(
-            replace(config, norm=norm, seed=seed, threads=1),
+            replace(config, norm=norm, seed=seed, threads=config.threads or 1),
             out / f"{norm}-{seed}",
             may_diverge=True,
         )

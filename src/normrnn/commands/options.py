@@ -3,13 +3,16 @@
 import contextlib
 import functools
 import io
+import itertools
 import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import field, fields, make_dataclass
 from typing import Any, TypeVar
 
 import tyro
+from tyro.conf import Suppress
 
 from normrnn.config.base import Config
 from normrnn.errors import UsageError
@@ -24,17 +27,29 @@ _PLAIN = {
 _FILES = ("--out", "--output", "-o", "--png")
 
 
-def split_recipe(command: str, arguments: list[str]) -> tuple[Config, list[str]]:
-    """The config of the recipe named first, and the remaining arguments."""
+def split_recipe(command: str, arguments: list[str], runs: str = "") -> tuple[Config, list[str]]:
+    """Return the config of the recipe named first, and the remaining arguments.
+
+    `runs` is a line of help on what the command does with run directories, if it takes them.
+    """
     if not arguments or arguments[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:<18} {summary(name)}" for name in RECIPES)
+        listed = "\n".join(f"  {name:<22} {summary(name)}" for name in RECIPES)
         usage = f"usage: normrnn {command} RECIPE [OPTIONS]"
+        usage += f"\n       {runs}" if runs else ""
         text = f"{usage}\n\n{listed}\n\nnormrnn {command} RECIPE --help lists the options."
         if not arguments:
             raise UsageError(f"{command} needs a recipe\n\n{text}")
         print(text)
         raise SystemExit(0)
     return recipe(arguments[0]), arguments[1:]
+
+
+def without_norm(config: Config) -> Config:
+    """Return the config as a class whose `norm` is no option, for commands that take --norms."""
+    kind = type(config)
+    norm = ("norm", Suppress[str], field(default=config.norm))
+    hidden = make_dataclass(kind.__name__, [norm], bases=(kind,), frozen=True, kw_only=True)
+    return hidden(**{f.name: getattr(config, f.name) for f in fields(config)})
 
 
 def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
@@ -88,8 +103,24 @@ def _sentence(box: str, command: str) -> str:
         else:
             parts[-1].append(text)
     problem = " ".join(parts[1]).rstrip(".").removeprefix("Error parsing ")
+    if missing := _missing(box):
+        problem = f"missing {', '.join(missing)}"
     for python, plain in _PLAIN.items():
         problem = re.sub(f"{re.escape(python)} (.*)", rf"\1 is {plain}", problem)
     near = [lines[1].split()[0] for lines in parts if lines and lines[0].startswith("Perhaps you")]
     meant = f"; perhaps {near[0].rstrip(',')}?" if near else ";"
     return f"{problem[:1].lower()}{problem[1:]}{meant} normrnn {command} --help lists the options"
+
+
+def _missing(box: str) -> list[str]:
+    """Names of the required options that a call lacks, without their help.
+
+    >>> _missing("│ Missing from normrnn export: │\\n│     --out PATH │\\n│         A file. │")
+    ['--out PATH']
+    """
+    lines = [(len(line) - len(line.lstrip("│ ")), line.strip("│ ")) for line in box.splitlines()]
+    start = next((i for i, (_, text) in enumerate(lines) if text.startswith("Missing from ")), None)
+    if start is None:
+        return []
+    listed = itertools.takewhile(lambda line: line[1].strip("─-"), lines[start:])
+    return [text for indent, text in listed if indent == lines[start][0] + 4]

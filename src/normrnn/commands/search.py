@@ -13,12 +13,15 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import arg
 
-from normrnn.commands.options import parse, split_recipe
-from normrnn.config.base import Config, check_norm
+from normrnn.commands.options import parse, split_recipe, without_norm
+from normrnn.config.base import Config, checked_norms
+from normrnn.config.jsonio import to_dict
 from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError
+from normrnn.extras import install_command
 from normrnn.files import refuse_stream, resolved
 from normrnn.processes import Child, ended_politely, stop
+from normrnn.recipes import read_config
 from normrnn.report.study import TRIALS, read_study
 from normrnn.report.trials import short
 from normrnn.search.space import read_space
@@ -35,9 +38,10 @@ WORKER = "normrnn.search.worker"
 def run(arguments: list[str]) -> int:
     """Search the settings of a recipe."""
     default, rest = split_recipe("search", arguments)
+    without = without_norm(default)
 
     def options(
-        config: Annotated[Config, arg(name="")] = default,
+        config: Annotated[Config, arg(name="")] = without,
         trials: int = 52,
         storage: Annotated[str, arg(metavar="URL")] = "",
         study: str = "",
@@ -75,18 +79,15 @@ def run(arguments: list[str]) -> int:
         return dict(locals())
 
     chosen = parse(options, f"search {default.recipe}", rest)
-    config, norms = chosen["config"], tuple(dict.fromkeys(chosen["norms"].split(",")))
-    _check(config, default, norms, chosen)
+    config = read_config(to_dict(chosen["config"]))
+    norms = checked_norms(chosen["norms"], "--norms")
+    _check(config, chosen)
     out = chosen["out"] or Path("runs") / f"{config.recipe}-search"
     space = read_space(chosen["space"], config, norms)
     return _search(config, space, norms, out, chosen)
 
 
-def _check(config: Config, default: Config, norms: tuple[str, ...], chosen: dict[str, Any]) -> None:
-    if config.norm != default.norm:
-        raise UsageError(f"search takes --norms, as in --norms none,{config.norm}, not --norm")
-    for norm in norms:
-        check_norm(norm, "--norms")
+def _check(config: Config, chosen: dict[str, Any]) -> None:
     refuse_stream(config.data)
     for name in ("trials", "workers", "processes", "heartbeat"):
         if chosen[name] < 1:
@@ -99,12 +100,10 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
         from normrnn.search.storage import storage_errors
         from normrnn.search.study import Study
     except ImportError:
-        raise UserError("search needs Optuna: pip install 'normrnn[search]'") from None
+        raise UserError(f"search needs Optuna: {install_command('search')}") from None
     from normrnn.engine.start import open_experiment
-    from normrnn.report.pictures import drawing
     from normrnn.search.worker import Order
 
-    drawing()  # what it needs is missed now, not after hours
     experiment = open_experiment(config)
     config = replace(config, data=experiment.where, data_sha256=experiment.sha256)
     plan = Plan(config, space, norms, chosen["sampler"], chosen["pruner"])
@@ -177,6 +176,7 @@ def _conclude(study: "Study", workers: list[Child], out: Path) -> int:
 
 def _write(study: "Study", out: Path) -> int:
     """Tables, sentences, pictures and report of what is done; how many trials that is."""
+    from normrnn.report.pictures import why_no_pictures
     from normrnn.report.runs import find
     from normrnn.report.study import RecordedStudy, write
     from normrnn.report.trials import sentences, table
@@ -196,6 +196,8 @@ def _write(study: "Study", out: Path) -> int:
         write_report(find(recorded.runs()), report, title, [recorded])
         for path in (*written, report):
             console.print(f"wrote {path}", soft_wrap=True)
+        if omitted := why_no_pictures():
+            console.print(omitted, soft_wrap=True)
     console.print(f"{len(rows)} of {study.count} trials are done", soft_wrap=True)
     return len(rows)
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from tyro.conf import arg
 from normrnn.commands.options import parse, split_recipe
 from normrnn.config.base import Config
 from normrnn.engine.launch import rank_and_size
+from normrnn.recipes import RECIPES
 
 
 def run(arguments: list[str]) -> int:
@@ -34,11 +36,12 @@ def _may_speak(error: BaseException) -> bool:
 
 
 def _run(arguments: list[str]) -> int:
-    default, rest = split_recipe("train", arguments)
+    default, rest = _named(arguments)
+    resumed = Path(arguments[0]) if arguments[0] not in RECIPES else None
 
     def options(
         config: Annotated[Config, arg(name="")] = default,
-        out: Annotated[Path | None, arg(metavar="DIR")] = None,
+        out: Annotated[Path | None, arg(metavar="DIR")] = resumed,
         tensorboard: bool = False,
     ) -> tuple[Config, Path | None, bool]:
         """Train a recipe. Starting again in the same directory resumes it.
@@ -50,11 +53,21 @@ def _run(arguments: list[str]) -> int:
         """
         return config, out, tensorboard
 
-    config, out, tensorboard = parse(options, f"train {default.recipe}", rest)
+    config, out, tensorboard = parse(options, f"train {arguments[0]}", rest)
     out = out or Path("runs") / f"{config.recipe}-{config.norm}-{config.seed}"
     if rank_and_size()[0] == 0:
         print(f"{config.recipe}, norm {config.norm}, seed {config.seed}: {out}", flush=True)
     return train_and_report(config, out, tensorboard)
+
+
+def _named(arguments: list[str]) -> tuple[Config, list[str]]:
+    """Return the config of the recipe or run directory named first, and the other arguments."""
+    place = Path(arguments[0]) if arguments else None
+    if place is None or arguments[0] in RECIPES or not place.is_dir():
+        return split_recipe("train", arguments, "normrnn train RUN_DIR [OPTIONS] resumes a run")
+    from normrnn.runs.store import RunDirectory
+
+    return RunDirectory(place).config(), arguments[1:]
 
 
 def train_and_report(config: Config, out: Path, tensorboard: bool = False) -> int:
@@ -64,7 +77,9 @@ def train_and_report(config: Config, out: Path, tensorboard: bool = False) -> in
     from normrnn.engine.start import train
     from normrnn.engine.tensorboard import TensorBoard, beside
 
-    display = LiveDisplay if sys.stdout.isatty() else PlainDisplay
+    keeps = config.normalisation.keeps_statistics
+    shown = LiveDisplay if sys.stdout.isatty() else PlainDisplay
+    display = partial(shown, statistics=keeps)
     board = TensorBoard(out) if tensorboard and rank_and_size()[0] == 0 else None
     try:
         train(config, out, beside(display, board) if board else display)

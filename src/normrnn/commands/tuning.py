@@ -46,12 +46,15 @@ class Tuning:
 
     def arms(self, config: Config, norms: Sequence[str], out: Path) -> list[Job]:
         """One run per normalisation and value, in `out`/tuning/runs/NORM-VALUE."""
-        config = replace(config, seed=config.seed + APART, epochs=self.epochs, threads=1)
+        config = replace(
+            config, seed=config.seed + APART, epochs=self.epochs, threads=config.threads or 1
+        )
         return [
             Job(
                 with_fields(config, {self.field: value, "norm": norm}),
                 out / FOLDER / "runs" / f"{norm}-{value}",
                 may_diverge=True,
+                setting=f"{self.field.rpartition('.')[2]} {value}",
             )
             for value in self.values
             for norm in norms
@@ -147,8 +150,7 @@ def _result(arm: Job) -> dict[str, Any]:
     row = best(run, "valid", run.serving)
     spent = {"updates": run.updates, "seconds": run.seconds}
     if arm.code or row is None:
-        reason = arm.child.last_words() if arm.child else ""
-        return {"diverged": True, "loss": None, "reason": reason, **spent}
+        return {"diverged": True, "loss": None, "reason": arm.last_words(), **spent}
     result = {"diverged": False, "loss": row["loss"], "train": epoch_averages(run.rows)[-1]["loss"]}
     return result | spent
 

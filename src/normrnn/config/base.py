@@ -5,7 +5,7 @@ Every class is frozen and flat, every field has a name that appears on the comma
 run directories stay readable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,10 +17,25 @@ from normrnn.config.measure import NATS, Measure
 from normrnn.errors import UsageError
 
 
-def check_norm(norm: str, name: str) -> None:
-    """UsageError, with the choices, if `name` is given a normalisation that there is not."""
-    if norm not in norms.names():
+def checked_norm(norm: str | None, name: str) -> str:
+    """Return the name of a normalisation; None and "None" are the baseline.
+
+    Raise UsageError, with the choices and the name of the argument, for an unknown one.
+    """
+    found = norms.BASELINE if norm in (None, "None") else norm
+    if found not in norms.names():
         raise UsageError(f"{name} has {norm!r}, not one of {', '.join(norms.names())}")
+    return found
+
+
+def checked_norms(given: "str | Iterable[str | None]", name: str) -> tuple[str, ...]:
+    """Return normalisations, each once, from a comma-separated string or a sequence.
+
+    >>> checked_norms("none,frame", "norms"), checked_norms([None, "frame"], "norms")
+    (('none', 'frame'), ('none', 'frame'))
+    """
+    several = given.split(",") if isinstance(given, str) else given
+    return tuple(dict.fromkeys(checked_norm(norm, name) for norm in several))
 
 
 def settled(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,7 +212,7 @@ class Config:
     train: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
-        check_norm(self.norm, "norm")
+        object.__setattr__(self, "norm", checked_norm(self.norm, "norm"))
         for name, value in flat(to_dict(self)).items():
             if isinstance(value, float) and not abs(value) <= _LARGEST_FLOAT:
                 raise UsageError(f"{name} must be a finite number up to 1e38, not {value}")

@@ -14,6 +14,7 @@ from typing import Any
 from normrnn.config.base import Config
 from normrnn.config.jsonio import flat, from_dict, to_dict
 from normrnn.errors import UsageError, UserError
+from normrnn.norms import BASELINE
 
 OURS = "normrnn.recipes"
 
@@ -55,6 +56,8 @@ def read_config(values: Mapping[str, Any]) -> Config:
     name = values.get("recipe") if isinstance(values, Mapping) else None
     if not isinstance(name, str) or name not in recipes():
         raise UserError(f"config has a recipe {repr(name)[:60]} that is not known here")
+    if "norm" in values and values["norm"] is None:
+        values = {**values, "norm": BASELINE}
     return from_dict(type(recipe(name)), values)
 
 

@@ -58,11 +58,15 @@ class Nowhere:
 
 
 class _Display:
-    """Speed and time left, from the updates of this process alone."""
+    """Speed and time left, from the updates of this process alone.
 
-    def __init__(self, epochs: int, measure: Measure) -> None:
+    `statistics` is whether the kind of statistics is shown: of networks that have several.
+    """
+
+    def __init__(self, epochs: int, measure: Measure, statistics: bool = True) -> None:
         self.epochs = epochs
         self.measure = measure
+        self.statistics = statistics
         self.first: Status | None = None
         self.began = 0.0
         self.last: Status | None = None
@@ -105,7 +109,7 @@ class PlainDisplay(_Display):
 
     def row(self, row: dict[str, Any]) -> None:
         """A train row with the speed and the time left behind it, as far as there is room."""
-        text = describe(row, self.epochs, self.measure)
+        text = describe(row, self.epochs, self.measure, self.statistics)
         if row["split"] == "train":
             speed = self.speed()
             rate, _, left = speed.partition("  ")
@@ -117,17 +121,21 @@ class PlainDisplay(_Display):
 class LiveDisplay(_Display):
     """A progress bar for the epoch, with validations as lines above it."""
 
-    def __init__(self, epochs: int, measure: Measure) -> None:
+    def __init__(self, epochs: int, measure: Measure, statistics: bool = True) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.table import Column
 
         from normrnn.console import PlainConsole
 
-        super().__init__(epochs, measure)
+        super().__init__(epochs, measure, statistics)
         self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
+            TextColumn(
+                "{task.fields[state]}", table_column=Column(no_wrap=True, overflow="ellipsis")
+            ),
+            transient=True,
             console=PlainConsole(),
         )
         self.task = self.bar.add_task("", total=None, state="", visible=False)
@@ -161,25 +169,26 @@ class LiveDisplay(_Display):
     def row(self, row: dict[str, Any]) -> None:
         """Validations stay on the screen; train rows are what the bar shows anyway."""
         if row["split"] != "train":
-            self.bar.console.print(describe(row, self.epochs, self.measure))
+            text = describe(row, self.epochs, self.measure, self.statistics)
+            self.bar.console.print(text, soft_wrap=True)
 
 
-def describe(row: dict[str, Any], epochs: int, measure: Measure) -> str:
-    """A row of metrics.jsonl as a line for people.
+def describe(row: dict[str, Any], epochs: int, measure: Measure, statistics: bool = True) -> str:
+    """Format a row of metrics.jsonl as a line, with or without its kind of statistics.
 
     >>> from normrnn.config.measure import NATS
     >>> row = {"epoch": 1, "updates": 9, "split": "valid", "statistics": "batch", "loss": 5.0}
     >>> describe(row, 15, NATS)
     'epoch 1/15  update 9  valid (batch)  loss 5.0000'
     """
-    kind = f" ({row['statistics']})" if "statistics" in row else ""
+    kind = f" ({row['statistics']})" if statistics and "statistics" in row else ""
     text = f"epoch {row['epoch']}/{epochs}  update {row['updates']}  {row['split']}{kind}"
     text += f"  {_quality(row['loss'], row.get('fer'), measure, 4)}"
     return f"{text}  lr {row['lr']:.3g}" if "lr" in row else text
 
 
 def _quality(loss: float, fer: float | None, measure: Measure, digits: int) -> str:
-    beside = measure.beside(loss) if fer is None else f"frame errors {fer:.2%}"
+    beside = measure.beside(loss) if fer is None else f"FER {fer:.2%}"
     return f"loss {loss:.{digits}f}  {beside}".rstrip()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from normrnn.config.measure import Measure
 from normrnn.engine.display import Display, Status
 from normrnn.errors import UserError
+from normrnn.extras import install_command
 from normrnn.files import utf8_name
 from normrnn.runs.names import METRICS
 from normrnn.runs.rows import read_rows
@@ -20,7 +21,7 @@ SCALARS = ("loss", "bpc", "fer", "batch_ppl", "grad_norm", "lr")
 def require_tensorboard() -> None:
     """UserError where the package is missing."""
     if importlib.util.find_spec("tensorboard") is None:
-        raise UserError("--tensorboard needs tensorboard: pip install 'normrnn[report]'")
+        raise UserError(f"--tensorboard needs tensorboard: {install_command('report')}")
 
 
 class TensorBoard:

@@ -278,8 +278,8 @@ def _paired(values: Sequence[tuple[int, float, float]], relative: bool = False) 
 
 
 def compared(baseline: Arm, other: Arm, target: float | None = None) -> Comparison:
-    """Pairs that have finished, those of different lengths as far as both got; or all, as far as
-    both got, where none has. Of either, those that got furthest."""
+    """Pairs that have finished, up to the epoch at which most can be compared; or, where none has,
+    those that got furthest, as far as both got."""
     first, second = ({run.seed: run for run in arm.runs} for arm in (baseline, other))
     every = [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
     over = [pair for pair in every if all(map(ended, pair))]
@@ -289,12 +289,36 @@ def compared(baseline: Arm, other: Arm, target: float | None = None) -> Comparis
         broken = []
     chosen = finished or every
     far = [min(run.epochs_done for run in pair) for pair in chosen]
-    most = [pair for pair, epochs in zip(chosen, far, strict=True) if epochs == max(far)]
+    length = _common_length(far) if finished else max(far, default=0)
+    longer = any(run.epochs_done > length for pair in finished for run in pair)
+    most = [
+        (_first_epochs(a, length), _first_epochs(b, length)) if finished else (a, b)
+        for (a, b), epochs in zip(chosen, far, strict=True)
+        if epochs >= length
+    ]
     uneven = [not finished or _uneven(a, b) for a, b in most]
     pairs = [_as_far(*p) if cut else p for p, cut in zip(most, uneven, strict=True)]
     left_out, shorter = len(every) - len(chosen) - len(broken), len(chosen) - len(most)
-    how = not finished, target, bool(finished) and any(uneven), tuple(broken), shorter
+    cut = bool(finished) and (longer or any(uneven))
+    how = not finished, target, cut, tuple(broken), shorter
     return Comparison(baseline, other, pairs, left_out, *how)
+
+
+def _common_length(epochs: Sequence[int]) -> int:
+    """Return the number of epochs with which seeds times epochs is largest.
+
+    >>> _common_length([4, 3, 3]), _common_length([15, 15, 1])
+    (3, 15)
+    """
+    return max(sorted(epochs, reverse=True), key=lambda n: n * sum(e >= n for e in epochs))
+
+
+def _first_epochs(run: Run, epochs: int) -> Run:
+    """Return a run as it was after so many epochs."""
+    if run.epochs_done <= epochs:
+        return run
+    kept = [row for row in run.rows if row["epoch"] <= epochs and row["split"] != "test"]
+    return replace(run, rows=kept)
 
 
 def _uneven(a: Run, b: Run) -> bool:

@@ -8,7 +8,7 @@ from html import escape
 from normrnn.recipes import RECIPES, summary
 from normrnn.report import study_page
 from normrnn.report.groups import Group, command, data_name, differing, groups
-from normrnn.report.pictures import Picture, pictures, svg
+from normrnn.report.pictures import Picture, pictures, svg, why_no_pictures
 from normrnn.report.runs import Run, RunOrProblem
 from normrnn.report.study import RecordedStudy
 from normrnn.report.tables import (
@@ -193,7 +193,8 @@ def _contents(studies: Sequence[str], parts: Sequence[str]) -> str:
 
 def _section(group: Group, anchor: str, target: float | None) -> str:
     about = summary(group.recipe) if group.recipe in RECIPES else "A recipe not known here."
-    shown = pictures(group)
+    omitted = why_no_pictures()
+    shown = [] if omitted else pictures(group)
     curves = [p for p in shown if p.name.startswith("curves")]
     rest = [p for p in shown if not p.name.startswith("curves")]
     verdict = group_verdict(group, target)
@@ -214,7 +215,7 @@ def _section(group: Group, anchor: str, target: float | None) -> str:
             _grid(rest, group, anchor),
         ]
     else:
-        lines.append("<p>There are no rows to draw yet.</p>")
+        lines.append(f"<p>{escape(omitted or 'There are no rows to draw yet')}.</p>")
     lines += [
         "<h3>Runs</h3>",
         runs_table(group).html(),

@@ -14,6 +14,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal
 
 from normrnn.errors import UserError
+from normrnn.extras import install_command
 from normrnn.files import write_whole
 from normrnn.report.curves import between_validations, gap
 from normrnn.report.groups import Arm, Group, groups
@@ -174,12 +175,17 @@ def _inline(text: str, prefix: str, title: str, words: str) -> str:
 
 
 def can_draw() -> bool:
-    """Whether what pictures need is there."""
+    """Whether matplotlib is installed."""
+    return not why_no_pictures()
+
+
+def why_no_pictures() -> str:
+    """Why pictures cannot be drawn, with the command that helps; empty if they can."""
     try:
         drawing()
-    except UserError:
-        return False
-    return True
+    except UserError as error:
+        return f"no pictures: {error}"
+    return ""
 
 
 def _import_matplotlib() -> None:
@@ -205,7 +211,7 @@ def drawing() -> tuple[Callable[..., "Figure"], Callable[..., Any]]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("pictures need matplotlib: pip install 'normrnn[report]'") from None
+        raise UserError(f"matplotlib is not installed: {install_command('report')}") from None
 
     def new(**options: Any) -> "Figure":
         figure = Figure(**options)

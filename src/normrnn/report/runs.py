@@ -67,8 +67,9 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The config with dotted names; fields younger than the run have the recipe's values."""
-        defaults = to_dict(recipe(self.recipe)) if self.recipe in RECIPES else {}
+        """The config with dotted names; a missing field has its default, as when it is resumed."""
+        known = self.recipe in RECIPES
+        defaults = to_dict(type(recipe(self.recipe))(recipe=self.recipe)) if known else {}
         return settled({**flat(defaults), **flat(self.config)})
 
     @property
@@ -119,10 +120,17 @@ class Run:
 
     @property
     def progress(self) -> str:
-        """How far the run got, against the recipe's own epochs, or more if it was to have more."""
+        """How far the run got of the epochs it was asked for."""
+        return self._progress(self.settings.get("epochs"))
+
+    @property
+    def progress_in_recipe(self) -> str:
+        """How far the run got of the recipe's own epochs, or of more if it was asked for more."""
         own = recipe(self.recipe).epochs if self.recipe in RECIPES else 0
         asked = self.config.get("epochs")
-        epochs = max(own, asked if isinstance(asked, int) else 0)
+        return self._progress(max(own, asked if isinstance(asked, int) else 0))
+
+    def _progress(self, epochs: Any) -> str:
         if self.diverged:
             return f"diverged after {self.updates:,} updates"
         if not self.rows:

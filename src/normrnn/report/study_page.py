@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from normrnn.report.pictures import themed
+from normrnn.report.pictures import can_draw, themed
 from normrnn.report.study import RecordedStudy
 from normrnn.report.tables import DASH, Table
 from normrnn.report.trials import Trial, arm_name, arms_of, draw, sentences, table, trials_table
@@ -52,7 +52,7 @@ def state(study: RecordedStudy) -> str:
 
 
 def _picture(study: RecordedStudy, anchor: str) -> str:
-    if not study.drawable:
+    if not study.drawable or not can_draw():
         return ""
     name = "Validation loss against learning rate"
     words = "A point per run, a thin line per pair with the same settings; crosses on the top edge"

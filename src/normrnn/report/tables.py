@@ -19,8 +19,8 @@ from normrnn.report.paired import MOST_SEEDS, Difference, mean_interval
 from normrnn.report.runs import Row, Run
 
 DASH = "–"
-HEAD = 8
-"""Characters of a word in the head of a column that stay together in any terminal."""
+_TERMINAL = {"difference": "diff."}
+"""Shorter heads for a terminal, which is narrow."""
 
 
 @dataclass(frozen=True)
@@ -43,42 +43,39 @@ class Table:
         return "\n".join(f"| {' | '.join(map(as_markdown, row))} |" for row in cells)
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        """For a terminal; where that is too narrow for its numbers, row by row."""
-        if widths := self._widths(options.max_width):
-            yield self._in_columns(widths)
-            return
+        """For a terminal: columns of dashes alone are left out, and where there is no room for
+        whole words, the last column, too, or else there is a line per row."""
+        filled = [
+            i
+            for i, column in enumerate(zip(*self.rows, strict=True))
+            if not i or set(column) != {DASH}
+        ]
+        for kept in (filled, [i for i in filled if i < len(self.head) - 1]):
+            columns = [[_TERMINAL.get(self.head[i], self.head[i])] for i in kept]
+            for i, column in zip(kept, columns, strict=True):
+                column += [row[i] for row in self.rows]
+            if widths := _widths(columns, options.max_width):
+                yield self._in_columns(columns, widths)
+                yield Text()
+                return
         yield Text(self.title)
-        for first, *rest in self.rows:
-            told = "; ".join(f"{n} {cell}" for n, cell in zip(self.head[1:], rest, strict=True))
-            yield Text(f"- {first}: {told}")
+        for row in self.rows:
+            told = "; ".join(f"{self.head[i]} {row[i]}" for i in filled[1:])
+            yield Text(f"- {row[0]}: {told}")
         yield Text(self.note)
 
-    def _widths(self, room: int) -> list[int]:
-        """Of columns that break at blanks alone, and in long words of the head; none if there is no
-        room for them."""
-        columns = list(zip(self.head, *self.rows, strict=True))
-        widths = [max(map(cell_len, column)) for column in columns]
-        least = [max(_longest(cells), min(_longest([head]), HEAD)) for head, *cells in columns]
-        while sum(widths) + len(widths) + 1 > room:
-            wide = [i for i, width in enumerate(widths) if width > least[i]]
-            if not wide:
-                return []
-            # The names of rows last: they would make every row two lines.
-            widths[max(wide, key=lambda i: (i > 0, widths[i]))] -= 1
-        return widths
-
-    def _in_columns(self, widths: Sequence[int]) -> RichTable:
+    def _in_columns(self, columns: Sequence[Sequence[str]], widths: Sequence[int]) -> RichTable:
         result = RichTable(
             title=self.title,
             caption=self.note,
             caption_justify="left",
             box=SIMPLE_HEAD,
             padding=0,
+            show_edge=False,
         )
-        for i, (name, width) in enumerate(zip(self.head, widths, strict=True)):
-            side = "right" if i else "left"
-            result.add_column(name, justify=side, width=width, overflow="fold")
-        for row in self.rows:
+        for i, (column, width) in enumerate(zip(columns, widths, strict=True)):
+            result.add_column(column[0], justify="right" if i else "left", width=width)
+        for row in zip(*(column[1:] for column in columns), strict=True):
             result.add_row(*row)
         return result
 
@@ -107,6 +104,19 @@ class Table:
         lines.append("</tbody></table></div>")
         lines += [f'<p class="note">{escape(self.note)}</p>'] if self.note else []
         return "\n".join(line for line in lines if line)
+
+
+def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Return widths of columns that break at blanks alone; none if there is no room for them."""
+    widths = [max(map(cell_len, column)) for column in columns]
+    least = [_longest(column) for column in columns]
+    while sum(widths) + len(widths) - 1 > room:
+        wide = [i for i, width in enumerate(widths) if width > least[i]]
+        if not wide:
+            return []
+        # The names of rows last: they would make every row two lines.
+        widths[max(wide, key=lambda i: (i > 0, widths[i]))] -= 1
+    return widths
 
 
 def _longest(cells: Sequence[str]) -> int:
@@ -179,7 +189,8 @@ def paper_table(group: Group, *, beside: bool = True) -> Table:
         most = max(run.epochs_done for run in arm.runs)
         alike = [run for run in arm.runs if run.epochs_done == most]
         some = f" ({len(alike)} of {len(arm.runs)} seeds)" if len(alike) < len(arm.runs) else ""
-        row = [_model(group, arm), alike[0].progress + some]
+        far = alike[0].progress_in_recipe if paper else alike[0].progress
+        row = [_model(group, arm), far + some]
         for _, columns in here:
             row += [_cell([figure(run) for run in alike], digits) for _, figure, digits in columns]
         if paper and beside:
@@ -339,10 +350,11 @@ def _with_interval(looks: Sequence[Sequence[float]]) -> str:
 KINDS = ("recalibrated", "running", "batch")
 
 
-def runs_table(group: Group, *, authors: bool = True) -> Table:
+def runs_table(group: Group, *, authors: bool = True, in_recipe: bool = False) -> Table:
     """A row per run: how far, best figures under all statistics, speed.
 
-    `authors`: their protocol too, where the paper has figures to compare.
+    `authors`: their protocol too, where the paper has figures to compare. `in_recipe`: how far
+    against the epochs of the recipe, not those asked for.
     """
     shown = group.measure
     kinds = [k for k in KINDS if any(run.split("valid", k) for run in group.runs)]
@@ -357,7 +369,8 @@ def runs_table(group: Group, *, authors: bool = True) -> Table:
     columns += [("", [*(["test"] if tests else []), f"{shown.unit}/s", "seconds"])]
     rows = []
     for name, run in ((a.name, run) for a in group.arms for run in a.runs):
-        row = [f"{name}, seed {run.seed}", run.progress + (", running" if run.training else "")]
+        far = run.progress_in_recipe if in_recipe else run.progress
+        row = [f"{name}, seed {run.seed}", far + (", running" if run.training else "")]
         row += [shown.text(_train("loss")(run))]
         row += [_number(_train("batch_ppl")(run), 1)] if authors else []
         row += [shown.text(_held_out("loss", kind)(run)) for kind in kinds]

@@ -22,6 +22,7 @@ from normrnn.text.load import build_model, load
 from normrnn.text.model import State
 from normrnn.text.sequences import Sequences
 from normrnn.text.tables import show
+from normrnn.text.vocabulary import UNKNOWN
 
 __all__ = ["LanguageTask", "evaluate", "exported_loss", "load", "open_data", "show"]
 
@@ -46,6 +47,7 @@ class LanguageTask:
     def __init__(self, config: LanguageConfig, corpus: Corpus, device: torch.device) -> None:
         self.config = config
         self.ranks = current()
+        self.corpus = corpus
         self.vocabulary = corpus.vocabulary
         self.model = build_model(config, len(corpus.vocabulary)).to(device)
         self.evaluator = Evaluator(config, corpus, device)
@@ -68,6 +70,17 @@ class LanguageTask:
                 f" features, and the last one of this text has {rows}: set model.shrinkage above 0,"
                 " or another train.steps"
             )
+
+    @property
+    def data_summary(self) -> str:
+        """Tokens of each text, size of the vocabulary, and the share of <unk>."""
+        texts = {name: getattr(self.corpus, name) for name in ("train", "valid", "test")}
+        unknown = self.vocabulary.index.get(UNKNOWN)
+        sizes = []
+        for name, ids in texts.items():
+            share = 0.0 if unknown is None else (ids == unknown).float().mean().item()
+            sizes.append(f"{name} {len(ids):,} ({share:.1%} {UNKNOWN})")
+        return f"tokens: {', '.join(sizes)}; vocabulary {len(self.vocabulary):,}"
 
     @property
     def files(self) -> Mapping[str, bytes]:
