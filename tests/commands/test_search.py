@@ -110,7 +110,7 @@ def test_a_live_table_and_ctrl_c(flags: Flags, tmp_path: Path) -> None:
         ({"trials": 0}, 2, "--trials must be at least 1"),
         ({"workers": 0}, 2, "--workers must be at least 1"),
         ({"norms": "none,batch"}, 2, "--norms has 'batch'"),
-        ({"norm": "hidden"}, 2, "search takes --norms"),
+        ({"norm": "hidden"}, 2, "perhaps --norms?"),
         ({"norms": "none,sequence"}, 2, "model.time_steps is for norm frame or hidden"),
         ({"sampler": "lucky"}, 2, "no sampler 'lucky'"),
         ({"sampler": "bruteforce"}, 2, "tries every value: give optimizer.lr as a list"),

@@ -16,7 +16,7 @@ from normrnn.text.measure import CHARACTERS, WORDS
     [
         (WORDS, None, "loss 1.0000  ppl 2.72"),
         (CHARACTERS, None, "loss 1.0000  bpc 1.4427"),
-        (FRAMES, 0.25, "loss 1.0000  frame errors 25.00%"),
+        (FRAMES, 0.25, "loss 1.0000  FER 25.00%"),
         (NATS, None, "loss 1.0000"),
     ],
 )
@@ -27,19 +27,27 @@ def test_a_row_is_told_in_its_own_measure(measure: Measure, fer: float | None, s
     live = LiveDisplay(2, measure)
     at = {"epoch": 1, "index": 9, "epoch_updates": 9, "updates": 9}
     live.update(Status(**at, seconds=1.0, loss=1.0, count=9, lr=0.5, fer=fer))
-    assert said.replace("1.0000", "1.000") + "  lr 0.5" in live.bar.tasks[0].fields["state"]
+    assert said.replace("1.0000", "1.000") in live.bar.tasks[0].fields["state"]
 
 
-def test_eighty_columns_have_room_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("width", [80, 120])
+def test_progress_is_one_line(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
     display = LiveDisplay(55, WORDS)
     for i in range(1, 3):
         monkeypatch.setattr("time.monotonic", lambda i=i: 0.2 * i)
         at = {"epoch": 12, "index": 1451 + i, "epoch_updates": 1453, "updates": 17000 + i}
         display.update(Status(**at, seconds=0.2 * i, loss=4.321, count=640, lr=0.015625))
-    console = Console(file=StringIO(), width=80)
+    console = Console(file=StringIO(), width=width)
     console.print(display.bar.get_renderable())
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    for part in ("epoch 12/55", "1453/1453", "loss 4.321", "ppl 75.26", "lr 0.015625"):
+    (shown,) = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    for part in ("epoch 12/55", "1453/1453", "loss 4.321", "ppl 75.26"):
         assert part in shown
     # 640 tokens in 0.2 s; 43 epochs of 1453 updates are to come.
     assert "3,200 tokens/s  3:28:16 left" in shown
+    assert ("lr 0.015625" in shown) == (width == 120)
+
+
+def test_a_network_without_statistics_has_no_kind_of_them() -> None:
+    row = {"epoch": 1, "updates": 9, "split": "valid", "statistics": "running", "loss": 1.0}
+    assert describe(row, 2, NATS, statistics=False) == "epoch 1/2  update 9  valid  loss 1.0000"

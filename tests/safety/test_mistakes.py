@@ -286,7 +286,7 @@ def test_lines_fit_a_terminal_of_80_columns() -> None:
     [
         ({"lr": 1.0}, "  2:13:20 left"),
         ({"lr": 0.5**11}, "  lr 0.000488"),
-        ({"lr": 0.5**11, "fer": 0.1234}, "  frame errors 12.34%  lr 0.000488"),
+        ({"lr": 0.5**11, "fer": 0.1234}, "  FER 12.34%  lr 0.000488"),
     ],
 )
 def test_train_rows_fit_too(

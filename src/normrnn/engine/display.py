@@ -8,6 +8,8 @@ from normrnn.config.measure import Measure
 
 _COLUMNS = 80
 """Of a terminal, or of a page that a log is read on."""
+_WIDE = 100
+"""Columns of a terminal with room for everything."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,10 @@ class PlainDisplay(_Display):
 
 
 class LiveDisplay(_Display):
-    """A progress bar for the epoch, with validations as lines above it."""
+    """One line for the epoch, with validations as lines above it.
+
+    A terminal of less than 100 columns has neither the bar nor the learning rate.
+    """
 
     def __init__(self, epochs: int, measure: Measure, statistics: bool = True) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -128,16 +133,13 @@ class LiveDisplay(_Display):
         from normrnn.console import PlainConsole
 
         super().__init__(epochs, measure, statistics)
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=12),
-            MofNCompleteColumn(),
-            TextColumn(
-                "{task.fields[state]}", table_column=Column(no_wrap=True, overflow="ellipsis")
-            ),
-            transient=True,
-            console=PlainConsole(),
-        )
+        one_line = Column(no_wrap=True, overflow="ellipsis")
+        state = TextColumn("{task.fields[state]}", table_column=one_line)
+        columns = (TextColumn("{task.description}"), MofNCompleteColumn(), state)
+        self.bar = Progress(*columns, console=PlainConsole(), transient=True)
+        self.wide = self.bar.console.width >= _WIDE
+        if self.wide:
+            self.bar.columns = (columns[0], BarColumn(bar_width=24), *columns[1:])
         self.task = self.bar.add_task("", total=None, state="", visible=False)
         self.drawn = 0.0
 
@@ -161,9 +163,8 @@ class LiveDisplay(_Display):
             completed=status.index,
             total=status.epoch_updates,
             visible=True,
-            # Two lines: in one, a terminal of 80 columns has no room for the updates.
             state=f"{_quality(status.loss, status.fer, self.measure, 3)}"
-            f"  lr {status.lr:g}\n{self.speed()}",
+            f"{f'  lr {status.lr:g}' if self.wide else ''}  {self.speed()}",
         )
 
     def row(self, row: dict[str, Any]) -> None:
