@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from google.protobuf.message import EncodeError
 from rich.table import Table
 
 from normrnn.cli import guarded
@@ -32,6 +33,7 @@ from normrnn.runs.checkpoints import Checkpoints
 from normrnn.runs.machines import read_machines
 from normrnn.runs.note import metrics_as_written
 from normrnn.runs.torchfile import TorchFileError, load_torch_file
+from normrnn.speech import posteriors
 from normrnn.speech.archive import Entry, Unusable, read_matrix, write_matrix, write_vector
 from normrnn.speech.prepare.audio import read_sound
 from normrnn.speech.prepare.librispeech import librispeech_job
@@ -355,3 +357,57 @@ def test_a_large_text_without_a_home(
     corpus = build_corpus(open_texts(str(text_dir)), TextConfig())
     assert len(corpus.train) > 1000
     assert "XDG_CACHE_HOME" in caplog.text
+
+
+def test_posteriors_say_their_size_first(cli: Cli, tmp_path: Path) -> None:
+    data = OLD / "speech-data" / "dev"
+    code, out, err = cli(
+        "posteriors", OLD / "speech", "--data", data, "--out", tmp_path / "p", "--device", "auto"
+    )
+    assert code == 0, err
+    sizes = []
+    posteriors.write_posteriors(OLD / "speech", data, tmp_path / "p", show_size=sizes.append)
+    written = (tmp_path / "p.ark").stat().st_size
+    assert 0.9 * written < sizes[0] <= written  # headers and keys come on top
+    assert f"{sizes[0] / 1e6:,.1f} MB" in out.splitlines()[0]
+
+
+def test_int8_export_that_cannot_be_written(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise EncodeError("Failed to serialize proto: no space")
+
+    command = ["export", OLD / "text", "-o", tmp_path / "m.onnx", "--format", "onnx"]
+    command += ["--quantize", "int8", "--data", OLD / "text-data"]
+    with monkeypatch.context() as patched:
+        patched.setattr("onnxruntime.quantization.quantize_dynamic", full)
+        code, _, err = cli(*command)
+    assert code == 1
+    assert "no space" in err
+    assert str(tmp_path) in err
+    odd = tmp_path / os.fsdecode(b"\xff\xfe")
+    odd.mkdir()
+    command[3] = odd / "m.onnx"
+    assert cli(*command)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("std::bad_alloc"),
+    ],
+)
+def test_too_little_memory_is_no_unexpected_error(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(_: list[str]) -> int:
+        raise error
+
+    assert guarded(command, []) == 1
+    err = capsys.readouterr().err
+    assert "memory" in err
+    assert "normrnn-error" not in err

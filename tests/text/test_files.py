@@ -6,7 +6,7 @@ import pytest
 
 from normrnn.errors import UserError
 from normrnn.text.config import TextConfig
-from normrnn.text.corpus import build_corpus
+from normrnn.text.corpus import build_corpus, open_texts
 from normrnn.text.files import BUILTIN, read_texts
 
 
@@ -119,3 +119,38 @@ def test_a_stray_text_hides_no_complete_three(tmp_path: Path) -> None:
     (tmp_path / "test.txt").unlink()
     with pytest.raises(UserError, match=r"has no ptb\.valid\.txt and no ptb\.test\.txt"):
         read_texts(str(tmp_path))
+
+
+INDENTED = ["def f(x):", "\treturn x ", "", "    y = 1", "  "] * 8
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_characters_keep_indentation_and_blank_lines(
+    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if size == "large":
+        monkeypatch.setattr("normrnn.text.large.LARGE", 10)
+    text = "".join(f"{line}\n" for line in INDENTED)
+    (tmp_path / "code.txt").write_text(text)
+    texts = open_texts(str(tmp_path / "code.txt"))
+    corpus = build_corpus(texts, TextConfig(level="char"))
+    parts = [
+        corpus.vocabulary.decode(ids.tolist()) for ids in (corpus.train, corpus.valid, corpus.test)
+    ]
+    assert "".join(parts) == text
+    words = build_corpus(texts, TextConfig())
+    assert len(words.train) == sum(len(line.split()) + 1 for line in INDENTED[:36])
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_blanks_around_the_lines_of_penn_treebank_are_no_text(
+    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if size == "large":
+        monkeypatch.setattr("normrnn.text.large.LARGE", 10)
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"ptb.{split}.txt").write_text(" a b \n b a \n")
+    corpus = build_corpus(open_texts(str(tmp_path)), TextConfig(level="char"))
+    assert corpus.vocabulary.decode(corpus.train.tolist()) == "a b\nb a\n"

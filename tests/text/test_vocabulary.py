@@ -48,7 +48,7 @@ def test_characters_survive_a_round_trip(lines: list[str]) -> None:
     vocabulary = Vocabulary.build(lines, "char")
     ids = vocabulary.encode(lines)
     assert len(ids) == sum(len(tokens(line, "char")) for line in lines)
-    assert vocabulary.decode(ids) == "".join(f"{line.strip()}\n" for line in lines)
+    assert vocabulary.decode(ids) == "".join(f"{line}\n" for line in lines)
 
 
 def test_json_round_trip() -> None:

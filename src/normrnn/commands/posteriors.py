@@ -43,7 +43,11 @@ def run(arguments: list[str]) -> int:
             raise UsageError("--prior-floor needs --priors")
         set_threads(threads)
         floor = (1.0 if prior_floor is None else prior_floor) if priors else None
-        utterances, frames = write_posteriors(run, data, out, floor, device)
+
+        def show_size(size: int) -> None:
+            print(f"writing {out}.ark: {size / 1e6:,.1f} MB", flush=True)
+
+        utterances, frames = write_posteriors(run, data, out, floor, device, show_size)
         print(f"{out}.scp: {utterances:,} utterances, {frames:,} frames")
 
     parse(options, "posteriors", arguments)

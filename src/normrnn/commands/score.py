@@ -98,9 +98,10 @@ def _score_input(run: Path) -> None:
     vocabulary = model.vocabulary
     carried = config.train.reading == "streams"
     reader = Reader(model, config.train.steps, carried, overlap=False)
-    last, nats, count, unknown = vocabulary.eos, 0.0, 0, 0
+    last, nats, count, unknown, offset = vocabulary.eos, 0.0, 0, 0, 0
     for raw in sys.stdin.buffer:
-        line = decoded(raw, "standard input").rstrip("\r\n")
+        line = decoded(raw, "standard input", offset).removesuffix("\n")
+        offset += len(raw)
         ids = vocabulary.encode([line]).tolist()
         logits = reader.push([last, *ids[:-1]])
         lost = F.cross_entropy(logits, torch.tensor(ids), reduction="none").double().sum().item()

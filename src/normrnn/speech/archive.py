@@ -73,6 +73,12 @@ def read_matrix(
         return find_matrix(file, key, entry.path).read(start, stop)
 
 
+def count_rows(entry: Entry, key: str) -> int:
+    """Rows of a matrix, by its header."""
+    with _open(entry, key) as file:
+        return find_matrix(file, key, entry.path).rows
+
+
 def read_vector(
     entry: Entry, key: str, start: int = 0, stop: int | None = None
 ) -> NDArray[np.int32]:

@@ -15,6 +15,7 @@ from normrnn.files import expanded, open_regular, resolved
 from normrnn.speech.archive import (
     CHECKSUMS,
     Entry,
+    count_rows,
     locate,
     read_matrix,
     read_table,
@@ -165,6 +166,13 @@ def sources(directory: str | Path) -> set[Path]:
         raise UserError(f"{directory} has no feats.scp; its parts have one: {' or '.join(parts)}")
     archives = {locate(target, directory).path for target in read_table(table).values()}
     return {resolved(path) for path in (table, *archives)}
+
+
+def count_frames(directory: str | Path) -> int:
+    """Frames of all utterances that `read_features` reads; only headers are read."""
+    directory = expanded(directory)
+    table = read_table(directory / "feats.scp")
+    return sum(count_rows(locate(target, directory), key) for key, target in table.items())
 
 
 def read_features(directory: str | Path) -> Iterator[tuple[str, Tensor]]:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from normrnn.files import replacing, resolved, utf8_name
 from normrnn.runs.environment import named_device
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.archive import write_matrix
-from normrnn.speech.corpus import read_features, sources
+from normrnn.speech.corpus import count_frames, read_features, sources
 from normrnn.speech.load import load
 
 FRAMES = 16_384  # that run through the network together: a dozen utterances or two
@@ -21,31 +21,39 @@ FRAMES = 16_384  # that run through the network together: a dozen utterances or 
 
 @torch.no_grad()
 def write_posteriors(
-    run: Path, data: Path, prefix: Path, prior_floor: float | None = None, device: str = "cpu"
+    run: Path,
+    data: Path,
+    prefix: Path,
+    prior_floor: float | None = None,
+    device: str = "cpu",
+    show_size: Callable[[int], None] = lambda _: None,
 ) -> tuple[int, int]:
     """Natural-log posteriors of every utterance of `data` into `prefix`.ark and `prefix`.scp.
 
     With a `prior_floor`, scaled log-likelihoods: minus the log priors of the training labels, each
-    state counted as seen in at least so many frames. Both files appear when all is written; gives
-    the number of utterances and frames.
+    state counted as seen in at least so many frames. `show_size` is called with the bytes that the
+    archive will take before anything is computed. Both files appear when all is written; gives the
+    number of utterances and frames.
     """
     if prior_floor is not None and not 0 < prior_floor < math.inf:
         raise UsageError(f"--prior-floor must be positive and finite, not {prior_floor}")
     utf8_name(prefix, "--out")
     if prefix.name in ("", ".."):
         raise UsageError(f"--out {prefix} is a directory: the archive needs a name in it")
-    model = load(RunDirectory(run), named_device(device))
+    place = named_device(device)
+    model = load(RunDirectory(run), place)
     minus = 0.0 if prior_floor is None else model.log_priors(prior_floor)
     ark, scp = (prefix.with_name(f"{prefix.name}.{kind}") for kind in ("ark", "scp"))
     taken = sources(data) & {resolved(ark), resolved(scp)}
     if taken:
         raise UsageError(f"--out {prefix} would overwrite {min(taken)}, which is read")
+    show_size(count_frames(data) * len(model.label_counts) * 4)
     utterances = frames = 0
     ark.parent.mkdir(parents=True, exist_ok=True)
     with replacing(scp) as table, replacing(ark) as archive:  # the archive comes first
         for some in _together(_checked(data, len(model.mean))):
             keys, features = zip(*some, strict=True)
-            batch = model.each_log_posteriors([x.to(device) for x in features])
+            batch = model.each_log_posteriors([x.to(place) for x in features])
             for key, rows in zip(keys, batch, strict=True):
                 offset = write_matrix(archive, key, (rows - minus).cpu().numpy())
                 table.write(f"{key} {resolved(ark)}:{offset}\n".encode())

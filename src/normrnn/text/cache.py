@@ -24,7 +24,7 @@ from normrnn.ops.build import open_to_others, ours
 LARGEST = 16 * 2**30
 """Bytes that entries may take together; those used longest ago go."""
 _CONTENTS = "contents.json"
-_FORMAT = "normrnn text 1"
+_FORMAT = "normrnn text 2"
 
 
 def folder() -> Path:

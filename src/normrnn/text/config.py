@@ -16,7 +16,8 @@ class TextConfig:
     """How a text becomes symbols."""
 
     level: Literal["word", "char"] = "word"
-    """Words separated by blanks, or characters; a line ends with <eos> in both."""
+    """Words separated by blanks, or characters, of which indentation and blank lines are kept; a
+    line ends with <eos> in both."""
     max_vocab: int = 0
     """Keep this many most frequent symbols, <unk> for the rest. 0: all of the training text."""
     unknown: bool = True

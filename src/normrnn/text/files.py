@@ -42,12 +42,12 @@ def read_texts(data: str) -> Texts:
     if not path.exists():
         raise UserError(f"{path} does not exist")
     raw = _read_bytes(path)
-    return _split_lines(_lines(decoded(raw, path)), str(path), _sha256(raw))
+    return _split_lines(_lines(decoded(raw, path), path), str(path), _sha256(raw))
 
 
 def read_lines(path: Path) -> list[str]:
     """Lines of one UTF-8 text file, with a clear error for anything else."""
-    return _lines(decoded(_read_bytes(path), path))
+    return _lines(decoded(_read_bytes(path), path), path)
 
 
 def find_files(directory: Path) -> dict[str, Path]:
@@ -69,7 +69,7 @@ def find_files(directory: Path) -> dict[str, Path]:
 def _read_directory(directory: Path) -> Texts:
     files = find_files(directory)
     raw = {split: _read_bytes(path) for split, path in files.items()}
-    lines = {split: _lines(decoded(raw[split], path)) for split, path in files.items()}
+    lines = {split: _lines(decoded(raw[split], path), path) for split, path in files.items()}
     sha = _sha256("".join(_sha256(raw[s]) for s in SPLITS).encode())
     return Texts(**lines, source=str(directory), sha256=sha)
 
@@ -117,10 +117,17 @@ def decoded(raw: bytes, path: Path | str, offset: int = 0) -> str:
         ) from None
 
 
-def _lines(text: str) -> list[str]:
+def has_padded_lines(path: Path) -> bool:
+    """Whether lines begin and end with a blank that is no part of the text, as in Mikolov's
+    preparation of Penn Treebank; such files are known by their names."""
+    return path.name in {PATTERNS[0].format(split) for split in SPLITS}
+
+
+def _lines(text: str, path: Path | None = None) -> list[str]:
     """Lines without their ends; only newlines end a line, as in Mikolov's preparation."""
     lines = text.replace("\r\n", "\n").split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
+    lines = lines[:-1] if lines[-1] == "" else lines
+    return [line.strip() for line in lines] if path and has_padded_lines(path) else lines
 
 
 def _python_topics() -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from normrnn.errors import UserError
 from normrnn.text import cache
-from normrnn.text.files import SPLITS, bounds, decoded, find_files
+from normrnn.text.files import SPLITS, bounds, decoded, find_files, has_padded_lines
 from normrnn.text.vocabulary import EOS, Level, StrangeError, Vocabulary, tokens
 
 LARGE = 2**20
@@ -34,6 +34,7 @@ class Lines:
     def blocks(self) -> Iterator[str]:
         """All of them, some at a time, each with its newline."""
         line, offset = 0, 0
+        padded = has_padded_lines(self.path)
         for raw in _whole_lines(self.path):
             count = raw.count(b"\n")
             if line + count > self.first and line < self.stop:
@@ -41,6 +42,8 @@ class Lines:
                 if line < self.first or line + count > self.stop:
                     some = text.split("\n")[:count][max(0, self.first - line) : self.stop - line]
                     text = "".join(f"{one}\n" for one in some)
+                if padded:
+                    text = "\n".join(one.strip() for one in text.split("\n"))
                 yield text
             line, offset = line + count, offset + len(raw)
 
@@ -67,7 +70,8 @@ class LargeTexts:
 
     def key(self, *settings: Any) -> str:
         """Of what these texts become under some settings."""
-        about = [self.source.endswith("by lines"), self.sha256, *settings]
+        padded = any(map(has_padded_lines, self.files))
+        about = [self.source.endswith("by lines"), padded, self.sha256, *settings]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
 
 

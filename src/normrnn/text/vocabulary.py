@@ -17,14 +17,14 @@ Level = Literal["word", "char"]
 
 
 def tokens(line: str, level: Level) -> list[str]:
-    """Symbols of one line, <eos> included.
+    """Symbols of one line, <eos> included; characters keep blanks and indentation.
 
     >>> tokens(" no it was n't ", "word")
     ['no', 'it', 'was', "n't", '<eos>']
     >>> tokens(" no", "char")
-    ['n', 'o', '<eos>']
+    [' ', 'n', 'o', '<eos>']
     """
-    return [*(line.split() if level == "word" else line.strip()), EOS]
+    return [*(line.split() if level == "word" else line), EOS]
 
 
 class StrangeError(UserError):
@@ -111,11 +111,10 @@ class Vocabulary:
         return self.encode_text(SymbolText.read(lines, self.level))
 
     def begin(self, text: str) -> list[int]:
-        """Ids of a text whose last line goes on: no <eos> behind it, and characters keep the
-        blanks around it.
+        """Ids of a text whose last line goes on: no <eos> behind it.
 
         >>> Vocabulary(("<eos>", "a", " "), "char").begin(" a\\na ")
-        [1, 0, 1, 2]
+        [2, 1, 0, 1, 2]
         """
         *whole, last = text.split("\n")
         symbols = list(chain.from_iterable(tokens(line, self.level) for line in whole))
