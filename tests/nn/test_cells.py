@@ -135,3 +135,17 @@ def test_small_habits(kind: str) -> None:
     assert cell.weight_ih.abs().max() <= 0.5
     assert repr(cell).startswith(f"{type(cell).__name__}(\n  3, 4")
     assert "norm=None" in repr(make(3, 4, norm=None))
+
+
+@pytest.mark.parametrize("norm", ["layer", None])
+@pytest.mark.parametrize("kind", ["RNNCell", "LSTMCell", "GRUCell"])
+def test_bias_and_sizes_as_torch_takes_them(kind: str, norm: Any) -> None:
+    ours, theirs = getattr(normrnn, kind), getattr(nn, kind)
+    for bias in (1, 0, None):
+        assert len([*ours(3, 2, bias=bias, norm=None).parameters()]) == len(
+            [*theirs(3, 2, bias=bias).parameters()]
+        )
+        assert ours(3, 2, bias=bias, norm=norm).bias is bool(bias)
+    x = torch.randn(4, 3)
+    empty, wanted = ours(3, 0, norm=norm)(x), theirs(3, 0)(x)
+    assert [len(s) for s in empty] == [len(s) for s in wanted]

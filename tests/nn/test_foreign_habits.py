@@ -428,3 +428,33 @@ def test_words_for_what_is_no_pair_and_no_kind() -> None:
         normrnn.LSTM(3, 4, zoneout=0.1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="choose 'element' or 'locked'"):
         Dropout(0.5, "lockd")  # type: ignore[arg-type]
+
+
+class TestOtherLibraries:
+    """What libraries read of a layer."""
+
+    @pytest.mark.parametrize("norm", NORMS)
+    def test_weights_without_the_norm(self, norm: str) -> None:
+        """A norm cannot be lost by a library that computes W_x x + W_h h from the names of the
+        weights; copies and pickles keep that."""
+        layer = normrnn.LSTM(3, 2, bias=False, **NORMS[norm])
+        file = io.BytesIO()
+        torch.save(layer, file)
+        file.seek(0)
+        for one in (layer, copy.deepcopy(layer), torch.load(file, weights_only=False)):
+            assert [w.shape for w in one.all_weights[0]] == [(8, 3), (8, 2)]
+            assert one.norm == layer.norm
+            assert hasattr(one, "_all_weights") == (norm == "none")
+
+    @pytest.mark.parametrize("norm", NORMS)
+    def test_an_attribute_that_is_missing_is_named(self, norm: str) -> None:
+        layer = normrnn.GRU(3, 2, **NORMS[norm])
+        del layer.training
+        with pytest.raises(AttributeError, match="'training'"):
+            layer(torch.randn(5, 4, 3))
+
+    @pytest.mark.parametrize("norm", NORMS)
+    def test_normalisers_have_vectors_only(self, norm: str) -> None:
+        """So that a rule by dimension spares them from weight decay."""
+        layer = normrnn.LSTM(3, 2, **NORMS[norm])
+        assert all(p.dim() == 1 for m in layer.normalisers() for p in m.parameters())

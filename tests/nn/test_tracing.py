@@ -142,6 +142,26 @@ class TestTorchScript:
                 assert name == same
                 assert one.data_ptr() == another.data_ptr()
 
+    @pytest.mark.parametrize("norm", [None, "sequence"])
+    def test_script_modules(self, norm: Any) -> None:
+        class Model(torch.jit.ScriptModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.rnn = normrnn.LSTM(3, 4, 2, norm=norm)
+
+            @torch.jit.script_method
+            def forward(self, x, h, c):
+                return self.rnn(x, (h, c))[0]
+
+        if norm is not None:
+            with pytest.raises(RuntimeError, match=r"fold\("):
+                Model()
+            return
+        model, state = Model(), torch.randn(2, 2, 4, 4)
+        plain = nn.LSTM(3, 4, 2)
+        plain.load_state_dict(model.rnn.state_dict())
+        torch.testing.assert_close(model(self.x, *state), plain(self.x, (*state,))[0])
+
     @pytest.mark.parametrize(
         ("options", "what"),
         [

@@ -124,7 +124,7 @@ class Normalised(Parameters):
         if torch.jit.is_tracing():
             tracing.check_plain(self, "torch.jit.trace")
             return "torch"
-        if self._is_regularised:
+        if self._is_regularised():
             return "own"
         normalisers = self.normalisers()
         if on_cpu and (
@@ -142,7 +142,6 @@ class Normalised(Parameters):
             return self._at_test_time(data)
         return "folded" if not on_cpu and all(n.is_batch_map for n in normalisers) else "own"
 
-    @property
     def _is_regularised(self) -> bool:
         """Whether the next pass has something that torch's kernels do not know."""
         locked = self.dropout_kind == "locked" and self.dropout > 0 and self.num_layers > 1
@@ -369,3 +368,4 @@ class Normalised(Parameters):
 
 
 tracing.allow(Normalised)
+tracing.prepare_for_script_modules(Normalised)

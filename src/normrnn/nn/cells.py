@@ -41,7 +41,7 @@ class NormalisedCell(nn.RNNCellBase):
             self._draw(vector)
 
     def _draw(self, parameter: Tensor) -> None:
-        bound = self.hidden_size**-0.5
+        bound = self.hidden_size**-0.5 if self.hidden_size > 0 else 0
         nn.init.uniform_(parameter, -bound, bound)
 
     def reset_parameters(self) -> None:
@@ -134,7 +134,9 @@ class RNNCell(NormalisedCell, nn.RNNCell):
     ):
         if nonlinearity not in ("tanh", "relu"):
             raise RuntimeError(f"Unknown nonlinearity: {nonlinearity}")
-        how = Options(f"RNN_{nonlinearity.upper()}", bias, norm, eps, affine=affine, gamma=gamma)
+        how = Options(
+            f"RNN_{nonlinearity.upper()}", bool(bias), norm, eps, affine=affine, gamma=gamma
+        )
         factory = {"device": device, "dtype": dtype}
         NormalisedCell.__init__(self, how, (input_size, hidden_size), factory, "RNN")
         self.nonlinearity = nonlinearity
@@ -166,7 +168,9 @@ class LSTMCell(NormalisedCell, nn.LSTMCell):
         gamma: float | None = None,
         cell_norm: bool | None = None,
     ):
-        how = Options("LSTM", bias, norm, eps, affine=affine, gamma=gamma, cell_norm=cell_norm)
+        how = Options(
+            "LSTM", bool(bias), norm, eps, affine=affine, gamma=gamma, cell_norm=cell_norm
+        )
         factory = {"device": device, "dtype": dtype}
         NormalisedCell.__init__(self, how, (input_size, hidden_size), factory, "LSTM")
 
@@ -195,6 +199,6 @@ class GRUCell(NormalisedCell, nn.GRUCell):
         affine: bool = True,
         gamma: float | None = None,
     ):
-        how = Options("GRU", bias, norm, eps, affine=affine, gamma=gamma)
+        how = Options("GRU", bool(bias), norm, eps, affine=affine, gamma=gamma)
         factory = {"device": device, "dtype": dtype}
         NormalisedCell.__init__(self, how, (input_size, hidden_size), factory, "GRU")

@@ -153,8 +153,29 @@ class Parameters(Hinting, nn.RNNBase):
                 if "bias_hh" in name:
                     parameter.register_hook(lambda d: torch.cat([d.new_zeros(n), d[n:]]))
 
+    @property
+    def _all_weights(self) -> list[list[str]]:
+        """Names of torch's parameters; AttributeError if there is a norm.
+
+        Libraries read them to compute the layer's function themselves, without the norm.
+        """
+        if vars(self).get("norm") is not None:
+            raise AttributeError("the weights of a normalised layer are not its function")
+        return vars(self)["_all_weights"]
+
+    @_all_weights.setter
+    def _all_weights(self, names: list[list[str]]) -> None:
+        vars(self)["_all_weights"] = names
+
+    @property
+    def all_weights(self) -> list[list[nn.Parameter]]:
+        """As in torch, per layer and direction; without the parameters of normalisers."""
+        return [[getattr(self, name) for name in names] for names in vars(self)["_all_weights"]]
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        norm = state.get("norm")
+        super().__setstate__({**state, "norm": None})  # torch's reads _all_weights
+        self.norm = norm
         if self.one_bias:
             self._mask_gradients()
 

@@ -103,6 +103,20 @@ def plain(layer: Any) -> nn.RNNBase:
     return same
 
 
+def prepare_for_script_modules(layers: type[nn.Module]) -> None:
+    """Give a ``torch.jit.ScriptModule`` torch's layer where it is assigned one of these.
+
+    ``torch.jit.script`` asks for it by ``__prepare_scriptable__``, a ScriptModule does not.
+    """
+
+    def prepare(parent: nn.Module, _: str, child: Any) -> nn.Module | None:
+        held = isinstance(child, layers) and isinstance(parent, torch.jit.ScriptModule)
+        return plain(child) if held else None
+
+    hook: Any = prepare
+    nn.modules.module.register_module_module_registration_hook(hook)
+
+
 def allow(layers: type[nn.Module]) -> None:
     """Lets torch.compile trace these.
 
