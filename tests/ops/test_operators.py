@@ -1,5 +1,6 @@
 """The operators themselves: what torch asks of one, and every gradient twice."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -162,3 +163,120 @@ def test_a_state_may_be_changed_in_place() -> None:
     for name, tensor in fresh.items():
         if tensor.requires_grad:
             assert torch.equal(tensors[name].grad, tensor.grad), name  # type: ignore[arg-type]
+
+
+EVERYTHING = [
+    Case("LSTM", "frame slots", (4, 4, 2), (False, True), peephole="ifo", zoneout="masks hc"),
+    Case("GRU", "recurrent slots", (4, 4), (True,), resets=True),
+    Case("LSTM", "row cell", (4, 3), inputs=0, zoneout="shares hc"),
+    Case("RNN_TANH", "step", (4, 4, 1), (False, True), state=False),
+    Case("GRU", "sequence fixed", (1,)),
+]
+
+
+def spoilt_tensors(tensors: list[Any]) -> Iterator[tuple[int, Any]]:
+    """Every tensor in turn: of another shape, type or device, or missing."""
+    for k, t in enumerate(tensors):
+        if t is None:
+            continue
+        t = t.detach()
+        for bad in (t[..., :-1], t[None], t.new_zeros(()), t.new_zeros(0), t[:0], t.long()):
+            yield k, bad
+        yield k, t.to("meta")
+        if t.shape[0] > 1:
+            yield k, t[:-1]
+    for required in (0, len(tensors) - 6):  # the input and a recurrent weight
+        yield required, None
+
+
+def spoilt_arguments(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    tensors, sizes, time, batch, mode, reverse, plug, numbers = args
+    rest = tensors, sizes, time, batch
+    alive = [batch] * time if sizes is None else sizes.tolist()
+    for wrong in ([*alive[:-1], 99], [-1] * time, [batch + 1] * time, [0] + alive[1:], alive[:-1]):
+        if any(wrong) or not wrong:
+            yield tensors, torch.tensor(wrong), *args[2:]
+    yield tensors, torch.tensor(alive, dtype=torch.int32), *args[2:]
+    yield tensors, torch.tensor(alive, dtype=torch.float32), *args[2:]
+    for T, B in ((time + 1, batch), (time, batch + 1), (-time, -batch), (0, 0), (10**15, batch)):
+        yield tensors, sizes, T, B, *args[4:]
+    for other in ("LSTM", "GRU", "RNN_TANH", "GELU", ""):
+        if other != mode:
+            yield *rest, other, reverse, plug, numbers
+    for other in ([], [False] * 3, [True] * (3 - len(reverse))):
+        yield *rest, mode, other, plug, numbers
+    yield *rest, mode, reverse, "Absent", numbers
+    yield *rest, mode, reverse, plug, [*numbers, 1.0]
+    for value in (float("nan"), float("inf"), -1.0):
+        for k in range(len(numbers)):
+            yield *rest, mode, reverse, plug, [*numbers[:k], value, *numbers[k + 1 :]]
+    for count in (0, 1, len(tensors) - 1):
+        yield tensors[:count], *args[1:]
+    yield [*tensors, None], *args[1:]
+
+
+@pytest.mark.parametrize("case", EVERYTHING, ids=str)
+def test_operators_refuse_invalid_arguments(case: Case) -> None:
+    """Called directly, with whatever: an exception, never a read of foreign memory."""
+    args = given(case)
+    wrong = list(spoilt_arguments(args))
+    for k, bad in spoilt_tensors(args[0]):
+        tensors = list(args[0])
+        tensors[k] = bad
+        wrong.append((tensors, *args[1:]))
+    made = [t.detach() for t in torch.ops.normrnn.recur(*args, True)]
+    parts = 2 if case.mode == "LSTM" else 1
+    wanted = [t is not None and t.requires_grad for t in args[0]]
+    grads = heads(made, parts)
+    for bad in wrong:
+        with pytest.raises(ValueError):  # noqa: PT011
+            torch.ops.normrnn.recur(*bad, False)
+        with pytest.raises(ValueError):  # noqa: PT011
+            torch.ops.normrnn.recur_backward(*bad, made, grads, wanted)
+    for k in range(len(made)):
+        if 0 < k <= parts:
+            continue  # the final state is not read
+        for bad in (made[k][..., :-1], made[k].double(), made[k].to("meta"), made[k][None]):
+            own = [*made[:k], bad, *made[k + 1 :]]
+            with pytest.raises(ValueError, match="outputs"):
+                torch.ops.normrnn.recur_backward(*args, own, grads, wanted)
+    for k, grad in enumerate(grads):
+        for bad in (grad[..., :-1], grad.double(), grad.to("meta")):
+            own = [*grads[:k], bad, *grads[k + 1 :]]
+            with pytest.raises(ValueError, match="gradients"):
+                torch.ops.normrnn.recur_backward(*args, made, own, wanted)
+    for flags in (wanted[:-1], [*wanted, True], [True] * len(wanted)):
+        with pytest.raises(ValueError, match="gradient"):
+            torch.ops.normrnn.recur_backward(*args, made, grads, flags)
+    with pytest.raises(ValueError, match="outputs"):
+        torch.ops.normrnn.recur_backward(*args, [], grads, wanted)
+
+
+@pytest.mark.parametrize("case", EVERYTHING, ids=str)
+@torch.no_grad()
+def test_operators_take_any_strides(case: Case) -> None:
+    args = given(case)
+    expected = torch.ops.normrnn.recur(*args, False)
+    strided, negative = [], []
+    for t in args[0]:
+        spread = None if t is None else torch.stack([t.detach(), t.detach()], -1)[..., 0]
+        strided.append(spread)
+        flips = t is not None and t.is_floating_point()
+        negative.append(torch._neg_view(-t.detach()) if flips else t)
+    for tensors in (strided, negative):
+        found = torch.ops.normrnn.recur(tensors, *args[1:], False)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_those_that_change_buffers_refuse_invalid_arguments() -> None:
+    mean, var, tracked = torch.zeros(3), torch.ones(3), torch.tensor(0)
+    batch = torch.randn(2, 3), torch.rand(2, 3), torch.full((2,), 8.0)
+    valid = mean, var, tracked, *batch
+    for k, t in enumerate(valid):
+        for bad in (t.new_zeros(4), t.new_zeros(2, 4), t.new_zeros(1, 1), t[None]):
+            with pytest.raises(ValueError, match="statistics"):
+                torch.ops.normrnn.update_(*valid[:k], bad, *valid[k + 1 :], 0.1)
+    with pytest.raises(ValueError, match="shape"):
+        torch.ops.normrnn.store_(mean, torch.zeros(1))
+    assert not mean.any()

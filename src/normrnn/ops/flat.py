@@ -112,6 +112,16 @@ _OF_INPUT = InputNorm.__name__, RecurrentNorm.__name__
 _KINDS = {plug.__name__: _kind(plug) for plug in get_args(Plug)}
 
 
+def is_known(plug: str) -> bool:
+    """Whether there is a plug of this name."""
+    return plug in _KINDS
+
+
+def number_names(plug: str) -> list[str]:
+    """The names of a plug's numbers, in order."""
+    return [name for name, _ in _KINDS[plug].numbers]
+
+
 def flattened(call: Call, inputs: Inputs, plug: Plug) -> tuple[Spec, list[Tensor | None]]:
     name = type(plug).__name__
     kind, own = _KINDS[name], vars(plug)

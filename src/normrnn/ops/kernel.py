@@ -19,10 +19,19 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from normrnn.ops import operators
 from normrnn.ops.call import Call, InputNorm, Inputs, Plug, Result
-from normrnn.ops.flat import Flat, Spec, X, flattened
+from normrnn.ops.check import check_given
+from normrnn.ops.flat import Flat, Spec, flattened
 from normrnn.ops.library import describe, library
-from normrnn.ops.operators import Made, derived_by_loop, is_compiled, operands, spec_of
-from normrnn.ops.statistics import LONE, Statistics, synchronised
+from normrnn.ops.operators import (
+    Made,
+    derived_by_loop,
+    is_compiled,
+    is_compiled_backward,
+    operands,
+    rows_of,
+    spec_of,
+)
+from normrnn.ops.statistics import Statistics, synchronised
 from normrnn.ops.steps import Steps, Traced
 
 __all__ = ["describe", "prefers", "run", "serves", "update"]
@@ -44,7 +53,7 @@ def _serves(call: Call, plug: Plug, spec: Spec, tensors: Flat) -> bool:
         return True
     if not call.steps.rows or not is_compiled(spec, tensors):
         return False
-    return all([t is None or _is_common(t) for t in tensors])  # noqa: C419 (as fast as can be)
+    return all([t is None or _is_common(t) for t in tensors])  # noqa: C419 (a list is faster)
 
 
 def prefers(time: int, hidden: int) -> bool:
@@ -58,13 +67,8 @@ def prefers(time: int, hidden: int) -> bool:
 
 
 def _is_common(tensor: Tensor) -> bool:
-    """Whether C, or the operator, can take it: no type of somebody else's, with entries."""
-    return (
-        (type(tensor) in _TENSORS or isinstance(tensor, torch._subclasses.FakeTensor))
-        and tensor.layout == torch.strided
-        and not tensor.is_neg()
-        and 0 not in tensor.shape
-    )
+    """Whether C, or the operator, can take it: a plain or a fake tensor, no other subclass."""
+    return type(tensor) in _TENSORS or isinstance(tensor, torch._subclasses.FakeTensor)
 
 
 def is_plain(tensors: Flat) -> bool:
@@ -108,7 +112,7 @@ def _run(steps: Steps, spec: Spec, tensors: list[Tensor | None]) -> Result:
     if statistics is None:
         return Result(rows, state, None)
     mean, var = statistics.unbind()
-    return Result(rows, state, Statistics(mean, var, _counts(steps, spec.by_step)))
+    return Result(rows, state, Statistics(mean, var, _counts(steps, spec.by_step, rows.device)))
 
 
 def _use_given(steps: Steps, spec: Spec, tensors: list[Tensor | None], keep: bool) -> None:
@@ -121,12 +125,12 @@ def _use_given(steps: Steps, spec: Spec, tensors: list[Tensor | None], keep: boo
     if not needed and not spec.judges_steps:
         tensors[place] = tensors[place + 1] = None
         return
+    if not isinstance(steps, Traced):
+        check_given(steps, spec, tensors)
     for k in (place, place + 1):
         value = tensors[k]
-        if value is not None:
-            tensors[k] = value.clone() if keep else value
-        elif needed and not isinstance(steps, Traced):
-            raise ValueError(LONE)
+        if value is not None and keep:
+            tensors[k] = value.clone()
 
 
 def _forward(spec: Spec, steps: Steps, keep: bool, tensors: Flat) -> Sequence[Tensor]:
@@ -177,8 +181,8 @@ class _Backward(torch.autograd.Function):
         spec: Spec, steps: Steps, n: int, outputs: int, wanted: Sequence[bool], *given: Any
     ) -> Any:
         tensors, grads, made = given[:n], given[n : n + outputs], given[n + outputs :]
-        compiled = Made.of(spec, made).kept is not None and not isinstance(steps, Traced)
-        if compiled and is_plain(given):
+        traced = isinstance(steps, Traced)
+        if not traced and is_compiled_backward(spec, made, wanted) and is_plain(given):
             return tuple(operators.backward(spec, steps, tensors, made, grads, wanted))
         about = operands(spec, steps, tensors)
         return tuple(torch.ops.normrnn.recur_backward(*about, made, grads, wanted))
@@ -229,7 +233,7 @@ def _differentiable(operator: Any, function: Any) -> Any:
         spec, rest = spec_of(*about[:4]), about[4:]
         every = [*tensors, *(rest[1] if len(rest) > 1 else ())]
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in every):
-            steps = Traced(time, batch, tensors[X].shape[0], sizes)
+            steps = Traced(time, batch, rows_of(tensors), sizes)
             if function is _Recurrence:
                 return list(_apply(spec, steps, *tensors))
             made, grads, wanted = rest
@@ -286,20 +290,21 @@ def update(
     return bool(loaded.update(K, C, ld, inputs, *given, share, *running))
 
 
-def _counts(steps: Steps, by_step: bool) -> Tensor:
-    """Rows of each group."""
+def _counts(steps: Steps, by_step: bool, device: torch.device) -> Tensor:
+    """The number of rows of each group, as a new tensor."""
     if not isinstance(steps, Traced):
         # Under a mode, as of fake tensors, it is the mode's: not for others to find.
         alone = _get_current_dispatch_mode() is None
-        return (_known_counts if alone else _known_counts.__wrapped__)(steps, by_step)
+        return (_known_counts if alone else _known_counts.__wrapped__)(steps, by_step).clone()
     if steps.batch_sizes is not None:
-        sizes = steps.batch_sizes.float()
+        sizes = steps.batch_sizes.to(device, torch.float32)
         return sizes if by_step else sizes.sum(0, keepdim=True)
     shape, rows = ((steps.time,), steps.batch) if by_step else ((1,), steps.rows)
-    return torch.full(shape, rows, dtype=torch.float32)
+    return torch.full(shape, rows, dtype=torch.float32, device=device)
 
 
 @lru_cache(maxsize=256)
 def _known_counts(steps: Steps, by_step: bool) -> Tensor:
+    """The same, kept for later calls: not to be handed out."""
     rows = steps.sizes if by_step else [steps.rows]
     return torch.tensor(rows, dtype=torch.float32, device="cpu")

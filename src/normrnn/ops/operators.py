@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.ops.call import GATES
+from normrnn.ops.check import check_flat, check_given, check_tensors
 from normrnn.ops.flat import (
     C0,
     FIRST,
@@ -50,17 +51,27 @@ _OPS.define(f"recur_backward({_ABOUT}, Tensor[] made, Tensor?[] grads, bool[] wa
 
 
 def is_compiled(spec: Spec, tensors: Flat) -> bool:
-    """Whether C computes it: a plug that it knows, and float32 of a CPU throughout."""
+    """Whether C computes it: a plug that it knows, and float32 of a CPU throughout.
+
+    The tensors have been checked, so none of them is empty if the weights are not.
+    """
     if spec.plug not in KINDS or library() is None:
         return False
-    if tensors[spec.first_cell + OF_A_CELL - 1] is not None:
-        return False  # a projection
+    first = spec.first_cell
+    w_ih, w_hh, projection = tensors[first], tensors[first + 1], tensors[first + OF_A_CELL - 1]
+    assert w_hh is not None
+    if projection is not None or 0 in w_hh.shape or (w_ih is not None and 0 in w_ih.shape):
+        return False
     for k, t in enumerate(tensors):
-        if t is None or k == RESETS or t.dtype == torch.float32:
+        if t is None:
+            continue
+        if not t.is_cpu or t.layout != torch.strided or t.is_neg():
+            return False
+        if k == RESETS or t.dtype == torch.float32:
             continue
         if k not in (KEPT_H, KEPT_C) or t.dtype != torch.bool:
             return False
-    return all([t is None or t.is_cpu for t in tensors]) and _zones(*tensors[KEPT_H:FIRST])  # noqa: C419
+    return _zones(*tensors[KEPT_H:FIRST])
 
 
 def _zones(h: Tensor | None, c: Tensor | None) -> bool:
@@ -68,6 +79,14 @@ def _zones(h: Tensor | None, c: Tensor | None) -> bool:
     given = [t for t in (h, c) if t is not None]
     masks = [t.dtype == torch.bool for t in given]
     return all(masks) or (not any(masks) and all(t.shape[0] == 1 for t in given))
+
+
+def is_compiled_backward(spec: Spec, made: Sequence[Tensor], wanted: Sequence[bool]) -> bool:
+    """Whether C computes these gradients: it has run forward, and it treats given statistics as
+    constants."""
+    place = spec.place("fixed")
+    statistics = () if place is None else wanted[place : place + 2]
+    return Made.of(spec, made).kept is not None and not any(statistics)
 
 
 class Made(NamedTuple):
@@ -190,7 +209,7 @@ def derived_by_loop(
         for t, want in zip(seen, wanted, strict=True):
             if want and not t.requires_grad:  # type: ignore[union-attr]
                 t.requires_grad_()  # type: ignore[union-attr]
-        frames = _frames(steps, _rows(tensors))
+        frames = _frames(steps, rows_of(tensors))
         if frames.steps.sizes:
             rows, state, _ = loop(*restored(spec, frames.steps, frames.taken(seen)))
             state = [frames.whole(part, seen[H0 + k]) for k, part in enumerate(state)]
@@ -230,10 +249,12 @@ def spec_of(mode: str, reverse: Sequence[bool], plug: str, numbers: Sequence[flo
 
 @torch.library.impl(_OPS, "recur", "CompositeExplicitAutograd")
 def _recur(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any) -> list[Tensor]:
-    spec, keep, rows = spec_of(*about[:4]), about[4], _rows(tensors)
+    spec, keep, rows = spec_of(*about[:4]), about[4], rows_of(tensors)
+    check_flat(spec, Traced(time, batch, rows, sizes), tensors)
     frames = Frames.of(sizes, time, batch, rows)
     if not frames.steps.sizes:
         return _of_nobody(spec, tensors, time, batch, keep)
+    check_given(frames.steps, spec, tensors)
     steps, some = frames.steps, frames.taken(tensors)
     if steps.rows and is_compiled(spec, some):
         kept = form_of(spec, some).kept(time, rows) if keep else 0
@@ -265,12 +286,16 @@ def _recur_backward(
     tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any
 ) -> list[Tensor]:
     spec, (made, grads, wanted) = spec_of(*about[:4]), about[4:]
-    traced = Traced(time, batch, _rows(tensors), sizes)
-    if Made.of(spec, made).kept is None or not _frames(traced, traced.rows).steps.sizes:
+    traced = Traced(time, batch, rows_of(tensors), sizes)
+    check_flat(spec, traced, tensors)
+    frames = _frames(traced, traced.rows)
+    if frames.steps.sizes:
+        check_given(frames.steps, spec, tensors)
+    _check_backward(spec, tensors, (time, batch), made, grads, wanted)
+    if not is_compiled_backward(spec, made, wanted) or not frames.steps.sizes:
         with torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False):
             found = derived_by_loop(spec, traced, tensors, grads, wanted, again=False)
         return [grad.clone(memory_format=torch.contiguous_format) for grad in found]
-    frames = _frames(traced, traced.rows)
     steps, own = frames.steps, [frames.picked(made[0]), *made[1:]]
     if time > steps.time and spec.measures and spec.by_step:
         own[1 + spec.parts] = made[1 + spec.parts][:, : steps.time].contiguous()
@@ -291,38 +316,85 @@ def _recur_backward_batched(
 ) -> list[Tensor]:
     """Many cotangents at once, as of a Jacobian: torch's operations know how."""
     spec, (_, grads, wanted) = spec_of(*about[:4]), about[4:]
-    steps = Traced(time, batch, _rows(tensors), sizes)
+    steps = Traced(time, batch, rows_of(tensors), sizes)
     return derived_by_loop(spec, steps, tensors, grads, wanted, again=torch.is_grad_enabled())
 
 
-def _rows(tensors: Flat) -> int:
-    return tensors[X].shape[0]  # type: ignore[union-attr]
+def rows_of(tensors: Flat) -> int:
+    """The number of rows of the input, padding included."""
+    x = tensors[X] if tensors else None
+    if x is None or x.dim() != 2:
+        raise ValueError(f"the input should be rows (N, I), got {x if x is None else x.shape}")
+    return x.shape[0]
+
+
+def _check_backward(
+    spec: Spec,
+    tensors: Flat,
+    size: tuple[int, int],
+    made: Sequence[Tensor],
+    grads: Flat,
+    wanted: Sequence[bool],
+) -> None:
+    """Check what the backward pass takes on top of the forward pass."""
+    x, expected = tensors[X], _result_types(spec, tensors, *size, keep=True)
+    assert x is not None
+    outputs = 1 + spec.parts
+    needed = outputs + spec.measures
+    check_tensors("gradients", grads, expected[:outputs], x)
+    # The final state is not read: any tensor may stand in for it.
+    if len(made) not in (needed, len(expected)):
+        raise ValueError(f"expected {needed} or {len(expected)} outputs, got {len(made)}")
+    read = made[0], *made[outputs:]
+    check_tensors("outputs", read, [expected[0], *expected[outputs : len(made)]], x)
+    if len(wanted) != len(tensors):
+        raise ValueError(f"expected {len(tensors)} flags of wanted gradients, got {len(wanted)}")
+    if any(want and t is None for t, want in zip(tensors, wanted, strict=True)):
+        raise ValueError("a gradient is wanted of a tensor that was not given")
+    if any(wanted[RESETS:FIRST]):
+        raise ValueError("resets and zoneout have no gradient")
 
 
 @torch.library.register_fake("normrnn::recur", lib=_OPS)
-def _(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any) -> list[Tensor]:  # noqa: ARG001
-    return _results(spec_of(*about[:4]), tensors, time, batch, about[4])
+def _(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any) -> list[Tensor]:
+    spec = spec_of(*about[:4])
+    check_flat(spec, Traced(time, batch, rows_of(tensors), sizes), tensors)
+    return _results(spec, tensors, time, batch, about[4])
 
 
 def _results(spec: Spec, tensors: Flat, time: int, batch: int, keep: bool) -> list[Tensor]:
     """Room for what ``recur`` returns."""
+    x = tensors[X]
+    assert x is not None
+    types = _result_types(spec, tensors, time, batch, keep)
+    return [x.new_empty(shape, dtype=dtype) for shape, dtype in types]
+
+
+def _result_types(
+    spec: Spec, tensors: Flat, time: int, batch: int, keep: bool
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and types of what ``recur`` returns."""
     x, w_hh = tensors[X], tensors[spec.first_cell + 1]
     assert x is not None
     assert w_hh is not None
     D, N, (C, shown) = len(spec.reverse), x.shape[0], w_hh.shape
-    parts = (shown, C // GATES[spec.mode])[: spec.parts]  # h is narrower where it is projected
-    made = [x.new_empty(N, D * shown), *(x.new_empty(D, batch, size) for size in parts)]
+    H = C // GATES[spec.mode]
+    parts = (shown, H)[: spec.parts]  # h is narrower where it is projected
+    shapes = [(N, D * shown), *((D, batch, size) for size in parts)]
+    types: list[Any] = [(shape, x.dtype) for shape in shapes]
     if spec.measures:
-        shape = 2, (time if spec.by_step else 1), D * spec.channels(C // GATES[spec.mode])
-        made.append(x.new_empty(shape, dtype=wide(x.dtype)))
+        shape = 2, (time if spec.by_step else 1), D * spec.channels(H)
+        types.append((shape, wide(x.dtype)))
     if keep and is_compiled(spec, tensors):
-        made.append(x.new_empty(form_of(spec, tensors).kept(time, N)))
-    return made
+        types.append(((form_of(spec, tensors).kept(time, N),), x.dtype))
+    return types
 
 
 @torch.library.register_fake("normrnn::recur_backward", lib=_OPS)
-def _(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any) -> list[Tensor]:  # noqa: ARG001
-    wanted = about[-1]
+def _(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any) -> list[Tensor]:
+    spec, (made, grads, wanted) = spec_of(*about[:4]), about[4:]
+    check_flat(spec, Traced(time, batch, rows_of(tensors), sizes), tensors)
+    _check_backward(spec, tensors, (time, batch), made, grads, wanted)
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format)
         for t, want in zip(tensors, wanted, strict=True)

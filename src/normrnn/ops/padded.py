@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from normrnn.ops.check import check_sizes
 from normrnn.ops.flat import C0, H0, KEPT_C, KEPT_H, RESETS, Flat, X
 from normrnn.ops.steps import Steps
 
@@ -25,12 +26,10 @@ class Frames(NamedTuple):
 
     @staticmethod
     def of(sizes: Tensor | None, time: int, batch: int, rows: int) -> "Frames":
-        if sizes is None:
-            return Frames(Steps.dense(time, batch))
-        alive = sizes.tolist()
-        steps = Steps.packed([n for n in alive if n])
-        if steps.rows == rows:
+        steps = Steps.packed(check_sizes(sizes, time, batch, rows))
+        if sizes is None or steps.rows == rows:
             return Frames(steps)
+        sizes = sizes.cpu()
         starts = torch.arange(time).repeat_interleave(sizes) * batch
         within = torch.arange(len(starts)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
         return Frames(steps, starts + within, rows, batch)

@@ -26,6 +26,8 @@ def store_(buffer: Tensor, value: Tensor) -> None:
 
 @torch.library.impl(_OPS, "store_", "CompositeExplicitAutograd")
 def _store(buffer: Tensor, value: Tensor) -> None:
+    if buffer.shape != value.shape:
+        raise ValueError(f"a buffer of shape {buffer.shape} cannot take the shape {value.shape}")
     buffer.copy_(value)
 
 
@@ -114,13 +116,26 @@ def _update(
 ) -> None:
     """Both, as an operator that changes the first three."""
     batch = Statistics(batch_mean, batch_var, count)
+    _check_update(mean, var, tracked, batch)
     if kernel.is_plain((mean, var, tracked, *batch)):
-        if not bool((count > 1).any()):
-            return
         how = update_steps_ if tracked.dim() else update_shared_
-    else:  # a type of somebody else's
+    else:  # a tensor subclass
         how = _update_steps_ if tracked.dim() else _update_shared_
     how(mean, var, tracked, batch, momentum, inputs)
+
+
+def _check_update(mean: Tensor, var: Tensor, tracked: Tensor, batch: Statistics) -> None:
+    groups, channels = batch.count.shape[:1], mean.shape[-1:]
+    shapes = (
+        (mean, (*tracked.shape, *channels)),
+        (var, mean.shape),
+        (batch.mean, (*groups, *channels)),
+        (batch.var, batch.mean.shape),
+        (batch.count, groups),
+    )
+    if tracked.dim() > 1 or not groups or any(t.shape != shape for t, shape in shapes):
+        found = ", ".join(str(tuple(t.shape)) for t in (mean, var, tracked, *batch))
+        raise ValueError(f"shapes of running and batch statistics do not fit: {found}")
 
 
 def _nothing(*_: Any) -> None:

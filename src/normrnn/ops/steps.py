@@ -10,7 +10,8 @@ have one, and so on, longest sequence first. A time step is a range of rows.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
+from operator import index
 
 import torch
 from torch import Tensor
@@ -46,6 +47,17 @@ class Steps:
     """
 
     sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        sizes = tuple(index(n) for n in self.sizes)
+        falls = all(a >= b for a, b in pairwise(sizes))
+        # Only a batch without any row has steps without rows.
+        if not falls or (any(sizes) and sizes[-1] < 1) or min(sizes, default=0) < 0:
+            raise ValueError(
+                "sizes of time steps should be positive and not rise, as the batch sizes of a "
+                f"PackedSequence, got {sizes}"
+            )
+        object.__setattr__(self, "sizes", sizes)
 
     @staticmethod
     def dense(time: int, batch: int) -> "Steps":
@@ -149,8 +161,16 @@ class Traced(Steps):
         own = {"time": time, "batch": batch, "rows": rows}
         self.__dict__.update(own, batch_sizes=batch_sizes, padded=padded)
 
+    # The inherited ones look at sizes, which are not known.
+    __hash__, __eq__ = object.__hash__, object.__eq__
+
+    def __repr__(self) -> str:
+        own = ", ".join(f"{name}={value}" for name, value in vars(self).items())
+        return f"Traced({own})"
+
     def may_be_lone(self, by_step: bool) -> bool:  # noqa: ARG002
-        return self.batch_sizes is not None
+        """True: an exported graph may meet other batches than the one it was traced with."""
+        return True
 
     @property
     def frames(self) -> Tensor:
