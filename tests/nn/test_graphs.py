@@ -54,3 +54,33 @@ def test_a_singular_covariance_is_not_kept() -> None:
     assert int(layer.norm_l0.num_batches_tracked) == 0
     compiled(x, lengths=torch.tensor([5, 4, 1, 1]))
     assert int(layer.norm_l0.num_batches_tracked) == 1
+
+
+def exported(layer: Any, time: int) -> Any:
+    """A graph of any batch size."""
+    dynamic = {"input": {1: torch.export.Dim("batch")}}
+    example = torch.randn(time, 5, 3)
+    return torch.export.export(layer, (example,), dynamic_shapes=dynamic).module()
+
+
+@pytest.mark.parametrize("norm", ["frame", "sequence", "recurrent"])
+def test_an_exported_graph_uses_running_statistics_for_a_batch_of_one(norm: str) -> None:
+    """They stay as they are; before there are any it is an error, as in an eager call."""
+    (time, _), layer = LAST[norm], normrnn.LSTM(3, 4, norm=norm)
+    graph, one = exported(layer, time), torch.randn(*LAST[norm], 3)
+    with pytest.raises(ValueError, match="single row"):
+        graph(one)
+    graph(torch.randn(time, 5, 3))  # which updates
+    layer.load_state_dict(graph.state_dict())
+    kept = {name: buffer.clone() for name, buffer in graph.named_buffers()}
+    torch.testing.assert_close(graph(one)[0], layer.eval()(one)[0])
+    torch.testing.assert_close(dict(graph.named_buffers()), kept, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("norm", ["frame", "hidden"])
+def test_an_exported_graph_without_running_statistics_refuses_a_batch_of_one(norm: str) -> None:
+    layer = normrnn.LSTM(3, 4, norm=norm, track_running_stats=False).eval()
+    graph, x = exported(layer, 5), torch.randn(5, 3, 3)
+    torch.testing.assert_close(graph(x)[0], layer(x)[0])
+    with pytest.raises(ValueError, match="single row"):
+        graph(x[:, :1])

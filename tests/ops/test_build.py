@@ -172,3 +172,16 @@ def test_a_cut_off_kernel_does_not_kill_the_process(
         if turn == 0:
             (path,) = (tmp_path / "normrnn").glob("*.so")
             os.truncate(path, path.stat().st_size // 2)
+
+
+def test_without_a_home_nothing_is_built(
+    sources: list[build.Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No HOME, no entry in passwd, as in some containers."""
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert build.library("some", sources, FLAGS) is None

@@ -131,3 +131,31 @@ def test_more_threads_than_anybody_needs() -> None:
         found = computed(case, tensors, kernel.run)
     for one, other in zip(found, in_float64(case, tensors), strict=True):
         check(one, other, 1e-4)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_an_allocation_that_fails_raises_memory_error() -> None:
+    """W_h of 48 MB is packed into as much again, which the limit forbids."""
+    code = """
+import resource
+from normrnn import ops
+def limit(bytes):
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + bytes if bytes else -1, -1))
+def run(size, x):
+    return ops.lstm(x, torch.zeros(4 * size, size), ops.Steps((2,)))[0]
+torch.set_num_threads(1)
+run(8, torch.zeros(2, 32, requires_grad=True)).sum().backward()
+size, w, steps = 1750, torch.zeros(7000, 1750), ops.Steps((2,))
+x = torch.zeros(2, 4 * size, requires_grad=True)
+rows = ops.lstm(x, w, steps)[0]
+for call in (lambda: ops.lstm(x, w, steps), lambda: rows.sum().backward()):
+    limit(20 << 20)
+    try:
+        call()
+    except MemoryError:
+        print("MemoryError")
+    limit(0)
+rows.sum().backward()
+"""
+    assert ended(started(code)).split() == ["MemoryError"] * 2

@@ -303,3 +303,13 @@ def test_lone_rows_of_a_layer_in_training() -> None:
         layer(rows, lengths=[4, 2, 2])[0].square().sum().backward()
         grads.append({name: p.grad for name, p in layer.named_parameters()})
     check(grads[0], grads[1], 1e-3)
+
+
+def test_counts_belong_to_the_caller() -> None:
+    case = Case("GRU", "frame", (4, 3))
+    first = kernel.run(*problem(case, tensors_of(case))).statistics
+    assert first is not None
+    first.count.zero_()
+    second = kernel.run(*problem(case, tensors_of(case))).statistics
+    assert second is not None
+    assert second.count.tolist() == [4, 3]

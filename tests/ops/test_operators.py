@@ -229,9 +229,9 @@ def test_operators_refuse_invalid_arguments(case: Case) -> None:
     wanted = [t is not None and t.requires_grad for t in args[0]]
     grads = heads(made, parts)
     for bad in wrong:
-        with pytest.raises(ValueError):  # noqa: PT011
+        with pytest.raises(ValueError):
             torch.ops.normrnn.recur(*bad, False)
-        with pytest.raises(ValueError):  # noqa: PT011
+        with pytest.raises(ValueError):
             torch.ops.normrnn.recur_backward(*bad, made, grads, wanted)
     for k in range(len(made)):
         if 0 < k <= parts:

@@ -9,6 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from normrnn import ops
 from normrnn.ops import Call, Cell, InputNorm, Inputs, Peephole, Plain, RowNorm, StepNorm, Steps
+from normrnn.ops.steps import Traced
 
 H = 2
 SIZES = [(3, 3, 3), (3, 2, 2, 1), (1, 1), (2,)]
@@ -166,6 +167,26 @@ class TestRefused:
             ops.recur(call, Inputs(torch.randn(5, 3 * H), [cell], (zeros, zeros)), Plain())
         with pytest.raises(ValueError, match="1 directions need 1 sets"):
             ops.recur(call, Inputs(torch.randn(5, 3 * H), [cell, cell]), Plain())
+
+    @pytest.mark.parametrize("sizes", [(2, 3), (-1,), (3, -1), (2, 0), (2.0,)])
+    def test_sizes_of_no_packed_batch(self, sizes: Any) -> None:
+        with pytest.raises((ValueError, TypeError)):
+            Steps(sizes)
+
+    @pytest.mark.parametrize("reverse", [(), (False, True, False)])
+    def test_numbers_of_directions(self, reverse: tuple[bool, ...]) -> None:
+        cells = [Cell(torch.randn(3 * H, H))] * len(reverse)
+        gates = torch.randn(5, len(reverse) * 3 * H)
+        with pytest.raises(ValueError, match="one or two directions"):
+            ops.recur(Call("GRU", self.steps, reverse), Inputs(gates, cells), Plain())
+
+
+def test_a_traced_layout_can_be_shown_and_compared() -> None:
+    one, other = (Traced(3, 2, 6) for _ in range(2))
+    assert one == one
+    assert one != other
+    assert len({one, other}) == 2
+    assert "time=3" in repr(one)
 
 
 def test_flip_turns_every_sequence_over_its_own_length() -> None:

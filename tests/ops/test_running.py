@@ -135,3 +135,17 @@ def test_a_population_leaves_out_batches_that_are_not_finite() -> None:
     population.add(of([0.0, float("inf")]))
     assert population.batches == 1
     assert population.mean.item() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_groups_of_single_rows_update_nothing(dtype: torch.dtype) -> None:
+    """By the compiled kernel as by torch's operations; one larger group is enough."""
+    mean, var, tracked = torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype), torch.tensor(0)
+    batch = torch.randn(3, 2, dtype=dtype), torch.zeros(3, 2, dtype=dtype)
+    update_shared_(mean, var, tracked, Statistics(*batch, torch.ones(3, dtype=dtype)), 0.1)
+    assert int(tracked) == 0
+    assert torch.equal(mean, torch.zeros(2, dtype=dtype))
+    assert torch.equal(var, torch.ones(2, dtype=dtype))
+    count = torch.tensor([2.0, 1.0, 1.0], dtype=dtype)
+    update_shared_(mean, var, tracked, Statistics(*batch, count), 0.1)
+    assert int(tracked) == 1

@@ -41,7 +41,10 @@ def library(
     compiler = found_compiler()
     if compiler is None:
         return None
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # neither HOME nor an entry in passwd
+        return None
     folder = Path(base) / "normrnn"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -55,7 +58,7 @@ def library(
             return None
         stem = f"{name}-{_key(compiler, sources, flags, headers)}"
         return _kept(folder, stem) or _built(folder, stem, compiler, sources, flags)
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, MemoryError, subprocess.SubprocessError):
         return None  # optional in every way: no room, no permission, a compiler too old, …
 
 

@@ -25,6 +25,7 @@ from normrnn.ops.variants import (
 _HUGE = 1 << 20
 """Floats from which on a buffer is worth asking for large pages."""
 _MADV_HUGEPAGE = 14
+_NO_MEMORY = "not enough memory for a compiled kernel: use a smaller batch or shorter sequences"
 
 
 class Library:
@@ -40,17 +41,32 @@ class Library:
             function.argtypes, function.restype = arguments, result
             return function
 
-        self.forward = entry("forward", ctypes.c_char_p)
-        self.backward = entry("backward", ctypes.c_char_p)
+        self._forward = entry("forward", ctypes.c_char_p, result=ctypes.c_int)
+        self._backward = entry("backward", ctypes.c_char_p, result=ctypes.c_int)
         update = [*[size] * 4, *[pointer] * 4, real, *[pointer] * 2]
         self.update = entry("update", *update, result=ctypes.c_int)
-        self.classify = entry("classify", ctypes.c_char_p, pointer, pointer, result=size)
+        self._classify = entry("classify", ctypes.c_char_p, pointer, pointer, result=size)
         word = ctypes.c_uint32
         self.drop = entry("drop", *[size] * 2, *[word] * 3, real, *[pointer] * 3)
         self.vector: int = entry("vector_width", result=ctypes.c_int)()
         self.job: int = entry("job_size", result=ctypes.c_int)()
         self.threaded = _runtime() is not None
         entry("threads", *[pointer] * 3)(*(_runtime() or (None,) * 3))
+
+    def forward(self, job: bytes) -> None:
+        if self._forward(job):
+            raise MemoryError(_NO_MEMORY)
+
+    def backward(self, job: bytes) -> None:
+        if self._backward(job):
+            raise MemoryError(_NO_MEMORY)
+
+    def classify(self, job: bytes, targets: int, nats: int) -> int:
+        """The number of errors."""
+        errors = self._classify(job, targets, nats)
+        if errors < 0:
+            raise MemoryError(_NO_MEMORY)
+        return errors
 
     def widths(self, mode: int, hidden: int) -> tuple[int, int]:
         """Floats of a packed row, and vectors of units; `kernels/product.h` lays them out."""

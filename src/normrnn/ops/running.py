@@ -117,6 +117,12 @@ def _update(
     """Both, as an operator that changes the first three."""
     batch = Statistics(batch_mean, batch_var, count)
     _check_update(mean, var, tracked, batch)
+    if count.is_cpu and bool((count == 1).any() & (count <= 1).all() & (tracked == 0).all()):
+        # A graph learns only here what is an error before an eager call.
+        raise ValueError(
+            "a batch with a single row cannot be normalised before running statistics were "
+            "gathered: begin with a larger batch, or use norm='layer'"
+        )
     if kernel.is_plain((mean, var, tracked, *batch)):
         how = update_steps_ if tracked.dim() else update_shared_
     else:  # a tensor subclass

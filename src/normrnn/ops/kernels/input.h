@@ -63,12 +63,14 @@ static void give_gates(const Crew *c, int id, int n) {
             unpack_vector(gates_of(J), J->d[d].dx + r * J->ldx, J->dx_in + (r * J->D + d) * C);
 }
 
-static void project(const Job *J) {
+static int project(const Job *J) {
     const int64_t wide = J->D * width_of(J);
+    const int early = measured_early(J);
     float *packed = take(wide * J->I);
-    double *sums = measured_early(J) ? there(malloc((size_t)(J->threads * 2 * wide) * 8)) : NULL;
-    together(J, project_part, packed, sums);
+    double *sums = early ? malloc((size_t)(J->threads * 2 * wide) * 8) : NULL;
+    const int failed = !packed || (early && !sums) || together(J, project_part, packed, sums);
     free(packed), free(sums);
+    return failed;
 }
 
 /* dx_in = Σ over directions of dx W_x. */
@@ -98,11 +100,12 @@ static void input_gradient_part(const Crew *c, int id, int n) {
                 memcpy(to + i * I, part + i * BLOCK, (size_t)have * 4);
         }
 }
-static void input_gradient(const Job *J) {
+static int input_gradient(const Job *J) {
     const int64_t blocks = (J->I + BLOCK - 1) / BLOCK;
     float *packed = take(J->D * blocks * packed_width(gates_of(J)) * BLOCK);
-    together(J, input_gradient_part, packed, NULL);
+    const int failed = !packed || together(J, input_gradient_part, packed, NULL);
     free(packed);
+    return failed;
 }
 
 /* The state before row r of step t, as the loop read it; NULL is 0. */
@@ -151,8 +154,10 @@ static void pack_gates(const Job *J, const Direction *d, float *dg, int undo, in
         }
     }
 }
-static void weight_gradient_part(const Job *J, const Direction *d, float *dg, int undo, int64_t M,
-                                 const float *input, float *to, float *sums, int id, int n) {
+static void weight_gradient_part(const Crew *crew, const Direction *d, float *dg, int undo,
+                                 int64_t M, const float *input, float *to, int id, int n) {
+    const Job *J = crew->J;
+    float *sums = crew->room;
     const Gates o = gates_of(J);
     const int64_t strips = strips_of(M), C = packed_width(o), pairs = (C + PAIR - 1) / PAIR;
     const int64_t ld = apart(pairs * PAIR), from = pairs * id / n, end = pairs * (id + 1) / n;
@@ -162,9 +167,11 @@ static void weight_gradient_part(const Job *J, const Direction *d, float *dg, in
     const int64_t slabs = (J->N + most - 1) / most;
     const float *rows[DEEP];
     float *xs = take(M * most + VW), *ds = take(SLAB);
-    float *none = there(calloc((size_t)M, sizeof(float)));
+    float *none = calloc((size_t)M, sizeof(float));
+    const int failed = !xs || !ds || !none;
+    if (failed) fail(crew);
     int64_t t = 0, r = 0;
-    for (int64_t slab = 0; slab < slabs; slab++) {
+    for (int64_t slab = 0; slab < slabs && !failed; slab++) {
         const int64_t k0 = J->N * slab / slabs, deep = J->N * (slab + 1) / slabs - k0;
         for (int64_t k = 0; k < deep; k++, r++) {
             while (r >= J->sizes[t]) r = 0, t++;
@@ -184,6 +191,7 @@ static void weight_gradient_part(const Job *J, const Direction *d, float *dg, in
         }
     }
     free(xs), free(ds), free(none);
+    if (failed) return;
     for (int64_t c = from * PAIR; c < least(end * PAIR, C); c += VW) { /* turned round */
         int64_t row, m = 0;
         const int have = lanes_at(o, c, &row);
@@ -207,7 +215,7 @@ static void recurrent_weights_part(const Crew *c, int id, int n) {
     for (int64_t i = 0; i < J->D; i++) {
         const Direction *d = &J->d[i];
         if (d->d_w_hh)
-            weight_gradient_part(J, d, d->dp, 0, J->H, NULL, d->d_w_hh, c->room, id, n);
+            weight_gradient_part(c, d, d->dp, 0, J->H, NULL, d->d_w_hh, id, n);
     }
 }
 static void input_weights_part(const Crew *c, int id, int n) {
@@ -215,12 +223,12 @@ static void input_weights_part(const Crew *c, int id, int n) {
     for (int64_t i = 0; i < J->D; i++) {
         const Direction *d = &J->d[i];
         if (d->d_w_ih)
-            weight_gradient_part(J, d, d->dx, undone_late(J), J->I, J->x, d->d_w_ih, c->room, id,
-                                 n);
+            weight_gradient_part(c, d, d->dx, undone_late(J), J->I, J->x, d->d_w_ih, id, n);
     }
 }
-static void weight_gradients(const Job *J, part_t part, int64_t M) {
+static int weight_gradients(const Job *J, part_t part, int64_t M) {
     float *sums = take(M * apart(up(packed_width(gates_of(J)), PAIR)));
-    together(J, part, sums, NULL);
+    const int failed = !sums || together(J, part, sums, NULL);
     free(sums);
+    return failed;
 }

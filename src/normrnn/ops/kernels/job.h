@@ -106,22 +106,28 @@ struct Crew {
     double *totals;
     Barrier *barriers; /* one for each direction's team, one for everybody */
     const void *more;  /* what only this part knows of */
+    int *failed;       /* set by a thread that was refused memory */
 };
+INLINE void fail(const Crew *c) { __atomic_store_n(c->failed, 1, __ATOMIC_RELAXED); }
+INLINE int has_failed(const Crew *c) { return __atomic_load_n(c->failed, __ATOMIC_RELAXED); }
 static void (*omp_parallel)(void (*)(void *), void *, unsigned, unsigned);
 static int (*omp_threads)(void);
 static int (*omp_thread)(void);
 static void enter(void *crew) {
     ((const Crew *)crew)->part(crew, omp_thread(), omp_threads());
 }
-static void together_about(const Job *J, part_t part, float *room, double *totals,
-                           const void *more) {
+/* Returns whether a thread was refused memory. */
+static int together_about(const Job *J, part_t part, float *room, double *totals,
+                          const void *more) {
     Barrier barriers[3] = {0};
-    Crew crew = {J, part, room, totals, barriers, more};
+    int failed = 0;
+    Crew crew = {J, part, room, totals, barriers, more, &failed};
     if (omp_parallel && J->threads > 1) omp_parallel(enter, &crew, (unsigned)J->threads, 0);
     else part(&crew, 0, 1);
+    return failed;
 }
-static void together(const Job *J, part_t part, float *room, double *totals) {
-    together_about(J, part, room, totals, NULL);
+static int together(const Job *J, part_t part, float *room, double *totals) {
+    return together_about(J, part, room, totals, NULL);
 }
 INLINE void everybody(const Crew *c, int threads) { meet(&c->barriers[2], threads); }
 

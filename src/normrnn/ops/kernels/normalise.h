@@ -9,7 +9,11 @@ static void batch_statistics(const Crew *crew, int id, int n) {
     const int64_t from = by_step ? 0 : vectors * id / n * VW;
     const int64_t wide = (by_step ? vectors : vectors * (id + 1) / n) * VW - from;
     const int64_t first = by_step ? J->T * id / n : 0, last = by_step ? J->T * (id + 1) / n : 1;
-    double *M = there(malloc((size_t)(2 * wide + 1) * sizeof(double))), *S = M + wide;
+    double *M = malloc((size_t)(2 * wide + 1) * sizeof(double)), *S = M + wide;
+    if (!M) {
+        fail(crew);
+        return;
+    }
     for (int64_t k = first; k < last; k++) {
         const int64_t off = by_step ? J->offsets[k] : 0, rows = by_step ? J->sizes[k] : J->N;
         for (int64_t r = 0; r < rows; r += FEW)
@@ -166,10 +170,11 @@ static void steps_backward(const Crew *crew, int id, int n) {
         }
     }
 }
-static void frame_backward(const Job *J) {
+static int frame_backward(const Job *J) {
     const Gates o = gates_of(J);
     const int64_t C = packed_width(o), both = 2 * C * J->D;
-    float *sums = there(calloc((size_t)(J->threads * both), sizeof(float)));
+    float *sums = calloc((size_t)(J->threads * both), sizeof(float));
+    if (!sums) return 1;
     together(J, steps_backward, sums, NULL);
     for (int64_t t = 1; t < J->threads; t++)
         for (int64_t c = 0; c < both; c++) sums[c] += sums[t * both + c];
@@ -178,6 +183,7 @@ static void frame_backward(const Job *J) {
         unpack_vector(o, sums + 2 * i * C + C, J->d[i].d_gamma);
     }
     free(sums);
+    return 0;
 }
 
 /* Sequence-wise: the loop has left Σ d in level and Σ d (x − mean) in slope, of all rows. */
@@ -236,9 +242,10 @@ static void apply_features_part(const Crew *crew, int id, int n) {
         }
     }
 }
-static void apply_features(const Job *J) {
+static int apply_features(const Job *J) {
     const int64_t C = width_of(J);
-    float *sums = there(calloc((size_t)(J->threads * J->D * C), sizeof(float)));
+    float *sums = calloc((size_t)(J->threads * J->D * C), sizeof(float));
+    if (!sums) return 1;
     together(J, apply_features_part, sums, NULL);
     for (int64_t i = 0; i < J->D; i++) {
         for (int64_t t = 1; t < J->threads; t++)
@@ -246,4 +253,5 @@ static void apply_features(const Job *J) {
         unpack_vector(gates_of(J), sums + i * C, J->d[i].d_gamma);
     }
     free(sums);
+    return 0;
 }

@@ -54,8 +54,9 @@ static void forward_part(const Crew *c, int id, int threads) {
     const int64_t row = J->inner == OVER_FEATURES ? apart(L.width) : w + VW;
     float forgotten[8 * VW] __attribute__((aligned(64)));
     L.scratch = take((B + 4) * row), L.forgotten = forgotten;
+    if (!L.scratch) fail(c);
     everybody(c, threads);
-    for (int i = s.d0; i < s.d1; i++) {
+    for (int i = s.d0; i < s.d1 && !has_failed(c); i++) {
         float *mine = room + i * (packed + 3 * states);
         L.d = &J->d[i], L.packed = mine;
         L.h[0] = mine + packed, L.h[1] = L.h[0] + states, L.c = L.h[1] + states;
@@ -65,10 +66,11 @@ static void forward_part(const Crew *c, int id, int threads) {
     }
     free(L.scratch);
 }
-static void loop_forward(const Job *J) {
+static int loop_forward(const Job *J) {
     float *room = take(J->D * (width_of(J) * J->H + 3 * J->B * LANES(J->H)));
-    together(J, forward_part, room, NULL);
+    const int failed = !room || together(J, forward_part, room, NULL);
     free(room);
+    return failed;
 }
 
 /* Whether zoneout takes gradients straight from h to the h before: 1, or 0. */
@@ -103,8 +105,9 @@ static void backward_part(const Crew *c, int id, int threads) {
     const int64_t row = J->inner == OVER_FEATURES ? lanes : J->inner == NOTHING ? 0 : VW;
     L.scratch = take((B + 2) * (BLOCK + row));
     L.sums = take(sums);
+    if (!L.scratch || !L.sums) fail(c);
     everybody(c, threads);
-    for (int i = s.d0; i < s.d1; i++) {
+    for (int i = s.d0; i < s.d1 && !has_failed(c); i++) {
         float *mine = room + i * each;
         memset(L.sums, 0, (size_t)sums * 4);
         L.d = &J->d[i], L.packed = mine, L.carried = mine + packed;
@@ -116,21 +119,20 @@ static void backward_part(const Crew *c, int id, int threads) {
     }
     free(L.scratch), free(L.sums);
 }
-static void loop_backward(const Job *J) {
+static int loop_backward(const Job *J) {
     const Gates o = gates_of(J);
     const int64_t B = J->B, H = J->H, C = packed_width(o), lanes = LANES(H);
     const int64_t blocks = (H + BLOCK - 1) / BLOCK, packed = blocks * C * BLOCK;
     const int64_t states = B * lanes, sums = 2 * C + UNIT_SUMS * lanes;
     const int64_t each = packed + states * (1 + stays_of(J));
-    float *room = take(J->D * each);
-    double *totals = there(calloc((size_t)(J->threads * J->D * sums), sizeof(double)));
-    together(J, backward_part, room, totals);
-    for (int64_t i = 0; i < J->D; i++) {
+    float *room = take(J->D * each), *narrow = take(2 * C);
+    double *totals = calloc((size_t)(J->threads * J->D * sums), sizeof(double));
+    const int failed = !room || !narrow || !totals || together(J, backward_part, room, totals);
+    for (int64_t i = 0; i < J->D && !failed; i++) {
         const Direction *d = &J->d[i];
         double *all_ = totals + i * sums;
         for (int64_t id = 1; id < J->threads; id++)
             for (int64_t k = 0; k < sums; k++) all_[k] += totals[(id * J->D + i) * sums + k];
-        float *narrow = take(2 * C);
         for (int64_t k = 0; k < 2 * C; k++) narrow[k] = (float)all_[k];
         if (J->outer == COLUMNS && !J->per_step) {
             memcpy(d->level, narrow, (size_t)C * 4), memcpy(d->slope, narrow + C, (size_t)C * 4);
@@ -140,7 +142,6 @@ static void loop_backward(const Job *J) {
             if (J->inner == OVER_FEATURES || J->inner == PRODUCTS)
                 unpack_vector(o, narrow + C, d->d_gamma_hh);
         }
-        free(narrow);
         for (int64_t u = 0; u < UNIT_SUMS; u++)
             for (int64_t k = 0; k < H; k++)
                 d->d_units[u * J->ldo + k] = (float)all_[2 * C + u * lanes + k];
@@ -151,30 +152,31 @@ static void loop_backward(const Job *J) {
                 for (int64_t k = 0; k < H; k++) d->dc0[r * H + k] = cut ? 0.0f : carried[k];
             }
     }
-    free(room), free(totals);
+    free(room), free(narrow), free(totals);
+    return failed;
 }
 
 /* ---- entries ---- */
 
-void EXPORT(forward)(const Job *J) {
-    if (J->I) project(J);
-    else together(J, take_gates, NULL, NULL);
-    if (J->outer == COLUMNS && J->batch && !measured_early(J))
-        together(J, batch_statistics, NULL, NULL);
+/* Both return 1 if memory was refused, and what they write is then undefined. */
+int EXPORT(forward)(const Job *J) {
+    if (J->I ? project(J) : together(J, take_gates, NULL, NULL)) return 1;
+    if (J->outer == COLUMNS && J->batch && !measured_early(J) &&
+        together(J, batch_statistics, NULL, NULL))
+        return 1;
     prepare(J);
     if (J->outer == FEATURES) together(J, row_statistics_of_input, NULL, NULL);
-    loop_forward(J);
+    return loop_forward(J);
 }
 
-void EXPORT(backward)(const Job *J) {
-    loop_backward(J);
-    weight_gradients(J, recurrent_weights_part, J->H);
-    if (J->outer == COLUMNS && J->per_step) frame_backward(J);
-    else if (J->outer == COLUMNS) sequence_backward(J);
-    else if (J->outer == FEATURES) apply_features(J);
-    if (J->I) weight_gradients(J, input_weights_part, J->I);
-    if (J->dx_in && J->I) input_gradient(J);
-    else if (J->dx_in) together(J, give_gates, NULL, NULL);
+int EXPORT(backward)(const Job *J) {
+    if (loop_backward(J) || weight_gradients(J, recurrent_weights_part, J->H)) return 1;
+    if (J->outer == COLUMNS && J->per_step && frame_backward(J)) return 1;
+    if (J->outer == COLUMNS && !J->per_step) sequence_backward(J);
+    if (J->outer == FEATURES && apply_features(J)) return 1;
+    if (J->I && weight_gradients(J, input_weights_part, J->I)) return 1;
+    if (!J->dx_in) return 0;
+    return J->I ? input_gradient(J) : together(J, give_gates, NULL, NULL);
 }
 
 #include "softmax.h"

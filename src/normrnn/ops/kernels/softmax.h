@@ -59,23 +59,26 @@ static void softmax_part(const Crew *c, int id, int n) {
 }
 
 /* Nats of the targets under softmax(x Wᵀ + b), summed, and all gradients. `pre` and `dx` of the
- * job's one direction are one buffer. Returns how often another class was the most probable. */
+ * job's one direction are one buffer. Returns how often another class was the most probable, or
+ * -1 without memory. */
 int64_t EXPORT(classify)(const Job *J, const int64_t *targets, double *nats) {
     const int64_t wide = width_of(J);
-    double *parts = there(calloc((size_t)J->threads, sizeof(double)));
-    int64_t *wrong = there(calloc((size_t)J->threads, sizeof(int64_t))), errors = 0;
-    float *sums = there(calloc((size_t)(J->threads * wide), sizeof(float)));
+    double *parts = calloc((size_t)J->threads, sizeof(double));
+    int64_t *wrong = calloc((size_t)J->threads, sizeof(int64_t)), errors = 0;
+    float *sums = calloc((size_t)(J->threads * wide), sizeof(float));
     Classes about = {targets, parts, wrong};
-    project(J);
-    together_about(J, softmax_part, sums, NULL, &about);
-    *nats = 0;
-    for (int64_t t = 0; t < J->threads; t++) {
-        *nats += parts[t], errors += wrong[t];
-        for (int64_t k = 0; t && k < J->H; k++) sums[k] += sums[t * wide + k];
+    int failed = !parts || !wrong || !sums || project(J);
+    if (!failed) {
+        together_about(J, softmax_part, sums, NULL, &about);
+        *nats = 0;
+        for (int64_t t = 0; t < J->threads; t++) {
+            *nats += parts[t], errors += wrong[t];
+            for (int64_t k = 0; t && k < J->H; k++) sums[k] += sums[t * wide + k];
+        }
+        memcpy(J->d[0].d_beta, sums, (size_t)J->H * 4);
     }
-    memcpy(J->d[0].d_beta, sums, (size_t)J->H * 4);
     free(parts), free(wrong), free(sums);
-    weight_gradients(J, input_weights_part, J->I);
-    if (J->dx_in) input_gradient(J);
-    return errors;
+    failed = failed || weight_gradients(J, input_weights_part, J->I);
+    failed = failed || (J->dx_in && input_gradient(J));
+    return failed ? -1 : errors;
 }

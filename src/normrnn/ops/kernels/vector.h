@@ -5,7 +5,6 @@
 #include <math.h>
 #include <sched.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef __linux__
@@ -149,23 +148,16 @@ INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Rows an odd number of cache lines apart: powers of two would all fall into the same lines. */
 INLINE int64_t apart(int64_t n) { return (up(n, 16) / 16 | 1) * 16; }
 
-/* Memory that was asked for: without it there is nothing to go on with, and nobody to tell. */
-INLINE void *there(void *p) {
-    if (p) return p;
-    fputs("normrnn: not enough memory for a recurrence\n", stderr);
-    abort();
-}
-
-/* Memory; of large pages where it is large, since every call asks for it anew. */
+/* Memory, or NULL; of large pages where it is large, since every call asks for it anew. */
 static float *take(int64_t floats) {
     const int64_t bytes = up(floats * 4 + 64, 64), large = 2 << 20;
 #ifdef MADV_HUGEPAGE
     if (bytes >= 2 * large) {
-        float *p = there(aligned_alloc((size_t)large, (size_t)up(bytes, large)));
-        madvise(p, (size_t)up(bytes, large), MADV_HUGEPAGE);
+        float *p = aligned_alloc((size_t)large, (size_t)up(bytes, large));
+        if (p) madvise(p, (size_t)up(bytes, large), MADV_HUGEPAGE);
         return p;
     }
 #endif
-    return there(aligned_alloc(64, (size_t)bytes));
+    return aligned_alloc(64, (size_t)bytes);
 }
 #endif
