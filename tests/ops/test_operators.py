@@ -193,7 +193,7 @@ def spoilt_arguments(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     tensors, sizes, time, batch, mode, reverse, plug, numbers = args
     rest = tensors, sizes, time, batch
     alive = [batch] * time if sizes is None else sizes.tolist()
-    for wrong in ([*alive[:-1], 99], [-1] * time, [batch + 1] * time, [0] + alive[1:], alive[:-1]):
+    for wrong in ([*alive[:-1], 99], [-1] * time, [batch + 1] * time, [0, *alive[1:]], alive[:-1]):
         if any(wrong) or not wrong:
             yield tensors, torch.tensor(wrong), *args[2:]
     yield tensors, torch.tensor(alive, dtype=torch.int32), *args[2:]
@@ -261,8 +261,9 @@ def test_operators_take_any_strides(case: Case) -> None:
     for t in args[0]:
         spread = None if t is None else torch.stack([t.detach(), t.detach()], -1)[..., 0]
         strided.append(spread)
-        flips = t is not None and t.is_floating_point()
-        negative.append(torch._neg_view(-t.detach()) if flips else t)
+        if t is not None and t.is_floating_point():
+            t = torch._neg_view(-t.detach())
+        negative.append(t)
     for tensors in (strided, negative):
         found = torch.ops.normrnn.recur(tensors, *args[1:], False)
         for a, b in zip(found, expected, strict=True):

@@ -162,7 +162,10 @@ class Traced(Steps):
         self.__dict__.update(own, batch_sizes=batch_sizes, padded=padded)
 
     # The inherited ones look at sizes, which are not known.
-    __hash__, __eq__ = object.__hash__, object.__eq__
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
     def __repr__(self) -> str:
         own = ", ".join(f"{name}={value}" for name, value in vars(self).items())
