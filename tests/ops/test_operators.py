@@ -278,6 +278,9 @@ def test_those_that_change_buffers_refuse_invalid_arguments() -> None:
         for bad in (t.new_zeros(4), t.new_zeros(2, 4), t.new_zeros(1, 1), t[None]):
             with pytest.raises(ValueError, match="statistics"):
                 torch.ops.normrnn.update_(*valid[:k], bad, *valid[k + 1 :], 0.1)
+    for inputs in (-1, 4, 10**9):
+        with pytest.raises(ValueError, match="statistics"):
+            torch.ops.normrnn.update_(*valid, 0.1, inputs)
     with pytest.raises(ValueError, match="shape"):
         torch.ops.normrnn.store_(mean, torch.zeros(1))
     assert not mean.any()

@@ -183,7 +183,7 @@ def _check_plug(call: Call, plug: Plug, H: int, x: Tensor) -> None:
         if vector is not None:
             _expect_real(f"{name} of the normalisation", vector, (D * size,), x)
     given = D * ((2 * C + has_cell * H) if isinstance(plug, RecurrentNorm) else C)
-    fixed = getattr(plug, "fixed", None) or ()
+    fixed: Any = getattr(plug, "fixed", None) or ()
     for value in fixed:
         slots = 1 if fixed[0].shape[:1] == (1,) else call.steps.time
         _expect_real("given statistics", value, (slots, given), x)

@@ -116,7 +116,7 @@ def _update(
 ) -> None:
     """Both, as an operator that changes the first three."""
     batch = Statistics(batch_mean, batch_var, count)
-    _check_update(mean, var, tracked, batch)
+    _check_update(mean, var, tracked, batch, inputs)
     if count.is_cpu and bool((count == 1).any() & (count <= 1).all() & (tracked == 0).all()):
         # A graph learns only here what is an error before an eager call.
         raise ValueError(
@@ -130,7 +130,9 @@ def _update(
     how(mean, var, tracked, batch, momentum, inputs)
 
 
-def _check_update(mean: Tensor, var: Tensor, tracked: Tensor, batch: Statistics) -> None:
+def _check_update(
+    mean: Tensor, var: Tensor, tracked: Tensor, batch: Statistics, inputs: int
+) -> None:
     groups, channels = batch.count.shape[:1], mean.shape[-1:]
     shapes = (
         (mean, (*tracked.shape, *channels)),
@@ -142,6 +144,8 @@ def _check_update(mean: Tensor, var: Tensor, tracked: Tensor, batch: Statistics)
     if tracked.dim() > 1 or not groups or any(t.shape != shape for t, shape in shapes):
         found = ", ".join(str(tuple(t.shape)) for t in (mean, var, tracked, *batch))
         raise ValueError(f"shapes of running and batch statistics do not fit: {found}")
+    if not 0 <= inputs <= mean.shape[-1]:
+        raise ValueError(f"statistics of {mean.shape[-1]} channels cannot have {inputs} inputs")
 
 
 def _nothing(*_: Any) -> None:

@@ -120,7 +120,8 @@ def measure(
     shared = synchronised(sync, ranks)
     if shared:
         _refuse_join()
-    count = torch.tensor(groups.widths, dtype=rows.dtype, device=rows.device)
+    # Filled on the device: a tensor of a list is copied there, at every step of a loop.
+    count = torch.cat([rows.new_full((run.steps,), run.width) for run in groups.runs])
     sums = groups.sums(rows)
     if shared:
         most = 1 if groups.single else _most(len(groups), rows.device, ranks)
