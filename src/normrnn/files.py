@@ -81,6 +81,15 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
+def file_state(path: Path) -> tuple[int, ...]:
+    """Numbers that change whenever the content of a file does; none if it cannot be looked up."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def read_regular(path: Path, limit: int = SETTINGS) -> bytes:
     """Read a whole file; OSError for a pipe or a device, or a file of more than `limit` bytes."""
     with open_regular(path) as file:

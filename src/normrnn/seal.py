@@ -16,11 +16,13 @@ BLANK = "0" * 64
 _FIELD = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
 
 
-def seal(content: bytearray | memoryview, start: int = 0) -> None:
-    """Put the hash into the first field that is found behind `start`; it must be there, blank."""
+def seal(content: bytearray | memoryview, start: int = 0) -> str:
+    """Put the hash into the first blank field after `start`, and return it."""
     field = _FIELD.search(content, start)
     assert field is not None
-    content[field.start(1) : field.end(1)] = _hash(content, *field.span(1))
+    found = _hash(content, *field.span(1))
+    content[field.start(1) : field.end(1)] = found
+    return found.decode()
 
 
 def is_sealed(content: bytes, path: Path, start: int = 0, stop: int | None = None) -> bool:

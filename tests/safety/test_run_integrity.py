@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import normrnn
+from normrnn.deploy.info import info
 from normrnn.engine.evaluate import evaluate
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UserError
@@ -200,7 +201,8 @@ def test_a_checkpoint_that_is_gone_is_missed(
 
 @pytest.mark.parametrize("written", ["[" * 5000, "no JSON", "3"])
 def test_weights_with_a_config_that_is_none(written: str, whole: Path) -> None:
-    """Made by hand, with a right checksum."""
+    """Made by hand, with a right checksum, and no checkpoint that knows better."""
+    (whole / "checkpoint.pt").unlink()
     directory = RunDirectory(whole)
     weights, metadata = directory.read_tensors("model.safetensors"), {"config.json": written}
     directory.write_tensors("model.safetensors", weights, metadata)
@@ -232,19 +234,76 @@ def test_statistics_of_another_update_are_not_mixed_in(
     metadata = RunDirectory(stopped).tensors_metadata(name)
     tensors = RunDirectory(stopped).read_tensors(name)
     RunDirectory(whole).write_tensors(name, tensors, metadata | {"updates": "1"})
-    with pytest.raises(UserError, match="was stopped while its best model was written"):
+    with pytest.raises(UserError, match="different runs or updates"):
         evaluate(whole)
 
 
-@pytest.mark.parametrize("part", ["state", "optimizer", "random", "model", "progress"])
+def test_a_model_of_another_run(
+    tiny_frame: LanguageConfig, stopped: Path, whole: Path, tmp_path: Path
+) -> None:
+    """Another seed; the same settings, trained again; the same run, older; none."""
+    other, again = tmp_path / "other", tmp_path / "again"
+    for out, seed in ((other, 2), (again, 1)):
+        with pytest.raises(Interrupted):
+            run_tiny(replace(tiny_frame, seed=seed), out, stop_at=45)
+    own = (stopped / "model.safetensors").read_bytes()
+    for stranger in (other, again):
+        shutil.copy(stranger / "model.safetensors", stopped)
+        before = (stopped / "metrics.jsonl").read_bytes()
+        for use in (lambda: run_tiny(tiny_frame, stopped), lambda: normrnn.load(stopped)):
+            with pytest.raises(UserError, match=r"model\.safetensors does not belong"):
+                use()
+        assert (stopped / "metrics.jsonl").read_bytes() == before
+    (stopped / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model\.safetensors is missing"):
+        run_tiny(tiny_frame, stopped)
+    (stopped / "model.safetensors").write_bytes(own)
+    run_tiny(tiny_frame, stopped)
+    assert rows_of(stopped) == rows_of(whole)
+    (stopped / "model.safetensors").write_bytes(own)  # of its first validation
+    for use in (evaluate, normrnn.load, info):
+        with pytest.raises(UserError, match=r"model\.safetensors does not belong"):
+            use(stopped)
+
+
+def test_a_model_that_is_newer_than_the_checkpoint(
+    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between the two: it can be used, and the run resumes."""
+    out = tmp_path / "run"
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*given: object) -> str:
+        write(*given)  # type: ignore[arg-type]
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        write = RunDirectory.write_tensors
+        patch.setattr(RunDirectory, "write_tensors", killed)
+        with pytest.raises(Killed):
+            run_tiny(tiny_frame, out)
+    normrnn.load(out)
+    run_tiny(tiny_frame, out)
+    assert rows_of(out) == rows_of(whole)
+
+
+def test_rows_appended_to_a_finished_run(whole: Path) -> None:
+    row = json.dumps(rows_of(whole)[-1] | {"loss": 1.0, "seconds": 99.0})
+    with (whole / "metrics.jsonl").open("a") as file:
+        file.write(f"{row}\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        read_run(whole)
+
+
+@pytest.mark.parametrize("part", ["state", "optimizer", "model", "progress"])
 def test_a_checkpoint_that_does_not_fit(
     part: str, tiny_frame: LanguageConfig, stopped: Path
 ) -> None:
     payload = torch.load(stopped / "checkpoint.pt", weights_only=True)
     if part == "state":
         payload["task"]["state"] = tuple(s[:, :3] for s in payload["task"]["state"])
-    elif part == "random":
-        payload["random"]["cpu"] = payload["random"]["cpu"][:9]
     elif part == "optimizer":
         payload["optimizer"]["state"] = {0: {"momentum_buffer": torch.zeros(3, 1)}}
     else:

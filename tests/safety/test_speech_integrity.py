@@ -54,6 +54,24 @@ def test_a_flipped_bit_anywhere(name: str, speech_dir: Path) -> None:
     assert noticed >= (40 if name.endswith((".ark", ".json", "checksums")) else 1)
 
 
+def test_features_that_change_after_their_first_read(speech_dir: Path) -> None:
+    split = read_speech(speech_dir).train
+    last = len(split.keys) - 1
+    split.features(last)
+    split.features(last, 2, 4)
+    flip_last(speech_dir / "train" / "feats.ark")
+    with pytest.raises(UserError, match="is damaged"):
+        split.features(last, 2, 4)
+    flip_last(speech_dir / "train" / "feats.ark")
+    split.features(last, 2, 4)
+
+
+def flip_last(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
 def test_parts_are_verified_as_the_whole(speech_dir: Path) -> None:
     archive = speech_dir / "train" / "feats.ark"
     content = bytearray(archive.read_bytes())

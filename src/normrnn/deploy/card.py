@@ -129,6 +129,8 @@ def of_run(run: RunDirectory) -> About:
 
 
 def _check(run: RunDirectory) -> None:
+    if run.has(MODEL):
+        run.tensors_metadata(MODEL)  # UserError for one that is not this run's
     changes = config_changes(run.path, json.loads(run.read(CONFIG)))
     if changes is None:
         notice(f"{run.path} has no checksum of its {CONFIG}: not verified")

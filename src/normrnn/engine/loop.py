@@ -2,6 +2,7 @@
 
 import json
 import math
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +29,8 @@ from normrnn.engine.schedule import build_optimizer, clip_gradients, learning_ra
 from normrnn.engine.task import Loss, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.runs.metrics import RowSums
-from normrnn.runs.names import CONFIG
+from normrnn.runs.names import CONFIG, MODEL
+from normrnn.runs.note import belongs
 from normrnn.runs.rows import Row
 from normrnn.runs.store import RunDirectory
 
@@ -99,6 +101,9 @@ class Trainer:
         self._unread: deque[_Done] = deque()
         self._status: Status | None = None
         self.saved_at = 0
+        self.run_id = secrets.token_hex(16)
+        self.model_sha256 = ""
+        """Checksum of the best model, as it was written last."""
         self.metrics_bytes, self.metrics_sha256 = 0, ""
         """How far metrics.jsonl is good, and the hash of it: a resume cuts it there."""
 
@@ -121,6 +126,7 @@ class Trainer:
             self.progress = self._checked(_typed(Progress, checkpoint["progress"]))
             self.best = _typed(Best, checkpoint["best"])
             self.sums = _typed(RowSums, checkpoint["sums"])
+            self.run_id, self.model_sha256 = checkpoint["run"], checkpoint["model_sha256"]
             self.metrics_bytes = checkpoint["metrics_bytes"]
             if self.ranks.first:
                 metrics.check(self.metrics_bytes, checkpoint.get("metrics_sha256"))
@@ -130,12 +136,35 @@ class Trainer:
             raise UserError(
                 f"the checkpoint does not fit this network or its data: {reason}"
             ) from None
+        if self.ranks.first and self.best.updates:
+            self._check_model(checkpoint["finished"])
         if checkpoint["finished"]:
             # It vouches for test rows, which go now: first there must be one that does not.
             self._write_checkpoint(finished=0)
         if self.ranks.first:
             metrics.cut(self.metrics_bytes)
         self.saved_at = self.progress.updates
+
+    def _state(self, finished: int) -> dict[str, Any]:
+        """What says which files are the run's."""
+        return {
+            "run": self.run_id,
+            "updates": self.progress.updates,
+            "best": self.best.updates,
+            "model_sha256": self.model_sha256,
+            "finished": finished,
+        }
+
+    def _check_model(self, finished: int) -> None:
+        """UserError unless the best model is there and is this run's: the end will need it."""
+        run = self.run_directory
+        if not run.has(MODEL):
+            raise UserError(
+                f"{run.path / MODEL} is missing: the best model of this run, of update"
+                f" {self.best.updates}"
+            )
+        if not belongs(run.tensors_metadata(MODEL), self._state(finished)):
+            raise run.foreign_model()
 
     def save(self, *, finished: bool = False) -> None:
         """Write a checkpoint.
@@ -160,6 +189,8 @@ class Trainer:
             "best": asdict(self.best),
             "sums": self.sums.to_dict(),
             "processes": self.ranks.size,
+            "run": self.run_id,
+            "model_sha256": self.model_sha256,
             "metrics_bytes": self.metrics_bytes,
             "metrics_sha256": self.metrics_sha256,
             "finished": finished,
@@ -169,7 +200,7 @@ class Trainer:
         written = self.metrics_bytes, self.metrics_sha256
         if finished:
             written = metrics.size(), metrics.sha256()
-        self.run_directory.write_checkpoint(payload, self.config, written)
+        self.run_directory.write_checkpoint(payload, self.config, written, self._state(finished))
 
     def _checked(self, progress: Progress) -> Progress:
         """A place that a run of this config can be in; ValueError otherwise."""
@@ -284,11 +315,13 @@ class Trainer:
             self.best = Best(validation.loss, progress.epoch + 1, progress.updates, files)
             metadata = {"format": "pt", "epoch": str(self.best.epoch)}
             metadata |= {"updates": str(self.best.updates), "loss": repr(self.best.loss)}
+            metadata["run"] = self.run_id
             metadata[CONFIG] = json.dumps(to_dict(self.config))
             for name, content in self.task.files.items():
                 metadata[name] = sha256(content).hexdigest()  # what the weights belong to
             for name in files if self.ranks.first else ():
-                self.run_directory.write_tensors(name, validation.files[name], metadata)
+                written = self.run_directory.write_tensors(name, validation.files[name], metadata)
+                self.model_sha256 = written if name == MODEL else self.model_sha256
         progress.validation_due = False
         if progress.index == self._bounds()[-1]:
             progress.epoch += 1

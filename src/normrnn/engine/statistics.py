@@ -41,11 +41,11 @@ def set_statistics(model: nn.Module, statistics: Tensors) -> None:
 def put_running_back(run: RunDirectory, model: nn.Module) -> Tensors:
     """The running statistics of a best model that was saved with recalibrated ones, which are given
     back. They must be of that model: a kill can fall between the two files."""
-    of = {run.tensors_metadata(name).get("updates") for name in (MODEL, RUNNING)}
-    if len(of) > 1:
+    headers = [run.tensors_metadata(name) for name in (MODEL, RUNNING)]
+    if len({(header.get("run"), header.get("updates")) for header in headers}) > 1:
         raise UserError(
-            f"{run.path} was stopped while its best model was written: {MODEL} and {RUNNING}"
-            " are of different updates; training goes on from there and writes both"
+            f"{MODEL} and {RUNNING} of {run.path} are of different runs or updates; if it was"
+            " stopped while it wrote them, training it further writes both"
         )
     saved = statistics_of(model)
     set_statistics(model, run.read_tensors(RUNNING))

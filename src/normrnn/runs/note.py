@@ -1,4 +1,9 @@
-"""The note at the end of a checkpoint, for readers without torch."""
+"""The note at the end of a checkpoint, for readers without torch.
+
+It says which files are the run's: the run's random id, the update of the checkpoint and of the best
+model, the checksum of that model, and the size and the hash of metrics.jsonl at that time.
+model.safetensors carries the run's id, its update and its checksum in its own header.
+"""
 
 import hashlib
 import json
@@ -14,6 +19,7 @@ from normrnn.runs.names import CHECKPOINT, CONFIG, METRICS
 from normrnn.seal import is_sealed
 
 START = b'{"sha256": "'
+_STATE = {"run", "updates", "best", "finished", "model_sha256"}
 _LONGEST = 1 << 16
 _TRIES = 5
 
@@ -40,6 +46,26 @@ def trusted(folder: Path) -> bool:
         return is_sealed(content, folder / CHECKPOINT, max(content.rfind(START), 0))
     except (OSError, UserError):
         return False
+
+
+def belongs(model: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    """Whether the header of model.safetensors is of the run and the update that a checkpoint says.
+
+    A run that is killed, or read, between two files may have a model that is newer than its
+    checkpoint: that of the validation under way. The model of a finished run is known exactly.
+    """
+    if state["finished"]:
+        return model.get("sha256") == state["model_sha256"]
+    updates = {str(state[name]) for name in ("best", "updates")}
+    return model.get("run") == state["run"] and model.get("updates") in updates
+
+
+def model_belongs(folder: Path, model: Mapping[str, Any]) -> bool:
+    """The same by the newest checkpoint in a folder; True if that does not say or is damaged."""
+    note = read_note(folder)
+    if note is None or not note.keys() >= _STATE:
+        return True
+    return belongs(model, note) or not trusted(folder)
 
 
 class Changes(NamedTuple):
@@ -72,7 +98,8 @@ def config_changes(folder: Path, config: Mapping[str, Any]) -> Changes | None:
 def metrics_as_written(folder: Path) -> bool | None:
     """Whether metrics.jsonl begins as the newest checkpoint knows it; None if that is not known.
 
-    Rows behind that part are newer than the checkpoint; a run that goes on writes them again.
+    Rows behind that part are newer than the checkpoint, and a run that resumes writes them again;
+    a finished run has none.
     """
     note = read_note(folder)
     for _ in range(_TRIES):
@@ -82,7 +109,8 @@ def metrics_as_written(folder: Path) -> bool | None:
         try:
             with open_regular(folder / METRICS) as file:
                 there = os.fstat(file.fileno()).st_size
-                content = file.read(size) if 0 <= size <= there else b""
+                longer = there > size and (note or {}).get("finished")
+                content = file.read(size) if 0 <= size <= there and not longer else b""
         except OSError:
             content = b""
         if len(content) == size and hashlib.sha256(content).hexdigest() == written:

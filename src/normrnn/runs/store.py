@@ -40,12 +40,14 @@ from normrnn.runs.names import (
     RUNNING,
     VOCABULARY,
 )
+from normrnn.runs.note import model_belongs
 from normrnn.seal import BLANK, is_sealed, not_verified, seal
 
 C = TypeVar("C", bound=Config)
 WRITTEN = (CONFIG, MODEL, CHECKPOINT, PREVIOUS, VOCABULARY, RUNNING, ENVIRONMENT)
 """By whoever trains, each whole or not at all."""
 DATA_CHANGED = "the data has changed"
+_TRIES = 5
 
 
 class BusyError(UserError):
@@ -121,12 +123,13 @@ class RunDirectory:
 
     def write_tensors(
         self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
-    ) -> None:
-        """A safetensors file with its checksum."""
+    ) -> str:
+        """Write a safetensors file with its checksum, which is returned."""
         contiguous = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
         content = bytearray(tensors_to_bytes(contiguous, {**metadata, "sha256": BLANK}))
-        seal(content)
+        sha256 = seal(content)
         self.write(name, content)
+        return sha256
 
     def read_tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of a safetensors file, verified."""
@@ -163,6 +166,21 @@ class RunDirectory:
         return self._tensors(name)[1]
 
     def _tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The tensors and the header; UserError if damaged, or not the model of this run."""
+        for _ in range(_TRIES):  # training may write the model and the checkpoint meanwhile
+            tensors, metadata = self._read_tensors(name)
+            if name != MODEL or model_belongs(self.path, metadata):
+                return tensors, metadata
+        raise self.foreign_model()
+
+    def foreign_model(self) -> UserError:
+        """The error for a model of another run, or of an older state of this one."""
+        return UserError(
+            f"{self.path / MODEL} does not belong to the {CHECKPOINT} beside it: it is of another"
+            " run, or of another update of this one"
+        )
+
+    def _read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         path, content = self.path / name, self.read(name)
         header = content[8 : 8 + int.from_bytes(content[:8], "little")]
         sealed = is_sealed(content, path, 8, 8 + len(header))
@@ -178,14 +196,20 @@ class RunDirectory:
         return tensors, metadata
 
     def write_checkpoint(
-        self, payload: Mapping[str, Any], config: Config, written: tuple[int, str] = (0, "")
+        self,
+        payload: Mapping[str, Any],
+        config: Config,
+        written: tuple[int, str] = (0, ""),
+        state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Everything needed to go on, with the config it belongs to.
+        """Everything needed to resume, with the config it belongs to.
 
-        `written` is how far metrics.jsonl stands, and the hash of it.
+        `written` is how far metrics.jsonl stands, and the hash of it; `state` says which run and
+        update it is (`note.belongs`).
         """
         values = to_dict(config)
         note = {"config": values, "metrics_bytes": written[0], "metrics_sha256": written[1]}
+        note |= state or {}
         self.checkpoints.write({"config": values, **payload}, note)
 
     def read_checkpoint(self, config: Config) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normrnn.errors import UserError
-from normrnn.files import expanded, open_regular, resolved
+from normrnn.files import expanded, file_state, open_regular, resolved
 from normrnn.speech.archive import (
     CHECKSUMS,
     Entry,
@@ -47,8 +47,9 @@ class SpeechSplit:
     _features: list[Entry] = field(repr=False)
     _labels: list[Entry] = field(repr=False)
     _checksums: Checksums = field(repr=False, default_factory=dict)
-    _verified: set[tuple[int, str]] = field(repr=False, default_factory=set)
-    """What was read whole and found to be what was written; from then on parts will do."""
+    _verified: dict[tuple[int, str], tuple[int, ...]] = field(repr=False, default_factory=dict)
+    """What was read whole and found to be what was written, and the state of its archive then: as
+    long as that is the same, parts will do."""
 
     def features(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
         """Frames start..stop of an utterance, (frames, D) float32, read from disk now."""
@@ -77,12 +78,15 @@ class SpeechSplit:
     def _read(
         self, read: Callable, which: int, entry: Entry, key: str, start: int, stop: int | None
     ) -> Any:
-        if key not in self._checksums or (which, key) in self._verified:
+        if key not in self._checksums:
+            return read(entry, key, start, stop)
+        state = file_state(entry.path)
+        if self._verified.get((which, key)) == state:
             return read(entry, key, start, stop)
         values = read(entry, key)
         if digest(values) != self._checksums[key][which]:
             raise UserError(f"{entry.path} is damaged: {key} is not what was written")
-        self._verified.add((which, key))
+        self._verified[which, key] = state
         return values[start:stop]
 
     def _check(self, entry: Entry, index: int, got: int, start: int, stop: int | None) -> None:
