@@ -10,7 +10,9 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 import pytest
+import torch
 
+from normrnn.engine import ranks
 from normrnn.speech.archive import read_table
 from tests.safety.conftest import Cli
 
@@ -186,6 +188,13 @@ def test_a_pipe_in_the_file_system_does_not_keep_a_command_waiting(
     code, _, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
     assert code == 1
     assert "it is no regular file" in said_by_prepare(err, tmp_path)
+
+
+def test_what_other_processes_of_a_run_send(canary: Path) -> None:
+    sent = torch.frombuffer(bytearray(pickle.dumps(Evil(canary), protocol=2)), dtype=torch.uint8)
+    with pytest.raises(pickle.UnpicklingError):
+        ranks._unpacked(sent)
+    assert not canary.exists()
 
 
 def test_settings_of_pictures_in_the_current_directory(tmp_path: Path) -> None:
