@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from normrnn.nn import stack, tracing
 from normrnn.nn.normaliser import GateNorm
 from normrnn.nn.options import Device, Norm, Options
+from normrnn.nn.parameters import TORCH_MODULE
 from normrnn.ops.call import GATES, Cell
 from normrnn.ops.fold import Weights
 from normrnn.ops.loop import one_step
@@ -106,6 +107,26 @@ class NormalisedCell(nn.RNNCellBase):
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", norm=None" if self.norm is None else "")
+
+    def __prepare_scriptable__(self) -> Any:
+        """Torch's cell with the same parameters, for torch.jit.script."""
+        if type(self).forward is not NormalisedCell.forward:
+            return self
+        if self.norm is not None:
+            raise RuntimeError(
+                f"torch.jit.script compiles torch's own cells only, not {type(self).__name__} with "
+                "a norm: use torch.jit.trace or torch.export"
+            )
+        kind: Any = next(k for k in type(self).__mro__ if k.__module__ == TORCH_MODULE)
+        same = kind(self.input_size, self.hidden_size, self.bias).train(self.training)
+        if self.mode.startswith("RNN"):
+            same.nonlinearity = self.nonlinearity
+        for name, parameter in self.named_parameters(recurse=False):
+            setattr(same, name, parameter)
+        return same
+
+
+tracing.prepare_for_script_modules(NormalisedCell)
 
 
 class RNNCell(NormalisedCell, nn.RNNCell):

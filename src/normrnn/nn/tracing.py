@@ -110,8 +110,10 @@ def prepare_for_script_modules(layers: type[nn.Module]) -> None:
     """
 
     def prepare(parent: nn.Module, _: str, child: Any) -> nn.Module | None:
-        held = isinstance(child, layers) and isinstance(parent, torch.jit.ScriptModule)
-        return plain(child) if held else None
+        if isinstance(child, layers) and isinstance(parent, torch.jit.ScriptModule):
+            layer: Any = child
+            return layer.__prepare_scriptable__()
+        return None
 
     hook: Any = prepare
     nn.modules.module.register_module_module_registration_hook(hook)
