@@ -149,16 +149,22 @@ def sparse(path: Path, start: bytes = b"") -> None:
         file.truncate(3 * 10**9)
 
 
-@pytest.mark.parametrize("name", ["config.json", "environment.json", "evaluation.json", "m.onnx"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "environment.json", "m.onnx", "model.safetensors", "text"]
+)
 def test_sparse_files_are_not_read_whole(name: str, cli: Cli, tmp_path: Path) -> None:
     shutil.copytree(OLD / "text", tmp_path / "run")
-    sparse(tmp_path / "run" / name, b"[")
+    long = (3 * 10**9 - 8).to_bytes(8, "little")
+    sparse(tmp_path / "run" / name, long if name == "model.safetensors" else b"[")
     with little_memory():
         if name == "environment.json":
             with pytest.raises(UserError, match=name):
                 read_machines(tmp_path / "run")
         else:
-            code, _, err = cli("info", tmp_path / "run" / (name if name == "m.onnx" else ""))
+            command = ["info", tmp_path / "run" / (name if name == "m.onnx" else "")]
+            if name == "text":
+                command = ["score", tmp_path / "run", tmp_path / "run" / "text"]
+            code, _, err = cli(*command)
             assert code == 1
             assert name in err
 

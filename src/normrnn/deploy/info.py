@@ -1,7 +1,6 @@
 """The card of a run, an export or a single file; nothing in a file is run to find it."""
 
 import io
-import json
 import os
 import zipfile
 from collections.abc import Iterator
@@ -15,11 +14,9 @@ from normrnn.deploy.tensors import FORMAT
 from normrnn.errors import UserError
 from normrnn.files import open_regular
 from normrnn.runs.names import CONFIG
-from normrnn.runs.store import RunDirectory
+from normrnn.runs.store import RunDirectory, tensors_header
 from normrnn.runs.torchfile import TorchFileError, load_torch_file
 
-_HEADER = 100_000_000
-"""Bytes of a safetensors header at most: the format's own limit."""
 _CARD = 10_000_000
 """Bytes of a card at most."""
 _METADATA_PROPS = 14
@@ -75,17 +72,12 @@ def _of_torch(path: Path) -> str:
 
 
 def _of_safetensors(path: Path) -> str:
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _HEADER):
-            raise UserError(f"{path} is damaged: no safetensors file")
-        try:
-            header = json.loads(file.read(length))
-            card = header.pop("__metadata__", {}).get("card")
-            shapes = {name: tuple(map(int, of["shape"])) for name, of in header.items()}
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-            raise UserError(f"{path} is damaged: no safetensors file") from None
+    header = tensors_header(path)
+    try:
+        card = header.pop("__metadata__", {}).get("card")
+        shapes = {name: tuple(map(int, of["shape"])) for name, of in header.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        raise UserError(f"{path} is damaged: no safetensors file") from None
     if isinstance(card, str):
         return card
     lines = [f"{name} {tuple(shape)}" for name, shape in shapes.items()]

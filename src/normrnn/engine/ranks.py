@@ -27,6 +27,7 @@ from normrnn.errors import UserError
 from normrnn.nn.base import Normalised
 from normrnn.nn.batch import Normaliser
 from normrnn.norms import Norm
+from normrnn.runs.torchfile import load_torch_file
 
 T = TypeVar("T")
 _SECONDS = timedelta(seconds=5)
@@ -116,7 +117,7 @@ def _packed(value: Any) -> Tensor:
 
 
 def _unpacked(content: Tensor) -> Any:
-    return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
+    return load_torch_file(io.BytesIO(content.numpy().tobytes()))
 
 
 ALONE = Ranks()

@@ -6,6 +6,7 @@ needed to go on) and the one before it, vocabulary.json; evaluation.json from `n
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from normrnn.errors import UsageError, UserError
 from normrnn.files import (
     SETTINGS,
     largest_tensors,
+    open_regular,
     read_regular,
     remove_leftovers,
     write_whole,
@@ -181,7 +183,10 @@ class RunDirectory:
         )
 
     def _read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-        path, content = self.path / name, self.read(name)
+        path = self.path / name
+        with contextlib.suppress(OSError):  # `read` says what is wrong
+            tensors_header(path)
+        content = self.read(name)
         header = content[8 : 8 + int.from_bytes(content[:8], "little")]
         sealed = is_sealed(content, path, 8, 8 + len(header))
         try:
@@ -233,6 +238,25 @@ class RunDirectory:
                 f"{self.path / CONFIG} was changed since {what} was written: {changed};"
                 " put it back as it was"
             )
+
+
+def tensors_header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file, which must declare the file's own size; UserError if it is
+    damaged. The tensors are not read."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            if length > min(size - 8, SETTINGS):
+                raise ValueError("header too large")
+            header = json.loads(file.read(length))
+            tensors = {name: of for name, of in header.items() if name != "__metadata__"}
+            ends = [of["data_offsets"][1] for of in tensors.values()]
+            if max(ends, default=0) != size - 8 - length:
+                raise ValueError("another size")
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            raise UserError(f"{path} is damaged: no safetensors file") from None
+    return header
 
 
 def changed_fields(old: Config, new: Config) -> str:

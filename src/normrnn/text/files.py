@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normrnn.errors import UserError
-from normrnn.files import expanded, is_stream, largest_tensors, read_regular
+from normrnn.files import expanded, is_stream, largest_tensors, open_regular, read_regular
 
 SPLITS = ("train", "valid", "test")
 BUILTIN = "builtin:python-topics"
 # Penn Treebank's names first: they are what the paper's experiments use.
 PATTERNS = ("ptb.{}.txt", "{}.txt")
+_HEAD = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ def _split_lines(lines: list[str], source: str, sha256: str) -> Texts:
 
 def _read_bytes(path: Path) -> bytes:
     try:
+        if not is_stream(path):
+            with open_regular(path) as file:
+                head = file.read(_HEAD)
+            if b"\0" in head:  # not text: refused before all of it is read
+                decoded(head, path)
         raw = path.read_bytes() if is_stream(path) else read_regular(path, largest_tensors())
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
