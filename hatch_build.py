@@ -35,6 +35,7 @@ class Kernels(BuildHookInterface):
         names = variants.VARIANTS if variants.is_x86() else ["baseline"]
         built = []
         for name in names:
+            self.app.display_info(f"compiling kernels: {name}")
             path = scratch / variants.packaged(name).name
             source = build.Source(variants.SOURCE, variants.flags(name))
             build.compile_to(path, compiler, [source], [*variants.FLAGS, "-s"], seconds=1800)

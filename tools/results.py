@@ -195,7 +195,7 @@ def _together(several: Sequence[Group], *, beside: bool = True) -> Table:
 
 def readme_parts(root: Path) -> dict[str, str]:
     """What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->` in the README."""
-    dress = "train dotted, validation solid; baseline blue, normalised red"
+    dress = "train dotted, validation solid; baseline blue, normalised networks in other colours"
     return {
         "picture": f"![Curves: {dress}]({PICTURE})",
         "results": summary(experiments(root)).markdown(),

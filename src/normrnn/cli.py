@@ -89,6 +89,9 @@ def _run(arguments: list[str]) -> int:
 
         print(__version__)
         return 0
+    if arguments[0] == "--completion":
+        print(importlib.import_module("normrnn.commands.completion").script())
+        return 0
     command, *rest = arguments
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
@@ -108,6 +111,7 @@ def _usage() -> str:
             *lines,
             "",
             "normrnn COMMAND --help says more.",
+            'eval "$(normrnn --completion)" completes words in bash and zsh.',
         ]
     )
 

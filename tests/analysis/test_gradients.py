@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from normrnn.cli import main
 from normrnn.engine.start import open_experiment
 from normrnn.engine.task import Loss
 from normrnn.errors import UserError
+from normrnn.extras import install_command
 from normrnn.recipes.char import ptb_char
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.task import SpeechTask
@@ -160,7 +162,9 @@ def test_what_the_reference_does_not_compute_is_refused(
             record(config, task)
 
 
-def test_the_command_on_runs_and_on_recipes(small: LanguageConfig, tmp_path: Path, capsys) -> None:
+def test_the_command_on_runs_and_on_recipes(
+    small: LanguageConfig, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for norm in ("none", "hidden"):
         run_tiny(replace(small, norm=norm), tmp_path / norm)
     out = tmp_path / "g.json"
@@ -179,8 +183,13 @@ def test_the_command_on_runs_and_on_recipes(small: LanguageConfig, tmp_path: Pat
     # β is 0-ish and γ 1-ish: what tanh sees is about normal, whatever the sums were.
     assert hidden["layers"]["l0"]["spread"][5] == pytest.approx(1, abs=0.2)
 
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # the numbers need none
     flags = ["--data", small.data, "--model.hidden", 7, "--train.batch", 12, "--train.steps", 8]
-    _cli("gradients", "ptb-char", *flags, "--batches", 1, "--norms", "none,hidden", "-o", out)
+    flags += ["--batches", 1, "--norms", "none,hidden", "-o", tmp_path / "h.json"]
+    _cli("gradients", "ptb-char", *flags)
+    assert install_command("report") in capsys.readouterr().out
+    assert not (tmp_path / "h.png").exists()
+    out = tmp_path / "h.json"
     fresh = json.loads(out.read_text())
     assert [r["label"] for r in fresh] == ["norm none", "norm hidden"]
     assert fresh[0]["loss"] != plain["loss"]

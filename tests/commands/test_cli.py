@@ -68,6 +68,27 @@ def test_help_lists_commands_and_recipes(cli: Cli) -> None:
     assert all(name in out for name in RECIPES)
 
 
+def test_help_shows_what_a_command_takes_and_nothing_else(cli: Cli) -> None:
+    for command in ("train", "gradients"):
+        assert f"normrnn {command} RUN_DIR" in cli(command, "--help")[1]
+    for command in ("compare", "search"):
+        words = cli(command, "ptb-char", "--help")[1].split()
+        assert ("--norm" in words, "--norms" in words) == (False, True)
+
+
+def test_words_are_completed() -> None:
+    normrnn = f'normrnn() {{ {sys.executable} -m normrnn.cli "$@"; }}'
+    for words, found in (
+        ("normrnn compar", "compare"),
+        ("normrnn compare ptb-ch", "ptb-char"),
+        ("normrnn info --al", "--all"),
+    ):
+        script = f'{normrnn}; eval "$(normrnn --completion)"; COMP_WORDS=({words});'
+        script += ' COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _normrnn; echo "${COMPREPLY[@]}"'
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [found]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(cli: Cli, command: str) -> None:
     code, out, _ = cli(command, "--help")
@@ -166,6 +187,11 @@ def test_run_directory_and_plain_lines(cli: Cli, text_dir: Path, run: Path) -> N
     assert "epoch 3/3" in out
     assert " left" in out
     assert rows_of(run)[-1]["epoch"] == 3
+    code, out, _ = cli("train", run)
+    assert code == 0
+    assert f"{run} is finished: 3 epochs" in out
+    code, _, err = cli("train", text_dir)
+    assert (code, "config.json" in err) == (1, True)
 
 
 @pytest.mark.parametrize(

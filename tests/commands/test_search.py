@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from normrnn.extras import install_command
 from tests.commands.conftest import Cli
 from tests.search.conftest import flags, tiny_plan
 
@@ -22,7 +23,9 @@ __all__ = ["flags", "tiny_plan"]
 Flags = Callable[..., list[str]]
 
 
-def test_a_study_and_its_continuation(cli: Cli, flags: Flags, tmp_path: Path) -> None:
+def test_a_study_and_its_continuation(
+    cli: Cli, flags: Flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     code, said, err = cli(*flags(trials=2, workers=2, out=out))
     assert code == 0, err
@@ -43,8 +46,11 @@ def test_a_study_and_its_continuation(cli: Cli, flags: Flags, tmp_path: Path) ->
     assert str(tmp_path) not in report
     assert str(tmp_path) not in (out / "study.json").read_text()
 
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # of the extra [report], not [search]
     code, said, err = cli(*flags(trials=3, workers=1, out=out))
     assert code == 0, err
+    assert install_command("report") in said
+    assert "<figure" not in (out / "report.html").read_text()
     lines = (out / "trials.jsonl").read_text().splitlines()
     kept = [{**json.loads(line), "sha256": None} for line in lines[:2]]
     assert kept == [{**row, "sha256": None} for row in rows]  # but for what seals the whole file

@@ -92,6 +92,12 @@ def test_the_card(cli: Cli, tmp_path: Path) -> None:
     run = cli("info", OLD / "text")[1]
     assert "| valid | recalibrated |" in run
     assert "How to load" not in run
+    assert "Exported by" not in run
+    assert "Exported by" in card
+    assert len(run.splitlines()) < 20
+    whole = cli("info", OLD / "text", "--all")[1]
+    assert run.rstrip() in whole
+    assert '"hidden": 6' in whole
     assert "embedding.weight (26, 6)\n" in cli("info", OLD / "text" / "model.safetensors")[1]
     assert cli("info", OLD / "text" / "checkpoint.pt")[1] == (
         f"checkpoint.pt: a checkpoint: everything needed to go on with a run\n\n{run}"

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.table import Table
 from tyro.conf import arg
@@ -314,7 +315,7 @@ def _updates(epochs: int, data: "Experiment", console: Console) -> int:
     with torch.random.fork_rng(devices=[]):
         task = data.build(torch.device("cpu"))
     if summary := getattr(task, "data_summary", ""):
-        console.print(summary, soft_wrap=True)
+        console.print(summary)
     return sum(task.updates(epoch) for epoch in range(epochs))
 
 
@@ -330,7 +331,7 @@ class _Progress:
     def _done(self, rows: Sequence[Sequence[Row]]) -> int:
         """Updates done; an ended run has none left."""
         return sum(
-            self.updates if arm.code is not None else found[-1]["updates"] if found else 0
+            self.updates if _over(arm) else found[-1]["updates"] if found else 0
             for arm, found in zip(self.arms, rows, strict=True)
         )
 
@@ -339,12 +340,17 @@ class _Progress:
         from normrnn.engine.display import duration
 
         total, done = self.updates * len(self.arms), self._done(rows)
-        ended = sum(arm.code is not None for arm in self.arms)
+        ended = sum(map(_over, self.arms))
         text = f"{ended} of {len(self.arms)} runs done, {done / total:.0%} of all updates"
         if done == self.before or ended == len(self.arms):
             return text
         left = (total - done) * (time.monotonic() - self.began) / (done - self.before)
         return f"{text}, about {duration(left)} left"
+
+
+def _over(arm: Job) -> bool:
+    """Whether a run has come to its end; one that was stopped or failed has not."""
+    return arm.state in ("done", "diverged")
 
 
 @contextlib.contextmanager
@@ -355,11 +361,15 @@ def _watching(
     if not console.is_terminal:
         yield _line_printer(arms, progress, console)
         return
-    with Live(_live_table(arms, progress), console=console, refresh_per_second=4) as live:
+
+    def table() -> RenderableType:
+        return _live_table(arms, progress, console.width)
+
+    with Live(table(), console=console, refresh_per_second=4) as live:
         try:
-            yield lambda: live.update(_live_table(arms, progress))
+            yield lambda: live.update(table())
         finally:  # without it a table that was interrupted would stay, and say "running"
-            live.update(_live_table(arms, progress))
+            live.update(table())
 
 
 def _line_printer(arms: Sequence[Job], progress: _Progress, console: Console) -> Callable[[], None]:
@@ -394,7 +404,8 @@ def _line_printer(arms: Sequence[Job], progress: _Progress, console: Console) ->
     return watch
 
 
-def _live_table(arms: Sequence[Job], progress: _Progress) -> Table:
+def _live_table(arms: Sequence[Job], progress: _Progress, room: int = 80) -> RenderableType:
+    """A row per run and the overall progress, with room for the terminal's ^C behind it."""
     from normrnn.report.measure import measure
     from normrnn.report.runs import Run
 
@@ -425,4 +436,4 @@ def _live_table(arms: Sequence[Job], progress: _Progress) -> Table:
                 f"{last['seconds']:,.0f}",
             ]
         table.add_row(arm.label, arm.state, *cells)
-    return table
+    return Constrain(table, room - 3)

@@ -48,18 +48,30 @@ class About:
 
     def card(self, load: str = "", more: Mapping[str, str] | None = None) -> str:
         """The Markdown; `load` is the code that loads the export, `more` further sections."""
-        sections = {"Model": self.summary}
-        if self.dataset:
-            sections["Data"] = f"{code(self.dataset)}, sha256 {code(self.data_sha256)}"
-        if self.results:
-            sections["Results"] = self._table()
+        sections = self._sections(exported=bool(load))
         if load:
             sections["How to load"] = f"```python\n{load.strip()}\n```"
         sections |= more or {}
         if self.settings:
             sections["Settings"] = f"```json\n{json.dumps(self.settings, indent=2)}\n```"
+        return f"{self._front()}\n{self._body(sections)}"
+
+    def short(self) -> str:
+        """The Markdown without front matter and settings."""
+        return self._body(self._sections(exported=False))
+
+    def _sections(self, exported: bool) -> dict[str, str]:
+        by = f" Exported by normrnn {__version__} ([Laurent et al. 2015]({PAPER}))."
+        sections = {"Model": self.summary + (by if exported else "")}
+        if self.dataset:
+            sections["Data"] = f"{code(self.dataset)}, sha256 {code(self.data_sha256)}"
+        if self.results:
+            sections["Results"] = self._table()
+        return sections
+
+    def _body(self, sections: Mapping[str, str]) -> str:
         body = "\n\n".join(f"## {heading}\n{text}" for heading, text in sections.items())
-        return f"{self._front()}\n# {one_line(self.title)}\n\n{body}\n"
+        return f"# {one_line(self.title)}\n\n{body}\n"
 
     @staticmethod
     def is_card(text: str) -> bool:
@@ -117,8 +129,7 @@ def of_run(run: RunDirectory) -> About:
         title=f"{config.recipe}, {norm.label}, seed {config.seed}",
         summary=(
             f"{type(config).noun.capitalize()}, a {norm.words}: {recipe}. The best on validation,"
-            f" with its weights{kept}. Exported by normrnn {__version__}"
-            f" ([Laurent et al. 2015]({PAPER}))."
+            f" with its weights{kept}."
         ),
         task=type(config).hub_task,
         dataset=name,

@@ -24,10 +24,15 @@ _METADATA_PROPS = 14
 _MOST_FIELDS = 100_000
 
 
-def info(path: Path) -> str:
-    """Markdown; UserError for what none of us wrote."""
+def info(path: Path, settings: bool = False) -> str:
+    """Return the card as Markdown, of a run with its settings if asked.
+
+    Raise UserError for a file that normrnn did not write.
+    """
     if not path.exists():
         raise UserError(f"{path} does not exist")
+    if settings and (path / CONFIG).exists():
+        return of_run(RunDirectory(path)).card()
     if path.is_dir():
         return _of_directory(path)
     read = {".pt": _of_torch, ".safetensors": _of_safetensors, ".onnx": _of_onnx}
@@ -43,7 +48,7 @@ def info(path: Path) -> str:
 
 def _of_directory(path: Path) -> str:
     if (path / CONFIG).exists():
-        return of_run(RunDirectory(path)).card()
+        return of_run(RunDirectory(path)).short()
     if (path / CARD).exists():
         return _text(path / CARD)
     raise UserError(f"{path} is neither a run directory nor an export: no {CONFIG}, no {CARD}")

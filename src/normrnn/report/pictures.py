@@ -1,4 +1,5 @@
-"""Curves in the paper's dress: baseline blue, normalised red, train dotted, validation solid."""
+"""Curves in the paper's style: baseline blue, its normalisation red, others in other colours;
+train dotted, validation solid."""
 
 import contextlib
 import importlib
