@@ -271,13 +271,8 @@ def _mark_ended(arms: Sequence[Job]) -> None:
             continue
         if run.diverged:
             arm.ended, arm.reason = DIVERGED, run.diverged
-        elif run.split("test") and _metrics_size(arm.out) == (arm.out / METRICS).stat().st_size:
+        elif (read_note(arm.out) or {}).get("finished") == arm.config.epochs:
             arm.ended = 0
-
-
-def _metrics_size(run: Path) -> Any:
-    """The size of metrics.jsonl when the last checkpoint was written."""
-    return (read_note(run) or {}).get("metrics_bytes")
 
 
 def _refuse_untuned(arms: Sequence[Job], wanted: Tuning, out: Path) -> None:
