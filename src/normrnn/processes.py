@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from normrnn.files import following_no_link, open_regular
 PARENT = "NORMRNN_PARENT"
 """Environment variable: the process to end with."""
 _SAFE_PATH = "PYTHONSAFEPATH"
+_OF_RANKS = "RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*"
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -36,13 +38,19 @@ def start_python(
         stderr=subprocess.STDOUT if output else None,
         # A session of its own: Ctrl-C in the terminal reaches only us, who pass it on once.
         start_new_session=True,
-        env=os.environ | (environment or {}) | {PARENT: str(os.getpid()), _SAFE_PATH: "1"},
+        env=_inherited() | (environment or {}) | {PARENT: str(os.getpid()), _SAFE_PATH: "1"},
     )
     assert process.stdin is not None
     # A process that dies before reading says why in its log.
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(order)
     return process
+
+
+def _inherited() -> dict[str, str]:
+    """Return the environment without what a cluster's or torchrun's process is told: a child is not
+    one of those."""
+    return {k: v for k, v in os.environ.items() if not re.fullmatch(_OF_RANKS, k)}
 
 
 @contextlib.contextmanager

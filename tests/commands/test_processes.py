@@ -65,13 +65,15 @@ def sockets(pids: list[int]) -> list[str]:
 def test_no_port_is_open_beyond_the_loopback(
     tiny: LanguageConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither does a hostile module in the current directory run, nor a stray RANK disturb."""
+    """Nor does a module in the current directory run, or what a cluster says of ranks disturb."""
     here = tmp_path / "here"
     here.mkdir()
     for name in ("struct", "filelock", "json"):
         (here / f"{name}.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")
     monkeypatch.chdir(here)
-    monkeypatch.setenv("RANK", "1")
+    cluster = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "9"}
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
     out = tmp_path / "out"
     child = start_run(replace(tiny, epochs=500), out, 2)
     try:

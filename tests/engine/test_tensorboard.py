@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from normrnn.commands.train import train_and_report
 from normrnn.config.base import Config
 from normrnn.engine.interrupt import Interrupted
+from normrnn.engine.launch import rank_and_size
 from normrnn.engine.start import train
 from normrnn.engine.tensorboard import TensorBoard, beside
 from normrnn.errors import UserError
@@ -72,6 +74,19 @@ def test_every_row_once_through_a_resume(tiny_frame: Config, tmp_path: Path) -> 
     tags = {tag for tag, _, _ in points(out)}
     assert {"loss/train", "loss/valid recalibrated", "loss/valid batch", "lr/train"} <= tags
     assert "loss/test running 1 stream" in tags or "loss/test running" in tags
+
+
+def test_a_rank_without_others_is_the_first(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some shells have RANK=1 for another reason."""
+    monkeypatch.setenv("RANK", "1")
+    out = tmp_path / "run"
+    assert train_and_report(replace(tiny, epochs=1), out, tensorboard=True) == 0
+    assert close(points(out), expected(out))
+    for size in ("x", "1"):
+        with pytest.raises(UserError, match="WORLD_SIZE"):
+            rank_and_size({"RANK": "1", "WORLD_SIZE": size, "NORMRNN_STORE": "s"})
 
 
 def test_switching_it_on_later_is_no_other_run(tiny: Config, tmp_path: Path) -> None:
