@@ -38,7 +38,7 @@ def start_python(
         stderr=subprocess.STDOUT if output else None,
         # A session of its own: Ctrl-C in the terminal reaches only us, who pass it on once.
         start_new_session=True,
-        env=_inherited() | (environment or {}) | {PARENT: str(os.getpid()), _SAFE_PATH: "1"},
+        env={**_inherited(), **(environment or {}), PARENT: str(os.getpid()), _SAFE_PATH: "1"},
     )
     assert process.stdin is not None
     # A process that dies before reading says why in its log.

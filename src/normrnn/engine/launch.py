@@ -89,10 +89,11 @@ def main(arguments: Sequence[str]) -> int:
         except KeyboardInterrupt:
             _end(processes, None)  # they write their checkpoint first
             return 130
+        failed = [process.returncode for process in processes if process.returncode]
         _end(processes, _GRACE)
-    # Processes that lost the others end with code 1, those that were ended with minus the signal.
-    codes = [process.returncode for process in processes]
-    return max(codes) if max(codes) > 0 or not any(codes) else 128 - min(codes)
+    # Processes that lost the others end with code 1, killed ones with minus the signal.
+    code = max(process.returncode for process in processes)
+    return code if code > 0 or not failed else 128 - min(failed)
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], seconds: float | None) -> None:
