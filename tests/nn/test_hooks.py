@@ -29,6 +29,23 @@ def test_what_a_hook_on_a_normaliser_keeps_stays_as_it_was(globally: bool) -> No
     assert torch.equal(now, then)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("norm", ["sequence", "frame"])
+def test_a_hook_on_a_normaliser_fires_once_in_every_call(
+    norm: Any, dtype: torch.dtype, device: str
+) -> None:
+    layer = normrnn.LSTM(3, 2, norm=norm, dtype=dtype, device=device)
+    layer(torch.randn(5, 4, 3, dtype=dtype, device=device))
+    calls: list[Any] = []
+    layer.normalisers()[0].register_forward_hook(lambda *_: calls.append(1))
+    for training in (True, False):
+        layer.train(training)
+        for batch in (2, 40):
+            layer(torch.randn(5, batch, 3, dtype=dtype, device=device))
+    assert len(calls) == 4
+
+
 @pytest.mark.parametrize("norm", ["sequence", None])
 def test_parametrized_layers_are_reset_and_folded(norm: Any) -> None:
     layer = normrnn.LSTM(3, 2, norm=norm)

@@ -1,5 +1,6 @@
 """Statistics in the layers: what is normalised, what is remembered, what is refused."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -8,7 +9,15 @@ from torch import Tensor
 
 import normrnn
 from normrnn import norms
-from tests.helpers import CELLS, NORMS, STATISTICAL, build, check_against_reference, close
+from tests.helpers import (
+    CELLS,
+    INPUT,
+    NORMS,
+    STATISTICAL,
+    build,
+    check_against_reference,
+    close,
+)
 
 BY_STEP = [n for n in STATISTICAL if norms.of(NORMS[n]["norm"]).pools == "step"]
 
@@ -458,3 +467,30 @@ def test_training_twice_is_two_updates(norm: str) -> None:
     check_against_reference(layer, [4, 4, 2], "padded")
     layer.zero_grad()
     check_against_reference(layer, [3, 5, 3], "padded")
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("norm", STATISTICAL)
+def test_gradients_of_running_statistics(norm: str, training: bool) -> None:
+    """As of any other tensor, by the compiled kernel as by torch's operations; in training those of
+    the single row at the end."""
+    wide = build("lstm", norm, bidirectional=True).train(training)
+    x = torch.randn(6, 5, INPUT, dtype=torch.float64)
+    lengths = [6, 5, 5, 5, 5]
+    found = []
+    for layer in (wide, copy.deepcopy(wide).float()):
+        tensors = {
+            name: b.detach().clone().requires_grad_(b.is_floating_point())
+            for name, b in layer.named_buffers()
+        }
+        own = x.to(layer.weight_hh_l0.dtype)
+        arguments = (own,), {"lengths": lengths}
+        output, _ = torch.func.functional_call(layer, tensors, *arguments)
+        leaves = {name: t for name, t in tensors.items() if t.requires_grad}
+        grads = torch.autograd.grad(
+            output.square().sum(), list(leaves.values()), materialize_grads=True
+        )
+        found.append(dict(zip(leaves, grads, strict=True)))
+    for name, expected in found[0].items():
+        torch.testing.assert_close(found[1][name].double(), expected, rtol=1e-3, atol=1e-3)
+    assert training or all(grad.any() for grad in found[0].values())

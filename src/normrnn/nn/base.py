@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.nn import door, stack, tracing
+from normrnn.nn.normaliser import watched
 from normrnn.nn.parameters import Parameters
 from normrnn.ops import kernel
 from normrnn.ops.call import State
@@ -127,15 +128,20 @@ class Normalised(Parameters):
         if self._is_regularised():
             return "own"
         normalisers = self.normalisers()
-        if on_cpu and (
-            torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        traced = torch.compiler.is_compiling()
+        if (on_cpu and (traced or torch._C._are_functorch_transforms_active())) or (
+            traced and packed
         ):
-            return "own"  # one operator; torch's would be T copies of a step, and knows no vmap
+            # One operator: torch's would be T copies of a step, knows no vmap, and cannot be
+            # traced where only the batch sizes know how many rows a step has.
+            return "own"
         if not normalisers:
             if self.peephole is not None:
                 return "own"
             slow = packed or autocast or self._trains_here(data)
             return "own" if slow and on_cpu and self.proj_size == 0 else "torch"
+        if any(watched(n) for n in normalisers):
+            return "own"  # folded weights would pass over their hooks
         if self.peephole is not None or (on_cpu and packed) or autocast:
             return "own"
         if all(n.is_fixed_map for n in normalisers):

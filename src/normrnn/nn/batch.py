@@ -22,7 +22,7 @@ from normrnn.ops.statistics import (
     measure,
     synchronised,
 )
-from normrnn.ops.steps import Steps
+from normrnn.ops.steps import Steps, Traced
 
 
 class Normaliser(StatisticalNorm):
@@ -78,6 +78,11 @@ class Normaliser(StatisticalNorm):
 
     def forward(self, rows: Tensor, steps: Steps) -> Tensor:
         """Normalises rows (N, C)."""
+        if isinstance(steps, Traced) and steps.batch_sizes is not None:
+            raise RuntimeError(
+                "a compiled graph cannot run hooks of a normaliser on a ragged batch: remove the "
+                "hooks, or run the layer eagerly"
+            )
         mode = self.mode
         if mode.population is not None and not mode.batch:
             mode.population.add(measure(rows.detach(), self._groups(steps))[0])
@@ -160,7 +165,7 @@ class Normaliser(StatisticalNorm):
             mode.population.add(batch)
         elif mode.update:
             update = update_shared_ if self.time_steps is None else update_steps_
-            with self._running() as (mean, var, tracked):
+            with torch.no_grad(), self._running() as (mean, var, tracked):
                 update(mean, var, tracked, batch, self.momentum, self._inputs)
 
     @contextmanager

@@ -39,9 +39,10 @@ class StatisticalNorm(GateNorm):
 
     @property
     def never_updated(self) -> bool:
-        if self.num_batches_tracked is None or torch.compiler.is_compiling():
+        tracked = self.num_batches_tracked
+        if tracked is None or tracked.is_meta or torch.compiler.is_compiling():
             return False  # a graph cannot depend on what is in a buffer
-        return not bool(self.num_batches_tracked.any())
+        return not bool(tracked.any())
 
     def population(self, shared: bool = False) -> Any:
         """An empty one with room for these statistics; ``shared``: all time steps as one."""

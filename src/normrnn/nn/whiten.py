@@ -153,20 +153,20 @@ class Whitener(StatisticalNorm):
         root, w_ih = self._root(), weights.w_ih
         # A copy where there may be a way back: a pass in training changes it before that.
         mean = self.running_mean.to(root.dtype, copy=torch.is_grad_enabled())
-        if not kernel.is_plain((w_ih,)) or (torch.is_grad_enabled() and w_ih.requires_grad):
+        learns = torch.is_grad_enabled() and (w_ih.requires_grad or root.requires_grad)
+        if learns or not kernel.is_plain((w_ih,)):
             return fold_whitening(weights, self.bias, mean, whitened(w_ih, root))
         return fold_whitening(weights, self.bias, mean, self._whitened(w_ih, root))
 
-    @torch.no_grad()
     def _root(self) -> Tensor:
         """Of the running covariance; the last one is kept, since looking is cheaper."""
         cov, how = self.running_cov, (self.eps, self.shrinkage)
         assert cov is not None
-        if not kernel.is_plain((cov,)):
+        if not kernel.is_plain((cov,)) or (torch.is_grad_enabled() and cov.requires_grad):
             return whitener(cov.to(torch.float64), *how).to(wide(cov.dtype))
         if self._known is not None and self._known[0] == how and _are_same(self._known[1], cov):
             return self._known[2]
-        with torch.inference_mode(False):  # what is kept serves others too
+        with torch.inference_mode(False), torch.no_grad():  # what is kept serves others too
             seen = cov.clone()
             root = whitener(seen.to(torch.float64), *how).to(wide(cov.dtype))
         self._known = how, seen, root
@@ -189,5 +189,5 @@ class Whitener(StatisticalNorm):
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
-    alike = one.dtype == other.dtype and one.device == other.device
+    alike = one.dtype == other.dtype and one.device == other.device and not one.is_meta
     return alike and torch.equal(one, other)

@@ -164,7 +164,7 @@ def fused_direction(
     """
     index = steps.flip(rows.device) if reverse else None
     rows = rows if index is None else rows[index]
-    x = rows if batch_sizes is not None else rows.view(len(steps), steps.batch, -1)
+    x = rows if batch_sizes is not None else rows.view(steps.time, steps.batch, -1)
     start = tuple(s.contiguous() for s in state)
     flat = weights.flat()
     output, *final = fused(mode, x, start, flat, batch_sizes=batch_sizes, training=True)

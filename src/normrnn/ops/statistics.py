@@ -58,8 +58,9 @@ class Groups:
         return self.runs[-1].first + self.runs[-1].steps
 
     @property
-    def widths(self) -> list[int]:
-        return [run.width for run in self.runs for _ in range(run.steps)]
+    def has_single_rows(self) -> bool:
+        """Whether a group has one row."""
+        return min(run.width for run in self.runs) == 1
 
     def view(self, run: Run, rows: Tensor) -> Tensor:
         """(N, C) -> (groups of the run, width, C)."""
@@ -161,10 +162,10 @@ def with_fixed(
     """
     lone = found.count <= 1
     if fixed is None:
-        if bool(lone.any()) if shared else min(groups.widths) == 1:
+        if bool(lone.any()) if shared else groups.has_single_rows:
             raise ValueError(LONE)
         return found.mean, found.var, centred, None
-    if not (shared or directions or min(groups.widths) == 1):
+    if not (shared or directions or groups.has_single_rows):
         return found.mean, found.var, centred, None
     own = ~lone[:, None].expand_as(found.mean)
     if directions:

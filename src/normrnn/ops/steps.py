@@ -176,6 +176,18 @@ class Traced(Steps):
         return True
 
     @property
+    def runs(self) -> tuple[Run, ...]:  # type: ignore[override]
+        """Of a dense batch; those of a ragged one are not known."""
+        assert self.batch_sizes is None
+        return (Run(0, self.time, 0, self.batch),)
+
+    def flip(self, device: torch.device) -> Tensor:
+        """Of a dense batch alone, as ``runs``."""
+        assert self.batch_sizes is None
+        rows = torch.arange(self.rows, device=device).view(self.time, self.batch)
+        return rows.flip(0).reshape(-1)
+
+    @property
     def frames(self) -> Tensor:
         """Which rows of a padded batch are frames, (T·B,)."""
         assert self.batch_sizes is not None
