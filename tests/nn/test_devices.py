@@ -14,6 +14,8 @@ from tests.helpers import NORMS
 
 ONE_EACH = ["sequence", "frame", "hidden-shared", "layer", "recurrent-shared", "whiten", "none"]
 
+SIZES = torch.tensor([12, 12, 6])
+
 
 def built(norm: str, kind: Any = normrnn.LSTM) -> Any:
     return kind(3, 4, bidirectional=norm == "sequence", device="meta", **NORMS[norm])
@@ -41,8 +43,7 @@ def test_every_norm_forward_and_backward(norm: str, training: bool) -> None:
         layer = built(norm, kind).train(training)
         check(lambda x, layer=layer: layer(x)[0], layer, batch())
         x = torch.empty(30, 3, device="meta", requires_grad=True)
-        rows = PackedSequence(x, torch.tensor([12, 12, 6]))
-        check(lambda x, layer=layer: layer(rows._replace(data=x))[0].data, layer, rows.data)
+        check(lambda x, layer=layer: layer(PackedSequence(x, SIZES))[0].data, layer, x)
 
 
 class Sum(nn.Module):
@@ -64,11 +65,12 @@ def test_every_norm_compiled(training: bool) -> None:
     check(torch.compile(model, fullgraph=True, backend="aot_eager"), model, batch(2))
 
 
+TRANSFERS = {"tensor", "as_tensor", "item", "tolist", "cpu", "equal", "nonzero"}
+TRANSFERS |= {"__bool__", "__int__", "__float__", "__index__"}
+
+
 class Transfers(TorchFunctionMode):
     """Counts what a device has to wait for: values read by the host, or copied from it."""
-
-    NAMES = {"tensor", "as_tensor", "item", "tolist", "cpu", "equal", "nonzero"}
-    NAMES |= {"__bool__", "__int__", "__float__", "__index__"}
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +79,7 @@ class Transfers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name in self.NAMES or (name == "to" and args[0].device != result.device):
+        if name in TRANSFERS or (name == "to" and args[0].device != result.device):
             self.seen[name] += 1
         return result
 

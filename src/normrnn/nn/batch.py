@@ -165,7 +165,7 @@ class Normaliser(StatisticalNorm):
             mode.population.add(batch)
         elif mode.update:
             update = update_shared_ if self.time_steps is None else update_steps_
-            with torch.no_grad(), self._running() as (mean, var, tracked):
+            with self._running() as (mean, var, tracked):
                 update(mean, var, tracked, batch, self.momentum, self._inputs)
 
     @contextmanager

@@ -19,7 +19,8 @@ _OPS.define("store_(Tensor(a!) buffer, Tensor value) -> ()")
 def store_(buffer: Tensor, value: Tensor) -> None:
     """``buffer.copy_(value)`` that transforms of torch.func allow."""
     if kernel.is_plain((buffer, value)):
-        buffer.copy_(value)
+        with torch.no_grad():
+            buffer.copy_(value)
     else:
         torch.ops.normrnn.store_(buffer, value)
 
@@ -170,6 +171,7 @@ def _finite(batch: Statistics) -> Tensor:
     return ((batch.mean + batch.var).isfinite() | (batch.count == 0)[:, None]).all()
 
 
+@torch.no_grad()  # inside, since a graph that ends with an error would leave gradients off
 def _update_(
     mean: Tensor,
     var: Tensor,
