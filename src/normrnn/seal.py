@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from normrnn.errors import UserError, notice
+from normrnn.errors import UserError
 
 BLANK = "0" * 64
 _FIELD = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
@@ -33,11 +33,6 @@ def is_sealed(content: bytes, path: Path, start: int = 0, stop: int | None = Non
     if field[1] != _hash(content, *field.span(1)):
         raise UserError(f"{path} is damaged: it is not what was written")
     return True
-
-
-def not_verified(path: Path) -> None:
-    """Say that a file carries no checksum."""
-    notice(f"{path} has no checksum, as older versions wrote it: not verified")
 
 
 def sealed_json(values: dict[str, Any]) -> bytes:

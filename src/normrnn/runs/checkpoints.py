@@ -21,10 +21,9 @@ from normrnn.files import largest_tensors, read_regular, write_whole
 from normrnn.runs.names import CHECKPOINT, PREVIOUS
 from normrnn.runs.note import START
 from normrnn.runs.torchfile import TorchFileError, load_torch_file
-from normrnn.seal import BLANK, is_sealed, not_verified, seal
+from normrnn.seal import BLANK, is_sealed, seal
 
 FORMAT = "normrnn checkpoint 2"
-_UNSEALED = "normrnn checkpoint 1"  # of versions that wrote no checksum
 _COMMENT = 2  # bytes of a zip archive's end that say how long its comment is
 
 
@@ -99,10 +98,8 @@ def _read(path: Path) -> dict[str, Any]:
         payload = load_torch_file(io.BytesIO(content))
     except TorchFileError as error:
         raise UserError(f"{path} cannot be read: not a checkpoint ({error})") from None
-    if not isinstance(payload, dict) or payload.get("format") not in (FORMAT, _UNSEALED):
+    if not isinstance(payload, dict) or payload.get("format") != FORMAT:
         raise UserError(f"{path} is not a checkpoint of this program")
     if not sealed:
-        if payload["format"] == FORMAT:
-            raise UserError(f"{path} is damaged: its checksum is missing")
-        not_verified(path)
+        raise UserError(f"{path} is damaged: its checksum is missing")
     return payload

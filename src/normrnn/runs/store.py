@@ -43,7 +43,7 @@ from normrnn.runs.names import (
     VOCABULARY,
 )
 from normrnn.runs.note import model_belongs
-from normrnn.seal import BLANK, is_sealed, not_verified, seal
+from normrnn.seal import BLANK, is_sealed, seal
 
 C = TypeVar("C", bound=Config)
 WRITTEN = (CONFIG, MODEL, CHECKPOINT, PREVIOUS, VOCABULARY, RUNNING, ENVIRONMENT)
@@ -195,9 +195,7 @@ class RunDirectory:
         except (SafetensorError, ValueError, RecursionError):
             raise UserError(f"{path} is damaged: no safetensors file") from None
         if not sealed:
-            if CONFIG in metadata:
-                raise UserError(f"{path} is damaged: its checksum is missing")
-            not_verified(path)
+            raise UserError(f"{path} is damaged: its checksum is missing")
         return tensors, metadata
 
     def write_checkpoint(

@@ -12,8 +12,7 @@ import optuna
 from filelock import FileLock
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.storages.journal._file import BaseJournalFileLock
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
@@ -103,7 +102,7 @@ def journal_locks(path: Path) -> Path:
     return folder
 
 
-class _JournalLock(BaseJournalFileLock):
+class _JournalLock(JournalFileOpenLock):
     """A lock that the system releases when its holder dies; Optuna's own, a symbolic link, stays
     behind and blocks every later search."""
 
