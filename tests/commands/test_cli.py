@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import normrnn
 from normrnn.cli import COMMANDS, main
 from normrnn.errors import UserError
+from normrnn.extras import install_command
 from normrnn.recipes import RECIPES
 from normrnn.runs.load import load
 from normrnn.text.model import LanguageModel
@@ -74,6 +75,19 @@ def test_help_shows_what_a_command_takes_and_nothing_else(cli: Cli) -> None:
     for command in ("compare", "search"):
         words = cli(command, "ptb-char", "--help")[1].split()
         assert ("--norm" in words, "--norms" in words) == (False, True)
+
+
+def test_install_commands_name_what_pip_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout by its path; from a wheel the packages, since normrnn is on no index."""
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setattr("normrnn.extras._CHECKOUT", tmp_path)
+    assert install_command("report") == f"pip install -e '{tmp_path}[report]'"
+    monkeypatch.chdir(tmp_path)
+    assert install_command("report") == "pip install -e '.[report]'"
+    (tmp_path / "pyproject.toml").unlink()
+    assert install_command("search") == "pip install optuna 'psycopg[binary]'"
 
 
 def test_words_are_completed() -> None:

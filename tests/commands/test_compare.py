@@ -112,7 +112,7 @@ def test_what_is_missing_is_said_before_any_run(
     if command == "compare":
         code, _, err = cli(*given, "--data", text_dir, "--train.batch", "5000")
         assert (code, "5000 streams" in err) == (1, True)
-        monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+        monkeypatch.setitem(sys.modules, "tensorboard", None)
         code, _, err = cli(*given, "--data", text_dir, "--tensorboard")
         assert (code, install_command("report") in err) == (1, True)
     assert not out.exists()

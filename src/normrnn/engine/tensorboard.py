@@ -1,6 +1,6 @@
 """The rows of a run for tensorboard, beside whatever else shows it."""
 
-import importlib.util
+import importlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +19,13 @@ SCALARS = ("loss", "bpc", "fer", "batch_ppl", "grad_norm", "lr")
 
 
 def require_tensorboard() -> None:
-    """UserError where the package is missing."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise UserError(f"--tensorboard needs tensorboard: {install_command('report')}")
+    """UserError where the package is missing or cannot be imported."""
+    try:
+        for name in ("tensorboard", "torch.utils.tensorboard"):
+            importlib.import_module(name)
+    except ImportError as error:
+        command = install_command("report")
+        raise UserError(f"--tensorboard needs tensorboard ({error}): {command}") from None
 
 
 class TensorBoard:
