@@ -2,14 +2,15 @@
 
     python examples/classifier.py [--epochs N] [--sequences N]
 
-Made-up data: noise with a slow wave in it, of one of three periods; which one? Features differ much
-in size, as in real data. Both networks see the same batches. Prints (two cores, five seconds):
+Made-up data: noise with a slow wave in it, of one of three periods; which one? Features are
+standardised, as they should be for either layer. Both networks see the same batches. On this easy
+problem normalisation does not help. Prints (two cores, five seconds):
 
-    epoch 1: accuracy on held-out sequences  nn.LSTM 0.34   normrnn.LSTM 0.37
-    epoch 2: accuracy on held-out sequences  nn.LSTM 0.32   normrnn.LSTM 0.46
-    epoch 3: accuracy on held-out sequences  nn.LSTM 0.30   normrnn.LSTM 0.59
-    epoch 4: accuracy on held-out sequences  nn.LSTM 0.34   normrnn.LSTM 0.67
-    epoch 5: accuracy on held-out sequences  nn.LSTM 0.34   normrnn.LSTM 0.79
+    epoch 1: accuracy on held-out sequences  nn.LSTM 0.33   normrnn.LSTM 0.44
+    epoch 2: accuracy on held-out sequences  nn.LSTM 0.48   normrnn.LSTM 0.50
+    epoch 3: accuracy on held-out sequences  nn.LSTM 0.68   normrnn.LSTM 0.67
+    epoch 4: accuracy on held-out sequences  nn.LSTM 0.96   normrnn.LSTM 0.72
+    epoch 5: accuracy on held-out sequences  nn.LSTM 1.00   normrnn.LSTM 0.94
 """
 
 import argparse
@@ -46,6 +47,12 @@ def made(count: int) -> Data:
     return found
 
 
+def standardised(data: Data, by: Data) -> Data:
+    """Features with mean 0 and variance 1 over the frames of `by`, the training data."""
+    frames = torch.cat([x for x, _ in by])
+    return [((x - frames.mean(0)) / frames.std(0), label) for x, label in data]
+
+
 def batches(data: Data, size: int) -> list[tuple[PackedSequence, Tensor]]:
     found = []
     for first in range(0, len(data), size):
@@ -60,7 +67,9 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--sequences", type=int, default=800)
     args = parser.parse_args(given)
     torch.manual_seed(0)
-    train, test = batches(made(args.sequences), 32), batches(made(300), 100)
+    some, held_out = made(args.sequences), made(300)
+    train = batches(standardised(some, by=some), 32)
+    test = batches(standardised(held_out, by=some), 100)
     models = {"nn.LSTM": Classifier(nn.LSTM), "normrnn.LSTM": Classifier(normrnn.LSTM)}
     optimizers = [torch.optim.Adam(m.parameters(), lr=2e-3) for m in models.values()]
     for epoch in range(1, args.epochs + 1):

@@ -12,8 +12,15 @@ from torch import nn
 
 from normrnn.config.base import Config
 from normrnn.config.measure import Measure, bits
-from normrnn.engine.task import EvaluationOptions, Experiment, Loss, Poll, Tensors, Validation
-from normrnn.runs.names import MODEL
+from normrnn.engine.task import (
+    EvaluationOptions,
+    Experiment,
+    Loss,
+    Poll,
+    StatisticsKind,
+    Tensors,
+    Validation,
+)
 from normrnn.runs.store import RunDirectory
 
 TOSSES = 40
@@ -73,12 +80,19 @@ class CoinTask:
     def validate(self, poll: Poll) -> Validation:
         poll()
         row = _row(self.model)
-        return Validation([row], row["loss"], {MODEL: dict(self.model.state_dict())})
+        return Validation([row], row["loss"])
 
-    def test(self, files: Mapping[str, Tensors], poll: Poll) -> list[dict[str, Any]]:
+    def population(self, model: nn.Module, poll: Poll) -> Tensors:  # noqa: ARG002
         poll()
-        assert files.keys() == {MODEL}
-        return []
+        return {}
+
+    def test(
+        self, model: nn.Module, kinds: Mapping[StatisticsKind, Tensors], poll: Poll
+    ) -> list[dict[str, Any]]:
+        poll()
+        assert isinstance(model, Coin)
+        assert kinds == {"running": {}}
+        return [_row(model) | {"split": "best_valid"}]
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -20,7 +20,8 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from normrnn.engine.statistics import evaluating
+from normrnn.engine.statistics import evaluating, kinds_of_run
+from normrnn.engine.task import never
 from normrnn.nn.batch import Normaliser
 from normrnn.nn.normaliser import GateNorm
 from normrnn.ops.steps import Steps
@@ -116,7 +117,9 @@ def record(run: Path, corpus: SpeechCorpus) -> Record:
         return counts * (len(steps) * steps.batch - steps.rows)
 
     dev = [[piece] for piece in cut(corpus.dev.lengths)]
-    rows = SpeechEvaluator(config, corpus, CPU).rows(model, lambda: None)
+    evaluator = SpeechEvaluator(config, corpus, CPU)
+    kinds = kinds_of_run(directory, lambda: evaluator.population(model, never))
+    rows = evaluator.rows(model, kinds, never, fixed=False)
     return {
         "norm": config.norm,
         "seed": config.seed,

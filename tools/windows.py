@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from normrnn.config.measure import perplexity
-from normrnn.engine.statistics import population_statistics, put_running_back, using
+from normrnn.engine.statistics import population_statistics, using
 from normrnn.engine.task import Tensors, never
 from normrnn.report.tables import DASH, Table
 from normrnn.runs.names import MODEL
@@ -77,9 +77,10 @@ def record(run: Path, data: str) -> Record:
     evaluator = Evaluator(
         config, encode_texts(open_texts(data), model.vocabulary, config.text), cpu
     )
-    changed = config.deciding_statistics == "recalibrated"
-    if changed:
-        put_running_back(directory, model)
+    regularisers = ("dropout", "weight_drop", "zoneout_h", "zoneout_c")
+    changed = any(getattr(config.model, name) for name in regularisers)
+    if directory.saved_statistics != "running":
+        raise SystemExit(f"{run} was saved with recalibrated statistics: the running ones are gone")
     updates = int(directory.tensors_metadata(MODEL)["updates"])
     count = evaluator.train.count(evaluator.steps)
     read = (updates - 1) % count + 1

@@ -5,13 +5,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
+from normrnn.engine.evaluate import evaluate
 from normrnn.engine.initial import derived_seed
+from normrnn.engine.interrupt import Interrupted
+from normrnn.engine.loop import Trainer
+from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from normrnn.text.model import LanguageModel
 from tests.tiny_runs import rows_of, run_tiny
@@ -127,7 +131,7 @@ def test_rows_of_a_run(tiny_frame: LanguageConfig, tmp_path: Path) -> None:
     assert {row["count"] for row in valid} == {tokens - 1}
     fixed = [row for row in rows if row["split"] == "train_eval"]
     assert {row["count"] for row in fixed} == {300}
-    assert {row["statistics"] for row in fixed} == {"recalibrated"}  # there is dropout
+    assert {row["statistics"] for row in fixed} == {"running"}
     test = [row for row in rows if row["split"] == "test"]
     assert rows[-3:] == test
     assert [(row["epoch"], row["statistics"]) for row in test] == [(3, kind) for kind in kinds]
@@ -143,24 +147,52 @@ def test_training_learns(tiny: LanguageConfig, tmp_path: Path) -> None:
     assert losses[-1] < 0.9 * math.log(25)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.25])
-def test_best_model_is_saved_with_the_statistics_that_decide(
-    tiny_frame: LanguageConfig, tmp_path: Path, dropout: float
+@pytest.mark.parametrize("better", ["running", "recalibrated"])
+def test_best_model_is_saved_with_the_better_statistics(
+    tiny_frame: LanguageConfig, tmp_path: Path, better: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(tiny_frame, model=replace(tiny_frame.model, dropout=dropout))
+    """Selected by running statistics, saved with those that are better on validation data."""
+    if better == "running":  # recalibrated over one window of eight streams: poor statistics
+        evaluation = replace(tiny_frame.evaluation, recalibrate_windows=1)
+        tiny_frame = replace(tiny_frame, evaluation=evaluation)
+    else:  # running statistics that hardly learn
+        model = replace(tiny_frame.model, momentum=0.001)
+        tiny_frame = replace(tiny_frame, model=model)
     out = tmp_path / "run"
-    run_tiny(config, out)
-    deciding = "recalibrated" if dropout else "running"
-    valid = [row for row in rows_of(out) if row["split"] == "valid"]
-    decided = [row for row in valid if row["statistics"] == deciding]
-    best = min(decided, key=lambda row: row["loss"])
+    run_tiny(tiny_frame, out)
+    rows = rows_of(out)
+    running = [r for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
+    selected = min(running, key=lambda row: row["loss"])
     checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
-    assert checkpoint["best"]["loss"] == best["loss"]
-    assert checkpoint["best"]["updates"] == best["updates"]
-    assert (out / "running_statistics.safetensors").exists() == bool(dropout)
-    if dropout:
-        kept = load_file(out / "running_statistics.safetensors")
-        saved = load_file(out / "model.safetensors")
-        name = "rnn.norm_l0.running_var"
-        # With dropout before W_x the running variance is biased upwards.
-        assert kept[name].mean() > 1.1 * saved[name].mean()
+    assert checkpoint["best"]["loss"] == selected["loss"]
+    assert checkpoint["best"]["updates"] == selected["updates"]
+    kinds = {r["statistics"]: r for r in rows if r["split"] == "best_valid"}
+    assert kinds["running"]["loss"] == pytest.approx(selected["loss"], rel=1e-6)
+    assert min(kinds["running"], kinds["recalibrated"], key=lambda r: r["loss"]) is kinds[better]
+    for split in ("best_valid", "test"):
+        saved = {r["statistics"]: r["saved"] for r in rows if r["split"] == split}
+        assert saved == {k: k == better for k in ("running", "recalibrated", "batch")}
+    # The file holds these statistics, and says so; what it scores is the row that was marked.
+    result = {(r["split"], r["statistics"]): r["loss"] for r in evaluate(out)["rows"]}
+    assert result["valid", better] == pytest.approx(kinds[better]["loss"], rel=1e-6)
+    assert ("valid", "running") in result or better == "recalibrated"
+    assert RunDirectory(out).saved_statistics == better
+    # Stopped while the file is written and resumed, or extended, the same rows come out.
+    monkeypatch.setattr(Trainer, "_write", _stop_at_test_rows)
+    with pytest.raises(Interrupted):
+        run_tiny(tiny_frame, tmp_path / "stopped")
+    monkeypatch.undo()
+    run_tiny(tiny_frame, tmp_path / "stopped")
+    assert rows_of(tmp_path / "stopped") == rows
+    run_tiny(replace(tiny_frame, epochs=4), tmp_path / "stopped")
+    run_tiny(replace(tiny_frame, epochs=4), tmp_path / "longer")
+    assert rows_of(tmp_path / "stopped") == rows_of(tmp_path / "longer")
+
+
+_write = Trainer._write
+
+
+def _stop_at_test_rows(trainer: Trainer, row: dict[str, Any], epoch: int | None = None) -> None:
+    if row["split"] == "test":
+        raise Interrupted
+    _write(trainer, row, epoch)

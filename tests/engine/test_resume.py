@@ -16,9 +16,7 @@ from safetensors.torch import load_file
 from normrnn.config.jsonio import to_dict
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UserError
-from normrnn.runs.names import MODEL
 from normrnn.text.config import LanguageConfig
-from normrnn.text.task import open_data
 from tests.tiny_runs import rows_of, run_tiny
 
 
@@ -122,16 +120,6 @@ def test_larger_number_of_epochs_extends(
     run_tiny(tiny_frame, out)
     _same(whole, out)
     assert json.loads((out / "config.json").read_text())["epochs"] == 3
-
-
-def test_weights_of_another_network_are_refused_at_the_final_test(
-    tiny_frame: LanguageConfig,
-) -> None:
-    task = open_data(tiny_frame).build(torch.device("cpu"))
-    wider = replace(tiny_frame, model=replace(tiny_frame.model, hidden=7))
-    other = open_data(wider).build(torch.device("cpu"))
-    with pytest.raises(UserError, match="beside the checkpoint is another network's"):
-        task.test({MODEL: other.model.state_dict()}, lambda: None)
 
 
 def test_finished_run_says_so_and_changes_nothing(tiny_frame: LanguageConfig, whole: Path) -> None:

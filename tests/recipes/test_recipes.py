@@ -46,7 +46,6 @@ def test_the_regularised_one_is_the_small_network() -> None:
     assert m.weight_drop > 0
     assert config.epochs == 10
     assert replace(m, dropout=0.0, dropout_kind="element", weight_drop=0.0) == small.model
-    assert replace(config, norm="frame").deciding_statistics == "recalibrated"
 
 
 def test_wsj_settings() -> None:

@@ -82,7 +82,7 @@ def test_two_names_of_one_checkpoint(run: RunDirectory) -> None:
 
 
 def test_whoever_trains_clears_up(run: RunDirectory) -> None:
-    for name in ("checkpoint.pt", "running_statistics.safetensors", "environment.json"):
+    for name in ("checkpoint.pt", "model.safetensors", "environment.json"):
         (run.path / f".{name}.0123456789abcdef.tmp").touch()
     with run.locked():
         assert not list(run.path.glob(".*.tmp"))

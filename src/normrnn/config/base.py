@@ -51,17 +51,6 @@ def settled(settings: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-REGULARISERS = ("dropout", "weight_drop", "zoneout_h", "zoneout_c")
-"""Of `LayersConfig`: what changes activations in training."""
-
-
-def deciding_statistics(norm: norms.Norm, *strengths: Any) -> Literal["running", "recalibrated"]:
-    """The statistics that decide which model is best, with regularisers of these strengths: those
-    change activations in training (under dropout p the variance of W_x x is 1/(1−p) times that
-    without), and then population statistics without them take the place of running ones."""
-    return "recalibrated" if norm.keeps_statistics and any(strengths) else "running"
-
-
 _LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 1e38  # of float32, and a range of twice as much fits too
 MEASURED = ("data_sha256", "text.", "evaluation.tokens")
@@ -118,10 +107,6 @@ class LayersConfig:
     """Share of the states h that stay as they were in a step."""
     zoneout_c: float = 0.0
     """The same of the LSTM's c."""
-
-    def deciding(self, norm: norms.Norm) -> Literal["running", "recalibrated"]:
-        """The statistics that decide which model is best."""
-        return deciding_statistics(norm, *(getattr(self, name) for name in REGULARISERS))
 
     def options(self, norm: norms.Norm) -> dict[str, Any]:
         """What the layers are made with, besides their size."""
@@ -250,11 +235,6 @@ class Config:
     def own_measure(self) -> Measure:
         """What the loss of this experiment is shown as."""
         return self.measure(flat(to_dict(self)))
-
-    @property
-    def deciding_statistics(self) -> Literal["running", "recalibrated"]:
-        """The statistics that decide which model is best, and that it is saved with."""
-        return "running"
 
     @staticmethod
     def _at_least(*checks: tuple[str, float, float]) -> None:

@@ -123,7 +123,8 @@ def of_run(run: RunDirectory) -> About:
     # Where the data lay is nobody's business elsewhere.
     settings["data"] = name = PurePath(config.data).name
     measure, norm = config.own_measure, config.normalisation
-    kept = f" and {config.deciding_statistics} statistics" if norm.keeps_statistics else ""
+    saved = run.saved_statistics if run.has(MODEL) else "running"
+    kept = f" and {saved} statistics" if norm.keeps_statistics else ""
     recipe = f"recipe {code(config.recipe)}, norm {code(config.norm)}, seed {config.seed}"
     return About(
         title=f"{config.recipe}, {norm.label}, seed {config.seed}",
@@ -135,7 +136,7 @@ def of_run(run: RunDirectory) -> About:
         dataset=name,
         data_sha256=config.data_sha256,
         settings=settings,
-        results=[_result(row, measure) for row in _rows(run, config.deciding_statistics)],
+        results=[_result(row, measure) for row in _rows(run, saved)],
     )
 
 
@@ -152,7 +153,7 @@ def _check(run: RunDirectory) -> None:
         notice(f"{run.path}: {changes.own}")
 
 
-def _rows(run: RunDirectory, deciding: str) -> list[Row]:
+def _rows(run: RunDirectory, saved: str) -> list[Row]:
     """Those of evaluation.json, or else the best validation in training and the test after it."""
     if run.has(EVALUATION):
         path, content = run.path / EVALUATION, run.read(EVALUATION)
@@ -161,7 +162,7 @@ def _rows(run: RunDirectory, deciding: str) -> list[Row]:
             found = json.loads(content)
             rows = [row for row in found["rows"] if _is_row(row)]
             # Only what the exported numbers give: a network with other statistics is another one.
-            rows = [row for row in rows if row["statistics"] == deciding]
+            rows = [row for row in rows if row["statistics"] == saved]
             own = run.model_sha256()
             current = found.get("model_sha256", own) == own  # older versions did not say
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -169,12 +170,17 @@ def _rows(run: RunDirectory, deciding: str) -> list[Row]:
         if current:
             return rows
         notice(f"{path} is of an older model: left out; `normrnn evaluate` writes it anew")
-    rows = [row for row in read_rows(run.path / METRICS) if row.get("statistics") == deciding]
-    valid = [row for row in rows if row["split"] == "valid"]
+    rows = [row for row in read_rows(run.path / METRICS) if row.get("statistics") == saved]
+    valid = [row for row in rows if row["split"] == "best_valid"]
+    valid = [{**valid[-1], "split": "valid"}] if valid else _of(rows, "valid")
     if valid and not run.has(MODEL):
         notice(f"{run.path / MODEL} is missing; what it reached is left out")
     best = [min(valid, key=lambda row: row["loss"])] if valid and run.has(MODEL) else []
-    return best + [row for row in rows if row["split"] == "test"][-1:]
+    return best + _of(rows, "test")[-1:]
+
+
+def _of(rows: list[Row], split: str) -> list[Row]:
+    return [row for row in rows if row["split"] == split]
 
 
 def _is_row(row: Any) -> bool:

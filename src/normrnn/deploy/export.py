@@ -18,12 +18,12 @@ from normrnn.errors import UsageError, UserError
 from normrnn.extras import export_extra
 from normrnn.files import expanded, is_utf8, open_regular, write_whole
 from normrnn.runs.load import load
-from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL, PREVIOUS, RUNNING
+from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL, PREVIOUS
 from normrnn.runs.store import RunDirectory
 
 SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "program": ".pt2"}
 CARD = "README.md"
-OWN = (MODEL, RUNNING, CHECKPOINT, PREVIOUS)
+OWN = (MODEL, CHECKPOINT, PREVIOUS)
 """What a run's own files of such suffixes are called."""
 
 

@@ -1,5 +1,6 @@
 """The training loop: updates, rows cut by updates, validations, checkpoints, resume."""
 
+import copy
 import json
 import math
 import secrets
@@ -7,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normrnn.config.base import Config
 from normrnn.config.jsonio import from_dict, to_dict
@@ -26,7 +27,8 @@ from normrnn.engine.ranks import (
     sharing_statistics,
 )
 from normrnn.engine.schedule import build_optimizer, clip_gradients, learning_rate
-from normrnn.engine.task import Loss, Task
+from normrnn.engine.statistics import better_kind, both_kinds, set_statistics, statistics_of, using
+from normrnn.engine.task import Loss, StatisticsKind, Task, Tensors
 from normrnn.errors import UsageError, UserError
 from normrnn.runs.metrics import RowSums
 from normrnn.runs.names import CONFIG, MODEL
@@ -63,8 +65,6 @@ class Best:
     loss: float = math.inf
     epoch: int = 0
     updates: int = 0
-    files: list[str] = field(default_factory=list)
-    """What the model consists of in the run directory."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,8 @@ class Trainer:
         self.optimizer = build_optimizer(config.optimizer, self.parameters)
         self.progress = Progress()
         self.best = Best()
+        self.best_running: Tensors = {}
+        """Running statistics of the best model, once it was saved with recalibrated ones."""
         self.sums = RowSums()
         self._unread: deque[_Done] = deque()
         self._status: Status | None = None
@@ -125,6 +127,7 @@ class Trainer:
             self.task.load_state_dict(checkpoint["task"])
             self.progress = self._checked(_typed(Progress, checkpoint["progress"]))
             self.best = _typed(Best, checkpoint["best"])
+            self.best_running = dict(checkpoint["best_running"])
             self.sums = _typed(RowSums, checkpoint["sums"])
             self.run_id, self.model_sha256 = checkpoint["run"], checkpoint["model_sha256"]
             self.metrics_bytes = checkpoint["metrics_bytes"]
@@ -187,6 +190,7 @@ class Trainer:
             "files": {name: sha256(c).hexdigest() for name, c in self.task.files.items()},
             "progress": asdict(self.progress),
             "best": asdict(self.best),
+            "best_running": self.best_running,
             "sums": self.sums.to_dict(),
             "processes": self.ranks.size,
             "run": self.run_id,
@@ -311,17 +315,9 @@ class Trainer:
         for row in validation.rows:
             self._write(row)
         if validation.loss < self.best.loss:
-            files = sorted(validation.files)
-            self.best = Best(validation.loss, progress.epoch + 1, progress.updates, files)
-            metadata = {"format": "pt", "epoch": str(self.best.epoch)}
-            metadata |= {"updates": str(self.best.updates), "loss": repr(self.best.loss)}
-            metadata["run"] = self.run_id
-            metadata[CONFIG] = json.dumps(to_dict(self.config))
-            for name, content in self.task.files.items():
-                metadata[name] = sha256(content).hexdigest()  # what the weights belong to
-            for name in files if self.ranks.first else ():
-                written = self.run_directory.write_tensors(name, validation.files[name], metadata)
-                self.model_sha256 = written if name == MODEL else self.model_sha256
+            self.best = Best(validation.loss, progress.epoch + 1, progress.updates)
+            self.best_running = {}
+            self._write_model(self.task.model, "running")
         progress.validation_due = False
         if progress.index == self._bounds()[-1]:
             progress.epoch += 1
@@ -329,15 +325,43 @@ class Trainer:
         self.save()
         self._stop_if_asked()
 
+    def _write_model(self, model: nn.Module, statistics: StatisticsKind) -> None:
+        """Write the best model with the statistics it has, and what it belongs to."""
+        if not self.ranks.first:
+            return
+        metadata = {"format": "pt", "epoch": str(self.best.epoch), "statistics": statistics}
+        metadata |= {"updates": str(self.best.updates), "loss": repr(self.best.loss)}
+        metadata |= {"run": self.run_id, CONFIG: json.dumps(to_dict(self.config))}
+        for name, content in self.task.files.items():
+            metadata[name] = sha256(content).hexdigest()
+        written = self.run_directory.write_tensors(MODEL, model.state_dict(), metadata)
+        self.model_sha256 = written
+
     def _finish(self) -> None:
-        run = self.run_directory
-        names = self.best.files
-        best = self.ranks.from_first(lambda: {name: run.read_tensors(name) for name in names})
+        """Evaluate the selected model, and save it with the kind of statistics that is better on
+        validation data."""
+        tensors = self.ranks.from_first(lambda: self.run_directory.read_tensors(MODEL))
+        model = copy.deepcopy(self.task.model)
+        try:
+            model.load_state_dict(tensors)
+        except RuntimeError:
+            raise UserError(f"the {MODEL} beside the checkpoint is another network's") from None
+        set_statistics(model, self.best_running)
+        poll = self.interrupt.poll
         with self._evaluating():
-            rows = self.task.test(best, self.interrupt.poll)
+            population = self.task.population(model, poll)
+            rows = self.task.test(model, both_kinds(population), poll)
+        saved = better_kind(rows)
+        if saved == "recalibrated":
+            # Kept in the checkpoint first: a run that is killed or extended needs both kinds again.
+            self.best_running = statistics_of(model)
+            self.save()
+            with using(model, population):
+                self._write_model(model, saved)
         # The test belongs to the last epoch; `progress` already stands before the next.
         for row in rows:
-            self._write(row, epoch=self.config.epochs)
+            mark = {"saved": row["statistics"] == saved} if population else {}
+            self._write({**row, **mark}, epoch=self.config.epochs)
         self.save(finished=True)
 
     def _write(self, row: Row, epoch: int | None = None) -> None:

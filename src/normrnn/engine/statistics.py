@@ -6,21 +6,22 @@
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normrnn.config.base import Config
-from normrnn.engine.task import Tensors
+from normrnn.engine.task import StatisticsKind, Tensors
 from normrnn.errors import UserError
 from normrnn.nn import batch_statistics, recalibrate
 from normrnn.nn.tools import NothingFinite
-from normrnn.runs.names import MODEL, RUNNING
+from normrnn.runs.rows import Row
 from normrnn.runs.store import RunDirectory
 
-StatisticsKind = Literal["running", "recalibrated", "batch"]
+BEST_VALID = "best_valid"
+"""Split of the rows that the selected model gets on validation data at the end of a run."""
 
 
 def statistics_of(model: nn.Module) -> Tensors:
@@ -38,24 +39,42 @@ def set_statistics(model: nn.Module, statistics: Tensors) -> None:
             buffers[name].copy_(value)
 
 
-def put_running_back(run: RunDirectory, model: nn.Module) -> Tensors:
-    """The running statistics of a best model that was saved with recalibrated ones, which are given
-    back. They must be of that model: a kill can fall between the two files."""
-    headers = [run.tensors_metadata(name) for name in (MODEL, RUNNING)]
-    if len({(header.get("run"), header.get("updates")) for header in headers}) > 1:
-        raise UserError(
-            f"{MODEL} and {RUNNING} of {run.path} are of different runs or updates; if it was"
-            " stopped while it wrote them, training it further writes both"
-        )
-    saved = statistics_of(model)
-    set_statistics(model, run.read_tensors(RUNNING))
-    return saved
+def better_kind(rows: Iterable[Row]) -> StatisticsKind:
+    """The kind of statistics with the lowest validation loss of the selected model.
+
+    Batch statistics are no choice: they depend on what else is in a batch. Running ones win a tie.
+
+    >>> rows = [("running", 5.0), ("recalibrated", 4.9), ("batch", 4.0)]
+    >>> better_kind({"split": "best_valid", "statistics": k, "loss": v} for k, v in rows)
+    'recalibrated'
+    """
+    losses = {row["statistics"]: row["loss"] for row in rows if row["split"] == BEST_VALID}
+    recalibrated = losses.get("recalibrated", math.inf) < losses.get("running", math.inf)
+    return "recalibrated" if recalibrated else "running"
 
 
-def of_other_data(same_data: bool, config: Config, where: object) -> list[str]:
-    """What is to be said of recalibrated statistics that are not those the run was saved with."""
-    known = same_data or config.deciding_statistics == "recalibrated"
-    if known or not config.normalisation.keeps_statistics:
+def kinds_of_run(
+    run: RunDirectory, population: Callable[[], Tensors]
+) -> dict[StatisticsKind, Tensors]:
+    """What a loaded model can be evaluated with; empty tensors stand for its own statistics.
+
+    A model that was saved with recalibrated statistics has no running ones any more.
+    """
+    if run.saved_statistics == "recalibrated":
+        return {"recalibrated": {}}
+    return both_kinds(population())
+
+
+def both_kinds(population: Tensors) -> dict[StatisticsKind, Tensors]:
+    """The model's own running statistics, and recalibrated ones if there are any."""
+    return {"running": {}, "recalibrated": population} if population else {"running": {}}
+
+
+def recalibrated_elsewhere(
+    same_data: bool, kinds: Mapping[StatisticsKind, Tensors], where: object
+) -> list[str]:
+    """A note on recalibrated statistics taken over other data than the run was trained on."""
+    if same_data or not kinds.get("recalibrated"):
         return []
     return [f"recalibrated statistics are those of the training set of {where}, not of the run's"]
 

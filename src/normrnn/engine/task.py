@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from rich.console import Console
@@ -14,6 +14,7 @@ from normrnn.runs.store import RunDirectory
 Poll = Callable[[], None]
 """Called between batches of an evaluation; raises when the run was asked to stop."""
 Tensors = dict[str, Tensor]
+StatisticsKind = Literal["running", "recalibrated", "batch"]
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,10 @@ class Loss:
 
 @dataclass(frozen=True)
 class Validation:
-    """Rows for metrics.jsonl, the loss that decides which model is best, and that model."""
+    """Rows for metrics.jsonl, and the loss with running statistics, which selects the model."""
 
     rows: list[Row]
     loss: float
-    files: Mapping[str, Tensors]
-    """File name in the run directory -> tensors, kept when this is the best model so far."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,17 @@ class Task(Protocol):
         """Rows of all validations due at the end of a segment."""
         ...
 
-    def test(self, files: Mapping[str, Tensors], poll: Poll) -> list[Row]:
-        """Rows of the test of the best model, as `Validation.files` kept it."""
+    def population(self, model: nn.Module, poll: Poll) -> Tensors:
+        """Recalibrated statistics of a model over training batches; empty if it keeps none."""
+        ...
+
+    def test(
+        self, model: nn.Module, kinds: Mapping[StatisticsKind, Tensors], poll: Poll
+    ) -> list[Row]:
+        """Rows of the selected model, splits `best_valid` and, where there is one, `test`.
+
+        One row for each kind of statistics; empty tensors stand for the model's own.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:

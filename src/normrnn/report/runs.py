@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from normrnn.config.base import REGULARISERS, deciding_statistics, settled
+from normrnn.config.base import settled
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.registry import config_class
 from normrnn.errors import UserError, notice
@@ -104,13 +104,10 @@ class Run:
 
     @cached_property
     def serving(self) -> str:
-        """The statistics that serve a user: those that the best model is chosen and saved with, if
-        it was validated with them."""
-        own = deciding_statistics(
-            self.normalisation, *(self.settings.get(f"model.{name}") for name in REGULARISERS)
-        )
-        other = "running" if own == "recalibrated" else "recalibrated"
-        return own if self.split("valid", own) or not self.split("valid", other) else other
+        """The statistics that select the model: running ones, or recalibrated ones of a run that
+        was validated with these alone."""
+        recalibrated = self.split("valid", "recalibrated") and not self.split("valid", "running")
+        return "recalibrated" if recalibrated else "running"
 
     @property
     def looks_ahead(self) -> bool:

@@ -39,14 +39,13 @@ from normrnn.runs.names import (
     METRICS,
     MODEL,
     PREVIOUS,
-    RUNNING,
     VOCABULARY,
 )
 from normrnn.runs.note import model_belongs
 from normrnn.seal import BLANK, is_sealed, seal
 
 C = TypeVar("C", bound=Config)
-WRITTEN = (CONFIG, MODEL, CHECKPOINT, PREVIOUS, VOCABULARY, RUNNING, ENVIRONMENT)
+WRITTEN = (CONFIG, MODEL, CHECKPOINT, PREVIOUS, VOCABULARY, ENVIRONMENT)
 """By whoever trains, each whole or not at all."""
 DATA_CHANGED = "the data has changed"
 _TRIES = 5
@@ -162,6 +161,11 @@ class RunDirectory:
     def model_sha256(self) -> str | None:
         """By which the best model is known; None of one that an older version wrote, or of none."""
         return self.tensors_metadata(MODEL).get("sha256") if self.has(MODEL) else None
+
+    @property
+    def saved_statistics(self) -> str:
+        """The kind of statistics of the best model: "running" or "recalibrated"."""
+        return self.tensors_metadata(MODEL).get("statistics", "running")
 
     def tensors_metadata(self, name: str) -> dict[str, str]:
         """What was written with the tensors of a safetensors file."""

@@ -60,32 +60,27 @@ class Pruning:
     lowest: float
     """Loss of the arms before."""
 
-    def validated(self, metrics: Path, statistics: str) -> None:
+    def validated(self, metrics: Path) -> None:
         """A row was written; those of before count too, a resumed run has them."""
         rows = read_rows(metrics)
-        losses = [
-            r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == statistics
-        ]
+        losses = [r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
         self.trial.report(min([self.lowest, *losses]), self.first + len(losses) - 1)
         if self.trial.should_prune():
             raise optuna.TrialPruned
 
 
 class Reporter(PlainDisplay):
-    """Says what happens, and reports validations with the statistics that decide."""
+    """Says what happens, and reports validations with running statistics."""
 
-    def __init__(
-        self, epochs: int, measure: Measure, config: Config, out: Path, pruning: Pruning
-    ) -> None:
+    def __init__(self, epochs: int, measure: Measure, out: Path, pruning: Pruning) -> None:
         super().__init__(epochs, measure)
-        self.deciding = config.deciding_statistics
         self.metrics, self.pruning = out / METRICS, pruning
 
     def row(self, row: dict[str, Any]) -> None:
         """One value per validation."""
         super().row(row)
-        if row["split"] == "valid" and row["statistics"] == self.deciding:
-            self.pruning.validated(self.metrics, self.deciding)
+        if row["split"] == "valid" and row["statistics"] == "running":
+            self.pruning.validated(self.metrics)
 
 
 def work(study: Study, out: Path, poll: Callable[[], None], processes: int = 1) -> None:
@@ -157,7 +152,7 @@ def run_arm(config: Config, out: Path, pruning: Pruning) -> dict[str, Any]:
     """Train, or go on with, one arm; what came of it."""
     config = as_begun(config, out)
     try:
-        train(config, out, lambda epochs, measure: Reporter(epochs, measure, config, out, pruning))
+        train(config, out, lambda epochs, measure: Reporter(epochs, measure, out, pruning))
     except Diverged as error:
         return diverged(str(error))
     return result(out)
@@ -171,14 +166,14 @@ def run_arm_together(
     if out.exists():
         with RunDirectory(out).locked():  # BusyError if another worker has it
             pass
-    child, told = start_run(config, out, processes), len(validations(out, config))
+    child, told = start_run(config, out, processes), len(validations(out))
     try:
         while child.code is None:
             time.sleep(0.2)
             poll()
-            if len(validations(out, config)) > told:
-                told = len(validations(out, config))
-                pruning.validated(out / METRICS, config.deciding_statistics)
+            if len(validations(out)) > told:
+                told = len(validations(out))
+                pruning.validated(out / METRICS)
     finally:
         stop([child])
     if child.code == DIVERGED:
@@ -203,11 +198,10 @@ def diverged(why: str) -> dict[str, Any]:
     return {"diverged": True, "loss": None, "reason": why.split(";")[0]}
 
 
-def validations(out: Path, config: Config) -> list[float]:
-    """Losses with the statistics that decide."""
-    kind = config.deciding_statistics
+def validations(out: Path) -> list[float]:
+    """Validation losses with running statistics."""
     rows = read_rows(out / METRICS)
-    return [r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == kind]
+    return [r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
 
 
 def result(out: Path) -> dict[str, Any]:
@@ -217,12 +211,11 @@ def result(out: Path) -> dict[str, Any]:
     in a softmax called `decoder`.
     """
     directory = RunDirectory(out)
-    deciding = directory.config().deciding_statistics
     rows = read_rows(out / METRICS)
-    valid = [r for r in rows if r["split"] == "valid" and r["statistics"] == deciding]
+    valid = [r for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
     train = [r for r in rows if r["split"] == "train"]
     last = [r for r in train if r["epoch"] == train[-1]["epoch"]]
-    tested = [r for r in rows if r["split"] == "test" and r["statistics"] == deciding]
+    tested = [r for r in rows if r["split"] == "test" and r["statistics"] == "running"]
     fixed = [r for r in rows if r["split"] == "train_eval"]
     classes = len(directory.weights().get("decoder.bias", ()))
     final = valid[-1]["loss"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from normrnn import norms
 from normrnn.config.base import Config, LayersConfig, LoopConfig
@@ -97,7 +97,3 @@ class SpeechConfig(Config):
     def measure(cls, settings: Mapping[str, Any]) -> Measure:  # noqa: ARG003
         """The paper's frame-wise cross entropy."""
         return FRAMES
-
-    @property
-    def deciding_statistics(self) -> Literal["running", "recalibrated"]:
-        return self.model.deciding(self.normalisation)

@@ -1,7 +1,6 @@
 """An acoustic model scored on utterances: under which statistics."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +10,14 @@ from torch import Tensor, nn
 from normrnn.engine.ranks import evaluating as evaluating_ranks
 from normrnn.engine.ranks import nothing
 from normrnn.engine.statistics import (
-    StatisticsKind,
     evaluating,
-    of_other_data,
+    kinds_of_run,
     own_or_kept,
     population_statistics,
-    put_running_back,
+    recalibrated_elsewhere,
     using,
 )
-from normrnn.engine.task import EvaluationOptions, Poll, Tensors, never
+from normrnn.engine.task import EvaluationOptions, Poll, StatisticsKind, Tensors, never
 from normrnn.errors import UserError
 from normrnn.runs.rows import Row, finite_rows, left_out
 from normrnn.runs.store import RunDirectory
@@ -130,32 +128,33 @@ class SpeechEvaluator:
         return population_statistics(model, some, step) if some else {}
 
     def rows(
-        self, model: AcousticModel, poll: Poll, population: Tensors | None = None
+        self,
+        model: AcousticModel,
+        kinds: Mapping[StatisticsKind, Tensors],
+        poll: Poll,
+        *,
+        fixed: bool = True,
+        batch: bool = True,
     ) -> Iterator[Row]:
-        """Under all statistics that say something about this network; recalibrated ones over
-        training batches, unless they are given."""
+        """The development set with each kind of statistics, then with batch statistics.
+
+        `fixed`: also the fixed training utterances, with the first kind.
+        """
         if (self.corpus.dim, self.corpus.classes) != (len(model.mean), len(model.label_counts)):
             raise UserError(
                 f"{self.corpus.path} has {self.corpus.dim} features and {self.corpus.classes}"
                 f" states; the network has {len(model.mean)} and {len(model.label_counts)}"
             )
-        deciding = self.config.deciding_statistics
-        yield self.dev(model, poll).row("valid", "running")
-        if self.fixed and deciding == "running":
-            fixed = self.score(model, self.corpus.train, self.fixed, poll)
-            yield fixed.row("train_eval", "running")
-        if not self.config.normalisation.keeps_statistics:
-            return
-        if population is None:
-            population = self.population(model, poll)
-        with using(model, population) if population else nullcontext():
-            if population:
-                yield self.dev(model, poll).row("valid", "recalibrated")
-            if self.fixed and deciding == "recalibrated":
-                fixed = self.score(model, self.corpus.train, self.fixed, poll)
-                yield fixed.row("train_eval", deciding)
+        for number, (kind, statistics) in enumerate(kinds.items()):
+            with using(model, statistics):
+                yield self.dev(model, poll).row("valid", kind)
+                if fixed and self.fixed and number == 0:
+                    train = self.score(model, self.corpus.train, self.fixed, poll)
+                    yield train.row("train_eval", kind)
+        norm = self.config.normalisation
         # One utterance has no statistics of its own in any time step.
-        if self.config.normalisation.pools != "step" or len(self.corpus.dev.lengths) > 1:
+        several = norm.pools != "step" or len(self.corpus.dev.lengths) > 1
+        if batch and norm.keeps_statistics and several:
             yield self.dev(model, poll, own_statistics=True).row("valid", "batch")
 
 
@@ -163,8 +162,9 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
     """The development set and the fixed training utterances under all statistics."""
     config, model = run.config(SpeechConfig), load(run, options.device)
     corpus = read_speech(options.data or config.data)
-    saved = put_running_back(run, model) if config.deciding_statistics == "recalibrated" else None
-    rows = list(SpeechEvaluator(config, corpus, options.device).rows(model, never, saved))
+    evaluator = SpeechEvaluator(config, corpus, options.device)
+    kinds = kinds_of_run(run, lambda: evaluator.population(model, never))
+    rows = list(evaluator.rows(model, kinds, never))
     finite = finite_rows(rows)
     if not finite:
         raise UserError(f"the model of {run.path} gives no finite loss on {corpus.path}")
@@ -173,17 +173,15 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
         "data_sha256": corpus.sha256,
         "same_data": same,
         "rows": finite,
-        "notes": left_out(rows) + _of_recalibrated(rows, same, config, corpus),
+        "notes": left_out(rows) + _notes_on_recalibrated(kinds, same, config, corpus),
     }
 
 
-def _of_recalibrated(
-    rows: Sequence[Row], same: bool, config: SpeechConfig, corpus: SpeechCorpus
+def _notes_on_recalibrated(
+    kinds: Mapping[StatisticsKind, Tensors], same: bool, config: SpeechConfig, corpus: SpeechCorpus
 ) -> list[str]:
-    if any(row["statistics"] == "recalibrated" for row in rows):
-        return of_other_data(same, config, corpus.path)
-    if not config.normalisation.keeps_statistics:
-        return []
+    if "recalibrated" in kinds or not config.normalisation.keeps_statistics:
+        return recalibrated_elsewhere(same, kinds, corpus.path)
     longest = config.train.max_frames
     return [
         f"no recalibrated statistics: no training utterance of {corpus.path} is within the"

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from normrnn.engine.ranks import Ranks, current, nothing
-from normrnn.engine.statistics import statistics_of, using
-from normrnn.engine.task import Experiment, Loss, Poll, Tensors, Validation
+from normrnn.engine.statistics import BEST_VALID
+from normrnn.engine.task import Experiment, Loss, Poll, StatisticsKind, Tensors, Validation
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
 from normrnn.nn.mode import TEST, asking
-from normrnn.runs.names import MODEL, RUNNING
 from normrnn.runs.rows import Row, finite_rows
 from normrnn.speech.batches import Piece, read_batch
 from normrnn.speech.config import SpeechConfig
@@ -26,6 +26,7 @@ from normrnn.speech.evaluation import (
 )
 from normrnn.speech.exported import exported_loss
 from normrnn.speech.load import build_model, load
+from normrnn.speech.model import AcousticModel
 from normrnn.speech.tables import show
 
 __all__ = ["SpeechTask", "evaluate", "exported_loss", "load", "open_data", "show"]
@@ -133,25 +134,21 @@ class SpeechTask:
 
     def validate(self, poll: Poll) -> Validation:
         """The development set and the fixed training utterances."""
-        deciding, files = self.config.deciding_statistics, {}
-        rows, chosen = [], {}
-        if deciding == "recalibrated":
-            rows.append(self.evaluator.dev(self.model, poll).row("valid", "running"))
-            chosen = self.evaluator.population(self.model, poll)
-            files[RUNNING] = statistics_of(self.model)
-        with using(self.model, chosen):
-            dev = self.evaluator.dev(self.model, poll)
-            rows.append(dev.row("valid", deciding))
-            if self.evaluator.fixed:
-                train, some = self.corpus.train, self.evaluator.fixed
-                fixed = self.evaluator.score(self.model, train, some, poll)
-                rows.append(fixed.row("train_eval", deciding))
-            weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
-        return Validation(finite_rows(rows), dev.nats / dev.count, {MODEL: weights} | files)
+        rows = list(self.evaluator.rows(self.model, {"running": {}}, poll, batch=False))
+        return Validation(finite_rows(rows), rows[0]["loss"])
 
-    def test(self, files: Mapping[str, Tensors], poll: Poll) -> list[Row]:  # noqa: ARG002
-        """There is no third set."""
-        return []
+    def population(self, model: nn.Module, poll: Poll) -> Tensors:
+        """Recalibrated statistics over training batches."""
+        assert isinstance(model, AcousticModel)
+        return self.evaluator.population(model, poll)
+
+    def test(
+        self, model: nn.Module, kinds: Mapping[StatisticsKind, Tensors], poll: Poll
+    ) -> list[Row]:
+        """The selected model on the development set: there is no third set."""
+        assert isinstance(model, AcousticModel)
+        rows = self.evaluator.rows(model, kinds, poll, fixed=False)
+        return finite_rows({**row, "split": BEST_VALID} for row in rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing flows between batches."""

@@ -118,7 +118,3 @@ class LanguageConfig(Config):
     def measure(cls, settings: Mapping[str, Any]) -> Measure:
         """Perplexity for words, cross entropy for characters."""
         return CHARACTERS if settings.get("text.level") == "char" else WORDS
-
-    @property
-    def deciding_statistics(self) -> Literal["running", "recalibrated"]:
-        return self.model.deciding(self.normalisation)

@@ -1,6 +1,6 @@
 """A language model scored on a text: under which statistics, in how many streams."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,14 @@ from normrnn.engine.loss import nats_of_each
 from normrnn.engine.ranks import Ranks
 from normrnn.engine.ranks import evaluating as evaluating_ranks
 from normrnn.engine.statistics import (
-    StatisticsKind,
     evaluating,
-    of_other_data,
+    kinds_of_run,
     own_or_kept,
     population_statistics,
-    put_running_back,
+    recalibrated_elsewhere,
     using,
 )
-from normrnn.engine.task import EvaluationOptions, Poll, Tensors, never
+from normrnn.engine.task import EvaluationOptions, Poll, StatisticsKind, Tensors, never
 from normrnn.errors import UserError
 from normrnn.runs.names import METRICS
 from normrnn.runs.rows import Row, epoch_averages, finite_rows, left_out, read_rows
@@ -183,17 +182,19 @@ class Evaluator:
         return population_of_windows(model, self.train, self.steps, windows, poll)
 
     def rows(
-        self, model: LanguageModel, split: str, population: Tensors, poll: Poll
+        self,
+        model: LanguageModel,
+        split: str,
+        kinds: Mapping[StatisticsKind, Tensors],
+        poll: Poll,
     ) -> Iterator[Row]:
-        """One row per kind of statistics that says something about this network."""
-        yield self.score(model, split, poll).row(split, "running")
+        """One row per kind of statistics, batch statistics last where they mean something."""
+        for kind, statistics in kinds.items():
+            with using(model, statistics):
+                yield self.score(model, split, poll).row(split, kind)
         norm = self.config.normalisation
-        if not norm.keeps_statistics:
-            return
-        with using(model, population):
-            yield self.score(model, split, poll).row(split, "recalibrated")
         # Statistics that see the window's future would give no perplexity.
-        if not norm.looks_ahead and self.text(split).batch > 1:
+        if norm.keeps_statistics and not norm.looks_ahead and self.text(split).batch > 1:
             yield self.batch_score(model, split, poll).row(split, "batch")
 
 
@@ -205,21 +206,20 @@ def evaluate(run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
     same = texts.sha256 == config.data_sha256
     corpus = encode_texts(texts, model.vocabulary, config.text if same else None)
     evaluator = Evaluator(config, corpus, options.device)
-    if config.deciding_statistics == "recalibrated":
-        population = put_running_back(run, model)
-    else:
-        population = evaluator.population(model, never)
-    rows = [row for s in ("valid", "test") for row in evaluator.rows(model, s, population, never)]
-    rows += _train_eval(model, evaluator, population)
+    kinds = kinds_of_run(run, lambda: evaluator.population(model, never))
+    rows = [row for s in ("valid", "test") for row in evaluator.rows(model, s, kinds, never)]
+    if "train_eval" in evaluator.texts:
+        fixed = evaluator.score(model, "train_eval", never)
+        rows.append(fixed.row("train_eval", next(iter(kinds))))
     # Sequences from zero state are the same however many are read at once.
     if options.one_stream and config.train.reading == "streams":
-        rows += _one_stream(model, evaluator, population)
+        rows += _one_stream(model, evaluator, kinds)
     rows = [config.own_measure.row(row) for row in rows]
     finite = finite_rows(rows)
     if not finite:
         raise UserError(f"the model of {run.path} gives no finite loss on {texts.source}")
     notes = [NO_PERPLEXITY] if config.normalisation.looks_ahead else []
-    notes += left_out(rows) + of_other_data(same, config, texts.source)
+    notes += left_out(rows) + recalibrated_elsewhere(same, kinds, texts.source)
     return {
         "data_sha256": texts.sha256,
         "same_data": same,
@@ -248,19 +248,10 @@ def _authors(config: LanguageConfig, rows: list[Row]) -> list[Row]:
     ]
 
 
-def _train_eval(model: LanguageModel, evaluator: Evaluator, population: Tensors) -> list[Row]:
-    if "train_eval" not in evaluator.texts:
-        return []
-    deciding = evaluator.config.deciding_statistics
-    with using(model, population if deciding == "recalibrated" else {}):
-        return [evaluator.score(model, "train_eval", never).row("train_eval", deciding)]
-
-
-def _one_stream(model: LanguageModel, evaluator: Evaluator, population: Tensors) -> list[Row]:
+def _one_stream(
+    model: LanguageModel, evaluator: Evaluator, kinds: Mapping[StatisticsKind, Tensors]
+) -> list[Row]:
     text, steps = evaluator.text("test", 1), window_for_one_stream(evaluator.config)
-    kinds: dict[Any, Tensors] = {"running": {}, "recalibrated": population}
-    if not population:
-        del kinds["recalibrated"]
     rows = []
     for kind, statistics in kinds.items():
         with using(model, statistics):

@@ -1,17 +1,17 @@
 """Language modelling as a task for the loop."""
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from normrnn.engine.ranks import current
-from normrnn.engine.statistics import set_statistics, statistics_of, using
-from normrnn.engine.task import Experiment, Loss, Poll, Tensors, Validation
+from normrnn.engine.statistics import BEST_VALID, both_kinds
+from normrnn.engine.task import Experiment, Loss, Poll, StatisticsKind, Tensors, Validation
 from normrnn.errors import UserError
 from normrnn.files import expanded, is_stream, resolved
-from normrnn.runs.names import MODEL, RUNNING, VOCABULARY
+from normrnn.runs.names import VOCABULARY
 from normrnn.runs.rows import Row, finite_rows
 from normrnn.text.config import LanguageConfig
 from normrnn.text.corpus import Corpus, build_corpus, open_texts
@@ -19,7 +19,7 @@ from normrnn.text.evaluation import Evaluator, evaluate, read_ids
 from normrnn.text.exported import exported_loss
 from normrnn.text.files import BUILTIN
 from normrnn.text.load import build_model, load
-from normrnn.text.model import State
+from normrnn.text.model import LanguageModel, State
 from normrnn.text.sequences import Sequences
 from normrnn.text.tables import show
 from normrnn.text.vocabulary import UNKNOWN
@@ -111,33 +111,29 @@ class LanguageTask:
         return Loss(nats, window.tokens, window.streams)
 
     def validate(self, poll: Poll) -> Validation:
-        """Validation with all statistics, and the fixed training tokens with the deciding ones."""
-        deciding = self.config.deciding_statistics
-        population = self.evaluator.population(self.model, poll)
-        rows = list(self.evaluator.rows(self.model, "valid", population, poll))
-        decided = next(row["loss"] for row in rows if row["statistics"] == deciding)
+        """Validation with all statistics, and the fixed training tokens with running ones."""
+        evaluator, model = self.evaluator, self.model
+        kinds = both_kinds(evaluator.population(model, poll))
+        rows = list(evaluator.rows(model, "valid", kinds, poll))
+        loss = rows[0]["loss"]
         rows = finite_rows(rows)
-        chosen = population if deciding == "recalibrated" else {}
-        with using(self.model, chosen):
-            if "train_eval" in self.evaluator.texts:
-                fixed = self.evaluator.score(self.model, "train_eval", poll)
-                rows.append(fixed.row("train_eval", deciding))
-            weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
-        files = {MODEL: weights}
-        if chosen:
-            files[RUNNING] = statistics_of(self.model)
-        return Validation(rows, decided, files)
+        if "train_eval" in evaluator.texts:
+            rows.append(evaluator.score(model, "train_eval", poll).row("train_eval", "running"))
+        return Validation(rows, loss)
 
-    def test(self, files: Mapping[str, Tensors], poll: Poll) -> list[Row]:
-        """The best model on the test text; the model in training is left alone."""
-        best = copy.deepcopy(self.model)
-        try:
-            best.load_state_dict(files[MODEL])
-        except RuntimeError:
-            raise UserError(f"the {MODEL} beside the checkpoint is another network's") from None
-        set_statistics(best, files.get(RUNNING, {}))
-        population = self.evaluator.population(best, poll)
-        return finite_rows(self.evaluator.rows(best, "test", population, poll))
+    def population(self, model: nn.Module, poll: Poll) -> Tensors:
+        """Recalibrated statistics over the first training windows."""
+        assert isinstance(model, LanguageModel)
+        return self.evaluator.population(model, poll)
+
+    def test(
+        self, model: nn.Module, kinds: Mapping[StatisticsKind, Tensors], poll: Poll
+    ) -> list[Row]:
+        """The selected model on the validation and the test text."""
+        assert isinstance(model, LanguageModel)
+        rows = list(self.evaluator.rows(model, "valid", kinds, poll))
+        rows = [{**row, "split": BEST_VALID} for row in rows]
+        return finite_rows([*rows, *self.evaluator.rows(model, "test", kinds, poll)])
 
     def state_dict(self) -> dict[str, Any]:
         """The carried state, of all streams."""
