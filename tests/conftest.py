@@ -10,10 +10,18 @@ import torch
 from hypothesis import settings
 
 from normrnn.errors import notice
-from tests.tiny_runs import text_dir, tiny, tiny_frame
+from tests.tiny_runs import saved_with_running, text_dir, tiny, tiny_frame
 from tests.tiny_speech import speech_dir, tiny_baseline, tiny_speech
 
-__all__ = ["speech_dir", "text_dir", "tiny", "tiny_baseline", "tiny_frame", "tiny_speech"]
+__all__ = [
+    "saved_with_running",
+    "speech_dir",
+    "text_dir",
+    "tiny",
+    "tiny_baseline",
+    "tiny_frame",
+    "tiny_speech",
+]
 
 settings.register_profile("normrnn", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("normrnn")

@@ -29,6 +29,7 @@ def test_distance_by_hand() -> None:
     assert ratio == pytest.approx(np.log(2 / np.sqrt(1.5)))
 
 
+@pytest.mark.usefixtures("saved_with_running")
 def test_of_runs(
     tiny_speech: SpeechConfig,
     tmp_path: Path,

@@ -19,6 +19,7 @@ from tests.tiny_runs import run_tiny
 from tools.windows import main, places, statistics_over, tables
 
 
+@pytest.mark.usefixtures("saved_with_running")
 def test_of_runs(tiny: LanguageConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With dropout and without: running statistics and those of the first windows give what the run
     itself was validated with."""

@@ -65,6 +65,12 @@ def tiny_frame(tiny: LanguageConfig) -> LanguageConfig:
     return replace(tiny, norm="frame")
 
 
+@pytest.fixture
+def saved_with_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs keep running statistics, whichever kind is better on their few frames."""
+    monkeypatch.setattr("normrnn.engine.loop.better_kind", lambda _: "running")
+
+
 class Silent:
     """A display that shows nothing and may ask the run to stop after some update."""
 

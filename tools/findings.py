@@ -112,14 +112,14 @@ CLAIMS = (
         "Table 2, medium",
         "the same with running statistics, which dropout biases",
         "ptb-medium",
-        "best_with_running_statistics",
+        "best_validation",
         HIGHER,
     ),
     Claim(
         "Table 2, medium",
         "the same with recalibrated statistics, dropout off",
         "ptb-medium",
-        "best_validation",
+        "best_with_recalibrated_statistics",
         HIGHER,
     ),
     Claim(

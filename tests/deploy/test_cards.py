@@ -81,16 +81,16 @@ def test_the_card(cli: Cli, tmp_path: Path) -> None:
     row = next(
         row
         for row in json.loads((OLD / "text" / "evaluation.json").read_text())["rows"]
-        if (row["split"], row["statistics"]) == ("valid", "recalibrated")
+        if (row["split"], row["statistics"]) == ("valid", "running")
     )
     (metric,) = entry["results"][0]["metrics"]
     assert metric["value"] == pytest.approx(torch.tensor(row["loss"]).exp().item(), rel=1e-4)
-    assert metric["name"] == "valid, recalibrated statistics"
+    assert metric["name"] == "valid, running statistics"
     assert "/tmp/old_runs" not in card  # where the data lay
     for path in (tmp_path / "out", tmp_path / "out" / "model.onnx", tmp_path / "out" / "README.md"):
         assert cli("info", path)[1] == card
     run = cli("info", OLD / "text")[1]
-    assert "| valid | recalibrated |" in run
+    assert "| valid | running |" in run
     assert "How to load" not in run
     assert "Exported by" not in run
     assert "Exported by" in card

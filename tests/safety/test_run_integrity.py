@@ -199,17 +199,13 @@ def test_a_checkpoint_that_is_gone_is_missed(
     assert "checkpoint.pt is missing; going on from checkpoint.previous.pt" in caplog.text
 
 
-@pytest.mark.parametrize("written", ["[" * 5000, "no JSON", "3"])
+@pytest.mark.parametrize("written", ["[" * 5000, "no JSON"])
 def test_weights_with_a_config_that_is_none(written: str, whole: Path) -> None:
     """Made by hand, with a right checksum, and no checkpoint that knows better."""
     (whole / "checkpoint.pt").unlink()
     directory = RunDirectory(whole)
     weights, metadata = directory.read_tensors("model.safetensors"), {"config.json": written}
     directory.write_tensors("model.safetensors", weights, metadata)
-    if written == "3":
-        with pytest.raises(UserError):
-            evaluate(whole)
-        return
     with pytest.raises(UserError, match="is damaged: its config is none"):
         evaluate(whole)
 

@@ -27,7 +27,14 @@ from normrnn.engine.ranks import (
     sharing_statistics,
 )
 from normrnn.engine.schedule import build_optimizer, clip_gradients, learning_rate
-from normrnn.engine.statistics import better_kind, both_kinds, set_statistics, statistics_of, using
+from normrnn.engine.statistics import (
+    better_kind,
+    both_kinds,
+    set_statistics,
+    statistics_fit,
+    statistics_of,
+    using,
+)
 from normrnn.engine.task import Loss, StatisticsKind, Task, Tensors
 from normrnn.errors import UsageError, UserError
 from normrnn.runs.metrics import RowSums
@@ -128,6 +135,8 @@ class Trainer:
             self.progress = self._checked(_typed(Progress, checkpoint["progress"]))
             self.best = _typed(Best, checkpoint["best"])
             self.best_running = dict(checkpoint["best_running"])
+            if not statistics_fit(self.task.model, self.best_running):
+                raise ValueError("statistics of another network")
             self.sums = _typed(RowSums, checkpoint["sums"])
             self.run_id, self.model_sha256 = checkpoint["run"], checkpoint["model_sha256"]
             self.metrics_bytes = checkpoint["metrics_bytes"]

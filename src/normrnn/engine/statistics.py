@@ -29,11 +29,17 @@ def statistics_of(model: nn.Module) -> Tensors:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
+def statistics_fit(model: nn.Module, statistics: Tensors) -> bool:
+    """Whether all of them are buffers of the model, by name and shape."""
+    shapes = {name: buffer.shape for name, buffer in model.named_buffers()}
+    return all(torch.is_tensor(v) and shapes.get(n) == v.shape for n, v in statistics.items())
+
+
 def set_statistics(model: nn.Module, statistics: Tensors) -> None:
     """Put such a copy back; UserError if it is another network's."""
-    buffers = dict(model.named_buffers())
-    if any(n not in buffers or buffers[n].shape != v.shape for n, v in statistics.items()):
+    if not statistics_fit(model, statistics):
         raise UserError("the saved statistics belong to another network")
+    buffers = dict(model.named_buffers())
     with torch.no_grad():
         for name, value in statistics.items():
             buffers[name].copy_(value)
