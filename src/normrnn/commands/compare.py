@@ -210,6 +210,8 @@ def _compare(config: Config, request: Request) -> "list[Run]":
         console.print(runs_table(group, authors=False))
         for table in evidence(group, verdict, request.target):
             console.print(table)
+    for text in (text for verdict in verdicts for text in verdict.sentences):
+        console.print(text)
     title = f"normrnn compare {config.recipe}"
     if not omitted:
         save(figure(runs), out / "curves.png")
@@ -217,8 +219,6 @@ def _compare(config: Config, request: Request) -> "list[Run]":
     write_report(directories, out / "report.html", title, studies, request.target)
     text_only = f" ({omitted})" if omitted else ""
     console.print(f"report: {out / 'report.html'}{text_only}", soft_wrap=True)
-    for text in (text for verdict in verdicts for text in verdict.sentences):
-        console.print(text)
     return runs
 
 

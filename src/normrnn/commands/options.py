@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import field, fields, make_dataclass
 from typing import Any, TypeVar
@@ -33,7 +34,12 @@ def split_recipe(command: str, arguments: list[str], runs: str = "") -> tuple[Co
     `runs` is a line of help on what the command does with run directories, if it takes them.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:<22} {summary(name)}" for name in RECIPES)
+        listed = "\n".join(
+            textwrap.fill(
+                summary(name), 80, initial_indent=f"  {name:<22} ", subsequent_indent=" " * 25
+            )
+            for name in RECIPES
+        )
         usage = f"usage: normrnn {command} RECIPE [OPTIONS]"
         usage += f"\n       {runs}" if runs else ""
         text = f"{usage}\n\n{listed}\n\nnormrnn {command} RECIPE --help lists the options."
