@@ -78,12 +78,17 @@ def inductor(layer: Any) -> None:
     compiled(layer, "inductor")
 
 
+def needs_normrnn(program: torch.export.ExportedProgram) -> bool:
+    return any(str(node.target).startswith("normrnn.") for node in program.graph.nodes)
+
+
 def exported(layer: Any) -> None:
-    """For any T and B; in training with the buffers' updates."""
+    """For any T and B; in training with the buffers' updates, else without our operators."""
     layer.requires_grad_(False)
     twin, x = copy.deepcopy(layer), torch.randn(T, B, INPUT)
     t, b = torch.export.Dim("t"), torch.export.Dim("b")
     program = torch.export.export(layer, (x,), dynamic_shapes={"input": {0: t, 1: b}})
+    assert needs_normrnn(program) == layer.training
     module, y = program.module(), torch.randn(9, 7, INPUT)
     for k, (one, other) in enumerate(zip(flat(module(y)), flat(twin(y)), strict=True)):
         close(one, other, f"result {k}")
@@ -93,11 +98,14 @@ def exported(layer: Any) -> None:
 
 
 def exported_ragged(layer: Any) -> None:
+    layer.requires_grad_(False)
     twin, x = copy.deepcopy(layer), torch.randn(T, B, INPUT)
     t, b = torch.export.Dim("t"), torch.export.Dim("b")
     shapes: Any = {"input": {0: t, 1: b}, "lengths": {0: b}}
     given = {"lengths": torch.tensor([3, 5, 2, 5])}
-    module = torch.export.export(layer, (x,), given, dynamic_shapes=shapes).module()
+    program = torch.export.export(layer, (x,), given, dynamic_shapes=shapes)
+    assert needs_normrnn(program) == layer.training
+    module = program.module()
     y, lengths = torch.randn(9, 5, INPUT), torch.tensor([8, 8, 4, 3, 9])
     pairs = zip(flat(module(y, lengths=lengths)), flat(twin(y, lengths=lengths)), strict=True)
     for k, (one, other) in enumerate(pairs):

@@ -166,6 +166,33 @@ def test_tokens_of_a_users_own_model_that_is_batch_first() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+class Flattens(nn.Module):
+    """As many language models do; ``last``: only the last step's output."""
+
+    def __init__(self, batch_first: bool, last: bool = False) -> None:
+        super().__init__()
+        self.rnn = normrnn.GRU(3, 4, norm=None, batch_first=batch_first)
+        self.last = last
+
+    def forward(self, x: Tensor, state: Any = None) -> Any:
+        output, state = self.rnn(x, state)
+        if self.last:
+            return output[:, -1] if self.rnn.batch_first else output[-1], state
+        return output.flatten(0, 1), state
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@torch.no_grad()
+def test_outputs_that_are_flattened(batch_first: bool) -> None:
+    model, x = Flattens(batch_first), torch.randn(6, 3)
+    stream = normrnn.Stream(model)
+    found = [stream.push(x[0])[None], stream.push(x[1:5]), stream.push(x[5:])]
+    wanted, _ = model(x.unsqueeze(0 if batch_first else 1))
+    torch.testing.assert_close(torch.cat(found), wanted)
+    with pytest.raises(ValueError, match=r"\(1, 4\)"):
+        normrnn.Stream(Flattens(batch_first, last=True)).push(x)
+
+
 def test_layers_of_which_some_are_batch_first_are_refused() -> None:
     model = BatchFirst(nn.LSTM(3, 4, batch_first=True), nn.GRU(4, 5))
     with pytest.raises(ValueError, match=r"lower is batch_first and upper is not.*alike"):

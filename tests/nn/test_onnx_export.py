@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import normrnn
-from tests.helpers import build
+from tests.helpers import NORMS, build
 
 
 class Batched(nn.Module):
@@ -64,6 +64,70 @@ def test_export(cell: str, bidirectional: bool, tmp_path: Path) -> None:
         assert len(found) == 3
         for name, a, b in zip(("output", "h_n", "c_n"), found, wanted, strict=True):
             np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+class Ragged(nn.Module):
+    """A user's own, that gives its layer padded batches with lengths."""
+
+    def __init__(self, layer: Any):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Any:
+        return self.layer(x, lengths=lengths)
+
+
+def exported(model: nn.Module, args: tuple[Tensor, ...], file: Path) -> Any:
+    """By torch's default exporter, for any T and B."""
+    axes: Any = tuple({0: "T", 1: "B"} if arg.dim() == 3 else {0: "B"} for arg in args)
+    torch.onnx.export(model, args, str(file), dynamic_shapes=axes, verbose=False)
+    return onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+
+
+FORMS = [("lstm", "none", True)]
+MORE_FORMS = [
+    ("gru", "layer", False),
+    *[("lstm-all", norm, True) for norm in NORMS if norm not in ("none", "whiten")],
+    *[(cell, "recurrent", False) for cell in ("tanh", "relu", "gru")],
+    ("lstm", "hidden-shared", False),
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's exporter
+@pytest.mark.parametrize(
+    ("cell", "norm", "ragged"),
+    [*FORMS, *(pytest.param(*form, marks=pytest.mark.slow) for form in MORE_FORMS)],
+)
+@torch.no_grad()
+def test_the_default_exporter(cell: str, norm: str, ragged: bool, tmp_path: Path) -> None:
+    """Of torch, dense and with ``lengths=``; padding may hold NaN, and lengths may be 0."""
+    layer = build(cell, norm, dtype=torch.float32, bidirectional=ragged)
+    model = (Ragged(layer) if ragged else layer).eval()
+
+    def example(T: int, B: int) -> tuple[Tensor, ...]:
+        x, lengths = torch.randn(T, B, 3), torch.arange(T, T - B, -1).clamp(0).flip(0)
+        if not ragged:
+            return (x,)
+        return x.masked_fill((torch.arange(T)[:, None] >= lengths)[:, :, None], torch.nan), lengths
+
+    session = exported(model, example(5, 4), tmp_path / "model.onnx")
+    names = [one.name for one in session.get_inputs()]
+    for T, B in ((3, 7), (1, 1)):
+        args = example(T, B)
+        found = session.run(None, {n: v.numpy() for n, v in zip(names, args, strict=True)})
+        output, state = model(*args)
+        wanted = [output, *(state if isinstance(state, tuple) else (state,))]
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(a, b.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's exporter
+def test_the_default_exporter_names_fold(tmp_path: Path) -> None:
+    """Where it cannot express a layer."""
+    x = torch.randn(5, 4, 3)
+    for layer in (normrnn.LSTM(3, 4, norm="whiten").eval(), normrnn.GRU(3, 4, norm="frame")):
+        with pytest.raises(torch.onnx.OnnxExporterError, match=r"normrnn\.fold\("):
+            exported(layer, (x,), tmp_path / "model.onnx")
 
 
 class Decoder(nn.Module):

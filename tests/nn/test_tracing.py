@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 FEW = {
     "compiled": ["lstm-all:sequence", "gru:layer"],
     "compiled_ragged": ["gru:frame-slots"],
-    "exported": ["lstm-all:sequence", "gru:frame-slots", "tanh:hidden", "lstm:none"],
-    "exported_ragged": ["lstm:frame", "gru:layer"],
+    "exported": ["lstm-all:sequence", "gru:frame-slots"],
+    "exported_ragged": ["gru:layer"],
     "faked": [f"{cell}:{norm}" for cell, norm in zip(itertools.cycle(CELLS), NORMS, strict=False)],
     "transformed": ["lstm-all:sequence", "gru:hidden-shared", "lstm:layer", "relu:none"],
     "differentiated": ["lstm:sequence", "gru:frame", "tanh:layer"],
@@ -166,6 +166,8 @@ class TestTorchScript:
         ("options", "what"),
         [
             ({"norm": "sequence"}, r"norm='sequence': call normrnn.fold\("),
+            ({"norm": "layer"}, "norm='layer': use torch.export"),
+            ({"norm": "recurrent"}, "norm='recurrent': use torch.export"),
             ({"norm": None, "peephole": "all"}, "peephole='all': use torch.export"),
             ({"norm": None, "zoneout": (0.1, 0.2)}, r"zoneout=\(0.1, 0.2\): use torch.export"),
             ({"norm": "sequence", "zoneout": (0.1, 0.2)}, "norm='sequence': use torch.export"),

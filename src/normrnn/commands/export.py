@@ -18,6 +18,7 @@ def run(arguments: list[str]) -> int:
         out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")],
         format: Literal["torch", "onnx", "safetensors", "program"] = "torch",
         quantize: Literal["none", "int8"] = "none",
+        opset: int | None = None,
         data: str = "",
     ) -> None:
         """The best model of a run, its normalisation folded into plain weights, with a model card.
@@ -29,6 +30,7 @@ def run(arguments: list[str]) -> int:
                 torch.export (.pt2).
             quantize: Weights of the ONNX graph as int8; the loss on the run's validation data
                 before and after is printed and goes into the card.
+            opset: Version of ONNX's operators to write.
             data: Where that data is now, if not where it was in training.
         """
         from normrnn.deploy.export import export, target
@@ -36,7 +38,7 @@ def run(arguments: list[str]) -> int:
 
         try:
             small = None if quantize == "none" else quantize
-            file = export(run, out, format, quantize=small, data=data)
+            file = export(run, out, format, quantize=small, opset=opset, data=data)
         except ValueError as error:  # what cannot be exported, and why
             raise UserError(str(error)) from None
         card = target(expanded(out), format)[1]

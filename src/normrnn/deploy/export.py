@@ -4,6 +4,7 @@ card."""
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from normrnn.config.registry import task_of
 from normrnn.deploy import tensors
 from normrnn.deploy.card import About, of_run
+from normrnn.deploy.onnxfile import check_opset
 from normrnn.deploy.parts import Parts
 from normrnn.errors import UsageError, UserError
 from normrnn.extras import export_extra
@@ -35,18 +37,19 @@ def export(
     example: tuple[Any, ...] | Tensor | None = None,
     dynamic: Any = None,
     quantize: str | None = None,
+    opset: int | None = None,
     data: str = "",
 ) -> Path:
     """Writes a trained network for use without this library, and a model card beside it.
 
     Args:
         model: a run directory, one of its networks, or any model that holds our layers; its
-            normalisation is folded into plain weights, with the statistics it has.
+            normalisation is folded into plain weights, with the statistics it has, where it folds.
         path: a file with the format's suffix, or a directory to make for ``model`` with that
             suffix and the card, README.md.
         format: ``"torch"`` (``.pt``), a dict that ``torch.load(weights_only=True)`` reads;
-            ``"safetensors"``; ``"onnx"``, with ONNX's own recurrent operators; ``"program"``
-            (``.pt2``), torch.export's.
+            ``"safetensors"``; ``"onnx"``, with ONNX's own recurrent operators, or a Scan for layers
+            that do not fold; ``"program"`` (``.pt2``), torch.export's.
         example: arguments of your own model, for onnx and program: it is traced with them. A
             tuple, or a tensor if that is the only one.
         dynamic: the axes of those that may change: for onnx by the argument's name,
@@ -55,12 +58,13 @@ def export(
             what torch.export calls ``dynamic_shapes``.
         quantize: ``"int8"``, for onnx: weights in a quarter of the room. The card of a run has the
             loss on its validation data before and after.
+        opset: the version of ONNX's operators, for onnx; by default 17, and 18 for a Scan.
         data: where that data is now, if not where it was in training.
 
     Returns:
         The file; its card says how to load it.
 
-    What cannot be folded is a ValueError with the reason and what to do instead.
+    What a format cannot express is a ValueError with the reason and what to do instead.
 
     >>> import tempfile, torch, normrnn
     >>> layer = normrnn.LSTM(3, 4, norm=None)
@@ -73,6 +77,8 @@ def export(
         raise ValueError(f"unknown format={format!r}: choose one of {', '.join(SUFFIXES)}")
     if quantize not in (None, "int8") or (quantize and format != "onnx"):
         raise ValueError(f"quantize={quantize!r} with format={format!r}: 'int8' is for 'onnx'")
+    if opset is not None and format != "onnx":
+        raise ValueError(f"opset={opset} with format={format!r}: it is for 'onnx'")
     file, card = target(expanded(path), format)
     run = None
     if isinstance(model, nn.Module):
@@ -83,16 +89,16 @@ def export(
         network, about = load(run.path), of_run(run)
     ours: Any = getattr(network, "plain_parts", None)
     parts: Any = None if ours is None else ours()
-    if parts is not None:
-        parts.recurrent.check(zoneout=format == "program")
+    if parts is not None and format in ("torch", "safetensors"):
+        parts.recurrent.check()
     if parts is None and format in ("onnx", "program") and example is None:
         raise ValueError(
             f"format={format!r} traces your own model: give example=, a tuple of its arguments"
         )
     if format == "onnx":
-        export_extra("onnx")
+        check_opset(opset)
     _refuse_other(card)
-    way = _way(format, network, parts, _arguments(example), dynamic)
+    way = _way(format, network, parts, _arguments(example), dynamic, opset)
     loads = way.snippet(file.name)
     file.parent.mkdir(parents=True, exist_ok=True)
     if quantize is None:
@@ -125,7 +131,14 @@ class _Way:
     """Code that loads a file of that name."""
 
 
-def _way(format: str, network: nn.Module, parts: Parts | None, example: Any, dynamic: Any) -> _Way:
+def _way(
+    format: str,
+    network: nn.Module,
+    parts: Parts | None,
+    example: Any,
+    dynamic: Any,
+    opset: int | None,
+) -> _Way:
     if format in ("torch", "safetensors"):
         portable = (
             tensors.Portable.of_model(network)
@@ -137,20 +150,25 @@ def _way(format: str, network: nn.Module, parts: Parts | None, example: Any, dyn
             lambda file, card: writers[format](portable, file, card),
             lambda name: tensors.snippet(portable, name, format),
         )
+    write: Any
     if format == "onnx":
         from normrnn.deploy import onnxfile as maker
-        from normrnn.deploy.onnxtraced import write_traced
+        from normrnn.deploy import onnxtraced as traced
+
+        if parts is None:
+            write = partial(traced.write_traced, network, example, dynamic, opset=opset)
+        elif traced.has_operator(parts.recurrent.layer):
+            write = partial(maker.write, parts, opset=opset)
+        else:
+            write = partial(traced.write_parts, parts, opset=opset)
     else:
         from normrnn.deploy import program as maker
-        from normrnn.deploy.program import write_traced
-    if parts is None:
-        return _Way(
-            lambda file, card: write_traced(network, example, dynamic, file, card),
-            lambda name: maker.snippet(None, name),
-        )
-    return _Way(
-        lambda file, card: maker.write(parts, file, card), lambda name: maker.snippet(parts, name)
-    )
+
+        if parts is None:
+            write = partial(maker.write_traced, network, example, dynamic)
+        else:
+            write = partial(maker.write, parts)
+    return _Way(write, partial(maker.snippet, parts))
 
 
 def _quantised(

@@ -20,8 +20,9 @@ from normrnn.errors import UserError
 from normrnn.extras import export_extra
 from normrnn.files import replacing
 
-OPSET, IR = 17, 8
-_LIMIT = 2**31 - 1
+OPSET, LOWEST = 17, 13
+LIMIT = 2**31 - 1
+TOO_LARGE = "a network of more than 2 GB does not fit into one ONNX file"
 _GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 """ONNX's order of torch's gates: i o f c of i f g o, z r h of r z n."""
 
@@ -47,11 +48,14 @@ class Graph:
         self.weights[name] = value
         return name
 
-    def write(self, file: IO[bytes], inputs: list[Any], outputs: list[Any], notes: Any) -> None:
+    def write(
+        self, file: IO[bytes], inputs: list[Any], outputs: list[Any], notes: Any, opset: int
+    ) -> None:
         onnx, make = self.onnx, self.onnx.helper
         graph = make.make_graph(self.nodes, "normrnn", inputs, outputs)
-        domain = [make.make_opsetid("", OPSET)]
-        model = make.make_model(graph, opset_imports=domain, ir_version=IR, producer_name="normrnn")
+        domain = [make.make_opsetid("", opset)]
+        ir = make.find_min_ir_version_for(domain)
+        model = make.make_model(graph, opset_imports=domain, ir_version=ir, producer_name="normrnn")
         make.set_model_props(model, dict(notes))
         written = file.write(model.SerializeToString())
         for name, value in self.weights.items():
@@ -60,11 +64,18 @@ class Graph:
             part = onnx.ModelProto()
             part.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
             written += file.write(part.SerializeToString())
-            if written > _LIMIT:
-                raise UserError("a network of more than 2 GB does not fit into one ONNX file")
+            if written > LIMIT:
+                raise UserError(TOO_LARGE)
 
 
-def write(parts: Parts, path: Path, card: str) -> None:
+def check_opset(opset: int | None) -> None:
+    """ValueError if files cannot be written for that version of ONNX's operators."""
+    newest = export_extra("onnx").defs.onnx_opset_version()
+    if opset is not None and not LOWEST <= opset <= newest:
+        raise ValueError(f"opset={opset}: expected a number from {LOWEST} to {newest}")
+
+
+def write(parts: Parts, path: Path, card: str, opset: int | None = None) -> None:
     """Language models: tokens (T, B), h0[, c0] -> logits, hn[, cn]; others: features (T, B, F),
     lengths (B,) -> log_posteriors (T, B, C), 0 in the padding."""
     graph = Graph()
@@ -103,7 +114,7 @@ def write(parts: Parts, path: Path, card: str) -> None:
         ]
         outputs = [make("log_posteriors", real, ["T", "B", parts.classes])]
     with replacing(path) as file:
-        graph.write(file, inputs, outputs, {"card": card, **parts.notes})
+        graph.write(file, inputs, outputs, {"card": card, **parts.notes}, opset or OPSET)
 
 
 def recurrent(

@@ -1,13 +1,17 @@
 """A user's own model in the format onnx, by torch's exporter.
 
 By the old one (dynamo=False), whose recurrent operators have dynamic time and batch: the new one
-freezes the number of time steps. It knows torch's layers, so normalisation is folded into those;
-for peepholes and ``lengths=``, which they have not, the operator is named here.
+freezes the number of time steps of torch's layers. It knows torch's layers, so normalisation is
+folded into those; for peepholes and ``lengths=``, which they have not, the operator is named here.
+
+A layer that does not fold has no operator in ONNX. It goes through the new exporter (dynamo=True),
+which sees a scan (:mod:`normrnn.ops.scan`) and writes ONNX's Scan.
 """
 
 import inspect
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,11 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from normrnn.deploy.onnxfile import attributes, peepholes, weights
-from normrnn.deploy.parts import Recurrent, dense_or_padded, without_norms
+from normrnn.deploy.onnxfile import LIMIT, TOO_LARGE, attributes, peepholes, weights
+from normrnn.deploy.parts import Parts, Recurrent, dense_or_padded, scannable, without_norms
+from normrnn.deploy.program import example_of
+from normrnn.errors import UserError
 from normrnn.extras import export_extra
 from normrnn.files import replacing
 from normrnn.nn.base import Normalised
+
+SCAN_OPSET = 18
+"""What torch's new exporter writes itself; lower ones it would have to convert."""
 
 
 class _Operator(torch.autograd.Function):
@@ -177,10 +186,12 @@ def write_traced(
     dynamic: Mapping[str, Mapping[int, str]] | None,
     path: Path,
     card: str,
+    opset: int | None = None,
 ) -> None:
     """`dynamic` names the axes that may change."""
     onnx: Any = export_extra("onnx")
-    plain = without_norms(model, _exportable).eval()
+    folds = all(map(has_operator, model.modules()))
+    plain = without_norms(model, _exportable).eval() if folds else scannable(model)
     tensors = _named(plain, example)
     free = _free(plain, tensors) if dynamic is None else dynamic
     if strange := [name for name in free if name not in tensors]:
@@ -188,11 +199,15 @@ def write_traced(
             f"dynamic= has axes of {strange[0]!r}, and the tensors of example= are "
             f"{', '.join(tensors)}"
         )
-    axes = {name: dict(of) for name, of in free.items()}
+    axes = {name: dict(free.get(name, {})) for name in tensors}
+    if not folds:
+        _write_scan(_Called(plain, example), tensors, axes, (), path, {"card": card}, opset)
+        return
     with replacing(path) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a tracer that looks at shapes, and of its age
         traced: Any = BytesIO()
         how: Any = {"dynamo": False, "input_names": [*tensors], "dynamic_axes": axes}
+        how |= {"opset_version": opset}
         torch.onnx.export(_Called(plain, example), (*tensors.values(),), traced, **how)
         content = onnx.load_model_from_string(traced.getvalue())
         if not content.graph.input:
@@ -201,4 +216,67 @@ def write_traced(
                 "constant in the file"
             )
         onnx.helper.set_model_props(content, {"card": card})
+        file.write(content.SerializeToString())
+
+
+def has_operator(module: nn.Module) -> bool:
+    """Whether a module is no recurrent layer, or one that ONNX has an operator for."""
+    if isinstance(module, nn.RNNBase):
+        try:
+            Recurrent(module).check()
+        except ValueError:
+            return False
+    return True
+
+
+def write_parts(parts: Parts, path: Path, card: str, opset: int | None = None) -> None:
+    """One of our networks whose recurrence has no operator in ONNX; arguments and results are
+    named as in the files of :mod:`normrnn.deploy.onnxfile`."""
+    model, given, axes = example_of(parts)
+    states = [f"{name[0]}n" for name in given if name in ("h0", "c0")]
+    outputs = ("logits", *states) if parts.embedding is not None else ("log_posteriors",)
+    _write_scan(model, given, axes, outputs, path, {"card": card, **parts.notes}, opset)
+
+
+def _write_scan(
+    model: nn.Module,
+    given: Mapping[str, Tensor],
+    axes: Mapping[str, Mapping[int, str]],
+    outputs: Sequence[str],
+    path: Path,
+    notes: Mapping[str, str],
+    opset: int | None,
+) -> None:
+    """By torch's new exporter, with the recurrence as ONNX's operator Scan."""
+    onnx: Any = export_extra("onnx")
+    export_extra("onnxscript")
+    if opset is not None and opset < SCAN_OPSET:
+        raise ValueError(
+            f"opset={opset}: a layer without an operator of its own in ONNX needs {SCAN_OPSET}"
+        )
+    shapes: Any = tuple(axes[name] or None for name in given)
+    how: Any = {
+        "dynamo": True,
+        "input_names": [*given],
+        "output_names": [*outputs] or None,
+        "dynamic_shapes": (shapes,) if isinstance(model, _Called) else shapes,
+        "opset_version": opset or SCAN_OPSET,
+        "verbose": False,
+    }
+    model = model.eval().requires_grad_(False)
+    logger = logging.getLogger("torch.onnx")  # of operators of packages that are not there
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a part of torch that is young
+            made: Any = torch.onnx.export(model, (*given.values(),), **how)
+    finally:
+        logger.setLevel(level)
+    content = made.model_proto
+    del content.graph.value_info[:]  # shapes of weights, which int8 transposes
+    onnx.helper.set_model_props(content, dict(notes))
+    if content.ByteSize() > LIMIT:
+        raise UserError(TOO_LARGE)
+    with replacing(path) as file:
         file.write(content.SerializeToString())

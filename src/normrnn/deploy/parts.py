@@ -1,5 +1,7 @@
 """A trained network as plain numbers, normalisation folded, worked out layer by layer."""
 
+import copy
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from normrnn import norms
 from normrnn.nn import fold
 from normrnn.nn.base import Normalised
+from normrnn.nn.tools import as_ours
 
 
 def _advice() -> str:
@@ -48,23 +51,21 @@ class Recurrent:
 
     layer: nn.RNNBase
 
-    def check(self, zoneout: bool = False, projected: bool = False) -> None:
+    def check(self, projected: bool = False) -> None:
         """ValueError with the reason, and what to do instead, if there is no such stack.
 
-        ``zoneout``: one whose steps keep a share of every state will do; ``projected``: one with
-        ``proj_size``.
+        ``projected``: one with ``proj_size`` will do.
         """
         layer, name = self.layer, type(self.layer).__name__
         if layer.proj_size and not projected:
             raise ValueError(
-                f"{name} has proj_size={layer.proj_size}: only the formats torch and safetensors "
-                "know projected states"
+                f"{name} has proj_size={layer.proj_size}, which ONNX's recurrent operators have not"
             )
         if isinstance(layer, Normalised):
-            if any(layer.zoneout) and not zoneout:
+            if any(layer.zoneout):
                 raise ValueError(
                     f"{name} cannot be exported so: zoneout={layer.zoneout} keeps a share of every "
-                    "state, which only the format program does; or train without it"
+                    "state, which torch's layers do not; choose the format onnx or program"
                 )
             try:
                 layer.check_foldable(name, keep=True)
@@ -174,6 +175,44 @@ def without_norms(model: nn.Module, change: Callable[[nn.RNNBase], nn.Module | N
             return changed[layer]
         copied.set_submodule(name, changed[layer])
     return copied
+
+
+def scannable(model: nn.Module) -> Any:
+    """A copy for torch's exporters: recurrent layers, ours or torch's, are ours, and folded where
+    they fold. ValueError for those that need the statistics of a batch."""
+    copied = copy.deepcopy(model).eval()
+    layers = {
+        name: module
+        for name, module in copied.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.RNNBase)
+    }
+    changed = {layer: _scannable(layer, name) for name, layer in layers.items()}
+    for layer in {*changed.values()}:
+        layer.register_forward_pre_hook(_check_call, with_kwargs=True)
+    for name, layer in layers.items():
+        if not name:
+            return changed[layer]
+        copied.set_submodule(name, changed[layer])
+    return copied
+
+
+def _scannable(layer: nn.RNNBase, name: str) -> Normalised:
+    if not isinstance(layer, Normalised):
+        return as_ours(layer)
+    try:
+        layer.check_foldable(name or type(layer).__name__, keep=True)
+    except ValueError as error:
+        if not all(n.is_fixed for n in layer.normalisers()):
+            raise ValueError(f"{error}; {_advice()}") from None
+        return layer
+    folded = layer.folded(keep=True)
+    assert isinstance(folded, Normalised)
+    return folded
+
+
+def _check_call(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+    dense_or_padded(given.get("input"), given.get("lengths"), None)
 
 
 def dense_or_padded(input: Any, lengths: Any, resets: Any) -> None:

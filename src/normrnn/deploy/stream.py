@@ -38,7 +38,8 @@ class Stream:
     Args:
         model: a network of a run, one of our layers or torch's, or a model of your own that is
             called as ``model(input, state)``, with (T, 1, …) and None at first, and returns output
-            and state; with (1, T, …) if the recurrent layers inside are ``batch_first``.
+            and state; with (1, T, …) if the recurrent layers inside are ``batch_first``. The output
+            begins with the same two sizes, or is flattened to (T, C).
 
     Streams of one set of weights (``fork``) are independent, and may be used in several threads.
 
@@ -232,13 +233,27 @@ class _Own:
             looking = _LOOKING.set(True)
             try:
                 output, state = self.model(x[None], state)
-                return output[0], state
+                return _frames_of(output, len(x), batch_first=True), state
             except _TakenApart:
                 pass
             finally:
                 _LOOKING.reset(looking)
         output, state = self.model(x[:, None], state)
-        return output[:, 0], state
+        return _frames_of(output, len(x), batch_first=False), state
+
+
+def _frames_of(output: Tensor, time: int, batch_first: bool) -> Tensor:
+    """A model's output (T, 1, …), (1, T, …) or, with both flattened into one, (T, C) as (T, …)."""
+    shape = tuple(output.shape)
+    if shape[:2] == ((1, time) if batch_first else (time, 1)):
+        return output[0] if batch_first else output[:, 0]
+    if len(shape) == 2 and shape[0] == time:
+        return output
+    raise ValueError(
+        f"a stream needs an output for each of its {time} steps, and the model returned a tensor "
+        f"of shape {shape}: expected {(1, time) if batch_first else (time, 1)} first, or "
+        f"({time}, C)"
+    )
 
 
 _LOOKING: ContextVar[bool] = ContextVar("looking", default=False)

@@ -20,6 +20,7 @@ from normrnn.nn.parameters import Parameters
 from normrnn.ops import kernel
 from normrnn.ops.call import State
 from normrnn.ops.library import library
+from normrnn.ops.scan import is_onnx_export
 from normrnn.ops.steps import Steps, Traced
 
 FEW_ROWS = 32
@@ -240,6 +241,8 @@ class Normalised(Parameters):
 
     def _traced(self, input: Tensor, hx: Any, lengths: Any, resets: Any) -> Any:
         """A padded batch whose lengths are not known yet: all its rows go to the operator."""
+        if self._shows_scan():
+            return self._padded_scan(input, hx, lengths, resets)
         x, lengths, order = door.sorted_by_length(input, lengths, self.batch_first)
         state = self._initial(hx)
         self._check(input, state, None)
@@ -257,8 +260,41 @@ class Normalised(Parameters):
         final = tuple(s.index_select(1, back) for s in final)
         return output.transpose(0, 1) if self.batch_first else output, self._as_torch(final)
 
+    def _padded_scan(self, input: Tensor, hx: Any, lengths: Any, resets: Any) -> Any:
+        """The same for an exporter, in torch's own operators."""
+        lengths = door.traced_lengths(input, lengths, self.batch_first)
+        state = self._initial(hx)
+        self._check(input, state, None)
+        x = input.transpose(0, 1) if self.batch_first else input
+        T, B, _ = x.shape
+        if resets is not None:
+            resets = door.checked_resets(resets, input)
+            resets = (resets.t() if self.batch_first else resets).reshape(-1)
+        steps = Traced(T, B, T * B, scanned=True, sequence_lengths=lengths)
+        given = stack.Given(x.reshape(T * B, -1), steps, state, None, resets)
+        output, final = self._stack(given, "own")
+        output = output.view(T, B, -1)
+        return output.transpose(0, 1) if self.batch_first else output, self._as_torch(final)
+
+    def _shows_scan(self) -> bool:
+        """Whether an exporter is shown torch's own operators: nothing is trained, drawn at random
+        or measured. RuntimeError if ONNX is wanted and has no form of the layer."""
+        if not torch.compiler.is_exporting():
+            return False
+        normalisers = self.normalisers()
+        dropout = self.dropout if self.num_layers > 1 else 0
+        draws = self.training and (dropout or self.weight_drop or any(self.zoneout))
+        possible = not draws and all(n.is_fixed for n in normalisers)
+        if is_onnx_export():
+            if not possible:
+                tracing.refuse_onnx(self, "dropout" if draws else "batch statistics")
+            if any(n.needs_eigenvectors for n in normalisers):
+                tracing.refuse_onnx(self, f"norm={self.norm!r}")
+            return True
+        return possible and not self.training
+
     def _whole(self, input: Any, hx: Any, resets: Any) -> Any:
-        path = self._path(input) if resets is None else "own"
+        path = "own" if resets is not None or self._shows_scan() else self._path(input)
         if path == "torch":
             return super().forward(input, hx)  # type: ignore[call-arg]
         if isinstance(input, PackedSequence):
@@ -272,6 +308,8 @@ class Normalised(Parameters):
         if state is not None and sorted_indices is not None:
             state = tuple(s.index_select(1, sorted_indices) for s in state)
         cuts = None if resets is None else resets.data
+        if is_onnx_export():
+            tracing.refuse_onnx(self, "a PackedSequence")
         if tracing.is_hidden(batch_sizes):
             given = state[0].shape[1] if state is not None else None
             batch = len(sorted_indices) if sorted_indices is not None else given
@@ -304,7 +342,9 @@ class Normalised(Parameters):
         if B == 0:
             output, final = self._of_nobody(x, state)
         else:
-            given = stack.Given(x.reshape(T * B, -1), Steps.dense(T, B), state, None, resets)
+            scanned = self._shows_scan()
+            steps = Traced(T, B, T * B, scanned=True) if scanned else Steps.dense(T, B)
+            given = stack.Given(x.reshape(T * B, -1), steps, state, None, resets)
             output, final = self._stack(given, path)
             output = output.view(T, B, -1)
         if self.batch_first:

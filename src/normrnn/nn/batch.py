@@ -228,8 +228,7 @@ class Normaliser(StatisticalNorm):
 
     @property
     def is_fixed_map(self) -> bool:
-        mode = self.mode
-        return not mode.batch and mode.population is None and self.time_steps is None
+        return self.is_fixed and self.time_steps is None
 
     @property
     def is_batch_map(self) -> bool:

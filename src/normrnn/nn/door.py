@@ -43,14 +43,21 @@ def _of_a_batch(
     return values, time
 
 
+def traced_lengths(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool) -> Tensor:
+    """Lengths (B,) for a tracer, which does not know their values: wrong ones raise when the graph
+    runs."""
+    values, time = _of_a_batch(input, lengths, batch_first)
+    possible = ((values >= 0) & (values <= time)).all()
+    torch._assert_async(possible, "lengths must be neither negative nor greater than T")
+    return values
+
+
 def sorted_by_length(
     input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(T, B, I), longest sequence first, its lengths on the CPU, and the order; for a tracer, who
     does not know their values: those that cannot be end the graph when it runs."""
-    values, time = _of_a_batch(input, lengths, batch_first)
-    possible = ((values >= 0) & (values <= time)).all()
-    torch._assert_async(possible, "lengths must be neither negative nor greater than T")
+    values = traced_lengths(input, lengths, batch_first)
     x = input.transpose(0, 1) if batch_first else input
     order = values.argsort(descending=True, stable=True)
     values = values.index_select(0, order).to("cpu", torch.int64)

@@ -31,6 +31,8 @@ class GateNorm(Hinting):
     bias: Tensor | None
     compiled_at_test_time = False
     """Whether the compiled recurrence takes its statistics of test time as they are."""
+    needs_eigenvectors = False
+    """Whether a graph of it needs eigenvectors, which ONNX has not."""
 
     def __init__(
         self,
@@ -105,6 +107,11 @@ class GateNorm(Hinting):
     def never_updated(self) -> bool:
         """Whether it keeps statistics, and they are still those it began with."""
         return False
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the next pass neither uses nor measures the statistics of the batch."""
+        return True
 
     @property
     def is_fixed_map(self) -> bool:

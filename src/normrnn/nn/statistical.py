@@ -38,6 +38,11 @@ class StatisticalNorm(GateNorm):
         return mode
 
     @property
+    def is_fixed(self) -> bool:
+        mode = self.mode
+        return not mode.batch and mode.population is None
+
+    @property
     def never_updated(self) -> bool:
         tracked = self.num_batches_tracked
         if tracked is None or tracked.is_meta or torch.compiler.is_compiling():

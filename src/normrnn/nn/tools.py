@@ -317,6 +317,14 @@ def _convertible() -> list[str]:
     ]
 
 
+def as_ours(layer: nn.RNNBase) -> Normalised:
+    """Our layer with ``norm=None`` and the weights of a torch.nn layer."""
+    kind = next(ours for torchs, ours in OURS.items() if isinstance(layer, torchs))
+    new = remade(layer, kind, layer.bias, norm=None)
+    new.load_state_dict(layer.state_dict())
+    return new
+
+
 def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> Normalised | None:
     """Our layer with torch's weights and a normaliser that does nothing yet."""
     ours = our_layer(module)

@@ -1,5 +1,6 @@
 """Our layers before torch's tracers: what each is shown, or told instead."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -63,7 +64,7 @@ def check_plain(layer: Any, tool: str) -> None:
 
 def refuse(layer: Any, tool: str, what: str) -> None:
     """RuntimeError that says what to do instead."""
-    folds = what.startswith("norm=") and layer.peephole is None and not any(layer.zoneout)
+    folds = what.startswith("norm=") and can_fold(layer)
     first = (
         "call normrnn.fold(model.eval()) first, which puts plain layers of the same output in "
         "place, or "
@@ -71,6 +72,27 @@ def refuse(layer: Any, tool: str, what: str) -> None:
     raise RuntimeError(
         f"{tool} knows torch's own layers alone, not {type(layer).__name__} with {what}: "
         f"{first if folds else ''}use torch.export, which takes this one"
+    )
+
+
+def can_fold(layer: Any) -> bool:
+    """Whether ``fold`` makes a plain layer of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of statistics that were never updated
+        try:
+            layer.check_foldable("")
+        except ValueError:
+            return False
+    return True
+
+
+def refuse_onnx(layer: Any, what: str) -> None:
+    """RuntimeError that says what to do instead."""
+    advice = "give it padded batches and lengths=" if "Packed" in what else "export model.eval()"
+    if what.startswith("norm=") or (layer.training and can_fold(layer)):
+        advice = "export normrnn.fold(model.eval())"
+    raise RuntimeError(
+        f"torch.onnx.export cannot express {type(layer).__name__} with {what}: {advice}"
     )
 
 

@@ -31,7 +31,7 @@ class Whitener(StatisticalNorm):
     """
 
     running_cov: Tensor | None
-    compiled_at_test_time = True
+    compiled_at_test_time = needs_eigenvectors = True
     _known: tuple[Any, Tensor, Tensor] | None = None
     """ε and shrinkage, a running covariance, and its root."""
     _product: tuple[Tensor, Tensor, Tensor] | None = None

@@ -49,10 +49,10 @@ def loop(call: Call, inputs: Inputs, plug: Plug) -> Result:
 
 
 def _direction(
-    call: Call, d: int, gates: Tensor, cell: Cell, start: State, inside: "_Nothing"
+    call: Call, d: int, gates: Tensor, cell: Cell, start: State, inside: "Inside"
 ) -> tuple[Tensor, State]:
     """Gate inputs (N, C) and a state of (B, H) each -> states h (N, H), the final state."""
-    step, cut, sizes = _STEPS[call.mode], call.steps.cut(gates), call.steps.sizes
+    step, cut, sizes = STEPS[call.mode], call.steps.cut(gates), call.steps.sizes
     kept, reverse = _kept(call, d, cell.w_hh.shape[1]), call.reverse[d]
     order = call.steps.order(reverse)
     resets = () if call.resets is None else call.steps.cut(call.resets.unsqueeze(1))
@@ -91,7 +91,7 @@ def one_step(mode: str, rows: Tensor, w_ih: Tensor, cell: Cell, state: Any, plug
     if state is None:
         parts = cell.sizes[: 2 if mode == "LSTM" else 1]
         state = tuple(torch.zeros_like(gates[:, :size]) for size in parts)
-    return _STEPS[mode](0, gates, state, cell, kind(plug, call, 0))
+    return STEPS[mode](0, gates, state, cell, kind(plug, call, 0))
 
 
 def _zoned(old: Tensor, new: Tensor, stays: Tensor) -> Tensor:
@@ -133,14 +133,14 @@ def input_norm(
 def _rnn(phi: Callable[[Tensor], Tensor]) -> Any:
     """h_t = φ(a_t + W_h h_{t−1})."""
 
-    def step(t: int, gates: Tensor, state: State, cell: Cell, inside: "_Nothing") -> State:
+    def step(t: int, gates: Tensor, state: State, cell: Cell, inside: "Inside") -> State:
         (h,) = state
         return (phi(inside.sums(t, gates + inside.recurrent(t, h @ cell.w_hh.t()))),)
 
     return step
 
 
-def _lstm(t: int, gates: Tensor, state: State, cell: Cell, inside: "_Nothing") -> State:
+def _lstm(t: int, gates: Tensor, state: State, cell: Cell, inside: "Inside") -> State:
     """Paper, section 3.1; gate order i, f, g, o. Peephole terms come after any normalisation."""
     (h, c), (pi, pf, po) = state, cell.peephole
     i, f, g, o = inside.sums(t, gates + inside.recurrent(t, h @ cell.w_hh.t())).chunk(4, 1)
@@ -152,7 +152,7 @@ def _lstm(t: int, gates: Tensor, state: State, cell: Cell, inside: "_Nothing") -
     return (h if cell.w_hr is None else h @ cell.w_hr.t()), c
 
 
-def _gru(t: int, gates: Tensor, state: State, cell: Cell, inside: "_Nothing") -> State:
+def _gru(t: int, gates: Tensor, state: State, cell: Cell, inside: "Inside") -> State:
     """h_t = (1−z) n + z h_{t−1}, n = tanh(a_n + r (W_hn h_{t−1} + b_hn)), as in torch."""
     (h,) = state
     inner = 2 * h.shape[1]
@@ -163,10 +163,10 @@ def _gru(t: int, gates: Tensor, state: State, cell: Cell, inside: "_Nothing") ->
     return (n + z * (h - n),)
 
 
-_STEPS = {"RNN_TANH": _rnn(torch.tanh), "RNN_RELU": _rnn(torch.relu), "LSTM": _lstm, "GRU": _gru}
+STEPS = {"RNN_TANH": _rnn(torch.tanh), "RNN_RELU": _rnn(torch.relu), "LSTM": _lstm, "GRU": _gru}
 
 
-class _Nothing:
+class Inside:
     """What a plug does before the loop, and inside it to one direction: here nothing."""
 
     def __init__(self, plug: Any, call: Call, d: int):
@@ -204,13 +204,13 @@ class _Nothing:
         return value[..., start : start + width]
 
 
-class _InputNorm(_Nothing):
+class _InputNorm(Inside):
     @staticmethod
     def before(plug: InputNorm, call: Call, pre: Tensor) -> tuple[Tensor, Statistics | None]:
         return input_norm(plug, call.steps, pre, directions=len(call.reverse))
 
 
-class _ByStep(_Nothing):
+class _ByStep(Inside):
     """What is normalised by the rows of a step."""
 
     def __init__(self, plug: Any, call: Call, d: int):
@@ -285,7 +285,7 @@ class _RecurrentNorm(_ByStep):
         return None if inside is None else _joined([self.of_input, inside])
 
 
-class _RowNorm(_Nothing):
+class InsideRowNorm(Inside):
     @staticmethod
     def before(plug: RowNorm, call: Call, pre: Tensor) -> tuple[Tensor, Statistics | None]:
         rows = pre.unflatten(1, (len(call.reverse), -1))
@@ -325,10 +325,10 @@ def _joined(parts: Sequence[Any]) -> Any:
     return Statistics(mean, var, parts[0].count)
 
 
-_INSIDE: dict[type, type[_Nothing]] = {
-    Plain: _Nothing,
+_INSIDE: dict[type, type[Inside]] = {
+    Plain: Inside,
     InputNorm: _InputNorm,
     StepNorm: _StepNorm,
-    RowNorm: _RowNorm,
+    RowNorm: InsideRowNorm,
     RecurrentNorm: _RecurrentNorm,
 }

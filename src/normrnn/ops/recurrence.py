@@ -21,7 +21,8 @@ from normrnn.ops.call import (
 )
 from normrnn.ops.check import check
 from normrnn.ops.loop import loop
-from normrnn.ops.steps import Steps
+from normrnn.ops.scan import run_scan
+from normrnn.ops.steps import Steps, Traced
 
 __all__ = [
     "Call",
@@ -52,6 +53,8 @@ def recur(call: Call, inputs: Inputs, plug: Plug) -> Result:
         plug: how gate inputs are read and steps normalised.
     """
     check(call, inputs, plug)
+    if isinstance(call.steps, Traced) and call.steps.scanned:
+        return run_scan(call, inputs, plug)
     found = kernel.attempt(call, inputs, plug)
     return loop(call, inputs, plug) if found is None else found
 

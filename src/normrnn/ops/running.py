@@ -197,8 +197,9 @@ def slots_for(tracked: Tensor, steps: int) -> Tensor:
     [1, 1, 2, 2, 4, 4, 4]
     """
     slot, seen = torch.arange(len(tracked), device=tracked.device), tracked > 0
-    last = torch.where(seen, slot, -1).cummax(0).values
-    last = torch.where(last < 0, seen.to(torch.uint8).argmax(), last)
+    # ONNX has no cummax, and no argmax of bool.
+    last = torch.where(seen & (slot <= slot.unsqueeze(1)), slot, -1).amax(1)
+    last = torch.where(last < 0, seen.long().argmax(), last)
     return last[torch.arange(steps, device=tracked.device).clamp(max=len(tracked) - 1)]
 
 

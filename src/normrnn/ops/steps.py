@@ -149,6 +149,10 @@ class Traced(Steps):
     batch_sizes: Tensor | None
     padded: bool
     """Whether rows are all T·B of a padded batch, longest sequence first, not its frames alone."""
+    scanned: bool
+    """Whether the recurrence is shown as torch's ``scan``, not as our operator."""
+    sequence_lengths: Tensor | None
+    """Of a padded batch to be scanned, (B,), in any order."""
 
     def __init__(
         self,
@@ -157,9 +161,12 @@ class Traced(Steps):
         rows: int,
         batch_sizes: Tensor | None = None,
         padded: bool = False,
+        scanned: bool = False,
+        sequence_lengths: Tensor | None = None,
     ):
-        own = {"time": time, "batch": batch, "rows": rows}
-        self.__dict__.update(own, batch_sizes=batch_sizes, padded=padded)
+        own = {"time": time, "batch": batch, "rows": rows, "batch_sizes": batch_sizes}
+        own |= {"padded": padded, "scanned": scanned, "sequence_lengths": sequence_lengths}
+        self.__dict__.update(own)
 
     # The inherited ones look at sizes, which are not known.
     __hash__ = object.__hash__
