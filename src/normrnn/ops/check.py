@@ -3,7 +3,6 @@
 The compiled kernel reads memory by the sizes it is told, so whatever passes here has to be safe.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -172,7 +171,7 @@ def _check_zoneout(call: Call, size: int, x: Tensor) -> None:
 def _check_plug(call: Call, plug: Plug, H: int, x: Tensor) -> None:
     """Check shapes and numbers; a normalisation may have a wider type than its input."""
     D, C = len(call.reverse), GATES[call.mode] * H
-    if not isinstance(plug, Plain) and not (math.isfinite(plug.eps) and plug.eps >= 0):
+    if not isinstance(plug, Plain) and not 0 <= plug.eps < float("inf"):
         raise ValueError(f"eps should be finite and not negative, got {plug.eps}")
     has_cell = getattr(plug, "cell", False)
     if has_cell and call.mode != "LSTM":
