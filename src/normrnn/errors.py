@@ -1,12 +1,18 @@
 """The one exception for what a user can put right, and words that are no error."""
 
 import logging
-import re
 from functools import cache
 
 # Control characters but for newline and tab, what reverses the order of characters, other line
 # separators, and halves of characters.
-_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_STEERING = (
+    *(c for c in range(0x20) if chr(c) not in "\n\t"),
+    *range(0x7F, 0xA0),
+    *range(0x2028, 0x202F),
+    *range(0x2066, 0x206A),
+    *range(0xD800, 0xE000),
+)
+_ESCAPES = {c: repr(chr(c))[1:-1] for c in _STEERING}
 
 
 class UserError(Exception):
@@ -39,4 +45,4 @@ def printable(text: str) -> str:
     >>> printable("a\x1b[2Jb \ud800\n")
     'a\\x1b[2Jb \\ud800\n'
     """
-    return _STEERING.sub(lambda found: repr(found[0])[1:-1], text)
+    return text.translate(_ESCAPES)

@@ -118,6 +118,14 @@ def test_hostile_torch_files(name: str, cli: Cli, tmp_path: Path) -> None:
             Checkpoints(tmp_path).read()
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+def test_hostile_programs(method: int, cli: Cli, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.pt2", "w", method) as archive:
+        archive.writestr("p/extra/card.md", b"\0" * 10**8)
+    with little_memory(50_000_000):
+        assert cli("info", tmp_path / "m.pt2")[0] == 1
+
+
 def test_what_torch_saves_is_read() -> None:
     shared = torch.arange(6.0).view(2, 3)
     betas = (0.5, 0.6)

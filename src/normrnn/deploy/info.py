@@ -17,7 +17,7 @@ from normrnn.runs.names import CONFIG
 from normrnn.runs.store import RunDirectory, tensors_header
 from normrnn.runs.torchfile import TorchFileError, load_torch_file
 
-_CARD = 10_000_000
+_CARD = 1 << 20
 """Bytes of a card at most."""
 _METADATA_PROPS = 14
 """The field of ONNX's ModelProto that holds metadata."""
@@ -130,9 +130,7 @@ def _protobuf_fields(file: IO[bytes], size: int, *wanted: int) -> Iterator[tuple
         end = file.tell() + length
         if end > size:
             raise ValueError("a field larger than its message")
-        if kind == 2 and field in wanted:
-            if length > _CARD:
-                raise ValueError("metadata too large")
+        if kind == 2 and field in wanted and length <= _CARD:
             yield field, file.read(length)
         file.seek(end)
     raise ValueError("too many fields")
@@ -153,8 +151,10 @@ def _varint(file: IO[bytes]) -> int:
 def _of_program(path: Path) -> str:
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-            name = next(n for n in archive.namelist() if n.endswith("/extra/card.md"))
-            with archive.open(name) as card:
+            (entry,) = (e for e in archive.infolist() if e.filename.endswith("/extra/card.md"))
+            if entry.compress_size != entry.file_size:
+                raise ValueError("compressed")  # torch compresses nothing
+            with archive.open(entry) as card:
                 return card.read(_CARD).decode(errors="replace")
     except OSError:
         raise
