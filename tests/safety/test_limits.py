@@ -39,18 +39,29 @@ from normrnn.speech.prepare.audio import read_sound
 from normrnn.speech.prepare.librispeech import librispeech_job
 from normrnn.speech.prepare.pdfs import read_alignments
 from normrnn.speech.prepare.preparation import prepare
-from normrnn.text.config import TextConfig
+from normrnn.text.config import LanguageConfig, ModelConfig, TextConfig, TrainConfig
 from normrnn.text.corpus import build_corpus, open_texts
 from tests.made_speech import CLASSES, Made
 from tests.safety.conftest import Cli
 from tests.sounds import RATE, sung, write_librispeech
-from tests.tiny_runs import text_dir
+from tests.tiny_runs import run_tiny, text_dir, write_texts
 
 __all__ = ["text_dir"]
 
-OLD = Path(__file__).parents[1] / "old_runs"
 STEERING = "\x1b[2J\x9b1m\u202e"
 ESCAPED = "\\x1b[2J\\x9b1m\\u202e"
+
+
+@pytest.fixture(scope="module")
+def text_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trained run, `run`, and the texts it was trained on, `data`."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "data").mkdir()
+    write_texts(folder / "data")
+    model, loop = ModelConfig(hidden=4, layers=1), TrainConfig(batch=8, steps=5)
+    config = LanguageConfig(recipe="ptb-small", epochs=1, model=model, train=loop)
+    run_tiny(replace(config, data=str(folder / "data")), folder / "run")
+    return folder
 
 
 @contextmanager
@@ -118,9 +129,8 @@ def test_hostile_torch_files(name: str, cli: Cli, tmp_path: Path) -> None:
             Checkpoints(tmp_path).read()
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
-def test_hostile_programs(method: int, cli: Cli, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "m.pt2", "w", method) as archive:
+def test_a_compressed_program(cli: Cli, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("p/extra/card.md", b"\0" * 10**8)
     with little_memory(50_000_000):
         assert cli("info", tmp_path / "m.pt2")[0] == 1
@@ -160,8 +170,10 @@ def sparse(path: Path, start: bytes = b"") -> None:
 @pytest.mark.parametrize(
     "name", ["config.json", "environment.json", "m.onnx", "model.safetensors", "text"]
 )
-def test_sparse_files_are_not_read_whole(name: str, cli: Cli, tmp_path: Path) -> None:
-    shutil.copytree(OLD / "text", tmp_path / "run")
+def test_sparse_files_are_not_read_whole(
+    name: str, cli: Cli, text_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(text_run / "run", tmp_path / "run")
     long = (3 * 10**9 - 8).to_bytes(8, "little")
     sparse(tmp_path / "run" / name, long if name == "model.safetensors" else b"[")
     with little_memory():
@@ -177,8 +189,8 @@ def test_sparse_files_are_not_read_whole(name: str, cli: Cli, tmp_path: Path) ->
             assert name in err
 
 
-def test_a_checkpoint_does_not_say_how_much_is_read(tmp_path: Path) -> None:
-    shutil.copytree(OLD / "text", tmp_path / "run")
+def test_a_checkpoint_does_not_say_how_much_is_read(text_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(text_run / "run", tmp_path / "run")
     note = {"sha256": "0" * 64, "metrics_bytes": 2**60, "metrics_sha256": "0" * 64}
     with (tmp_path / "run" / "checkpoint.pt").open("ab") as file:
         file.write(json.dumps(note).encode())
@@ -186,10 +198,12 @@ def test_a_checkpoint_does_not_say_how_much_is_read(tmp_path: Path) -> None:
         assert not metrics_as_written(tmp_path / "run")
 
 
-def test_score_and_evaluate_print_no_control_codes(cli: Cli, tmp_path: Path) -> None:
-    shutil.copytree(OLD / "text", tmp_path / "run")
+def test_score_and_evaluate_print_no_control_codes(
+    cli: Cli, text_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(text_run / "run", tmp_path / "run")
     data = tmp_path / f"data{STEERING}"
-    shutil.copytree(OLD / "text-data", data)
+    shutil.copytree(text_run / "data", data)
     (data / "valid.txt").write_text(f"a {STEERING} b\n" * 40)
     for command in (
         ["score", tmp_path / "run", data / "valid.txt", "--lines"],
@@ -250,12 +264,12 @@ def test_a_text_matrix_without_an_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "start",
-    [b"a \0B\4" + struct.pack("<i", 20_000_000), b"a 1", b"a 1 1\n", b"a " + b"1 " * 8_000_000],
+    [b"a \0B\4" + struct.pack("<i", 10_000_000), b"a 1", b"a 1 1\n", b"a " + b"1 " * 8_000_000],
 )
 def test_alignments_that_unpack_to_far_more(start: bytes, tmp_path: Path) -> None:
     body = b"\4\0\0\0\0" if b"\0B" in start else b"\nb 1" if b"\n" in start else b"1"
     path = tmp_path / "ali.1.gz"
-    path.write_bytes(gzip.compress(start + body * (80_000_000 // len(body)), 1))
+    path.write_bytes(gzip.compress(start + body * (40_000_000 // len(body)), 1))
     with little_memory(), pytest.raises(UserError, match=r"ali\.1\.gz"):
         read_alignments(tmp_path)
 
@@ -315,7 +329,7 @@ def test_flac_without_a_length_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("total", [None, 0, 2**33])
 def test_flac_that_declares_or_holds_too_much(total: int | None, tmp_path: Path) -> None:
-    samples = sung() if total else np.zeros(RATE * 3000, np.int16)
+    samples = sung() if total else np.zeros(RATE * 1500, np.int16)
     path = flac(tmp_path / "a.flac", samples, total)
     with little_memory(300_000_000), pytest.raises(Unusable):
         read_sound(path)
@@ -373,27 +387,29 @@ def test_a_large_text_without_a_home(
     assert "XDG_CACHE_HOME" in caplog.text
 
 
-def test_posteriors_say_their_size_first(cli: Cli, tmp_path: Path) -> None:
-    data = OLD / "speech-data" / "dev"
+def test_posteriors_say_their_size_first(
+    cli: Cli, speech_run: Path, speech_dir: Path, tmp_path: Path
+) -> None:
+    data = speech_dir / "dev"
     code, out, err = cli(
-        "posteriors", OLD / "speech", "--data", data, "--out", tmp_path / "p", "--device", "auto"
+        "posteriors", speech_run, "--data", data, "--out", tmp_path / "p", "--device", "auto"
     )
     assert code == 0, err
     sizes = []
-    posteriors.write_posteriors(OLD / "speech", data, tmp_path / "p", show_size=sizes.append)
+    posteriors.write_posteriors(speech_run, data, tmp_path / "p", show_size=sizes.append)
     written = (tmp_path / "p.ark").stat().st_size
     assert 0.9 * written < sizes[0] <= written  # headers and keys come on top
     assert f"{sizes[0] / 1e6:,.1f} MB" in out.splitlines()[0]
 
 
 def test_int8_export_that_cannot_be_written(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise EncodeError("Failed to serialize proto: no space")
 
-    command = ["export", OLD / "text", "-o", tmp_path / "m.onnx", "--format", "onnx"]
-    command += ["--quantize", "int8", "--data", OLD / "text-data"]
+    command = ["export", text_run / "run", "-o", tmp_path / "m.onnx", "--format", "onnx"]
+    command += ["--quantize", "int8", "--data", text_run / "data"]
     with monkeypatch.context() as patched:
         patched.setattr("onnxruntime.quantization.quantize_dynamic", full)
         code, _, err = cli(*command)
