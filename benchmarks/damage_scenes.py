@@ -369,12 +369,12 @@ def tensors(run: str) -> Callable[[], Any]:
 
 
 def contents(*patterns: str) -> Callable[[], Any]:
-    """Files as they are."""
+    """Files as they are; nobody reads what is in a lock."""
     return lambda: {
         str(path): path.read_bytes()
         for pattern in patterns
         for path in sorted(Path().glob(pattern))
-        if path.is_file()
+        if path.is_file() and path.name != ".lock"
     }
 
 
