@@ -9,7 +9,10 @@ import pytest
 
 from normrnn import processes
 from normrnn.commands import compare as command
+from normrnn.commands.jobs import plan
+from normrnn.engine.start import open_experiment
 from normrnn.processes import Child, stop, usable_cores
+from normrnn.text.config import LanguageConfig
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def test_cores_are_those_that_we_may_use(cores: Path, quota: str | None, expecte
 
 
 def test_a_comparison_starts_as_many_processes(
-    cores: Path, monkeypatch: pytest.MonkeyPatch
+    cores: Path, tiny: LanguageConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cores.write_text("300000 100000\n")
     limits: list[int] = []
@@ -46,7 +49,8 @@ def test_a_comparison_starts_as_many_processes(
 
     monkeypatch.setattr(command, "Jobs", Spy)
     request = command.Request((), 1, 0, Path(), tensorboard=False, target=None, tuning=None)
-    command._train([], request, command.Console(quiet=True))
+    arms = plan(tiny, ["none"], 1, tmp_path / "out")
+    command._train(arms, request, open_experiment(tiny), command.Console(quiet=True))
     assert limits == [3]
 
 
