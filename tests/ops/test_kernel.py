@@ -93,6 +93,19 @@ def test_a_step_with_equal_rows_is_normalised_by_what_is_given(plug: str) -> Non
     assert torch.allclose(none.rows, loop(call, inputs, replace(own, fixed=None)).rows, atol=1e-3)
 
 
+@pytest.mark.parametrize("plug", ["row", "row cell"])
+def test_numbers_near_the_smallest_are_as_good_as_torchs(plug: str) -> None:
+    """They have few digits left, for the kernel as for torch's operations in float32."""
+    for mode, scale in itertools.product(["LSTM"] if "cell" in plug else MODES, (1e-38, 1e-41)):
+        case = Case(mode, plug, (7, 7, 4), (False, True), 3, 13, peephole="ifo")
+        tensors = tensors_of(case)
+        with torch.no_grad():
+            tensors["x"] *= scale
+        found, by_torch = (computed(case, tensors, compute) for compute in (kernel.run, loop))
+        for own, other, wanted in zip(found, by_torch, in_float64(case, tensors), strict=True):
+            check(own, wanted, 1e-4, least=1e-30, beside=other)
+
+
 ALONE = ["plain", "frame fixed", "step fixed", "row", "row cell", "recurrent fixed"]
 ALONE += ["recurrent cell fixed"]
 

@@ -252,22 +252,30 @@ def test_operators_refuse_invalid_arguments(case: Case) -> None:
         torch.ops.normrnn.recur_backward(*args, [], grads, wanted)
 
 
+def spread(t: Tensor | None) -> Tensor | None:
+    """The same values, not side by side."""
+    return None if t is None else torch.stack([t, t], -1)[..., 0]
+
+
+def negative(t: Tensor | None) -> Tensor | None:
+    """The same values, whose memory has the opposite ones."""
+    return torch._neg_view(-t) if t is not None and t.is_floating_point() else t
+
+
+@pytest.mark.parametrize("other", [spread, negative])
 @pytest.mark.parametrize("case", EVERYTHING, ids=str)
 @torch.no_grad()
-def test_operators_take_any_strides(case: Case) -> None:
+def test_operators_take_any_strides(case: Case, other: Any) -> None:
     args = given(case)
-    expected = torch.ops.normrnn.recur(*args, False)
-    strided, negative = [], []
-    for t in args[0]:
-        spread = None if t is None else torch.stack([t.detach(), t.detach()], -1)[..., 0]
-        strided.append(spread)
-        if t is not None and t.is_floating_point():
-            t = torch._neg_view(-t.detach())
-        negative.append(t)
-    for tensors in (strided, negative):
-        found = torch.ops.normrnn.recur(tensors, *args[1:], False)
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b)
+    made = torch.ops.normrnn.recur(*args, True)
+    grads = heads(made, 2 if case.mode == "LSTM" else 1)
+    wanted = [t is not None and t.requires_grad for t in args[0]]
+    first = torch.ops.normrnn.recur_backward(*args, made, grads, wanted)
+    own = [other(t) for t in args[0]], *args[1:]
+    found = torch.ops.normrnn.recur(*own, False)
+    torch.testing.assert_close(found, made[: len(found)])
+    rest = [other(t) for t in made], [other(t) for t in grads], wanted
+    torch.testing.assert_close(torch.ops.normrnn.recur_backward(*own, *rest), first)
 
 
 def test_those_that_change_buffers_refuse_invalid_arguments() -> None:

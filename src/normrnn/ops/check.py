@@ -118,7 +118,7 @@ def check_sizes(sizes: Tensor | None, time: int, batch: int, rows: int) -> list[
     if sizes is None:
         if rows != time * batch:
             raise ValueError(f"{time} steps of {batch} sequences are not {rows} rows")
-        return [batch] * time
+        return [batch] * time if batch else []
     if sizes.shape != (time,) or sizes.dtype != torch.int64:
         raise ValueError(
             f"sizes should be torch.int64 of shape {(time,)}, got {sizes.dtype} of shape "

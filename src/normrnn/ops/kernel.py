@@ -274,6 +274,8 @@ def update(
     K, C = means.shape
     if loaded is None or not K * C or mean.shape != (C,) or var.shape != (C,):
         return None
+    if not 0 <= inputs <= C:
+        return None
     for t in (mean, var, means, variances, count):
         if t.dtype != torch.float32 or not t.is_cpu or t.layout != torch.strided or t.is_neg():
             return None

@@ -65,7 +65,7 @@ def is_compiled(spec: Spec, tensors: Flat) -> bool:
     for k, t in enumerate(tensors):
         if t is None:
             continue
-        if not t.is_cpu or t.layout != torch.strided or t.is_neg():
+        if not t.is_cpu or t.layout != torch.strided:
             return False
         if k == RESETS or t.dtype == torch.float32:
             continue
@@ -107,12 +107,20 @@ class Made(NamedTuple):
         return Made(rows, state, statistics, rest[0] if rest else None)
 
 
+def _solid(tensors: Flat) -> list[Any]:
+    """The same tensors as C reads them, each entry beside the next."""
+    return [
+        t if t is None or (t.is_contiguous() and not t.is_neg()) else t.resolve_neg().contiguous()
+        for t in tensors
+    ]
+
+
 def forward(
     spec: Spec, steps: Steps, keep: bool, tensors: Flat, kept_floats: int = 0
 ) -> list[Tensor]:
     """By C; ``keep``: for a way back, in a block of as many floats as it takes, or of
     ``kept_floats``, and then with 0 between what is written: an operator's results are defined."""
-    solid = [None if t is None else t.contiguous() for t in tensors]
+    solid = _solid(tensors)
     form = form_of(spec, solid, keep)
     loaded = library(form.H)
     assert loaded is not None
@@ -145,8 +153,7 @@ def backward(
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """By C, from what ``forward`` made: gradients of the wanted ones."""
-    solid: list[Any] = [None if t is None else t.contiguous() for t in tensors]
-    heads = [None if g is None else g.contiguous() for g in (*grads, None)[:3]]
+    solid, heads = _solid(tensors), _solid((*grads, None)[:3])
     form = form_of(spec, solid)
     loaded = library(form.H)
     assert loaded is not None
@@ -159,7 +166,7 @@ def backward(
         tuple(wanted),
         torch.get_num_threads(),  # of autograd's thread
     )
-    rows, _, statistics, kept = Made.of(spec, made)
+    rows, _, statistics, kept = Made.of(spec, _solid(made))
     D, H, first = len(form.reverse), form.H, spec.first_cell
     by_units = _unit_sums(spec, first)
     derived = [
