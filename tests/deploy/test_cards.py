@@ -184,6 +184,7 @@ def test_what_the_command_line_refuses(cli: Cli, tmp_path: Path) -> None:
         (["-o", tmp_path / "m.onnx"], "is no name for the format torch", 2),
         (["-o", run / "config.json"], "is a file", 2),
         (["-o", tmp_path / "x", "--quantize", "int8"], "'int8' is for 'onnx'", 1),
+        (["-o", tmp_path / "x", "--opset", "18"], "opset=18", 1),
         (
             ["-o", tmp_path / "y", "--format", "onnx", "--quantize", "int8", "--data", "/nowhere"],
             "/nowhere does not exist; --data says where",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import normrnn
 from tests.helpers import CELLS, NORMS, build
-from tests.traced import TOOLS
+from tests.traced import TOOLS, needs_normrnn
 
 ROOT = Path(__file__).parents[2]
 FEW = {
@@ -209,6 +209,16 @@ class TestTorchScript:
         plain = normrnn.fold(model.eval())
         made = torch.jit.script(plain)
         torch.testing.assert_close(made(self.other), model(self.other))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+@torch.no_grad()
+def test_strict_export_without_our_operators() -> None:
+    layer, x = build("gru", "layer", dtype=torch.float32).eval(), torch.randn(5, 4, 3)
+    program = torch.export.export(layer, (x,), strict=True)
+    assert not needs_normrnn(program)
+    torch.testing.assert_close(program.module()(x), layer(x))
 
 
 @pytest.mark.parametrize("kind", ["RNNCell", "LSTMCell", "GRUCell"])

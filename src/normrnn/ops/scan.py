@@ -188,7 +188,7 @@ def _direction(
     step = STEPS[call.mode]
     rows = InsideRowNorm(plug, call, d) if isinstance(plug, RowNorm) else None
 
-    def combine(state: State, x: dict[str, Tensor]) -> tuple[State, Tensor]:
+    def combine(state: Any, x: Any) -> Any:  # the compiler cannot trace other annotations
         values = {**fixed, **x}
         before = state
         if "resets" in x:
