@@ -41,7 +41,7 @@ def best(steps: Sequence[Callable[[], float]], seconds: float) -> list[float]:
     return times
 
 
-def with_resets(shape: Everyday, norm: str | None, share: float, seconds: float) -> float:
+def with_resets(shape: Everyday, norm: Any, share: float, seconds: float) -> float:
     """A training step with resets over the same without."""
     x = torch.randn(shape.T, shape.B, shape.I)
     gradient = torch.randn(shape.T, shape.B, shape.directions * shape.H)
@@ -61,7 +61,7 @@ def call_of(layer: nn.Module, x: torch.Tensor) -> Callable[[], float]:
     return call
 
 
-def in_eval(shape: Everyday, norm: str, seconds: float) -> list[float]:
+def in_eval(shape: Everyday, norm: Any, seconds: float) -> list[float]:
     """An eval call, and one of the layer folded once, over torch's."""
     sizes, both = (shape.I, shape.H), shape.directions == 2
     x = torch.randn(shape.T, shape.B, shape.I)

@@ -49,7 +49,7 @@ def folded(seconds: float) -> None:
     print("\n| whole batches, eval | nn.LSTM ms | folded | not folded |\n|---|---|---|---|")
     for name, (T, B, I, H) in SHAPES.items():  # noqa: E741
         x = torch.randn(T, B, I)
-        ours = normrnn.LSTM(I, H, 2)
+        ours = normrnn.LSTM(I, H, 2, norm="sequence")
         ours(x)
         ours.eval()
         layers = {"torch": nn.LSTM(I, H, 2), "folded": normrnn.fold(ours, plain=True), "ours": ours}

@@ -167,7 +167,7 @@ def _packed(padded: Tensor, lengths: list[int]) -> PackedSequence:
 
 def _inference(name: str, shape: Shape, x: Tensor) -> Step:
     sizes, both = (shape.input, shape.hidden), shape.bidirectional
-    layer = normrnn.LSTM(*sizes, bidirectional=both).eval()
+    layer = normrnn.LSTM(*sizes, bidirectional=both, norm="sequence").eval()
     model = normrnn.fold(normrnn.recalibrate(layer, [x]))
     plain = nn.LSTM(*sizes, bidirectional=both).eval() if name.startswith("nn") else model
 

@@ -26,7 +26,7 @@ NAN = float("nan")
 class Tagger(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.gru = normrnn.GRU(1, 32, batch_first=True)
+        self.gru = normrnn.GRU(1, 32, batch_first=True, norm="sequence")
         self.head = nn.Linear(32, 2)
 
     def forward(self, x: Tensor, lengths: list[int]) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import settings
 
 from normrnn.errors import notice
+from normrnn.nn.base import Normalised
 from tests.tiny_runs import saved_with_running, text_dir, tiny, tiny_frame
 from tests.tiny_speech import speech_dir, tiny_baseline, tiny_speech
 
@@ -60,6 +61,7 @@ def _seed() -> None:
 def _nothing_said_yet() -> None:
     """What is said once is said once in every test."""
     notice.cache_clear()
+    Normalised.looks_ahead_warned = False
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,6 +15,10 @@ from importlib import import_module
 from typing import Any, Literal
 
 BASELINE = "none"
+BATCH_HINT = (
+    "batch normalisation over all frames of the batch is 'sequence', over the frames of each time"
+    " step 'frame'"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +98,8 @@ def of(name: str | None) -> Norm:
     """The row of a name, or of the layers' None; ValueError with the choices for any other."""
     found = _TABLE.get(BASELINE if name is None else name)
     if found is None:
-        raise ValueError(f"unknown normalisation {name!r}: choose one of {', '.join(_TABLE)}")
+        hint = f"; {BATCH_HINT}" if name == "batch" else ""
+        raise ValueError(f"unknown normalisation {name!r}: choose one of {', '.join(_TABLE)}{hint}")
     return found
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -399,7 +400,7 @@ def test_score_reads_every_line(cli: Cli, run: Path, tmp_path: Path) -> None:
     assert first.split("\t")[1:] == ["4", "w1 w3 w9"]
     assert second.split("\t")[1:] == ["4", "w2 strange w6"]
     assert "8 tokens (1 <unk>)" in summary
-    model = load(run)
+    model: Any = load(run)
     assert model.vocabulary is not None
     index = model.vocabulary.index
     words = ["<eos>", "w1", "w3", "w9", "<eos>", "w2", "<unk>", "w6", "<eos>"]

@@ -35,7 +35,7 @@ def toy() -> Iterator[norms.Norm]:
 
 @pytest.mark.usefixtures("toy")
 def test_a_new_norm_is_a_layer() -> None:
-    layer: Any = normrnn.LSTM(3, 2, num_layers=2, bidirectional=True, norm="toy", gamma=2.0)
+    layer: Any = normrnn.LSTM(3, 2, num_layers=2, bidirectional=True, norm="toy", gamma=2.0)  # type: ignore[arg-type]
     assert isinstance(layer.norm_l1_reverse, Toy)
     x = torch.randn(5, 4, 3)
     output, _ = layer(x, lengths=[5, 2, 3, 1])
@@ -48,11 +48,11 @@ def test_a_new_norm_is_a_layer() -> None:
     with torch.no_grad():
         plain.weight_ih_l0.copy_(torch.eye(8))
         plain.weight_hh_l0.copy_(layer.weight_hh_l0)
-    small = normrnn.LSTM(3, 2, norm="toy", gamma=2.0)
+    small = normrnn.LSTM(3, 2, norm="toy", gamma=2.0)  # type: ignore[arg-type]
     small.load_state_dict({k: v for k, v in layer.state_dict().items() if k in small.state_dict()})
     torch.testing.assert_close(small(x)[0], plain(pre)[0])
     with pytest.raises(ValueError, match=r"choose one of 'sequence'.*'toy', None"):
-        normrnn.LSTM(3, 2, norm="toys")
+        normrnn.LSTM(3, 2, norm="toys")  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("toy")

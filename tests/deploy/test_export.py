@@ -327,7 +327,7 @@ class HandsOn(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rnn = normrnn.GRU(3, 4, 2)
+        self.rnn = normrnn.GRU(3, 4, 2, norm="sequence")
 
     def forward(self, x: Tensor, lengths: Any = None, resets: Any = None) -> Tensor:
         rnn = self.rnn

@@ -80,7 +80,7 @@ class Own(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.project = nn.Linear(2, 3)
-        self.rnn = normrnn.LSTM(3, 4)
+        self.rnn = normrnn.LSTM(3, 4, norm="sequence")
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         return self.rnn(self.project(x), state)
@@ -104,7 +104,7 @@ class HandsOn(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rnn = normrnn.LSTM(3, 4)
+        self.rnn = normrnn.LSTM(3, 4, norm="sequence")
 
     def forward(self, x: Tensor, state: Any = None, resets: Any = None) -> tuple[Tensor, Any]:
         return self.rnn(x, state, resets=resets)
@@ -154,7 +154,10 @@ def test_tokens_of_a_users_own_model_that_is_batch_first() -> None:
     class Tokens(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table, self.rnn = nn.Embedding(7, 3), normrnn.GRU(3, 4, batch_first=True)
+            self.table, self.rnn = (
+                nn.Embedding(7, 3),
+                normrnn.GRU(3, 4, batch_first=True, norm="sequence"),
+            )
 
         def forward(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
             return self.rnn(self.table(tokens), state)
@@ -253,7 +256,7 @@ def test_wrong_calls() -> None:
     with pytest.raises(ValueError, match=r"differ over 3 time steps.*shared=True"):
         normrnn.Stream(normrnn.LSTM(3, 4, norm="frame", time_steps=3))
     with pytest.raises(ValueError, match="no running statistics"):
-        normrnn.Stream(normrnn.LSTM(3, 4, track_running_stats=False))
+        normrnn.Stream(normrnn.LSTM(3, 4, track_running_stats=False, norm="sequence"))
     stream = normrnn.Stream(text_model())
     for token in (7, -1, torch.tensor([1, 7])):
         with pytest.raises(ValueError, match="ids from 0 to 6"):

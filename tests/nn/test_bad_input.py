@@ -20,7 +20,7 @@ def x(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("make", LAYERS)
 class TestConstruction:
-    @pytest.mark.parametrize("norm", ["batch", "Sequence", "none", "", 1, True])
+    @pytest.mark.parametrize("norm", ["batch", "Sequence", "None", "", 1, True])
     def test_unknown_norm(self, make: Any, norm: Any) -> None:
         """An error that lists the choices, never a fallback."""
         with pytest.raises(
@@ -78,7 +78,7 @@ def test_unknown_peephole() -> None:
     with pytest.raises(
         ValueError, match=r"unknown peephole='input': choose None, 'output' or 'all'"
     ):
-        normrnn.LSTM(3, 2, peephole="input")  # type: ignore[arg-type]
+        normrnn.LSTM(3, 2, peephole="input", norm="sequence")  # type: ignore[arg-type]
     for make in (normrnn.RNN, normrnn.GRU):
         with pytest.raises(TypeError, match="peephole"):
             make(3, 2, peephole="all")  # type: ignore[call-arg]
@@ -86,7 +86,7 @@ def test_unknown_peephole() -> None:
 
 def test_unknown_nonlinearity() -> None:
     with pytest.raises(ValueError, match=r"'gelu'.*'tanh' or 'relu'"):
-        normrnn.RNN(3, 2, nonlinearity="gelu")
+        normrnn.RNN(3, 2, nonlinearity="gelu", norm="sequence")
 
 
 def test_projection_with_a_peephole() -> None:

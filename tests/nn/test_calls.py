@@ -165,7 +165,10 @@ def test_hooks_and_wrappers_see_torchs_calls() -> None:
 
 def test_packed_output_can_be_packed_on() -> None:
     """A stack of layers on PackedSequence, as torch users build it."""
-    first, second = build("lstm", "sequence"), normrnn.GRU(2, 2, dtype=torch.float64)
+    first, second = (
+        build("lstm", "sequence"),
+        normrnn.GRU(2, 2, dtype=torch.float64, norm="sequence"),
+    )
     x = torch.randn(5, 3, 3, dtype=torch.float64)
     packed = pack_padded_sequence(x, torch.tensor(LENGTHS), enforce_sorted=False)
     via_rows = second(first(packed)[0])[0]

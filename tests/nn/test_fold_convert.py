@@ -214,7 +214,7 @@ class TestConvert:
         assert type(model.lower) is nn.LSTM
 
     def test_layers_that_are_ours_already_keep_their_function(self) -> None:
-        model = Tagger(nn.GRU(3, 2), normrnn.GRU(2, 2))
+        model = Tagger(nn.GRU(3, 2), normrnn.GRU(2, 2, norm="sequence"))
         randomise(model)
         model.eval()
         x = torch.randn(5, 4, 3)
@@ -368,7 +368,7 @@ def test_parametrized_weights_and_peepholes_fold(norm: Any) -> None:
 
 @pytest.mark.parametrize("wrap", [nn.utils.parametrizations.spectral_norm, lambda layer, _: layer])
 def test_no_running_statistics_is_said(wrap: Any) -> None:
-    layer = normrnn.LSTM(3, 4, track_running_stats=False)
+    layer = normrnn.LSTM(3, 4, track_running_stats=False, norm="sequence")
     wrap(layer, "weight_hh_l0")
     with pytest.raises(ValueError, match="no running statistics"):
         normrnn.fold(layer.eval())

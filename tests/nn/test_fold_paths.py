@@ -32,7 +32,7 @@ class Ragged(nn.Module):
         return self.head(self.lstm(x, **more)[0])
 
 
-def trained(norm: str = "sequence", **options: Any) -> tuple[Ragged, Tensor, Tensor]:
+def trained(norm: Any = "sequence", **options: Any) -> tuple[Ragged, Tensor, Tensor]:
     model = Ragged(normrnn.LSTM(3, 4, **{**NORMS[norm], **options}))
     x, resets = torch.randn(6, 3, 3), torch.rand(6, 3) < 0.3
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -44,7 +44,7 @@ def trained(norm: str = "sequence", **options: Any) -> tuple[Ragged, Tensor, Ten
 
 
 @pytest.mark.parametrize("norm", ["sequence", "frame", "hidden-shared", "none"])
-def test_train_ragged_fold_call(norm: str) -> None:
+def test_train_ragged_fold_call(norm: Any) -> None:
     model, x, resets = trained(norm)
     model.eval()
     folded: Any = normrnn.fold(model)
@@ -83,7 +83,7 @@ def test_a_layers_own_fold_is_always_torchs() -> None:
 
 @pytest.mark.parametrize("cell", ["lstm-output", "lstm-all"])
 @pytest.mark.parametrize("norm", ["sequence", "frame", "none"])
-def test_peepholes_are_kept_where_ours_is(cell: str, norm: str) -> None:
+def test_peepholes_are_kept_where_ours_is(cell: str, norm: Any) -> None:
     layer = build(cell, norm, num_layers=2, bidirectional=True).eval()
     with pytest.raises(ValueError, match="no peepholes"):
         normrnn.fold(layer)
@@ -95,7 +95,7 @@ def test_peepholes_are_kept_where_ours_is(cell: str, norm: str) -> None:
 
 def test_nothing_is_added_to_the_state_dict() -> None:
     model, _, _ = trained()
-    fresh = normrnn.LSTM(3, 4)
+    fresh = normrnn.LSTM(3, 4, norm="sequence")
     assert set(model.lstm.state_dict()) == set(fresh.state_dict())
     fresh.load_state_dict(model.lstm.state_dict())
 
@@ -124,7 +124,7 @@ def test_saved_as_plain_torch_and_loaded_where_there_is_nothing_else(tmp_path: P
 
 class TestNeverUpdated:
     @pytest.mark.parametrize("norm", ["sequence", "frame", "hidden"])
-    def test_says_so(self, norm: str) -> None:
+    def test_says_so(self, norm: Any) -> None:
         layer = normrnn.GRU(3, 2, norm=norm)
         with pytest.warns(UserWarning, match="GRU is folded with statistics.*never updated"):
             layer.fold()
@@ -132,7 +132,7 @@ class TestNeverUpdated:
             normrnn.fold(nn.Sequential(layer))
 
     @pytest.mark.parametrize("norm", ["sequence", "frame", "hidden"])
-    def test_not_after_training_or_recalibration(self, norm: str) -> None:
+    def test_not_after_training_or_recalibration(self, norm: Any) -> None:
         layer = normrnn.GRU(3, 2, norm=norm)
         layer(torch.randn(5, 4, 3))
         other = normrnn.recalibrate(normrnn.GRU(3, 2, norm=norm), [torch.randn(5, 4, 3)])
@@ -150,7 +150,7 @@ class TestShared:
     @pytest.mark.parametrize("norm", ["frame-slots", "hidden"])
     @pytest.mark.parametrize("cell", ["tanh", "lstm", "gru"])
     def test_equals_a_layer_that_never_had_slots(
-        self, cell: str, norm: str, bidirectional: bool
+        self, cell: str, norm: Any, bidirectional: bool
     ) -> None:
         layer = build(cell, norm, num_layers=2, bidirectional=bidirectional)
         other = {"frame-slots": "frame", "hidden": "hidden-shared"}[norm]
@@ -305,7 +305,7 @@ class TestEvalCalls:
     @pytest.mark.parametrize("how", CHANGES)
     @pytest.mark.parametrize("rows", [2, 20, 200])
     @pytest.mark.parametrize("norm", ["sequence", "frame", "hidden-shared"])
-    def test_changes_by_any_way_are_seen(self, norm: str, rows: int, how: str) -> None:
+    def test_changes_by_any_way_are_seen(self, norm: Any, rows: int, how: str) -> None:
         for dtype in (torch.float32, torch.float64):
             layer = build("lstm", norm, dtype=dtype).eval()
             x = torch.randn(rows, 4, 3, dtype=dtype)
@@ -322,7 +322,7 @@ class TestEvalCalls:
 
 
 def test_what_a_compiled_model_was_called_with_counts_too() -> None:
-    model = Ragged(normrnn.LSTM(3, 4))
+    model = Ragged(normrnn.LSTM(3, 4, norm="sequence"))
     x, lengths = torch.randn(6, 3, 3), torch.tensor(LENGTHS)
     torch.compile(model, backend="eager", fullgraph=True)(x, lengths).sum().backward()
     folded = normrnn.fold(model.eval())
@@ -334,7 +334,7 @@ class HandsOn(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rnn = normrnn.LSTM(3, 4)
+        self.rnn = normrnn.LSTM(3, 4, norm="sequence")
 
     def forward(self, x: Tensor, lengths: Any = None, resets: Any = None) -> Tensor:
         return self.rnn(x, lengths=lengths, resets=resets)[0]
@@ -354,13 +354,15 @@ def test_a_keyword_that_was_handed_on_as_none_counts_too(compiled: bool) -> None
 
 @pytest.mark.parametrize("plain", [None, True])
 def test_a_layer_that_was_never_given_the_keyword_becomes_torchs(plain: bool | None) -> None:
-    model = nn.Sequential(normrnn.LSTM(3, 4))
+    model = nn.Sequential(normrnn.LSTM(3, 4, norm="sequence"))
     model(torch.randn(6, 3, 3))
     assert type(normrnn.fold(model, plain)[0]) is nn.LSTM  # type: ignore[index]
 
 
 def test_a_node_of_fx_folds_as_it_was_called() -> None:
-    traced: Any = torch.fx.symbolic_trace(nn.Sequential(nn.Tanh(), normrnn.LSTM(3, 4)))
+    traced: Any = torch.fx.symbolic_trace(
+        nn.Sequential(nn.Tanh(), normrnn.LSTM(3, 4, norm="sequence"))
+    )
     x = torch.randn(6, 3, 3)
     traced(x)
     folded: Any = normrnn.fold(traced.eval())

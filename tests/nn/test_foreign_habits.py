@@ -45,7 +45,7 @@ class TestWholeModules:
     )
     def test_in_a_process_that_only_imports_it(self, imports: str, tmp_path: Path) -> None:
         file = tmp_path / "layer.pt"
-        torch.save(normrnn.LSTM(3, 2), file)
+        torch.save(normrnn.LSTM(3, 2, norm="sequence"), file)
         load = "print(*(torch.load(sys.argv[1], weights_only=w).norm for w in (True, False)))"
         done = subprocess.run(
             [sys.executable, "-c", f"import sys; {imports}; {load}", str(file)],
@@ -74,17 +74,21 @@ class TestForgetBias:
 
     def test_the_draws_of_everything_else_stay(self) -> None:
         torch.manual_seed(1)
-        plain = normrnn.LSTM(3, 2).state_dict()
+        plain = normrnn.LSTM(3, 2, norm="sequence").state_dict()
         torch.manual_seed(1)
-        for name, value in normrnn.LSTM(3, 2, forget_bias=1.0).state_dict().items():
+        for name, value in (
+            normrnn.LSTM(3, 2, forget_bias=1.0, norm="sequence").state_dict().items()
+        ):
             assert torch.equal(value, plain[name]) == (name != "norm_l0.bias")
 
     def test_shown_and_refused(self) -> None:
-        assert "forget_bias=1.0" in normrnn.LSTM(3, 2, forget_bias=1.0).extra_repr()
+        assert (
+            "forget_bias=1.0" in normrnn.LSTM(3, 2, forget_bias=1.0, norm="sequence").extra_repr()
+        )
         with pytest.raises(ValueError, match=r"forget_bias=1\.0 needs a bias.*bias=False"):
-            normrnn.LSTM(3, 2, bias=False, forget_bias=1.0)
+            normrnn.LSTM(3, 2, bias=False, forget_bias=1.0, norm="sequence")
         with pytest.raises(ValueError, match=r"needs a bias to set, got affine=False"):
-            normrnn.LSTM(3, 2, affine=False, forget_bias=1.0)
+            normrnn.LSTM(3, 2, affine=False, forget_bias=1.0, norm="sequence")
         assert normrnn.LSTM(3, 2, norm=None, affine=False, forget_bias=1.0).forget_bias == 1.0
         for make in (normrnn.GRU, normrnn.RNN):
             with pytest.raises(TypeError, match=f"{make.__name__}.__init__.*'forget_bias'"):
@@ -158,7 +162,7 @@ class TestInitialise:
         assert all(map(torch.equal, before, after))
 
     def test_functions_of_ones_own(self) -> None:
-        layer: Any = normrnn.LSTM(3, 4, proj_size=2)
+        layer: Any = normrnn.LSTM(3, 4, proj_size=2, norm="sequence")
         shapes: list[tuple[int, ...]] = []
 
         def seen(weight: Tensor) -> None:
@@ -181,7 +185,8 @@ class TestInitialise:
 
     @pytest.mark.parametrize("kind", [nn.LSTM, normrnn.LSTM, nn.GRUCell, normrnn.GRUCell])
     def test_parametrised_weights_are_drawn_too(self, kind: Any) -> None:
-        layer = kind(20, 20)
+        own: dict[str, Any] = {"norm": "sequence"} if kind is normrnn.LSTM else {}
+        layer = kind(20, 20, **own)
         end = "" if isinstance(layer, nn.RNNCellBase) else "_l0"
         for name in ("weight_ih", "weight_hh"):
             nn.utils.parametrizations.weight_norm(layer, f"{name}{end}")
@@ -191,7 +196,7 @@ class TestInitialise:
             torch.testing.assert_close(gate @ gate.t(), torch.eye(20), rtol=1e-4, atol=1e-4)
         assert not torch.equal(getattr(layer, f"weight_ih{end}"), before)
         assert all(p.requires_grad for p in layer.parameters())
-        plain, x = normrnn.initialise(kind(20, 20)), torch.randn(6, 20)
+        plain, x = normrnn.initialise(kind(20, 20, **own)), torch.randn(6, 20)
         with torch.no_grad():
             for name in ("weight_ih", "weight_hh"):
                 plain.get_parameter(f"{name}{end}").copy_(getattr(layer, f"{name}{end}"))
@@ -199,7 +204,7 @@ class TestInitialise:
 
     @pytest.mark.parametrize("training", [True, False])
     def test_a_spectral_norm_is_that_of_the_new_weight(self, training: bool) -> None:
-        layer: Any = normrnn.LSTM(3, 5).train(training)
+        layer: Any = normrnn.LSTM(3, 5, norm="sequence").train(training)
         nn.utils.parametrizations.spectral_norm(layer, "weight_hh_l0")
         before, modes = layer.weight_hh_l0.clone(), [m.training for m in layer.modules()]
         normrnn.initialise(layer, recurrent=lambda w: w.normal_().mul_(100))
@@ -208,7 +213,7 @@ class TestInitialise:
         assert [m.training for m in layer.modules()] == modes
 
     def test_parametrised_vectors(self) -> None:
-        layer: Any = normrnn.LSTM(3, 2, gamma=0.5)
+        layer: Any = normrnn.LSTM(3, 2, gamma=0.5, norm="sequence")
         for name in ("weight", "bias"):
             nn.utils.parametrize.register_parametrization(layer.norm_l0, name, Doubled())
             setattr(layer.norm_l0, name, torch.randn(8))
@@ -217,16 +222,18 @@ class TestInitialise:
         assert layer.norm_l0.bias.tolist() == [0.25, 0.25, 1, 1, 0.25, 0.25, 0.25, 0.25]
 
     def test_what_cannot_be_assigned_to_says_so(self) -> None:
-        layer: Any = normrnn.GRU(3, 2)
+        layer: Any = normrnn.GRU(3, 2, norm="sequence")
         nn.utils.parametrize.register_parametrization(layer, "weight_hh_l0", nn.Tanh())
         with pytest.raises(ValueError, match=r"weight_hh_l0 of GRU cannot be.*assigned to"):
             normrnn.initialise(layer)
-        layer = nn.utils.parametrizations.weight_norm(normrnn.GRU(3, 2), "weight_hh_l0")
+        layer = nn.utils.parametrizations.weight_norm(
+            normrnn.GRU(3, 2, norm="sequence"), "weight_hh_l0"
+        )
         with pytest.raises(ValueError, match=r"weight_hh_l0 of GRU.*not finite"):
             normrnn.initialise(layer, recurrent=nn.init.zeros_)
 
     def test_the_layers_own_forget_bias_is_kept(self) -> None:
-        layer: Any = normrnn.initialise(normrnn.LSTM(3, 2, forget_bias=1.0))
+        layer: Any = normrnn.initialise(normrnn.LSTM(3, 2, forget_bias=1.0, norm="sequence"))
         assert layer.norm_l0.bias.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
 
 
@@ -251,7 +258,7 @@ class TestForeignWeights:
         assert sorted(unexpected) == sorted(k for k in state if "bias" in k)
 
     def test_ours_into_a_layer_without_a_norm_say_fold(self) -> None:
-        state = normrnn.GRU(3, 2).state_dict()
+        state = normrnn.GRU(3, 2, norm="sequence").state_dict()
         with pytest.raises(RuntimeError, match=r"these are weights of a normalised.*\.fold"):
             normrnn.GRU(3, 2, norm=None).load_state_dict(state)
 
@@ -317,7 +324,7 @@ def test_mistakes_raise_torchs_types(ours: Any, torchs: Any, what: str) -> None:
 
 def test_an_unknown_keyword_is_named_with_its_layer() -> None:
     with pytest.raises(TypeError, match=r"LSTM.__init__\(\) got an unexpected.*'normalise'"):
-        normrnn.LSTM(3, 2, normalise=True)  # type: ignore[call-arg]
+        normrnn.LSTM(3, 2, normalise=True, norm="sequence")  # type: ignore[call-arg]
 
 
 class Scaled(normrnn.GRU):
@@ -358,7 +365,7 @@ class TestSubclasses:
                 normrnn.convert(kind(3, 2, norm=None), batches=[torch.randn(5, 4, 3)])
 
     def test_streaming(self) -> None:
-        layer, x = Scaled(3, 2), torch.randn(5, 3)
+        layer, x = Scaled(3, 2, norm="sequence"), torch.randn(5, 3)
         layer(torch.randn(5, 4, 3))
         stream = normrnn.Stream(layer.eval())
         found = torch.stack([stream.push(frame) for frame in x])
@@ -425,7 +432,7 @@ def test_types_made_from_tensors_train(norm: str) -> None:
 
 def test_words_for_what_is_no_pair_and_no_kind() -> None:
     with pytest.raises(ValueError, match=r"zoneout is a pair, of h and of c, got 0\.1"):
-        normrnn.LSTM(3, 4, zoneout=0.1)  # type: ignore[arg-type]
+        normrnn.LSTM(3, 4, zoneout=0.1, norm="sequence")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="choose 'element' or 'locked'"):
         Dropout(0.5, "lockd")  # type: ignore[arg-type]
 

@@ -20,7 +20,7 @@ def _own_graphs() -> None:
 
 
 @pytest.mark.parametrize("norm", LAST)
-def test_a_last_batch_of_one_ends_no_compiled_run(norm: str) -> None:
+def test_a_last_batch_of_one_ends_no_compiled_run(norm: Any) -> None:
     """It is normalised with the running statistics, which stay as they are."""
     layer = normrnn.GRU(3, 4, norm=norm)
     compiled: Any = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -34,7 +34,7 @@ def test_a_last_batch_of_one_ends_no_compiled_run(norm: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["frame", "hidden"])
-def test_one_sequence_among_empty_ones_updates_nothing(norm: str) -> None:
+def test_one_sequence_among_empty_ones_updates_nothing(norm: Any) -> None:
     layer = normrnn.GRU(3, 4, norm=norm)
     compiled: Any = torch.compile(layer, fullgraph=True, backend="eager")
     x = torch.randn(5, 4, 3)

@@ -27,7 +27,7 @@ BATCHES = 2
 class Net(nn.Module):
     """Two layers, a product, and the mean of its squares: a loss."""
 
-    def __init__(self, norm: str, **options: Any) -> None:
+    def __init__(self, norm: Any, **options: Any) -> None:
         super().__init__()
         torch.manual_seed(5)
         self.lstm: Any = normrnn.LSTM(4, 6, 2, norm=norm, **options)
@@ -57,20 +57,20 @@ def state(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def ddp(rank: int, norm: str) -> dict[str, Tensor]:
+def ddp(rank: int, norm: Any) -> dict[str, Tensor]:
     model = Net(norm, sync=True)
     train(DistributedDataParallel(model), lambda number: batch(rank, number))
     return state(model)
 
 
-def fsdp(rank: int, norm: str) -> dict[str, Tensor]:
+def fsdp(rank: int, norm: Any) -> dict[str, Tensor]:
     model = FullyShardedDataParallel(Net(norm, sync=True), device_id=torch.device("cpu"))
     train(model, lambda number: batch(rank, number))
     with FullyShardedDataParallel.summon_full_params(model):
         return state(model.module)
 
 
-def sharded(rank: int, norm: str) -> dict[str, Tensor]:
+def sharded(rank: int, norm: Any) -> dict[str, Tensor]:
     """FSDP2: parameters are DTensors between the calls."""
     model = Net(norm, sync=True)
     mesh = dist.init_device_mesh("cpu", (RANKS,))
@@ -130,7 +130,7 @@ def grouped(rank: int) -> dict[str, Any]:
         one(batch(rank, 0))
         found[name] = one.norm_l0.running_mean.clone()
     try:
-        normrnn.LSTM(4, 3, sync=True, process_group=other)
+        normrnn.LSTM(4, 3, sync=True, process_group=other, norm="sequence")
     except ValueError as error:
         found["refused"] = str(error)
     return found
@@ -161,7 +161,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("norm", ["sequence", "frame"])
 @pytest.mark.parametrize("how", ["ddp", "fsdp", "sharded"])
 def test_parameters_and_statistics_are_those_of_one_process(
-    ranks: list[dict[Any, Any]], how: str, norm: str
+    ranks: list[dict[Any, Any]], how: str, norm: Any
 ) -> None:
     model = Net(norm)
     train(model, lambda number: torch.cat([batch(rank, number) for rank in range(RANKS)], 1))

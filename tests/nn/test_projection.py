@@ -13,7 +13,7 @@ from tests.helpers import NORMS, build, check_against_reference, randomise
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
 
-def make(norm: str, **options: Any) -> Any:
+def make(norm: Any, **options: Any) -> Any:
     layer = normrnn.LSTM(3, 4, proj_size=2, dtype=torch.float64, **{**NORMS[norm], **options})
     randomise(layer)
     return layer
@@ -22,7 +22,7 @@ def make(norm: str, **options: Any) -> Any:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("norm", NORMS)
-def test_against_the_reference(norm: str, bidirectional: bool, training: bool) -> None:
+def test_against_the_reference(norm: Any, bidirectional: bool, training: bool) -> None:
     layer = make(norm, num_layers=2, bidirectional=bidirectional).train(training)
     check_against_reference(layer, [5, 5, 5], "dense")
     check_against_reference(layer, [2, 5, 3], "padded", T=6, with_state=False)
@@ -31,12 +31,12 @@ def test_against_the_reference(norm: str, bidirectional: bool, training: bool) -
 
 
 @pytest.mark.parametrize("norm", ["layer"])
-def test_with_a_normalised_cell(norm: str) -> None:
+def test_with_a_normalised_cell(norm: Any) -> None:
     check_against_reference(make(norm, cell_norm=True), [2, 5, 3], "padded")
 
 
 @pytest.mark.parametrize("norm", ["sequence", "frame", "hidden-shared", "none"])
-def test_fold(norm: str) -> None:
+def test_fold(norm: Any) -> None:
     layer = make(norm, num_layers=2, bidirectional=True).eval()
     folded = layer.fold()
     assert type(folded) is nn.LSTM
@@ -48,7 +48,7 @@ def test_fold(norm: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["sequence", "frame"])
-def test_convert(norm: str) -> None:
+def test_convert(norm: Any) -> None:
     plain: Any = nn.LSTM(3, 4, 2, proj_size=2, bidirectional=True, dtype=torch.float64)
     x = torch.randn(6, 3, 3, dtype=torch.float64)
     converted = normrnn.convert(plain, norm, batches=[x]).eval()
@@ -58,7 +58,7 @@ def test_convert(norm: str) -> None:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_names_are_torchs(norm: str) -> None:
+def test_names_are_torchs(norm: Any) -> None:
     layer = make(norm, bidirectional=True)
     assert layer.weight_hr_l0.shape == layer.weight_hr_l0_reverse.shape == (2, 4)
     assert layer.weight_hh_l0.shape == (16, 2)

@@ -93,7 +93,7 @@ def test_deeper_layers_see_inputs_normalised_per_batch() -> None:
     """As in the paper: the second layer's population is over what training would feed it."""
     layer = build("gru", "sequence", num_layers=2)
     batches = [torch.randn(4, 3, 3, dtype=torch.float64) * k for k in (1.0, 5.0)]
-    bottom = normrnn.GRU(3, 2, dtype=torch.float64)
+    bottom = normrnn.GRU(3, 2, dtype=torch.float64, norm="sequence")
     state = {k: v for k, v in layer.state_dict().items() if "l0" in k}
     bottom.load_state_dict(state)
     bottom.train()
@@ -249,7 +249,7 @@ def test_a_model_without_normalisers_is_left_as_it_is() -> None:
 
 def test_batches_are_a_list_of_them() -> None:
     """A tensor would be cut into time steps, each taken for a sequence."""
-    layer, x = normrnn.LSTM(3, 4), torch.randn(6, 5, 3)
+    layer, x = normrnn.LSTM(3, 4, norm="sequence"), torch.randn(6, 5, 3)
     packed = pack_padded_sequence(x, [6] * 5)
     for one in (x, packed):
         with pytest.raises(ValueError, match=r"give a list of them, \[x\] for a single one"):
@@ -259,7 +259,7 @@ def test_batches_are_a_list_of_them() -> None:
 
 
 def test_nothing_finite_is_said() -> None:
-    layer: Any = normrnn.LSTM(3, 4)
+    layer: Any = normrnn.LSTM(3, 4, norm="sequence")
     with pytest.raises(ValueError, match="at least one batch of finite values"):
         normrnn.recalibrate(layer, [torch.full((6, 5, 3), torch.nan)])
     assert not layer.norm_l0.running_mean.any()

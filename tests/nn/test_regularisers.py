@@ -93,7 +93,7 @@ class TestWeightDrop:
     def test_wrong_shares(self) -> None:
         for share in (1.0, -0.1, 2):
             with pytest.raises(ValueError, match=r"weight_drop must lie in \[0, 1\), got"):
-                normrnn.LSTM(3, 2, weight_drop=share)
+                normrnn.LSTM(3, 2, weight_drop=share, norm="sequence")
 
 
 class TestLockedDropout:
@@ -130,7 +130,7 @@ class TestLockedDropout:
 
     def test_an_unknown_kind(self) -> None:
         with pytest.raises(ValueError, match="unknown dropout_kind='rows': choose 'element' or"):
-            normrnn.GRU(3, 2, dropout_kind="rows")  # type: ignore[arg-type]
+            normrnn.GRU(3, 2, dropout_kind="rows", norm="sequence")  # type: ignore[arg-type]
 
 
 def norm_of(norm: str) -> dict[str, Any]:
@@ -243,9 +243,9 @@ class TestZoneout:
 
     def test_wrong_shares(self) -> None:
         with pytest.raises(ValueError, match=r"zoneout must be two numbers in \[0, 1\), got"):
-            normrnn.LSTM(3, 2, zoneout=(0.1, 1.0))
+            normrnn.LSTM(3, 2, zoneout=(0.1, 1.0), norm="sequence")
         with pytest.raises(ValueError, match=r"zoneout of c is for an LSTM: use zoneout=\(0.1, 0"):
-            normrnn.GRU(3, 2, zoneout=(0.1, 0.2))
+            normrnn.GRU(3, 2, zoneout=(0.1, 0.2), norm="sequence")
 
 
 def test_masks_are_random() -> None:
@@ -316,7 +316,9 @@ def test_what_does_not_go_together() -> None:
 
 
 def test_they_are_shown() -> None:
-    layer = normrnn.LSTM(3, 2, weight_drop=0.1, dropout_kind="locked", zoneout=(0.1, 0.2))
+    layer = normrnn.LSTM(
+        3, 2, weight_drop=0.1, dropout_kind="locked", zoneout=(0.1, 0.2), norm="sequence"
+    )
     words = "norm='sequence', weight_drop=0.1, dropout_kind='locked', zoneout=(0.1, 0.2)"
     assert words in repr(layer)
-    assert "  3, 2, norm='sequence'\n" in repr(normrnn.LSTM(3, 2))
+    assert "  3, 2, norm='sequence'\n" in repr(normrnn.LSTM(3, 2, norm="sequence"))

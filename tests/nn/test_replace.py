@@ -164,7 +164,7 @@ class TestReplacing:
             pass
 
         outside = LSTM(3, 4)
-        normalised = normrnn.LSTM(3, 4)
+        normalised = normrnn.LSTM(3, 4, norm="sequence")
         normalised(torch.randn(5, 6, 3))
         with normrnn.replacing("layer"):
             assert type(Own(3, 4)) is Own

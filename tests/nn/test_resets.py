@@ -198,7 +198,7 @@ def test_the_callers_tensor_may_change_before_the_way_back(form: str) -> None:
 
 
 class TestRefused:
-    layer = normrnn.GRU(3, 2)
+    layer = normrnn.GRU(3, 2, norm="sequence")
 
     def refuse(self, x: Any, resets: Any, match: str, **more: Any) -> None:
         with pytest.raises(ValueError, match=match):

@@ -245,7 +245,7 @@ class TestConstantSteps:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_slots_that_were_never_updated(self, dtype: torch.dtype) -> None:
         """Step 0 has those of step 1, in training and in eval mode."""
-        layer = normrnn.GRU(3, 4, norm="frame", time_steps=4, dtype=dtype)
+        layer: Any = normrnn.GRU(3, 4, norm="frame", time_steps=4, dtype=dtype)
         x = torch.randn(4, 6, 3, dtype=dtype)
         x[0] = x[0, :1]
         for _ in range(3):
@@ -261,7 +261,7 @@ class TestConstantSteps:
 
     def test_recurrent_statistics_of_a_zero_state_are_the_batch_s(self) -> None:
         """W_h h has variance 0 at step 0 of every call, and stays normalised and counted so."""
-        layer = normrnn.LSTM(3, 4, norm="recurrent", time_steps=3)
+        layer: Any = normrnn.LSTM(3, 4, norm="recurrent", time_steps=3)
         x = torch.randn(3, 5, 3)
         x[0] = x[0, :1]
         layer(x)
@@ -278,7 +278,7 @@ class TestConstantSteps:
         tokens = torch.randint(6, (7, 32))
         inputs = torch.cat([torch.full((1, 32), 6), tokens[:-1]])
         gru = normrnn.GRU(8, 32, norm="frame", time_steps=time_steps)
-        tables = torch.nn.ModuleList([torch.nn.Embedding(7, 8), torch.nn.Embedding(32, 32)])
+        tables: Any = torch.nn.ModuleList([torch.nn.Embedding(7, 8), torch.nn.Embedding(32, 32)])
         head = torch.nn.Linear(32, 6)
         model = torch.nn.ModuleList([gru, tables, head])
         optimizer = torch.optim.Adam(model.parameters(), 1e-2)
@@ -452,7 +452,9 @@ def test_training_under_no_grad_updates_too() -> None:
 def test_dropout_biases_the_running_variance() -> None:
     """At p = 0.5 about twice the one at test time; recalibrating removes it."""
     torch.manual_seed(0)
-    layer = normrnn.RNN(4, 64, num_layers=2, nonlinearity="relu", dropout=0.5, momentum=1.0)
+    layer = normrnn.RNN(
+        4, 64, num_layers=2, nonlinearity="relu", dropout=0.5, momentum=1.0, norm="sequence"
+    )
     x = torch.randn(50, 40, 4)
     layer(x)
     trained = layer.state_dict()["norm_l1.running_var"].clone()

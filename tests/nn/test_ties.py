@@ -57,7 +57,7 @@ class TestConvert:
     def test_within_a_layer_and_beside_one_that_is_ours(self) -> None:
         layer: Any = nn.LSTM(4, 4, 2, bidirectional=False)
         layer.weight_hh_l1 = layer.weight_ih_l0 = layer.weight_hh_l0
-        ours = normrnn.LSTM(4, 4)
+        ours = normrnn.LSTM(4, 4, norm="sequence")
         ours.weight_hh_l0 = layer.weight_hh_l0
         model = nn.ModuleList([layer, ours])
         new: Any = normrnn.convert(model, batches=[X], step=lambda m, x: m[0](x))  # type: ignore

@@ -207,7 +207,9 @@ def test_state_dict_keys_and_shapes(cell: str, norm: str) -> None:
 
 def test_keys_literally() -> None:
     """The same once more without cleverness, for the two variants people will have saved."""
-    assert sorted(normrnn.LSTM(3, 2).state_dict()) == sorted(TORCH_KEYS[:2] + NORM_KEYS)
+    assert sorted(normrnn.LSTM(3, 2, norm="sequence").state_dict()) == sorted(
+        TORCH_KEYS[:2] + NORM_KEYS
+    )
     assert sorted(normrnn.GRU(3, 2, norm="frame", bidirectional=True).state_dict()) == [
         "bias_hn_l0",
         "bias_hn_l0_reverse",
@@ -235,11 +237,19 @@ def keys(layer: nn.Module) -> set[str]:
 def test_keys_of_the_options() -> None:
     plain = set(TORCH_KEYS[:2])
     statistics = set(NORM_KEYS[2:])
-    assert keys(normrnn.LSTM(3, 2, bias=False)) == plain | statistics | {"norm_l0.weight"}
-    assert keys(normrnn.GRU(3, 2, bias=False)) == plain | statistics | {"norm_l0.weight"}
-    assert keys(normrnn.LSTM(3, 2, affine=False)) == plain | statistics
-    assert keys(normrnn.GRU(3, 2, affine=False)) == plain | statistics | {"bias_hn_l0"}
-    assert keys(normrnn.LSTM(3, 2, track_running_stats=False)) == plain | set(NORM_KEYS[:2])
+    assert keys(normrnn.LSTM(3, 2, bias=False, norm="sequence")) == plain | statistics | {
+        "norm_l0.weight"
+    }
+    assert keys(normrnn.GRU(3, 2, bias=False, norm="sequence")) == plain | statistics | {
+        "norm_l0.weight"
+    }
+    assert keys(normrnn.LSTM(3, 2, affine=False, norm="sequence")) == plain | statistics
+    assert keys(normrnn.GRU(3, 2, affine=False, norm="sequence")) == plain | statistics | {
+        "bias_hn_l0"
+    }
+    assert keys(normrnn.LSTM(3, 2, track_running_stats=False, norm="sequence")) == plain | set(
+        NORM_KEYS[:2]
+    )
     assert keys(normrnn.LSTM(3, 2, bias=False, norm=None)) == plain
     both = {f"norm_l0.{name}" for name in ("weight", "gamma_hh", "bias")}
     cell = {"norm_l0.weight_c", "norm_l0.bias_c"}
@@ -286,9 +296,9 @@ class TestInitialValues:
     def test_gamma_and_beta(self) -> None:
         """γ starts at 1 unless asked otherwise."""
         for gamma, layer in (
-            (1.0, normrnn.GRU(3, 2)),
-            (1.0, normrnn.GRU(3, 2, gamma=None)),
-            (0.1, normrnn.GRU(3, 2, gamma=0.1)),
+            (1.0, normrnn.GRU(3, 2, norm="sequence")),
+            (1.0, normrnn.GRU(3, 2, gamma=None, norm="sequence")),
+            (0.1, normrnn.GRU(3, 2, gamma=0.1, norm="sequence")),
         ):
             state = layer.state_dict()
             assert torch.equal(state["norm_l0.weight"], torch.full((6,), gamma))
@@ -318,13 +328,16 @@ class TestInitialValues:
 
     def test_weights_are_drawn_as_torch_draws_them(self) -> None:
         torch.manual_seed(2)
-        mine = dict(normrnn.LSTM(3, 4, num_layers=2).named_parameters())
+        mine = dict(normrnn.LSTM(3, 4, num_layers=2, norm="sequence").named_parameters())
         torch.manual_seed(2)
         for name, parameter in nn.LSTM(3, 4, num_layers=2, bias=False).named_parameters():
             assert torch.equal(mine[name], parameter)
 
     def test_peepholes_and_the_candidates_bias_are_drawn_too(self) -> None:
-        for layer in (normrnn.LSTM(3, 64, peephole="all"), normrnn.GRU(3, 64)):
+        for layer in (
+            normrnn.LSTM(3, 64, peephole="all", norm="sequence"),
+            normrnn.GRU(3, 64, norm="sequence"),
+        ):
             drawn = [
                 p for name, p in layer.named_parameters() if name[:8] in ("weight_c", "bias_hn_")
             ]
@@ -374,7 +387,13 @@ class TestDropout:
     def test_rate_and_scale(self) -> None:
         """The second layer copies its input: relu(I x) of relu outputs, one at a time."""
         layer = normrnn.RNN(
-            3, 3, num_layers=2, nonlinearity="relu", dropout=0.3, dtype=torch.float64
+            3,
+            3,
+            num_layers=2,
+            nonlinearity="relu",
+            dropout=0.3,
+            dtype=torch.float64,
+            norm="sequence",
         )
         with torch.no_grad():
             for name in ("weight_ih_l0", "weight_ih_l1"):
@@ -395,7 +414,7 @@ class TestDropout:
         with pytest.raises(ValueError) as theirs:
             nn.LSTM(3, 4, num_layers=2, dropout=bad)
         with pytest.raises(ValueError) as mine:
-            normrnn.LSTM(3, 4, num_layers=2, dropout=bad)
+            normrnn.LSTM(3, 4, num_layers=2, dropout=bad, norm="sequence")
         assert str(mine.value) == str(theirs.value)
 
 
@@ -502,7 +521,7 @@ class TestShapes:
 
 def test_strict_loading_says_what_differs() -> None:
     with pytest.raises(RuntimeError, match="bias_ih_l0"):
-        normrnn.LSTM(3, 2).load_state_dict(nn.LSTM(3, 2).state_dict())
+        normrnn.LSTM(3, 2, norm="sequence").load_state_dict(nn.LSTM(3, 2).state_dict())
 
 
 @pytest.mark.parametrize(("ours", "torchs"), PAIRS)

@@ -74,7 +74,8 @@ def test_it_does_not_matter_what_is_imported_first(first: str) -> None:
 import torch
 import {first}
 import normrnn
-inside = torch.compile(torch.nn.Sequential(normrnn.GRU(3, 2)), fullgraph=True, backend="eager")
+layers = torch.nn.Sequential(normrnn.GRU(3, 2, norm="sequence"))
+inside = torch.compile(layers, fullgraph=True, backend="eager")
 assert inside(torch.randn(4, 3, 3))[0].shape == (4, 3, 2)
 try:
     torch.compile(torch.nn.GRU(3, 2), fullgraph=True, backend="eager")(torch.randn(4, 3, 3))
@@ -99,7 +100,7 @@ class Finder:
         return importlib.util.spec_from_loader(name, Loader(name, spec.origin))
 sys.meta_path.insert(0, Finder())
 import torch, normrnn
-layer, x = normrnn.GRU(3, 2), torch.randn(4, 3, 3)
+layer, x = normrnn.GRU(3, 2, norm="sequence"), torch.randn(4, 3, 3)
 model = torch.nn.Sequential(layer.eval())
 assert torch.equal(torch.compile(model, backend="eager")(x)[0], model(x)[0])
 torch.compiler.reset()
@@ -117,7 +118,7 @@ def test_a_compiler_without_the_place_we_tell_it_runs_layers_eagerly() -> None:
 
 
 class Tagger(nn.Module):
-    def __init__(self, norm: str | None, peephole: Any = None):
+    def __init__(self, norm: Any, peephole: Any = None):
         super().__init__()
         self.rnn = normrnn.LSTM(3, 4, 2, bidirectional=True, norm=norm, peephole=peephole)
         self.head = nn.Linear(8, 2)
@@ -251,7 +252,7 @@ def test_a_node_of_fx(norm: str) -> None:
 @torch.no_grad()
 def test_statistics_asked_for_are_not_compiled_away() -> None:
     """``batch_statistics`` around a compiled model: its eager way is taken, not the old graph."""
-    layer = normrnn.LSTM(3, 2).eval()
+    layer = normrnn.LSTM(3, 2, norm="sequence").eval()
     x = torch.randn(5, 4, 3)
     torch.compiler.reset()
     compiled: Any = torch.compile(layer, backend="eager")
@@ -295,7 +296,7 @@ class TestAskingCompiledModels:
 
     @pytest.mark.parametrize("part", [False, True])
     def test_numbers_are_those_of_the_eager_model(self, part: bool) -> None:
-        eager = nn.Sequential(normrnn.LSTM(3, 5))
+        eager = nn.Sequential(normrnn.LSTM(3, 5, norm="sequence"))
         backend, model = Counting(), copy.deepcopy(eager)
         whole: Any = torch.compile(model, fullgraph=True, backend=backend)
         if part:
@@ -313,11 +314,11 @@ class TestAskingCompiledModels:
 
     def test_afterwards_it_is_compiled_as_before(self) -> None:
         """Nested, after errors, and while another thread still asks for its own model."""
-        backend, layer = Counting(), normrnn.GRU(3, 2).eval()
+        backend, layer = Counting(), normrnn.GRU(3, 2, norm="sequence").eval()
         model: Any = torch.compile(layer, fullgraph=True, backend=backend)
         assert backend.runs(model, self.x) == 1
         with normrnn.batch_statistics(model):
-            with normrnn.batch_statistics(normrnn.RNN(3, 2)):
+            with normrnn.batch_statistics(normrnn.RNN(3, 2, norm="sequence")):
                 assert backend.runs(model, self.x) == 0
             assert backend.runs(model, self.x) == 0
         assert backend.runs(model, self.x) == 1
@@ -331,7 +332,7 @@ class TestAskingCompiledModels:
         asks, done = threading.Event(), threading.Event()
 
         def other() -> None:
-            with normrnn.batch_statistics(normrnn.RNN(3, 2)):
+            with normrnn.batch_statistics(normrnn.RNN(3, 2, norm="sequence")):
                 asks.set()
                 done.wait(60)
 
@@ -349,7 +350,7 @@ class TestAskingCompiledModels:
         assert backend.runs(model, self.x) == 1
 
     def test_inside_of_what_is_compiled(self) -> None:
-        layer = normrnn.RNN(3, 2).eval()
+        layer = normrnn.RNN(3, 2, norm="sequence").eval()
 
         def both(x: Tensor) -> tuple[Tensor, Tensor]:
             usual = layer(x)[0]
@@ -361,13 +362,15 @@ class TestAskingCompiledModels:
         for _ in range(2):
             torch.testing.assert_close(compiled(self.x), expected)
         backend = Counting()
-        other: Any = torch.compile(normrnn.RNN(3, 2), fullgraph=True, backend=backend)
+        other: Any = torch.compile(
+            normrnn.RNN(3, 2, norm="sequence"), fullgraph=True, backend=backend
+        )
         assert backend.runs(other, self.x) == 1
 
     def test_the_compiler_is_not_imported_for_it(self) -> None:
         code = """
 import sys, torch, normrnn
-layer, x = normrnn.GRU(3, 2), torch.randn(4, 3, 3)
+layer, x = normrnn.GRU(3, 2, norm="sequence"), torch.randn(4, 3, 3)
 normrnn.recalibrate(layer, [x])
 with normrnn.batch_statistics(layer):
     layer(x)
@@ -377,7 +380,7 @@ print("torch._dynamo" in sys.modules)
 
 
 def test_many_batches_at_once_do_not_update_buffers() -> None:
-    layer = normrnn.GRU(3, 2)
+    layer = normrnn.GRU(3, 2, norm="sequence")
     with pytest.raises(RuntimeError, match="cannot be updated under vmap"):
         torch.func.vmap(lambda x: layer(x)[0])(torch.randn(2, 5, 4, 3))
 
@@ -410,7 +413,9 @@ class TestCompiledLengths:
 
     def test_that_cannot_be(self) -> None:
         torch.compiler.reset()
-        made = torch.compile(normrnn.LSTM(3, 4).eval(), fullgraph=True, backend="aot_eager")
+        made = torch.compile(
+            normrnn.LSTM(3, 4, norm="sequence").eval(), fullgraph=True, backend="aot_eager"
+        )
         for lengths in (torch.tensor([6, 6, 5, 4, 12]), torch.tensor([6, 6, 5, 4, -1])):
             with pytest.raises(RuntimeError, match="neither negative nor greater than T"):
                 made(self.x, lengths=lengths)

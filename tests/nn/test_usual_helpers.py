@@ -147,7 +147,7 @@ dist.init_process_group(
     "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
 )
 torch.manual_seed(0)
-model = DistributedDataParallel(normrnn.LSTM(3, 4, sync=sync))
+model = DistributedDataParallel(normrnn.LSTM(3, 4, sync=sync, norm="sequence"))
 with Join([model]):
     for _ in range(2 + rank):
         model(torch.randn(5, 4, 3))[0].sum().backward()

@@ -63,15 +63,17 @@ class Normalised(Parameters):
     """Whether a call of this layer named them, be it as None: what :func:`normrnn.fold` has to
     keep working."""
     _alone_said = False
+    looks_ahead_warned = False
+    """Of the class: whether the warning about the default norm was given in this process."""
 
     @shown_as_none
     def forward(
         self,
-        input: Any,
-        hx: Any = None,
+        input: Tensor | PackedSequence,
+        hx: Tensor | tuple[Tensor, Tensor] | None = None,
         lengths: Tensor | Sequence[int] | Absent | None = ABSENT,
         resets: Tensor | PackedSequence | Absent | None = ABSENT,
-    ) -> Any:
+    ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, Tensor]]:
         """Runs the layer.
 
         Args:
@@ -90,26 +92,28 @@ class Normalised(Parameters):
         if isinstance(input, torch.fx.Proxy):
             given = {"lengths": lengths, "resets": resets}
             given = {name: value for name, value in given.items() if value is not ABSENT}
-            return tracing.leaf(self, input, hx, **given)
+            return tracing.leaf(self, input, hx, **given)  # type: ignore[return-value]
         if not torch.compiler.is_exporting():  # which lets nobody write down anything
             if lengths is not ABSENT:
                 self.lengths_seen = True
             if resets is not ABSENT:
                 self.resets_seen = True
+        if self.training and not self.norm_given:
+            self._warn_looks_ahead()
         lengths = None if isinstance(lengths, Absent) else lengths
         resets = None if isinstance(resets, Absent) else resets
         self._check_state(hx)
         if resets is not None and torch.jit.is_tracing():
             tracing.refuse(self, "torch.jit.trace", "resets=")
         if lengths is not None and tracing.is_hidden(lengths):
-            return self._traced(input, hx, lengths, resets)
+            return self._traced(input, hx, lengths, resets)  # type: ignore[arg-type]
         if lengths is not None:
-            lengths = door.checked(input, lengths, self.batch_first)
+            lengths = door.checked(input, lengths, self.batch_first)  # type: ignore[arg-type]
         cuts: Any = None
         if resets is not None:
             cuts = door.checked_resets(resets, input)
         if lengths is not None:
-            return self._padded(input, hx, lengths, cuts)
+            return self._padded(input, hx, lengths, cuts)  # type: ignore[arg-type]
         return self._whole(input, hx, cuts)
 
     def _path(self, input: Tensor | PackedSequence) -> str:
@@ -188,6 +192,18 @@ class Normalised(Parameters):
             # as `output += x` does, and its LSTM does not.
             rows = rows.clone()
         return rows, final
+
+    def _warn_looks_ahead(self) -> None:
+        """Once per process; not from inside a graph, which would end there."""
+        if Normalised.looks_ahead_warned or self.bidirectional or torch.compiler.is_compiling():
+            return
+        Normalised.looks_ahead_warned = True
+        warnings.warn(
+            f"{type(self).__name__}: norm was not given. The default, norm='sequence', normalises "
+            "over all frames of the batch: while training, outputs depend on later frames. For a "
+            "causal model choose norm='frame', 'layer' or None; else say norm='sequence'",
+            stacklevel=5,
+        )
 
     def _say_alone(self) -> None:
         """Once: a last batch of one is no reason to end a training run. Not from inside a graph,

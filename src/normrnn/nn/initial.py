@@ -44,7 +44,7 @@ def initialise(
         The model. ValueError where a parametrisation cannot be assigned to.
 
     >>> from normrnn.nn.layers import LSTM
-    >>> layer = initialise(LSTM(3, 2), forget_bias=1.0)
+    >>> layer = initialise(LSTM(3, 2, norm="sequence"), forget_bias=1.0)
     >>> layer.norm_l0.bias.tolist()
     [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """

@@ -1,16 +1,123 @@
 """``RNN``, ``LSTM`` and ``GRU``: torch's layers with a normaliser in them."""
 
-from typing import Literal, Unpack
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.nn.base import Normalised
-from normrnn.nn.options import Device, NormOptions, Options
+from normrnn.nn.options import DEFAULT_NORM, Device, Norm, Options
+
+Lengths = Tensor | Sequence[int] | None
+Resets = Tensor | PackedSequence | None
+Arguments = ParamSpec("Arguments")
+Layer = TypeVar("Layer")
 
 
-class RNN(Normalised, nn.RNN):
-    """h_t = φ(W_h h_{t−1} + BN(W_x x_t)); everything else as :class:`torch.nn.RNN`.
+if TYPE_CHECKING:  # the types of a call: padded in, padded out; packed in, packed out
+
+    class _OneState(Normalised):
+        """A layer whose state is h."""
+
+        @overload
+        def forward(
+            self,
+            input: Tensor,
+            hx: Tensor | None = None,
+            lengths: Lengths = None,
+            resets: Resets = None,
+        ) -> tuple[Tensor, Tensor]: ...
+        @overload
+        def forward(
+            self,
+            input: PackedSequence,
+            hx: Tensor | None = None,
+            lengths: Lengths = None,
+            resets: Resets = None,
+        ) -> tuple[PackedSequence, Tensor]: ...
+        def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+        @overload
+        def __call__(
+            self,
+            input: Tensor,
+            hx: Tensor | None = None,
+            lengths: Lengths = None,
+            resets: Resets = None,
+        ) -> tuple[Tensor, Tensor]: ...
+        @overload
+        def __call__(
+            self,
+            input: PackedSequence,
+            hx: Tensor | None = None,
+            lengths: Lengths = None,
+            resets: Resets = None,
+        ) -> tuple[PackedSequence, Tensor]: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    class _TwoStates(Normalised):
+        """A layer whose state is h and c."""
+
+        @overload
+        def forward(
+            self,
+            input: Tensor,
+            hx: tuple[Tensor, Tensor] | None = None,
+            lengths: Lengths = None,
+            resets: Resets = None,
+        ) -> tuple[Tensor, tuple[Tensor, Tensor]]: ...
+        @overload
+        def forward(
+            self,
+            input: PackedSequence,
+            hx: tuple[Tensor, Tensor] | None = None,
+            lengths: Lengths = None,
+            resets: Resets = None,
+        ) -> tuple[PackedSequence, tuple[Tensor, Tensor]]: ...
+        def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+        @overload
+        def __call__(
+            self,
+            input: Tensor,
+            hx: tuple[Tensor, Tensor] | None = None,
+            lengths: Lengths = None,
+            resets: Resets = None,
+        ) -> tuple[Tensor, tuple[Tensor, Tensor]]: ...
+        @overload
+        def __call__(
+            self,
+            input: PackedSequence,
+            hx: tuple[Tensor, Tensor] | None = None,
+            lengths: Lengths = None,
+            resets: Resets = None,
+        ) -> tuple[PackedSequence, tuple[Tensor, Tensor]]: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+else:
+    _OneState = _TwoStates = Normalised
+
+
+def _without_proj_size(
+    init: Callable[Concatenate[Layer, Arguments], None],
+) -> Callable[Concatenate[Layer, Arguments], None]:
+    """Refuse ``proj_size`` as torch's RNN and GRU do, with a ValueError."""
+
+    @wraps(init)
+    def checked(self: Layer, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        if "proj_size" in kwargs:
+            raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
+        init(self, *args, **kwargs)
+
+    return checked
+
+
+class RNN(_OneState, nn.RNN):
+    """:class:`torch.nn.RNN` with batch normalisation: h_t = φ(W_h h_{t−1} + BN(W_x x_t)).
+
+    With the default, ``norm="sequence"``, outputs depend on *later* frames of the batch while
+    training. For causal models choose ``"frame"``, ``"layer"`` or ``None``.
 
     The arguments on top of torch's own are those of :class:`LSTM`, without ``peephole`` and
     ``forget_bias``.
@@ -22,6 +129,7 @@ class RNN(Normalised, nn.RNN):
     (torch.Size([5, 4, 16]), torch.Size([1, 4, 16]))
     """
 
+    @_without_proj_size
     def __init__(
         self,
         input_size: int,
@@ -34,7 +142,21 @@ class RNN(Normalised, nn.RNN):
         bidirectional: bool = False,
         device: Device = None,
         dtype: torch.dtype | None = None,
-        **norm_options: Unpack[NormOptions],
+        *,
+        norm: Norm = DEFAULT_NORM,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        gamma: float | None = None,
+        cell_norm: bool | None = None,
+        time_steps: int | None = None,
+        sync: bool = False,
+        process_group: Any = None,
+        shrinkage: float = 0.0,
+        weight_drop: float = 0.0,
+        dropout_kind: Literal["element", "locked"] = "element",
+        zoneout: tuple[float, float] = (0.0, 0.0),
     ):
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(
@@ -42,16 +164,40 @@ class RNN(Normalised, nn.RNN):
             )
         Normalised.__init__(
             self,
-            Options.of("RNN", f"RNN_{nonlinearity.upper()}", bias, norm_options),
+            Options(
+                f"RNN_{nonlinearity.upper()}",
+                bias,
+                norm,
+                eps,
+                momentum,
+                affine,
+                track_running_stats,
+                gamma,
+                cell_norm,
+                time_steps,
+                sync,
+                process_group,
+                shrinkage,
+                weight_drop,
+                dropout_kind,
+                zoneout,
+            ),
             (input_size, hidden_size, num_layers),
             {"batch_first": batch_first, "dropout": dropout, "bidirectional": bidirectional},
             {"device": device, "dtype": dtype},
         )
         self.nonlinearity = nonlinearity
 
+    if TYPE_CHECKING:
 
-class LSTM(Normalised, nn.LSTM):
+        def fold(self) -> nn.RNN: ...
+
+
+class LSTM(_TwoStates, nn.LSTM):
     """:class:`torch.nn.LSTM` with batch normalisation of its input-to-hidden transition.
+
+    With the default, ``norm="sequence"``, outputs depend on *later* frames of the batch while
+    training. For causal models choose ``"frame"``, ``"layer"`` or ``None``.
 
     All of torch's arguments, inputs and outputs, and by keyword:
 
@@ -62,7 +208,8 @@ class LSTM(Normalised, nn.LSTM):
             ``"layer"`` is LN(W_x x; γ_x) + LN(W_h h; γ_h) + β, layer normalisation of every row
             by itself; ``"recurrent"`` is BN(W_h h; γ_h) + BN(W_x x; γ_x) + β by the rows of each
             step, and BN on c before tanh (Cooijmans et al. 2016); ``"whiten"`` is
-            W_x Σ^{-1/2} (x − μ) + β over all rows; ``None`` is torch's layer.
+            W_x Σ^{-1/2} (x − μ) + β over all rows; ``None`` or ``"none"`` is torch's layer.
+            ``"layer"`` with ``input_size=1`` keeps only the sign of the input.
         peephole: ``"output"`` (the paper's W_co) or ``"all"``; diagonal.
         forget_bias: what the forget gates' bias begins with, β's part or torch's two together;
             None: as the rest.
@@ -106,11 +253,41 @@ class LSTM(Normalised, nn.LSTM):
         *,
         peephole: Literal["output", "all"] | None = None,
         forget_bias: float | None = None,
-        **norm_options: Unpack[NormOptions],
+        norm: Norm = DEFAULT_NORM,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        gamma: float | None = None,
+        cell_norm: bool | None = None,
+        time_steps: int | None = None,
+        sync: bool = False,
+        process_group: Any = None,
+        shrinkage: float = 0.0,
+        weight_drop: float = 0.0,
+        dropout_kind: Literal["element", "locked"] = "element",
+        zoneout: tuple[float, float] = (0.0, 0.0),
     ):
         Normalised.__init__(
             self,
-            Options.of("LSTM", "LSTM", bias, norm_options),
+            Options(
+                "LSTM",
+                bias,
+                norm,
+                eps,
+                momentum,
+                affine,
+                track_running_stats,
+                gamma,
+                cell_norm,
+                time_steps,
+                sync,
+                process_group,
+                shrinkage,
+                weight_drop,
+                dropout_kind,
+                zoneout,
+            ),
             (input_size, hidden_size, num_layers),
             {
                 "batch_first": batch_first,
@@ -123,9 +300,16 @@ class LSTM(Normalised, nn.LSTM):
             forget_bias,
         )
 
+    if TYPE_CHECKING:
 
-class GRU(Normalised, nn.GRU):
+        def fold(self) -> nn.LSTM: ...
+
+
+class GRU(_OneState, nn.GRU):
     """:class:`torch.nn.GRU` with batch normalisation of its input-to-hidden transition.
+
+    With the default, ``norm="sequence"``, outputs depend on *later* frames of the batch while
+    training. For causal models choose ``"frame"``, ``"layer"`` or ``None``.
 
     The candidate's recurrent bias, inside r ⊙ (W_h h + b), is not β's to replace: it stays, as
     ``bias_hn_l0``. The arguments on top of torch's own are those of :class:`LSTM`, without
@@ -136,6 +320,7 @@ class GRU(Normalised, nn.GRU):
     torch.Size([5, 3, 16])
     """
 
+    @_without_proj_size
     def __init__(
         self,
         input_size: int,
@@ -147,12 +332,47 @@ class GRU(Normalised, nn.GRU):
         bidirectional: bool = False,
         device: Device = None,
         dtype: torch.dtype | None = None,
-        **norm_options: Unpack[NormOptions],
+        *,
+        norm: Norm = DEFAULT_NORM,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        gamma: float | None = None,
+        cell_norm: bool | None = None,
+        time_steps: int | None = None,
+        sync: bool = False,
+        process_group: Any = None,
+        shrinkage: float = 0.0,
+        weight_drop: float = 0.0,
+        dropout_kind: Literal["element", "locked"] = "element",
+        zoneout: tuple[float, float] = (0.0, 0.0),
     ):
         Normalised.__init__(
             self,
-            Options.of("GRU", "GRU", bias, norm_options),
+            Options(
+                "GRU",
+                bias,
+                norm,
+                eps,
+                momentum,
+                affine,
+                track_running_stats,
+                gamma,
+                cell_norm,
+                time_steps,
+                sync,
+                process_group,
+                shrinkage,
+                weight_drop,
+                dropout_kind,
+                zoneout,
+            ),
             (input_size, hidden_size, num_layers),
             {"batch_first": batch_first, "dropout": dropout, "bidirectional": bidirectional},
             {"device": device, "dtype": dtype},
         )
+
+    if TYPE_CHECKING:
+
+        def fold(self) -> nn.GRU: ...

@@ -1,39 +1,28 @@
 """The arguments that come on top of torch's, and what they may be."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 
 from normrnn import norms
 
-Norm = str | None
+Norm = Literal["sequence", "frame", "hidden", "layer", "recurrent", "whiten", "none"] | None
 Device = torch.device | str | int | None
 
 
-class NormOptions(TypedDict, total=False):
-    """The keyword arguments that come on top of torch's; see :class:`LSTM`."""
+class _NotGiven(str):
+    """The default norm, told from one that the user named by identity."""
 
-    norm: Norm
-    eps: float
-    momentum: float | None
-    affine: bool
-    track_running_stats: bool
-    gamma: float | None
-    cell_norm: bool | None
-    time_steps: int | None
-    sync: bool
-    process_group: Any
-    shrinkage: float
-    weight_drop: float
-    dropout_kind: Literal["element", "locked"]
-    zoneout: tuple[float, float]
+
+DEFAULT_NORM: Any = _NotGiven("sequence")
+"""``"sequence"`` of a layer whose ``norm`` was not given."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The same, complete and checked."""
+    """The arguments of a layer that come on top of torch's, checked."""
 
     mode: str
     bias: bool
@@ -52,18 +41,9 @@ class Options:
     dropout_kind: str = "element"
     zoneout: tuple[float, float] = (0.0, 0.0)
 
-    @staticmethod
-    def of(layer: str, mode: str, bias: bool, given: Mapping[str, Any]) -> "Options":
-        """From the keywords of a layer of that name; those unknown raise as torch's layers do."""
-        known = {field.name for field in fields(Options)} - {"mode", "bias"}
-        for name in given:
-            if name == "proj_size":
-                raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
-            if name not in known:
-                raise TypeError(f"{layer}.__init__() got an unexpected keyword argument {name!r}")
-        return Options(mode, bias, **given)
-
     def __post_init__(self) -> None:
+        if self.norm == norms.BASELINE:
+            object.__setattr__(self, "norm", None)
         self._check_regularisers()
         if not 0 <= self.shrinkage <= 1:
             raise ValueError(f"shrinkage must lie in [0, 1], got {self.shrinkage}")
@@ -122,7 +102,8 @@ class Options:
         """What the table says of the norm."""
         if self.norm not in (None, *(row.name for row in _rows())):
             choices = ", ".join([*(repr(row.name) for row in _rows()), "None"])
-            raise ValueError(f"unknown norm={self.norm!r}: choose one of {choices}")
+            hint = f"; {norms.BATCH_HINT}" if self.norm == "batch" else ""
+            raise ValueError(f"unknown norm={self.norm!r}: choose one of {choices}{hint}")
         return norms.of(self.norm)
 
     def normaliser(self, sizes: tuple[int, int, int], factory: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from normrnn.nn import tracing
 from normrnn.nn.batch import Normaliser
 from normrnn.nn.loading import FOLD, Hinting
 from normrnn.nn.normaliser import GateNorm
-from normrnn.nn.options import Norm, Options
+from normrnn.nn.options import DEFAULT_NORM, Norm, Options
 from normrnn.ops.call import Cell, Peephole
 from normrnn.ops.fold import Weights
 
@@ -38,6 +38,8 @@ class Parameters(Hinting, nn.RNNBase):
     weight_ih_l0: Tensor
     weight_hh_l0: Tensor
     one_bias = False
+    norm_given = True
+    """Whether the user named the norm: the default looks ahead, and warns in training."""
     weight_drop: float = 0.0
     dropout_kind: str = "element"
     zoneout: tuple[float, ...] = (0.0, 0.0)
@@ -72,7 +74,8 @@ class Parameters(Hinting, nn.RNNBase):
         torch_bias = options.bias and not row.normalises
         mode = options.mode
         nn.RNNBase.__init__(self, mode, *sizes, bias=torch_bias, **torch_options, **factory)
-        self.norm: Norm = options.norm
+        self.norm_given = options.norm is not DEFAULT_NORM
+        self.norm: Norm = options.norm if self.norm_given else "sequence"
         self.peephole, self.bias, self.time_steps = peephole, options.bias, options.time_steps
         self.weight_drop, self.dropout_kind = options.weight_drop, options.dropout_kind
         self.zoneout = tuple(options.zoneout)

@@ -97,7 +97,7 @@ def recalibrate(
         The model, its modes as they were.
 
     >>> import torch
-    >>> layer = LSTM(3, 4)
+    >>> layer = LSTM(3, 4, norm="sequence")
     >>> data = torch.randn(20, 6, 3)
     >>> pre = data.view(-1, 3) @ layer.weight_ih_l0.t()
     >>> _ = recalibrate(layer, data.split(4))
@@ -129,7 +129,7 @@ def batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
     """Eval mode, but every normaliser uses the batch's own statistics; nothing is updated.
 
     >>> import torch
-    >>> layer, x = LSTM(3, 4).eval(), torch.randn(20, 6, 3) * 5 + 2
+    >>> layer, x = LSTM(3, 4, norm="sequence").eval(), torch.randn(20, 6, 3) * 5 + 2
     >>> with batch_statistics(layer):
     ...     own = layer(x)[0]
     >>> torch.allclose(own, layer(x)[0]), torch.allclose(own, layer.train()(x)[0])
@@ -182,7 +182,7 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
             ``nn.Identity``.
 
     >>> import torch
-    >>> model = nn.Sequential(LSTM(3, 4))
+    >>> model = nn.Sequential(LSTM(3, 4, norm="sequence"))
     >>> _ = recalibrate(model.eval(), [torch.randn(5, 8, 3)])
     >>> plain = fold(model)
     >>> type(plain[0]), torch.allclose(plain(x := torch.randn(5, 2, 3))[0], model(x)[0])

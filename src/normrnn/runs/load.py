@@ -1,16 +1,16 @@
 """A trained model from its run directory."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import nn
 
 from normrnn.config.registry import task_of
 from normrnn.runs.environment import named_device
 from normrnn.runs.store import RunDirectory
 
 
-def load(run: str | Path, device: str | torch.device = "cpu") -> Any:
+def load(run: str | Path, device: str | torch.device = "cpu") -> nn.Module:
     """The best model of a run, in eval mode: a network of the run's task.
 
     `.vocabulary` of a language model says what its ids mean. A UserError says what is wrong with a

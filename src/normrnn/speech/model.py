@@ -1,7 +1,7 @@
 """The acoustic model of section 5.1: a stack of bidirectional LSTMs over whole utterances."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +39,7 @@ class AcousticModel(nn.Module):
         layers: int = 5,
         *,
         bidirectional: bool = True,
-        norm: str | None = None,
+        norm: Any = None,
         peephole: Literal["output", "all"] | None = None,
         gamma: float | None = None,
         eps: float = 1e-5,
