@@ -29,6 +29,13 @@ class TestConstruction:
         ):
             make(3, 2, norm=norm)
 
+    def test_layer_norm_of_one_feature(self, make: Any) -> None:
+        """Only the sign of the input is left of it."""
+        with pytest.warns(UserWarning, match="magnitude"):
+            layer = make(1, 4, norm="layer", dtype=torch.float64).eval()
+        one = torch.ones(1, 1, 1, dtype=torch.float64)
+        torch.testing.assert_close(layer(one)[0], layer(100 * one)[0], rtol=1e-3, atol=1e-3)
+
     def test_time_steps_with_sequence(self, make: Any) -> None:
         with pytest.raises(ValueError, match=r"time_steps=7.*norm='sequence'.*'frame' or 'hidden'"):
             make(3, 2, norm="sequence", time_steps=7)
@@ -152,7 +159,9 @@ class TestForwardLikeTorch:
 @pytest.mark.parametrize("norm", ["sequence", "frame", "hidden"])
 @pytest.mark.parametrize("state", [torch.zeros(1, 2, 2), (torch.zeros(1, 2, 2),), (1, 2)])
 def test_lstm_without_a_pair_of_states(norm: str, state: Any) -> None:
-    with pytest.raises((ValueError, RuntimeError), match=r"pair \(h_0, c_0\)|should also be 3-D"):
+    with pytest.raises(
+        (ValueError, RuntimeError), match=r"pair \(h_0, c_0\)|should also be 3-D|initial state"
+    ):
         build("lstm", norm, dtype=torch.float32)(torch.randn(5, 2, 3), state)
 
 
@@ -252,3 +261,21 @@ def test_full_lengths_are_the_dense_batch(norm: str) -> None:
     layer = build("gru", norm, num_layers=2, bidirectional=True).eval()
     given = x(5, 3, 3)
     torch.testing.assert_close(layer(given, lengths=[5, 5, 5]), layer(given), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("norm", ["frame", None])
+@pytest.mark.parametrize("make", LAYERS)
+class TestHints:
+    def test_lengths_in_the_place_of_hx(self, make: Any, norm: Any) -> None:
+        layer = make(3, 2, norm=norm, dtype=torch.float64)
+        for lengths in ([5, 4], (5, 4), torch.tensor([5, 4])):
+            with pytest.raises((ValueError, RuntimeError), match="lengths="):
+                layer(x(5, 2, 3), lengths)
+
+    def test_forgotten_batch_first(self, make: Any, norm: Any) -> None:
+        layer = make(3, 2, norm=norm, dtype=torch.float64)
+        with pytest.raises(ValueError, match="batch_first=True"):
+            layer(x(2, 5, 3), lengths=[5, 4])
+        state = x(1, 2, 2)
+        with pytest.raises(RuntimeError, match="batch_first=True"):
+            layer(x(2, 5, 3), (state, state) if make is normrnn.LSTM else state)

@@ -388,7 +388,7 @@ def test_training_between_a_pass_at_test_time_and_its_way_back(options: dict[str
     found = []
     for disturbed in (False, True):
         torch.manual_seed(0)
-        layer = normrnn.LSTM(5, 8, **options)
+        layer = normrnn.LSTM(5, 8, norm="sequence", **options)
         x = (torch.randn(10, 6, 5) * 2 + 1).to(layer.weight_hh_l0.dtype)
         layer(x)
         output = layer.eval()(x)[0]

@@ -64,7 +64,7 @@ def exported(layer: Any, time: int) -> Any:
 
 
 @pytest.mark.parametrize("norm", ["frame", "sequence", "recurrent"])
-def test_an_exported_graph_uses_running_statistics_for_a_batch_of_one(norm: str) -> None:
+def test_an_exported_graph_uses_running_statistics_for_a_batch_of_one(norm: Any) -> None:
     """They stay as they are; before there are any it is an error, as in an eager call."""
     (time, _), layer = LAST[norm], normrnn.LSTM(3, 4, norm=norm)
     graph, one = exported(layer, time), torch.randn(*LAST[norm], 3)
@@ -78,7 +78,7 @@ def test_an_exported_graph_uses_running_statistics_for_a_batch_of_one(norm: str)
 
 
 @pytest.mark.parametrize("norm", ["frame", "hidden"])
-def test_an_exported_graph_without_running_statistics_refuses_a_batch_of_one(norm: str) -> None:
+def test_an_exported_graph_without_running_statistics_refuses_a_batch_of_one(norm: Any) -> None:
     layer = normrnn.LSTM(3, 4, norm=norm, track_running_stats=False).eval()
     graph, x = exported(layer, 5), torch.randn(5, 3, 3)
     torch.testing.assert_close(graph(x)[0], layer(x)[0])

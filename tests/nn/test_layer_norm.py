@@ -16,6 +16,7 @@ def standardised(values: list[float], eps: float = 1e-5) -> list[float]:
     return [(v - mean) / math.sqrt(var + eps) for v in values]
 
 
+@pytest.mark.filterwarnings("ignore:norm=.layer. of a single input feature")
 def test_two_units_and_two_steps_by_hand() -> None:
     layer: Any = normrnn.RNN(1, 2, norm="layer", dtype=torch.float64)
     w_x, w_h = [0.5, -1.0], [[0.3, -0.2], [0.4, 0.9]]
@@ -36,6 +37,7 @@ def test_two_units_and_two_steps_by_hand() -> None:
         assert output[t, 0].tolist() == pytest.approx(h)
 
 
+@pytest.mark.filterwarnings("ignore:norm=.layer. of a single input feature")
 def test_the_cell_by_hand() -> None:
     """c goes on as it is; what is shown of it is normalised."""
     layer: Any = normrnn.LSTM(1, 2, norm="layer", cell_norm=True, dtype=torch.float64)
@@ -70,7 +72,8 @@ class TestRowsByThemselves:
         assert torch.equal(layer.eval()(x)[0], trained)
         with normrnn.batch_statistics(layer):
             assert torch.equal(layer(x)[0], trained)
-        assert normrnn.recalibrate(layer, [x]) is layer
+        with pytest.warns(UserWarning, match="nothing to do"):
+            assert normrnn.recalibrate(layer, [x]) is layer
         assert not list(layer.buffers())
 
     def test_the_future_is_not_seen(self, cell: str) -> None:

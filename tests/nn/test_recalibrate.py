@@ -1,5 +1,6 @@
 """Population statistics from one pass."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -156,10 +157,35 @@ class TestBatches:
         same(a[0], sums.mean(0))
         same(layer.norm_l0.running_var[0], sums.var(0))
 
-    @pytest.mark.parametrize("bad", [3, "text", [torch.zeros(2, 2, 3)]])
+    @pytest.mark.parametrize("bad", [3, "text", [torch.zeros(2, 2, 3), torch.zeros(2)]])
     def test_anything_else_is_refused(self, bad: Any) -> None:
-        with pytest.raises(ValueError, match=rf"tensor.*dict, got {type(bad).__name__}; .*step="):
+        with pytest.raises(ValueError, match=rf"{type(bad).__name__}.*step="):
             normrnn.recalibrate(build("lstm", "sequence"), [bad])
+
+    @pytest.mark.parametrize("kind", [tuple, list])
+    def test_of_x_and_y_a_model_of_one_argument_gets_x(self, kind: Any) -> None:
+        layer = build("lstm", "sequence")
+        x, y = torch.randn(4, 3, 3).double(), torch.zeros(3)
+        normrnn.recalibrate(nn.Sequential(layer), [kind((x, y))])
+        self.whole(layer, x.flatten(0, 1))
+        averaged: Any = torch.optim.swa_utils.AveragedModel(
+            nn.Sequential(build("lstm", "sequence"))
+        )
+        normrnn.recalibrate(averaged, [kind((x, y))])
+        self.whole(averaged.module[0], x.flatten(0, 1))
+        normrnn.recalibrate(layer, [[x]])
+        loader = torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(x.transpose(0, 1), y), batch_size=2
+        )
+        first = build("lstm", "sequence", batch_first=True)
+        normrnn.recalibrate(nn.Sequential(first), loader)
+        self.whole(first, x.flatten(0, 1))
+
+    def test_a_failing_call_points_to_step(self) -> None:
+        """(x, y) might be (x, hx)."""
+        with pytest.raises(RuntimeError, match="hx") as error:
+            normrnn.recalibrate(build("lstm", "sequence"), [(torch.randn(4, 3, 3), torch.ones(3))])
+        assert "step=" in error.value.__notes__[0]
 
     def test_no_batches(self) -> None:
         with pytest.raises(ValueError, match="at least one batch, got none"):
@@ -243,8 +269,24 @@ def test_test_time_then_equals_the_whole_batch() -> None:
 def test_a_model_without_normalisers_is_left_as_it_is() -> None:
     layer = build("lstm", "none")
     before = {k: v.clone() for k, v in layer.state_dict().items()}
-    normrnn.recalibrate(layer, [torch.randn(4, 5, 3, dtype=torch.float64)])
+    with pytest.warns(UserWarning, match="nothing to do"):
+        normrnn.recalibrate(layer, [torch.randn(4, 5, 3, dtype=torch.float64)])
     assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("options", [{}, {"time_steps": 20}])
+def test_steps_that_differ(options: dict[str, Any]) -> None:
+    """A warning where one set of statistics is kept for steps of other means or variances."""
+    alike, other = torch.randn(20, 50, 3), torch.linspace(-3, 3, 20)[:, None, None]
+    model = nn.Sequential(normrnn.GRU(3, 4, norm="frame", **options))
+    normrnn.recalibrate(model, [alike, alike[:, :5]])
+    normrnn.recalibrate(model, [(alike + other)[:, :2]])  # too few rows to tell
+    for strange in (alike + other, alike * other.square()):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            normrnn.recalibrate(model, [strange])
+        assert ["time_steps=" in str(w.message) for w in said] == ([] if options else [True])
+    normrnn.recalibrate(nn.Sequential(normrnn.GRU(3, 4, norm="sequence")), [alike + other])
 
 
 def test_batches_are_a_list_of_them() -> None:

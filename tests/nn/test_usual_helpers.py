@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "moving.md"
 class Model(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.lstm: Any = normrnn.LSTM(3, 4, **options)
+        self.lstm: Any = normrnn.LSTM(3, 4, **{"norm": "sequence", **options})
         self.head = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -159,7 +160,7 @@ def test_evaluate_score_and_sample(
 
     text.write_text("w1 w3 w9 w12 w7 w2 w1\nw2 w5 w6\n")
     said = cli("score", out, text)
-    model = load(out)
+    model: Any = load(out)
     assert model.vocabulary is not None
     ids = torch.cat([torch.tensor([model.vocabulary.eos]), _ids(text, [*model.vocabulary.symbols])])
     with torch.no_grad():

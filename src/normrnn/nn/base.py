@@ -103,6 +103,8 @@ class Normalised(Parameters):
         lengths = None if isinstance(lengths, Absent) else lengths
         resets = None if isinstance(resets, Absent) else resets
         self._check_state(hx)
+        if hx is not None and not torch.compiler.is_compiling():
+            self._check_batch_first(input, hx)
         if resets is not None and torch.jit.is_tracing():
             tracing.refuse(self, "torch.jit.trace", "resets=")
         if lengths is not None and tracing.is_hidden(lengths):
@@ -385,6 +387,12 @@ class Normalised(Parameters):
     def _check_state(self, hx: Any) -> None:
         if hx is None:
             return
+        if _is_like_lengths(hx):
+            kind = RuntimeError if isinstance(hx, Tensor) else ValueError  # torch's, and ours
+            raise kind(
+                f"hx is the initial state of {type(self).__name__}, and got what looks like "
+                "lengths: give them by name, lengths="
+            )
         if self.mode != "LSTM":
             if not isinstance(hx, Tensor):
                 raise ValueError(
@@ -422,11 +430,30 @@ class Normalised(Parameters):
                     f"hx must have the dtype of the input, {data.dtype}, got {wrong[0]}"
                 )
 
+    def _check_batch_first(self, input: Any, hx: Any) -> None:
+        """A hint where the state fits the other dimension of a batch."""
+        h = hx[0] if self.mode == "LSTM" else hx
+        if isinstance(input, PackedSequence) or input.dim() != 3 or h.dim() != 3:
+            return
+        batch, time = input.shape[:2] if self.batch_first else input.shape[1::-1]
+        if h.shape[1] == time != batch:
+            raise RuntimeError(
+                f"hx is of {time} sequences and the input {tuple(input.shape)} of {batch}: with "
+                f"batch_first={not self.batch_first} they would fit"
+            )
+
     def _as_torch(self, state: State) -> Any:
         return state if self.mode == "LSTM" else state[0]
 
     def __prepare_scriptable__(self) -> Any:
         return tracing.plain(self)
+
+
+def _is_like_lengths(hx: Any) -> bool:
+    """Whether a state was meant to be lengths: integers, or one number per sequence."""
+    if isinstance(hx, Tensor):
+        return hx.dim() == 1 or not (hx.is_floating_point() or hx.is_complex())
+    return isinstance(hx, list | tuple) and bool(hx) and all(isinstance(n, int) for n in hx)
 
 
 tracing.allow(Normalised)

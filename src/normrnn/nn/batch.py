@@ -182,7 +182,8 @@ class Normaliser(StatisticalNorm):
                 setattr(self, name, torch.zeros_like(buffer[0]))
 
     def population(self, shared: bool = False) -> Population:
-        return Population(None if shared else self.time_steps, self._inputs)
+        slots = None if shared else self.time_steps
+        return Population(slots, self._inputs, by_step=self.per_step and not shared)
 
     @torch.no_grad()
     def adopt(self, population: Population) -> None:

@@ -33,9 +33,11 @@ def _of_a_batch(
     batch, time = (input.shape[0], input.shape[1]) if batch_first else input.shape[1::-1]
     values = torch.as_tensor(lengths)
     if values.dim() != 1 or values.shape[0] != batch:
+        fits = values.dim() == 1 and values.shape[0] == time
+        hint = f"; with batch_first={not batch_first} they would fit the input" if fits else ""
         raise ValueError(
             f"lengths must be one number per sequence: expected {batch}, "
-            f"got shape {tuple(values.shape)}"
+            f"got shape {tuple(values.shape)}{hint}"
         )
     values = values if batch else values.long()  # an empty list says nothing of its type
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:

@@ -13,17 +13,23 @@ FOLD = "these are weights of a normalised layer: load them into one, and normrnn
 
 
 class _Key(str):
-    """A key that is shown with a hint in torch's message, the only place that knows whether
-    loading is strict, and is itself everywhere else."""
+    """A key that adds a hint to torch's errors when it is formatted into their message, the only
+    place that knows whether loading is strict."""
 
     hint: str
+    errors: list[str]
 
-    def __format__(self, _: str) -> str:
-        return self + f" ({self.hint})"
+    def __format__(self, spec: str) -> str:
+        if self.hint not in self.errors:
+            self.errors.append(self.hint)
+        return super().__format__(spec)
+
+    def __reduce__(self) -> Any:
+        return str, (str(self),)
 
 
 class Hinting(nn.Module):
-    """Shows the hint with the first key that is missing, or too many."""
+    """Adds a hint to the error of keys that are missing, or too many."""
 
     def _hint(self, state_dict: Mapping[str, Any], prefix: str) -> str:
         """Empty if there is none to give."""
@@ -47,6 +53,6 @@ class Hinting(nn.Module):
         hint = self._hint(state_dict, prefix)
         for keys, first in zip(lists, before, strict=True):
             if hint and len(keys) > first:
-                keys[first] = _Key(keys[first])
-                keys[first].hint = hint  # type: ignore[attr-defined]
+                key = keys[first] = _Key(keys[first])
+                key.hint, key.errors = hint, error_msgs
                 return

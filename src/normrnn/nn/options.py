@@ -1,5 +1,6 @@
 """The arguments that come on top of torch's, and what they may be."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -113,6 +114,13 @@ class Options:
         row = self.row
         if not row.normalises:
             return None
+        if inputs == 1 and row.pools is None:
+            warnings.warn(
+                f"norm={self.norm!r} of a single input feature keeps its sign and loses its "
+                "magnitude: use more features, as an embedding or a linear layer before, or "
+                "norm='frame' or 'sequence'",
+                stacklevel=5,
+            )
         cell_norm = row.cell_norm if self.cell_norm is None else self.cell_norm
         return row.load()(
             channels,

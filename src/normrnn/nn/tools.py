@@ -1,7 +1,9 @@
 """What is done to a whole model: recalibrate, batch_statistics, fold, convert."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,14 +37,50 @@ def _call(model: nn.Module, batch: Any) -> None:
         model(batch)
     elif isinstance(batch, dict):
         model(**batch)
-    elif isinstance(batch, tuple):
-        model(*batch)
+    elif isinstance(batch, tuple | list):
+        _call_with(model, batch)
     else:
         raise ValueError(
-            f"a batch is a tensor, a PackedSequence, a tuple or a dict, "
+            f"a batch is a tensor, a PackedSequence, a tuple, a list or a dict, "
             f"got {type(batch).__name__}; for anything else give step=, a function of the model "
-            "and the batch: for a DataLoader's lists, step=lambda model, batch: model(batch[0])"
+            "and the batch"
         )
+
+
+_STEP = "give step=, for (x, y) batches step=lambda model, batch: model(batch[0])"
+
+
+def _call_with(model: nn.Module, batch: Sequence[Any]) -> None:
+    """Call a model with the entries of a tuple or list that its ``forward`` takes by position.
+
+    Of (x, y) a model of one argument gets x. Whether an optional argument is meant, as ``hx``, only
+    a tuple tells; a list is what a DataLoader makes of any pair.
+    """
+    required, most = _positional(model)
+    if isinstance(batch, list) and len(batch) != required and required != most:
+        raise ValueError(
+            f"a batch is a list of {len(batch)}, and which of it {type(model).__name__}.forward "
+            f"takes is not clear: {_STEP}; or make it a tuple of the arguments"
+        )
+    entries = batch if most is None else batch[:most]
+    if most is not None and required != most:
+        entries = batch  # too many are an error: they may be arguments
+    try:
+        model(*entries)
+    except Exception as error:
+        error.add_note(f"recalibrate and convert call the model with the batch's entries: {_STEP}")
+        raise
+
+
+def _positional(model: nn.Module) -> tuple[int, int | None]:
+    """How many positional arguments ``forward`` needs, and takes; None: any number."""
+    inner: Any = getattr(model, "_orig_mod", model)  # of torch.compile
+    parameters = list(inspect.signature(inner.forward).parameters.values())
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):  # of wrappers, as DDP or AveragedModel
+        wrapped = getattr(inner, "module", None)
+        return _positional(wrapped) if isinstance(wrapped, nn.Module) else (0, None)
+    own = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return sum(p.default is p.empty for p in own), len(own)
 
 
 def _run(
@@ -87,14 +125,19 @@ def recalibrate(
 
     Args:
         batches: each the input (tensor or PackedSequence), a tuple of ``*args`` or a dict of
-            ``**kwargs``.
+            ``**kwargs``. Of tuples and lists, as the (x, y) of a DataLoader, a model without
+            optional arguments gets as many entries as it takes: x alone if it takes one.
         step: called as ``step(model, batch)`` instead, to carry a state from batch to batch, or to
-            take the input from the lists of a DataLoader.
+            choose what the model gets.
         shared: make one of the statistics that layers with ``time_steps`` keep for every step,
             over the rows of all steps. Such layers have no ``time_steps`` afterwards, and fold.
 
     Returns:
         The model, its modes as they were.
+
+    Warns:
+        UserWarning: if the model has no statistics to recalibrate, and if those of its time steps
+            differ strongly where one set is kept for all (see ``time_steps``).
 
     >>> import torch
     >>> layer = LSTM(3, 4, norm="sequence")
@@ -105,12 +148,20 @@ def recalibrate(
     True
     """
     normalisers = _normalisers(model)
+    if not normalisers:
+        warnings.warn(
+            f"recalibrate: {type(model).__name__} has no normalisation that keeps statistics, so "
+            "there is nothing to do",
+            stacklevel=2,
+        )
+        return model
     with _eval(model), collecting(normalisers, shared=shared) as populations:
         count = _run(model, batches, step)
     if not count:
         raise ValueError("recalibrate needs at least one batch, got none")
-    if normalisers and not any(population.batches for population in populations):
+    if not any(population.batches for population in populations):
         raise NothingFinite("recalibrate needs at least one batch of finite values, got none")
+    _warn_of_steps(model, dict(zip(normalisers, populations, strict=True)))
     for normaliser, population in zip(normalisers, populations, strict=True):
         if shared and normaliser.time_steps is not None and population.batches:
             if not bool(population.enough.all()):
@@ -122,6 +173,24 @@ def recalibrate(
             steps = [n.time_steps for n in _normalisers(module)]
             module.time_steps = max((k for k in steps if k is not None), default=None)
     return model
+
+
+STEPS_DIFFER = 0.25
+"""Above this mean square change of normalised rows, half a standard deviation, steps differ."""
+
+
+def _warn_of_steps(model: nn.Module, populations: Mapping[nn.Module, Any]) -> None:
+    """One warning if time steps differ strongly in a layer that keeps one set for all of them."""
+    for name, module in model.named_modules():
+        difference = getattr(populations.get(module), "step_difference", 0.0)
+        if difference > STEPS_DIFFER:
+            warnings.warn(
+                f"{name}: statistics of time steps differ strongly (by {difference**0.5:.1f} "
+                "standard deviations), and one set is kept for all, so eval differs from training:"
+                " consider time_steps=, or norm='sequence' or 'layer'",
+                stacklevel=3,
+            )
+            return
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from torch import Tensor
 from normrnn.ops import kernel
 from normrnn.ops.statistics import Statistics, constant_groups, pool, unbiased, without_constant
 
+MOST_STEPS, ENOUGH_ROWS = 512, 30
 _OPS = torch.library.Library("normrnn", "FRAGMENT")
 _OPS.define(
     "update_(Tensor(a!) mean, Tensor(b!) var, Tensor(c!) tracked, "
@@ -209,17 +210,21 @@ class Population:
     Rows count equally however they were split into batches.
     """
 
-    def __init__(self, slots: int | None = None, inputs: int = 0):
+    def __init__(self, slots: int | None = None, inputs: int = 0, by_step: bool = False):
         """Args:
         slots: one per time step, so many; None: statistics are shared over time.
         inputs: how many channels, the first ones, are those of W_x x; there time steps whose rows
             are all equal are left out.
+        by_step: batches come as one group per time step, for :attr:`step_difference`.
         """
+        self._steps = Population(MOST_STEPS, inputs) if by_step and slots is None else None
         self.shared, self.groups, self.inputs = slots is None, slots or 1, inputs
         self.batches = 0
         self._count = self._mean = self._squares = torch.zeros(0)
 
     def add(self, batch: Statistics) -> None:
+        if self._steps is not None:
+            self._steps.add(batch)
         batch = without_constant(batch, self.inputs)
         if self.shared:
             batch = pool(batch)
@@ -249,6 +254,24 @@ class Population:
             found = Statistics(self._mean[:, own], self.biased_var[:, own], rows)
             several[:, own] &= ~constant_groups(found)
         return several
+
+    @property
+    def step_difference(self) -> float:
+        """How far statistics shared over time are from those of each step: the mean square of what
+        that changes in normalised rows, 0 if all steps are alike.
+
+        (x − μ_t)/σ_t and (x − μ)/σ differ by (μ_t − μ)/σ and σ_t/σ − 1. Steps with few rows do not
+        count, and of steps beyond the first `MOST_STEPS` nothing is known.
+        """
+        if self._steps is None or not self._steps.batches:
+            return 0.0
+        own = slice(self.inputs or None)
+        count, steps = self._steps._count[:, own], self._steps
+        sigma = self.biased_var[:, own].sqrt().clamp(min=1e-30)
+        shift = (steps.mean[:, own] - self.mean[:, own]) / sigma
+        scale = steps.biased_var[:, own].sqrt() / sigma - 1
+        rows = torch.where(count < ENOUGH_ROWS, 0.0, count)
+        return float(((shift.square() + scale.square()) * rows).sum() / rows.sum().clamp(min=1))
 
     @property
     def mean(self) -> Tensor:
