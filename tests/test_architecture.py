@@ -40,7 +40,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"deploy", "engine", "runs", "config", "nn", "ops", *BASE},
     "speech": {"deploy", "engine", "runs", "config", "nn", "extras", "processes", *BASE},
     "recipes": {"text", "speech", "config", "norms"},
-    "report": {"recipes", "runs", "config", "extras", *BASE},
+    "verdicts": {"errors", "files"},
+    "report": {"verdicts", "recipes", "runs", "config", "extras", *BASE},
     "analysis": {"engine", "config", "nn", "ops", "norms", "errors"},
     "search": {"engine", "recipes", "runs", "config", "cli", "processes", *BASE},
 }
@@ -49,7 +50,7 @@ ABOVE = {*MAY_IMPORT, "commands"}
 MAY_IMPORT["commands"] = ABOVE - {"commands"}
 OF_THE_PACKAGE = {"deploy", "nn", "runs", "report", "commands", "imports", "version"}
 MAY_IMPORT[""] = OF_THE_PACKAGE  # normrnn/__init__.py
-TORCH_FREE = ["config", "recipes", "report"]
+TORCH_FREE = ["config", "recipes", "report", "verdicts"]
 TORCH_FREE_MODULES = [
     *(f"text/{name}.py" for name in ("__init__", "config", "measure")),
     *(f"speech/{name}.py" for name in ("__init__", "config", "measure")),
@@ -201,6 +202,7 @@ def test_public_names_are_pinned() -> None:
         "replace",
         "replacing",
         "report",
+        "verdict",
     ]
     assert dir(normrnn) == sorted(normrnn.__all__)
     for name in normrnn.__all__:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from normrnn.nn import recalibrate as recalibrate
     from normrnn.nn import replace as replace
     from normrnn.nn import replacing as replacing
+    from normrnn.report.answer import verdict as verdict
     from normrnn.runs.load import load as load
 
 _LAYERS = ["GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNCell"]
@@ -46,6 +47,7 @@ _HOMES = {
     "compare": "normrnn.commands.compare",
     "export": "normrnn.deploy.export",
     "load": "normrnn.runs.load",
+    "verdict": "normrnn.report.answer",
 }
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "replace",
     "replacing",
     "report",
+    "verdict",
 ]
 
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "recipes": "list the recipes and what they reproduce",
     "evaluate": "losses of a trained run, under all statistics",
     "report": "print and write what runs say: verdict, curves, tables",
+    "verdict": "compare variants: which is better, which is faster",
     "compare": "train a recipe with several normalisations and compare them",
     "search": "search the settings of a recipe, every arm with each",
     "gradients": "what back-propagation does: gradients of the states, step by step",

@@ -20,7 +20,7 @@ _NORMALISER = ("gamma", "eps", "momentum", "time_steps", "cell_norm", "count_pad
 _NORMALISER += ("shrinkage", "freeze_after")
 _NORMALISER = tuple(f"model.{name}" for name in _NORMALISER)
 _HARMLESS = ("threads", "device", "data", "epochs", "train.log_every", "train.checkpoint_every")
-_HARMLESS += ("evaluation.train_tokens",)
+_HARMLESS += ("evaluation.train_tokens", "shared_initialisation")
 Settings = tuple[tuple[str, str], ...]
 _SIDES = ((False,), (True,), (False, True))
 """Baselines alone, normalised networks alone, both."""

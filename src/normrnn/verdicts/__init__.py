@@ -1,0 +1,1 @@
+"""Statistics of comparisons on plain rows: no torch, no run directories."""

@@ -1,0 +1,225 @@
+"""A verdict to print, to show in a notebook, or to keep as data."""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from normrnn.verdicts.rows import PlainRun
+from normrnn.verdicts.verdict import Figure, Settings, VariantVerdict, compare_runs
+
+COLUMNS = 80
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """Each variant against the baseline. `print` it for the answer; `details()` has the rest."""
+
+    baseline: str
+    variants: Mapping[str, VariantVerdict]
+    runs: Sequence[PlainRun]
+    measure: str = "value"
+    paired: bool = False
+    higher_is_better: bool = False
+    title: str = ""
+
+    @property
+    def ranking(self) -> list[tuple[str, float]]:
+        """All variants with their quality, the best first; those without one are left out."""
+        found: dict[str, float] = {}
+        for name, one in self.variants.items():
+            if one.quality is not None:
+                found[self.baseline], found[name] = one.quality.middle
+        order = sorted(found.items(), key=lambda item: item[1], reverse=self.higher_is_better)
+        return [(name, value) for name, value in order if math.isfinite(value)]
+
+    @property
+    def diverged(self) -> dict[str, tuple[int, int]]:
+        """Variants with runs that diverged: how many of how many."""
+        found: dict[str, tuple[int, int]] = {}
+        for run in self.runs:
+            bad, every = found.get(run.variant, (0, 0))
+            found[run.variant] = bad + run.diverged, every + 1
+        return {name: counts for name, counts in found.items() if counts[0]}
+
+    def lines(self, details: bool = False) -> list[str]:
+        """At most three lines per variant; with `details`, one per figure."""
+        lines = [f"{self.title}:"] if self.title else []
+        lines += [f"{name}: {bad} of {n} runs diverged" for name, (bad, n) in self.diverged.items()]
+        for name, one in self.variants.items():
+            figures = [f for f in (one.quality, one.speed, one.seconds) if f is not None]
+            figures += one.details.values() if details else ()
+            texts = [describe(figure, self.measure) for figure in figures]
+            texts = texts or ["no validation or test values in common"]
+            if figures:
+                texts[0] += f"   {_seeds(figures[0])}"
+            lines += _block(name, texts)
+        if len(self.variants) > 1 and len(self.ranking) > 2:
+            values = ", ".join(f"{name} {_plain_number(value)}" for name, value in self.ranking)
+            lines += textwrap.wrap(f"ranking: {values}", COLUMNS, subsequent_indent="  ")
+        if not self.variants:
+            lines.append(f"only one variant, {self.baseline}: nothing to compare it with")
+        return [line.rstrip() for line in lines]
+
+    def details(self) -> str:
+        """All figures, and how they were computed."""
+        kind = "paired t intervals" if self.paired else "Welch's t intervals"
+        count = len(self.variants)
+        several = f", simultaneous over {count} variants in the first lines" if count > 1 else ""
+        return "\n".join([*self.lines(details=True), f"95 % {kind}{several}."])
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def __repr__(self) -> str:
+        answers = ", ".join(
+            f"{name}: {one.quality.answer if one.quality else 'no values'}"
+            for name, one in self.variants.items()
+        )
+        return f"<Verdict against {self.baseline!r}: {answers}>"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for name, one in self.variants.items():
+            for figure in (one.quality, one.speed, one.seconds):
+                if figure is not None:
+                    cells = [name, *_cells(figure, self.measure), figure.answer, _seeds(figure)]
+                    rows.append("".join(f"<td>{escape(cell)}</td>" for cell in cells))
+                    name = ""
+        head = "".join(
+            f"<th>{text}</th>"
+            for text in (
+                "variant",
+                "figure",
+                f"vs {escape(self.baseline)}",
+                "difference",
+                "answer",
+                "",
+            )
+        )
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "baseline": self.baseline,
+            "measure": self.measure,
+            "paired": self.paired,
+            "higher_is_better": self.higher_is_better,
+            "diverged": {name: list(counts) for name, counts in self.diverged.items()},
+            "ranking": [[name, value] for name, value in self.ranking],
+            "variants": {
+                name: {
+                    **{
+                        key: None if figure is None else figure.to_dict()
+                        for key, figure in (
+                            ("quality", one.quality),
+                            ("speed", one.speed),
+                            ("seconds", one.seconds),
+                        )
+                    },
+                    "details": {key: figure.to_dict() for key, figure in one.details.items()},
+                }
+                for name, one in self.variants.items()
+            },
+        }
+
+
+def verdict_of(
+    runs: Sequence[PlainRun],
+    baseline: str | None = None,
+    settings: Settings | None = None,
+    measure: str = "value",
+    title: str = "",
+) -> Verdict:
+    """Compare all variants of these runs with the baseline."""
+    settings = settings or Settings()
+    name, found = compare_runs(runs, baseline, settings)
+    return Verdict(
+        name,
+        {one.name: one for one in found},
+        runs,
+        measure,
+        settings.paired,
+        settings.higher_is_better,
+        title,
+    )
+
+
+def describe(figure: Figure, measure: str) -> str:
+    """A figure as one line: values, difference or ratio, interval, answer."""
+    what, values, difference = _cells(figure, measure)
+    colon = ":" if figure.target is not None else ""
+    return f"{what}{colon} {values}   {difference}   {figure.answer}"
+
+
+def _cells(figure: Figure, measure: str) -> tuple[str, str, str]:
+    digits = 0 if figure.ratio else _digits(figure)
+    low, high = figure.middle
+    values = f"{_number(high, digits)} vs {_number(low, digits)}"
+    if figure.ratio:
+        target = "" if figure.target is None else f" {_plain_number(figure.target)}"
+        difference = f"×{_number(figure.estimate, 2)}"
+        bounds = figure.interval and [_number(v, 2) for v in figure.interval]
+        what = f"{figure.label}{target}"
+    else:
+        difference = _signed(figure.estimate, digits)
+        bounds = figure.interval and [_signed(v, digits) for v in figure.interval]
+        what = f"{figure.label} {measure}"
+    return what, values, difference + (f" ({', '.join(bounds)})" if bounds else "")
+
+
+def _digits(figure: Figure) -> int:
+    """Decimals that show two digits of the uncertainty, or three of the values."""
+    low, high = figure.middle
+    if figure.interval is not None and (half := (figure.interval[1] - figure.interval[0]) / 2):
+        return min(6, max(0, 1 - math.floor(math.log10(half))))
+    size = max(abs(v) for v in (low, high, 1e-6) if math.isfinite(v))
+    return min(6, max(0, 2 - math.floor(math.log10(size))))
+
+
+def _number(value: float, digits: int) -> str:
+    return "never" if math.isinf(value) else f"{value:,.{digits}f}"
+
+
+def _signed(value: float, digits: int) -> str:
+    return "–" if math.isinf(value) else f"{value:+,.{digits}f}".replace("-", "−")
+
+
+def _plain_number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _seeds(figure: Figure) -> str:
+    one = len(figure.baseline), len(figure.other)
+    return (
+        f"{one[1]} seed{'s' * (one[1] > 1)}" if one[0] == one[1] else f"{one[1]} and {one[0]} seeds"
+    )
+
+
+def _block(name: str, texts: Sequence[str]) -> list[str]:
+    """The lines of one variant: its name, then the texts, in 80 columns where possible."""
+    indent = " " * (len(name) + 3)
+    lines = [f"{name}   {texts[0]}", *(indent + text for text in texts[1:])]
+    if max(map(len, lines)) > COLUMNS:
+        narrow = [text.replace("   ", "  ") for text in texts]
+        lines = [f"{name}: {narrow[0]}", *(f"  {text}" for text in narrow[1:])]
+    return [part for line in lines for part in _wrapped(line)]
+
+
+def _wrapped(line: str) -> list[str]:
+    """The line, or its parts on several lines if it is too wide even so."""
+    if len(line) <= COLUMNS:
+        return [line]
+    start = line[: len(line) - len(line.lstrip())]
+    parts = line.strip().split("  ")
+    lines = [start + parts[0]]
+    for part in parts[1:]:
+        if len(f"{lines[-1]}  {part}") <= COLUMNS:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(f"{start}  {part}")
+    return lines

@@ -1,0 +1,343 @@
+"""Each variant against the baseline: quality, speed, and details, with intervals and answers."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import mean
+from typing import Any, Literal
+
+from normrnn.errors import UsageError
+from normrnn.verdicts import figures
+from normrnn.verdicts.intervals import Interval, paired_interval, rank_sum_p, welch_interval
+from normrnn.verdicts.rows import BASELINE, PlainRun, Point
+
+CONFIDENCE = 0.95
+SPEED_MARGIN = 0.05
+Answer = Literal["better", "worse", "equivalent", "not settled", "one seed"]
+Measure = Callable[[PlainRun], float | None]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a variant and the baseline, by seed.
+
+    `estimate` and `interval` are differences (variant minus baseline), or ratios (variant divided
+    by baseline) if `ratio`. With an infinite value, of a run that diverged or missed the target,
+    the estimate compares medians and there is no interval.
+    """
+
+    label: str
+    baseline: Mapping[int, float]
+    other: Mapping[int, float]
+    answer: Answer
+    estimate: float
+    interval: tuple[float, float] | None = None
+    ratio: bool = False
+    paired: bool = False
+    target: float | None = None
+    """The validation value to reach, of figures of speed."""
+
+    @property
+    def seeds(self) -> int:
+        """Seeds of the variant."""
+        return len(self.other)
+
+    @property
+    def middle(self) -> tuple[float, float]:
+        """Mean of the baseline and of the variant; medians if a value is infinite.
+
+        Ratios are averaged on the log scale, and so are these.
+        """
+        groups = [list(self.baseline.values()), list(self.other.values())]
+        if any(math.isinf(value) for values in groups for value in values):
+            low, high = map(figures.median, groups)
+        elif self.ratio:
+            low, high = (math.exp(mean(map(math.log, values))) for values in groups)
+        else:
+            low, high = map(mean, groups)
+        return low, high
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; an infinite number is None."""
+        finite = partial(_finite_or_none)
+        return {
+            "label": self.label,
+            "answer": self.answer,
+            "estimate": finite(self.estimate),
+            "interval": None if self.interval is None else list(map(finite, self.interval)),
+            "seeds": self.seeds,
+            "ratio": self.ratio,
+            "paired": self.paired,
+            "target": self.target,
+            "baseline": {str(seed): finite(value) for seed, value in self.baseline.items()},
+            "variant": {str(seed): finite(value) for seed, value in self.other.items()},
+        }
+
+
+@dataclass(frozen=True)
+class VariantVerdict:
+    """A variant against the baseline."""
+
+    name: str
+    quality: Figure | None
+    speed: Figure | None
+    seconds: Figure | None = None
+    details: dict[str, Figure] = field(default_factory=dict)
+    """Secondary figures, with 95 % intervals that are not adjusted for several variants."""
+    diverged: int = 0
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How figures are computed."""
+
+    paired: bool = False
+    higher_is_better: bool = False
+    target: float | None = None
+    margin: float = 0.01
+    comparisons: int = 1
+    """Variants that are compared with the baseline: intervals are simultaneous over them."""
+
+    @property
+    def confidence(self) -> float:
+        """Of each primary interval, by Bonferroni."""
+        return 1 - (1 - CONFIDENCE) / self.comparisons
+
+    @property
+    def sign(self) -> int:
+        """What values are multiplied with, so that lower is better."""
+        return -1 if self.higher_is_better else 1
+
+
+def compare_runs(
+    runs: Sequence[PlainRun], baseline: str | None, settings: Settings
+) -> tuple[str, list[VariantVerdict]]:
+    """The name of the baseline, and every other variant against it, in the order of the runs."""
+    if not 0 <= settings.margin < math.inf:
+        raise UsageError(f"margin must be at least 0, not {settings.margin}")
+    variants: dict[str, list[PlainRun]] = {}
+    for run in runs:
+        variants.setdefault(run.variant, []).append(_oriented(run, settings.sign))
+    name = (
+        baseline
+        if baseline is not None
+        else BASELINE
+        if BASELINE in variants
+        else next(iter(variants))
+    )
+    if name not in variants:
+        raise UsageError(f"no variant {name!r}: there are {', '.join(map(repr, variants))}")
+    others = [other for other in variants if other != name]
+    settings = replace(settings, comparisons=max(1, len(others)))
+    return name, [_compared(other, variants[name], variants[other], settings) for other in others]
+
+
+def _oriented(run: PlainRun, sign: int) -> PlainRun:
+    splits = {
+        split: [point._replace(value=sign * point.value) for point in points]
+        for split, points in run.splits.items()
+    }
+    return replace(run, splits=splits)
+
+
+def _compared(
+    name: str, baseline: list[PlainRun], other: list[PlainRun], settings: Settings
+) -> VariantVerdict:
+    if settings.paired:
+        common = {run.seed for run in baseline} & {run.seed for run in other}
+        baseline, other = ([r for r in runs if r.seed in common] for runs in (baseline, other))
+    both = [*baseline, *other]
+    steps, seconds = _speed(baseline, other, settings)
+    return VariantVerdict(
+        name,
+        quality=_quality(baseline, other, settings),
+        speed=steps,
+        seconds=seconds,
+        details=_details(baseline, other, replace(settings, comparisons=1)) if both else {},
+        diverged=sum(run.diverged for run in other),
+        runs=len(other),
+    )
+
+
+def _quality(baseline: list[PlainRun], other: list[PlainRun], settings: Settings) -> Figure | None:
+    tested = all(run.points("test") for run in (*baseline, *other) if not run.diverged)
+    measure, label = (
+        (figures.test_value, "test") if tested else (figures.best_valid, "best validation")
+    )
+    return _difference(label, measure, baseline, other, settings)
+
+
+def _difference(
+    label: str,
+    measure: Measure,
+    baseline: list[PlainRun],
+    other: list[PlainRun],
+    settings: Settings,
+) -> Figure | None:
+    first, second = (_values(runs, measure) for runs in (baseline, other))
+    if not first or not second:
+        return None
+    scale = abs(mean([v for v in first.values() if math.isfinite(v)] or [0.0]))
+    margin = settings.margin * scale
+    found = _figure(label, first, second, settings, (-margin, margin))
+    if settings.sign > 0:
+        return found
+    interval = None if found.interval is None else (-found.interval[1], -found.interval[0])
+    return replace(
+        found,
+        estimate=-found.estimate,
+        interval=interval,
+        baseline={seed: -value for seed, value in found.baseline.items()},
+        other={seed: -value for seed, value in found.other.items()},
+    )
+
+
+def _speed(
+    baseline: list[PlainRun], other: list[PlainRun], settings: Settings
+) -> tuple[Figure | None, Figure | None]:
+    """Steps and seconds to a validation value that every run reaches, or to the target asked for.
+
+    That value is the worst of the best validations of all runs of both variants, so that it
+    favours neither. A run that diverged is not asked for it, but never reached it.
+    """
+    curves = {
+        id(run): run.points("valid")
+        for run in (*baseline, *other)
+        if run.points("valid") or run.diverged
+    }
+    lowest = [min(p.value for p in points) for points in curves.values() if points]
+    alive = [
+        min(p.value for p in run.points("valid"))
+        for run in (*baseline, *other)
+        if run.points("valid") and not run.diverged
+    ]
+    if not lowest or not alive:
+        return None, None
+    asked = settings.target
+    target = max(alive) if asked is None else settings.sign * asked
+    return _to_target("validation", target, baseline, other, settings, lambda run: curves[id(run)])
+
+
+def _to_target(
+    label: str,
+    target: float,
+    baseline: list[PlainRun],
+    other: list[PlainRun],
+    settings: Settings,
+    points: Callable[[PlainRun], Sequence[Point]],
+) -> tuple[Figure | None, Figure | None]:
+    runs = [run for run in (*baseline, *other) if run.points("valid") or run.diverged]
+    met = {id(run): figures.crossing(points(run), target) for run in runs}
+    first = {id(run): points(run)[0] for run in runs if points(run)}
+    if all(met[key] == point for key, point in first.items()):
+        return None, None  # all were there at their first validation
+    found: list[Figure | None] = []
+    for name in ("step", "seconds"):
+        measure = partial(_time_of, met=met, name=name)
+        groups = [_values([r for r in some if id(r) in met], measure) for some in (baseline, other)]
+        positive = all(value > 0 for values in groups for value in values.values())
+        if not groups[0] or not groups[1] or not positive:
+            found.append(None)
+            continue
+        margin = (math.log(1 - SPEED_MARGIN), math.log(1 + SPEED_MARGIN))
+        shown = f"{'updates' if name == 'step' else name} to {label}"
+        figure = _figure(shown, groups[0], groups[1], settings, margin, ratio=True)
+        found.append(replace(figure, target=settings.sign * target))
+    return found[0], found[1]
+
+
+def _time_of(run: PlainRun, met: Mapping[int, Point | None], name: str) -> float | None:
+    point = met[id(run)]
+    return math.inf if point is None else getattr(point, name)
+
+
+def _values(runs: Sequence[PlainRun], measure: Measure) -> dict[int, float]:
+    """The figure of each seed, infinite where the run diverged; empty if a run does not have it."""
+    found: dict[int, float] = {}
+    for run in runs:
+        value = math.inf if run.diverged else measure(run)
+        if value is None:
+            return {}
+        found[run.seed] = value
+    return found
+
+
+def _figure(
+    label: str,
+    baseline: dict[int, float],
+    other: dict[int, float],
+    settings: Settings,
+    margin: tuple[float, float],
+    ratio: bool = False,
+) -> Figure:
+    scaled = [
+        {seed: math.log(value) if ratio else value for seed, value in values.items()}
+        for values in (baseline, other)
+    ]
+    first, second = (list(values.values()) for values in scaled)
+    back = _exp if ratio else float
+    make = partial(Figure, label, baseline, other, ratio=ratio, paired=settings.paired)
+    if any(math.isinf(value) for value in (*first, *second)):
+        low, high = figures.median(first), figures.median(second)
+        settled = rank_sum_p(first, second) <= 1 - settings.confidence
+        worse: Answer = "worse" if high > low else "better"
+        estimate = 0.0 if high == low else high - low
+        answer: Answer = "one seed" if min(len(first), len(second)) < 2 else "not settled"
+        return make(answer=worse if settled and high != low else answer, estimate=back(estimate))
+    if settings.paired:
+        differences = [scaled[1][seed] - value for seed, value in scaled[0].items()]
+        estimate, alone = mean(differences), len(differences) < 2
+        find = partial(paired_interval, differences)
+    else:
+        estimate, alone = mean(second) - mean(first), min(len(first), len(second)) < 2
+        find = partial(welch_interval, first, second)
+    if alone:
+        return make(answer="one seed", estimate=back(estimate))
+    interval = find(settings.confidence)
+    answer = _answer(interval, margin)
+    return make(
+        answer=answer, estimate=back(estimate), interval=(back(interval.low), back(interval.high))
+    )
+
+
+def _answer(interval: Interval, margin: tuple[float, float]) -> Answer:
+    if margin[0] < interval.low and interval.high < margin[1]:
+        return "equivalent"
+    if interval.high < 0:
+        return "better"
+    return "worse" if interval.low > 0 else "not settled"
+
+
+def _details(
+    baseline: list[PlainRun], other: list[PlainRun], settings: Settings
+) -> dict[str, Figure]:
+    both = [run for run in (*baseline, *other) if not run.diverged]
+    found: dict[str, Figure | None] = {}
+    valid = [run.points("valid") for run in both if run.points("valid")]
+    difference = partial(_difference, baseline=baseline, other=other, settings=settings)
+    if all(run.points("test") for run in both):
+        found["best_validation"] = difference("best validation", figures.best_valid)
+    found["last_validation"] = difference("last validation", figures.last_valid)
+    found["train"] = difference("training, eval mode", figures.last_train)
+    found["gap"] = difference("validation minus training, eval mode", figures.gap)
+    if valid:
+        first, last = max(p[0].step for p in valid), min(p[-1].step for p in valid)
+        mean_value = partial(figures.area, first=first, last=last)
+        found["area"] = difference("mean validation over all updates", mean_value)
+    early = [figures.before_drop(run) for run in both]
+    if early and all(early):
+        target = max(min(p.value for p in points) for points in early)
+        label = "validation before the learning rate drops"
+        steps, _ = _to_target(label, target, baseline, other, settings, figures.before_drop)
+        found["speed_before_drop"] = steps
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def _exp(value: float) -> float:
+    return math.inf if value > 700 else math.exp(value)
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
