@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import normrnn
 from normrnn.cli import COMMANDS, main
@@ -20,6 +18,8 @@ from normrnn.errors import UserError
 from normrnn.extras import install_command
 from normrnn.recipes import RECIPES
 from normrnn.runs.load import load
+from normrnn.runs.names import MODEL
+from normrnn.runs.store import RunDirectory
 from normrnn.text.model import LanguageModel
 from tests.commands.conftest import Cli
 from tests.tiny_runs import rows_of, write_texts
@@ -360,15 +360,15 @@ def test_an_evaluation_that_cannot_be_kept_is_shown(
     assert "Permission denied" in err
 
 
-def test_wild_models_are_evaluated_as_far_as_they_go(cli: Cli, text_dir: Path, run: Path) -> None:
-    weights = load_file(run / "model.safetensors")
+def test_wild_models_are_evaluated_as_far_as_they_go(cli: Cli, run: Path) -> None:
+    directory = RunDirectory(run)
+    weights, header = directory.read_tensors(MODEL), directory.tensors_metadata(MODEL)
     weights["decoder.weight"] *= 1e5  # more nats per token than exp can take
-    weights["rnn.norm_l0.running_mean"][0] = math.nan
-    save_file(weights, run / "model.safetensors")
+    directory.write_tensors(MODEL, weights, header)
+    (run / "checkpoint.pt").unlink()  # which knows another model
     code, out, _ = cli("evaluate", run)
     assert code == 0
     rows = json.loads((run / "evaluation.json").read_text())["rows"]
-    assert {row["statistics"] for row in rows} == {"recalibrated", "batch"}
     assert max(row["loss"] for row in rows) > 710
     assert "valid with running statistics left out: its loss is nan" in " ".join(out.split())
     weights["rnn.norm_l0.running_mean"][0] = 0

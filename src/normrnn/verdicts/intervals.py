@@ -84,7 +84,7 @@ def t_quantile(confidence: float, degrees: float) -> float:
 
 
 def _tail(x: float, degrees: float) -> float:
-    """P(|T| > t) = I_x(degrees/2, 1/2), the incomplete beta function, x = degrees/(degrees + t²)."""
+    """P(|T| > t) = I_x(degrees/2, 1/2), x = degrees / (degrees + t²), the incomplete beta."""
     a, b = degrees / 2, 0.5
     if x > (a + 1) / (a + b + 2):  # where the continued fraction converges slowly
         return 1 - _beta_fraction(1 - x, b, a)
