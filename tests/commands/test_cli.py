@@ -360,7 +360,7 @@ def test_an_evaluation_that_cannot_be_kept_is_shown(
     assert "Permission denied" in err
 
 
-def test_wild_models_are_evaluated_as_far_as_they_go(cli: Cli, run: Path) -> None:
+def test_wild_models_are_evaluated_as_far_as_they_go(cli: Cli, text_dir: Path, run: Path) -> None:
     directory = RunDirectory(run)
     weights, header = directory.read_tensors(MODEL), directory.tensors_metadata(MODEL)
     weights["decoder.weight"] *= 1e5  # more nats per token than exp can take
@@ -370,9 +370,6 @@ def test_wild_models_are_evaluated_as_far_as_they_go(cli: Cli, run: Path) -> Non
     assert code == 0
     rows = json.loads((run / "evaluation.json").read_text())["rows"]
     assert max(row["loss"] for row in rows) > 710
-    assert "valid with running statistics left out: its loss is nan" in " ".join(out.split())
-    weights["rnn.norm_l0.running_mean"][0] = 0
-    save_file(weights, run / "model.safetensors")
     assert cli("score", run, text_dir / "test.txt", "--lines")[0] == 0
 
 
