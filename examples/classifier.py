@@ -2,15 +2,9 @@
 
     python examples/classifier.py [--epochs N] [--sequences N]
 
-Made-up data: noise with a slow wave in it, of one of three periods; which one? Features are
-standardised, as they should be for either layer. Both networks see the same batches. On this easy
-problem normalisation does not help. Prints (two cores, five seconds):
-
-    epoch 1: accuracy on held-out sequences  nn.LSTM 0.33   normrnn.LSTM 0.44
-    epoch 2: accuracy on held-out sequences  nn.LSTM 0.48   normrnn.LSTM 0.50
-    epoch 3: accuracy on held-out sequences  nn.LSTM 0.68   normrnn.LSTM 0.67
-    epoch 4: accuracy on held-out sequences  nn.LSTM 0.96   normrnn.LSTM 0.72
-    epoch 5: accuracy on held-out sequences  nn.LSTM 1.00   normrnn.LSTM 0.94
+Made-up data: noise with a slow wave of one of three periods; which one? Features are standardised.
+On this easy problem normalisation does not help: after five epochs (five seconds on two cores) the
+accuracy on held-out sequences is nn.LSTM 1.00, normrnn.LSTM 0.94.
 """
 
 import argparse
