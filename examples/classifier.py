@@ -3,8 +3,9 @@
     python examples/classifier.py [--epochs N] [--sequences N]
 
 Made-up data: noise with a slow wave of one of three periods; which one? Features are standardised.
-On this easy problem normalisation does not help: after five epochs (five seconds on two cores) the
-accuracy on held-out sequences is nn.LSTM 1.00, normrnn.LSTM 0.94.
+On this easy problem normalisation does not help. Prints (two cores, five seconds):
+
+    epoch 5: accuracy on held-out sequences  nn.LSTM 1.00   normrnn.LSTM 0.94
 """
 
 import argparse
@@ -61,9 +62,9 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--sequences", type=int, default=800)
     args = parser.parse_args(given)
     torch.manual_seed(0)
-    some, held_out = made(args.sequences), made(300)
-    train = batches(standardised(some, by=some), 32)
-    test = batches(standardised(held_out, by=some), 100)
+    data, test_data = made(args.sequences), made(300)
+    train = batches(standardised(data, by=data), 32)
+    test = batches(standardised(test_data, by=data), 100)
     models = {"nn.LSTM": Classifier(nn.LSTM), "normrnn.LSTM": Classifier(normrnn.LSTM)}
     optimizers = [torch.optim.Adam(m.parameters(), lr=2e-3) for m in models.values()]
     for epoch in range(1, args.epochs + 1):
