@@ -78,6 +78,7 @@ def test_a_study_and_its_continuation(
     assert {p: p.stat().st_mtime_ns for p in (out / "trials").rglob("metrics.jsonl")} == before
 
 
+@pytest.mark.slow
 def test_a_live_table_and_ctrl_c(flags: Flags, tmp_path: Path) -> None:
     """On a terminal of its own, whose Ctrl-C stops the study; what is done is written."""
     out, shown = tmp_path / "out", b""

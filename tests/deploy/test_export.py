@@ -582,6 +582,7 @@ for format, suffix in zip(sys.argv[2::2], sys.argv[3::2]):
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     """In a process: torch's writer of archives ends it when a write fails as it closes."""
     for format, suffix in SUFFIXES.items():

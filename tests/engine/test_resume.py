@@ -163,6 +163,7 @@ def _wait_for_rows(process: subprocess.Popen[bytes], metrics: Path, rows: int) -
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_killed_processes_resume(tiny_frame: LanguageConfig, tmp_path: Path) -> None:
     """Real processes, ended at moments nobody chose, the second one politely."""
     config = replace(tiny_frame, epochs=8, threads=1)

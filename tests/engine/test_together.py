@@ -60,6 +60,7 @@ def test_two_processes_train_a_text_as_one(tiny_frame: LanguageConfig, tmp_path:
     check(without_dropout(tiny_frame), 2, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_processes_train_speech_as_one(tiny_speech: SpeechConfig, tmp_path: Path) -> None:
     """Eleven of twelve utterances leave one over, of which the second process has nothing: it
     meets the other in the statistics of the first epoch, and not in the second."""

@@ -67,6 +67,7 @@ def test_without_kernels_numbers_are_equal_to_tolerance(tmp_path: Path) -> None:
     check(own_grads, grads, 1e-4)
 
 
+@pytest.mark.slow
 def test_a_child_with_one_thread() -> None:
     """After threads have run in the parent; as a worker of torch's DataLoader."""
     code = """
@@ -84,6 +85,7 @@ bits()
     ended(started(code))
 
 
+@pytest.mark.slow
 def test_two_processes_on_the_same_cores_both_end() -> None:
     """Threads that wait for each other let others run meanwhile."""
     code = "torch.set_num_threads(4); print(len({bits() for _ in range(30)}))"

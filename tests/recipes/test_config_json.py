@@ -76,7 +76,7 @@ def test_differences_have_dotted_names() -> None:
         ({"model": ModelConfig(dropout=1.0)}, "model.dropout"),
         ({"model": ModelConfig(hidden=0)}, "model.hidden"),
         ({"model": ModelConfig(momentum=7.0)}, r"model.momentum must lie in \[0, 1\], not 7.0"),
-        ({"model": ModelConfig(gamma=math.nan)}, "model.gamma must be a finite number, not nan"),
+        ({"model": ModelConfig(gamma=math.nan)}, "model.gamma must be a finite number"),
         ({"optimizer": OptimizerConfig(lr=math.inf)}, "optimizer.lr must be a finite number"),
         ({"optimizer": OptimizerConfig(momentum=-1.0)}, "optimizer.momentum must be at least 0"),
         ({"optimizer": OptimizerConfig(weight_decay=-1.0)}, "optimizer.weight_decay must be at"),

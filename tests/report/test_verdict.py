@@ -402,6 +402,7 @@ def _experiment(draw: random.Random, seeds: int, difference: float) -> list[Run]
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [3, pytest.param(5, marks=SLOW), pytest.param(10, marks=SLOW)])
 def test_intervals_cover_the_truth_and_nothing_is_seen_where_nothing_is(seeds: int) -> None:
     """2,000 experiments with a known difference, 2,000 with none, through the whole verdict."""

@@ -122,6 +122,7 @@ def test_two_processes_in_one_directory(
     assert rows_of(out) == expected
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps(text_dir: Path, expected: list[dict], tmp_path: Path) -> None:
     """A day back, and then a year ahead."""
     out = tmp_path / "run"

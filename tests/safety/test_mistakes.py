@@ -210,6 +210,7 @@ def test_changed_data_is_called_so(cli: Cli, run: Path, text_dir: Path) -> None:
     assert f"{run} was begun on other data than {text_dir} is now" in sentence(err)
 
 
+@pytest.mark.slow
 def test_names_that_are_no_text(run: Path, text_dir: Path, tmp_path: Path) -> None:
     """As processes: the streams of this one are pytest's."""
     odd = os.fsencode(tmp_path) + b"/\xff\xfe"

@@ -43,7 +43,7 @@ class Options:
     zoneout: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
-        if self.norm == norms.BASELINE:
+        if self.norm in norms.names() and not norms.of(self.norm).normalises:
             object.__setattr__(self, "norm", None)
         self._check_regularisers()
         if not 0 <= self.shrinkage <= 1:
