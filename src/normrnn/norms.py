@@ -10,6 +10,7 @@ layers.
 ('none', False)
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
@@ -106,6 +107,16 @@ def of(name: str | None) -> Norm:
 def names() -> tuple[str, ...]:
     """All of them, the baseline first."""
     return tuple(_TABLE)
+
+
+def statistics_shown(settings: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """The kind of statistics of a row of metrics; a dash for a network that keeps none.
+
+    >>> statistics_shown({"norm": "none"}, {"statistics": "running"})
+    '–'
+    """
+    known = _TABLE.get(settings["norm"])
+    return "–" if known is not None and not known.keeps_statistics else row["statistics"]
 
 
 register(Norm(name=BASELINE, words="baseline", acts=None, pools=None))

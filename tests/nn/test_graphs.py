@@ -84,3 +84,25 @@ def test_an_exported_graph_without_running_statistics_refuses_a_batch_of_one(nor
     torch.testing.assert_close(graph(x)[0], layer(x)[0])
     with pytest.raises(ValueError, match="single row"):
         graph(x[:, :1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_exported_graph_takes_shorter_sequences_than_slots(dtype: torch.dtype) -> None:
+    """Padded to six steps, statistics of six steps, four steps long at most."""
+
+    class Ragged(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = normrnn.LSTM(3, 4, norm="frame", time_steps=6).to(dtype)
+
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            return self.rnn(x, lengths=lengths)[0]
+
+    model, x = Ragged(), torch.randn(6, 5, 3, dtype=dtype)
+    model(x, torch.tensor([6, 5, 4, 3, 3]))
+    graph = torch.export.export(model, (x, torch.tensor([6, 5, 4, 3, 3])), strict=False).module()
+    shorter = torch.tensor([4, 3, 2, 2, 2])
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    found = graph(x, shorter)
+    model.load_state_dict(state)
+    torch.testing.assert_close(found, model(x, shorter))

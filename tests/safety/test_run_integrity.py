@@ -250,6 +250,16 @@ def test_a_model_of_another_run(
             use(stopped)
 
 
+def test_info_without_a_checkpoint_looks_at_the_model(
+    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
+) -> None:
+    run_tiny(replace(tiny_frame, seed=2, epochs=1), tmp_path / "other")
+    (whole / "checkpoint.pt").unlink()
+    shutil.copy(tmp_path / "other" / "model.safetensors", whole)
+    with pytest.raises(UserError, match="seed"):
+        info(whole)
+
+
 def test_a_model_that_is_newer_than_the_checkpoint(
     tiny_frame: LanguageConfig, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from normrnn.config.jsonio import to_dict
 from normrnn.config.measure import Measure
 from normrnn.errors import UserError, notice
+from normrnn.norms import statistics_shown
 from normrnn.runs.names import CONFIG, EVALUATION, METRICS, MODEL
 from normrnn.runs.note import config_changes
 from normrnn.runs.rows import Row, read_rows
@@ -125,31 +126,32 @@ def of_run(run: RunDirectory) -> About:
     measure, norm = config.own_measure, config.normalisation
     saved = run.saved_statistics if run.has(MODEL) else "running"
     kept = f" and {saved} statistics" if norm.keeps_statistics else ""
+    weights = f"The best on validation, with its weights{kept}."
+    if not run.has(MODEL):
+        weights = "No model yet: the first validation writes it."
     recipe = f"recipe {code(config.recipe)}, norm {code(config.norm)}, seed {config.seed}"
     return About(
         title=f"{config.recipe}, {norm.label}, seed {config.seed}",
-        summary=(
-            f"{type(config).noun.capitalize()}, a {norm.words}: {recipe}. The best on validation,"
-            f" with its weights{kept}."
-        ),
+        summary=(f"{type(config).noun.capitalize()}, a {norm.words}: {recipe}. {weights}"),
         task=type(config).hub_task,
         dataset=name,
         data_sha256=config.data_sha256,
         settings=settings,
-        results=[_result(row, measure) for row in _rows(run, saved)],
+        results=[
+            _result({**row, "statistics": statistics_shown(settings, row)}, measure)
+            for row in _rows(run, saved)
+        ],
     )
 
 
 def _check(run: RunDirectory) -> None:
-    if run.has(MODEL):
-        run.tensors_metadata(MODEL)  # UserError for one that is not this run's
     changes = config_changes(run.path, json.loads(run.read(CONFIG)))
+    if changes is not None and changes.edited:
+        raise UserError(f"{run.path}: {changes.edited}; put it back as it was")
+    run.check_model()
     if changes is None:
         notice(f"{run.path} has no checksum of its {CONFIG}: not verified")
-        return
-    if changes.edited:
-        raise UserError(f"{run.path}: {changes.edited}; put it back as it was")
-    if changes.own:
+    elif changes.own:
         notice(f"{run.path}: {changes.own}")
 
 

@@ -24,7 +24,8 @@ def _advice() -> str:
     )
     return (
         f"choose a norm that folds ({whole}; {by_step} with statistics shared over time, which"
-        " normrnn.recalibrate(..., shared=True) makes of others, and the cell not normalised)"
+        " normrnn.recalibrate(..., shared=True) makes of others, and the cell not normalised), or"
+        " the format onnx or program"
     )
 
 

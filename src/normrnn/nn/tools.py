@@ -36,7 +36,8 @@ def _call(model: nn.Module, batch: Any) -> None:
     if isinstance(batch, Tensor | PackedSequence):
         model(batch)
     elif isinstance(batch, dict):
-        model(**batch)
+        with _hint():
+            model(**batch)
     elif isinstance(batch, tuple | list):
         _call_with(model, batch)
     else:
@@ -65,8 +66,14 @@ def _call_with(model: nn.Module, batch: Sequence[Any]) -> None:
     entries = batch if most is None else batch[:most]
     if most is not None and required != most:
         entries = batch  # too many are an error: they may be arguments
-    try:
+    with _hint():
         model(*entries)
+
+
+@contextmanager
+def _hint() -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         error.add_note(f"recalibrate and convert call the model with the batch's entries: {_STEP}")
         raise

@@ -116,13 +116,17 @@ def input_norm(
     by_step = plug.per_step
     if not plug.batch and plug.fixed is not None:  # shared over time they need no groups
         by_step = len(plug.fixed[0]) > 1
+    fixed = plug.fixed
+    if by_step and fixed is not None and len(fixed[0]) > 1:
+        # A padded batch may have statistics of more steps than its longest sequence.
+        fixed = fixed[0][: steps.time], fixed[1][: steps.time]
     return normalise(
         pre,
         plug.weight,
         plug.bias,
         Groups.frame(steps) if by_step else Groups.sequence(steps),
         eps=plug.eps,
-        fixed=plug.fixed,
+        fixed=fixed,
         batch=plug.batch,
         sync=plug.sync,
         ranks=ranks,

@@ -193,8 +193,11 @@ def pool(statistics: Statistics) -> Statistics:
         return statistics
     count = statistics.count.sum(0, keepdim=True)
     share = _by_channel(statistics.count / count.clamp(min=1))
-    mean = (statistics.mean * share).sum(0, keepdim=True)
-    var = ((statistics.var + (statistics.mean - mean).square()) * share).sum(0, keepdim=True)
+    # A group that counts nothing may hold anything, NaN included.
+    each = torch.where(share > 0, statistics.mean, 0)
+    mean = (each * share).sum(0, keepdim=True)
+    var = torch.where(share > 0, statistics.var, 0) + (each - mean).square()
+    var = (var * share).sum(0, keepdim=True)
     return Statistics(mean, var, count)
 
 

@@ -218,4 +218,6 @@ def _cached(sizes: tuple[int, ...]) -> Steps:
 
 @lru_cache(maxsize=256)
 def _dense(time: int, batch: int) -> Steps:
+    if time < 0:
+        raise ValueError(f"a batch has 0 time steps or more, got {time}")
     return _cached((batch,) * time)

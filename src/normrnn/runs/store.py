@@ -142,13 +142,20 @@ class RunDirectory:
         if not self.has(MODEL):
             raise UserError(f"{self.path} has no {MODEL} yet: the first validation writes it")
         weights, metadata = self._tensors(MODEL)
-        if CONFIG in metadata:  # not in older runs
-            try:
-                written = json.loads(metadata[CONFIG])
-            except (ValueError, TypeError, RecursionError):
-                raise UserError(f"{self.path / MODEL} is damaged: its config is none") from None
-            self.check_config(self.config(), written, MODEL)
+        self._check_header(metadata)
         return weights
+
+    def check_model(self) -> None:
+        """UserError if the best model, where there is one, is not this run's."""
+        if self.has(MODEL):
+            self._check_header(self.tensors_metadata(MODEL))
+
+    def _check_header(self, metadata: Mapping[str, str]) -> None:
+        try:
+            written = json.loads(metadata.get(CONFIG, "null"))
+        except (ValueError, TypeError, RecursionError):
+            raise UserError(f"{self.path / MODEL} is damaged: its config is none") from None
+        self.check_config(self.config(), written, MODEL)
 
     def fill(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
         """Put them into a network; UserError if they are another's."""

@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from normrnn.norms import statistics_shown
+
 
 def show(result: Mapping[str, Any], console: Console) -> None:
     """FCE and FER under all statistics, and the notes."""
@@ -16,7 +18,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         table.add_column(name, justify="right")
     for row in result["rows"]:
         count, loss, fer = f"{row['count']:,}", f"{row['loss']:.4f}", f"{row['fer']:.2%}"
-        table.add_row(row["split"], row["statistics"], count, loss, fer)
+        table.add_row(row["split"], statistics_shown(result, row), count, loss, fer)
     console.print(table)
     for note in result["notes"]:
         console.print(note)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from normrnn.config.measure import perplexity
+from normrnn.norms import statistics_shown
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
@@ -22,7 +23,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     for row in result["rows"]:
         table.add_row(
             row["split"],
-            row["statistics"],
+            statistics_shown(result, row),
             str(row["streams"]),
             f"{row['count']:,}",
             f"{row['loss']:.4f}",

@@ -48,20 +48,26 @@ class Verdict:
         """At most three lines per variant; with `details`, one per figure."""
         lines = [f"{self.title}:"] if self.title else []
         lines += [f"{name}: {bad} of {n} runs diverged" for name, (bad, n) in self.diverged.items()]
-        for name, one in self.variants.items():
-            figures = [f for f in (one.quality, one.speed, one.seconds) if f is not None]
-            figures += one.details.values() if details else ()
-            texts = [describe(figure, self.measure) for figure in figures]
-            texts = texts or ["no validation or test values in common"]
-            if figures:
-                texts[0] += f"   {_seeds(figures[0])}"
-            lines += _block(name, texts)
+        blocks = {name: self._texts(one, details) for name, one in self.variants.items()}
+        indent = max(map(len, blocks), default=0) + 3
+        wide = any(indent + len(text) > COLUMNS for texts in blocks.values() for text in texts)
+        for name, texts in blocks.items():
+            lines += _narrow(name, texts) if wide else _columns(name, texts, indent)
         if len(self.variants) > 1 and len(self.ranking) > 2:
             values = ", ".join(f"{name} {_plain_number(value)}" for name, value in self.ranking)
             lines += textwrap.wrap(f"ranking: {values}", COLUMNS, subsequent_indent="  ")
         if not self.variants:
             lines.append(f"only one variant, {self.baseline}: nothing to compare it with")
         return [line.rstrip() for line in lines]
+
+    def _texts(self, one: VariantVerdict, details: bool) -> list[str]:
+        figures = [f for f in (one.quality, one.speed, one.seconds) if f is not None]
+        figures += one.details.values() if details else ()
+        texts = [describe(figure, self.measure) for figure in figures]
+        if not texts:
+            return ["no validation or test values in common"]
+        texts[0] += f"   {_seeds(figures[0])}"
+        return texts
 
     def details(self) -> str:
         """All figures, and how they were computed."""
@@ -173,16 +179,16 @@ def _cells(figure: Figure, measure: str) -> tuple[str, str, str]:
 
 
 def _digits(figure: Figure) -> int:
-    """Decimals that show two digits of the uncertainty, or three of the values."""
-    low, high = figure.middle
+    """Decimals that show two digits of the uncertainty, and at least three digits of the values."""
+    size = max(abs(v) for v in (*figure.middle, 1e-6) if math.isfinite(v))
+    digits = 2 - math.floor(math.log10(size))
     if figure.interval is not None and (half := (figure.interval[1] - figure.interval[0]) / 2):
-        return min(6, max(0, 1 - math.floor(math.log10(half))))
-    size = max(abs(v) for v in (low, high, 1e-6) if math.isfinite(v))
-    return min(6, max(0, 2 - math.floor(math.log10(size))))
+        digits = max(digits, 1 - math.floor(math.log10(half)))
+    return min(6, max(0, digits))
 
 
 def _number(value: float, digits: int) -> str:
-    return "never" if math.isinf(value) else f"{value:,.{digits}f}"
+    return "never" if math.isinf(value) else f"{value:,.{digits}f}".replace("-", "−")
 
 
 def _signed(value: float, digits: int) -> str:
@@ -200,13 +206,15 @@ def _seeds(figure: Figure) -> str:
     )
 
 
-def _block(name: str, texts: Sequence[str]) -> list[str]:
-    """The lines of one variant: its name, then the texts, in 80 columns where possible."""
-    indent = " " * (len(name) + 3)
-    lines = [f"{name}   {texts[0]}", *(indent + text for text in texts[1:])]
-    if max(map(len, lines)) > COLUMNS:
-        narrow = [text.replace("   ", "  ") for text in texts]
-        lines = [f"{name}: {narrow[0]}", *(f"  {text}" for text in narrow[1:])]
+def _columns(name: str, texts: Sequence[str], indent: int) -> list[str]:
+    return [
+        f"{head:<{indent}}{text}" for head, text in zip([name, *[""] * 20], texts, strict=False)
+    ]
+
+
+def _narrow(name: str, texts: Sequence[str]) -> list[str]:
+    texts = [text.replace("   ", "  ") for text in texts]
+    lines = [f"{name}: {texts[0]}", *(f"  {text}" for text in texts[1:])]
     return [part for line in lines for part in _wrapped(line)]
 
 
