@@ -1,11 +1,12 @@
 """Copies what is committed of finished or running runs: settings and metrics, no weights.
 
-    python -m tools.collect RUN... [--suffix NAME] [--study NAME] [--epochs N]
+    python -m tools.collect RUN... [--suffix NAME] [--study NAME | --folder DIR] [--epochs N]
 
 Each run directory becomes results/RECIPE-NORM-SEED/ (with -NAME for a variant of the recipe) with
 `config.json`, in which the path of the data is replaced by its name (its sha256 is there already),
 `metrics.jsonl` without a torn line, `environment.json` and, where there is one, `diverged.txt`.
-With --study the runs go to results/studies/NAME/RECIPE-NORM-SEED/ instead. The output of
+With --study the runs go to results/studies/NAME/RECIPE-NORM-SEED/ instead, with --folder to
+DIR/RECIPE-NORM-SEED/. The output of
 `normrnn search` may be among them: results/studies/NAME/ then has `study.json` and `trials.jsonl`,
 with the rows of every run of a trial under "rows", by norm; they hold no paths. So may the JSON
 files of `normrnn gradients`; a `NOTES.md` there is yours to write. With --epochs only the first N
@@ -99,9 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--suffix", default="", help="name of a variant of the recipe")
     parser.add_argument("--study", default="", help="collect into results/studies/NAME")
+    parser.add_argument("--folder", type=Path, help="collect into this folder, as studies/NAME")
     parser.add_argument("--epochs", type=int, help="take no more than the first N")
     given = parser.parse_args(arguments)
-    place = HERE / "studies" / given.study if given.study else HERE
+    place = given.folder or (HERE / "studies" / given.study if given.study else HERE)
     for path in given.runs:
         if given.study and (path / TRIALS).exists():
             print(collect_study(path, given.study))

@@ -179,11 +179,11 @@ def _cells(figure: Figure, measure: str) -> tuple[str, str, str]:
 
 
 def _digits(figure: Figure) -> int:
-    """Decimals that show two digits of the uncertainty, and at least three digits of the values."""
+    """Decimals that show two digits of the uncertainty, and three or four of the values."""
     size = max(abs(v) for v in (*figure.middle, 1e-6) if math.isfinite(v))
-    digits = 2 - math.floor(math.log10(size))
+    digits = 3 - math.floor(math.log10(size))
     if figure.interval is not None and (half := (figure.interval[1] - figure.interval[0]) / 2):
-        digits = max(digits, 1 - math.floor(math.log10(half)))
+        digits = max(digits - 1, 1 - math.floor(math.log10(half)))
     return min(6, max(0, digits))
 
 
