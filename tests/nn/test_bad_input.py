@@ -102,7 +102,7 @@ def test_projection_with_a_peephole() -> None:
         normrnn.LSTM(3, 4, proj_size=2, norm=None, peephole="all")
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm", list(NORMS))
 @pytest.mark.parametrize("cell", PAIRS)

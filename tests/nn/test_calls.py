@@ -17,7 +17,7 @@ def gradients(layer: Any) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in layer.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("norm", list(NORMS))
 @pytest.mark.parametrize("cell", list(CELLS))
 class TestBackward:

@@ -44,6 +44,8 @@ def test_every_norm_forward_and_backward(norm: str, training: bool) -> None:
         check(lambda x, layer=layer: layer(x)[0], layer, batch())
         x = torch.empty(30, 3, device="meta", requires_grad=True)
         check(lambda x, layer=layer: layer(PackedSequence(x, SIZES))[0].data, layer, x)
+        lengths = [3, 1, 2] * 4
+        check(lambda x, layer=layer: layer(x, lengths=lengths)[0], layer, batch())  # noqa: B023
 
 
 class Sum(nn.Module):

@@ -19,7 +19,7 @@ def buffers(layer: Any) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in layer.named_buffers()}
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("resets", [False, True])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])

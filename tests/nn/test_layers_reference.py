@@ -14,7 +14,7 @@ DEPTHS = [1, 2]
 DIRECTIONS = [False, True]
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("bidirectional", DIRECTIONS)
 @pytest.mark.parametrize("norm", NORMS)

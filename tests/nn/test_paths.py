@@ -27,7 +27,7 @@ def forced(monkeypatch: pytest.MonkeyPatch, layer: Any, path: str) -> None:
     monkeypatch.setattr(layer, "_path", lambda _: path)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("form", ["dense", "padded", "unsorted", "sorted"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])

@@ -13,7 +13,7 @@ from tests.helpers import NORMS, build, states
 CELLS = ["tanh", "lstm", "lstm-all", "gru"]
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("norm", list(NORMS))
 @pytest.mark.parametrize("cell", CELLS)
@@ -63,7 +63,7 @@ def test_autocast_statistics_are_not_computed_in_bfloat16() -> None:
     torch.testing.assert_close(state["norm_l0.running_var"], x.var().view(1), rtol=1e-4, atol=0)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("norm", list(NORMS))
 @pytest.mark.parametrize("cell", CELLS)
 class TestDtypes:

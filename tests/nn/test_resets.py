@@ -48,7 +48,7 @@ def cuts(T: int, lengths: list[int]) -> Tensor:
     return resets
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("form", ["padded", "batch_first", "unsorted"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("norm", NORMS)

@@ -65,7 +65,7 @@ def both(layer: Any, lengths: list[int], dense: bool) -> dict[str, tuple[Tensor,
     return found
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("dense", [True, False], ids=["dense", "ragged"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("norm", NORMS)

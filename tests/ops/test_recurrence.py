@@ -34,7 +34,7 @@ class TestNumericalGradients:
         assert gradcheck(f, given)
         assert gradgradcheck(f, given)
 
-    @pytest.mark.matrix(2)
+    @pytest.mark.matrix(4)
     @pytest.mark.parametrize("peepholes", ["", "o", "ifo", "if"])
     def test_lstm(self, sizes: tuple[int, ...], reverse: bool, peepholes: str) -> None:
         steps = Steps(sizes)
@@ -78,7 +78,7 @@ def plug_of(kind: str, vectors: dict[str, Tensor], batch: bool) -> Any:
     return InputNorm(weight, bias, 0.1, kind == "frame", batch, fixed)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("kind", ["plain", "sequence", "frame", "step", "row"])
 @pytest.mark.parametrize("batch", [True, False])
 @pytest.mark.parametrize("mode", ["RNN_TANH", "LSTM", "GRU"])

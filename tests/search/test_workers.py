@@ -36,7 +36,9 @@ from tests.tiny_runs import rows_of, run_tiny
 TRIALS = 4
 
 
-@pytest.fixture(params=["sqlite", "journal", pytest.param("postgresql", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=["sqlite", *(pytest.param(s, marks=pytest.mark.slow) for s in ("journal", "postgresql"))]
+)
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A storage of each kind."""
     urls = {"sqlite": f"sqlite:///{tmp_path}/study.db", "journal": f"journal:{tmp_path}/study.log"}

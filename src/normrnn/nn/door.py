@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 
 def checked(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool) -> Tensor:
@@ -73,8 +73,13 @@ def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> PackedSequence:
 
 
 def unpack(output: PackedSequence, batch_first: bool, time: int) -> Tensor:
-    """Back to a padded tensor of the input's T, with 0 in the padding."""
-    return pad_packed_sequence(output, batch_first, total_length=time)[0]
+    """Pad the output to the input's T, with 0 in the padding.
+
+    torch's ``pad_packed_sequence`` also copies the order of the sequences to the host.
+    """
+    sizes, order = output.batch_sizes, output.unsorted_indices
+    padded = torch._VF._pad_packed_sequence(output.data, sizes, batch_first, 0.0, time)[0]
+    return padded if order is None else padded.index_select(0 if batch_first else 1, order)
 
 
 def checked_resets(resets: Any, input: Tensor | PackedSequence) -> Any:

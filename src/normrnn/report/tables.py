@@ -364,7 +364,9 @@ def runs_table(group: Group, *, authors: bool = True, in_recipe: bool = False) -
     train = ["corpus", "authors'"] if authors else ["train"]
     columns: list[tuple[str, list[str]]] = [("", ["run", "epochs"])]
     columns += [("train" if authors else "", train)]
-    columns += [(shown.held_out, [*kinds, *(["authors'"] if authors else [])])] if kinds else []
+    kept = any(run.normalisation.keeps_statistics for run in group.runs)
+    names = kinds if kept else ["corpus" if authors else "best"]
+    columns += [(shown.held_out, [*names, *(["authors'"] if authors else [])])] if kinds else []
     columns += [("FER", ["train", "dev"])] if errors else []
     columns += [("", [*(["test"] if tests else []), f"{shown.unit}/s", "seconds"])]
     rows = []
