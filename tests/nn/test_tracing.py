@@ -23,7 +23,6 @@ FEW = {
     "compiled": ["lstm-all:sequence"],
     "compiled_ragged": ["gru:frame-slots"],
     "exported": ["lstm-all:sequence", "gru:frame-slots"],
-    "exported_ragged": ["gru:layer"],
     "faked": [f"{cell}:{norm}" for cell, norm in zip(itertools.cycle(CELLS), NORMS, strict=False)],
     "transformed": ["lstm-all:sequence", "gru:hidden-shared"],
     "differentiated": ["lstm:sequence", "tanh:layer"],

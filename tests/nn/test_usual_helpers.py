@@ -157,6 +157,7 @@ dist.destroy_process_group()  # or its threads may outlive the interpreter, whic
 """
 
 
+@pytest.mark.slow
 def test_join(tmp_path: Path) -> None:
     """Ranks with unequal numbers of batches: fine while each keeps statistics of its own."""
     command = [sys.executable, "-c", JOINED]
