@@ -369,7 +369,7 @@ def tensors(run: str) -> Callable[[], Any]:
 
 
 def contents(*patterns: str) -> Callable[[], Any]:
-    """Files as they are; nobody reads what is in a lock."""
+    """The files of a directory; the content of locks is not compared."""
     return lambda: {
         str(path): path.read_bytes()
         for pattern in patterns

@@ -51,7 +51,7 @@ def split_recipe(command: str, arguments: list[str], runs: str = "") -> tuple[Co
 
 
 def without_norm(config: Config) -> Config:
-    """Return the config as a class whose `norm` is no option, for commands that take --norms."""
+    """Return the config as a class without the option `norm`, for commands that take --norms."""
     kind = type(config)
     norm = ("norm", Suppress[str], field(default=config.norm))
     hidden = make_dataclass(kind.__name__, [norm], bases=(kind,), frozen=True, kw_only=True)

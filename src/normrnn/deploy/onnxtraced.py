@@ -220,7 +220,7 @@ def write_traced(
 
 
 def has_operator(module: nn.Module) -> bool:
-    """Whether a module is no recurrent layer, or one that ONNX has an operator for."""
+    """Whether a module is not recurrent, or a recurrent layer that ONNX has an operator for."""
     if isinstance(module, nn.RNNBase):
         try:
             Recurrent(module).check()

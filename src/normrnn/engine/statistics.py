@@ -64,7 +64,7 @@ def kinds_of_run(
 ) -> dict[StatisticsKind, Tensors]:
     """What a loaded model can be evaluated with; empty tensors stand for its own statistics.
 
-    A model that was saved with recalibrated statistics has no running ones any more.
+    A model that was saved with recalibrated statistics does not contain the running ones.
     """
     if run.saved_statistics == "recalibrated":
         return {"recalibrated": {}}

@@ -1,6 +1,6 @@
 """Argument checks of the recurrence: the one place, for functions and operators alike.
 
-The compiled kernel reads memory by the sizes it is told, so whatever passes here has to be safe.
+The compiled kernel reads memory by the sizes it is given, so every accepted call must be safe.
 """
 
 from collections.abc import Sequence

@@ -7,12 +7,17 @@ from itertools import pairwise
 from normrnn.verdicts.rows import PlainRun, Point
 
 
+def validations(run: PlainRun) -> list[Point]:
+    """All validations."""
+    return run.points("valid")
+
+
 def best(run: PlainRun) -> Point | None:
     """The validation with the lowest value, the first of equal ones."""
     return min(run.points("valid"), key=lambda point: point.value, default=None)
 
 
-def test_value(run: PlainRun) -> float | None:
+def selected_test_value(run: PlainRun) -> float | None:
     """The test value at the step of the best validation, else the last test value."""
     points, selected = run.points("test"), best(run)
     at_best = [p.value for p in points if selected is not None and p.step == selected.step]

@@ -60,7 +60,7 @@ class Figure:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite number is None."""
-        finite = partial(_finite_or_none)
+        finite = _finite_or_none
         return {
             "label": self.label,
             "answer": self.answer,
@@ -164,7 +164,7 @@ def _compared(
 def _quality(baseline: list[PlainRun], other: list[PlainRun], settings: Settings) -> Figure | None:
     tested = all(run.points("test") for run in (*baseline, *other) if not run.diverged)
     measure, label = (
-        (figures.test_value, "test") if tested else (figures.best_valid, "best validation")
+        (figures.selected_test_value, "test") if tested else (figures.best_valid, "best validation")
     )
     return _difference(label, measure, baseline, other, settings)
 
@@ -200,24 +200,14 @@ def _speed(
     """Steps and seconds to a validation value that every run reaches, or to the target asked for.
 
     That value is the worst of the best validations of all runs of both variants, so that it
-    favours neither. A run that diverged is not asked for it, but never reached it.
+    favours neither. Diverged runs do not set it, and count as not reaching it.
     """
-    curves = {
-        id(run): run.points("valid")
-        for run in (*baseline, *other)
-        if run.points("valid") or run.diverged
-    }
-    lowest = [min(p.value for p in points) for points in curves.values() if points]
-    alive = [
-        min(p.value for p in run.points("valid"))
-        for run in (*baseline, *other)
-        if run.points("valid") and not run.diverged
-    ]
-    if not lowest or not alive:
+    finished = [run for run in (*baseline, *other) if not run.diverged]
+    lowest = [value for run in finished if (value := figures.best_valid(run)) is not None]
+    if not lowest:
         return None, None
-    asked = settings.target
-    target = max(alive) if asked is None else settings.sign * asked
-    return _to_target("validation", target, baseline, other, settings, lambda run: curves[id(run)])
+    target = max(lowest) if settings.target is None else settings.sign * settings.target
+    return _to_target("validation", target, baseline, other, settings, figures.validations)
 
 
 def _to_target(
