@@ -1,9 +1,7 @@
-"""The compiled kernels inside the wheel: every variant, so that a machine without a compiler has
-the one for its CPU.
+"""Put the compiled kernels into the wheel, all variants, for machines without a compiler.
 
-Nothing is linked but libc and libm: the OpenMP runtime is the one that torch brings. An sdist, an
-editable install and a machine that builds without a compiler have none; then the source is compiled
-on first use.
+Only libc and libm are linked: torch brings the OpenMP runtime. An sdist, an editable install and a
+build without a compiler have no kernels; they are then compiled on first use.
 """
 
 import importlib.util
@@ -17,36 +15,37 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-OPS = Path("src", "normrnn", "ops")
+NATIVE = Path("src", "normrnn", "ops", "native")
 OLDEST_GLIBC = 17  # of manylinux
 
 
 class Kernels(BuildHookInterface):
-    """Compiles them into a scratch folder and puts them into the wheel."""
+    """Compile the kernels into a temporary directory and add them to the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        build = module(Path(self.root, OPS, "build.py"))
-        variants = module(Path(self.root, OPS, "variants.py"))
+        build = module(Path(self.root, NATIVE, "build.py"))
         compiler = build.found_compiler()
         if version == "editable" or compiler is None:
-            self.app.display_warning("no compiled kernels in here: they are made on first use")
+            self.app.display_warning(
+                "no compiled kernels in this package: they are built on first use"
+            )
             return
         scratch = Path(tempfile.mkdtemp())
-        names = variants.VARIANTS if variants.is_x86() else ["baseline"]
+        names = build.VARIANTS if build.is_x86() else ["baseline"]
         built = []
         for name in names:
             self.app.display_info(f"compiling kernels: {name}")
-            path = scratch / variants.packaged(name).name
-            source = build.Source(variants.SOURCE, variants.flags(name))
-            build.compile_to(path, compiler, [source], [*variants.FLAGS, "-s"], seconds=1800)
-            build_data["force_include"][str(path)] = f"normrnn/ops/kernels/{path.name}"
+            path = scratch / build.packaged(name).name
+            source = build.Source(build.SOURCE, build.variant_flags(name))
+            build.compile_to(path, compiler, [source], [*build.FLAGS, "-s"], seconds=1800)
+            build_data["force_include"][str(path)] = f"normrnn/ops/native/{path.name}"
             built.append(path)
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{platform_tag(built)}"  # C behind ctypes knows no Python
+        build_data["tag"] = f"py3-none-{platform_tag(built)}"  # loaded by ctypes, for any Python
 
 
 def module(path: Path) -> ModuleType:
-    """A file of the package alone: the package itself wants torch."""
+    """Import one file of the package; the package itself imports torch."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -56,7 +55,7 @@ def module(path: Path) -> ModuleType:
 
 
 def platform_tag(libraries: list[Path]) -> str:
-    """This platform; on Linux, with the oldest glibc that has all they ask for (PEP 600)."""
+    """Return the platform tag; on Linux with the oldest glibc that suffices (PEP 600)."""
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return re.sub(r"[-.]", "_", sysconfig.get_platform())
     asked = [OLDEST_GLIBC]

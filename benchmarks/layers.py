@@ -2,6 +2,7 @@
 
     python -m benchmarks.layers [--json FILE] [--only small,medium] [--rounds N] [--no-memory]
     python -m benchmarks.layers --everyday [--cells LSTM,GRU,RNN] [--norms sequence,frame,…]
+    python -m benchmarks.layers --tiny [--cells …] [--norms …]
     python -m benchmarks.layers --regularisers
 
 Every contender of a shape is timed in turn, round after round, in one process, and the best round
@@ -288,6 +289,7 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--everyday", action="store_true", help="many shapes, all cells")
+    parser.add_argument("--tiny", action="store_true", help="B 1 to 4, T 1 to 10, H 16 to 64")
     parser.add_argument("--cells", default=",".join(everyday.LAYERS), help="of --everyday")
     parser.add_argument("--norms", default=NORMS, help="of --everyday")
     parser.add_argument("--regularisers", action="store_true", help="those of --everyday alone")
@@ -297,12 +299,28 @@ def main() -> None:
         print(describe())
         everyday.regularisers(args.threads, args.seconds)
         return
+    if args.tiny:
+        print(describe())
+        for threads in sorted({args.threads, 1}, reverse=True):
+            for trains, wanted in ((False, False), (True, False), (True, True)):
+                for cell in args.cells.split(","):
+                    everyday.report(
+                        cell,
+                        args.norms.split(","),
+                        threads,
+                        args.seconds,
+                        input_gradient=wanted,
+                        trains=trains,
+                        tiny=True,
+                    )
+        return
     if args.everyday:
         print(describe())
         for cell in args.cells.split(","):
             for threads in sorted({args.threads, 1}, reverse=True):
                 for wanted in (False, True):
-                    everyday.report(cell, args.norms.split(","), threads, wanted, args.seconds)
+                    norms = args.norms.split(",")
+                    everyday.report(cell, norms, threads, args.seconds, input_gradient=wanted)
         if "layer" in args.norms and "LSTM" in args.cells:
             everyday.against_torchscript(args.threads, args.seconds)
         if "LSTM" in args.cells:

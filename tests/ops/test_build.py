@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from normrnn.ops import build
+from normrnn.ops.native import build
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no C compiler here")
 FLAGS = ["-O1", "-fPIC"]
@@ -162,7 +162,7 @@ def test_a_cut_off_kernel_does_not_kill_the_process(
     env = dict(os.environ, XDG_CACHE_HOME=str(tmp_path))
     parts = [f"build.Source(Path({str(s.path)!r}), {s.flags!r})" for s in sources]
     code = (
-        "import ctypes; from pathlib import Path; from normrnn.ops import build; "
+        "import ctypes; from pathlib import Path; from normrnn.ops.native import build; "
         f"path = build.library('some', [{', '.join(parts)}], {FLAGS!r}); "
         "print(ctypes.CDLL(path).one() == 3)"
     )

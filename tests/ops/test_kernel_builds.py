@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from normrnn.ops import build, job, kernel, library, variants
+from normrnn.ops import kernel
+from normrnn.ops.native import build, library
+from normrnn.ops.native.kernel import LAYOUT
 from tests.kernel_cases import PLUGS, Case, check, computed, in_float64, problem, tensors_of
 
 STRICT = ["-Wall", "-Wextra", "-Werror"]
@@ -26,26 +28,26 @@ def test_there_are_kernels_where_there_is_a_compiler() -> None:
 
 
 @pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
-def test_python_and_c_agree_about_a_job() -> None:
+def test_python_and_c_agree_about_arguments() -> None:
     loaded = library.library()
     assert loaded is not None
-    assert loaded.job == job.LAYOUT.size
+    assert loaded.arguments_size == LAYOUT.size
 
 
 def compiled(command: list[str], target: Path, *flags: str) -> None:
     if not shutil.which(command[0]):
         pytest.skip(f"{command[0]} is not installed here")
-    words = [*command, *variants.FLAGS, *STRICT, *flags, "-c", str(variants.SOURCE)]
+    words = [*command, *build.FLAGS, *STRICT, *flags, "-c", str(build.SOURCE)]
     done = subprocess.run([*words, "-o", str(target)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not X86, reason="variants are those of x86-64")
-@pytest.mark.parametrize("variant", variants.VARIANTS)
+@pytest.mark.parametrize("variant", build.VARIANTS)
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_no_warnings(compiler: str, variant: str, tmp_path: Path) -> None:
-    compiled([compiler], tmp_path / "it.o", *variants.flags(variant))
+    compiled([compiler], tmp_path / "it.o", *build.variant_flags(variant))
 
 
 @pytest.mark.slow
@@ -62,20 +64,19 @@ def test_no_warnings_on_arm64(command: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", variants.VARIANTS)
+@pytest.mark.parametrize("variant", build.VARIANTS)
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_every_variant_computes_the_same(
     compiler: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not shutil.which(compiler):
         pytest.skip(f"{compiler} is not installed here")
-    if not variants.NEEDS[variant] <= CAN:
+    if not build.NEEDS[variant] <= CAN:
         pytest.skip(f"this CPU cannot run {variant}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setattr(library, "best_variant", lambda: variant)
     library.library.cache_clear()
-    library._loaded.cache_clear()
     try:
         assert kernel.describe()["kernels"] == variant
         for plug in PLUGS:
@@ -93,7 +94,6 @@ def test_every_variant_computes_the_same(
                     check(grads, wanted_grads, 1e-4, least=1e-2)
     finally:
         library.library.cache_clear()
-        library._loaded.cache_clear()
 
 
 @pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
@@ -102,13 +102,12 @@ def test_what_a_wheel_brings_is_taken_before_anything_is_compiled(
 ) -> None:
     loaded = library.library()
     assert loaded is not None
-    brought = Path(shutil.copy(loaded.path, tmp_path / variants.packaged(loaded.variant).name))
-    monkeypatch.setattr(library, "packaged", lambda _: brought)
+    brought = Path(shutil.copy(loaded.path, tmp_path / build.packaged(loaded.variant).name))
+    monkeypatch.setattr(build, "packaged", lambda _: brought)
     monkeypatch.setattr(library, "best_variant", lambda: loaded.variant)
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     library.library.cache_clear()
-    library._loaded.cache_clear()
     try:
         again = library.library()
         assert again is not None
@@ -116,4 +115,3 @@ def test_what_a_wheel_brings_is_taken_before_anything_is_compiled(
         assert not (tmp_path / "cache").exists()
     finally:
         library.library.cache_clear()
-        library._loaded.cache_clear()

@@ -11,8 +11,10 @@ from torch.autograd import forward_ad
 
 import normrnn
 from normrnn import ops
-from normrnn.ops import Call, Cell, Inputs, Plain, Steps, job, kernel, library
+from normrnn.ops import Call, Cell, Inputs, Plain, Steps, kernel
 from normrnn.ops.loop import loop
+from normrnn.ops.native.kernel import LAYOUT, NUMBERS
+from normrnn.ops.native.library import library
 from normrnn.ops.statistics import Statistics
 from tests.kernel_cases import (
     PLUGS,
@@ -274,15 +276,15 @@ def test_nothing_is_kept_without_a_way_back() -> None:
     """Under no_grad, parameters still say that they want a gradient."""
     kept: list[bool] = []
     tensors = tensors_of(ANY)
-    entry = library.library(ANY.hidden)
+    entry = library()
     assert entry is not None
     seen = entry.forward
 
-    def forward(packed: bytes) -> None:
-        kept.append(bool(job.LAYOUT.unpack(packed)[job.JOB.index("keep")]))
-        seen(packed)
+    def forward(packed: bytes) -> int:
+        kept.append(bool(LAYOUT.unpack(packed)[NUMBERS.index("keep")]))
+        return seen(packed)
 
-    entry.forward = forward  # type: ignore[method-assign, assignment]
+    entry.forward = forward
     try:
         with torch.no_grad():
             kernel.run(*problem(ANY, tensors))

@@ -19,7 +19,7 @@ from normrnn.nn.normaliser import watched
 from normrnn.nn.parameters import Parameters
 from normrnn.ops import kernel
 from normrnn.ops.call import State
-from normrnn.ops.library import library
+from normrnn.ops.native.library import library
 from normrnn.ops.scan import is_onnx_export
 from normrnn.ops.steps import Steps, Traced
 

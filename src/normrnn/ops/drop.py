@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.ops.kernel import is_plain
-from normrnn.ops.library import library, room
+from normrnn.ops.native.library import library
 from normrnn.ops.steps import Steps, Traced
 
 _WORD = 2**32
@@ -62,7 +62,7 @@ def _keys(like: Tensor) -> Tensor:
 
 
 def _hashed(keys: Keys, count: int, share: float, device: torch.device) -> Tensor:
-    """Whether each of ``count`` entries is dropped; as `kernels/mask.h` has it."""
+    """Whether each of ``count`` entries is dropped; as `native/mask.h` has it."""
     low = _WORD - 1
     x = (torch.arange(count, device=device) + keys[0]) & low
     x = x ^ (x >> 16)
@@ -99,7 +99,7 @@ def _taken(weights: Tensor, keys: Keys, p: float, may_change: bool = False) -> T
         return _dropped(weights, keys, p)
     solid = weights.contiguous()
     # A tensor of its own even then: autograd keeps as a gradient what nobody else has, else a copy.
-    made = solid.detach() if may_change else room(solid.numel()).view(solid.shape)
+    made = solid.detach() if may_change else torch.empty_like(solid)
     _compiled(loaded, keys, p, solid.numel(), 1 / (1 - p), given=solid, made=made)
     return made
 

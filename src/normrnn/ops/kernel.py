@@ -1,6 +1,6 @@
 """The compiled recurrence: a layer's directions, projection and normalisation included, in C.
 
-It serves float32 on a CPU and is compiled when it is first wanted (:mod:`normrnn.ops.library`).
+It serves float32 on a CPU and is compiled when it is first wanted (:mod:`normrnn.ops.native`).
 Everything else, and being differentiated twice, is for :mod:`normrnn.ops.loop`, which computes
 the same. ``NORMRNN_NATIVE=0`` switches it off.
 
@@ -21,7 +21,7 @@ from normrnn.ops import operators
 from normrnn.ops.call import Call, InputNorm, Inputs, Plug, Result
 from normrnn.ops.check import check_given
 from normrnn.ops.flat import Flat, Spec, flattened
-from normrnn.ops.library import describe, library
+from normrnn.ops.native.library import describe, library
 from normrnn.ops.operators import (
     Made,
     derived_by_loop,
@@ -135,7 +135,7 @@ def _use_given(steps: Steps, spec: Spec, tensors: list[Tensor | None], keep: boo
 
 def _forward(spec: Spec, steps: Steps, keep: bool, tensors: Flat) -> Sequence[Tensor]:
     if not isinstance(steps, Traced) and is_plain(tensors):
-        return operators.forward(spec, steps, keep, tensors)
+        return operators.forward(spec, steps, tensors, keep)
     return torch.ops.normrnn.recur(*operands(spec, steps, tensors), keep)
 
 

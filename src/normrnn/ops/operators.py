@@ -27,18 +27,9 @@ from normrnn.ops.flat import (
     X,
     restored,
 )
-from normrnn.ops.job import (
-    BIAS_C,
-    BIAS_HN,
-    KINDS,
-    UNIT_SUMS,
-    WEIGHT_C,
-    backward_plan,
-    form_of,
-    forward_plan,
-)
-from normrnn.ops.library import library, room
 from normrnn.ops.loop import loop
+from normrnn.ops.native.kernel import NORMS, backward, forward, kept_floats
+from normrnn.ops.native.library import library
 from normrnn.ops.padded import Frames
 from normrnn.ops.statistics import wide
 from normrnn.ops.steps import Steps, Traced
@@ -55,7 +46,7 @@ def is_compiled(spec: Spec, tensors: Flat) -> bool:
 
     The tensors have been checked, so none of them is empty if the weights are not.
     """
-    if spec.plug not in KINDS or library() is None:
+    if spec.plug not in NORMS or library() is None:
         return False
     first = spec.first_cell
     w_ih, w_hh, projection = tensors[first], tensors[first + 1], tensors[first + OF_A_CELL - 1]
@@ -107,103 +98,7 @@ class Made(NamedTuple):
         return Made(rows, state, statistics, rest[0] if rest else None)
 
 
-def _solid(tensors: Flat) -> list[Any]:
-    """The same tensors as C reads them, each entry beside the next."""
-    return [
-        t if t is None or (t.is_contiguous() and not t.is_neg()) else t.resolve_neg().contiguous()
-        for t in tensors
-    ]
-
-
-def forward(
-    spec: Spec, steps: Steps, keep: bool, tensors: Flat, kept_floats: int = 0
-) -> list[Tensor]:
-    """By C; ``keep``: for a way back, in a block of as many floats as it takes, or of
-    ``kept_floats``, and then with 0 between what is written: an operator's results are defined."""
-    solid = _solid(tensors)
-    form = form_of(spec, solid, keep)
-    loaded = library(form.H)
-    assert loaded is not None
-    present = tuple([t is not None for t in solid])
-    plan = forward_plan(spec, form, steps, present, keep, torch.get_num_threads())
-    D, B, N, H = len(form.reverse), steps.batch, steps.rows, form.H
-    made = [_floats((N, D * H)), _floats((D, B, H))]
-    if form.mode == "LSTM":
-        made.append(_floats((D, B, H)))
-    both = _floats((2, *form.statistics(steps.time))) if form.batch else None
-    kept = room(kept_floats or form.kept(steps.time, N)) if keep else None
-    if kept is not None and kept_floats:
-        kept.zero_()
-    scratch = room(plan.scratch) if plan.scratch else None
-    addresses = [0, *[0 if t is None else t.data_ptr() for t in solid]]
-    addresses += [t.data_ptr() for t in made]
-    if form.mode != "LSTM":
-        addresses.append(0)
-    addresses += [0 if t is None else t.data_ptr() for t in (both, kept, scratch)]
-    loaded.forward(plan.filled(addresses))
-    return made + [t for t in (both, kept) if t is not None]
-
-
-def backward(
-    spec: Spec,
-    steps: Steps,
-    tensors: Flat,
-    made: Sequence[Tensor],
-    grads: Flat,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
-    """By C, from what ``forward`` made: gradients of the wanted ones."""
-    solid, heads = _solid(tensors), _solid((*grads, None)[:3])
-    form = form_of(spec, solid)
-    loaded = library(form.H)
-    assert loaded is not None
-    plan = backward_plan(
-        spec,
-        form,
-        steps,
-        tuple([t is not None for t in solid]),
-        tuple([g is not None for g in heads]),
-        tuple(wanted),
-        torch.get_num_threads(),  # of autograd's thread
-    )
-    rows, _, statistics, kept = Made.of(spec, _solid(made))
-    D, H, first = len(form.reverse), form.H, spec.first_cell
-    by_units = _unit_sums(spec, first)
-    derived = [
-        torch.empty_like(t) if want and k not in by_units else None
-        for k, (t, want) in enumerate(zip(solid, wanted, strict=True))
-    ]
-    work = room(plan.scratch)
-    given = (rows, None, None, statistics, kept, None, *heads, work)
-    addresses = [0]
-    for t in (*solid, *given, *derived):
-        addresses.append(0 if t is None else t.data_ptr())
-    loaded.backward(plan.filled(addresses))
-    units = work[: UNIT_SUMS * D * H].view(UNIT_SUMS, D, H)
-    found = []
-    for k, (grad, want) in enumerate(zip(derived, wanted, strict=True)):
-        if grad is not None:
-            found.append(grad)
-        elif want:
-            row = by_units[k]
-            sums = units[row] if k < first else units[row, (k - first) // OF_A_CELL]
-            found.append(sums.flatten().clone())
-    return found
-
-
-def _unit_sums(spec: Spec, first: int) -> dict[int, int]:
-    """Flat tensors whose gradients are sums that belong to units, and which."""
-    found = {spec.place(name): row for name, row in (("weight_c", WEIGHT_C), ("bias_c", BIAS_C))}
-    for cell in range(first, first + len(spec.reverse) * OF_A_CELL, OF_A_CELL):
-        found |= {cell + 2: BIAS_HN, cell + 3: 0, cell + 4: 1, cell + 5: 2}
-    return found  # type: ignore[return-value]
-
-
-def _floats(shape: tuple[int, ...]) -> Tensor:
-    return torch.empty(shape, dtype=torch.float32, device=_CPU)
-
-
-_CPU, _AUTOGRAD = torch.device("cpu"), torch._C.DispatchKey.AutogradFunctionality
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
 def derived_by_loop(
@@ -264,8 +159,8 @@ def _recur(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: A
     check_given(frames.steps, spec, tensors)
     steps, some = frames.steps, frames.taken(tensors)
     if steps.rows and is_compiled(spec, some):
-        kept = form_of(spec, some).kept(time, rows) if keep else 0
-        made = forward(spec, steps, keep, some, kept)
+        kept = kept_floats(spec, some, time, rows) if keep else 0
+        made = forward(spec, steps, some, keep, kept)
     else:
         rows, state, found = loop(*restored(spec, steps, some))
         made = [rows, *state, *([] if found is None else [torch.stack(found[:2])])]
@@ -393,7 +288,7 @@ def _result_types(
         shape = 2, (time if spec.by_step else 1), D * spec.channels(H)
         types.append((shape, wide(x.dtype)))
     if keep and is_compiled(spec, tensors):
-        types.append(((form_of(spec, tensors).kept(time, N),), x.dtype))
+        types.append(((kept_floats(spec, tensors, time, N),), x.dtype))
     return types
 
 

@@ -6,9 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normrnn.ops.job import DIRECTION, JOB, LAYOUT
 from normrnn.ops.kernel import is_plain
-from normrnn.ops.library import floats, library, room
+from normrnn.ops.native.library import library
 
 
 class Classified(NamedTuple):
@@ -39,20 +38,11 @@ def classify(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Cla
     if not targets.is_cpu or int(targets.min()) < 0 or int(targets.max()) >= C:
         return None
     x, w, b, right = (t.contiguous() for t in (*given, targets))
-    width, _ = loaded.widths(0, C)
-    ld = (-(-width // 16) | 1) * 16  # as `apart` of `kernels/vector.h`
-    logits, layout = room(N * ld + loaded.vector), torch.tensor([N, 0], device="cpu")
-    d_rows, d_weight, d_bias = floats(N, H), floats(C, H), floats(C)
-    numbers = {"T": 1, "B": N, "N": N, "H": C, "I": H, "D": 1, "ldi": H, "ldx": ld, "ldo": C}
-    numbers |= {"threads": torch.get_num_threads(), "ldc": C, "x": x.data_ptr()}
-    numbers |= {"sizes": layout.data_ptr(), "offsets": layout.data_ptr() + 8}
-    numbers["dx_in"] = d_rows.data_ptr()
-    own = {"w_ih": w, "beta": b, "pre": logits, "dx": logits, "d_w_ih": d_weight, "d_beta": d_bias}
-    addresses = {name: t.data_ptr() for name, t in own.items()}
-    direction = [addresses.get(name, 0) for name in DIRECTION]
-    job = LAYOUT.pack(*[numbers.get(name, 0) for name in JOB], *direction, *direction)
+    d_rows, d_weight, d_bias = torch.empty_like(x), torch.empty_like(w), torch.empty_like(b)
     nats = ctypes.c_double()
-    errors = loaded.classify(job, right.data_ptr(), ctypes.addressof(nats))
+    pointers = [t.data_ptr() for t in (x, w, b, right, d_rows, d_weight, d_bias)]
+    threads = torch.get_num_threads()
+    errors = loaded.classify(N, H, C, threads, *pointers, ctypes.addressof(nats))
     return Classified(
         torch.tensor(nats.value, dtype=torch.float32, device="cpu"),
         torch.tensor(errors, device="cpu"),

@@ -27,7 +27,7 @@ LONE = (
 
 CONSTANT = 1e-12
 """The variance of a step whose rows are all equal, relative to the square of its mean, is below.
-Rounding leaves up to 1e-13 in float32. `kernels/normalise.h` has the same number."""
+Rounding leaves up to 1e-13 in float32. `native/columns.h` has the same number."""
 
 
 class Statistics(NamedTuple):

@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from normrnn.errors import UserError, notice
-from normrnn.ops.build import open_to_others, ours
+from normrnn.ops.native.build import open_to_others, ours
 
 LARGEST = 16 * 2**30
 """Bytes that entries may take together; those used longest ago go."""

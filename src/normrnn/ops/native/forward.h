@@ -1,9 +1,7 @@
-/* The time loop forwards. `G`, `U` (product.h), `mode` and `inner` are constants wherever this is
+/* The time loop of the forward pass. `G`, `U` (product.h), `mode` and `inner` are constants wherever this is
  * inlined. A trace keeps, for a row and vector of units: LSTM i f g o c₋ tanh(c); GRU r z n q h₋;
  * RNN h; with a normalised cell also its hat. */
 #include "job.h"
-
-INLINE int trace_vectors(int mode, int cell) { return mode == LSTM ? 6 + cell : mode == GRU ? 5 : 1; }
 
 typedef struct {
     const Job *J;
@@ -12,47 +10,47 @@ typedef struct {
     int64_t vectors, width, lanes; /* of units; floats of a packed row; floats of a state row */
     float *h[2], *c;               /* (B, lanes): states before and after a step */
     float *packed, *scratch;
-    float *forgotten; /* a trace for nobody, where there is no way back */
-} Loop;
+    float *unused_trace; /* where no backward pass reads the trace */
+} ForwardLoop;
 
-/* The state of a vector of units as one step hands it on; `c0` is the cell before. */
-INLINE void hand_on(const Loop *L, int64_t t, int64_t r, int64_t v, vec h, vec c, vec c0,
+/* Write the state of a vector of units after a step; `c0` is the previous cell. */
+INLINE void write_state(const ForwardLoop *L, int64_t t, int64_t r, int64_t v, vec h, vec c, vec c0,
                     const float *before, float *after, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int64_t H = J->H, at = r * L->lanes + v * VW;
-    const int n = (int)least(H - v * VW, VW);
+    const int n = (int)min64(H - v * VW, VW);
     const int last = d->reverse ? t == 0 : t + 1 == J->T || r >= J->sizes[t + 1];
     const int64_t row = (J->offsets[t] + r) * J->ldo;
-    if (is_zoned(d->zone_h, d->share_h))
-        h = zoned(d->zone_h, d->share_h, row, v, n, load(before + at), h);
-    if (mode == LSTM && is_zoned(d->zone_c, d->share_c))
-        c = zoned(d->zone_c, d->share_c, row, v, n, c0, c);
+    if (has_zoneout(d->zone_h, d->share_h))
+        h = apply_zoneout(d->zone_h, d->share_h, row, v, n, load(before + at), h);
+    if (mode == LSTM && has_zoneout(d->zone_c, d->share_c))
+        c = apply_zoneout(d->zone_c, d->share_c, row, v, n, c0, c);
     store_n(d->out + row + v * VW, h, n);
     if (last) {
         store_n(d->hn + r * H + v * VW, h, n);
         if (mode == LSTM) store_n(d->cn + r * H + v * VW, c, n);
-    } else if (is_cut(J, d->reverse ? t : t + 1, r)) {
+    } else if (is_reset(J, d->reverse ? t : t + 1, r)) {
         h = c = (vec){0};
     }
     store(after + at, h);
     if (mode == LSTM) store(L->c + at, c);
 }
 
-/* What the non-linearities see, a[G], of one row and vector of units, to states; keeps the trace.
- * `q` is the GRU's W_hn h + b. With a normalised cell h has to wait until all of c is known. */
-INLINE void activate(const Loop *L, int64_t t, int64_t r, int64_t v, const vec *a, vec q,
+/* From the inputs a[G] of the non-linearities of one row and vector of units to states; writes the
+ * trace. `q` is the GRU's W_hn h + b. With a normalised cell h is computed later, from all of c. */
+INLINE void activate(const ForwardLoop *L, int64_t t, int64_t r, int64_t v, const vec *a, vec q,
                      const float *before, float *after, int mode, int cell) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int64_t b = J->sizes[t], at = r * L->lanes + v * VW;
     const int keep = trace_vectors(mode, cell) * VW;
-    float *trace = L->forgotten;
+    float *trace = L->unused_trace;
     if (J->keep || cell) trace = d->trace + ((J->offsets[t] * L->vectors + v * b) + r) * keep;
     if (mode == LSTM) {
         const vec c0 = load(L->c + at);
         vec ai = a[0], af = a[1], ao = a[3];
-        const int n = (int)least(J->H - v * VW, VW);
+        const int n = (int)min64(J->H - v * VW, VW);
         if (d->peephole[0]) ai += load_n(d->peephole[0] + v * VW, n) * c0;
         if (d->peephole[1]) af += load_n(d->peephole[1] + v * VW, n) * c0;
         vec i, f, o, tc;
@@ -67,7 +65,7 @@ INLINE void activate(const Loop *L, int64_t t, int64_t r, int64_t v, const vec *
             store(L->c + at, c);
         } else {
             store(trace + 5 * VW, tc);
-            hand_on(L, t, r, v, o * tc, c, c0, before, after, mode);
+            write_state(L, t, r, v, o * tc, c, c0, before, after, mode);
         }
     } else if (mode == GRU) { /* a[0] is r already, a[2] holds r·q already */
         const vec h0 = load(before + at);
@@ -75,18 +73,18 @@ INLINE void activate(const Loop *L, int64_t t, int64_t r, int64_t v, const vec *
         sigmoid_and_tanh(a[1], a[2], &z, &n);
         store(trace, a[0]), store(trace + VW, z), store(trace + 2 * VW, n);
         store(trace + 3 * VW, q), store(trace + 4 * VW, h0);
-        hand_on(L, t, r, v, n + z * (h0 - n), (vec){0}, (vec){0}, before, after, mode);
+        write_state(L, t, r, v, n + z * (h0 - n), (vec){0}, (vec){0}, before, after, mode);
     } else {
         const vec h = mode == RNN_RELU ? relu_(a[0]) : tanh_(a[0]);
         store(trace, h);
-        hand_on(L, t, r, v, h, (vec){0}, (vec){0}, before, after, mode);
+        write_state(L, t, r, v, h, (vec){0}, (vec){0}, before, after, mode);
     }
 }
 
 /* Where the G gates of a vector of units begin in packed order, and how far they are apart. */
 INLINE int64_t column(int64_t v, int g, int G) { return (v * G + g) * VW; }
 
-INLINE void step_nothing(const Loop *L, int64_t t, const float *before, float *after, int product,
+INLINE void step_no_norm(const ForwardLoop *L, int64_t t, const float *before, float *after, int product,
                          int G, int U, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
@@ -110,7 +108,7 @@ INLINE void step_nothing(const Loop *L, int64_t t, const float *before, float *a
                 beta[g] = load(d->shift + column(v, g, G));
             }
             if (mode == GRU && d->bias_hn)
-                bias = load_n(d->bias_hn + v * VW, (int)least(J->H - v * VW, VW));
+                bias = load_n(d->bias_hn + v * VW, (int)min64(J->H - v * VW, VW));
             if (mode == GRU && J->outer == SUMS) bias *= k[2]; /* it is part of the sum */
             for (int64_t i = 0; i < rows; i++) {
                 const int64_t r = s.row0 + i * s.stride;
@@ -133,27 +131,27 @@ INLINE void step_nothing(const Loop *L, int64_t t, const float *before, float *a
     }
 }
 
-/* How a vector of columns is normalised: where its statistics go, n of them, and those that are
- * used, which are given unless they are its own. */
+/* How a vector of columns is normalised: where its n statistics are written, and those that are
+ * used, the batch's or given ones. */
 typedef struct {
     float *mean, *var, *used_mean, *used_inv;
     int n;
     vec gamma, beta;
 } Normal;
 
-/* One vector of columns by the statistics of its rows, to y; keeps them and the hats. */
+/* Normalise a vector of columns over its rows into y; writes the statistics and the hats. */
 INLINE void normalise_rows(const Job *J, int64_t rows, const float *x, int64_t ld, float *y,
                            int64_t ldy, float *hat, int64_t ldh, Normal k) {
     vec mean = {0}, var = {0};
     for (int64_t r = 0; r < rows; r++) mean += load(x + r * ld);
-    mean *= all(1.0f / (float)rows);
+    mean *= splat(1.0f / (float)rows);
     for (int64_t r = 0; r < rows; r++) {
         const vec e = load(x + r * ld) - mean;
         var += e * e;
     }
-    var *= all(1.0f / (float)rows);
+    var *= splat(1.0f / (float)rows);
     if (k.mean) store_n(k.mean, mean, k.n), store_n(k.var, var, k.n);
-    vec inv = rsqrt_(var + all((float)J->eps));
+    vec inv = rsqrt_(var + splat((float)J->eps));
     if (J->batch && rows > 1) store(k.used_mean, mean), store(k.used_inv, inv);
     else mean = load(k.used_mean), inv = load(k.used_inv);
     for (int64_t r = 0; r < rows; r++) {
@@ -164,7 +162,7 @@ INLINE void normalise_rows(const Job *J, int64_t rows, const float *x, int64_t l
 }
 
 /* Of a column of gates at step t, whose statistics begin `first` after the direction's. */
-INLINE Normal normal_of(const Loop *L, int64_t t, int64_t column_, int64_t first, int64_t stride,
+INLINE Normal normal_of(const ForwardLoop *L, int64_t t, int64_t column_, int64_t first, int64_t stride,
                         vec gamma, vec beta) {
     const Direction *d = L->d;
     int64_t row;
@@ -178,14 +176,14 @@ INLINE Normal normal_of(const Loop *L, int64_t t, int64_t column_, int64_t first
                     gamma,
                     beta};
 }
-INLINE void normalise_sums(const Loop *L, int64_t t, int64_t column_, float *x, int64_t ld,
+INLINE void normalise_sums(const ForwardLoop *L, int64_t t, int64_t column_, float *x, int64_t ld,
                            float *hat, int64_t ldh) {
     const vec gamma = load(L->d->scale + column_), beta = load(L->d->shift + column_);
     normalise_rows(L->J, L->J->sizes[t], x, ld, x, ld, hat, ldh,
                    normal_of(L, t, column_, 0, L->width, gamma, beta));
 }
 
-INLINE void step_over_rows(const Loop *L, int64_t t, const float *before, float *after,
+INLINE void step_over_rows(const ForwardLoop *L, int64_t t, const float *before, float *after,
                            int product, int G, int U, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
@@ -202,7 +200,7 @@ INLINE void step_over_rows(const Loop *L, int64_t t, const float *before, float 
             float *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
             vec bias = {0};
             if (mode == GRU && d->bias_hn)
-                bias = load_n(d->bias_hn + v * VW, (int)least(J->H - v * VW, VW));
+                bias = load_n(d->bias_hn + v * VW, (int)min64(J->H - v * VW, VW));
             for (int64_t r = 0; r < rows; r++)
                 for (int g = 0; g < G; g++) {
                     float *at = sums + r * Q * VW + (g * U + u) * VW;
@@ -234,10 +232,10 @@ INLINE void step_over_rows(const Loop *L, int64_t t, const float *before, float 
     }
 }
 
-/* Floats of what a step was normalised by: those of the gates, then of the cells. */
+/* Floats of the statistics that a step uses: of the gates, then of the cells. */
 INLINE int64_t products_stride(int64_t width, int64_t vectors) { return width + vectors * VW; }
 
-INLINE void step_products(const Loop *L, int64_t t, const float *before, float *after, int product,
+INLINE void step_products(const ForwardLoop *L, int64_t t, const float *before, float *after, int product,
                           int G, int U, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
@@ -255,7 +253,7 @@ INLINE void step_products(const Loop *L, int64_t t, const float *before, float *
         for (int u = 0; u < U; u++) {
             const int64_t v = p * U + u;
             if (v >= L->vectors) break;
-            const int n = (int)least(J->H - v * VW, VW);
+            const int n = (int)min64(J->H - v * VW, VW);
             float *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
             vec m[4], k[4], beta[4], bias = {0};
             for (int g = 0; g < G; g++) {
@@ -293,43 +291,43 @@ INLINE void step_products(const Loop *L, int64_t t, const float *before, float *
             for (int64_t r = 0; r < rows; r++, trace += keep) {
                 const vec tc = tanh_(load(trace + 5 * VW)), o = load(trace + 3 * VW);
                 store(trace + 5 * VW, tc);
-                hand_on(L, t, r, v, o * tc, load(L->c + r * L->lanes + v * VW),
+                write_state(L, t, r, v, o * tc, load(L->c + r * L->lanes + v * VW),
                         load(trace + 4 * VW), before, after, mode);
             }
         }
     }
 }
 
-/* Mean and 1/σ over the n features of a row in packed order; the padding at the end of every gate
- * is told by its unit: H floats of a gate exist. */
+/* Mean and 1/σ over the features of a row in packed order, without the padding after the H units of
+ * each gate. */
 INLINE void row_statistics(const float *x, int64_t vectors, int G, int64_t H, float eps,
                            float *mean, float *inv) {
     vec s = {0}, q = {0};
     for (int64_t c = 0; c < vectors * G; c++) s += load(x + c * VW); /* padding holds 0 */
-    const float n = (float)(G * H), m = add_up(s) / n;
+    const float n = (float)(G * H), m = sum_lanes(s) / n;
     const int tail = (int)(H - (vectors - 1) * VW);
     vec exists;
     for (int l = 0; l < VW; l++) exists[l] = l < tail ? 1.0f : 0.0f;
     for (int64_t c = 0; c < (vectors - 1) * G; c++) {
-        const vec e = load(x + c * VW) - all(m);
+        const vec e = load(x + c * VW) - splat(m);
         q += e * e;
     }
     for (int64_t c = (vectors - 1) * G; c < vectors * G; c++) {
-        const vec e = (load(x + c * VW) - all(m)) * exists;
+        const vec e = (load(x + c * VW) - splat(m)) * exists;
         q += e * e;
     }
-    *mean = m, *inv = 1.0f / sqrtf(add_up(q) / n + eps);
+    *mean = m, *inv = 1.0f / sqrtf(sum_lanes(q) / n + eps);
 }
 
-/* The thread has whole rows: it splits rows, or is alone with its direction. */
-INLINE void step_over_features(const Loop *L, int64_t t, const float *before, float *after,
+/* The thread has whole rows: threads split rows, or there is one per direction. */
+INLINE void step_over_features(const ForwardLoop *L, int64_t t, const float *before, float *after,
                                int product, int G, int U, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const Share s = L->s;
     const int cell = mode == LSTM && d->gamma_c != NULL, keep = trace_vectors(mode, cell) * VW;
     const int64_t rows = rows_of(s, J->sizes[t]), off = J->offsets[t], b = J->sizes[t];
-    const int64_t ld = apart(L->width), Q = G * U;
+    const int64_t ld = padded_stride(L->width), Q = G * U;
     if (product)
         for (int64_t p = 0; p * U < L->vectors; p++)
             panel_product(rows, J->H, (int)Q, L->packed + p * J->H * Q * VW,
@@ -341,15 +339,15 @@ INLINE void step_over_features(const Loop *L, int64_t t, const float *before, fl
         float m = 0, inv = 1.0f / sqrtf((float)J->eps);
         if (product) row_statistics(w, L->vectors, G, J->H, (float)J->eps, &m, &inv);
         d->inv[off + r] = inv;
-        const vec mx = all(d->row_mean[off + r]), kx = all(d->row_scale[off + r]);
+        const vec mx = splat(d->row_mean[off + r]), kx = splat(d->row_scale[off + r]);
         for (int64_t v = 0; v < L->vectors; v++) {
             const float *x = d->pre + (off + r) * J->ldx + column(v, 0, G);
             float *hat = d->hat + ((off * L->vectors + v * b) + r) * G * VW;
             vec a[4], q = {0};
-            const int n = (int)least(J->H - v * VW, VW);
+            const int n = (int)min64(J->H - v * VW, VW);
             for (int g = 0; g < G; g++) {
                 const int64_t at = column(v, g, G);
-                const vec e = product ? (load(w + at) - all(m)) * all(inv) : (vec){0};
+                const vec e = product ? (load(w + at) - splat(m)) * splat(inv) : (vec){0};
                 store(hat + g * VW, e);
                 const vec y = e * load(d->gamma_h + at);
                 a[g] = (load(x + g * VW) - mx) * kx * load(d->scale + at) + load(d->shift + at);
@@ -367,30 +365,30 @@ INLINE void step_over_features(const Loop *L, int64_t t, const float *before, fl
         row_statistics(L->c + r * L->lanes, L->vectors, 1, J->H, (float)J->eps, &mc, &ic);
         d->inv[J->N + off + r] = ic;
         for (int64_t v = 0; v < L->vectors; v++) {
-            const int n = (int)least(J->H - v * VW, VW);
+            const int n = (int)min64(J->H - v * VW, VW);
             float *trace = d->trace + ((off * L->vectors + v * b) + r) * keep;
-            const vec c = load(L->c + r * L->lanes + v * VW), e = (c - all(mc)) * all(ic);
+            const vec c = load(L->c + r * L->lanes + v * VW), e = (c - splat(mc)) * splat(ic);
             vec y = e * load_n(d->gamma_c + v * VW, n);
             if (d->beta_c) y += load_n(d->beta_c + v * VW, n);
             const vec tc = tanh_(y);
             store(trace + 5 * VW, tc), store(trace + 6 * VW, e);
-            hand_on(L, t, r, v, load(trace + 3 * VW) * tc, c, load(trace + 4 * VW), before, after,
+            write_state(L, t, r, v, load(trace + 3 * VW) * tc, c, load(trace + 4 * VW), before, after,
                     mode);
         }
     }
 }
 
-INLINE void forward_loop(Loop *L, Barrier *barrier, int G, int U, int mode, int inner) {
+INLINE void forward_loop(ForwardLoop *L, Barrier *barrier, int G, int U, int mode, int inner) {
     const Job *J = L->J;
     for (int64_t s = 0; s < J->T; s++) {
         const int64_t t = L->d->reverse ? J->T - 1 - s : s;
         const float *before = L->h[s & 1];
         float *after = L->h[~s & 1];
         const int product = s > 0 || L->d->h0 != NULL;
-        if (inner == NOTHING) step_nothing(L, t, before, after, product, G, U, mode);
+        if (inner == NO_NORM) step_no_norm(L, t, before, after, product, G, U, mode);
         else if (inner == OVER_ROWS) step_over_rows(L, t, before, after, product, G, U, mode);
         else if (inner == PRODUCTS) step_products(L, t, before, after, product, G, U, mode);
         else step_over_features(L, t, before, after, product, G, U, mode);
-        meet(barrier, L->s.team);
+        barrier_wait(barrier, L->s.team);
     }
 }

@@ -1,9 +1,10 @@
-"""Compiles C into a shared library and keeps it in the user's cache directory.
+"""Compile the C kernels into a shared library in the user's cache directory.
 
-What is loaded from there runs as the user, so only what the user alone could have put there is
-taken: a regular file in a folder, both theirs and closed to the writing of others. The name says
-what it was made from and the hash of what it holds; a file that is damaged or cut off is made
-again instead of being loaded.
+A library runs with the user's rights, so a file is loaded only if nobody else could have written
+it: a regular file in a directory, both owned by the user and not writable by others. Its name
+holds a hash of its source and a hash of its content; a damaged file is built again.
+
+Imports no torch, so that `hatch_build.py` can use this file alone.
 """
 
 import hashlib
@@ -19,12 +20,43 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_SECONDS = 300
-_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_TIMEOUT = 300
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "recurrence.c"
+HEADERS = tuple(sorted(FOLDER.glob("*.h")))
+# Fused multiply-add, and no errno or floating-point traps to preserve; NaN keeps its meaning.
+FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
+FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+VARIANTS = {
+    "avx512": ("-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mavx2", "-mfma"),
+    "avx2": ("-mavx2", "-mfma"),
+    "baseline": (),
+}
+"""Instruction sets that the source is compiled for, best first; the last runs everywhere."""
+NEEDS = {name: {flag.removeprefix("-m") for flag in flags} for name, flags in VARIANTS.items()}
+
+
+def variant_flags(variant: str) -> tuple[str, ...]:
+    """Return the compiler flags of one variant, on top of FLAGS."""
+    return (*VARIANTS[variant], f"-DVARIANT={variant}")
+
+
+def is_x86() -> bool:
+    """Whether there are variants: other processors have their vectors by default."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def packaged(variant: str) -> Path:
+    """Return the path of a variant inside a wheel; the name holds a hash of the source."""
+    key = hashlib.sha256(repr([FLAGS, variant_flags(variant)]).encode())
+    for path in (SOURCE, *HEADERS):
+        key.update(hashlib.sha256(path.read_bytes()).digest())
+    return FOLDER / f"{variant}-{key.hexdigest()[:16]}.so"
 
 
 class Source(NamedTuple):
-    """A C file, and flags for it alone."""
+    """A C file and its own compiler flags."""
 
     path: Path
     flags: tuple[str, ...] = ()
@@ -33,10 +65,10 @@ class Source(NamedTuple):
 def library(
     name: str, sources: Sequence[Source], flags: Sequence[str], headers: Sequence[Path] = ()
 ) -> Path | None:
-    """The library of these sources, built or found; None where there is none to be had.
+    """Find or build the library of these sources; None if that is not possible.
 
-    Every source becomes an object with `flags` and its own, and all are linked with `flags`.
-    `headers` are not compiled, but what is built depends on them. `CC` names the compiler.
+    Every source is compiled with `flags` and its own. `headers` only enter the name of the file.
+    `CC` names the compiler.
     """
     compiler = found_compiler()
     if compiler is None:
@@ -59,15 +91,15 @@ def library(
         stem = f"{name}-{_key(compiler, sources, flags, headers)}"
         return _kept(folder, stem) or _built(folder, stem, compiler, sources, flags)
     except (OSError, MemoryError, subprocess.SubprocessError):
-        return None  # optional in every way: no room, no permission, a compiler too old, …
+        return None  # the kernels are optional: disk full, no permission, an old compiler, …
 
 
 def found_compiler() -> list[str] | None:
-    """The command that compiles; `CC` may hold several words, `ccache gcc` for one."""
+    """Return the compiler command; `CC` may have several words, such as `ccache gcc`."""
     if "CC" in os.environ:
         try:
             words = shlex.split(os.environ["CC"])
-        except ValueError:  # a quote that does not end
+        except ValueError:  # an unclosed quote
             return None
         return words if words and shutil.which(words[0]) else None
     found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
@@ -80,7 +112,7 @@ def _key(
     flags: Sequence[str],
     headers: Sequence[Path],
 ) -> str:
-    """Stands for all that decides what is built."""
+    """Hash everything that determines the library."""
     parts = [*compiler, *flags, platform.machine(), cpu_features()]
     key = hashlib.sha256(repr([parts, [source.flags for source in sources]]).encode())
     for path in (*(source.path for source in sources), *headers):
@@ -89,7 +121,7 @@ def _key(
 
 
 def cpu_features() -> str:
-    """A cache directory may be shared between machines, code for the wrong CPU may not."""
+    """Return the CPU's features: machines may share a cache directory, but not the code in it."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor()
@@ -98,26 +130,26 @@ def cpu_features() -> str:
 
 
 def open_to_others(folder: Path) -> Path | None:
-    """The first of the folder and those above it that somebody else could put files into.
+    """Return the first of the folder and its parents that other users can write to, or None.
 
-    Above it, sticky directories as /tmp are fine: what is ours there cannot be replaced.
+    Sticky parents such as /tmp are safe: others cannot replace files in them.
     """
     if not hasattr(os, "geteuid"):
         return None
     own = os.geteuid()
     state = folder.lstat()
-    if stat.S_ISLNK(state.st_mode) or state.st_uid != own or state.st_mode & _OTHERS:
+    if stat.S_ISLNK(state.st_mode) or state.st_uid != own or state.st_mode & _WRITABLE_BY_OTHERS:
         return folder
     for parent in folder.resolve().parents:
         state = parent.stat()
         sticky = state.st_mode & stat.S_ISVTX
-        if state.st_uid not in (0, own) or (state.st_mode & _OTHERS and not sticky):
+        if state.st_uid not in (0, own) or (state.st_mode & _WRITABLE_BY_OTHERS and not sticky):
             return parent
     return None
 
 
 def _kept(folder: Path, stem: str) -> Path | None:
-    """What was built before, if it still is what was built; anything else goes."""
+    """Return the cached library if it is intact; delete it otherwise."""
     for path in sorted(folder.glob(f"{stem}-*.so")):
         if ours(path) and path.stem == f"{stem}-{_digest(path)}":
             return path
@@ -129,9 +161,10 @@ def _kept(folder: Path, stem: str) -> Path | None:
 
 
 def ours(path: Path) -> bool:
+    """Whether a file is regular, owned by the user and not writable by others."""
     state = path.lstat()
     own = not hasattr(os, "geteuid") or state.st_uid == os.geteuid()
-    return stat.S_ISREG(state.st_mode) and own and not state.st_mode & _OTHERS
+    return stat.S_ISREG(state.st_mode) and own and not state.st_mode & _WRITABLE_BY_OTHERS
 
 
 def _built(
@@ -150,9 +183,9 @@ def compile_to(
     compiler: Sequence[str],
     sources: Sequence[Source],
     flags: Sequence[str],
-    seconds: float = _SECONDS,
+    seconds: float = _TIMEOUT,
 ) -> None:
-    """A shared library of these sources, objects beside it on the way."""
+    """Compile and link a shared library, with object files beside it."""
     objects = [str(path.with_name(f"{path.stem}.{n}.o")) for n in range(len(sources))]
     for source, target in zip(sources, objects, strict=True):
         _run([*compiler, *flags, *source.flags, "-c", str(source.path), "-o", target], seconds)

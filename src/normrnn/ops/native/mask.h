@@ -1,6 +1,6 @@
 /* Masks of regularisers: entry i is dropped where a hash of i and of two keys lies below a limit.
  * A hash instead of a generator's next number: entries are drawn in any order, by any number of
- * threads, and the way back draws them again. `normrnn/ops/drop.py` has the same in torch's
+ * threads, and the backward pass draws them again. `normrnn/ops/drop.py` has the same in torch's
  * operations. */
 
 typedef struct {
@@ -12,22 +12,22 @@ typedef struct {
     uint8_t *mask;
 } Drop;
 
-INLINE uvec all_u(uint32_t x) { return x - (uvec){0}; }
+INLINE uvec splat_u(uint32_t x) { return x - (uvec){0}; }
 
 /* Two rounds of multiplying and shifting (Wellons' lowbias32), with a key before each. */
 INLINE ivec is_dropped(const Drop *d, uvec x) {
     x ^= x >> 16;
-    x *= all_u(0x7feb352dU);
+    x *= splat_u(0x7feb352dU);
     x ^= x >> 15;
-    x ^= all_u(d->key[1]);
-    x *= all_u(0x846ca68bU);
+    x ^= splat_u(d->key[1]);
+    x *= splat_u(0x846ca68bU);
     x ^= x >> 16;
-    return x < all_u(d->limit);
+    return x < splat_u(d->limit);
 }
 INLINE void drop_some(const Drop *d, uvec x, int64_t i, int n) {
     const ivec dropped = is_dropped(d, x);
     if (d->to) {
-        store_n(d->to + i, choose(dropped, (vec){0}, load_n(d->from + i, n) * all(d->scale)), n);
+        store_n(d->to + i, select_lanes(dropped, (vec){0}, load_n(d->from + i, n) * splat(d->scale)), n);
         return;
     }
     const bvec ones = __builtin_convertvector(dropped & 1, bvec);
@@ -35,19 +35,19 @@ INLINE void drop_some(const Drop *d, uvec x, int64_t i, int n) {
     else
         for (int l = 0; l < n; l++) d->mask[i + l] = ones[l];
 }
-static void drop_part(const Crew *c, int id, int n) {
+static void drop_part(const Team *c, int id, int n) {
     const Drop d = *(const Drop *)c->more;
     const int64_t vectors = (d.count + VW - 1) / VW, whole = d.count / VW;
     const int64_t from = vectors * id / n, to = vectors * (id + 1) / n;
     uvec x; /* the first key and the places of a vector's entries */
     for (int l = 0; l < VW; l++) x[l] = d.key[0] + (uint32_t)(from * VW) + (uint32_t)l;
-    for (int64_t v = from; v < least(to, whole); v++, x += all_u(VW)) drop_some(&d, x, v * VW, VW);
+    for (int64_t v = from; v < min64(to, whole); v++, x += splat_u(VW)) drop_some(&d, x, v * VW, VW);
     if (to > whole) drop_some(&d, x, whole * VW, (int)(d.count - whole * VW));
 }
 /* `to` is `from` without what is dropped, the rest times `scale`; or `mask` is 1 there. */
 void EXPORT(drop)(int64_t threads, int64_t count, uint32_t key0, uint32_t key1, uint32_t limit,
                   float scale, const float *from, float *to, uint8_t *mask) {
     const Drop about = {count, {key0, key1}, limit, scale, from, to, mask};
-    const Job crew = {.threads = threads};
-    together_about(&crew, drop_part, NULL, NULL, &about);
+    const Job team = {.threads = threads};
+    run_parallel_with(&team, drop_part, NULL, NULL, &about);
 }

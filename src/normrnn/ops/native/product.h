@@ -24,8 +24,8 @@
                     vec v = load(P + k * (Q) * VW + q * VW);                                     \
                     vec w = load(P + (k + 1) * (Q) * VW + q * VW);                               \
                     _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                       \
-                        s[r][q] += v * all(A[r * rs + k * ks]);                                  \
-                        z[TWO ? r : 0][TWO ? q : 0] += w * all(A[r * rs + (k + 1) * ks]);        \
+                        s[r][q] += v * splat(A[r * rs + k * ks]);                                  \
+                        z[TWO ? r : 0][TWO ? q : 0] += w * splat(A[r * rs + (k + 1) * ks]);        \
                     }                                                                            \
                 }                                                                                \
             }                                                                                    \
@@ -33,17 +33,17 @@
             vec x[R];                                                                            \
             if ((R) <= 4)                                                                        \
                 _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) x[r] =                      \
-                    all(A[r * rs + k * ks]);                                                     \
+                    splat(A[r * rs + k * ks]);                                                     \
             vec w[Q];                                                                            \
             _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) {                                \
                 w[q] = load(P + k * (Q) * VW + q * VW);                                          \
-                KEEP(w[q]);                                                                      \
+                KEEP_IN_REGISTER(w[q]);                                                                      \
                 if ((R) <= 4)                                                                    \
                     _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) s[r][q] += w[q] * x[r]; \
             }                                                                                    \
             if ((R) > 4)                                                                         \
                 _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                           \
-                    vec y = all(A[r * rs + k * ks]);                                             \
+                    vec y = splat(A[r * rs + k * ks]);                                             \
                     _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) s[r][q] += w[q] * y;     \
                 }                                                                                \
         }                                                                                        \
@@ -55,7 +55,7 @@
 
 typedef void (*tile_t)(int64_t, const float *, const float *, int64_t, int64_t, float *, int64_t,
                        int);
-#if ROOMY
+#if MANY_REGISTERS
 #define EACH_ROW(Q) \
     TILE(1, Q) TILE(2, Q) TILE(3, Q) TILE(4, Q) TILE(5, Q) TILE(6, Q)
 EACH_ROW(1) EACH_ROW(2) EACH_ROW(3) EACH_ROW(4)
@@ -125,11 +125,11 @@ INLINE int lanes_at(Gates o, int64_t c, int64_t *row) {
 #endif
 #if HAVE_SHUFFLE && VW >= 8
 typedef float v8 __attribute__((vector_size(32)));
-typedef v8 v8_anywhere __attribute__((aligned(4), may_alias));
+typedef v8 v8_unaligned __attribute__((aligned(4), may_alias));
 /* to[k·lt + l] = from[l·lf + k], 8 × 8 */
-INLINE void turn8(const float *from, int64_t lf, float *to, int64_t lt) {
+INLINE void transpose8(const float *from, int64_t lf, float *to, int64_t lt) {
     v8 r[8], t[8], u[8];
-    for (int i = 0; i < 8; i++) r[i] = *(const v8_anywhere *)(from + i * lf);
+    for (int i = 0; i < 8; i++) r[i] = *(const v8_unaligned *)(from + i * lf);
     for (int i = 0; i < 8; i += 2) {
         t[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
         t[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
@@ -141,9 +141,9 @@ INLINE void turn8(const float *from, int64_t lf, float *to, int64_t lt) {
                 __builtin_shufflevector(t[i + j], t[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
         }
     for (int j = 0; j < 4; j++) {
-        *(v8_anywhere *)(to + j * lt) =
+        *(v8_unaligned *)(to + j * lt) =
             __builtin_shufflevector(u[j], u[j + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        *(v8_anywhere *)(to + (j + 4) * lt) =
+        *(v8_unaligned *)(to + (j + 4) * lt) =
             __builtin_shufflevector(u[j], u[j + 4], 4, 5, 6, 7, 12, 13, 14, 15);
     }
 }
@@ -162,7 +162,7 @@ static void pack_rows(Gates o, int64_t K, const float *W, float *P, int64_t from
 #if HAVE_SHUFFLE && VW >= 8
             if (n == VW)
                 for (; k + 8 <= K; k += 8)
-                    for (int l = 0; l < VW; l += 8) turn8(f + l * K + k, K, t + k * w + l, w);
+                    for (int l = 0; l < VW; l += 8) transpose8(f + l * K + k, K, t + k * w + l, w);
 #endif
             for (; k < K; k++)
                 for (int l = 0; l < VW; l++) t[k * w + l] = l < n ? f[l * K + k] : 0.0f;
@@ -195,7 +195,7 @@ static void pack_columns(Gates o, int64_t M, const float *W, float *P, int64_t f
             for (int l = 0; l < VW; l++)
                 for (int q = 0; q < Q; q++) {
                     const int64_t m = b * BLOCK + q * VW;
-                    const int have = (int)least(M - m, VW);
+                    const int have = (int)min64(M - m, VW);
                     store(P + b * C * BLOCK + (c0 + l) * Q * VW + q * VW,
                           l < n ? load_n(W + (row + l) * M + m, have) : (vec){0});
                 }

@@ -1,5 +1,5 @@
-/* The time loop backwards. What a step needs of the one before it (in this order) is the product
- * of that step's `dp` with the recurrent weights; threads that split units meet once a step. */
+/* The time loop of the backward pass. A step needs the product of the previous step's `dp`, in this
+ * order, with the recurrent weights; threads that split units wait for each other once a step. */
 #include "forward.h"
 
 typedef struct {
@@ -8,26 +8,26 @@ typedef struct {
     Share s;
     int64_t vectors, width, lanes;
     float *carried; /* (B, lanes): dL/dc of the LSTM, the direct part of dL/dh of the GRU */
-    float *staying; /* (B, lanes) or NULL: that part of dL/dh of the step after whose h stayed */
+    float *zoneout_carried; /* (B, lanes) or NULL: dL/dh that zoneout passes to the previous h */
     float *packed, *scratch, *sums;
-    double *totals; /* sums of many rows are kept wider than sums of few */
-} Back;
+    double *totals; /* sums over many rows are in double */
+} BackwardLoop;
 
 /* Offsets of the sums over rows: of d, of d·x, and of those that belong to units. */
-INLINE int64_t sum_floats(const Back *L) { return 2 * L->width + UNIT_SUMS * L->lanes; }
-INLINE float *sum_d(const Back *L) { return L->sums; }
-INLINE float *sum_x(const Back *L) { return L->sums + L->width; }
+INLINE int64_t sum_floats(const BackwardLoop *L) { return 2 * L->width + UNIT_SUMS * L->lanes; }
+INLINE float *sum_d(const BackwardLoop *L) { return L->sums; }
+INLINE float *sum_x(const BackwardLoop *L) { return L->sums + L->width; }
 INLINE void add_to(float *at, vec x) { store(at, load(at) + x); }
-INLINE void add_unit(const Back *L, int which, int64_t v, vec x) {
+INLINE void add_unit(const BackwardLoop *L, int which, int64_t v, vec x) {
     add_to(L->sums + 2 * L->width + which * L->lanes + v * VW, x);
 }
 
-/* dL/dh of a row and vector of units before what comes from the next step's products: from the
- * output, and from the final state where a sequence ends. */
-INLINE vec from_outside(const Back *L, int64_t t, int64_t r, int64_t v) {
+/* dL/dh of a row and vector of units from the output, and from the final state where a sequence
+ * ends. */
+INLINE vec output_gradient(const BackwardLoop *L, int64_t t, int64_t r, int64_t v) {
     const Job *J = L->J;
     const Direction *d = L->d;
-    const int n = (int)least(J->H - v * VW, VW);
+    const int n = (int)min64(J->H - v * VW, VW);
     const int last = d->reverse ? t == 0 : t + 1 == J->T || r >= J->sizes[t + 1];
     vec dh = {0};
     if (d->dout) dh += load_n(d->dout + (J->offsets[t] + r) * J->ldo + v * VW, n);
@@ -35,24 +35,24 @@ INLINE vec from_outside(const Back *L, int64_t t, int64_t r, int64_t v) {
     return dh;
 }
 
-/* The gradient dy[G] of what the non-linearities saw, from dh and the trace; hands on what the
- * state before gets without a product. *dq is the GRU's. `dc_more` is what a normalised cell got. */
-INLINE void derive(const Back *L, int64_t t, int64_t r, int64_t v, vec dh, int cut, vec *dy,
+/* The gradient dy[G] of the inputs of the non-linearities, from dh and the trace. Stores what the
+ * previous state receives without a product. *dq is the GRU's; `dc_more` that of a normalised cell. */
+INLINE void gate_gradients(const BackwardLoop *L, int64_t t, int64_t r, int64_t v, vec dh, int cut, vec *dy,
                    vec *dq, vec dc_more, int mode, int cell) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int64_t b = J->sizes[t], at = r * L->lanes + v * VW;
     const int keep = trace_vectors(mode, cell) * VW;
     const float *trace = d->trace + ((J->offsets[t] * L->vectors + v * b) + r) * keep;
-    const vec one = all(1.0f);
+    const vec one = splat(1.0f);
     if (mode == LSTM) {
         const vec i = load(trace), f = load(trace + VW), g = load(trace + 2 * VW);
         const vec o = load(trace + 3 * VW), c0 = load(trace + 4 * VW), tc = load(trace + 5 * VW);
-        const int n = (int)least(J->H - v * VW, VW);
+        const int n = (int)min64(J->H - v * VW, VW);
         const vec dho = dh * o, d_o = dho * tc * (one - o);
         vec dc = cut ? (vec){0} : load(L->carried + at), stays = {0};
-        if (is_zoned(d->zone_c, d->share_c))
-            dc = zone_back(d->zone_c, d->share_c, (J->offsets[t] + r) * J->ldo, v, n, dc, &stays);
+        if (has_zoneout(d->zone_c, d->share_c))
+            dc = zoneout_backward(d->zone_c, d->share_c, (J->offsets[t] + r) * J->ldo, v, n, dc, &stays);
         dc += cell ? dc_more : dho * (one - tc * tc);
         if (d->peephole[2]) {
             dc += d_o * load_n(d->peephole[2] + v * VW, n);
@@ -81,7 +81,7 @@ INLINE void derive(const Back *L, int64_t t, int64_t r, int64_t v, vec dh, int c
         store(L->carried + at, dh * z);
     } else {
         const vec h = load(trace);
-        dy[0] = mode == RNN_RELU ? choose(h <= all(0.0f), (vec){0}, dh) : dh * (one - h * h);
+        dy[0] = mode == RNN_RELU ? select_lanes(h <= splat(0.0f), (vec){0}, dh) : dh * (one - h * h);
     }
 }
 
@@ -89,15 +89,15 @@ INLINE void derive(const Back *L, int64_t t, int64_t r, int64_t v, vec dh, int c
 typedef struct {
     int64_t t, rows, done, have;
     const float *dp; /* of that step, from this thread's first row on */
-} Flow;
+} StepRows;
 
-INLINE int flow_cut(const Back *L, const Flow *f, int64_t r) {
-    if (r >= f->have) return 0; /* a sequence ends here: what is carried is dL/dcn */
-    return is_cut(L->J, L->d->reverse ? f->t : f->t + 1, r);
+INLINE int is_state_reset(const BackwardLoop *L, const StepRows *f, int64_t r) {
+    if (r >= f->have) return 0; /* a sequence ends here: dL/dcn is carried */
+    return is_reset(L->J, L->d->reverse ? f->t : f->t + 1, r);
 }
 
-/* dp W_h of the step just done, for a block of units: into scratch, or to h0 where it began. */
-INLINE void block_product(const Back *L, const Flow *f, int64_t block) {
+/* dp W_h of the previous step for a block of units: into scratch, or to dh0 at the first step. */
+INLINE void block_product(const BackwardLoop *L, const StepRows *f, int64_t block) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int Q = block_vectors(J->H, block);
@@ -108,34 +108,34 @@ INLINE void block_product(const Back *L, const Flow *f, int64_t block) {
     for (int64_t i = rows_of(L->s, f->have); i < rows; i++)
         for (int q = 0; q < Q; q++) {
             const int64_t r = L->s.row0 + i * L->s.stride, v = block * 2 + q;
-            const int n = (int)least(J->H - v * VW, VW), cut = !d->reverse && is_cut(J, 0, r);
+            const int n = (int)min64(J->H - v * VW, VW), cut = !d->reverse && is_reset(J, 0, r);
             vec dh = load(L->scratch + i * BLOCK + q * VW);
             if (L->J->mode == GRU) dh += load(L->carried + r * L->lanes + v * VW);
-            if (L->staying) dh += load(L->staying + r * L->lanes + v * VW);
+            if (L->zoneout_carried) dh += load(L->zoneout_carried + r * L->lanes + v * VW);
             store_n(d->dh0 + r * J->H + v * VW, cut ? (vec){0} : dh, n);
         }
 }
 
-/* dL/dh of a step's own h: all of it, but for what zoneout takes straight to the h before. */
-INLINE vec incoming(const Back *L, const Flow *f, int64_t i, int64_t r, int64_t v, int cut,
+/* dL/dh of a step, without the part that zoneout passes to the previous h. */
+INLINE vec hidden_gradient(const BackwardLoop *L, const StepRows *f, int64_t i, int64_t r, int64_t v, int cut,
                     int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int64_t at = r * L->lanes + v * VW;
-    vec dh = from_outside(L, f->t, r, v);
+    vec dh = output_gradient(L, f->t, r, v);
     if (r < f->have && !cut) dh += load(L->scratch + i * BLOCK + v % 2 * VW);
     if (mode == GRU && !cut) dh += load(L->carried + at);
-    if (L->staying) {
+    if (L->zoneout_carried) {
         const int64_t row = (J->offsets[f->t] + r) * J->ldo;
         vec stays;
-        if (!cut) dh += load(L->staying + at);
-        dh = zone_back(d->zone_h, d->share_h, row, v, (int)least(J->H - v * VW, VW), dh, &stays);
-        store(L->staying + at, stays);
+        if (!cut) dh += load(L->zoneout_carried + at);
+        dh = zoneout_backward(d->zone_h, d->share_h, row, v, (int)min64(J->H - v * VW, VW), dh, &stays);
+        store(L->zoneout_carried + at, stays);
     }
     return dh;
 }
 
-INLINE void look_ahead(const Back *L, const Flow *f, int64_t r, int64_t v, int G) {
+INLINE void prefetch_step(const BackwardLoop *L, const StepRows *f, int64_t r, int64_t v, int G) {
     const Job *J = L->J;
     const int64_t next = L->d->reverse ? f->t + 1 : f->t - 1;
     if (next < 0 || next >= J->T) return;
@@ -146,7 +146,7 @@ INLINE void look_ahead(const Back *L, const Flow *f, int64_t r, int64_t v, int G
             __builtin_prefetch(L->d->pre + row * J->ldx + column(v, g, G), 0, 2);
 }
 
-INLINE void back_nothing(const Back *L, const Flow *f, int G, int mode) {
+INLINE void backward_no_norm(const BackwardLoop *L, const StepRows *f, int G, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int64_t rows = rows_of(L->s, f->rows), off = f->t < 0 ? 0 : J->offsets[f->t];
@@ -160,10 +160,10 @@ INLINE void back_nothing(const Back *L, const Flow *f, int G, int mode) {
             }
             for (int64_t i = 0; i < rows; i++) {
                 const int64_t r = L->s.row0 + i * L->s.stride;
-                const int cut = flow_cut(L, f, r);
-                look_ahead(L, f, r, v, G);
+                const int cut = is_state_reset(L, f, r);
+                prefetch_step(L, f, r, v, G);
                 vec dy[4], dq;
-                derive(L, f->t, r, v, incoming(L, f, i, r, v, cut, mode), cut, dy, &dq, (vec){0},
+                gate_gradients(L, f->t, r, v, hidden_gradient(L, f, i, r, v, cut, mode), cut, dy, &dq, (vec){0},
                        mode, 0);
                 float *dx = d->dx + (off + r) * J->ldx + column(v, 0, G);
                 if (mode == GRU) {
@@ -186,9 +186,8 @@ INLINE void back_nothing(const Back *L, const Flow *f, int G, int mode) {
     }
 }
 
-/* From the gradient of a normalised column of a step's rows to that of what it was, in place;
- * k is γ/σ. */
-INLINE void column_backward(const Back *L, int64_t t, int64_t column_, float *dy, int64_t ld,
+/* Backward pass of a normalised column over the rows of a step, in place; k is γ/σ. */
+INLINE void column_backward(const BackwardLoop *L, int64_t t, int64_t column_, float *dy, int64_t ld,
                             const float *hat, int64_t ldh, vec k) {
     const Job *J = L->J;
     const int64_t rows = J->sizes[t];
@@ -199,27 +198,27 @@ INLINE void column_backward(const Back *L, int64_t t, int64_t column_, float *dy
     }
     add_to(sum_d(L) + column_, sd), add_to(sum_x(L) + column_, sx);
     const float share = J->batch && rows > 1 ? 1.0f / (float)rows : 0.0f;
-    sd *= all(share), sx *= all(share);
+    sd *= splat(share), sx *= splat(share);
     for (int64_t r = 0; r < rows; r++) {
         const vec y = load(dy + r * ld);
         store(dy + r * ld, share > 0 ? (y - sd - load(hat + r * ldh) * sx) * k : y * k);
     }
 }
 
-INLINE void rows_backward(const Back *L, int64_t t, int64_t column_, float *dy, int64_t ld,
+INLINE void rows_backward(const BackwardLoop *L, int64_t t, int64_t column_, float *dy, int64_t ld,
                           const float *hat, int64_t ldh) {
     const vec k = load(L->d->scale + column_) * load(L->d->used_inv + t * L->width + column_);
     column_backward(L, t, column_, dy, ld, hat, ldh, k);
 }
 
-INLINE void back_products(const Back *L, const Flow *f, int G, int mode) {
+INLINE void backward_products(const BackwardLoop *L, const StepRows *f, int G, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int cell = mode == LSTM && d->gamma_c != NULL, keep = trace_vectors(mode, cell) * VW;
     const int64_t rows = f->rows, off = f->t < 0 ? 0 : J->offsets[f->t];
     const float *inv = d->used_inv + f->t * products_stride(L->width, L->vectors);
     const int own = J->batch && rows > 1;
-    const vec share = all(1.0f / (float)(rows ? rows : 1)), one = all(1.0f);
+    const vec share = splat(1.0f / (float)(rows ? rows : 1)), one = splat(1.0f);
     float *dhs = L->scratch + (J->B + 1) * BLOCK; /* (rows, VW) */
     for (int64_t block = L->s.from; block < L->s.to; block++) {
         block_product(L, f, block);
@@ -230,11 +229,11 @@ INLINE void back_products(const Back *L, const Flow *f, int G, int mode) {
             float *dp = d->dp + off * J->ldx + column(v, 0, G);
             vec gamma_c = {0}, sd = {0}, sx = {0}, inv_c = {0};
             if (cell) {
-                gamma_c = load_n(d->gamma_c + v * VW, (int)least(J->H - v * VW, VW));
+                gamma_c = load_n(d->gamma_c + v * VW, (int)min64(J->H - v * VW, VW));
                 inv_c = load(inv + L->width + v * VW);
             }
             for (int64_t r = 0; r < rows; r++) {
-                const vec dh = incoming(L, f, r, r, v, flow_cut(L, f, r), mode);
+                const vec dh = hidden_gradient(L, f, r, r, v, is_state_reset(L, f, r), mode);
                 store(dhs + r * VW, dh);
                 if (!cell) continue;
                 const float *kept = trace + r * keep;
@@ -253,7 +252,7 @@ INLINE void back_products(const Back *L, const Flow *f, int G, int mode) {
                     if (own) dc -= sd * share + e * sx * share;
                     dc *= gamma_c * inv_c;
                 }
-                derive(L, f->t, r, v, dh, flow_cut(L, f, r), dy, &dq, dc, mode, cell);
+                gate_gradients(L, f->t, r, v, dh, is_state_reset(L, f, r), dy, &dq, dc, mode, cell);
                 if (mode == GRU) dy[0] *= dy[2], dq *= dy[2], add_unit(L, BIAS_HN, v, dq);
                 for (int g = 0; g < G; g++) {
                     store(dx + r * J->ldx + g * VW, dy[g]);
@@ -269,7 +268,7 @@ INLINE void back_products(const Back *L, const Flow *f, int G, int mode) {
     }
 }
 
-INLINE void back_over_rows(const Back *L, const Flow *f, int G, int mode) {
+INLINE void backward_over_rows(const BackwardLoop *L, const StepRows *f, int G, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int64_t rows = f->rows, off = f->t < 0 ? 0 : J->offsets[f->t];
@@ -281,9 +280,9 @@ INLINE void back_over_rows(const Back *L, const Flow *f, int G, int mode) {
             float *dx = d->dx + off * J->ldx + column(v, 0, G);
             float *dp = d->dp + off * J->ldx + column(v, 0, G);
             for (int64_t r = 0; r < rows; r++) {
-                const int cut = flow_cut(L, f, r);
+                const int cut = is_state_reset(L, f, r);
                 vec dy[4], q;
-                derive(L, f->t, r, v, incoming(L, f, r, r, v, cut, mode), cut, dy, &q, (vec){0},
+                gate_gradients(L, f->t, r, v, hidden_gradient(L, f, r, r, v, cut, mode), cut, dy, &q, (vec){0},
                        mode, 0);
                 for (int g = 0; g < G; g++) store(dx + r * J->ldx + g * VW, dy[g]);
                 if (mode == GRU) store(dq + r * VW, q);
@@ -307,9 +306,9 @@ INLINE void back_over_rows(const Back *L, const Flow *f, int G, int mode) {
     }
 }
 
-/* The thread has whole rows. Everything of a row is needed before its first gradient is known, so
- * the products of all blocks come first. */
-INLINE void back_over_features(const Back *L, const Flow *f, int G, int mode) {
+/* The thread has whole rows. A gradient depends on all features of its row, so the products of all
+ * blocks come first. */
+INLINE void backward_over_features(const BackwardLoop *L, const StepRows *f, int G, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int cell = mode == LSTM && d->gamma_c != NULL, keep = trace_vectors(mode, cell) * VW;
@@ -322,12 +321,12 @@ INLINE void back_over_features(const Back *L, const Flow *f, int G, int mode) {
             for (int64_t i = 0; i < rows; i++) {
                 const int64_t r = L->s.row0 + i * L->s.stride;
                 store(dhs + i * L->lanes + v * VW,
-                      incoming(L, f, i, r, v, flow_cut(L, f, r), mode));
+                      hidden_gradient(L, f, i, r, v, is_state_reset(L, f, r), mode));
             }
     }
     for (int64_t i = 0; i < rows; i++) {
         const int64_t r = L->s.row0 + i * L->s.stride;
-        const int cut = flow_cut(L, f, r);
+        const int cut = is_state_reset(L, f, r);
         float *dx = d->dx + (off + r) * J->ldx, *dp = d->dp + (off + r) * J->ldx;
         const float *dh = dhs + i * L->lanes;
         vec cd = {0}, cx = {0};
@@ -336,12 +335,12 @@ INLINE void back_over_features(const Back *L, const Flow *f, int G, int mode) {
             for (int64_t v = 0; v < L->vectors; v++) {
                 const float *trace = d->trace + ((off * L->vectors + v * b) + r) * keep;
                 const vec tc = load(trace + 5 * VW), e = load(trace + 6 * VW);
-                const vec dz = load(dh + v * VW) * load(trace + 3 * VW) * (all(1.0f) - tc * tc);
-                const vec y = dz * load_n(d->gamma_c + v * VW, (int)least(J->H - v * VW, VW));
+                const vec dz = load(dh + v * VW) * load(trace + 3 * VW) * (splat(1.0f) - tc * tc);
+                const vec y = dz * load_n(d->gamma_c + v * VW, (int)min64(J->H - v * VW, VW));
                 add_unit(L, GAMMA_C, v, dz * e), add_unit(L, BETA_C, v, dz);
                 cd += y, cx += y * e;
             }
-            mean_d = add_up(cd) / (float)J->H, mean_x = add_up(cx) / (float)J->H;
+            mean_d = sum_lanes(cd) / (float)J->H, mean_x = sum_lanes(cx) / (float)J->H;
         }
         vec pd = {0}, px = {0};
         for (int64_t v = 0; v < L->vectors; v++) {
@@ -350,14 +349,14 @@ INLINE void back_over_features(const Back *L, const Flow *f, int G, int mode) {
             if (cell) {
                 const float *trace = d->trace + ((off * L->vectors + v * b) + r) * keep;
                 const vec tc = load(trace + 5 * VW), e = load(trace + 6 * VW);
-                const int n = (int)least(J->H - v * VW, VW);
-                const vec dz = load(dh + v * VW) * load(trace + 3 * VW) * (all(1.0f) - tc * tc);
-                dc = (dz * load_n(d->gamma_c + v * VW, n) - all(mean_d) - e * all(mean_x)) *
-                     all(d->inv[J->N + off + r]);
+                const int n = (int)min64(J->H - v * VW, VW);
+                const vec dz = load(dh + v * VW) * load(trace + 3 * VW) * (splat(1.0f) - tc * tc);
+                dc = (dz * load_n(d->gamma_c + v * VW, n) - splat(mean_d) - e * splat(mean_x)) *
+                     splat(d->inv[J->N + off + r]);
                 if (n < VW) /* nothing there, and nothing may come from there */
                     for (int l = n; l < VW; l++) dc[l] = 0;
             }
-            derive(L, f->t, r, v, load(dh + v * VW), cut, dy, &dq, dc, mode, cell);
+            gate_gradients(L, f->t, r, v, load(dh + v * VW), cut, dy, &dq, dc, mode, cell);
             if (mode == GRU) dy[0] *= dy[2], dq *= dy[2], add_unit(L, BIAS_HN, v, dq);
             for (int g = 0; g < G; g++) {
                 const int64_t at = column(v, g, G);
@@ -369,7 +368,7 @@ INLINE void back_over_features(const Back *L, const Flow *f, int G, int mode) {
             }
         }
         const float n = (float)(G * J->H);
-        const vec md = all(add_up(pd) / n), mx = all(add_up(px) / n), k = all(d->inv[off + r]);
+        const vec md = splat(sum_lanes(pd) / n), mx = splat(sum_lanes(px) / n), k = splat(d->inv[off + r]);
         for (int64_t v = 0; v < L->vectors; v++) {
             const float *hat = d->hat + ((off * L->vectors + v * b) + r) * G * VW;
             for (int g = 0; g < G; g++) {
@@ -380,27 +379,27 @@ INLINE void back_over_features(const Back *L, const Flow *f, int G, int mode) {
     }
 }
 
-INLINE void backward_loop(Back *L, Barrier *barrier, int G, int mode, int inner) {
+INLINE void backward_loop(BackwardLoop *L, Barrier *barrier, int G, int mode, int inner) {
     const Job *J = L->J;
     const Direction *d = L->d;
     int64_t since = 0;
     const int64_t end = J->T + (d->dh0 != NULL), sums = sum_floats(L);
     for (int64_t s = 0; s < end; s++) {
-        Flow f = {.t = s == J->T ? -1 : d->reverse ? s : J->T - 1 - s};
+        StepRows f = {.t = s == J->T ? -1 : d->reverse ? s : J->T - 1 - s};
         const int64_t before = d->reverse ? s - 1 : J->T - s; /* the step just done */
         f.rows = f.t < 0 ? 0 : J->sizes[f.t];
         f.done = s ? J->sizes[before] : 0;
-        f.have = least(f.rows, f.done);
+        f.have = min64(f.rows, f.done);
         if (s) f.dp = d->dp + (J->offsets[before] + L->s.row0) * J->ldx;
-        if (inner == NOTHING) back_nothing(L, &f, G, mode);
-        else if (inner == OVER_ROWS) back_over_rows(L, &f, G, mode);
-        else if (inner == PRODUCTS) back_products(L, &f, G, mode);
-        else back_over_features(L, &f, G, mode);
+        if (inner == NO_NORM) backward_no_norm(L, &f, G, mode);
+        else if (inner == OVER_ROWS) backward_over_rows(L, &f, G, mode);
+        else if (inner == PRODUCTS) backward_products(L, &f, G, mode);
+        else backward_over_features(L, &f, G, mode);
         since += f.rows;
         if (since >= 256 || s + 1 >= J->T) {
             for (int64_t k = 0; k < sums; k++) L->totals[k] += L->sums[k], L->sums[k] = 0;
             since = 0;
         }
-        meet(barrier, L->s.team);
+        barrier_wait(barrier, L->s.team);
     }
 }

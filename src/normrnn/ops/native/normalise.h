@@ -1,51 +1,50 @@
-/* Normalisation of a layer's gate inputs before the loop, and the way back through it. */
+/* Normalisation of a layer's gate inputs before the loop, and its backward pass. */
 #include "input.h"
 
-/* Statistics of the columns of gate inputs where no product measured them: of every step, which
- * threads share, or of all rows, where they share columns. */
-static void batch_statistics(const Crew *crew, int id, int n) {
-    const Job *J = crew->J;
+/* Statistics of the columns of gate inputs, where the product did not accumulate them: per step,
+ * with steps split over threads, or of all rows, with columns split. */
+static void batch_statistics(const Team *team, int id, int n) {
+    const Job *J = team->J;
     const int64_t C = width_of(J), vectors = C / VW * J->D, by_step = J->per_step;
     const int64_t from = by_step ? 0 : vectors * id / n * VW;
     const int64_t wide = (by_step ? vectors : vectors * (id + 1) / n) * VW - from;
     const int64_t first = by_step ? J->T * id / n : 0, last = by_step ? J->T * (id + 1) / n : 1;
     double *M = malloc((size_t)(2 * wide + 1) * sizeof(double)), *S = M + wide;
     if (!M) {
-        fail(crew);
+        fail(team);
         return;
     }
     for (int64_t k = first; k < last; k++) {
         const int64_t off = by_step ? J->offsets[k] : 0, rows = by_step ? J->sizes[k] : J->N;
         for (int64_t r = 0; r < rows; r += FEW)
             for (int64_t c = from; c < from + wide; c += VW)
-                take_in(J->d[c / C].pre + (off + r) * J->ldx + c % C, J->ldx, least(FEW, rows - r),
+                accumulate_rows(J->d[c / C].pre + (off + r) * J->ldx + c % C, J->ldx, min64(FEW, rows - r),
                         r, VW, M + c - from, S + c - from);
-        give_statistics(J, k, from, wide, rows, M, S);
+        write_statistics(J, k, from, wide, rows, M, S);
     }
     free(M);
 }
 
-/* Whether group k is normalised by its own statistics: one row has no variance. */
-INLINE int is_own(const Job *J, int64_t k) {
+/* Whether group k is normalised with the batch's statistics: one row has no variance. */
+INLINE int uses_batch(const Job *J, int64_t k) {
     return J->batch && (J->per_step || J->inner == OVER_ROWS ? J->sizes[k] : J->N) > 1;
 }
 
-/* Whether W_x x of step k is: not if its rows are all equal and statistics are given. `CONSTANT` of
- * statistics.py is the same number. */
-static int is_input_own(const Job *J, const Direction *d, int64_t k) {
-    if (!is_own(J, k)) return 0;
+/* The same for W_x x: not if all rows are equal and statistics are given. */
+static int input_uses_batch(const Job *J, const Direction *d, int64_t k) {
+    if (!uses_batch(J, k)) return 0;
     if (!J->per_step || !d->fixed_mean) return 1;
     const int64_t C = gates_of(J).G * J->H;
     return !is_constant(C, d->stat_mean + k * J->ldc, d->stat_var + k * J->ldc);
 }
 
-/* What the product and the cell of a step are normalised by where that is given. */
+/* Given statistics of the product and the cell of each step. */
 static void prepare_products(const Job *J, const Direction *d) {
     const Gates o = gates_of(J);
     const int64_t C = packed_width(o), vectors = (J->H + VW - 1) / VW, G = o.G;
-    const vec eps = all((float)J->eps);
+    const vec eps = splat((float)J->eps);
     for (int64_t t = 0; t < J->T; t++) {
-        if (is_own(J, t)) continue;
+        if (uses_batch(J, t)) continue;
         const int64_t slot = (J->fixed_per_step ? t * J->ldc : 0) + G * J->H;
         const int64_t to = t * products_stride(C, vectors);
         const float *mean = d->fixed_mean + slot, *var = d->fixed_var + slot;
@@ -56,7 +55,7 @@ static void prepare_products(const Job *J, const Direction *d) {
             store(d->used_inv + to + c, n ? rsqrt_(load_n(var + row, n) + eps) : (vec){0});
         }
         for (int64_t v = 0; v < vectors && d->gamma_c; v++) {
-            const int n = (int)least(J->H - v * VW, VW);
+            const int n = (int)min64(J->H - v * VW, VW);
             const int64_t from = G * J->H + v * VW;
             store(d->used_mean + to + C + v * VW, load_n(mean + from, n));
             store(d->used_inv + to + C + v * VW, rsqrt_(load_n(var + from, n) + eps));
@@ -64,7 +63,7 @@ static void prepare_products(const Job *J, const Direction *d) {
     }
 }
 
-/* How gate inputs are read, from γ, β and statistics: the batch's own, or those given. */
+/* Mean, scale and shift of the gate inputs from γ, β and statistics, the batch's or given ones. */
 static void prepare(const Job *J) {
     const Gates o = gates_of(J);
     const int64_t C = packed_width(o);
@@ -82,7 +81,7 @@ static void prepare(const Job *J) {
         const int64_t K = J->inner == OVER_ROWS || J->per_step ? J->T : 1;
         const int any = J->outer == COLUMNS || J->outer == SUMS || J->inner == OVER_ROWS;
         for (int64_t k = 0; k < K && any; k++) {
-            const int own = J->outer == COLUMNS ? is_input_own(J, d, k) : is_own(J, k);
+            const int own = J->outer == COLUMNS ? input_uses_batch(J, d, k) : uses_batch(J, k);
             if (J->inner == OVER_ROWS && own) continue;
             const int64_t slot = own ? k * J->ldc : J->fixed_per_step ? k * J->ldc : 0;
             const float *m = (own ? d->stat_mean : d->fixed_mean) + slot;
@@ -92,7 +91,7 @@ static void prepare(const Job *J) {
                 const int n = lanes_at(o, c, &row);
                 vec mean = {0}, inv = {0}, gamma = {0};
                 if (n) {
-                    mean = load_n(m + row, n), inv = rsqrt_(load_n(v + row, n) + all(eps));
+                    mean = load_n(m + row, n), inv = rsqrt_(load_n(v + row, n) + splat(eps));
                     for (int l = 0; l < n; l++) gamma[l] = d->gamma ? d->gamma[row + l] : 1.0f;
                 }
                 if (J->inner == OVER_ROWS) {
@@ -106,7 +105,7 @@ static void prepare(const Job *J) {
     }
 }
 
-static void row_statistics_of_input(const Crew *c, int id, int n) {
+static void row_statistics_of_input(const Team *c, int id, int n) {
     const Job *J = c->J;
     const Gates o = gates_of(J);
     const int64_t vectors = (J->H + VW - 1) / VW;
@@ -118,13 +117,13 @@ static void row_statistics_of_input(const Crew *c, int id, int n) {
         }
 }
 
-/* ---- the way back through it ---- */
+/* ---- backward pass ---- */
 
 /* Of the statistics of group k, its own or given, whose columns begin at row: 1/√(var + ε). */
-INLINE vec inv_of(const Job *J, const Direction *d, int own, int64_t k, int64_t row, int n) {
+INLINE vec inverse_std(const Job *J, const Direction *d, int own, int64_t k, int64_t row, int n) {
     const int64_t slot = own || J->fixed_per_step ? k * J->ldc : 0;
     const float *v = (own ? d->stat_var : d->fixed_var) + slot;
-    return n ? rsqrt_(load_n(v + row, n) + all((float)J->eps)) : (vec){0};
+    return n ? rsqrt_(load_n(v + row, n) + splat((float)J->eps)) : (vec){0};
 }
 
 /* The rows of a group: d ← (d − mean of d − hat · mean of d hat)·scale, where `level` is the first
@@ -139,24 +138,23 @@ INLINE void apply_rows(const Job *J, const Direction *d, int64_t k, int64_t from
     }
 }
 
-/* Frame-wise: threads share steps, whose sums are at hand at once. γ's and β's gradients add up in
- * room. */
-static void steps_backward(const Crew *crew, int id, int n) {
-    const Job *J = crew->J;
+/* Frame-wise: threads split steps. The gradients of γ and β are accumulated in `buffer`. */
+static void steps_backward(const Team *team, int id, int n) {
+    const Job *J = team->J;
     const Gates o = gates_of(J);
     const int64_t C = packed_width(o);
     for (int64_t i = 0; i < J->D; i++) {
         const Direction *d = &J->d[i];
-        float *beta = crew->room + (id * J->D + i) * 2 * C, *gamma = beta + C;
+        float *beta = team->buffer + (id * J->D + i) * 2 * C, *gamma = beta + C;
         for (int64_t t = J->T * id / n; t < J->T * (id + 1) / n; t++) {
             const int64_t off = J->offsets[t], rows = J->sizes[t];
-            /* else what one row has, NaN too, is not for others */
-            const int own = is_input_own(J, d, t);
-            const vec share = all(1.0f / (float)rows), none = {0};
+            /* otherwise a NaN stays in its row */
+            const int own = input_uses_batch(J, d, t);
+            const vec share = splat(1.0f / (float)rows), none = {0};
             for (int64_t c = 0; c < C; c += VW) {
                 int64_t row;
                 const int have = lanes_at(o, c, &row);
-                const vec m = load(d->mean + t * C + c), inv = inv_of(J, d, own, t, row, have);
+                const vec m = load(d->mean + t * C + c), inv = inverse_std(J, d, own, t, row, have);
                 vec sd = {0}, sx = {0};
                 for (int64_t r = off; r < off + rows; r++) {
                     const vec y = load(d->dx + r * J->ldx + c);
@@ -175,7 +173,7 @@ static int frame_backward(const Job *J) {
     const int64_t C = packed_width(o), both = 2 * C * J->D;
     float *sums = calloc((size_t)(J->threads * both), sizeof(float));
     if (!sums) return 1;
-    together(J, steps_backward, sums, NULL);
+    run_parallel(J, steps_backward, sums, NULL);
     for (int64_t t = 1; t < J->threads; t++)
         for (int64_t c = 0; c < both; c++) sums[c] += sums[t * both + c];
     for (int64_t i = 0; i < J->D; i++) {
@@ -186,47 +184,47 @@ static int frame_backward(const Job *J) {
     return 0;
 }
 
-/* Sequence-wise: the loop has left Σ d in level and Σ d (x − mean) in slope, of all rows. */
-static void rows_apply(const Crew *crew, int id, int n) {
+/* Sequence-wise: the loop has written Σ d to level and Σ d (x − mean) to slope. */
+static void sequence_apply_rows(const Team *team, int id, int n) {
     enum { FEW = 16 };
-    const Job *J = crew->J;
+    const Job *J = team->J;
     const int64_t C = width_of(J), to = J->N * (id + 1) / n;
     for (int64_t i = 0; i < J->D; i++)
         for (int64_t r = J->N * id / n; r < to; r += FEW)
             for (int64_t c = 0; c < C; c += VW)
-                apply_rows(J, &J->d[i], 0, r, least(r + FEW, to), c, load(J->d[i].level + c),
+                apply_rows(J, &J->d[i], 0, r, min64(r + FEW, to), c, load(J->d[i].level + c),
                            load(J->d[i].slope + c));
 }
 static void sequence_backward(const Job *J) {
     const Gates o = gates_of(J);
-    const int own = is_own(J, 0);
-    const vec share = all(1.0f / (float)J->N), none = {0};
+    const int own = uses_batch(J, 0);
+    const vec share = splat(1.0f / (float)J->N), none = {0};
     for (int64_t i = 0; i < J->D; i++) {
         const Direction *d = &J->d[i];
         for (int64_t c = 0; c < packed_width(o); c += VW) {
             int64_t row;
             const int n = lanes_at(o, c, &row);
-            const vec inv = inv_of(J, d, own, 0, row, n);
+            const vec inv = inverse_std(J, d, own, 0, row, n);
             const vec sd = load(d->level + c), sx = load(d->slope + c) * inv;
             if (n) store_n(d->d_beta + row, sd, n), store_n(d->d_gamma + row, sx, n);
             store(d->level + c, own ? sd * share : none);
             store(d->slope + c, own ? sx * inv * share : none);
         }
     }
-    if (!undone_late(J)) together(J, rows_apply, NULL, NULL);
+    if (!norm_in_weight_gradient(J)) run_parallel(J, sequence_apply_rows, NULL, NULL);
 }
 
 /* LN of the input: d ← (dγ − mean − hat · mean of dγ hat)/σ, and γ's gradient. */
-static void apply_features_part(const Crew *crew, int id, int n) {
-    const Job *J = crew->J;
+static void apply_features_part(const Team *team, int id, int n) {
+    const Job *J = team->J;
     const int64_t C = width_of(J), G = gates_of(J).G;
     for (int64_t i = 0; i < J->D; i++) {
         const Direction *d = &J->d[i];
-        float *sums = crew->room + (id * J->D + i) * C;
+        float *sums = team->buffer + (id * J->D + i) * C;
         for (int64_t r = J->N * id / n; r < J->N * (id + 1) / n; r++) {
             float *y = d->dx + r * J->ldx;
             const float *x = d->pre + r * J->ldx;
-            const vec m = all(d->row_mean[r]), k = all(d->row_scale[r]);
+            const vec m = splat(d->row_mean[r]), k = splat(d->row_scale[r]);
             vec pd = {0}, px = {0};
             for (int64_t c = 0; c < C; c += VW) {
                 const vec e = (load(x + c) - m) * k, u = load(y + c);
@@ -235,7 +233,7 @@ static void apply_features_part(const Crew *crew, int id, int n) {
                 pd += g, px += g * e;
             }
             const float count = (float)(G * J->H);
-            const vec md = all(add_up(pd) / count), mx = all(add_up(px) / count);
+            const vec md = splat(sum_lanes(pd) / count), mx = splat(sum_lanes(px) / count);
             for (int64_t c = 0; c < C; c += VW)
                 store(y + c, (load(y + c) * load(d->scale + c) - md -
                               (load(x + c) - m) * k * mx) * k);
@@ -246,7 +244,7 @@ static int apply_features(const Job *J) {
     const int64_t C = width_of(J);
     float *sums = calloc((size_t)(J->threads * J->D * C), sizeof(float));
     if (!sums) return 1;
-    together(J, apply_features_part, sums, NULL);
+    run_parallel(J, apply_features_part, sums, NULL);
     for (int64_t i = 0; i < J->D; i++) {
         for (int64_t t = 1; t < J->threads; t++)
             for (int64_t c = 0; c < C; c++) sums[i * C + c] += sums[(t * J->D + i) * C + c];

@@ -8,21 +8,21 @@ typedef struct {
     int64_t *wrong;         /* (threads): another class had more, or as much and came before */
 } Classes;
 
-INLINE vec exp_(vec x) {
-    vec scale, p = power(within(x, 87.0f), 1.0f, &scale);
+INLINE vec exp_vec(vec x) {
+    vec scale, p = exp2_parts(clamp(x, 87.0f), 1.0f, &scale);
     return scale * p + scale;
 }
 
 /* One row of C logits without their bias, in place; adds to the gradient of the bias. */
 static double softmax_row(float *z, const float *bias, int64_t C, int64_t wide, int64_t target,
                           float *d_bias, int64_t *wrong) {
-    vec top = all(-INFINITY);
+    vec top = splat(-INFINITY);
     for (int64_t c = 0; c < C; c += VW) {
-        const int n = (int)least(C - c, VW);
+        const int n = (int)min64(C - c, VW);
         vec x = load(z + c) + (bias ? load_n(bias + c, n) : (vec){0});
         for (int l = n; l < VW; l++) x[l] = -INFINITY;
         store(z + c, x);
-        top = choose(x > top, x, top);
+        top = select_lanes(x > top, x, top);
     }
     float most = top[0];
     for (int l = 1; l < VW; l++) most = top[l] > most ? top[l] : most;
@@ -33,14 +33,14 @@ static double softmax_row(float *z, const float *bias, int64_t C, int64_t wide, 
     *wrong += own == most ? first != target : 1;
     vec sums = {0};
     for (int64_t c = 0; c < C; c += VW) {
-        const vec e = exp_(load(z + c) - all(most));
+        const vec e = exp_vec(load(z + c) - splat(most));
         store(z + c, e);
         if (c + VW <= C) sums += e;
         else
             for (int l = 0; l < C - c; l++) sums[l] += e[l];
     }
-    const float total = add_up(sums), share = 1.0f / total;
-    for (int64_t c = 0; c < C; c += VW) store(z + c, load(z + c) * all(share));
+    const float total = sum_lanes(sums), share = 1.0f / total;
+    for (int64_t c = 0; c < C; c += VW) store(z + c, load(z + c) * splat(share));
     for (int64_t c = C; c < wide; c++) z[c] = 0.0f;
     z[target] -= 1.0f;
     for (int64_t c = 0; c < C; c += VW)
@@ -48,37 +48,42 @@ static double softmax_row(float *z, const float *bias, int64_t C, int64_t wide, 
     return log((double)total) + (double)most - (double)own;
 }
 
-static void softmax_part(const Crew *c, int id, int n) {
+static void softmax_part(const Team *c, int id, int n) {
     const Job *J = c->J;
     const Classes *about = c->more;
     const int64_t wide = width_of(J);
-    float *sums = c->room + id * wide;
+    float *sums = c->buffer + id * wide;
     for (int64_t r = J->N * id / n; r < J->N * (id + 1) / n; r++)
         about->nats[id] += softmax_row(J->d[0].pre + r * J->ldx, J->d[0].beta, J->H, wide,
                                        about->targets[r], sums, &about->wrong[id]);
 }
 
-/* Nats of the targets under softmax(x Wᵀ + b), summed, and all gradients. `pre` and `dx` of the
- * job's one direction are one buffer. Returns how often another class was the most probable, or
- * -1 without memory. */
-int64_t EXPORT(classify)(const Job *J, const int64_t *targets, double *nats) {
-    const int64_t wide = width_of(J);
-    double *parts = calloc((size_t)J->threads, sizeof(double));
-    int64_t *wrong = calloc((size_t)J->threads, sizeof(int64_t)), errors = 0;
-    float *sums = calloc((size_t)(J->threads * wide), sizeof(float));
+/* Nats of the targets under softmax(x Wᵀ + b), summed, and all gradients, of x (N, H), w (C, H) and
+ * b (C). Returns how often another class was the most probable, or -1 if an allocation failed. */
+int64_t EXPORT(classify)(int64_t N, int64_t H, int64_t C, int64_t threads, const float *x,
+                         float *w, float *b, const int64_t *targets, float *d_x, float *d_w,
+                         float *d_b, double *nats) {
+    const int64_t offset = 0;
+    Job J = {.T = 1, .B = N, .N = N, .H = C, .I = H, .D = 1, .threads = threads, .ldi = H};
+    J.ldo = J.ldc = C, J.sizes = &N, J.offsets = &offset, J.x = x, J.dx_in = d_x;
+    const int64_t wide = width_of(&J);
+    J.ldx = padded_stride(wide);
+    float *logits = allocate(N * J.ldx + VW), *sums = calloc((size_t)(threads * wide), 4);
+    J.d[0] = (Direction){.w_ih = w, .beta = b, .pre = logits, .dx = logits, .d_w_ih = d_w};
+    double *parts = calloc((size_t)threads, sizeof(double));
+    int64_t *wrong = calloc((size_t)threads, sizeof(int64_t)), errors = 0;
     Classes about = {targets, parts, wrong};
-    int failed = !parts || !wrong || !sums || project(J);
+    int failed = !logits || !sums || !parts || !wrong || project(&J);
     if (!failed) {
-        together_about(J, softmax_part, sums, NULL, &about);
+        run_parallel_with(&J, softmax_part, sums, NULL, &about);
         *nats = 0;
-        for (int64_t t = 0; t < J->threads; t++) {
+        for (int64_t t = 0; t < threads; t++) {
             *nats += parts[t], errors += wrong[t];
-            for (int64_t k = 0; t && k < J->H; k++) sums[k] += sums[t * wide + k];
+            for (int64_t k = 0; t && k < C; k++) sums[k] += sums[t * wide + k];
         }
-        memcpy(J->d[0].d_beta, sums, (size_t)J->H * 4);
+        memcpy(d_b, sums, (size_t)C * 4);
+        failed = weight_gradients(&J, input_weights_part, H) || input_gradient(&J);
     }
-    free(parts), free(wrong), free(sums);
-    failed = failed || weight_gradients(J, input_weights_part, J->I);
-    failed = failed || (J->dx_in && input_gradient(J));
+    free(logits), free(sums), free(parts), free(wrong);
     return failed ? -1 : errors;
 }

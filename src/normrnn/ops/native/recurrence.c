@@ -1,7 +1,7 @@
 /* A recurrent layer, all directions of it: the product with its input, normalisation, the loop
- * over time, and the way back. Entries for Python at the end; `job.h` says what they are given.
- */
+ * over time, and the backward pass. Functions for Python are at the end. */
 #include "normalise.h"
+#include "arguments.h"
 
 #ifndef VARIANT
 #define VARIANT plain
@@ -12,109 +12,109 @@
 
 /* ---- the loops ---- */
 
-#define FOR_EACH_INNER(run, G, U, mode)                            \
-    case mode * INNER_KINDS + NOTHING: run(G, U, mode, NOTHING); break; \
+#define EACH_INNER_CASE(run, G, U, mode)                            \
+    case mode * INNER_KINDS + NO_NORM: run(G, U, mode, NO_NORM); break; \
     case mode * INNER_KINDS + OVER_ROWS: run(G, U, mode, OVER_ROWS); break; \
     case mode * INNER_KINDS + OVER_FEATURES: run(G, U, mode, OVER_FEATURES); break; \
     case mode * INNER_KINDS + PRODUCTS: run(G, U, mode, PRODUCTS); break;
-#define FOR_EACH_KIND(run)                     \
+#define DISPATCH(run)                     \
     switch (J->mode * INNER_KINDS + J->inner) { \
-        FOR_EACH_INNER(run, 1, 2, RNN_TANH)    \
-        FOR_EACH_INNER(run, 1, 2, RNN_RELU)    \
-        FOR_EACH_INNER(run, 4, 1, LSTM)        \
-        FOR_EACH_INNER(run, 3, 1, GRU)         \
+        EACH_INNER_CASE(run, 1, 2, RNN_TANH)    \
+        EACH_INNER_CASE(run, 1, 2, RNN_RELU)    \
+        EACH_INNER_CASE(run, 4, 1, LSTM)        \
+        EACH_INNER_CASE(run, 3, 1, GRU)         \
     }
 
-#define LANES(H) apart((((H) + BLOCK - 1) / BLOCK) * BLOCK)
+#define LANES(H) padded_stride((((H) + BLOCK - 1) / BLOCK) * BLOCK)
 
-static void forward_part(const Crew *c, int id, int threads) {
+static void forward_part(const Team *c, int id, int threads) {
     const Job *J = c->J;
     const Gates o = gates_of(J);
     const int64_t P = panels(o), w = panel_width(o), B = J->B, H = J->H, lanes = LANES(H);
     const int64_t packed = P * H * w, states = B * lanes;
-    float *room = c->room;
+    float *buffer = c->buffer;
     const Share s = share_of(J, id, threads);
-    Loop L = {.J = J, .s = s, .vectors = (H + VW - 1) / VW, .width = P * w, .lanes = lanes};
+    ForwardLoop L = {.J = J, .s = s, .vectors = (H + VW - 1) / VW, .width = P * w, .lanes = lanes};
     for (int i = s.d0; i < s.d1; i++) {
         const Direction *d = &J->d[i];
-        float *mine = room + i * (packed + 3 * states), *h = mine + packed;
-        pack_rows(o, H, d->w_hh, mine, P * s.me / s.of, P * (s.me + 1) / s.of);
+        float *area = buffer + i * (packed + 3 * states), *h = area + packed;
+        pack_rows(o, H, d->w_hh, area, P * s.me / s.of, P * (s.me + 1) / s.of);
         if (J->outer == SUMS)
-            scale_rows(o, H, d->scale, mine, P * s.me / s.of, P * (s.me + 1) / s.of);
+            scale_rows(o, H, d->scale, area, P * s.me / s.of, P * (s.me + 1) / s.of);
         for (int64_t r = B * s.me / s.of; r < B * (s.me + 1) / s.of; r++) {
             memset(h + r * lanes, 0, (size_t)lanes * 4);
             memset(h + 2 * states + r * lanes, 0, (size_t)lanes * 4);
-            const int cut = !d->reverse && is_cut(J, 0, r);
+            const int cut = !d->reverse && is_reset(J, 0, r);
             if (d->h0 && !cut) memcpy(h + r * lanes, d->h0 + r * H, (size_t)H * 4);
             if (d->c0 && !cut)
                 memcpy(h + 2 * states + r * lanes, d->c0 + r * H, (size_t)H * 4);
             memcpy(h + states + r * lanes, h + r * lanes, (size_t)lanes * 4);
         }
     }
-    const int64_t row = J->inner == OVER_FEATURES ? apart(L.width) : w + VW;
-    float forgotten[8 * VW] __attribute__((aligned(64)));
-    L.scratch = take((B + 4) * row), L.forgotten = forgotten;
+    const int64_t row = J->inner == OVER_FEATURES ? padded_stride(L.width) : w + VW;
+    float unused_trace[8 * VW] __attribute__((aligned(64)));
+    L.scratch = allocate((B + 4) * row), L.unused_trace = unused_trace;
     if (!L.scratch) fail(c);
-    everybody(c, threads);
+    barrier_all(c, threads);
     for (int i = s.d0; i < s.d1 && !has_failed(c); i++) {
-        float *mine = room + i * (packed + 3 * states);
-        L.d = &J->d[i], L.packed = mine;
-        L.h[0] = mine + packed, L.h[1] = L.h[0] + states, L.c = L.h[1] + states;
+        float *area = buffer + i * (packed + 3 * states);
+        L.d = &J->d[i], L.packed = area;
+        L.h[0] = area + packed, L.h[1] = L.h[0] + states, L.c = L.h[1] + states;
 #define RUN(G, U, mode, inner) forward_loop(&L, &c->barriers[s.barrier], G, U, mode, inner)
-        FOR_EACH_KIND(RUN)
+        DISPATCH(RUN)
 #undef RUN
     }
     free(L.scratch);
 }
 static int loop_forward(const Job *J) {
-    float *room = take(J->D * (width_of(J) * J->H + 3 * J->B * LANES(J->H)));
-    const int failed = !room || together(J, forward_part, room, NULL);
-    free(room);
+    float *buffer = allocate(J->D * (width_of(J) * J->H + 3 * J->B * LANES(J->H)));
+    const int failed = !buffer || run_parallel(J, forward_part, buffer, NULL);
+    free(buffer);
     return failed;
 }
 
-/* Whether zoneout takes gradients straight from h to the h before: 1, or 0. */
-INLINE int stays_of(const Job *J) { return is_zoned(J->d[0].zone_h, J->d[0].share_h); }
+/* Whether zoneout passes gradients from h directly to the previous h: 1 or 0. */
+INLINE int has_hidden_zoneout(const Job *J) { return has_zoneout(J->d[0].zone_h, J->d[0].share_h); }
 
-static void backward_part(const Crew *c, int id, int threads) {
+static void backward_part(const Team *c, int id, int threads) {
     const Job *J = c->J;
     const Gates o = gates_of(J);
     const int64_t B = J->B, H = J->H, C = packed_width(o), lanes = LANES(H);
     const int64_t blocks = (H + BLOCK - 1) / BLOCK, packed = blocks * C * BLOCK;
     const int64_t states = B * lanes, sums = 2 * C + UNIT_SUMS * lanes;
-    const int64_t each = packed + states * (1 + stays_of(J));
-    float *room = c->room;
+    const int64_t each = packed + states * (1 + has_hidden_zoneout(J));
+    float *buffer = c->buffer;
     const Share s = share_of(J, id, threads);
-    Back L = {.J = J, .s = s, .vectors = (H + VW - 1) / VW, .width = C, .lanes = lanes};
+    BackwardLoop L = {.J = J, .s = s, .vectors = (H + VW - 1) / VW, .width = C, .lanes = lanes};
     for (int i = s.d0; i < s.d1; i++) {
         const Direction *d = &J->d[i];
-        float *mine = room + i * each, *carried = mine + packed;
-        pack_columns(o, H, d->w_hh, mine, blocks * s.me / s.of, blocks * (s.me + 1) / s.of);
-        if (C > L.vectors * o.G * VW) /* a vector of columns that no unit has */
+        float *area = buffer + i * each, *carried = area + packed;
+        pack_columns(o, H, d->w_hh, area, blocks * s.me / s.of, blocks * (s.me + 1) / s.of);
+        if (C > L.vectors * o.G * VW) /* a vector of columns without units */
             for (int64_t r = J->N * s.me / s.of; r < J->N * (s.me + 1) / s.of; r++) {
                 store(d->dx + r * J->ldx + C - VW, (vec){0});
                 store(d->dp + r * J->ldx + C - VW, (vec){0});
             }
         for (int64_t r = B * s.me / s.of; r < B * (s.me + 1) / s.of; r++) {
             memset(carried + r * lanes, 0, (size_t)lanes * 4);
-            if (stays_of(J)) memset(carried + states + r * lanes, 0, (size_t)lanes * 4);
+            if (has_hidden_zoneout(J)) memset(carried + states + r * lanes, 0, (size_t)lanes * 4);
             if (d->dcn && J->mode == LSTM)
                 memcpy(carried + r * lanes, d->dcn + r * H, (size_t)H * 4);
         }
     }
-    const int64_t row = J->inner == OVER_FEATURES ? lanes : J->inner == NOTHING ? 0 : VW;
-    L.scratch = take((B + 2) * (BLOCK + row));
-    L.sums = take(sums);
+    const int64_t row = J->inner == OVER_FEATURES ? lanes : J->inner == NO_NORM ? 0 : VW;
+    L.scratch = allocate((B + 2) * (BLOCK + row));
+    L.sums = allocate(sums);
     if (!L.scratch || !L.sums) fail(c);
-    everybody(c, threads);
+    barrier_all(c, threads);
     for (int i = s.d0; i < s.d1 && !has_failed(c); i++) {
-        float *mine = room + i * each;
+        float *area = buffer + i * each;
         memset(L.sums, 0, (size_t)sums * 4);
-        L.d = &J->d[i], L.packed = mine, L.carried = mine + packed;
-        L.staying = stays_of(J) ? L.carried + states : NULL;
+        L.d = &J->d[i], L.packed = area, L.carried = area + packed;
+        L.zoneout_carried = has_hidden_zoneout(J) ? L.carried + states : NULL;
         L.totals = c->totals + (id * J->D + i) * sums;
 #define RUN(G, U, mode, inner) backward_loop(&L, &c->barriers[s.barrier], G, mode, inner)
-        FOR_EACH_KIND(RUN)
+        DISPATCH(RUN)
 #undef RUN
     }
     free(L.scratch), free(L.sums);
@@ -124,59 +124,81 @@ static int loop_backward(const Job *J) {
     const int64_t B = J->B, H = J->H, C = packed_width(o), lanes = LANES(H);
     const int64_t blocks = (H + BLOCK - 1) / BLOCK, packed = blocks * C * BLOCK;
     const int64_t states = B * lanes, sums = 2 * C + UNIT_SUMS * lanes;
-    const int64_t each = packed + states * (1 + stays_of(J));
-    float *room = take(J->D * each), *narrow = take(2 * C);
+    const int64_t each = packed + states * (1 + has_hidden_zoneout(J));
+    float *buffer = allocate(J->D * each), *single = allocate(2 * C);
     double *totals = calloc((size_t)(J->threads * J->D * sums), sizeof(double));
-    const int failed = !room || !narrow || !totals || together(J, backward_part, room, totals);
+    const int failed = !buffer || !single || !totals || run_parallel(J, backward_part, buffer, totals);
     for (int64_t i = 0; i < J->D && !failed; i++) {
         const Direction *d = &J->d[i];
         double *all_ = totals + i * sums;
         for (int64_t id = 1; id < J->threads; id++)
             for (int64_t k = 0; k < sums; k++) all_[k] += totals[(id * J->D + i) * sums + k];
-        for (int64_t k = 0; k < 2 * C; k++) narrow[k] = (float)all_[k];
+        for (int64_t k = 0; k < 2 * C; k++) single[k] = (float)all_[k];
         if (J->outer == COLUMNS && !J->per_step) {
-            memcpy(d->level, narrow, (size_t)C * 4), memcpy(d->slope, narrow + C, (size_t)C * 4);
+            memcpy(d->level, single, (size_t)C * 4), memcpy(d->slope, single + C, (size_t)C * 4);
         } else {
-            unpack_vector(o, narrow, d->d_beta);
-            if (J->inner == OVER_ROWS) unpack_vector(o, narrow + C, d->d_gamma);
+            unpack_vector(o, single, d->d_beta);
+            if (J->inner == OVER_ROWS) unpack_vector(o, single + C, d->d_gamma);
             if (J->inner == OVER_FEATURES || J->inner == PRODUCTS)
-                unpack_vector(o, narrow + C, d->d_gamma_hh);
+                unpack_vector(o, single + C, d->d_gamma_hh);
         }
         for (int64_t u = 0; u < UNIT_SUMS; u++)
-            for (int64_t k = 0; k < H; k++)
-                d->d_units[u * J->ldo + k] = (float)all_[2 * C + u * lanes + k];
+            for (int64_t k = 0; k < H && d->d_unit[u]; k++)
+                d->d_unit[u][k] = (float)all_[2 * C + u * lanes + k];
         if (d->dc0)
             for (int64_t r = 0; r < B; r++) {
-                const int cut = !d->reverse && is_cut(J, 0, r);
-                const float *carried = room + i * each + packed + r * lanes;
+                const int cut = !d->reverse && is_reset(J, 0, r);
+                const float *carried = buffer + i * each + packed + r * lanes;
                 for (int64_t k = 0; k < H; k++) d->dc0[r * H + k] = cut ? 0.0f : carried[k];
             }
     }
-    free(room), free(narrow), free(totals);
+    free(buffer), free(single), free(totals);
     return failed;
 }
 
-/* ---- entries ---- */
+/* ---- functions for Python ---- */
 
-/* Both return 1 if memory was refused, and what they write is then undefined. */
-int EXPORT(forward)(const Job *J) {
-    if (J->I ? project(J) : together(J, take_gates, NULL, NULL)) return 1;
-    if (J->outer == COLUMNS && J->batch && !measured_early(J) &&
-        together(J, batch_statistics, NULL, NULL))
+static int run_forward(const Job *J) {
+    if (J->I ? project(J) : run_parallel(J, pack_gate_inputs, NULL, NULL)) return 1;
+    if (J->outer == COLUMNS && J->batch && !measures_in_product(J) &&
+        run_parallel(J, batch_statistics, NULL, NULL))
         return 1;
     prepare(J);
-    if (J->outer == FEATURES) together(J, row_statistics_of_input, NULL, NULL);
+    if (J->outer == FEATURES) run_parallel(J, row_statistics_of_input, NULL, NULL);
     return loop_forward(J);
 }
 
-int EXPORT(backward)(const Job *J) {
+static int run_backward(const Job *J) {
     if (loop_backward(J) || weight_gradients(J, recurrent_weights_part, J->H)) return 1;
     if (J->outer == COLUMNS && J->per_step && frame_backward(J)) return 1;
     if (J->outer == COLUMNS && !J->per_step) sequence_backward(J);
     if (J->outer == FEATURES && apply_features(J)) return 1;
     if (J->I && weight_gradients(J, input_weights_part, J->I)) return 1;
     if (!J->dx_in) return 0;
-    return J->I ? input_gradient(J) : together(J, give_gates, NULL, NULL);
+    return J->I ? input_gradient(J) : run_parallel(J, unpack_gate_gradients, NULL, NULL);
+}
+
+static int run(const Arguments *a, int is_backward) {
+    Job J;
+    int64_t kept;
+    const int64_t floats = lay_out(a, is_backward, NULL, &J, &kept);
+    float *scratch = allocate(floats);
+    if (!scratch) return 1;
+    lay_out(a, is_backward, scratch, &J, &kept);
+    if (!is_backward && a->keep) use_large_pages(a->kept, kept * 4);
+    const int failed = is_backward ? run_backward(&J) : run_forward(&J);
+    free(scratch);
+    return failed;
+}
+/* Both return 1 if an allocation failed; the outputs are then undefined. */
+int EXPORT(forward)(const Arguments *a) { return run(a, 0); }
+int EXPORT(backward)(const Arguments *a) { return run(a, 1); }
+/* The floats of `kept` that a call with `keep` needs. Pointers are not read. */
+int64_t EXPORT(kept_floats)(const Arguments *a) {
+    Job J;
+    int64_t kept;
+    lay_out(a, 0, NULL, &J, &kept);
+    return kept;
 }
 
 #include "softmax.h"
@@ -184,7 +206,7 @@ int EXPORT(backward)(const Job *J) {
 
 /* One update of running statistics (C,) from K groups of a batch, mean and biased var (K, C) over
  * `counts` rows each, pooled. Of the first `inputs` columns, those of W_x x, groups whose rows are
- * all equal are left out; `counted` is room for K numbers. Returns 0, and leaves everything as it
+ * all equal are left out; `counted` has space for K numbers. Returns 0, and leaves everything as it
  * was, if a value is not finite or no group has more than one row. */
 int EXPORT(update)(int64_t K, int64_t C, int64_t ld, int64_t inputs, const float *counts,
                    float *counted, const float *mean, const float *var, float share,
@@ -220,8 +242,7 @@ int EXPORT(update)(int64_t K, int64_t C, int64_t ld, int64_t inputs, const float
     return done;
 }
 
-int EXPORT(vector_width)(void) { return VW; }
-int EXPORT(job_size)(void) { return (int)sizeof(Job); }
+int EXPORT(arguments_size)(void) { return (int)sizeof(Arguments); }
 
 /* torch's own OpenMP runtime: GOMP_parallel, omp_get_num_threads, omp_get_thread_num. */
 void EXPORT(threads)(void *parallel, void *threads, void *thread) {

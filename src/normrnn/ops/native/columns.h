@@ -1,9 +1,7 @@
-/* Columns of gate inputs: between the parameters' order and packed order, and their statistics. */
+/* Columns of gate inputs: conversion to and from packed order, and their statistics. */
 #include "backward.h"
 
 INLINE int64_t width_of(const Job *J) { return packed_width(gates_of(J)); }
-
-/* ---- vectors between the parameters' order and packed order ---- */
 
 static void pack_vector(Gates o, const float *from, float fill, float *to) {
     for (int64_t c = 0; c < packed_width(o); c += VW) {
@@ -25,10 +23,10 @@ static void unpack_vector(Gates o, const float *from, float *to) {
 /* ---- statistics of columns ---- */
 
 /* Mean and Σ (x − mean)² of a vector of columns over a few rows, in two passes. */
-INLINE void few_rows(const float *x, int64_t ld, int64_t rows, vec *mean, vec *squares) {
+INLINE void two_pass_moments(const float *x, int64_t ld, int64_t rows, vec *mean, vec *squares) {
     vec m = {0}, s = {0};
     for (int64_t r = 0; r < rows; r++) m += load(x + r * ld);
-    m *= all(1.0f / (float)rows);
+    m *= splat(1.0f / (float)rows);
     for (int64_t r = 0; r < rows; r++) {
         const vec e = load(x + r * ld) - m;
         s += e * e;
@@ -37,12 +35,12 @@ INLINE void few_rows(const float *x, int64_t ld, int64_t rows, vec *mean, vec *s
 }
 
 /* Means and Σ (x − mean)² of n columns, in double, with `rows` more rows after those before. */
-static void take_in(const float *x, int64_t ld, int64_t rows, int64_t before, int64_t n, double *M,
+static void accumulate_rows(const float *x, int64_t ld, int64_t rows, int64_t before, int64_t n, double *M,
                     double *S) {
     const double share = (double)rows / (double)(before + rows), both = (double)before * share;
     for (int64_t c = 0; c < n; c += VW) {
         vec mean, squares;
-        few_rows(x + c, ld, rows, &mean, &squares);
+        two_pass_moments(x + c, ld, rows, &mean, &squares);
         for (int l = 0; l < VW; l++) {
             const double e = before ? (double)mean[l] - M[c + l] : 0.0;
             M[c + l] = before ? M[c + l] + e * share : (double)mean[l];
@@ -50,8 +48,8 @@ static void take_in(const float *x, int64_t ld, int64_t rows, int64_t before, in
         }
     }
 }
-/* Of the columns from c on, of all directions, in packed order: to where Python reads them. */
-static void give_statistics(const Job *J, int64_t k, int64_t c, int64_t n, int64_t rows,
+/* Write the statistics of packed columns from c on, of all directions, in the parameters' order. */
+static void write_statistics(const Job *J, int64_t k, int64_t c, int64_t n, int64_t rows,
                             const double *M, const double *S) {
     const int64_t C = width_of(J);
     for (int64_t v = c; v < c + n; v += VW) {
@@ -64,7 +62,8 @@ static void give_statistics(const Job *J, int64_t k, int64_t c, int64_t n, int64
         }
     }
 }
-/* Whether all rows were equal, up to rounding, by the mean and variance of C columns. */
+/* Whether all rows are equal up to rounding, from the mean and variance of C columns; the threshold
+ * is `CONSTANT` of statistics.py. */
 static int is_constant(int64_t C, const float *mean, const float *var) {
     double squares = 0, variances = 0;
     for (int64_t c = 0; c < C; c++) {
@@ -73,4 +72,4 @@ static int is_constant(int64_t C, const float *mean, const float *var) {
     }
     return variances <= 1e-12 * squares;
 }
-enum { FEW = 32 }; /* rows that are taken in at a time, while they are in the cache */
+enum { FEW = 32 }; /* rows accumulated at a time, while they are in the cache */

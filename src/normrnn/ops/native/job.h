@@ -1,9 +1,9 @@
-/* What a call computes, as Python fills it in, and how threads share it out.
+/* The work of a call, as `arguments.h` lays it out, and how threads share it.
  *
  * Rows are the frames of a packed batch, N = Σ sizes, step by step. Inside, the columns of gates
  * lie in *packed order* (product.h): a vector of units has its gates side by side, padded with 0
  * to whole vectors. `ldx` is the distance between rows of such a buffer, all directions side by
- * side; a direction's pointers begin at its own columns. Fields are 8 bytes each.
+ * side; a direction's pointers begin at its own columns.
  */
 #ifndef NORMRNN_JOB_H
 #define NORMRNN_JOB_H
@@ -12,12 +12,12 @@
 enum { RNN_TANH, RNN_RELU, LSTM, GRU };
 /* What is normalised before the loop: nothing, the columns of W_x x, or its rows ("layer"). SUMS:
  * those of W_x x + W_h h, by given statistics, the same at every step: W_h is scaled as it is
- * packed, and a step has nothing left to do. There is no way back. */
+ * packed, and a step has nothing left to do. There is no backward pass. */
 enum { PLAIN, COLUMNS, FEATURES, SUMS };
 /* What is normalised inside a step: nothing, its sums over the rows of the step ("hidden"), the
  * recurrent product over the features of a row ("layer"), or over the rows of the step
  * ("recurrent"); with the last two the cell too. */
-enum { NOTHING, OVER_ROWS, OVER_FEATURES, PRODUCTS, INNER_KINDS };
+enum { NO_NORM, OVER_ROWS, OVER_FEATURES, PRODUCTS, INNER_KINDS };
 enum { SPLIT_UNITS, SPLIT_ROWS };
 /* Sums over rows that belong to units: gradients of peepholes, bias_hn, γ and β of the cell. */
 enum { PEEP_I, PEEP_F, PEEP_O, BIAS_HN, GAMMA_C, BETA_C, UNIT_SUMS };
@@ -37,9 +37,9 @@ typedef struct {
     float *stat_mean, *stat_var;        /* (1 or T, ldc): of the batch; PRODUCTS: of W_x x, */
                                         /* then of the product, then of the cell */
     float *out, *hn, *cn;               /* (N, ldo); (B, H) each */
-    /* Ours, kept for the way back: */
+    /* Buffers, kept for the backward pass: */
     float *pre;                         /* (N, ldx): W_x x */
-    float *mean, *scale, *shift;        /* how a gate input is read: (x − mean)·scale + shift; */
+    float *mean, *scale, *shift;        /* a gate input becomes (x − mean)·scale + shift; */
                                         /* mean and scale (1 or T, width), shift (width) */
     float *gamma_h;                     /* gamma_hh in packed order */
     float *row_mean, *row_scale;        /* OVER_FEATURES: mean and 1/σ of each row of pre (N) */
@@ -47,10 +47,11 @@ typedef struct {
                                         /* PRODUCTS: (T, width and a vector per vector of units) */
     float *trace, *hat;                 /* by step, vector of units and row */
     float *inv;                         /* OVER_FEATURES: 1/σ of products (N), of cells (N) */
-    /* The way back: */
+    /* The backward pass: */
     const float *dout, *dhn, *dcn;      /* (N, ldo), (B, H), (B, H), or NULL */
     float *dx, *dp;                     /* (N, ldx): of gate inputs, of products; may be one */
-    float *d_w_ih, *d_w_hh, *d_gamma, *d_beta, *d_gamma_hh, *d_units; /* (UNIT_SUMS, ldo) */
+    float *d_w_ih, *d_w_hh, *d_gamma, *d_beta, *d_gamma_hh;
+    float *d_unit[UNIT_SUMS];           /* (H) each, or NULL */
     float *dh0, *dc0;                   /* (B, H) or NULL */
     float *level, *slope;               /* (width): sequence-wise sums, then means */
 } Direction;
@@ -61,7 +62,7 @@ typedef struct {
     int64_t per_step;             /* statistics of every step, not of all rows */
     int64_t batch;                /* normalise by the batch's own statistics */
     int64_t fixed_per_step;       /* fixed_mean and fixed_var have a row per step */
-    int64_t keep;                 /* whether there will be a way back */
+    int64_t keep;                 /* whether there will be a backward pass */
     double eps;
     const int64_t *sizes, *offsets; /* (T) */
     const uint8_t *resets;          /* (N) or NULL */
@@ -74,14 +75,19 @@ INLINE Gates gates_of(const Job *J) {
     return (Gates){J->H, J->mode == LSTM ? 4 : J->mode == GRU ? 3 : 1, J->mode <= RNN_RELU ? 2 : 1};
 }
 
-/* Waits a while, then lets others run: two processes may share the cores. */
+/* Vectors that the trace keeps for a row and vector of units (forward.h). */
+INLINE int trace_vectors(int mode, int cell) {
+    return mode == LSTM ? 6 + cell : mode == GRU ? 5 : 1;
+}
+
+/* A barrier that spins, then yields: two processes may share the cores. */
 typedef struct {
     int64_t waiting;
     char far[56];
     int64_t round;
     char away[56];
 } Barrier;
-INLINE void meet(Barrier *b, int n) {
+INLINE void barrier_wait(Barrier *b, int n) {
     if (n <= 1) return;
     const int64_t round = __atomic_load_n(&b->round, __ATOMIC_ACQUIRE);
     if (__atomic_fetch_add(&b->waiting, 1, __ATOMIC_ACQ_REL) == n - 1) {
@@ -95,50 +101,50 @@ INLINE void meet(Barrier *b, int n) {
     }
 }
 
-/* A call in parallel: the threads are those of torch's own OpenMP runtime, whose entries Python
- * hands over, so that no second runtime is ever linked; without them there is one thread. */
-typedef struct Crew Crew;
-typedef void (*part_t)(const Crew *, int id, int threads);
-struct Crew {
+/* The threads of a task are those of torch's OpenMP runtime, whose functions Python passes, so that
+ * no second runtime is linked; without it there is one thread. */
+typedef struct Team Team;
+typedef void (*task_t)(const Team *, int id, int threads);
+struct Team {
     const Job *J;
-    part_t part;
-    float *room;
+    task_t task;
+    float *buffer;
     double *totals;
-    Barrier *barriers; /* one for each direction's team, one for everybody */
-    const void *more;  /* what only this part knows of */
-    int *failed;       /* set by a thread that was refused memory */
+    Barrier *barriers; /* one per direction, one for all threads */
+    const void *more;  /* arguments of this task alone */
+    int *failed;       /* set by a thread whose allocation failed */
 };
-INLINE void fail(const Crew *c) { __atomic_store_n(c->failed, 1, __ATOMIC_RELAXED); }
-INLINE int has_failed(const Crew *c) { return __atomic_load_n(c->failed, __ATOMIC_RELAXED); }
+INLINE void fail(const Team *c) { __atomic_store_n(c->failed, 1, __ATOMIC_RELAXED); }
+INLINE int has_failed(const Team *c) { return __atomic_load_n(c->failed, __ATOMIC_RELAXED); }
 static void (*omp_parallel)(void (*)(void *), void *, unsigned, unsigned);
 static int (*omp_threads)(void);
 static int (*omp_thread)(void);
-static void enter(void *crew) {
-    ((const Crew *)crew)->part(crew, omp_thread(), omp_threads());
+static void run_task(void *team) {
+    ((const Team *)team)->task(team, omp_thread(), omp_threads());
 }
-/* Returns whether a thread was refused memory. */
-static int together_about(const Job *J, part_t part, float *room, double *totals,
+/* Return whether an allocation failed in a thread. */
+static int run_parallel_with(const Job *J, task_t task, float *buffer, double *totals,
                           const void *more) {
     Barrier barriers[3] = {0};
     int failed = 0;
-    Crew crew = {J, part, room, totals, barriers, more, &failed};
-    if (omp_parallel && J->threads > 1) omp_parallel(enter, &crew, (unsigned)J->threads, 0);
-    else part(&crew, 0, 1);
+    Team team = {J, task, buffer, totals, barriers, more, &failed};
+    if (omp_parallel && J->threads > 1) omp_parallel(run_task, &team, (unsigned)J->threads, 0);
+    else task(&team, 0, 1);
     return failed;
 }
-static int together(const Job *J, part_t part, float *room, double *totals) {
-    return together_about(J, part, room, totals, NULL);
+static int run_parallel(const Job *J, task_t task, float *buffer, double *totals) {
+    return run_parallel_with(J, task, buffer, totals, NULL);
 }
-INLINE void everybody(const Crew *c, int threads) { meet(&c->barriers[2], threads); }
+INLINE void barrier_all(const Team *c, int threads) { barrier_wait(&c->barriers[2], threads); }
 
-/* A thread's part: directions, rows row0, row0 + stride, … below row1, blocks of units [from, to).
- * Threads that split the rows never wait for each other inside the loop; those that split units
- * meet at every step. Neighbouring rows are one thread's, so that no two write side by side, but
- * for a ragged batch, where all are to have long ones and short ones. */
+/* A thread's share of the work: directions, rows row0, row0 + stride, … below row1, and blocks of
+ * units [from, to). Threads that split rows do not wait inside the loop; those that split units
+ * wait for each other at every step. A thread has neighbouring rows, against false sharing, or
+ * every n-th row of a ragged batch, so that each has long and short sequences. */
 typedef struct {
     int d0, d1, team, barrier;
     int64_t row0, row1, stride, from, to;
-    int me, of; /* of its direction's threads, for what is shared out evenly */
+    int me, of; /* index and number of threads of its direction */
 } Share;
 
 INLINE Share share_of(const Job *J, int id, int threads) {
@@ -161,30 +167,29 @@ INLINE Share share_of(const Job *J, int id, int threads) {
     return s;
 }
 INLINE int64_t rows_of(Share s, int64_t rows) {
-    const int64_t end = least(rows, s.row1);
+    const int64_t end = min64(rows, s.row1);
     return end > s.row0 ? (end - s.row0 + s.stride - 1) / s.stride : 0;
 }
-/* Zoneout: what a state becomes where something of the one before stays, and the way back, from
- * its gradient to that of the new one; *stays is that of the old one. `at` is a row in the mask,
- * v a vector of units of which n exist. */
-INLINE int is_zoned(const uint8_t *zone, const float *share) { return zone || share; }
-INLINE vec zoned(const uint8_t *zone, const float *share, int64_t at, int64_t v, int n, vec old,
+/* Zoneout of a state, and its backward pass: the gradient of the new state, and in *stays that of
+ * the old one. `at` is a row of the mask, v a vector of units of which n exist. */
+INLINE int has_zoneout(const uint8_t *zone, const float *share) { return zone || share; }
+INLINE vec apply_zoneout(const uint8_t *zone, const float *share, int64_t at, int64_t v, int n, vec old,
                  vec new_) {
-    if (zone) return choose(set_in(zone + at + v * VW, n), old, new_);
+    if (zone) return select_lanes(load_mask(zone + at + v * VW, n), old, new_);
     return new_ + load_n(share + v * VW, n) * (old - new_);
 }
-INLINE vec zone_back(const uint8_t *zone, const float *share, int64_t at, int64_t v, int n, vec dy,
+INLINE vec zoneout_backward(const uint8_t *zone, const float *share, int64_t at, int64_t v, int n, vec dy,
                      vec *stays) {
     if (zone) {
-        const ivec m = set_in(zone + at + v * VW, n);
-        *stays = choose(m, dy, (vec){0});
-        return choose(m, (vec){0}, dy);
+        const ivec m = load_mask(zone + at + v * VW, n);
+        *stays = select_lanes(m, dy, (vec){0});
+        return select_lanes(m, (vec){0}, dy);
     }
     *stays = load_n(share + v * VW, n) * dy;
     return dy - *stays;
 }
-/* Whether the state that row r hands on after step t is cut off: by a reset at the later frame. */
-INLINE int is_cut(const Job *J, int64_t later, int64_t r) {
+/* Whether the state of row r is reset before the frame of step `later`. */
+INLINE int is_reset(const Job *J, int64_t later, int64_t r) {
     return J->resets && J->resets[J->offsets[later] + r];
 }
 #endif
