@@ -25,7 +25,7 @@ class Status:
     count: int
     lr: float
     fer: float | None = None
-    """Share of wrong frames, where they are counted."""
+    """Share of wrong predictions, where they are counted."""
 
 
 class Display(Protocol):
@@ -80,6 +80,11 @@ class _Display:
             self.first, self.began = status, time.monotonic()
         self.last = status
         self.total += status.count
+
+    def _quality(self, status: Status) -> str:
+        """Return the loss of a status, with its error rate where there is one."""
+        key = (self.measure.error_rate or ("",))[0]
+        return self.measure.quality(status.loss, {key: status.fer}, 3)
 
     def speed(self) -> str:
         """Tokens per second and time left, in words."""
@@ -163,7 +168,7 @@ class LiveDisplay(_Display):
             completed=status.index,
             total=status.epoch_updates,
             visible=True,
-            state=f"{_quality(status.loss, status.fer, self.measure, 3)}"
+            state=f"{self._quality(status)}"
             f"{f'  lr {status.lr:g}' if self.wide else ''}  {self.speed()}",
         )
 
@@ -184,13 +189,8 @@ def describe(row: dict[str, Any], epochs: int, measure: Measure, statistics: boo
     """
     kind = f" ({row['statistics']})" if statistics and "statistics" in row else ""
     text = f"epoch {row['epoch']}/{epochs}  update {row['updates']}  {row['split']}{kind}"
-    text += f"  {_quality(row['loss'], row.get('fer'), measure, 4)}"
+    text += f"  {measure.quality(row['loss'], row, 4)}"
     return f"{text}  lr {row['lr']:.3g}" if "lr" in row else text
-
-
-def _quality(loss: float, fer: float | None, measure: Measure, digits: int) -> str:
-    beside = measure.beside(loss) if fer is None else f"FER {fer:.2%}"
-    return f"loss {loss:.{digits}f}  {beside}".rstrip()
 
 
 def duration(seconds: float) -> str:

@@ -255,7 +255,7 @@ class Trainer:
             self.update()
             if progress.index % config.log_every == 0 or progress.index == end:
                 self._read()
-                self._write({"split": "train", **self.sums.row(), "lr": lr})
+                self._write({"split": "train", **self.sums.row(self.measure.error_rate), "lr": lr})
                 self.sums = RowSums()
             if progress.index < end and (
                 progress.updates % config.checkpoint_every == 0 or self._to_stop
@@ -291,7 +291,8 @@ class Trainer:
         self.optimizer.zero_grad()
         # Gradients are averaged over ranks, but each has a part of the sum.
         parts = loss.sequences if by_time else loss.count
-        (loss.nats * self.ranks.size / parts).backward()
+        objective = loss.nats if loss.objective is None else loss.objective
+        (objective * self.ranks.size / parts).backward()
         norm = clip_gradients(self.parameters, config.optimizer.clip_norm)
         self.optimizer.step()
         return loss, norm

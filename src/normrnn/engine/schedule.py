@@ -25,8 +25,9 @@ def build_optimizer(
     """The optimiser the config names."""
     parameters = list(parameters)
     foreach = _all_at_once(parameters)
-    if config.name == "sgd":
-        return torch.optim.SGD(
+    if config.name in ("sgd", "rmsprop"):
+        kind = {"sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop}[config.name]
+        return kind(
             parameters,
             config.lr,
             momentum=config.momentum,

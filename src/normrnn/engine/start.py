@@ -20,7 +20,7 @@ from normrnn.engine.ranks import Ranks, current, own_device, together
 from normrnn.engine.task import Experiment, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.nn.base import Normalised
-from normrnn.ops.library import library
+from normrnn.ops.native.library import library
 from normrnn.runs.environment import named_device, record, set_threads
 from normrnn.runs.names import CHECKPOINT, CONFIG, DIVERGED, MODEL
 from normrnn.runs.note import read_note, trusted
@@ -60,10 +60,7 @@ def _train(
     if ranks.from_first(lambda: experiment.sha256) != experiment.sha256:
         raise UserError(f"process {ranks.rank} finds other data in {config.data} than the first")
     config = dataclasses.replace(
-        config,
-        data=experiment.where,
-        data_sha256=experiment.sha256,
-        shared_initialisation=True,
+        experiment.completed(config), data=experiment.where, shared_initialisation=True
     )
     if ranks.first:
         run.create()
@@ -153,7 +150,7 @@ def _compile(model: nn.Module) -> None:
     timed like every other."""
     for module in model.modules():
         if isinstance(module, Normalised):
-            library(module.hidden_size)
+            library()
 
 
 def _quiet(_: str) -> None:

@@ -1,13 +1,14 @@
 """The seam between the loop and an experiment: what a task must offer."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from normrnn.config.base import Config
 from normrnn.runs.rows import Row
 from normrnn.runs.store import RunDirectory
 
@@ -25,8 +26,10 @@ class Loss:
     count: int
     sequences: int
     errors: Tensor | None = None
-    """Frames whose most probable class was wrong, where that is counted; on the device, as `nats`:
+    """Targets whose most probable class was wrong, where that is counted; on the device, as `nats`:
     asking for the numbers would be to wait for it."""
+    objective: Tensor | None = None
+    """What is differentiated instead of `nats`: the same loss in other units."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,12 @@ class Experiment:
     source: str
     """The data in words."""
     build: "Callable[[torch.device], Task]"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the config that the data determines."""
+
+    def completed(self, config: Config, sha256: str = "") -> Config:
+        """Return the config with the fields that the data determines, and a hash of it."""
+        return replace(config, data_sha256=sha256 or self.sha256, **self.settings)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from normrnn.runs.names import METRICS
 from normrnn.runs.rows import read_rows
 
 DIRECTORY = "tensorboard"
-SCALARS = ("loss", "bpc", "fer", "batch_ppl", "grad_norm", "lr")
+SCALARS = ("loss", "bpc", "fer", "error", "batch_ppl", "grad_norm", "lr")
 
 
 def require_tensorboard() -> None:

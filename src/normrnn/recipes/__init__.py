@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from normrnn.config.base import Config
 from normrnn.config.registry import read_config, recipe, recipes, register
+from normrnn.recipes.arrays import adding, arrays, permuted_mnist, sequential_mnist
 from normrnn.recipes.char import ptb_char
 from normrnn.recipes.paper import PAPER
 from normrnn.recipes.ptb import (
@@ -33,6 +34,10 @@ _OURS: tuple[Callable[[], Config], ...] = (
     wsj,
     librispeech_mini,
     librispeech_mini_small,
+    arrays,
+    adding,
+    sequential_mnist,
+    permuted_mnist,
 )
 for _make in _OURS:
     register(_make)

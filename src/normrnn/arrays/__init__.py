@@ -1,0 +1,1 @@
+"""Any sequences of numbers with a target per sequence or per step."""

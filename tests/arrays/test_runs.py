@@ -1,0 +1,96 @@
+"""Arrays trained, resumed, evaluated and compared by the commands."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import normrnn
+from normrnn.arrays.model import ArrayModel
+from normrnn.cli import main
+from tests.tiny_runs import rows_of
+
+
+def command(*arguments: str | Path) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main([str(argument) for argument in arguments])
+    assert exited.value.code == 0
+
+
+def ragged(file: Path, count: int = 120, features: int = 3) -> Path:
+    """Three classes by the mean of the first feature, in noise."""
+    random = np.random.default_rng(0)
+    lengths, y = random.integers(4, 9, count), np.arange(count) % 3
+    rows = random.normal(size=(lengths.sum(), features)).astype(np.float32)
+    rows[:, 0] += 2.0 * np.repeat(y - 1, lengths)
+    np.savez(file, x=rows, lengths=lengths, y=y)
+    return file
+
+
+def test_compare_evaluate_and_load(tmp_path: Path) -> None:
+    data, out = ragged(tmp_path / "a.npz"), tmp_path / "out"
+    small = ("--epochs", "6", "--model.hidden", "8", "--optimizer.lr", "0.05")
+    command(
+        "compare", "arrays", "--data", data, "--out", out, *small, "--norms", "none,sequence,frame"
+    )
+    for norm in ("none", "sequence", "frame"):
+        run = out / f"{norm}-1"
+        tests = [row for row in rows_of(run) if row["split"] == "test"]
+        assert min(row["error"] for row in tests) < 0.2
+        assert json.loads((run / "config.json").read_text())["target"] == "classes"
+    command("evaluate", out / "frame-1")
+    rows = json.loads((out / "frame-1" / "evaluation.json").read_text())["rows"]
+    assert {(row["split"], row["statistics"]) for row in rows} >= {("test", "batch")}
+    model = normrnn.load(out / "sequence-1")
+    assert isinstance(model, ArrayModel)
+    assert model(torch.zeros(5, 2, 3)).shape == (2, 3)
+    assert (out / "report.html").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--model.cell", "gru", "--model.bidirectional")])
+def test_a_resumed_run_is_the_same_to_the_bit(options: tuple[str, ...], tmp_path: Path) -> None:
+    data = ragged(tmp_path / "a.npz")
+    small = ("--data", data, "--model.hidden", "5", "--norm", "frame", *options)
+    command("train", "arrays", *small, "--epochs", "2", "--out", tmp_path / "whole")
+    command("train", "arrays", *small, "--epochs", "1", "--out", tmp_path / "parts")
+    command("train", "arrays", *small, "--epochs", "2", "--out", tmp_path / "parts")
+    one, two = (
+        [{**row, "seconds": 0} for row in rows_of(tmp_path / name)] for name in ("whole", "parts")
+    )
+    assert one == two
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "adamw"])
+def test_values_per_step(name: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 6, 2)).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x=x, y=100 + 50 * np.stack([x[..., 0], -x[..., 1]], 2))
+    small = ("--epochs", "25", "--optimizer.name", name, "--optimizer.lr", "0.01")
+    command("train", "arrays", "--data", tmp_path / "a.npz", *small, "--out", tmp_path / "r")
+    test = next(row for row in rows_of(tmp_path / "r") if row["split"] == "test")
+    assert test["loss"] ** 0.5 < 25  # half the deviation of the targets, in their units
+    assert test["count"] == 9 * 6
+    assert "error" not in test
+    command("evaluate", tmp_path / "r")
+
+
+def test_adding_with_recurrent_norm_and_gamma(tmp_path: Path) -> None:
+    command(
+        *("train", "adding", "--norm", "recurrent", "--model.gamma", "1.0", "--epochs", "1"),
+        *("--arrays.sequences", "60", "--arrays.steps", "10", "--model.hidden", "4"),
+        *("--out", tmp_path / "r"),
+    )
+    model = normrnn.load(tmp_path / "r")
+    assert isinstance(model, ArrayModel)
+    assert model.rnn.get_buffer("norm_l0.running_mean").shape[0] == 10
+    assert model.values
+
+
+def test_unusable_data_stops_a_comparison_before_training(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 3)), y=np.arange(4))
+    with pytest.raises(SystemExit) as exited:
+        main(["compare", "arrays", "--data", str(tmp_path / "a.npz"), "--out", str(tmp_path / "o")])
+    assert exited.value.code not in (0, None)
+    assert not (tmp_path / "o" / "none-1").exists()
