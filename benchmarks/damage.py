@@ -44,7 +44,7 @@ from benchmarks.faults import same
 from normrnn.cli import COMMANDS
 from normrnn.cli import main as command_line
 from normrnn.errors import notice
-from normrnn.ops import library
+from normrnn.ops.native import library
 
 SECONDS = 30
 """After which a command hangs; tried twice, for the machine may be busy."""
@@ -296,7 +296,7 @@ def _limit_memory() -> None:
 def _warm_up() -> None:
     for name in COMMANDS:
         importlib.import_module(f"normrnn.commands.{name}")
-    for name in ("report.page", "search.worker", "analysis.gradients", "speech.posteriors"):
+    for name in ("reporting.page", "search.worker", "analysis.gradients", "speech.posteriors"):
         importlib.import_module(f"normrnn.{name}")
     torch.set_num_threads(1)
     library.library()

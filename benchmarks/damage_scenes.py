@@ -20,9 +20,9 @@ from normrnn.config.jsonio import flat, to_dict
 from normrnn.deploy.export import SUFFIXES, export
 from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.start import open_experiment
-from normrnn.ops import library
+from normrnn.ops.native import library
 from normrnn.recipes import recipe
-from normrnn.report.study import RecordedStudy, write
+from normrnn.reporting.study import RecordedStudy, write
 from normrnn.search.plan import Plan
 from normrnn.search.study import Study
 from normrnn.search.worker import work
@@ -288,8 +288,8 @@ def gradients(root: Path) -> None:
 
 def cache(root: Path) -> None:
     """The compiled kernels, and beside the root a compiler that has them ready."""
-    sizes = (0, TEXT.model.hidden)
-    made = {loaded.variant: loaded.path for loaded in map(library.library, sizes) if loaded}
+    loaded = library.library()
+    made = {} if loaded is None else {loaded.variant: loaded.path}
     cases = "".join(f'*"VARIANT={name} "*) made={path};;\n' for name, path in made.items())
     objects = 'for word; do case "$word" in *.o) made="$word";; esac; done'
     compiler = root.parent / "cc"
@@ -300,7 +300,9 @@ def cache(root: Path) -> None:
     compiler.chmod(0o700)
     (root / "normrnn").mkdir(parents=True, mode=0o700)
     _use_cache(root)
-    assert {loaded.variant for loaded in map(library.library, sizes) if loaded} == made.keys()
+    again = library.library()
+    assert again is not None
+    assert [again.variant] == list(made)
     assert len(list((root / "normrnn").glob("*.so"))) == len(made) > 0
 
 
@@ -326,8 +328,7 @@ def _texts_on_disk(root: Path) -> None:
 
 def _use_cache(root: Path) -> None:
     os.environ |= {"XDG_CACHE_HOME": str(root), "CC": str(root.parent / "cc")}
-    for kept in (library.library, library._loaded):
-        kept.cache_clear()
+    library.library.cache_clear()
 
 
 ROOTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {

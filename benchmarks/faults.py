@@ -32,8 +32,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from benchmarks import group_faults
 from normrnn.cli import _run, guarded
-from normrnn.ops import library
-from normrnn.report.runs import examine
+from normrnn.ops.native import library
+from normrnn.reporting.runs import examine
 from tests.tiny_runs import rows_of, write_texts
 from tests.tiny_speech import write_speech
 

@@ -39,21 +39,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deploy": {"runs", "config", "nn", "ops", "extras", *BASE},
     "text": {"deploy", "engine", "runs", "config", "nn", "ops", *BASE},
     "speech": {"deploy", "engine", "runs", "config", "nn", "extras", "processes", *BASE},
-    "recipes": {"text", "speech", "config", "norms"},
+    "arrays": {"engine", "runs", "config", "nn", *BASE},
+    "recipes": {"arrays", "text", "speech", "config", "norms"},
     "verdicts": {"errors", "files"},
-    "report": {"verdicts", "recipes", "runs", "config", "extras", *BASE},
+    "reporting": {"verdicts", "recipes", "runs", "config", "extras", *BASE},
     "analysis": {"engine", "config", "nn", "ops", "norms", "errors"},
     "search": {"engine", "recipes", "runs", "config", "cli", "processes", *BASE},
 }
 """Room, or single module -> the others that it may import. What is not here may not be."""
 ABOVE = {*MAY_IMPORT, "commands"}
 MAY_IMPORT["commands"] = ABOVE - {"commands"}
-OF_THE_PACKAGE = {"deploy", "nn", "runs", "report", "commands", "imports", "version"}
+OF_THE_PACKAGE = {"deploy", "nn", "runs", "reporting", "commands", "imports", "version"}
 MAY_IMPORT[""] = OF_THE_PACKAGE  # normrnn/__init__.py
-TORCH_FREE = ["config", "recipes", "report", "verdicts"]
+TORCH_FREE = ["config", "recipes", "reporting", "verdicts"]
 TORCH_FREE_MODULES = [
     *(f"text/{name}.py" for name in ("__init__", "config", "measure")),
     *(f"speech/{name}.py" for name in ("__init__", "config", "measure")),
+    *(f"arrays/{name}.py" for name in ("__init__", "config")),
     *(f"runs/{name}.py" for name in ("__init__", "machines", "names", "note", "rows")),
 ]
 
@@ -128,7 +130,7 @@ def test_no_room_and_no_module_leads_back_to_itself() -> None:
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
 
 
-@pytest.mark.parametrize("folder", ["engine", "runs", "search", "report", "analysis"])
+@pytest.mark.parametrize("folder", ["engine", "runs", "search", "reporting", "analysis"])
 def test_what_serves_every_task_names_none(folder: str) -> None:
     """No recipe by its name, no question of what class a config is."""
     for file in files(folder):
@@ -156,10 +158,10 @@ def test_the_check_itself_sees_imports(tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
     file.write_text(
         "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    from normrnn import report, __version__\n"
+        "if TYPE_CHECKING:\n    from normrnn import reporting, __version__\n"
         "def f():\n    from normrnn import nn\n    import normrnn.engine.loop\n"
     )
-    assert rooms(file) == {"nn", "engine", "report", ""}
+    assert rooms(file) == {"nn", "engine", "reporting", ""}
 
 
 @pytest.mark.parametrize(
@@ -168,9 +170,9 @@ def test_the_check_itself_sees_imports(tmp_path: Path) -> None:
         "import normrnn; normrnn.__version__; dir(normrnn)",
         "from normrnn.cli import main",
         "import normrnn.recipes",
-        "import normrnn.commands.search, normrnn.commands.gradients, normrnn.report.study",
-        "import normrnn; normrnn.report.load; normrnn.report.figure; normrnn.compare",
-        "import normrnn.report.write, normrnn.commands.report",
+        "import normrnn.commands.search, normrnn.commands.gradients, normrnn.reporting.study",
+        "import normrnn; normrnn.reporting.load; normrnn.reporting.figure; normrnn.compare",
+        "import normrnn.reporting.page, normrnn.commands.report",
     ],
 )
 def test_torch_is_imported_late(code: str) -> None:
@@ -201,7 +203,7 @@ def test_public_names_are_pinned() -> None:
         "recalibrate",
         "replace",
         "replacing",
-        "report",
+        "reporting",
         "verdict",
     ]
     assert dir(normrnn) == sorted(normrnn.__all__)

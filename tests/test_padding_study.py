@@ -14,7 +14,7 @@ from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import read_speech
 from normrnn.speech.load import load
 from tests.tiny_runs import run_tiny
-from tools.padding import FILE, differences, distance, main, table
+from tools.padding import FILE, distance, main, table
 
 ROWS = torch.tensor([[1.0], [3.0]])
 
@@ -73,22 +73,3 @@ def test_of_runs(
     # Another seed has other batches, and another share of padding: the same row all the same.
     other = {**records[0], "seed": 2, "padding": records[0]["padding"] + 0.05}
     assert [row[1] for row in table([*records, other]).rows] == ["2", "1"]
-
-
-def test_differences_are_paired_by_seed() -> None:
-    """By hand: differences 0.1 and 0.3, mean 0.2, half the interval 12.706 * 0.1."""
-
-    def one(seed: int, counted: bool, loss: float) -> dict[str, Any]:
-        valid = {"running": loss, "recalibrated": loss - 1, "batch": loss + 1}
-        batches = {"pieces": 0, "batch": 4, "pool": 2, "padding": 0.2}
-        return {"seed": seed, "counted": counted, "valid": valid, **batches}
-
-    alone = one(3, True, 9.0)  # its partner is missing
-    records = [one(2, True, 2.3), one(1, False, 1.0), alone, one(2, False, 2.0), one(1, True, 1.1)]
-    rows = differences(records).rows
-    assert [row[1] for row in rows] == ["running", "recalibrated", "batch"]
-    running = ["2", "1.500", "1.700", "+0.200", "-1.071 to +1.471", "no difference seen"]
-    assert rows[0][2:] == running
-    assert rows[1][3:6] == ["0.500", "0.700", "+0.200"]
-    assert differences([one(1, False, 1.0), alone]).rows == []
-    assert differences(records[1:2] + records[4:]).rows[0][-2:] == ["–", "one seed"]

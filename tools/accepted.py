@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import normrnn
-from normrnn.ops import library, variants
+from normrnn.ops.native import build, library
 
 
 def said(*arguments: str, code: int = 0) -> str:
@@ -29,10 +29,10 @@ def kernels() -> None:
         assert shutil.which(name) is None, f"{name} is on the PATH"
     loaded = library.library()
     assert loaded is not None, "no kernels"
-    assert loaded.path.parent == variants.FOLDER, loaded.path
+    assert loaded.path.parent == build.FOLDER, loaded.path
     assert loaded.threaded
-    names = variants.VARIANTS if variants.is_x86() else ["baseline"]
-    assert all(variants.packaged(name).is_file() for name in names)
+    names = build.VARIANTS if build.is_x86() else ["baseline"]
+    assert all(build.packaged(name).is_file() for name in names)
     maps = Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else ""
     runtimes = {line.split()[-1] for line in maps.splitlines() if "libgomp" in line}
     assert len(runtimes) <= 1, runtimes

@@ -21,8 +21,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from normrnn.report.runs import Row
-from normrnn.report.study import ABOUT, TRIALS, read_study
+from normrnn.reporting.runs import Row
+from normrnn.reporting.study import ABOUT, TRIALS, read_study
 
 HERE = Path(__file__).parent.parent / "results"
 MAY_CHANGE = ("epochs", "data", "threads")

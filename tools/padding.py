@@ -12,7 +12,6 @@ output holds already are kept.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -25,8 +24,7 @@ from normrnn.engine.task import never
 from normrnn.nn.batch import Normaliser
 from normrnn.nn.normaliser import GateNorm
 from normrnn.ops.steps import Steps
-from normrnn.report.paired import Difference
-from normrnn.report.tables import DASH, Table
+from normrnn.reporting.tables import Table
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.batches import Piece, cut, read_batch
 from normrnn.speech.config import SpeechConfig
@@ -142,12 +140,8 @@ def table(records: Sequence[Record]) -> Table:
     """A row per kind of run, the mean over its seeds."""
     kinds = by_kind(records, _kind)
     rows = [[_name(some), str(len(some)), *_figures(some)] for _, some in kinds]
-    columns = [
-        ("", ["statistics", "seeds", "padding"]),
-        ("dev FCE", [*STATISTICS]),
-        ("training batches", ["mean", "spread"]),
-        ("an utterance alone", ["mean", "spread"]),
-    ]
+    columns = ["statistics", "seeds", "padding", *(f"dev FCE, {kind}" for kind in STATISTICS)]
+    columns += [f"{of}, {what}" for of in ("batches", "utterance") for what in ("mean", "spread")]
     note = (
         "How far kept statistics are from those of training batches, counted as in training, and"
         " of single development utterances: means in standard deviations, spreads as the logarithm"
@@ -156,58 +150,9 @@ def table(records: Sequence[Record]) -> Table:
     return Table("What padding does to the statistics", columns, rows, note)
 
 
-@dataclass(frozen=True)
-class Counted:
-    """What counting padding does, of one kind of batches and test statistics."""
-
-    batches: str
-    padding: float
-    statistics: str
-    found: Difference
-
-
-def counted(records: Sequence[Record]) -> list[Counted]:
-    """Runs that count padding beside those that do not, paired by seed."""
-    kinds: dict[str, dict[bool, dict[int, Record]]] = {}
-    for one in records:
-        arms = kinds.setdefault(_batches(one), {False: {}, True: {}})
-        arms[one["counted"]][one["seed"]] = one
-    result = []
-    for kind, arms in sorted(kinds.items()):
-        seeds = tuple(sorted(arms[False].keys() & arms[True].keys()))
-        for statistics in STATISTICS if seeds else ():
-            without, with_ = (
-                tuple(arm[seed]["valid"][statistics] for seed in seeds) for arm in arms.values()
-            )
-            share = mean(arms[True][seed]["padding"] for seed in seeds)
-            found = Difference(seeds, without, with_)
-            result.append(Counted(kind, share, statistics, found))
-    return result
-
-
-def differences(records: Sequence[Record]) -> Table:
-    """A row per kind of batch and of test statistics."""
-    rows = [
-        [one.batches, one.statistics, str(len(one.found.seeds)), *_paired(one.found)]
-        for one in counted(records)
-    ]
-    columns = [("", ["batches", "test statistics", "seeds"])]
-    columns += [("dev FCE", ["unpadded frames", "with padding"])]
-    columns += [("", ["difference", "95% interval", "counting padding is"])]
-    note = "With padding minus without, paired by seed; the interval is Student's t."
-    return Table("What counting padding does to the best network", columns, rows, note)
-
-
-def _paired(found: Difference) -> list[str]:
-    ends = found.interval
-    interval = DASH if ends is None else f"{ends[0]:+.3f} to {ends[1]:+.3f}"
-    arms = [f"{mean(arm):.3f}" for arm in (found.baseline, found.other)]
-    return [*arms, f"{found.mean:+.3f}", interval, found.answer]
-
-
 def tables(records: Sequence[Record]) -> list[Table]:
     """All that is said of them."""
-    return [table(records), differences(records)]
+    return [table(records)]
 
 
 def _batches(one: Record) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from normrnn.report.tables import Table
+from normrnn.reporting.tables import Table
 
 Record = dict[str, Any]
 Key = Callable[[Record], tuple[Any, ...]]

@@ -1,257 +1,174 @@
-"""Writes RESULTS.md, the results in README.md and the pictures of both from results/.
+"""Writes RESULTS.md, docs/results/, and the tables of README.md and docs/findings.md.
 
     python -m tools.results            (or: make results)
-    python -m tools.results --check    says what is stale and changes nothing
+    python -m tools.results --check    names what is stale and changes nothing
 
-Texts are compared whole, the inputs by a hash in RESULTS.md; pictures never by their bytes.
+Everything comes from results/ and studies/. Texts are compared whole, pictures by their presence.
 """
 
-import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 
-from matplotlib.figure import Figure
-
-from normrnn.report import gradients
-from normrnn.report.comparison import Comparison
-from normrnn.report.groups import Group, groups
-from normrnn.report.page import evidence
-from normrnn.report.paired import Difference
-from normrnn.report.pictures import figure, headline, save
-from normrnn.report.runs import load
-from normrnn.report.study import TRIALS, RecordedStudy, read_study
-from normrnn.report.tables import DASH, Table, paper_table, runs_table
-from normrnn.report.trials import figure as study_figure
-from normrnn.report.trials import markdown as study_markdown
-from normrnn.report.verdict import group_verdict
+from normrnn.reporting import gradients
+from normrnn.reporting.answer import group_verdict
+from normrnn.reporting.groups import Group, groups
+from normrnn.reporting.pictures import figure, save
+from normrnn.reporting.runs import load
+from normrnn.reporting.study import TRIALS, read_study
+from normrnn.reporting.tables import DASH, Table, as_markdown, runs_table
+from normrnn.verdicts.result import Verdict
 from tools import padding, windows
-from tools.answers import answers
-from tools.findings import findings, saved
+from tools.claims import (
+    claims_table,
+    describe,
+    questions_table,
+    rows_to_markdown,
+    statistics_table,
+)
 
 ROOT = Path(__file__).parent.parent
-ORDER = ("ptb-small", "ptb-small-authors", "ptb-small-regularised", "ptb-medium", "ptb-large")
-ORDER += ("librispeech-mini", "librispeech-mini-small", "wsj")
-PICTURED = ("ptb-small-authors", "librispeech-mini")
-SUMMARY = ("ptb-small-authors", "ptb-small", "ptb-medium", "librispeech-mini")
-SUMMARY += ("librispeech-mini-small",)
-"""Recipes with a picture, and with a row, in the README."""
-PICTURE = "docs/pictures/overview.png"
-FINDINGS = "docs/findings.md"
-STUDIES = "## Studies: normalisation inside the recurrence (Table 3, Figure 3), learning rates"
-TEXT = """# Results
+PAGES, FINDINGS = "docs/results", "docs/findings.md"
+PICTURED = ("ptb-small-authors", "ptb-small-regularised", "librispeech-mini-small")
+SUMMARY = (
+    ("ptb-small-authors", "frame"),
+    ("ptb-small-authors", "layer"),
+    ("ptb-small-authors", "sequence"),
+    ("ptb-small-regularised", "frame"),
+    ("librispeech-mini-small", "sequence"),
+)
+"""Rows of the README: experiments with several seeds."""
+HEAD = """# Results
 
-Written by `make results` from the committed settings and metrics under `results/`; the best epoch
-of each column. "2 of 40": two epochs of the forty of the recipe. Perplexities:
+Every comparison of the committed runs, variant against baseline. Written by `make results`; each
+experiment has a page with all figures and runs. What differs from the paper:
+[notes](docs/results/notes.md). Claim by claim: [docs/findings.md](docs/findings.md).
 
-- **here**: train is the exponential of the mean loss over an epoch, in training mode, as it went;
-  valid is the corpus perplexity over all 73,759 predicted tokens, state carried, with the
-  statistics that the best model is chosen and saved with (the baseline has none): running ones, or,
-  where there is dropout or another regulariser, those recalibrated over 100 training windows;
-- **authors' protocol**: arithmetic mean of the mini-batches' perplexities; in validation with the
-  mini-batch's own statistics, which is what the authors' code did (see below);
-- **running**, **recalibrated**, **batch** statistics: corpus perplexity on validation with those.
+Quality is the test value at the best validation, or the best validation value without a test set.
+Speed is the ratio of updates to a validation value that all runs reach. Seeds: of the variant, of
+the baseline. 95 % intervals, simultaneous over the variants of an experiment.
 """
 
 
-def experiments(root: Path) -> list[Group]:
-    """The committed runs, in the paper's order; those of studies apart."""
-    return _in_order(root / "results")
-
-
-def studies(root: Path) -> dict[Path, tuple[RecordedStudy | None, list[Group]]]:
-    """The committed studies: the trials, if there are any, and runs kept beside them."""
-    found = {}
-    for path in sorted(p for p in root.glob("results/studies/*") if p.is_dir()):
-        study = read_study(path) if (path / TRIALS).exists() else None
-        if study and (study.problem or not study.trials):
-            raise SystemExit(f"{path} {study.problem or 'has no trials'}")
-        found[path] = (study, _in_order(path))
+def experiments(root: Path) -> dict[str, list[Group]]:
+    """Name of each page -> its groups: recipes first, then studies."""
+    found: dict[str, list[Group]] = {}
+    for group in groups(_runs(root / "results")):
+        found.setdefault(group.recipe, []).append(group)
+    for path in studies(root):
+        found[path.name] = groups(_runs(path))
     return found
 
 
-def _in_order(directory: Path) -> list[Group]:
-    runs = [load(path.parent) for path in sorted(directory.glob("*/config.json"))]
-    known = {name: i for i, name in enumerate(ORDER)}
-    return sorted(groups(runs), key=lambda g: (known.get(g.recipe, len(ORDER)), g.title))
+def studies(root: Path) -> list[Path]:
+    """The directories of committed studies."""
+    places = [*root.glob("results/studies/*"), *root.glob("studies/*")]
+    return sorted((p for p in places if p.is_dir()), key=lambda path: path.name)
 
 
-def inputs_hash(root: Path) -> str:
-    """Of everything that the texts and pictures are made from."""
-    digest = hashlib.sha256()
-    files = [root / "results/NOTES.md", *root.glob("results/*/*.json*")]
-    files += root.glob("results/studies/*/NOTES.md")
-    files += [p for p in root.glob("results/studies/**/*.json*") if p not in files]
-    for path in sorted(files, key=lambda p: p.relative_to(root).as_posix()):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
-
-
-def picture_path(title: str) -> str:
-    name = "".join(c if c.isalnum() or c in "-." else "-" for c in title)
-    return f"docs/pictures/{name}.png"
-
-
-def pictures(root: Path) -> dict[str, Callable[[], Figure]]:
-    """Path of every picture of RESULTS.md -> what draws it."""
-    found: dict[str, Callable[[], Figure]] = {}
-    for group in filter(has_curves, experiments(root)):
-        found[picture_path(group.title)] = lambda runs=group.runs: figure(runs)
-    for path, (study, parts) in studies(root).items():
-        if study and study.drawable:
-            found[study_picture(path)] = lambda trials=study.trials: study_figure(trials)
-        for group in (g for g in parts if has_curves(g) and len(g.arms) > 1):
-            found[study_picture(path, group.title)] = lambda runs=group.runs: figure(runs)
-        for file in recorded(path):
-            found[study_picture(path, file.stem)] = lambda file=file: gradients.figure(_read(file))
-    return found
-
-
-def recorded(path: Path) -> list[Path]:
-    """What `normrnn gradients` wrote of a study's runs."""
-    return sorted(path.glob("gradients*.json"))
-
-
-def _read(file: Path) -> list[gradients.Record]:
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
-def study_picture(path: Path, what: str = "") -> str:
-    return picture_path(f"study {path.name} {what}".strip())
-
-
-def has_curves(group: Group) -> bool:
-    return any(run.epochs_done for run in group.runs)
+def _runs(directory: Path) -> list:
+    return [load(path.parent) for path in sorted(directory.glob("*/config.json"))]
 
 
 def results_md(root: Path) -> str:
-    parts = [TEXT.strip()]
-    for group in experiments(root):
-        parts.append(f"## {group.title}")
-        found = group_verdict(group)
-        parts += found.sentences
-        for table in (
-            *evidence(group, found),
-            paper_table(group),
-            runs_table(group, in_recipe=True),
-        ):
-            parts += [f"**{table.title}**", table.markdown(), *([table.note] if table.note else [])]
-        if has_curves(group):
-            parts.append(f"![Curves of {group.title}]({picture_path(group.title)})")
-    parts += _studies(root)
-    parts.append((root / "results/NOTES.md").read_text(encoding="utf-8").strip())
-    parts.append(f"<!-- inputs: sha256 {inputs_hash(root)} -->")
+    """One row per comparison."""
+    rows = []
+    for name, parts in experiments(root).items():
+        for group in parts:
+            for variant, cells in _compared(group_verdict(group)):
+                setting = f", {group.variant}" if group.variant else ""
+                page = f"[{name}]({PAGES}/{name}.md)"
+                rows.append([page + as_markdown(setting), as_markdown(variant), *cells])
+    empty = [n for n, parts in experiments(root).items() if not any(n in row[0] for row in rows)]
+    head = ["experiment", "variant", "seeds", "quality", "speed"]
+    parts = [HEAD.strip(), rows_to_markdown(head, rows)]
+    if empty:
+        links = ", ".join(f"[{name}]({PAGES}/{name}.md)" for name in empty)
+        parts.append(f"Without a comparison of runs: {links}.")
     return "\n\n".join(parts) + "\n"
 
 
-def _studies(root: Path) -> list[str]:
-    """The studies; nothing if there are none."""
-    found = studies(root)
-    parts = [STUDIES] if found else []
-    for path, (study, several) in found.items():
-        parts.append(f"### {path.name}")
-        if (path / "NOTES.md").exists():
-            parts.append((path / "NOTES.md").read_text(encoding="utf-8").strip())
-        if study:
-            parts.append(study_markdown(study.trials, study.paper, study.said).strip())
-        if study and study.drawable:
-            parts.append(f"![Loss against learning rate]({study_picture(path)})")
-        if several:
-            # The paper's figures are of one setting.
-            table = _together(several, beside=len(several) == 1)
-            parts += [f"**{table.title}**", table.markdown(), table.note]
-        for group in several:
-            said = group_verdict(group)
-            parts += [f"**{group.title}.** {text}" for text in said.sentences if said.comparisons]
-            if has_curves(group) and len(group.arms) > 1:
-                parts.append(f"![Curves of {group.title}]({study_picture(path, group.title)})")
-        for kind in (padding, windows):
-            if (path / kind.FILE).exists():
-                records = json.loads((path / kind.FILE).read_text(encoding="utf-8"))
-                for table in kind.tables(records):
-                    parts += [f"**{table.title}**", table.markdown(), table.note]
-        for file in recorded(path):
-            table = gradients.table(_read(file))
-            parts += [f"**{table.title}** ({file.name})", table.markdown(), table.note]
-            parts.append(f"![Back-propagation]({study_picture(path, file.stem)})")
-    return parts
+def _compared(verdict: Verdict) -> list[tuple[str, list[str]]]:
+    """Seeds, quality and speed of every variant."""
+    found = []
+    for name, one in verdict.variants.items():
+        shown = [
+            DASH if f is None else f"{describe(f, verdict.measure)}: {f.answer}"
+            for f in (one.quality, one.speed)
+        ]
+        seeds = f"{one.runs}, {len([r for r in verdict.runs if r.variant == verdict.baseline])}"
+        found.append((name, [seeds, *shown]))
+    return found
 
 
-def _together(several: Sequence[Group], *, beside: bool = True) -> Table:
-    """One table of groups that are measured alike."""
-    tables = [paper_table(group, beside=beside) for group in several]
-    rows = [
-        [f"{first} · {group.title}", *rest]
-        for group, table in zip(several, tables, strict=True)
-        for first, *rest in table.rows
-    ]
-    return replace(tables[0], rows=rows)
+def page(root: Path, name: str, parts: Sequence[Group]) -> str:
+    """All that is known of an experiment."""
+    lines = [f"# {name}", "Written by `make results`."]
+    directory = next((path for path in studies(root) if path.name == name), None)
+    for file in ("NOTES.md", "README.md"):
+        if directory is not None and (directory / file).exists():
+            text = (directory / file).read_text(encoding="utf-8").strip()
+            lines.append(text if file == "NOTES.md" else text.split("\n", 1)[1].strip())
+    if directory is not None and (directory / TRIALS).exists():
+        study = read_study(directory)
+        if study.problem:
+            raise SystemExit(f"{directory} {study.problem}")
+        lines.append(study.markdown().strip())
+    for group in parts:
+        lines.append(f"## {as_markdown(group.title)}")
+        verdict = group_verdict(group)
+        if verdict.variants:
+            lines.append(f"```\n{verdict.details()}\n```")
+        if group.paper and group.paper.words:
+            lines.append(f"{group.paper.words}.")
+        if name in PICTURED and not group.variant:
+            lines.append(f"![Validation of {name}]({name}.png)")
+        lines += _table(runs_table(group))
+    for kind in (padding, windows):
+        if directory is not None and (directory / kind.FILE).exists():
+            for table in kind.tables(json.loads((directory / kind.FILE).read_text("utf-8"))):
+                lines += _table(table)
+    for file in sorted(directory.glob("gradients*.json")) if directory is not None else ():
+        table = gradients.table(json.loads(file.read_text("utf-8")))
+        lines += [f"`{file.name}`", *_table(table)]
+    return "\n\n".join(lines) + "\n"
 
 
-def readme_parts(root: Path) -> dict[str, str]:
-    """What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->` in the README."""
-    dress = "train dotted, validation solid; baseline blue, normalised networks in other colours"
-    return {
-        "picture": f"![Curves: {dress}]({PICTURE})",
-        "results": summary(experiments(root)).markdown(),
-    }
+def _table(table: Table) -> list[str]:
+    return [f"**{table.title}**", table.markdown(), table.note]
 
 
-def summary(found: Sequence[Group]) -> Table:
-    """The paper's normalisation against the baseline, a row per recipe."""
+def readme_table(root: Path) -> str:
+    """Quality and speed of the comparisons with several seeds."""
     rows = []
-    for group in sorted((g for g in found if g.recipe in SUMMARY), key=_place):
-        for one in group_verdict(group).comparisons:
-            if group.paper and one.other.norm == group.paper.norm and not group.variant:
-                rows.append(_summary_row(group, one))
-    columns = ["experiment", "seeds", "updates to the baseline's best training loss"]
-    columns += ["held out: baseline, normalised", "difference (95% interval)", "in the paper"]
-    return Table("", [("", columns)], rows)
-
-
-def _place(group: Group) -> int:
-    return SUMMARY.index(group.recipe)
-
-
-def _summary_row(group: Group, found: Comparison) -> list[str]:
-    shown, paper = group.measure, group.paper
-    best = found.figures.get("best_validation")
-    held_out = change = DASH
-    if best is not None:
-        values = [f"{mean(arm):.{shown.digits}f}" for arm in (best.baseline, best.other)]
-        held_out = f"{shown.name} {', '.join(values)}"
-        change = f"{best.mean:+.{shown.digits}f}{_interval(best, f'+.{shown.digits}f')}"
-        change += f": {best.answer}"
-    far = found.other.runs[0].progress_in_recipe
-    assert paper is not None
-    theirs = ", ".join(str(figures[1][0]) for figures in (paper.baseline, paper.normalised))
-    return [
-        f"{group.recipe} ({far})",
-        str(len(found.pairs)),
-        saved(found, 0),
-        held_out,
-        change,
-        theirs,
-    ]
-
-
-def _interval(found: Difference, shown: str) -> str:
-    ends = found.interval
-    return "" if ends is None else f" ({ends[0]:{shown}} to {ends[1]:{shown}})"
+    for name, norm in SUMMARY:
+        for group in experiments(root).get(name, ()):
+            for variant, (seeds, *cells) in _compared(group_verdict(group)):
+                if variant.split(" (")[0] == norm and not group.variant:
+                    link = f"[{name}]({PAGES}/{name}.md), `{norm}`, {seeds.split(',')[0]} seeds"
+                    rows.append([link, *cells])
+    return rows_to_markdown(["experiment", "quality", "speed"], rows)
 
 
 def findings_parts(root: Path) -> dict[str, str]:
-    """The same of docs/findings.md."""
-    return {"findings": findings(root), "answers": answers(root)}
+    """The tables of docs/findings.md."""
+
+    def link(name: str) -> str:
+        return f"[{name}](results/{name}.md)"
+
+    claims = ["in the paper", "claim", "here: normalised vs baseline", "verdict", "runs"]
+    asked = ["question", "quality", "speed", "runs"]
+    tested = ["statistics at test time", "best validation, same weights", "answer", "runs"]
+    return {
+        "claims": rows_to_markdown(claims, claims_table(root, link)),
+        "questions": rows_to_markdown(asked, questions_table(root, link)),
+        "statistics": rows_to_markdown(tested, statistics_table(root, link)),
+    }
 
 
 def filled(file: Path, parts: Mapping[str, str]) -> str:
-    """A page with what stands between its marks written anew."""
+    """A page with the text between its marks replaced."""
     text = file.read_text(encoding="utf-8")
     for name, part in parts.items():
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
@@ -263,28 +180,46 @@ def filled(file: Path, parts: Mapping[str, str]) -> str:
 
 
 def texts(root: Path) -> dict[str, str]:
-    """Every page that `make results` writes, or writes in."""
-    return {
+    """Every file that `make results` writes, or writes in."""
+    notes = (root / "results/NOTES.md").read_text(encoding="utf-8")
+    found = {
         "RESULTS.md": results_md(root),
-        "README.md": filled(root / "README.md", readme_parts(root)),
+        "README.md": filled(root / "README.md", {"results": readme_table(root)}),
         FINDINGS: filled(root / FINDINGS, findings_parts(root)),
+        f"{PAGES}/notes.md": f"# Notes on the results\n\n{notes.strip()}\n",
+    }
+    pages = experiments(root).items()
+    return found | {f"{PAGES}/{name}.md": page(root, name, parts) for name, parts in pages}
+
+
+def pictures(root: Path) -> dict[str, Group]:
+    """Path of every picture -> the runs in it."""
+    return {
+        f"{PAGES}/{name}.png": group
+        for name, parts in experiments(root).items()
+        for group in parts
+        if name in PICTURED and not group.variant
     }
 
 
 def stale(root: Path) -> list[str]:
-    """What `make results` would change, pictures aside; and pictures that are not there."""
-    old = [n for n, text in texts(root).items() if (root / n).read_text(encoding="utf-8") != text]
-    return old + [name for name in (PICTURE, *pictures(root)) if not (root / name).exists()]
+    """What `make results` would change, pictures aside; and pictures that are missing."""
+    found = texts(root)
+    old = [
+        n
+        for n, text in found.items()
+        if not (root / n).exists() or (root / n).read_text("utf-8") != text
+    ]
+    return old + [name for name in pictures(root) if not (root / name).exists()]
 
 
 def write(root: Path) -> None:
-    found = experiments(root)
+    """Write everything."""
+    (root / PAGES).mkdir(parents=True, exist_ok=True)
     for name, text in texts(root).items():
         (root / name).write_text(text, encoding="utf-8")
-    for name, draw in pictures(root).items():
-        save(draw(), root / name)
-    heads = [group for group in found if group.recipe in PICTURED and not group.variant]
-    save(headline(heads or found[:1]), root / PICTURE)
+    for name, group in pictures(root).items():
+        save(figure(group.runs), root / name, dpi=80)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from normrnn.config.measure import perplexity
 from normrnn.engine.statistics import population_statistics, using
 from normrnn.engine.task import Tensors, never
-from normrnn.report.tables import DASH, Table
+from normrnn.reporting.tables import DASH, Table
 from normrnn.runs.names import MODEL
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
@@ -118,8 +118,8 @@ def tables(records: Sequence[Record]) -> list[Table]:
         for _, some in by_kind(records, _kind)
         for name in some[0]["valid"]
     ]
-    columns = [("", ["best model", "seeds", "statistics over"]), ("valid", ["perplexity"])]
-    columns += [("beside running", ["mean", "of each seed"])]
+    columns = ["best model", "seeds", "statistics over", "valid perplexity"]
+    columns += ["minus running", "of each seed"]
     note = (
         f"Running statistics, and recalibrated ones over the first {MANY} windows of the training"
         f" text, the last {MANY} and {FEW} that were read before the model was saved, and the next"

@@ -11,7 +11,7 @@ from normrnn.imports import after_import
 from normrnn.version import __version__
 
 if TYPE_CHECKING:
-    from normrnn import report as report
+    from normrnn import reporting as reporting
     from normrnn.commands.compare import compare as compare
     from normrnn.deploy.export import export as export
     from normrnn.deploy.stream import Stream as Stream
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from normrnn.nn import recalibrate as recalibrate
     from normrnn.nn import replace as replace
     from normrnn.nn import replacing as replacing
-    from normrnn.report.answer import verdict as verdict
+    from normrnn.reporting.answer import verdict as verdict
     from normrnn.runs.load import load as load
 
 _LAYERS = ["GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNCell"]
@@ -47,7 +47,7 @@ _HOMES = {
     "compare": "normrnn.commands.compare",
     "export": "normrnn.deploy.export",
     "load": "normrnn.runs.load",
-    "verdict": "normrnn.report.answer",
+    "verdict": "normrnn.reporting.answer",
 }
 
 __all__ = [
@@ -69,14 +69,14 @@ __all__ = [
     "recalibrate",
     "replace",
     "replacing",
-    "report",
+    "reporting",
     "verdict",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "report":
-        return import_module("normrnn.report")
+    if name == "reporting":
+        return import_module("normrnn.reporting")
     if name not in _HOMES:
         raise AttributeError(f"module 'normrnn' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

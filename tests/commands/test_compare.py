@@ -51,11 +51,11 @@ def test_compare_from_the_command_line_and_once_more(
         config = json.loads((out / name / "config.json").read_text())
         assert config["norm"] == name.split("-")[0]
         assert config["threads"] == 1
-    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert "baseline's best training loss" in " ".join(shown.split())
+    assert "test perplexity" in shown
+    assert "one seed" in shown
     for name in ("baseline, seed 1", "frame, seed 1"):
         assert f"{name}: epoch 2/2" in shown
-    for words in ("vocabulary 26", "0.0% <unk>", "of 2 runs done, 100% of all updates", "all 2"):
+    for words in ("vocabulary 26", "0.0% <unk>", "of 2 runs done, 100% of all updates"):
         assert words in shown
     lines = shown.splitlines()
     assert not [line for line in lines if line.endswith(" ")]
@@ -71,7 +71,7 @@ def test_compare_from_the_command_line_and_once_more(
     monkeypatch.setattr(Job, "start", start)
     code, again, _ = cli(*given)
     assert (code, started) == (0, [])
-    assert again.split("Every run")[1] == shown.split("Every run")[1]
+    assert again.splitlines()[-3:] == shown.splitlines()[-3:]
     (out / "frame-1" / DIVERGED).write_text("the loss is inf at update 2")
     code, again, _ = cli(*given)
     assert (code, started) == (0, [])
@@ -92,9 +92,7 @@ def test_a_comparison_without_matplotlib_has_no_pictures(
     settings = ["--model.hidden", "6", "--train.batch", "8", "--train.steps", "5", "--epochs", "1"]
     code, said, _ = cli("compare", "ptb-small", "--data", text_dir, "--out", out, *settings)
     assert code == 0
-    first, last = said.split("Every run")
-    assert install_command("report") in first
-    assert install_command("report") in last
+    assert said.count(install_command("report")) == 2  # before the runs, and at the end
     assert {path.name for path in out.iterdir()} == {"none-1", "frame-1", "report.html"}
 
 
@@ -357,8 +355,8 @@ def test_all_normalisations_are_arms(text_dir: Path, tmp_path: Path, cli: Cli) -
     for norm in norms:
         assert any(row["split"] == "valid" for row in rows_of(out / f"{norm}-1"))
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert "network with whitened inputs" in page
-    assert "network with both transitions normalised" in page
+    for norm in norms[1:]:
+        assert f"{norm}: test" in page or f"{norm}, " in page
 
 
 def test_square_brackets_in_a_path_are_a_path(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
@@ -376,7 +374,7 @@ def test_a_run_that_diverges_is_a_finding(cli: Cli, text_dir: Path, tmp_path: Pa
     assert "baseline, seed 1 diverged: the loss is inf at update 2" in said
     code, said, _ = cli("report", tmp_path / "o", "-o", tmp_path / "r.html", "--markdown")
     assert code == 0
-    assert "1 of 1 runs of the baseline diverged" in said
+    assert "none: 1 of 1 runs diverged" in said
     assert "diverged after" in said
 
 
@@ -398,5 +396,5 @@ def test_a_page_that_is_no_report_is_known_before_training(
     (tmp_path / "out" / "report.html").write_text("<h1>mine</h1>")
     code, _, err = cli("compare", "ptb-small", "--data", text_dir, "--out", tmp_path / "out")
     assert code == 1
-    assert "report.html is there and is no report: not overwriting it" in err
+    assert "report.html exists and is not a report: not overwriting it" in err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]

@@ -68,4 +68,4 @@ def test_a_new_norm_is_trained_evaluated_and_reported(
     assert {row["statistics"] for row in rows} == {"running"}  # it keeps none of its own
     page = tmp_path / "report.html"
     assert cli("report", tmp_path / "none", tmp_path / "toy", "-o", page)[0] == 0
-    assert "network with toy rows" in page.read_text(encoding="utf-8")
+    assert "toy, seed" in page.read_text(encoding="utf-8")

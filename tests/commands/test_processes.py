@@ -96,7 +96,7 @@ def test_a_comparison_gives_each_arm_two(text_dir: Path, tmp_path: Path) -> None
     fields |= {"optimizer": {"lr": 0.1}}  # in larger steps the last digits drift apart
     runs = compare("ptb-small", data=text_dir, out=tmp_path / "two", processes=2, **fields)
     alone = compare("ptb-small", data=text_dir, out=tmp_path / "one", **fields)
-    for run, one in zip(runs, alone, strict=True):
+    for run, one in zip(runs.runs, alone.runs, strict=True):
         assert checkpoint(run.path)["processes"] == 2
         assert checkpoint(one.path)["processes"] == 1
         losses = [[r["loss"] for r in some.rows] for some in (run, one)]

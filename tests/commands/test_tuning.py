@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from normrnn import verdict
 from normrnn.commands.jobs import DIVERGED
 from normrnn.commands.tuning import APART, Tuning, sentence, tuned, tuning
 from normrnn.config.base import Config
 from normrnn.errors import UserError
 from normrnn.recipes import recipe
-from normrnn.report.study import RecordedStudy, read_study
-from normrnn.report.verdict import verdict
+from normrnn.reporting.study import RecordedStudy, read_study
 from tests.commands.conftest import Cli
 
 NORMS = ("none", "frame")
@@ -121,7 +121,7 @@ def test_from_the_command_line(cli: Cli, text_dir: Path, tmp_path: Path) -> None
     assert "tuning optimizer.lr: 4 runs of 1 epoch" in words
     assert "2 values (1, 1e+38), one seed that is not compared, 1 epoch, 4 runs" in words
     assert "Chosen: baseline 1.0 (at the edge of what was tried), frame 1.0" in words
-    assert "To reach a perplexity of 1,000" in words
+    assert "updates to validation 1000" in words
     for norm in NORMS:
         run = json.loads((out / f"{norm}-1" / "config.json").read_text())
         assert (run["optimizer"]["lr"], run["seed"]) == (1.0, 1)
@@ -129,11 +129,12 @@ def test_from_the_command_line(cli: Cli, text_dir: Path, tmp_path: Path) -> None
     assert [t["arms"]["none"]["diverged"] for t in study.trials] == [False, True]
     assert study.runs() == []  # they are not compared
     html = (out / "report.html").read_text()
-    assert "2 settings tried, 4 runs" in html
+    assert "2 settings, 4 runs" in html
     for text in (html, (out / "tuning" / "summary.md").read_text()):
         assert "optimizer.lr was tuned for each arm on validation" in text
         assert "Chosen: baseline 1.0 (at the edge of what was tried), frame 1.0" in text
-    (comparison,) = verdict([out / f"{norm}-1" for norm in NORMS]).comparisons
-    assert comparison.seeds == [1]
+    (one,) = verdict([out / f"{norm}-1" for norm in NORMS]).variants.values()
+    assert one.quality is not None
+    assert one.quality.seeds == 1
     code, _, err = cli("compare", "ptb-small", "--data", text_dir, "--tune-epochs", "2")
     assert (code, err) == (2, "normrnn: --tune-values and --tune-epochs need --tune FIELD\n")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from normrnn import norms
+from normrnn.arrays.config import ArrayConfig
 from normrnn.config.base import Config
 from normrnn.config.registry import task_of
 from normrnn.engine.interrupt import Interrupt
@@ -80,7 +81,7 @@ def small(name: str, text: LanguageConfig, speech: SpeechConfig) -> Config:
     )
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [n for n in RECIPES if not isinstance(recipe(n), ArrayConfig)])
 def test_every_recipe_trains_in_bf16(
     name: str, tiny: LanguageConfig, tiny_speech: SpeechConfig, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 import normrnn
 from normrnn.cli import main
 from normrnn.config import registry
-from normrnn.report.measure import measure
+from normrnn.reporting.groups import measure
 from tests.tiny_runs import rows_of
 from tests.toy_task import Coin, coin
 
@@ -42,7 +42,7 @@ def test_it_is_trained_resumed_loaded_evaluated_and_reported(
     command("evaluate", run)
     assert "surprise 0.81 bits" in capsys.readouterr().out  # the entropy of 1/4
     assert json.loads((run / "evaluation.json").read_text())["recipe"] == recipe
-    loaded = normrnn.report.load(run)
+    loaded = normrnn.reporting.load(run)
     assert measure([loaded]).long == "surprise, weight 2.5"
     command("report", run, "--out", tmp_path / "report.html")
     assert "surprise" in (tmp_path / "report.html").read_text()

@@ -99,7 +99,7 @@ def test_hidden_keeps_statistics_per_step_or_shared_over_time() -> None:
 
 
 def test_no_torch_behind_recipes_reports_and_the_command_line() -> None:
-    modules = "normrnn.cli, normrnn.recipes, normrnn.report.write, normrnn.report.verdict"
+    modules = "normrnn.cli, normrnn.recipes, normrnn.reporting.page, normrnn.reporting.answer"
     commands = "train, recipes, evaluate, compare, prepare, score, sample"
     code = f"import sys, {modules}; from normrnn.commands import {commands}; "
     code += "sys.exit('torch' in sys.modules)"

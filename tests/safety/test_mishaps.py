@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from normrnn.engine.tensorboard import DIRECTORY
-from normrnn.report.runs import examine
+from normrnn.reporting.runs import examine
 from tests.mishaps import config
 from tests.tiny_runs import rows_of, run_tiny
 

@@ -12,6 +12,7 @@ import pytest
 from normrnn import crash
 from normrnn.cli import guarded
 from normrnn.engine.display import PlainDisplay, Status, describe
+from normrnn.speech.measure import FRAMES
 from normrnn.text.config import LanguageConfig
 from normrnn.text.measure import CHARACTERS, WORDS
 from tests.safety.conftest import Cli
@@ -295,7 +296,7 @@ def test_train_rows_fit_too(
 ) -> None:
     clock = iter([0.0, *[9.0] * 9])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    display = PlainDisplay(55, WORDS)
+    display = PlainDisplay(55, FRAMES if "fer" in more else WORDS)
     for updates in (1, 10):
         status = {"updates": updates, "index": updates, "seconds": float(updates), "count": 90}
         display.note(Status(epoch=54, epoch_updates=4005, loss=1.0, lr=1.0, **status))

@@ -199,7 +199,8 @@ def test_what_other_processes_of_a_run_send(canary: Path) -> None:
 def test_settings_of_pictures_in_the_current_directory(tmp_path: Path) -> None:
     """A pipe would keep matplotlib waiting: it is not even opened."""
     os.mkfifo(tmp_path / "matplotlibrc")
-    code = "from normrnn.report.pictures import drawing; import os; drawing(); print(os.getcwd())"
+    code = "from normrnn.reporting import pictures; import os; pictures.require_matplotlib();"
+    code += " print(os.getcwd())"
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}\n"), done.stderr

@@ -10,8 +10,8 @@ import pytest
 
 from normrnn.errors import UserError
 from normrnn.recipes import recipe
-from normrnn.report.runs import examine, load
-from normrnn.report.study import RecordedStudy, find_studies, read_study, write
+from normrnn.reporting.runs import examine, load
+from normrnn.reporting.study import RecordedStudy, find_studies, read_study, write
 from normrnn.runs.machines import read_machines
 from normrnn.search.plan import Plan
 from normrnn.search.space import SPACES, draw
@@ -143,7 +143,7 @@ def test_a_search_goes_on_over_no_damaged_results(cli: Cli, text_dir: Path, tmp_
     (tmp_path / "o" / "trials.jsonl").write_text("{}\n")
     code, _, err = cli("search", "ptb-char", "--data", text_dir, "--out", tmp_path / "o")
     assert code == 1
-    assert "line 1 of trials.jsonl is no trial: remove that, or use another --out" in err
+    assert "line 1 of trials.jsonl is not a trial: remove that" in err
 
 
 def test_a_changed_number_in_a_storage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

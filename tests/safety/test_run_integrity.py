@@ -15,7 +15,7 @@ from normrnn.deploy.info import info
 from normrnn.engine.evaluate import evaluate
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UserError
-from normrnn.report.runs import load as read_run
+from normrnn.reporting.runs import load as read_run
 from normrnn.runs import note
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from optuna import TrialPruned
 from optuna.trial import TrialState
 
 from normrnn.engine.interrupt import Interrupt, Interrupted
@@ -26,8 +27,8 @@ from normrnn.recipes import read_config
 from normrnn.runs.rows import read_rows
 from normrnn.runs.store import BusyError
 from normrnn.search.plan import Plan
-from normrnn.search.study import SLOT, Study
-from normrnn.search.worker import Order, Pruning, run_arm, work
+from normrnn.search.study import ARMS, SLOT, Study
+from normrnn.search.worker import Order, Pruning, run_arm, run_trial, work
 from normrnn.speech.config import SpeechConfig
 from normrnn.text.config import LanguageConfig
 from tests.search.postgres import server
@@ -163,7 +164,7 @@ def _arm(plan: Plan, out: Path, **optimizer: float):
     config = plan.config
     config = replace(config, optimizer=replace(config.optimizer, **optimizer))
     trial = _NoPruning()
-    found = run_arm(config, out, Pruning(trial, 1000, math.inf))  # type: ignore[arg-type]
+    found = run_arm(config, out, Pruning(trial, 1000))  # type: ignore[arg-type]
     assert trial.steps == [1000 + k for k in range(len(trial.steps))]
     return found, trial.reported
 
@@ -182,12 +183,51 @@ def test_a_pruner_hears_of_every_validation(tiny_plan: Plan, tmp_path: Path, nor
     run_tiny(config, tmp_path / "run")
     trial = _NoPruning()
     config = replace(config, epochs=2)
-    run_arm(config, tmp_path / "run", Pruning(trial, 1000, 2.0))  # type: ignore[arg-type]
+    run_arm(config, tmp_path / "run", Pruning(trial, 1000))  # type: ignore[arg-type]
     rows = rows_of(tmp_path / "run")
     losses = [r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
     assert len(losses) == 4
     assert trial.steps == [1002, 1003]
-    assert trial.reported == [min([2.0, *losses[:3]]), min([2.0, *losses])]
+    assert trial.reported == [min(losses[:3]), min(losses)]
+
+
+class _Pruned(_NoPruning):
+    """Stops the arms whose first step is in `hopeless`."""
+
+    def __init__(self, hopeless: set[int]) -> None:
+        super().__init__()
+        self.hopeless = hopeless
+        self.user_attrs: dict[str, Any] = {SLOT: 0}
+
+    def should_prune(self) -> bool:
+        return self.steps[-1] in self.hopeless
+
+    def suggest_float(self, *_: Any, **__: Any) -> float:
+        return 0.05
+
+    def suggest_categorical(self, _: str, values: Any) -> Any:
+        return values[0]
+
+    def set_user_attr(self, name: str, value: Any) -> None:
+        self.user_attrs[name] = value
+
+
+@pytest.mark.parametrize("hopeless", [{0}, {2}, {0, 2}], ids=["first", "second", "both"])
+def test_a_setting_is_pruned_for_all_arms_or_for_none(
+    tiny_plan: Plan, tmp_path: Path, hopeless: set[int]
+) -> None:
+    plan = replace(tiny_plan, config=replace(tiny_plan.config, epochs=2))
+    trial = _Pruned(hopeless)
+    if len(hopeless) == 2:
+        with pytest.raises(TrialPruned):
+            run_trial(trial, plan, tmp_path, lambda: None)  # type: ignore[arg-type]
+        assert ARMS not in trial.user_attrs
+        return
+    value = run_trial(trial, plan, tmp_path, lambda: None)  # type: ignore[arg-type]
+    arms = trial.user_attrs[ARMS]
+    assert list(arms) == list(plan.norms)
+    assert len({arm["updates"] for arm in arms.values()}) == 1
+    assert value == min(arm["loss"] for arm in arms.values())
 
 
 def test_speech_too(tiny_speech: SpeechConfig, tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ from normrnn.search.space import with_fields
 
 if TYPE_CHECKING:
     from normrnn.engine.task import Experiment
-    from normrnn.report.runs import Run
-    from normrnn.report.study import RecordedStudy
+    from normrnn.reporting.result import Result
+    from normrnn.reporting.study import RecordedStudy
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,10 @@ def run(arguments: list[str]) -> int:
             seeds: How many seeds, from --seed on.
             jobs: Runs at a time; 0 for as many as there are cores to use.
             processes: Of each run, which train it together; its batch is shared among them.
-            out: Holds one run directory per run, curves.png and report.html; runs/RECIPE
-                unless given.
+            out: Holds one run directory per run, and report.html; runs/RECIPE unless given.
             tensorboard: Also write the rows for tensorboard, in the run directories.
-            target: A figure to reach on validation (perplexity, nats, FCE): the updates and
-                seconds that each arm needed.
+            target: A validation value to reach (perplexity, nats, FCE), instead of one that
+                every run reaches.
             tune: A field to tune for each arm, on validation, before the seeds run, as in
                 optimizer.lr; without it all arms have the same settings.
             tune_values: What to try; a third of it, itself and three times itself unless given.
@@ -132,16 +131,16 @@ def compare(
     tune_values: Sequence[Any] = (),
     tune_epochs: int = 0,
     **fields: Any,
-) -> "list[Run]":
-    """What `normrnn compare RECIPE` does, the runs given back as plain data.
+) -> "Result":
+    """Do what `normrnn compare RECIPE` does, and return the runs and the verdict on them.
 
     `norms`, a sequence or a comma-separated string, are ("none", "frame") unless given, or the pair
     that the paper compared; None is "none". `fields` are settings of the recipe, those of a part as
     a dict: `epochs=2, model={"hidden": 64}`. The runs train in processes of their own, `processes`
     each, in `out`/NORM-SEED; calling again resumes them, or reads them if they have finished.
     `target` is a figure to reach on validation; `tune` names a field to tune for each arm before
-    the seeds run, as in "optimizer.lr". `normrnn.report.figure(runs)` draws the runs,
-    `normrnn.report.verdict(runs)` judges them.
+    the seeds run, as in "optimizer.lr". `print` the result for the answer; `result.runs` are the
+    runs, `result.plot()` draws them, `result.to_dict()` has the numbers.
     """
     values = to_dict(named(recipe))
     if data is not None:
@@ -166,14 +165,13 @@ def compare(
     return _compare(config, request)
 
 
-def _compare(config: Config, request: Request) -> "list[Run]":
-    from normrnn.report.groups import groups
-    from normrnn.report.page import evidence
-    from normrnn.report.pictures import figure, save, why_no_pictures
-    from normrnn.report.runs import find
-    from normrnn.report.tables import runs_table
-    from normrnn.report.verdict import group_verdict
-    from normrnn.report.write import refuse_other, write_report
+def _compare(config: Config, request: Request) -> "Result":
+    from normrnn.reporting.answer import group_verdicts
+    from normrnn.reporting.groups import groups
+    from normrnn.reporting.page import refuse_other, write_report
+    from normrnn.reporting.pictures import why_no_pictures
+    from normrnn.reporting.result import Result, Runs
+    from normrnn.reporting.runs import find
 
     out, console, omitted = request.out, PlainConsole(), why_no_pictures()
     refuse_other(out / "report.html")
@@ -203,23 +201,14 @@ def _compare(config: Config, request: Request) -> "list[Run]":
         console.print(stopped, soft_wrap=True)
         raise
     directories = find([arm.out for arm in arms])
-    runs = [one.run for one in directories if one.run is not None]
-    parts = groups(runs)
-    verdicts = [group_verdict(group, request.target) for group in parts]
-    for group, verdict in zip(parts, verdicts, strict=True):
-        console.print(runs_table(group, authors=False))
-        for table in evidence(group, verdict, request.target):
-            console.print(table)
-    for text in (text for verdict in verdicts for text in verdict.sentences):
-        console.print(text)
-    title = f"normrnn compare {config.recipe}"
-    if not omitted:
-        save(figure(runs), out / "curves.png")
-        console.print(f"curves: {out / 'curves.png'}", soft_wrap=True)
-    write_report(directories, out / "report.html", title, studies, request.target)
+    runs = Runs(one.run for one in directories if one.run is not None)
+    verdicts = group_verdicts(groups(runs), target=request.target)
+    result = Result(runs, verdicts, f"normrnn compare {config.recipe}")
+    console.print(str(result), soft_wrap=True)
+    write_report(directories, out / "report.html", result.title, studies, request.target)
     text_only = f" ({omitted})" if omitted else ""
     console.print(f"report: {out / 'report.html'}{text_only}", soft_wrap=True)
-    return runs
+    return result
 
 
 def _tuned(
@@ -253,12 +242,12 @@ def _refuse_other(arms: Sequence[Job], data: "Experiment") -> None:
         old = RunDirectory(arm.out).config()
         known = old.data_sha256 in (data.sha256, data.older_sha256)
         found = old.data_sha256 if known else data.sha256
-        refuse_changes(old, replace(arm.config, data_sha256=found), arm.out)
+        refuse_changes(old, data.completed(arm.config, found), arm.out)
 
 
 def _mark_ended(arms: Sequence[Job]) -> None:
     """Note the runs that have ended as asked: they are read, not started again."""
-    from normrnn.report.runs import examine
+    from normrnn.reporting.runs import examine
 
     for arm in arms:
         if not (arm.out / CONFIG).exists():
@@ -290,6 +279,8 @@ def _with(arm: Job, field: str, value: Any) -> Job:
 
 
 def _train(arms: Sequence[Job], request: Request, data: "Experiment", console: Console) -> None:
+    for arm in arms:
+        arm.config = replace(arm.config, **data.settings)
     _refuse_other(arms, data)
     _mark_ended(arms)
     if all(arm.code is not None for arm in arms):
@@ -401,8 +392,8 @@ def _line_printer(arms: Sequence[Job], progress: _Progress, console: Console) ->
 
 def _live_table(arms: Sequence[Job], progress: _Progress, room: int = 80) -> RenderableType:
     """A row per run and the overall progress, with room for the terminal's ^C behind it."""
-    from normrnn.report.measure import measure
-    from normrnn.report.runs import Run
+    from normrnn.reporting.groups import measure
+    from normrnn.reporting.runs import Run
 
     runs = [Run(a.out, to_dict(a.config), read_rows(a.out / METRICS)) for a in arms]
     figure = measure(runs)

@@ -127,7 +127,7 @@ def _built(config: Config, experiment: Any) -> "Task":
 
 def _record(config: Config, label: str, task: "Task", batches: int) -> dict[str, Any]:
     from normrnn.analysis.gradients import record
-    from normrnn.report.gradients import sentence
+    from normrnn.reporting.gradients import sentence
 
     measured = {"label": label, **record(config, task, batches)}
     for name, layer in measured["layers"].items():
@@ -136,8 +136,8 @@ def _record(config: Config, label: str, task: "Task", batches: int) -> dict[str,
 
 
 def _write(records: list[dict[str, Any]], output: Path) -> None:
-    from normrnn.report.gradients import figure
-    from normrnn.report.pictures import save, why_no_pictures
+    from normrnn.reporting.gradients import figure
+    from normrnn.reporting.pictures import save, why_no_pictures
 
     output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(output, (json.dumps(records, indent=1) + "\n").encode())

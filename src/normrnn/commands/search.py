@@ -13,6 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import arg
 
+from normrnn.commands.jobs import Jobs
+from normrnn.commands.jobs import plan as plan_runs
 from normrnn.commands.options import parse, split_recipe, without_norm
 from normrnn.config.base import Config, checked_norms
 from normrnn.config.jsonio import to_dict
@@ -22,9 +24,9 @@ from normrnn.extras import install_command
 from normrnn.files import refuse_stream, resolved
 from normrnn.processes import Child, ended_politely, stop
 from normrnn.recipes import read_config
-from normrnn.report.study import TRIALS, read_study
-from normrnn.report.trials import short
-from normrnn.search.space import read_space
+from normrnn.reporting.study import TRIALS, read_study
+from normrnn.reporting.trials import short
+from normrnn.search.space import read_space, with_fields
 
 if TYPE_CHECKING:
     from normrnn.search.plan import Plan
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 OTHER = "use another --out"
 DATABASE = "study.db"
 WORKER = "normrnn.search.worker"
+CONFIRM = "confirm"
 
 
 def run(arguments: list[str]) -> int:
@@ -52,12 +55,14 @@ def run(arguments: list[str]) -> int:
         workers: int = 1,
         processes: int = 1,
         heartbeat: int = 60,
+        confirm: Annotated[int, arg(metavar="N")] = 0,
         out: Annotated[Path | None, arg(metavar="DIR")] = None,
     ) -> dict[str, Any]:
         """Train every arm with the same settings, drawn from a space, and compare them.
 
-        A trial is one setting with all arms; its objective is the lower validation loss. The same
-        command, here or on another machine, joins the study; starting again goes on.
+        A trial is one setting with all arms; its objective is the lower validation loss. A setting
+        is pruned only if it is hopeless for every arm, and then counts for none. The same command,
+        here or on another machine, joins the study; starting again resumes it.
 
         Args:
             config: The experiment; the space and --norms set the rest.
@@ -74,6 +79,8 @@ def run(arguments: list[str]) -> int:
             processes: That train each run of a worker together; its batch is shared among them.
             heartbeat: Seconds between signs of life in a database; a worker silent for three
                 times as long is dead, and its trial is run again.
+            confirm: Train the best setting of each arm again with N fresh seeds, in DIR/confirm,
+                and compare them with intervals.
             out: Run directories and results; runs/RECIPE-search unless given.
         """
         return dict(locals())
@@ -92,6 +99,8 @@ def _check(config: Config, chosen: dict[str, Any]) -> None:
     for name in ("trials", "workers", "processes", "heartbeat"):
         if chosen[name] < 1:
             raise UsageError(f"--{name} must be at least 1, not {chosen[name]}")
+    if chosen["confirm"] < 0 or chosen["confirm"] == 1:
+        raise UsageError(f"--confirm needs at least 2 seeds, not {chosen['confirm']}")
 
 
 def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str, Any]) -> int:
@@ -135,7 +144,11 @@ def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str,
             return 130
         finally:
             stop(workers)
-        return _conclude(study, workers, out)
+        code = _conclude(study, workers, out)
+        if chosen["confirm"]:
+            _confirm(study, out, chosen["confirm"], chosen["workers"])
+            _write(study, out)
+        return code
 
 
 def _refuse_other(out: Path, name: str, plan: "Plan", trials: int) -> None:
@@ -176,30 +189,50 @@ def _conclude(study: "Study", workers: list[Child], out: Path) -> int:
 
 def _write(study: "Study", out: Path) -> int:
     """Tables, sentences, pictures and report of what is done; how many trials that is."""
-    from normrnn.report.pictures import why_no_pictures
-    from normrnn.report.runs import find
-    from normrnn.report.study import RecordedStudy, write
-    from normrnn.report.trials import sentences, table
-    from normrnn.report.write import write_report
+    from normrnn.reporting.page import write_report
+    from normrnn.reporting.pictures import why_no_pictures
+    from normrnn.reporting.runs import find
+    from normrnn.reporting.study import RecordedStudy, write
+    from normrnn.reporting.trials import lines, table
 
     console = PlainConsole()
     rows = study.rows()
     if rows:
         about = {"study": study.name, "trials": study.count, **study.plan.identity()}
         recorded = RecordedStudy(out, rows, about)
-        console.print(table(rows, paper=recorded.paper))
-        for sentence in sentences(rows):
-            console.print(f"{sentence}.", soft_wrap=True)
+        console.print(table(rows, paper=recorded.paper).text(), soft_wrap=True)
+        console.print("\n".join(lines(rows)), soft_wrap=True)
+        written = write(recorded)
         report = out / "report.html"
         title = f"normrnn search {study.plan.config.recipe}"
-        written = write(recorded)
-        write_report(find(recorded.runs()), report, title, [recorded])
+        runs = [*recorded.runs(), *sorted((out / CONFIRM).glob("*"))]
+        write_report(find(runs), report, title, [recorded])
         for path in (*written, report):
             console.print(f"wrote {path}", soft_wrap=True)
         if omitted := why_no_pictures():
             console.print(omitted, soft_wrap=True)
     console.print(f"{len(rows)} of {study.count} trials are done", soft_wrap=True)
     return len(rows)
+
+
+def _confirm(study: "Study", out: Path, seeds: int, jobs: int) -> None:
+    """Train the best setting of each variant with fresh seeds, and print the verdict on them."""
+    from normrnn.reporting.answer import group_verdict
+    from normrnn.reporting.groups import Group
+    from normrnn.reporting.runs import load
+    from normrnn.reporting.trials import best
+
+    config, console, arms = study.plan.config, PlainConsole(), []
+    for norm in study.plan.norms:
+        top = best(study.rows(), norm)
+        if top is None:
+            raise UserError(f"nothing to confirm: no setting trained with norm {norm}")
+        chosen = with_fields(config, top["settings"])
+        arms += plan_runs(replace(chosen, seed=config.seed + 1), (norm,), seeds, out / CONFIRM)
+    console.print(f"confirming with {seeds} fresh seeds: {len(arms)} runs", soft_wrap=True)
+    Jobs(arms, jobs).run(lambda: None)
+    runs = [load(arm.out) for arm in arms]
+    console.print(str(group_verdict(Group(config.recipe, "", runs))), soft_wrap=True)
 
 
 @contextmanager

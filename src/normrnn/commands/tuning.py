@@ -18,7 +18,7 @@ from normrnn.runs.rows import epoch_averages
 from normrnn.search.space import ANOTHER_LOSS, check, with_fields
 
 if TYPE_CHECKING:
-    from normrnn.report.study import RecordedStudy
+    from normrnn.reporting.study import RecordedStudy
 
 FOLDER = "tuning"
 _NOT_TUNED = ("seed", "epochs", "norm", "recipe", "data", "data_sha256", "device", "threads")
@@ -39,7 +39,7 @@ class Tuning:
 
     def recorded(self, out: Path) -> bool:
         """Whether this field was tuned there before."""
-        from normrnn.report.study import read_study
+        from normrnn.reporting.study import read_study
 
         space = read_study(out / FOLDER).about.get("space")
         return isinstance(space, dict) and self.field in space
@@ -106,8 +106,8 @@ def tuned(
     wanted: Tuning, arms: Sequence[Job], train: Callable[[Sequence[Job]], None], out: Path
 ) -> tuple[dict[str, Any], "RecordedStudy"]:
     """The best value of each normalisation, and all that was tried, also written as a study."""
-    from normrnn.report.study import SAID, RecordedStudy, write
-    from normrnn.report.trials import best
+    from normrnn.reporting.study import SAID, RecordedStudy, write
+    from normrnn.reporting.trials import best
 
     train(arms)
     norms = list(dict.fromkeys(arm.config.norm for arm in arms))
@@ -143,11 +143,10 @@ def _trial(number: int, wanted: Tuning, value: Any, arms: Sequence[Job]) -> dict
 
 
 def _result(arm: Job) -> dict[str, Any]:
-    from normrnn.report.curves import best
-    from normrnn.report.runs import load
+    from normrnn.reporting.runs import load
 
     run = load(arm.out)
-    row = best(run, "valid", run.serving)
+    row = run.best()
     spent = {"updates": run.updates, "seconds": run.seconds}
     if arm.code or row is None:
         return {"diverged": True, "loss": None, "reason": arm.last_words(), **spent}

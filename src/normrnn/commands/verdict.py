@@ -22,6 +22,7 @@ def run(arguments: list[str]) -> int:
         margin: float = 0.01,
         details: bool = False,
         json_: Annotated[bool, arg(name="json")] = False,
+        csv: Annotated[Path | None, arg(metavar="FILE")] = None,
     ) -> None:
         """Compare every variant with the baseline, with intervals over the seeds.
 
@@ -36,12 +37,18 @@ def run(arguments: list[str]) -> int:
             margin: Differences below this share of the baseline's value count as equivalent.
             details: Print the secondary figures too.
             json_: Print everything as JSON.
+            csv: Also write the rows of the runs as a CSV file, which this command reads.
         """
-        from normrnn.report.answer import verdicts
+        from normrnn.reporting.answer import verdicts
+        from normrnn.verdicts.rows import write_csv
 
         if not paths:
             raise UsageError("verdict needs run directories or a CSV file")
         found = verdicts(paths, baseline, paired, higher_is_better, target, margin)
+        if csv is not None:
+            if len(found) > 1:
+                raise UsageError(f"--csv takes one experiment, there are {len(found)}")
+            write_csv(csv, found[0].runs)
         if json_:
             values = [one.to_dict() for one in found]
             print(json.dumps(values[0] if len(values) == 1 else values, indent=2))

@@ -53,7 +53,7 @@ def settled(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 _LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 1e38  # of float32, and a range of twice as much fits too
-MEASURED = ("data_sha256", "text.", "evaluation.tokens")
+MEASURED = ("data_sha256", "text.", "arrays.", "evaluation.tokens")
 """How fields begin that say what a loss is a loss of: runs that differ in one are compared in
 nothing, and none is tuned."""
 
@@ -62,12 +62,12 @@ nothing, and none is tuned."""
 class OptimizerConfig:
     """One gradient step."""
 
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    name: Literal["sgd", "adam", "adamw", "rmsprop"] = "sgd"
     """Method."""
     lr: float = 1.0
     """Learning rate of the first epochs."""
     momentum: float = 0.0
-    """Momentum of sgd."""
+    """Momentum of sgd and rmsprop."""
     weight_decay: float = 0.0
     """Weight decay."""
     clip_norm: float = 0.0

@@ -45,6 +45,8 @@ class Measure:
     """The set that no gradient sees."""
     mean_of_batches: bool = False
     """Whether the mean of the mini-batches' figures, the authors' own, is shown as well."""
+    error_rate: tuple[str, str] | None = None
+    """Key in rows of metrics.jsonl, and name, of the share of wrong predictions, where counted."""
     columns: Mapping[str, Callable[[float], float]] = field(default_factory=dict)
     """Further figures of the loss in every row of metrics.jsonl, by their key there."""
     brief: tuple[str, Callable[[float], float], int] | None = None
@@ -60,6 +62,13 @@ class Measure:
             return ""
         name, of, digits = self.brief
         return f"{name} {of(loss):,.{digits}f}"
+
+    def quality(self, loss: float, row: Mapping[str, Any], digits: int) -> str:
+        """Return the loss, and the error rate of the row or the brief figure."""
+        key, name = self.error_rate or ("", "")
+        rate = row.get(key)
+        beside = self.beside(loss) if rate is None else f"{name} {rate:.2%}"
+        return f"loss {loss:.{digits}f}  {beside}".rstrip()
 
     def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row of metrics.jsonl with the further figures of its loss."""

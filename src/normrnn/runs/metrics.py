@@ -34,9 +34,10 @@ class RowSums:
         self.batch_ppl += perplexity(nats / count)
         self.grad_norm += grad_norm
 
-    def row(self) -> dict[str, float | int]:
-        """Loss per token, and means over the updates."""
-        fer = {} if self.errors is None else {"fer": self.errors / self.count}
+    def row(self, error_rate: tuple[str, str] | None = None) -> dict[str, float | int]:
+        """Loss per target, the error rate under its key, and means over the updates."""
+        key = error_rate[0] if error_rate else "fer"
+        fer = {} if self.errors is None else {key: self.errors / self.count}
         return {
             "loss": self.nats / self.count,
             **fer,

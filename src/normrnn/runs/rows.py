@@ -48,7 +48,7 @@ def parse_rows(path: Path) -> tuple[list[Row], str]:
 
 _LARGEST = 1e300  # beyond it, sums overflow; NaN is not below it either
 _NUMBERS = ("updates", "epoch", "loss", "count", "seconds")
-_OPTIONAL = ("lr", "fer", "bpc", "batch_ppl", "grad_norm")
+_OPTIONAL = ("lr", "fer", "error", "bpc", "batch_ppl", "grad_norm")
 
 
 def _is_row(row: Any) -> bool:
@@ -98,8 +98,9 @@ def pooled(parts: Sequence[list[Row]]) -> list[Row]:
         row |= {"count": sum(counts), "loss": _weighted(part, "loss", counts)}
         if all("batch_ppl" in r for r in part):
             row["batch_ppl"] = _weighted(part, "batch_ppl", steps)
-        if all("fer" in r for r in part):
-            row["fer"] = _weighted(part, "fer", counts)
+        for key in ("fer", "error"):
+            if all(key in r for r in part):
+                row[key] = _weighted(part, key, counts)
         averages.append(row)
         before = updates[-1]
     return averages

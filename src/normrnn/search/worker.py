@@ -52,19 +52,22 @@ class Order:
 
 @dataclass(frozen=True)
 class Pruning:
-    """Tells the pruner of every validation of an arm: the lowest loss of the trial so far."""
+    """Reports every validation of an arm to the pruner, which compares it with the same arm of
+    other settings."""
 
     trial: optuna.Trial
     first: int
     """Step of the arm's first validation."""
-    lowest: float
-    """Loss of the arms before."""
+    active: bool = True
+    """Whether the arm may be stopped."""
 
     def validated(self, metrics: Path) -> None:
-        """A row was written; those of before count too, a resumed run has them."""
+        """Report the lowest loss so far; the rows of a resumed run count too."""
         rows = read_rows(metrics)
         losses = [r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
-        self.trial.report(min([self.lowest, *losses]), self.first + len(losses) - 1)
+        if not self.active:
+            return
+        self.trial.report(min(losses), self.first + len(losses) - 1)
         if self.trial.should_prune():
             raise optuna.TrialPruned
 
@@ -127,25 +130,34 @@ def work(study: Study, out: Path, poll: Callable[[], None], processes: int = 1) 
 def run_trial(
     trial: optuna.Trial, plan: Plan, out: Path, poll: Callable[[], None], processes: int = 1
 ) -> float:
-    """All arms with one setting: the lowest validation loss of those that did not diverge."""
+    """Train all arms with one setting; return the lowest validation loss of those that trained.
+
+    A setting is pruned only if the pruner stops every arm. Otherwise all arms run to their end, so
+    that those that are compared had the same budget.
+    """
     slot = trial.user_attrs[SLOT]
     settings = draw(trial, plan.space, plan.config)
     print(f"trial {slot}: {settings}", flush=True)
-    results: dict[str, Any] = {}
-    lowest = math.inf
-    for k, norm in enumerate(plan.norms):
+
+    def run(norm: str, active: bool) -> dict[str, Any]:
         config = with_fields(plan.config, {**settings, "norm": norm})
         directory = out / "trials" / f"{slot:04d}" / norm
-        first = k * config.epochs * config.train.segments
-        pruning = Pruning(trial, first, lowest)
+        first = plan.norms.index(norm) * config.epochs * config.train.segments
+        pruning = Pruning(trial, first, active)
         if processes > 1:
-            results[norm] = run_arm_together(config, directory, pruning, poll, processes)
-        else:
-            results[norm] = run_arm(config, directory, pruning)
-        trial.set_user_attr(ARMS, results)
-        if not results[norm]["diverged"]:
-            lowest = min(lowest, results[norm]["loss"])
-    return lowest
+            return run_arm_together(config, directory, pruning, poll, processes)
+        return run_arm(config, directory, pruning)
+
+    results: dict[str, Any] = {}
+    for norm in plan.norms:
+        with contextlib.suppress(optuna.TrialPruned):
+            results[norm] = run(norm, active=not results)
+    if not results:
+        raise optuna.TrialPruned
+    results = {norm: results.get(norm) or run(norm, active=False) for norm in plan.norms}
+    trial.set_user_attr(ARMS, results)
+    losses = [found["loss"] for found in results.values() if not found["diverged"]]
+    return min(losses, default=math.inf)
 
 
 def run_arm(config: Config, out: Path, pruning: Pruning) -> dict[str, Any]:

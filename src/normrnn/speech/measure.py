@@ -11,4 +11,5 @@ FRAMES = Measure(
     log=False,
     unit="frames",
     held_out="dev",
+    error_rate=("fer", "FER"),
 )

@@ -11,6 +11,7 @@ from normrnn.verdicts.rows import PlainRun
 from normrnn.verdicts.verdict import Figure, Settings, VariantVerdict, compare_runs
 
 COLUMNS = 80
+MOST_LINES = 3
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,13 +47,16 @@ class Verdict:
 
     def lines(self, details: bool = False) -> list[str]:
         """At most three lines per variant; with `details`, one per figure."""
-        lines = [f"{self.title}:"] if self.title else []
+        lines = textwrap.wrap(f"{self.title}:", COLUMNS) if self.title else []
         lines += [f"{name}: {bad} of {n} runs diverged" for name, (bad, n) in self.diverged.items()]
         blocks = {name: self._texts(one, details) for name, one in self.variants.items()}
         indent = max(map(len, blocks), default=0) + 3
         wide = any(indent + len(text) > COLUMNS for texts in blocks.values() for text in texts)
         for name, texts in blocks.items():
-            lines += _narrow(name, texts) if wide else _columns(name, texts, indent)
+            block = _narrow(name, texts) if wide else _columns(name, texts, indent)
+            if len(block) > MOST_LINES and not details:  # the details have the seconds
+                block = _narrow(name, texts[:2])
+            lines += block
         if len(self.variants) > 1 and len(self.ranking) > 2:
             values = ", ".join(f"{name} {_plain_number(value)}" for name, value in self.ranking)
             lines += textwrap.wrap(f"ranking: {values}", COLUMNS, subsequent_indent="  ")
@@ -71,10 +75,15 @@ class Verdict:
 
     def details(self) -> str:
         """All figures, and how they were computed."""
+        return "\n".join([*self.lines(details=True), self.method])
+
+    @property
+    def method(self) -> str:
+        """How the intervals were computed."""
         kind = "paired t intervals" if self.paired else "Welch's t intervals"
         count = len(self.variants)
-        several = f", simultaneous over {count} variants in the first lines" if count > 1 else ""
-        return "\n".join([*self.lines(details=True), f"95 % {kind}{several}."])
+        several = f"; simultaneous over {count} variants for test and speed" if count > 1 else ""
+        return f"95 % {kind}{several}."
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -91,8 +100,8 @@ class Verdict:
         for name, one in self.variants.items():
             for figure in (one.quality, one.speed, one.seconds):
                 if figure is not None:
-                    cells = [name, *_cells(figure, self.measure), figure.answer, _seeds(figure)]
-                    rows.append("".join(f"<td>{escape(cell)}</td>" for cell in cells))
+                    row = [name, *cells(figure, self.measure), figure.answer, _seeds(figure)]
+                    rows.append("".join(f"<td>{escape(cell)}</td>" for cell in row))
                     name = ""
         head = "".join(
             f"<th>{text}</th>"
@@ -157,23 +166,25 @@ def verdict_of(
 
 def describe(figure: Figure, measure: str) -> str:
     """A figure as one line: values, difference or ratio, interval, answer."""
-    what, values, difference = _cells(figure, measure)
+    what, values, difference = cells(figure, measure)
     colon = ":" if figure.target is not None else ""
     return f"{what}{colon} {values}   {difference}   {figure.answer}"
 
 
-def _cells(figure: Figure, measure: str) -> tuple[str, str, str]:
+def cells(figure: Figure, measure: str) -> tuple[str, str, str]:
+    """Return what is compared, the two values, and their difference or ratio."""
     digits = 0 if figure.ratio else _digits(figure)
     low, high = figure.middle
     values = f"{_number(high, digits)} vs {_number(low, digits)}"
     if figure.ratio:
         target = "" if figure.target is None else f" {_plain_number(figure.target)}"
-        difference = f"×{_number(figure.estimate, 2)}"
+        difference = "–" if math.isinf(figure.estimate) else f"×{_number(figure.estimate, 2)}"
         bounds = figure.interval and [_number(v, 2) for v in figure.interval]
         what = f"{figure.label}{target}"
     else:
         difference = _signed(figure.estimate, digits)
         bounds = figure.interval and [_signed(v, digits) for v in figure.interval]
+        values = values.replace("never", "diverged")
         what = f"{figure.label} {measure}"
     return what, values, difference + (f" ({', '.join(bounds)})" if bounds else "")
 
@@ -202,7 +213,7 @@ def _plain_number(value: float) -> str:
 def _seeds(figure: Figure) -> str:
     one = len(figure.baseline), len(figure.other)
     return (
-        f"{one[1]} seed{'s' * (one[1] > 1)}" if one[0] == one[1] else f"{one[1]} and {one[0]} seeds"
+        f"{one[1]} seed{'s' * (one[1] > 1)}" if one[0] == one[1] else f"{one[1]} vs {one[0]} seeds"
     )
 
 
@@ -215,6 +226,9 @@ def _columns(name: str, texts: Sequence[str], indent: int) -> list[str]:
 def _narrow(name: str, texts: Sequence[str]) -> list[str]:
     texts = [text.replace("   ", "  ") for text in texts]
     lines = [f"{name}: {texts[0]}", *(f"  {text}" for text in texts[1:])]
+    if len(lines[0]) > COLUMNS:  # the name and the number of seeds get a line of their own
+        first, _, seeds = texts[0].rpartition("  ")
+        lines = [f"{name}, {seeds}:", *(f"  {text}" for text in (first, *texts[1:]))]
     return [part for line in lines for part in _wrapped(line)]
 
 

@@ -1,6 +1,7 @@
 """Rows of numbers from many runs, whatever form they come in."""
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from normrnn.errors import UsageError
-from normrnn.files import read_regular
+from normrnn.files import read_regular, write_whole
 
 COLUMNS = ("variant", "seed", "step", "split", "value")
 OPTIONAL = ("seconds", "lr")
@@ -95,10 +96,11 @@ def to_rows(runs: Iterable[PlainRun]) -> list[dict[str, Any]]:
 
 def write_csv(path: Path, runs: Iterable[PlainRun]) -> None:
     """Write the rows of runs as a CSV file that `normrnn verdict` reads."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*COLUMNS, *OPTIONAL], restval="")
-        writer.writeheader()
-        writer.writerows(to_rows(runs))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*COLUMNS, *OPTIONAL], restval="")
+    writer.writeheader()
+    writer.writerows(to_rows(runs))
+    write_whole(path, text.getvalue().encode())
 
 
 def _dicts(rows: Any) -> Iterable[Mapping[str, Any]]:

@@ -1,0 +1,190 @@
+"""`normrnn.verdict`: run directories or rows of the user, each variant against the baseline."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from normrnn.config.measure import Measure
+from normrnn.errors import UsageError
+from normrnn.reporting.groups import Group, groups
+from normrnn.reporting.runs import Run, find
+from normrnn.runs.rows import Row
+from normrnn.verdicts.result import Verdict, verdict_of
+from normrnn.verdicts.rows import BASELINE, PlainRun, Point, read_rows
+from normrnn.verdicts.verdict import Settings
+
+LONG_ENOUGH = 30.0
+"""Seconds: shorter runs say nothing about speed."""
+
+
+def verdict(
+    rows: Any,
+    baseline: str | None = None,
+    paired: bool = False,
+    higher_is_better: bool = False,
+    target: float | None = None,
+    margin: float = 0.01,
+) -> Verdict:
+    """Compare every variant with the baseline: quality on test data, and speed on validation data.
+
+    Args:
+        rows: A list of dicts, a dict of lists, a DataFrame, or the path of a CSV file with columns
+            variant, seed, step, split, value and optionally seconds and lr; or run directories,
+            or runs.
+        baseline: Name of the variant to compare with; by default "none", else the first.
+        paired: Whether runs of one seed share initial weights and the order of data. Run
+            directories say so themselves.
+        higher_is_better: Whether larger values are better.
+        target: A validation value to reach, instead of one that every run reaches.
+        margin: Differences below this share of the baseline's value count as equivalent.
+
+    >>> rows = [
+    ...     {"variant": name, "seed": seed, "step": step, "split": "valid", "value": loss / step}
+    ...     for name, loss in (("none", 2.0), ("frame", 1.0))
+    ...     for seed in (1, 2, 3)
+    ...     for step in (1, 2 + seed / 10)
+    ... ]
+    >>> verdict(rows, paired=True).variants["frame"].quality.answer
+    'better'
+    """
+    found = verdicts(rows, baseline, paired, higher_is_better, target, margin)
+    if len(found) > 1:
+        raise UsageError("runs of different experiments: " + "; ".join(one.title for one in found))
+    return found[0]
+
+
+def verdicts(
+    rows: Any,
+    baseline: str | None = None,
+    paired: bool = False,
+    higher_is_better: bool = False,
+    target: float | None = None,
+    margin: float = 0.01,
+) -> list[Verdict]:
+    """The same of runs of several experiments, one verdict each."""
+    if target is not None and not math.isfinite(target):
+        raise UsageError(f"target must be a finite number, not {target}")
+    if isinstance(rows, list | tuple) and len(rows) == 1 and isinstance(rows[0], str | Path):
+        rows = rows[0]
+    runs = _runs(rows)
+    if runs is None:
+        settings = Settings(paired, higher_is_better, target, margin)
+        return [verdict_of(read_rows(rows), baseline, settings)]
+    found = groups(runs)
+    if not found:
+        raise UsageError("no runs there")
+    return group_verdicts(found, baseline, target, margin)
+
+
+def group_verdicts(
+    found: Sequence[Group],
+    baseline: str | None = None,
+    target: float | None = None,
+    margin: float = 0.01,
+    titled: bool = False,
+) -> list[Verdict]:
+    """One verdict per group; with a title if there are several, or if asked for."""
+    answers = [group_verdict(group, baseline, target, margin) for group in found]
+    if len(found) < 2 and not titled:
+        return answers
+    return [replace(a, title=g.title) for a, g in zip(answers, found, strict=True)]
+
+
+def group_verdict(
+    group: Group, baseline: str | None = None, target: float | None = None, margin: float = 0.01
+) -> Verdict:
+    """The verdict on runs that can be compared."""
+    plain = plain_runs(group)
+    if not have_comparable_seconds(group.runs):
+        for run in plain:
+            for name, points in run.splits.items():
+                run.splits[name] = [point._replace(seconds=None) for point in points]
+    settings = Settings(is_paired(group.runs), False, target, margin)
+    return verdict_of(plain, baseline, settings, group.measure.name)
+
+
+def _runs(rows: Any) -> list[Run] | None:
+    """Runs, if that is what was given; None for rows."""
+    one = isinstance(rows, str | Path | Run)
+    several: Sequence[Any] = [rows] if one else rows if isinstance(rows, list | tuple) else []
+    if not several or not all(isinstance(item, str | Path | Run) for item in several):
+        return None
+    if one and not isinstance(rows, Run) and Path(rows).is_file():
+        return None
+    runs = [item for item in several if isinstance(item, Run)]
+    places = [Path(item) for item in several if not isinstance(item, Run)]
+    found = find(places) if places else []
+    broken = [f"{item.path} {item.problem}" for item in found if item.problem]
+    if broken:
+        raise UsageError("; ".join(broken))
+    return [*runs, *(item.run for item in found if item.run is not None)]
+
+
+def plain_runs(group: Group) -> list[PlainRun]:
+    """The runs of a group, in the unit that its task shows; arms are variants.
+
+    The first baseline is called "none", whatever sets it apart from others.
+    """
+    found = []
+    for number, arm in enumerate(group.arms):
+        name = arm.name.replace(arm.runs[0].normalisation.label, arm.norm, 1)
+        if number == 0 and not arm.runs[0].normalisation.normalises:
+            name = BASELINE
+        found += [_plain(run, name, group.measure) for run in arm.runs]
+    return found
+
+
+def is_paired(runs: Sequence[Run]) -> bool:
+    """Whether runs of one seed share their initial weights, batches and masks."""
+    return all(run.config.get("shared_initialisation") is True for run in runs)
+
+
+def have_comparable_seconds(runs: Sequence[Run]) -> bool:
+    """Whether all ran on the same machine, device and software, and long enough to be timed."""
+    places = [(run.environments, run.settings.get("device")) for run in runs]
+    same = all(place == places[0] and place[0] for place in places)
+    return same and all(run.seconds >= LONG_ENOUGH for run in runs)
+
+
+def _plain(run: Run, variant: str, measure: Measure) -> PlainRun:
+    rate, rates = None, {}
+    for row in run.rows:
+        rate = row.get("lr", rate)
+        rates[row["updates"]] = rate
+
+    def points(rows: Sequence[Row]) -> list[Point]:
+        return [
+            Point(r["updates"], measure.of(r["loss"]), r["seconds"], rates[r["updates"]])
+            for r in rows
+        ]
+
+    splits = {
+        "valid": points(run.split("valid", run.serving)),
+        "test": points(run.split("test", saved_statistics(run))[-1:]),
+        "train_eval": points(run.split("train_eval", run.serving)),
+    }
+    splits = {name: some for name, some in splits.items() if some}
+    return PlainRun(variant, run.seed, splits, bool(run.diverged))
+
+
+def saved_statistics(run: Run) -> str:
+    """The kind of statistics that the selected model was saved with.
+
+    Runs that did not record it are judged by the same rule: the better kind on validation data at
+    the update of the best validation.
+    """
+    for row in run.rows:
+        if row.get("saved") is True:
+            return row["statistics"]
+    valid = run.split("valid", run.serving)
+    if not valid:
+        return run.serving
+    at = min(valid, key=lambda row: row["loss"])["updates"]
+    kinds = {
+        row["statistics"]: row["loss"]
+        for row in run.split("valid")
+        if row["updates"] == at and row.get("statistics") != "batch"
+    }
+    return min(kinds, key=lambda kind: (kinds[kind], kind != run.serving))

@@ -1,0 +1,73 @@
+"""What `normrnn.compare` returns: the runs and the verdict on them, short to print."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normrnn.reporting.groups import groups
+from normrnn.reporting.runs import Run, RunOrProblem
+from normrnn.reporting.tables import runs_table
+from normrnn.verdicts.result import Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Runs(list[Run]):
+    """A list of runs with a short repr."""
+
+    def __repr__(self) -> str:
+        recipes = ", ".join(dict.fromkeys(run.recipe for run in self))
+        return f"<{len(self)} run{'s' * (len(self) != 1)} of {recipes or 'no recipe'}>"
+
+    def _repr_html_(self) -> str:
+        tables = [runs_table(group) for group in groups(self)]
+        return "".join(_html(table.head, table.rows) for table in tables)
+
+
+def _html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [("th", head), *(("td", row) for row in rows)]
+    cells = ("".join(f"<{tag}>{escape(c)}</{tag}>" for c in line) for tag, line in lines)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """Runs and verdicts, one per experiment. `print` it for the answer."""
+
+    runs: Runs
+    verdicts: Sequence[Verdict]
+    title: str = "normrnn report"
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict, or the first of several."""
+        return self.verdicts[0]
+
+    def plot(self) -> "Figure":
+        """Draw validation against updates; matplotlib is needed."""
+        from normrnn.reporting.pictures import figure
+
+        return figure(self.runs)
+
+    def save(self, path: str | Path) -> None:
+        """Write the HTML report."""
+        from normrnn.reporting.page import write_report
+
+        write_report([RunOrProblem(run.path, run) for run in self.runs], Path(path), self.title)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, those of `normrnn.verdict`."""
+        values = [verdict.to_dict() for verdict in self.verdicts]
+        return values[0] if len(values) == 1 else {"experiments": values}
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.verdicts))
+
+    def __repr__(self) -> str:
+        return f"<Result of {len(self.runs)} runs: {', '.join(map(repr, self.verdicts))}>"
+
+    def _repr_html_(self) -> str:
+        return "".join(verdict._repr_html_() for verdict in self.verdicts)

@@ -1,0 +1,274 @@
+"""A run directory as plain data, whatever state it is in."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from normrnn.config.base import settled
+from normrnn.config.jsonio import flat, to_dict
+from normrnn.config.registry import config_class
+from normrnn.errors import UserError, notice
+from normrnn.files import open_regular, read_regular, resolved
+from normrnn.locks import is_held
+from normrnn.norms import Norm, names, of
+from normrnn.recipes import RECIPES, recipe
+from normrnn.runs.machines import read_machines
+from normrnn.runs.names import CONFIG, DIVERGED, ENVIRONMENT, LOCK, METRICS
+from normrnn.runs.note import config_changes, metrics_as_written
+from normrnn.runs.rows import Row, parse_rows
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """`config.json` and the complete rows of `metrics.jsonl`.
+
+    `environments` is where it ran, from `environment.json`: empty if that was not recorded.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    rows: list[Row]
+    environments: list[dict[str, Any]] = field(default_factory=list)
+    training: bool = False
+    """A process was training in the directory when it was read."""
+    diverged: str = ""
+    """The error of a run that ended with a loss that was not finite."""
+
+    @property
+    def norm(self) -> str:
+        """The arm of the comparison."""
+        return self.config["norm"]
+
+    @property
+    def recipe(self) -> str:
+        """The experiment."""
+        return self.config.get("recipe", "")
+
+    @property
+    def seed(self) -> int:
+        """Seed of weights and dropout."""
+        return self.config["seed"]
+
+    @property
+    def label(self) -> str:
+        """Normalisation and seed."""
+        return f"{self.normalisation.label}, seed {self.seed}"
+
+    @cached_property
+    def normalisation(self) -> Norm:
+        """The entry of its norm; a made-up one for a norm that is not registered."""
+        if self.norm in names():
+            return of(self.norm)
+        words = f"{self.norm} normalised network"
+        return Norm(name=self.norm, words=words, acts="step", pools=None)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The config with dotted names; a missing field has its default, as when it is resumed."""
+        known = self.recipe in RECIPES
+        defaults = to_dict(type(recipe(self.recipe))(recipe=self.recipe)) if known else {}
+        return settled({**flat(defaults), **flat(self.config)})
+
+    @property
+    def finished(self) -> bool:
+        """All epochs that were asked for are done."""
+        asked = self.settings.get("epochs")
+        return bool(self.split("test")) or (bool(self.rows) and self.epochs_done == asked)
+
+    @property
+    def epochs_done(self) -> int:
+        """Whole epochs, validated."""
+        last = self.rows[-1]["epoch"] if self.rows else 0
+        validated: dict[int, set[int]] = {}
+        for row in self.split("valid"):
+            validated.setdefault(row["epoch"], set()).add(row["updates"])
+        parts = self.settings.get("train.segments", 1)
+        asked = parts if isinstance(parts, int) else 1
+        if last > 1:  # an epoch of few updates has fewer segments: as many as the first had
+            asked = min(asked, len(validated.get(1, ())) or asked)
+        whole = self.split("test") or len(validated.get(last, ())) >= asked
+        return last if whole else max(last - 1, 0)
+
+    @property
+    def updates(self) -> int:
+        """Updates so far."""
+        return self.rows[-1]["updates"] if self.rows else 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent in updates so far."""
+        return self.rows[-1]["seconds"] if self.rows else 0.0
+
+    @cached_property
+    def serving(self) -> str:
+        """The statistics that select the model: running ones, or recalibrated ones of a run that
+        was validated with these alone."""
+        recalibrated = self.split("valid", "recalibrated") and not self.split("valid", "running")
+        return "recalibrated" if recalibrated else "running"
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether training statistics include the words to predict, so that the training loss of
+        a language model is not comparable."""
+        return self.normalisation.looks_ahead and config_class(self.config).predicts_inputs
+
+    @property
+    def progress(self) -> str:
+        """How far the run got of the epochs it was asked for."""
+        epochs = self.settings.get("epochs")
+        if self.diverged:
+            return f"diverged after {self.updates:,} updates"
+        if not self.rows:
+            return "not begun"
+        if not self.epochs_done:
+            return f"{self.updates:,} updates"
+        done = f"all {epochs}" if self.epochs_done == epochs else f"{self.epochs_done} of {epochs}"
+        short = self.settings.get("train.epoch_tokens")
+        return f"{done}, each {short:,} tokens" if isinstance(short, int) and short else done
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens or frames trained on per second."""
+        rows = self.split("train")
+        seconds = rows[-1]["seconds"] if rows else 0
+        return sum(row["count"] for row in rows) / seconds if seconds > 0 else None
+
+    def best(self, statistics: str | None = None, key: str = "loss") -> Row | None:
+        """The validation with the lowest loss, or the lowest value of another key."""
+        rows = [r for r in self.split("valid", statistics or self.serving) if key in r]
+        return min(rows, key=lambda row: row[key], default=None)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.path.name!r}: {self.recipe} {self.label}, {self.updates:,} updates>"
+
+    def split(self, name: str, statistics: str | None = None) -> list[Row]:
+        """Rows of one split, and of one kind of statistics if given."""
+        return [
+            row
+            for row in self.rows
+            if row["split"] == name and statistics in (None, row.get("statistics"))
+        ]
+
+
+@dataclass(frozen=True)
+class RunOrProblem:
+    """A run, or the readable part of one, and its problem."""
+
+    path: Path
+    run: Run | None
+    problem: str = ""
+    words: tuple[str, ...] = ()
+    """Notices that do not concern the numbers."""
+    verified: bool = True
+    """Whether checksums cover all of it."""
+
+
+RunsLike = str | Path | Run | Iterable[str | Path | Run]
+"""Run directories or what `load` gave, one or several."""
+
+
+def loaded(runs: RunsLike) -> list[Run]:
+    """Load those that are given as paths."""
+    several = [runs] if isinstance(runs, str | Path | Run) else runs
+    return [run if isinstance(run, Run) else load(run) for run in several]
+
+
+def load(path: str | Path) -> Run:
+    """Read a run directory, finished, running or broken off; a torn last line is left out.
+
+    The run's `config` is a plain dict, its `rows` a list of plain dicts as in metrics.jsonl.
+    """
+    found = examine(Path(path))
+    if found.run is None or found.problem:
+        raise UserError(f"{path} {found.problem}")
+    _say([found])
+    return found.run
+
+
+def examine(path: Path) -> RunOrProblem:
+    """Read what can be read of a run directory."""
+    config = _config(path / CONFIG)
+    if config is None:
+        empty = path.is_dir() and not any(path.iterdir())
+        why = "it is empty" if empty else f"{CONFIG} is missing or damaged"
+        return RunOrProblem(path, None, f"is not a run directory: {why}")
+    rows, problem = parse_rows(path / METRICS)
+    words = []
+    try:
+        machines, verified = read_machines(path)
+    except UserError as damage:
+        words.append(f"{damage}; where it ran is left out")
+        machines, verified = [], True
+    changes = config_changes(path, config)
+    if not machines and not words and changes is not None:
+        words.append(f"{path / ENVIRONMENT} is missing; where it ran is left out")
+    verified = verified and changes is not None and metrics_as_written(path) is not None
+    if changes and changes.edited:
+        return RunOrProblem(path, None, f"is damaged or edited: {changes.edited}")
+    if changes and changes.own:
+        words.append(f"{path}: {changes.own}")
+    # Names of files that are not UTF-8 cannot be printed.
+    config = json.loads(json.dumps(config, ensure_ascii=False).encode(errors="replace"))
+    run = Run(path, config, rows, machines, is_held(path / LOCK), _diverged(path))
+    problem = problem and f"is damaged: {problem}"
+    return RunOrProblem(path, run, problem, tuple(words), verified)
+
+
+def _diverged(path: Path) -> str:
+    try:
+        with open_regular(path / DIVERGED) as file:
+            return file.read(200).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _say(found: Sequence[RunOrProblem]) -> None:
+    for word in (word for one in found for word in one.words):
+        notice(word)
+    runs = [one for one in found if one.run is not None]
+    if bare := [one.path.name for one in runs if not one.verified]:
+        some = ", ".join(bare[:3]) + (", …" if len(bare) > 3 else "")
+        notice(f"{len(bare)} of {len(runs)} runs have no checksums ({some}): not verified")
+
+
+def _config(path: Path) -> dict[str, Any] | None:
+    """Read a config.json; None if a field that every report needs is missing."""
+    try:
+        config = json.loads(read_regular(path))
+        fields = flat(config) if isinstance(config, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return None
+    kinds = {"norm": str, "seed": int}
+    if not isinstance(config, dict) or not isinstance(config.get("recipe", ""), str):
+        return None
+    plain = (str, int, float, type(None))
+    if not all(isinstance(value, plain) for value in fields.values()):
+        return None
+    if not all(isinstance(config.get(k), kinds[k]) for k in kinds):
+        return None
+    return config
+
+
+def inside(path: Path) -> list[Path]:
+    """Runs one or two levels inside a directory, but not inside another run."""
+    first, second = (
+        sorted(found.parent for found in path.glob(f"{level}/{CONFIG}")) for level in ("*", "*/*")
+    )
+    return first + [run for run in second if run.parent not in first]
+
+
+def find(paths: Sequence[Path]) -> list[RunOrProblem]:
+    """Runs in these directories, or one or two levels inside them; each once."""
+    found: dict[Path, RunOrProblem] = {}
+    for path in paths:
+        if not path.is_dir():
+            what = "is a file, not a run directory" if path.exists() else "does not exist"
+            raise UserError(f"{path} {what}")
+        runs = [] if (path / CONFIG).exists() else inside(path)
+        for one in runs or [path]:
+            found.setdefault(resolved(one), examine(one))
+    _say(list(found.values()))
+    return list(found.values())

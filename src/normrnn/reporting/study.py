@@ -1,0 +1,226 @@
+"""A search on disk, read and written: `trials.jsonl`, its table, and `study.json`, its plan."""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from normrnn.errors import UserError, notice
+from normrnn.files import ROWS, read_regular, resolved, write_whole
+from normrnn.recipes.paper import PAPER, Paper
+from normrnn.reporting.pictures import save, why_no_pictures
+from normrnn.reporting.runs import inside
+from normrnn.reporting.tables import as_markdown
+from normrnn.reporting.trials import (
+    LR,
+    Trial,
+    arms_of,
+    as_csv,
+    best,
+    figure,
+    is_number,
+    lines,
+    table,
+)
+from normrnn.seal import is_sealed, sealed, sealed_json, with_place, without_hash
+
+TRIALS, ABOUT, PICTURE = "trials.jsonl", "study.json", "loss-by-learning-rate.png"
+SAID = "sentence"
+"""In a plan: what was chosen, by how much work, and what speaks against it."""
+
+
+@dataclass(frozen=True)
+class RecordedStudy:
+    """The recorded output of a search, and its problem."""
+
+    path: Path
+    trials: list[Trial]
+    about: dict[str, Any] = field(default_factory=dict)
+    """The plan: study, trials, space, norms, sampler, pruner, config; empty if not recorded."""
+    problem: str = ""
+    verified: bool = True
+    """Whether checksums cover it."""
+
+    @property
+    def name(self) -> str:
+        """The directory's."""
+        return resolved(self.path).name
+
+    @property
+    def recipe(self) -> str:
+        """The experiment, if recorded."""
+        return str(self.about.get("config", {}).get("recipe", ""))
+
+    @property
+    def said(self) -> str:
+        """What was chosen, in words, if recorded."""
+        said = self.about.get(SAID, "")
+        return said if isinstance(said, str) else ""
+
+    @property
+    def paper(self) -> Paper | None:
+        """The paper's search, where this is one; without a plan, one of the same arms and
+        settings."""
+        if self.recipe:
+            beside = PAPER.get(self.recipe)
+            return beside if beside and beside.settings else None
+        searches = (paper for paper in PAPER.values() if paper.settings)
+        return next((paper for paper in searches if self._same_settings(paper)), None)
+
+    def _same_settings(self, paper: Paper) -> bool:
+        fields = next(iter(paper.settings.values())).keys()
+        return set(arms_of(self.trials)) == paper.settings.keys() and all(
+            t["settings"].keys() == fields for t in self.trials
+        )
+
+    @property
+    def drawable(self) -> bool:
+        """Whether every trial has a learning rate."""
+        return bool(self.trials) and all(is_number(t["settings"].get(LR)) for t in self.trials)
+
+    @property
+    def title(self) -> str:
+        """The study by name."""
+        return f"Study {self.name}" + (f" of {self.recipe}" if self.recipe else "")
+
+    @property
+    def state(self) -> str:
+        """What is damaged or not finished."""
+        if self.problem:
+            return self.problem + ("; the trials before that are shown" if self.trials else "")
+        asked, done = self.about.get("trials"), len(self.trials)
+        unfinished = isinstance(asked, int) and done < asked
+        return f"is not finished: {done} of {asked} trials are done" if unfinished else ""
+
+    @property
+    def budget(self) -> str:
+        """How much was tried, as far as it was recorded."""
+        arms = [found for t in self.trials for found in t["arms"].values()]
+        parts = [f"{len(self.trials)} settings, {len(arms)} runs"]
+        for key in ("updates", "seconds"):
+            values = [found.get(key) for found in arms]
+            if total := sum(v for v in values if is_number(v)):
+                parts.append(f"{total:,.0f} {key}")
+        about = [(k, self.about.get(k)) for k in ("sampler", "pruner")]
+        parts += [f"{key} {value}" for key, value in about if value]
+        return ", ".join(parts)
+
+    def markdown(self) -> str:
+        """A summary for a results page."""
+        shown, said = table(self.trials, paper=self.paper), as_markdown(self.said)
+        answer = "\n".join(["```", *lines(self.trials), "```"])
+        parts = [said, answer, shown.markdown(), shown.note]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def runs(self) -> list[Path]:
+        """The runs that are here: those kept beside the trials, and all of the best trials."""
+        found = sorted(p.parent for p in self.path.glob("*/config.json"))
+        tops = [best(self.trials, arm) for arm in arms_of(self.trials)]
+        for number in dict.fromkeys(t["trial"] for t in tops if t is not None):
+            found += sorted(p.parent for p in self.path.glob(f"trials/{number:04d}/*/config.json"))
+        return found
+
+
+def read_study(path: Path) -> RecordedStudy:
+    """Read the valid part of a study's directory."""
+    content, problem, sure = _content(path / TRIALS)
+    trials, wrong = _trials(content)
+    plan, unreadable, certain = (
+        _content(path / ABOUT) if (path / ABOUT).exists() else (b"", "", True)
+    )
+    try:
+        about = json.loads(plan or b"{}")
+    except (ValueError, RecursionError):
+        about, unreadable = {}, f"is damaged: {ABOUT} is not JSON"
+    known = isinstance(about, dict) and isinstance(about.get("config"), dict)
+    about = without_hash(about) if known else {}
+    return RecordedStudy(path, trials, about, problem or wrong or unreadable, sure and certain)
+
+
+def find_studies(paths: Sequence[Path]) -> tuple[list[RecordedStudy], list[Path]]:
+    """Studies in these directories, or right inside them, each once; and where runs may be."""
+    found: dict[Path, RecordedStudy] = {}
+    rest = []
+    for path in paths:
+        below = sorted(p.parent for p in path.glob(f"*/{TRIALS}"))
+        own = (path / TRIALS).is_file()
+        for one in [path] if own else below:
+            if resolved(one) not in found:
+                study = found[resolved(one)] = read_study(one)
+                rest += study.runs()
+        if not own and (not below or inside(path)):
+            rest.append(path)
+    for study in found.values():
+        if not (study.path / ABOUT).exists():
+            notice(f"{study.path / ABOUT} is missing; what was searched is left out")
+        if not study.verified:
+            notice(f"{study.path} has no checksums: not verified")
+    return list(found.values()), rest
+
+
+def _content(path: Path) -> tuple[bytes, str, bool]:
+    """Read a file: content, problem, and whether a checksum covers it."""
+    try:
+        content = read_regular(path, ROWS)
+        return content, "", is_sealed(content, path)
+    except OSError as error:
+        return b"", f"cannot be read: {error.strerror}", True
+    except UserError:
+        return b"", f"is damaged: {path.name} is not what was written", True
+
+
+def _trials(content: bytes) -> tuple[list[Trial], str]:
+    """The rows up to the first invalid one, and its problem."""
+    trials: list[Trial] = []
+    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
+        trial: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            trial = json.loads(line)
+        if not _is_trial(trial):
+            return trials, f"is damaged: line {number} of {TRIALS} is not a trial"
+        trials.append(without_hash(trial))
+    return trials, ""
+
+
+def _is_trial(trial: Any) -> bool:
+    if not isinstance(trial, dict) or type(trial.get("trial")) is not int:
+        return False
+    settings, arms = trial.get("settings"), trial.get("arms")
+    if not isinstance(settings, dict) or not isinstance(arms, dict):
+        return False
+    return isinstance(trial.get("state"), str) and all(map(_is_arm, arms.values()))
+
+
+def _is_arm(arm: Any) -> bool:
+    if not isinstance(arm, dict) or type(arm.get("diverged")) is not bool:
+        return False
+    return arm["diverged"] or all(is_number(arm.get(key)) for key in ("loss", "train"))
+
+
+def _sealed_rows(trials: Sequence[Trial]) -> bytes:
+    """A line per trial; the first holds the checksum of all."""
+    rows = [with_place(trials[0]), *trials[1:]] if trials else []
+    text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    return sealed(text) if rows else b""
+
+
+def write(study: RecordedStudy) -> list[Path]:
+    """trials.jsonl, study.json, trials.csv and summary.md, and a picture where there is a learning
+    rate, in the study's directory."""
+    trials, out = study.trials, study.path
+    out.mkdir(parents=True, exist_ok=True)
+    files = {
+        TRIALS: _sealed_rows(trials),
+        ABOUT: sealed_json(study.about),
+        "trials.csv": as_csv(trials).encode(errors="backslashreplace"),
+        "summary.md": study.markdown().encode(errors="backslashreplace"),
+    }
+    for name, content in files.items():
+        write_whole(out / name, content)
+    paths = [out / name for name in files]
+    if study.drawable and not why_no_pictures():
+        save(figure(trials), out / PICTURE)
+        paths.append(out / PICTURE)
+    return paths

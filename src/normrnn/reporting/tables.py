@@ -1,0 +1,130 @@
+"""Tables for the terminal, Markdown and HTML; a row per run, a row per figure of a verdict."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from normrnn.reporting.groups import Group
+from normrnn.reporting.runs import Run
+from normrnn.runs.rows import epoch_averages
+from normrnn.verdicts.result import Verdict, cells
+
+DASH = "–"
+COLUMNS = 80
+_STATISTICS = ("running", "recalibrated", "batch")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column names the row."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """Markdown without title and note."""
+        lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
+        return "\n".join(f"| {' | '.join(map(as_markdown, row))} |" for row in lines)
+
+    def text(self, width: int = COLUMNS) -> str:
+        """Aligned columns, or, where these are too wide, a wrapped line per row."""
+        lines = [self.head, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        if sum(widths) + 2 * (len(widths) - 1) <= width:
+            shown = [
+                "  ".join(
+                    f"{cell:>{w}}" if i else f"{cell:<{w}}"
+                    for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+                ).rstrip()
+                for line in lines
+            ]
+            return "\n".join([self.title, *shown])
+        named = [
+            f"{row[0]}: {'; '.join(f'{h} {c}' for h, c in zip(self.head, row, strict=True) if h)}"
+            for row in self.rows
+        ]
+        wrapped = [textwrap.fill(line, width, subsequent_indent="  ") for line in named]
+        return "\n".join([self.title, *wrapped])
+
+
+def as_markdown(text: str) -> str:
+    """Escape what Markdown would interpret."""
+    text = " ".join(text.split())
+    return "".join(f"\\{c}" if c in "\\`*_|<>[]" else c for c in text)
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean and standard deviation.
+
+    >>> spread([1.0, 2.0, 3.0], 1)
+    '2.0 ± 1.0'
+    """
+    around = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):,.{digits}f}{around}"
+
+
+def details_table(verdict: Verdict) -> Table:
+    """All figures of a verdict, primary and secondary."""
+    rows = []
+    for name, one in verdict.variants.items():
+        for figure in (one.quality, one.speed, one.seconds, *one.details.values()):
+            if figure is not None:
+                what, values, difference = cells(figure, verdict.measure)
+                rows.append([name, what, values, difference, figure.answer])
+    head = ["variant", "figure", f"vs {verdict.baseline}", "difference or ratio", "answer"]
+    return Table("All figures", head, rows, verdict.method)
+
+
+def runs_table(group: Group) -> Table:
+    """A row per run: epochs, best training and validation values, test value, speed."""
+    shown = group.measure
+    kinds = [k for k in _STATISTICS if any(run.split("valid", k) for run in group.runs)]
+    several = any(run.normalisation.keeps_statistics for run in group.runs)
+    tested = any(run.split("test") for run in group.runs)
+    errors = any("fer" in row for run in group.runs for row in run.split("valid"))
+    head = ["run", "epochs", "train"]
+    head += [f"{shown.held_out}, {kind}" if several else shown.held_out for kind in kinds]
+    head += ["FER"] * errors + ["test"] * tested + [f"{shown.unit}/s", "seconds"]
+    rows = []
+    for arm in group.arms:
+        for run in arm.runs:
+            row = [f"{arm.name}, seed {run.seed}", run.progress + ", running" * run.training]
+            row.append(shown.text(_best_train(run)))
+            row += [shown.text(_loss(run, kind)) for kind in kinds]
+            row += [_number(_fer(run), 3)] * errors
+            row += [shown.text(test_loss(run))] * tested
+            rows.append([*row, _number(run.rate, 0), f"{run.seconds:,.0f}"])
+    note = "Best epoch of each column. Train: running average in training mode."
+    return Table(f"Every run: {shown.long}", head, rows, note)
+
+
+def _best_train(run: Run) -> float | None:
+    if run.looks_ahead:
+        return None
+    done = (row for row in epoch_averages(run.rows) if row["epoch"] <= run.epochs_done)
+    return min((row["loss"] for row in done), default=None)
+
+
+def _loss(run: Run, kind: str) -> float | None:
+    row = run.best(kind)
+    return None if row is None else row["loss"]
+
+
+def _fer(run: Run) -> float | None:
+    row = run.best(key="fer")
+    return None if row is None else row["fer"]
+
+
+def test_loss(run: Run) -> float | None:
+    """The test loss with the statistics that the model was saved with."""
+    from normrnn.reporting.answer import saved_statistics
+
+    rows = run.split("test", saved_statistics(run)) or run.split("test")
+    return rows[-1]["loss"] if rows else None
+
+
+def _number(value: float | None, digits: int) -> str:
+    return DASH if value is None else f"{value:,.{digits}f}"

@@ -1,0 +1,131 @@
+"""Which runs are compared with which."""
+
+import json
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from normrnn.errors import UserError
+from normrnn.reporting.answer import group_verdict, have_comparable_seconds, plain_runs, verdicts
+from normrnn.reporting.groups import groups
+from normrnn.reporting.runs import load
+from tests.reporting.made_runs import make_run, short_run, train_row
+
+
+def test_arms_that_differ_in_any_setting_are_all_there_in_any_order() -> None:
+    base = short_run("none", [5, 4, 3, 3], model={"gamma": 1.0})
+    good = short_run("frame", [4, 3, 2, 2], model={"gamma": 0.1})
+    bad = short_run("frame", [6, 5, 4, 4], model={"gamma": 1.0})
+    for order in permutations([base, good, bad]):
+        names = [arm.name for arm in groups(list(order))[0].arms]
+        assert names == ["baseline", "frame (gamma 0.1)", "frame (gamma 1.0)"]
+    own = short_run("frame", [5, 4, 3, 2], model={"gamma": None}, seed=2)
+    recurrent = short_run("recurrent", [5, 4, 3, 2], model={"gamma": None})
+    names = [arm.name for arm in groups([base, bad, own, recurrent])[0].arms]
+    assert names == ["baseline", "frame", "recurrent"]  # 1.0 is the default of frame
+
+
+def test_runs_with_other_settings_are_other_experiments() -> None:
+    runs = [
+        short_run(norm, [6, 5, 4, 3], recipe="mine", optimizer={"lr": lr})
+        for lr in (1.0, 2.0)
+        for norm in ("none", "frame")
+    ]
+    assert {g.title for g in groups(runs)} == {"mine, optimizer.lr 1.0", "mine, optimizer.lr 2.0"}
+    assert [len(one.variants) for one in verdicts(runs)] == [1, 1]
+
+
+def test_arms_tuned_apart_are_compared() -> None:
+    runs = [short_run("none", [5, 4, 3, 3], seed, optimizer={"lr": 1.0}) for seed in (1, 2)]
+    runs += [short_run("frame", [4, 3, 2, 2], seed, optimizer={"lr": 1.0}) for seed in (1, 2)]
+    runs += [short_run("layer", [4, 3, 2, 1], seed, optimizer={"lr": 4.0}) for seed in (1, 2)]
+    for order in (runs, runs[::-1], runs[2:] + runs[:2]):
+        (found,) = verdicts(order)
+        assert found.baseline == "none"
+        assert sorted(found.variants) == ["frame (lr 1.0)", "layer (lr 4.0)"]
+    other = short_run("none", [5, 4, 3, 3], 7, data_sha256="ab")  # other data stand alone
+    assert sorted(len(one.runs) for one in verdicts([*runs, other])) == [1, 6]
+
+
+def test_two_baselines_are_two_variants() -> None:
+    rates = {"none": (0.3, 0.5), "frame": (10.0,)}
+    runs = [
+        short_run(norm, [5, 4, 3, 3], recipe="ptb-small", optimizer={"lr": rate})
+        for norm, some in rates.items()
+        for rate in some
+    ]
+    names = [run.variant for group in groups(runs) for run in plain_runs(group)]
+    assert len(set(names)) == len(names) == 3
+
+
+@pytest.mark.parametrize("setting", [{"max_vocab": 1000}, {"level": "char"}])
+def test_runs_of_another_measure_are_not_compared(setting: dict[str, object]) -> None:
+    base = short_run("none", [5, 4, 3, 3], text={"level": "word", "max_vocab": 10000})
+    other = short_run("frame", [4, 3, 2, 2], text={"level": "word", "max_vocab": 10000} | setting)
+    assert len(groups([base, other])) == 2
+
+
+def test_of_the_same_run_twice_the_one_that_got_further_counts() -> None:
+    short, long = short_run("frame", [4, 3]), short_run("frame", [4, 3, 2, 2])
+    base = short_run("none", [5, 4, 3, 3])
+    wanted = verdicts([base, long])[0].to_dict()
+    assert verdicts([base, short, long])[0].to_dict() == wanted
+    assert verdicts([long, short, base])[0].to_dict() == wanted
+
+
+def test_seconds_only_where_runs_are_long_and_of_one_machine() -> None:
+    runs = [
+        replace(short_run(norm, [5.0] * 16), environments=[{"cpu": "x"}])
+        for norm in ("none", "frame")
+    ]
+    assert have_comparable_seconds(runs)
+    assert not have_comparable_seconds([runs[0], replace(runs[1], environments=[{"cpu": "y"}])])
+    assert not have_comparable_seconds([replace(run, environments=[]) for run in runs])
+    assert not have_comparable_seconds([replace(run, rows=run.rows[:9]) for run in runs])
+
+
+def test_one_seed_that_was_extended_leaves_the_others_in_the_verdict() -> None:
+    runs = [short_run(n, [5, 4, 3, 3], s) for n in ("none", "frame") for s in (1, 2, 3)]
+    runs.append(short_run("frame", [5, 4, 3, 3, 2, 2], 1))
+    (group,) = groups(runs)
+    quality = group_verdict(group).variants["frame"].quality
+    assert quality is not None
+    assert quality.seeds == 3
+
+
+def test_a_run_that_diverged_counts_against_its_variant() -> None:
+    runs = [short_run(n, [5, 4, 3, 3], s) for n in ("none", "frame") for s in (1, 2, 3)]
+    runs[-1] = replace(runs[-1], diverged="the loss is nan")
+    (found,) = verdicts(runs)
+    assert found.diverged == {"frame": (1, 3)}
+    assert found.lines()[0].startswith("frame: 1 of 3")
+
+
+def test_run_directory_as_data_torn_line_left_out(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"norm": "none", "seed": 1}')
+    assert load(tmp_path).rows == []
+    row = train_row(1, 1, 2.0)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + '\n{"updates": 2, "ep')
+    assert load(tmp_path).rows == [row]
+    assert load(tmp_path).split("train") == [row]
+    (tmp_path / "metrics.jsonl").write_text("what\n")
+    with pytest.raises(UserError, match="damaged"):
+        load(tmp_path)
+    with pytest.raises(UserError, match="not a run directory"):
+        load(tmp_path / "nowhere")
+
+
+def test_an_epoch_of_one_update_has_one_segment() -> None:
+    """Two were asked for; where the first epoch had one, so have the others."""
+    run = short_run("none", [5, 4, 3, 3, 2, 2], train={"segments": 2})
+    assert (run.epochs_done, run.finished) == (3, True)
+    cut = replace(run, rows=run.rows[:-1])
+    assert (cut.epochs_done, cut.finished) == (2, False)
+
+
+def test_reprs_are_short(tmp_path: Path) -> None:
+    run = load(make_run(tmp_path, seed=3))
+    assert len(repr(run)) < 100
+    assert "seed 3" in repr(run)

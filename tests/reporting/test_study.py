@@ -1,0 +1,141 @@
+"""The result of a search, from a trial table made by hand."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from normrnn.errors import UserError
+from normrnn.recipes.paper import PAPER
+from normrnn.reporting.study import RecordedStudy, read_study, write
+from normrnn.reporting.trials import as_csv, best, counted, figure, lines, pairs, table
+
+
+def _arm(loss: float | None, diverged: bool = False) -> dict[str, Any]:
+    if loss is None:
+        return {"diverged": True, "loss": None, "reason": "the loss is nan at update 3"}
+    return {"diverged": diverged, "loss": loss, "final": loss, "train": loss - 0.125, "updates": 9}
+
+
+def _trial(number: int, lr: float, none: dict[str, Any], hidden: dict[str, Any]) -> dict[str, Any]:
+    good = [a["loss"] for a in (none, hidden) if not a["diverged"]]
+    return {
+        "trial": number,
+        "state": "complete",
+        "value": min(good, default=None),
+        "settings": {"optimizer.lr": lr, "train.batch": 32},
+        "arms": {"none": none, "hidden": hidden},
+    }
+
+
+TRIALS = [
+    _trial(0, 0.001, _arm(2.0), _arm(2.25)),
+    _trial(1, 0.25, _arm(1.5), _arm(1.75)),
+    _trial(2, 0.5, _arm(None), _arm(1.625)),
+    _trial(3, 0.75, _arm(9.0, diverged=True), _arm(2.5)),
+    _trial(4, 0.01, _arm(1.875), _arm(1.8125)),
+    _trial(5, 1.0, _arm(None), _arm(8.5, diverged=True)),
+]
+
+
+def test_pairs_and_the_best_of_each_arm() -> None:
+    found = pairs(TRIALS, "none", "hidden")
+    assert found.differences == [0.25, 0.25, -0.0625]
+    assert (found.only_other, found.only_baseline, found.neither) == (2, 0, 1)
+    top = [best(TRIALS, arm) for arm in ("none", "hidden")]
+    assert [t["trial"] for t in top if t] == [1, 2]  # 8.5 and 9.0 diverged: no candidates
+    assert best(TRIALS[5:], "none") is None
+
+
+def test_pruned_settings_count_for_no_variant() -> None:
+    """Even if the first variant had finished with the best loss of all."""
+    pruned = {**_trial(6, 0.3, _arm(0.5), _arm(0.4)), "state": "pruned"}
+    half = {**_trial(7, 0.3, _arm(0.5), _arm(0.4)), "arms": {"none": _arm(0.5)}}
+    every = [*TRIALS, pruned, half]
+    assert counted(every) == TRIALS
+    assert pairs(every, "none", "hidden") == pairs(TRIALS, "none", "hidden")
+    assert best(every, "none") == TRIALS[1]
+    assert "2 of 8" in lines(every)[-1]
+    assert max(map(len, lines(every))) <= 80
+    assert len(lines(every)) <= 7
+
+
+def test_fields_of_one_name_are_told_apart() -> None:
+    one = {**TRIALS[0], "settings": {"optimizer.momentum": 0.5, "model.momentum": 0.25}}
+    assert "model.momentum 0.25" in " ".join(lines([one]))
+    assert table([one]).head[-2:] == ["optimizer.momentum", "model.momentum"]
+
+
+def test_a_spreadsheet_has_one_number_a_cell() -> None:
+    arm = {**_arm(2.0), "statistics": {"running": 2.0, "batch": 2.5}}
+    (row,) = csv.DictReader(io.StringIO(as_csv([_trial(0, 0.1, _arm(2.5), arm)])))
+    assert (row["hidden.statistics.running"], row["hidden.statistics.batch"]) == ("2.0", "2.5")
+
+
+def test_table_3() -> None:
+    rows = table(TRIALS, paper=PAPER["ptb-char"]).rows
+    assert rows == [
+        ["none", "1.375", "1.500", "2.164", "0.25", "32"],
+        ["none, paper", "1.050", "1.100", "1.587", "0.42", "32"],
+        ["hidden", "1.500", "1.625", "2.344", "0.5", "32"],
+        ["hidden, paper", "1.070", "1.110", "1.601", "0.000371", "128"],
+    ]
+    assert "| hidden | 1.500 | 1.625 |" in RecordedStudy(Path("x"), TRIALS[:3]).markdown()
+
+
+def test_files(tmp_path: Path) -> None:
+    paths = write(RecordedStudy(tmp_path, TRIALS))
+    assert [p.name for p in paths] == [
+        "trials.jsonl",
+        "study.json",
+        "trials.csv",
+        "summary.md",
+        "loss-by-learning-rate.png",
+    ]
+    assert read_study(tmp_path).trials == TRIALS
+    with (tmp_path / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["hidden.loss"] for row in rows] == ["2.25", "1.75", "1.625", "2.5", "1.8125", "8.5"]
+    assert rows[2]["none.reason"] == "the loss is nan at update 3"
+    assert [p.name for p in write(RecordedStudy(tmp_path / "none", []))] == [
+        "trials.jsonl",
+        "study.json",
+        "trials.csv",
+        "summary.md",
+    ]
+    (tmp_path / "trials.jsonl").write_text("{")
+    assert read_study(tmp_path).problem == "is damaged: line 1 of trials.jsonl is not a trial"
+    assert "cannot be read" in read_study(tmp_path / "nothing").problem
+
+
+def test_picture_of_losses() -> None:
+    axes = figure(TRIALS).axes[0]
+    assert axes.get_xscale() == "log"
+    points = {c.get_label(): np.asarray(c.get_offsets()) for c in axes.collections}
+    assert set(points) == {
+        "none",
+        "none, diverged",
+        "hidden",
+        "hidden, diverged",
+    }
+    assert sorted(map(tuple, points["none"])) == [(0.001, 2.0), (0.01, 1.875), (0.25, 1.5)]
+    assert sorted(x for x, _ in points["none, diverged"]) == [0.5, 0.75, 1.0]
+    assert len(axes.lines) == 3  # a line per pair that trained
+
+
+def test_a_study_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(RecordedStudy(tmp_path, list(TRIALS)))
+    before = (tmp_path / "trials.jsonl").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UserError, match=r"trials\.jsonl cannot be written: No space left"):
+        write(RecordedStudy(tmp_path, list(TRIALS[:1])))
+    assert (tmp_path / "trials.jsonl").read_bytes() == before
