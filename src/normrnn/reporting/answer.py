@@ -101,8 +101,9 @@ def group_verdict(
         for run in plain:
             for name, points in run.splits.items():
                 run.splits[name] = [point._replace(seconds=None) for point in points]
-    settings = Settings(is_paired(group.runs), False, target, margin)
-    return verdict_of(plain, baseline, settings, group.measure.name)
+    measure = group.measure
+    settings = Settings(is_paired(group.runs), measure.higher_is_better, target, margin)
+    return verdict_of(plain, baseline, settings, measure.name)
 
 
 def _runs(rows: Any) -> list[Run] | None:
@@ -160,9 +161,10 @@ def _plain(run: Run, variant: str, measure: Measure) -> PlainRun:
             for r in rows
         ]
 
+    tests = {row["updates"]: row for row in run.split("test", saved_statistics(run))}
     splits = {
         "valid": points(run.split("valid", run.serving)),
-        "test": points(run.split("test", saved_statistics(run))[-1:]),
+        "test": points(list(tests.values())),
         "train_eval": points(run.split("train_eval", run.serving)),
     }
     splits = {name: some for name, some in splits.items() if some}
