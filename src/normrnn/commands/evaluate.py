@@ -4,7 +4,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from normrnn.commands.options import Directory, RunArgument, Use, parse
+from normrnn.commands.options import Directory, RunArgument, Use, import_named, parse
 from normrnn.console import PlainConsole
 
 
@@ -48,4 +48,4 @@ def run(arguments: list[str]) -> int:
         else:
             print(f"{data} is not what {run} was trained on: its evaluation.json is left alone")
 
-    return parse(options, "evaluate", arguments) or 0
+    return parse(options, "evaluate", import_named(arguments)) or 0

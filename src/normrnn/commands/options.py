@@ -106,7 +106,7 @@ def _value(arguments: list[str], option: str) -> str | None:
     >>> _value(["--seeds", "2", "--path=a"], "--path"), _value(["--path", "b"], "--path")
     ('a', 'b')
     """
-    for name, value in zip(arguments, [*arguments[1:], None], strict=True):
+    for name, value in zip(arguments, [*arguments[1:], None], strict=False):
         if name == option:
             return value
         if name.startswith(f"{option}="):
@@ -129,7 +129,7 @@ def chosen_config(config: Config) -> Config:
 
 def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
     """Call `function` with what tyro reads from the arguments; UsageError on a mistake."""
-    arguments = [_at_home(argument) for argument in import_named(arguments)]
+    arguments = [_at_home(argument) for argument in arguments]
     for name, value in zip(arguments, [*arguments[1:], None], strict=False):
         if (name in _FILES and value == "") or name in [f"{file}=" for file in _FILES]:
             raise UsageError(f"{name.rstrip('=')} needs a name")
