@@ -196,10 +196,10 @@ def describe(figure: Figure | None, measure: str = "") -> str:
     """A figure in a cell of a table; with what it measures if `measure` is given."""
     if figure is None:
         return DASH
-    what, values, difference = cells(figure, measure)
+    label, other, baseline, difference = cells(figure, measure)
     unit = " updates" if figure.ratio else ""
-    label = f"{what} " if measure and not figure.ratio else ""
-    return f"{label}{values}{unit}, {difference}"
+    label = f"{label} " if measure and not figure.ratio else ""
+    return f"{label}{other} vs {baseline}{unit}, {difference}"
 
 
 def judge(figure: Figure | None, expected: str) -> str:

@@ -9,7 +9,6 @@ from signal import SIGTERM
 from normrnn.config.base import Config
 from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.errors import UserError
-from normrnn.norms import of
 from normrnn.processes import Child, ended_politely, stop
 
 
@@ -35,7 +34,7 @@ class Job:
     @property
     def label(self) -> str:
         """The variant and its seed, as reports name them."""
-        return f"{of(self.config.norm).label}, {self.setting or f'seed {self.config.seed}'}"
+        return f"{self.config.norm}, {self.setting or f'seed {self.config.seed}'}"
 
     @property
     def code(self) -> int | None:

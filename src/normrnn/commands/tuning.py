@@ -13,7 +13,6 @@ from normrnn.commands.jobs import Job
 from normrnn.config.base import MEASURED, Config
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UsageError, UserError
-from normrnn.norms import of
 from normrnn.runs.rows import epoch_averages
 from normrnn.search.space import ANOTHER_LOSS, check, with_fields
 
@@ -167,7 +166,7 @@ def sentence(wanted: Tuning, chosen: dict[str, Any], study: "RecordedStudy") -> 
     numbers = all(type(value) in (int, float) for value in wanted.values)
     ends = (min(wanted.values), max(wanted.values)) if numbers else ()
     picked = [
-        f"{of(norm).label} {value}{' (at the edge of what was tried)' if value in ends else ''}"
+        f"{norm} {value}{' (at the edge of what was tried)' if value in ends else ''}"
         for norm, value in chosen.items()
     ]
     early = (

@@ -129,7 +129,7 @@ def plain_runs(group: Group) -> list[PlainRun]:
     """
     found = []
     for number, arm in enumerate(group.arms):
-        name = arm.name.replace(arm.runs[0].normalisation.label, arm.norm, 1)
+        name = arm.name
         if number == 0 and not arm.runs[0].normalisation.normalises:
             name = BASELINE
         found += [_plain(run, name, group.measure) for run in arm.runs]

@@ -46,17 +46,11 @@ class Verdict:
         return {name: counts for name, counts in found.items() if counts[0]}
 
     def lines(self, details: bool = False) -> list[str]:
-        """At most three lines per variant; with `details`, one per figure."""
+        """At most three lines per variant; with `details`, at least one per figure."""
         lines = textwrap.wrap(f"{self.title}:", COLUMNS) if self.title else []
         lines += [f"{name}: {bad} of {n} runs diverged" for name, (bad, n) in self.diverged.items()]
-        blocks = {name: self._texts(one, details) for name, one in self.variants.items()}
-        indent = max(map(len, blocks), default=0) + 3
-        wide = any(indent + len(text) > COLUMNS for texts in blocks.values() for text in texts)
-        for name, texts in blocks.items():
-            block = _narrow(name, texts) if wide else _columns(name, texts, indent)
-            if len(block) > MOST_LINES and not details:  # the details have the seconds
-                block = _narrow(name, texts[:2])
-            lines += block
+        texts = {name: self._texts(one, details) for name, one in self.variants.items()}
+        lines += _blocks(texts, most=None if details else MOST_LINES)
         if len(self.variants) > 1 and len(self.ranking) > 2:
             values = ", ".join(f"{name} {_plain_number(value)}" for name, value in self.ranking)
             lines += textwrap.wrap(f"ranking: {values}", COLUMNS, subsequent_indent="  ")
@@ -67,15 +61,14 @@ class Verdict:
     def _texts(self, one: VariantVerdict, details: bool) -> list[str]:
         figures = [f for f in (one.quality, one.speed, one.seconds) if f is not None]
         figures += one.details.values() if details else ()
-        texts = [describe(figure, self.measure) for figure in figures]
-        if not texts:
-            return ["no validation or test values in common"]
-        texts[0] += f"   {_seeds(figures[0])}"
-        return texts
+        if not figures:
+            return ["", "no validation or test values in common"]
+        seeds = "" if figures[0].answer == "one seed" else _seeds(figures[0])
+        return [seeds, *(describe(figure, self.measure) for figure in figures)]
 
     def details(self) -> str:
         """All figures, and how they were computed."""
-        return "\n".join([*self.lines(details=True), self.method])
+        return "\n".join([*self.lines(details=True), *textwrap.wrap(self.method, COLUMNS)])
 
     @property
     def method(self) -> str:
@@ -83,7 +76,12 @@ class Verdict:
         kind = "paired t intervals" if self.paired else "Welch's t intervals"
         count = len(self.variants)
         several = f"; simultaneous over {count} variants for test and speed" if count > 1 else ""
-        return f"95 % {kind}{several}."
+        early = "; early: before the learning rate drops" if self._has_early_speed else ""
+        return f"95 % {kind}{several}. Training values in eval mode{early}."
+
+    @property
+    def _has_early_speed(self) -> bool:
+        return any("speed_before_drop" in one.details for one in self.variants.values())
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -108,8 +106,9 @@ class Verdict:
             for text in (
                 "variant",
                 "figure",
-                f"vs {escape(self.baseline)}",
-                "difference",
+                "value",
+                escape(self.baseline),
+                "difference or ratio",
                 "answer",
                 "",
             )
@@ -166,27 +165,26 @@ def verdict_of(
 
 def describe(figure: Figure, measure: str) -> str:
     """A figure as one line: values, difference or ratio, interval, answer."""
-    what, values, difference = cells(figure, measure)
+    label, other, baseline, difference = cells(figure, measure)
     colon = ":" if figure.target is not None else ""
-    return f"{what}{colon} {values}   {difference}   {figure.answer}"
+    return f"{label}{colon} {other} vs {baseline}   {difference}   {figure.answer}"
 
 
-def cells(figure: Figure, measure: str) -> tuple[str, str, str]:
-    """Return what is compared, the two values, and their difference or ratio."""
+def cells(figure: Figure, measure: str) -> tuple[str, str, str, str]:
+    """Return label, value of the variant, value of the baseline, and difference or ratio."""
     digits = 0 if figure.ratio else _digits(figure)
-    low, high = figure.middle
-    values = f"{_number(high, digits)} vs {_number(low, digits)}"
+    baseline, other = (_number(value, digits) for value in figure.middle)
     if figure.ratio:
         target = "" if figure.target is None else f" {_plain_number(figure.target)}"
         difference = "–" if math.isinf(figure.estimate) else f"×{_number(figure.estimate, 2)}"
         bounds = figure.interval and [_number(v, 2) for v in figure.interval]
-        what = f"{figure.label}{target}"
+        label = f"{figure.label}{target}"
     else:
         difference = _signed(figure.estimate, digits)
         bounds = figure.interval and [_signed(v, digits) for v in figure.interval]
-        values = values.replace("never", "diverged")
-        what = f"{figure.label} {measure}"
-    return what, values, difference + (f" ({', '.join(bounds)})" if bounds else "")
+        baseline, other = (v.replace("never", "diverged") for v in (baseline, other))
+        label = f"{figure.label} {measure}"
+    return label, other, baseline, difference + (f" ({', '.join(bounds)})" if bounds else "")
 
 
 def _digits(figure: Figure) -> int:
@@ -217,19 +215,23 @@ def _seeds(figure: Figure) -> str:
     )
 
 
-def _columns(name: str, texts: Sequence[str], indent: int) -> list[str]:
-    return [
-        f"{head:<{indent}}{text}" for head, text in zip([name, *[""] * 20], texts, strict=False)
-    ]
+def _blocks(blocks: Mapping[str, Sequence[str]], most: int | None) -> list[str]:
+    """Lines of all variants, at most `most` each, in the first layout that fits.
 
-
-def _narrow(name: str, texts: Sequence[str]) -> list[str]:
-    texts = [text.replace("   ", "  ") for text in texts]
-    lines = [f"{name}: {texts[0]}", *(f"  {text}" for text in texts[1:])]
-    if len(lines[0]) > COLUMNS:  # the name and the number of seeds get a line of their own
-        first, _, seeds = texts[0].rpartition("  ")
-        lines = [f"{name}, {seeds}:", *(f"  {text}" for text in (first, *texts[1:]))]
-    return [part for line in lines for part in _wrapped(line)]
+    The texts of a variant start with the number of its seeds.
+    """
+    indent = max(map(len, blocks), default=0) + 3
+    columns, inline, headed = [], [], []
+    for name, texts in blocks.items():
+        seeds, first, *rest = texts[: most and most + 1]
+        columns += [f"{name:<{indent}}{first}   {seeds}", *(" " * indent + text for text in rest)]
+        seeds, first, *rest = (text.replace("   ", "  ") for text in texts[: most and most + 1])
+        inline += [f"{name}: {first}  {seeds}", *(f"  {text}" for text in rest)]
+        headed += [f"{name}, {seeds}:" if seeds else f"{name}:"]
+        for text in (first, *rest)[: most and most - 1]:
+            headed += _wrapped(f"  {text}")
+    fitting = (x for x in (columns, inline) if all(len(line.rstrip()) <= COLUMNS for line in x))
+    return next(fitting, headed)
 
 
 def _wrapped(line: str) -> list[str]:

@@ -207,11 +207,11 @@ def _speed(
     if not lowest:
         return None, None
     target = max(lowest) if settings.target is None else settings.sign * settings.target
-    return _to_target("validation", target, baseline, other, settings, figures.validations)
+    return _to_target("", target, baseline, other, settings, figures.validations)
 
 
 def _to_target(
-    label: str,
+    prefix: str,
     target: float,
     baseline: list[PlainRun],
     other: list[PlainRun],
@@ -232,8 +232,8 @@ def _to_target(
             found.append(None)
             continue
         margin = (math.log(1 - SPEED_MARGIN), math.log(1 + SPEED_MARGIN))
-        shown = f"{'updates' if name == 'step' else name} to {label}"
-        figure = _figure(shown, groups[0], groups[1], settings, margin, ratio=True)
+        label = f"{prefix}{'updates' if name == 'step' else name} to validation"
+        figure = _figure(label, groups[0], groups[1], settings, margin, ratio=True)
         found.append(replace(figure, target=settings.sign * target))
     return found[0], found[1]
 
@@ -310,17 +310,16 @@ def _details(
     if all(run.points("test") for run in both):
         found["best_validation"] = difference("best validation", figures.best_valid)
     found["last_validation"] = difference("last validation", figures.last_valid)
-    found["train"] = difference("training, eval mode", figures.last_train)
-    found["gap"] = difference("validation minus training, eval mode", figures.gap)
+    found["train"] = difference("training", figures.last_train)
+    found["gap"] = difference("validation minus training", figures.gap)
     if valid:
         first, last = max(p[0].step for p in valid), min(p[-1].step for p in valid)
         mean_value = partial(figures.area, first=first, last=last)
-        found["area"] = difference("mean validation over all updates", mean_value)
+        found["area"] = difference("mean validation", mean_value)
     early = [figures.before_drop(run) for run in both]
     if early and all(early):
         target = max(min(p.value for p in points) for points in early)
-        label = "validation before the learning rate drops"
-        steps, _ = _to_target(label, target, baseline, other, settings, figures.before_drop)
+        steps, _ = _to_target("early ", target, baseline, other, settings, figures.before_drop)
         found["speed_before_drop"] = steps
     return {name: figure for name, figure in found.items() if figure is not None}
 
