@@ -107,8 +107,10 @@ def group_verdict(
         for run in plain:
             for name, points in run.splits.items():
                 run.splits[name] = [point._replace(seconds=None) for point in points]
-    settings = Settings(all(run.paired for run in plain), False, target, margin)
-    return verdict_of(plain, baseline, settings, group.measure.name)
+    measure = group.measure
+    paired = all(run.paired for run in plain)
+    settings = Settings(paired, measure.higher_is_better, target, margin)
+    return verdict_of(plain, baseline, settings, measure.name)
 
 
 def _runs(rows: Any) -> list[Run] | None:
@@ -174,9 +176,10 @@ def _plain(run: Run, variant: str, measure: Measure) -> PlainRun:
             for r in rows
         ]
 
+    tests = {row["updates"]: row for row in run.split("test", saved_statistics(run))}
     splits = {
         "valid": points(run.split("valid", run.serving)),
-        "test": points(run.split("test", saved_statistics(run))[-1:]),
+        "test": points(list(tests.values())),
         "train_eval": points(run.split("train_eval", run.serving)),
     }
     splits = {name: some for name, some in splits.items() if some}
