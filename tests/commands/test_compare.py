@@ -33,7 +33,7 @@ def test_plan_has_one_arm_per_norm_and_seed(tiny: LanguageConfig, tmp_path: Path
     assert all(arm.config.threads == 1 for arm in arms)
     assert [arm.config.norm for arm in arms] == ["none", "frame"] * 2
     assert [arm.config.seed for arm in arms] == [3, 3, 4, 4]
-    assert [arm.label for arm in arms[:2]] == ["baseline, seed 3", "frame, seed 3"]
+    assert [arm.label for arm in arms[:2]] == ["none, seed 3", "frame, seed 3"]
     (one,) = plan(replace(tiny, threads=2), ["none"], 1, tmp_path)
     assert one.config.threads == 2
 
@@ -53,13 +53,13 @@ def test_compare_from_the_command_line_and_once_more(
         assert config["threads"] == 1
     assert "test perplexity" in shown
     assert "one seed" in shown
-    for name in ("baseline, seed 1", "frame, seed 1"):
+    for name in ("none, seed 1", "frame, seed 1"):
         assert f"{name}: epoch 2/2" in shown
     for words in ("vocabulary 26", "0.0% <unk>", "of 2 runs done, 100% of all updates"):
         assert words in shown
     lines = shown.splitlines()
     assert not [line for line in lines if line.endswith(" ")]
-    assert "(running)" not in "".join(line for line in lines if line.startswith("baseline"))
+    assert "(running)" not in "".join(line for line in lines if line.startswith("none"))
 
     # What has ended is read, and no process is started for it.
     started: list[RunJob] = []
@@ -183,7 +183,7 @@ def test_failing_arm_is_told_while_others_run(
     given = ("compare", "ptb-small", "--data", text_dir, "--workers", 2, "--out", tmp_path / "out")
     code, said, error = cli(*given)
     assert code == 1
-    assert said.count("baseline, seed 1 failed: the disk is full; the other runs continue") == 1
+    assert said.count("none, seed 1 failed: the disk is full; the other runs continue") == 1
     assert "none-1 failed: the disk is full\n" in error
 
 
@@ -371,7 +371,7 @@ def test_a_run_that_diverges_is_a_finding(cli: Cli, text_dir: Path, tmp_path: Pa
     given = ["compare", "ptb-small", "--data", text_dir, "--out", tmp_path / "o", *SMALL, *wild]
     code, said, _ = cli(*given)
     assert code == 0
-    assert "baseline, seed 1 diverged: the loss is inf at update 2" in said
+    assert "none, seed 1 diverged: the loss is inf at update 2" in said
     code, said, _ = cli("report", tmp_path / "o", "-o", tmp_path / "r.html", "--markdown")
     assert code == 0
     assert "none: 1 of 1 runs diverged" in said

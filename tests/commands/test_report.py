@@ -200,7 +200,7 @@ def test_runs_are_found_two_levels_down_and_nothing_is_no_report(cli: Cli, tmp_p
     make_run(tmp_path / "runs" / "one", norm="none")
     code, out, _ = cli("report", tmp_path / "runs", "-o", tmp_path / "r.html", "--markdown")
     assert code == 0
-    assert "baseline" in out
+    assert "none" in out
     (tmp_path / "empty").mkdir()
     code, _, err = cli("report", tmp_path / "empty", "-o", tmp_path / "none.html")
     assert code == 1
@@ -227,7 +227,7 @@ def test_runs_beside_comparisons_and_studies_are_all_found(cli: Cli, tmp_path: P
     code, out, err = cli("report", runs, "-o", tmp_path / "r.html", "--markdown")
     assert code == 0, err
     assert "perplexity" in out
-    for words in ("baseline, seed 1", "frame, seed 1", "baseline, seed 2", "ptb-small-search"):
+    for words in ("none, seed 1", "frame, seed 1", "none, seed 2", "ptb-small-search"):
         assert words in out
 
 

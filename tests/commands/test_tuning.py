@@ -73,7 +73,7 @@ def test_in_words() -> None:
     text = sentence(wanted, {"none": 1.0, "frame": 2.0}, RecordedStudy(Path(), trials))
     assert text == (
         "optimizer.lr was tuned for each arm on validation: 3 values (0.5, 1, 2), one seed that is"
-        " not compared, 3 epochs, 6 runs, 2,500 updates, 0 seconds in updates. Chosen: baseline"
+        " not compared, 3 epochs, 6 runs, 2,500 updates, 0 seconds in updates. Chosen: none"
         " 1.0, frame 2.0 (at the edge of what was tried)."
     )
     short = replace(wanted, of=10)

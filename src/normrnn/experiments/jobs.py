@@ -9,7 +9,6 @@ from signal import SIGTERM
 from normrnn.config.base import Config
 from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.errors import UserError
-from normrnn.norms import of
 from normrnn.processes import Child, ended_politely, stop
 
 
@@ -72,7 +71,7 @@ class RunJob(Job):
     @property
     def label(self) -> str:
         """Return the variant and its seed, as reports name them."""
-        return f"{of(self.config.norm).label}, {self.setting or f'seed {self.config.seed}'}"
+        return f"{self.config.norm}, {self.setting or f'seed {self.config.seed}'}"
 
     def start(self) -> None:
         """Start or resume the run."""

@@ -15,7 +15,6 @@ from normrnn.config.registry import with_fields
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import RunJob
 from normrnn.experiments.search.space import ANOTHER_LOSS, check
-from normrnn.norms import of
 from normrnn.runs.rows import epoch_averages
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def sentence(wanted: Tuning, chosen: dict[str, Any], study: "RecordedStudy") -> 
     numbers = all(type(value) in (int, float) for value in wanted.values)
     ends = (min(wanted.values), max(wanted.values)) if numbers else ()
     picked = [
-        f"{of(norm).label} {value}{' (at the edge of what was tried)' if value in ends else ''}"
+        f"{norm} {value}{' (at the edge of what was tried)' if value in ends else ''}"
         for norm, value in chosen.items()
     ]
     early = (

@@ -57,7 +57,7 @@ class Run:
     @property
     def label(self) -> str:
         """Normalisation and seed."""
-        return f"{self.normalisation.label}, seed {self.seed}"
+        return f"{self.norm}, seed {self.seed}"
 
     @cached_property
     def normalisation(self) -> Norm:
@@ -236,8 +236,8 @@ def _say(found: Sequence[RunOrProblem]) -> None:
         notice(word)
     runs = [one for one in found if one.run is not None]
     if bare := [one.path.name for one in runs if not one.verified]:
-        some = ", ".join(bare[:3]) + (", …" if len(bare) > 3 else "")
-        notice(f"{len(bare)} of {len(runs)} runs have no checksums ({some}): not verified")
+        some = "" if len(bare) == len(runs) else f" ({bare[0]}{', …' * (len(bare) > 1)})"
+        notice(f"{len(bare)} of {len(runs)} runs have no checksums{some}: not verified")
 
 
 def _config(path: Path) -> dict[str, Any] | None:
