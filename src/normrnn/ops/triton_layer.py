@@ -28,6 +28,9 @@ TOLERANCE = 1e-4
 SEQUENCES = 16
 """Sequences per program: the fewest rows that ``tl.dot`` multiplies."""
 
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether TRITON_INTERPRET=1 was set: the kernels then run on the CPU, slowly."""
+
 _Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 _checked: set[tuple[Any, ...]] = set()
@@ -291,17 +294,12 @@ def _backward(
     tl.store(dc_state + state, dc, in_batch)
 
 
-def launch_options(H: int) -> dict[str, Any]:
-    """Compile-time sizes of a launch, the same for both kernels."""
+def launch_options(H: int, backward: bool) -> dict[str, Any]:
+    """Compile-time sizes of a launch, chosen for few spilled registers."""
     HP = max(triton.next_power_of_2(H), 16)
-    return {
-        "H": H,
-        "HP": HP,
-        "BK": 32 if HP <= 64 else 16,
-        "SEQUENCES": SEQUENCES,
-        "num_warps": max(HP // 16, 4),
-        "num_stages": 2,
-    }
+    warps = 16 if backward and HP == 256 else min(max(HP // 16, 4), 8)
+    sizes = {"H": H, "HP": HP, "BK": 16, "SEQUENCES": SEQUENCES}
+    return sizes | {"num_warps": warps, "num_stages": 2, "enable_fp_fusion": True}
 
 
 def _precision() -> str:
@@ -341,7 +339,7 @@ def _layer_lstm(
         RESETS=resets is not None,
         KEEP=keep,
         PRECISION=_precision(),
-        **launch_options(H),
+        **launch_options(H, backward=False),
     )
     return outputs
 
@@ -399,7 +397,7 @@ def _layer_lstm_backward(
         CELL_NORM=weight_c is not None,
         RESETS=resets is not None,
         PRECISION=_precision(),
-        **launch_options(H),
+        **launch_options(H, backward=True),
     )
     return dgates, dproduct, dshown, dh, dc
 
@@ -506,6 +504,8 @@ def layer_lstm(
     if gates.dtype == torch.float64 or w_hh.dtype == torch.float64:
         raise ValueError("the Triton kernel computes in float32: use the loop for float64")
     device = gates.device
+    if device.type != "cuda" and not INTERPRETED:
+        raise ValueError(f"the Triton kernel runs on a GPU, got tensors on {device}")
     if gates.dim() != 2 or steps.rows == 0:
         raise ValueError("the Triton kernel needs at least one row")
     wide = [gates.float().contiguous(), w_hh.contiguous()]
