@@ -69,7 +69,7 @@ def differences(norm: str, device: torch.device) -> dict[str, float]:
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Float32 products without TF32."""
-    settings = torch.backends.cuda.matmul, torch.backends.cudnn.rnn
+    settings: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn.rnn
     before = [s.fp32_precision for s in settings]
     for s in settings:
         s.fp32_precision = "ieee"
@@ -92,7 +92,7 @@ def check(names: list[str], device: torch.device) -> bool:
         for name in names:
             try:
                 if name == TRITON:
-                    from normrnn.ops import triton_layer  # noqa: PLC0415
+                    from normrnn.ops import triton_layer
 
                     found = triton_layer.compare_with_reference(device, 24)
                 else:
@@ -118,7 +118,7 @@ class TritonLayer(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
-        from normrnn.ops.triton_layer import layer_lstm  # noqa: PLC0415
+        from normrnn.ops.triton_layer import layer_lstm
 
         T, B, _ = x.shape
         own, rows = self.layer, x.flatten(0, 1)
@@ -185,17 +185,20 @@ def time_all(
 
 
 def compiled(kernel: Any, H: int, arch: int, cell_norm: bool) -> dict[str, int]:
-    """Registers per thread, bytes of spill stores and loads, shared bytes of a kernel as it would be launched."""
-    import triton  # noqa: PLC0415
-    from triton.backends.compiler import GPUTarget  # noqa: PLC0415
-    from triton.backends.nvidia.compiler import get_ptxas  # noqa: PLC0415
-    from triton.compiler import ASTSource  # noqa: PLC0415
+    """Registers per thread, bytes of spill stores and loads, and bytes of shared memory of a kernel
+    as it would be launched."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import get_ptxas
+    from triton.compiler import ASTSource
 
-    from normrnn.ops import triton_layer  # noqa: PLC0415
+    from normrnn.ops import triton_layer
 
-    options = triton_layer.launch_options(H, backward=kernel is triton_layer._backward)
-    launch = {n: options.pop(n) for n in ("num_warps", "num_stages", "enable_fp_fusion")}
-    fixed = options | {"CELL_NORM": cell_norm, "RESETS": True, "KEEP": True, "PRECISION": "tf32x3"}
+    fixed = triton_layer.launch_options(
+        H, cell_norm=cell_norm, resets=True, backward=kernel is triton_layer._backward
+    )
+    launch = {n: fixed.pop(n) for n in ("num_warps", "num_stages", "enable_fp_fusion")}
+    fixed["KEEP"] = True
     if not cell_norm:
         fixed |= {"weight_c": None, "bias_c": None}
     signature: dict[str, str] = {}
@@ -231,9 +234,9 @@ def compiled(kernel: Any, H: int, arch: int, cell_norm: bool) -> dict[str, int]:
 
 
 def compile_only(sizes: list[int], cell_norm: bool) -> None:
-    from normrnn.ops import triton_layer  # noqa: PLC0415
+    from normrnn.ops import triton_layer
 
-    if not hasattr(triton_layer._forward, "arg_names") or triton_layer.INTERPRETED:
+    if triton_layer.INTERPRETED:
         raise SystemExit("unset TRITON_INTERPRET: the interpreter compiles nothing")
     print("| kernel | H | GPU | warps | registers | bytes spilled and reloaded | bytes shared |")
     print("|---|---|---|---|---|---|---|")

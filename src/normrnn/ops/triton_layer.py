@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from normrnn.ops import reference
 from normrnn.ops.steps import Steps
@@ -28,7 +29,7 @@ TOLERANCE = 1e-4
 SEQUENCES = 16
 """Sequences per program: the fewest rows that ``tl.dot`` multiplies."""
 
-INTERPRETED = bool(triton.knobs.runtime.interpret)
+INTERPRETED = bool(knobs.runtime.interpret)
 """Whether TRITON_INTERPRET=1 was set: the kernels then run on the CPU, slowly."""
 
 _Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -281,7 +282,7 @@ def _backward(
         tl.debug_barrier()  # all threads have written dproduct
 
         product = tl.zeros((SEQUENCES, HP), tl.float32)
-        for start in range(0, 4 * H, BK):
+        for start in range(0, 4 * H, BK):  # type: ignore[arg-type]
             k = start + tl.arange(0, BK)
             columns = row[:, None] * (D * 4 * H) + d * 4 * H + k[None, :]
             part = tl.load(dproduct + columns, carries[:, None] & (k < 4 * H)[None, :], 0.0)
@@ -294,17 +295,20 @@ def _backward(
     tl.store(dc_state + state, dc, in_batch)
 
 
-def launch_options(H: int, backward: bool) -> dict[str, Any]:
-    """Compile-time sizes of a launch, chosen for few spilled registers."""
+def launch_options(H: int, *, cell_norm: bool, resets: bool, backward: bool) -> dict[str, Any]:
+    """Compile-time constants of a launch, chosen for few spilled registers.
+
+    W_h h is computed in TF32 where torch's float32 products are, else as three products in TF32,
+    which come close to float32.
+    """
     HP = max(triton.next_power_of_2(H), 16)
     warps = 16 if backward and HP == 256 else min(max(HP // 16, 4), 8)
-    sizes = {"H": H, "HP": HP, "BK": 16, "SEQUENCES": SEQUENCES}
-    return sizes | {"num_warps": warps, "num_stages": 2, "enable_fp_fusion": True}
-
-
-def _precision() -> str:
-    """As torch multiplies float32 matrices on this device, but never below three TF32 terms."""
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return {
+        **{"H": H, "HP": HP, "BK": 16, "SEQUENCES": SEQUENCES},
+        **{"CELL_NORM": cell_norm, "RESETS": resets, "PRECISION": "tf32" if tf32 else "tf32x3"},
+        **{"num_warps": warps, "num_stages": 2, "enable_fp_fusion": True},
+    }
 
 
 def _grid(B: int, D: int) -> tuple[int, int]:
@@ -330,16 +334,16 @@ def _layer_lstm(
     D, B, H = h0.shape
     self_check(gates.device, H, w_hh.dtype, weight_c is not None)
     outputs = _outputs(gates, h0, keep)
+    options = launch_options(
+        H, cell_norm=weight_c is not None, resets=resets is not None, backward=False
+    )
     rows, h, c, normed, rstd, cells = outputs
     h.copy_(h0)
     _forward[_grid(B, D)](
         *(gates, w_hh, gamma, weight_c, bias_c, c0, resets, lengths, offsets),
         *(rows, h, c, normed, rstd, cells, B, int(backwards), eps),
-        CELL_NORM=weight_c is not None,
-        RESETS=resets is not None,
-        KEEP=keep,
-        PRECISION=_precision(),
-        **launch_options(H, backward=False),
+        **options,
+        **{"KEEP": keep},
     )
     return outputs
 
@@ -391,13 +395,13 @@ def _layer_lstm_backward(
     )
     dgates, dproduct = torch.empty_like(gates), torch.empty_like(gates)
     dshown = cells.new_empty(0) if weight_c is None else torch.empty_like(cells)
+    options = launch_options(
+        H, cell_norm=weight_c is not None, resets=resets is not None, backward=True
+    )
     _backward[_grid(B, D)](
         *(grad_rows, gates, w_hh, gamma, weight_c, bias_c, c0, resets, lengths, offsets),
         *(normed, rstd, cells, dh, dc, dgates, dproduct, dshown, B, int(backwards), eps),
-        CELL_NORM=weight_c is not None,
-        RESETS=resets is not None,
-        PRECISION=_precision(),
-        **launch_options(H, backward=True),
+        **options,
     )
     return dgates, dproduct, dshown, dh, dc
 
@@ -425,7 +429,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: _Tensors) -> None:
 
 def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     *saved, rows, h0 = ctx.saved_tensors
-    _, w_hh, _, _, weight_c, bias_c, resets, lengths, offsets, normed, _, cells = saved
+    _, w_hh, _, _, weight_c, _, resets, lengths, offsets, normed, _, cells = saved
     D, _, H = h0.shape
     dgates, dproduct, dshown, dh, dc = torch.ops.normrnn.layer_lstm_backward(
         *grads[:3], *saved, ctx.eps, ctx.backwards
@@ -489,8 +493,9 @@ def layer_lstm(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Run LSTM steps with LN(W_h h; γ_h) on ready gate inputs, one or two directions in one launch.
 
-    ``gates`` (N, D·4H), ``w_hh`` (D, 4H, H), ``gamma`` (D, 4H), ``state`` (D, B, H) each, ``resets``
-    (N,), ``weight_c`` and ``bias_c`` (D, H). Returns h (N, D·H) and the final state, in float32.
+    ``gates`` (N, D·4H), ``w_hh`` (D, 4H, H), ``gamma`` (D, 4H), ``state`` (D, B, H) each,
+    ``resets`` (N,), ``weight_c`` and ``bias_c`` (D, H). Returns h (N, D·H) and the final state, in
+    float32.
     ``w_hh`` may be float16 or bfloat16: the product W_h h then has that precision.
     There is no second derivative: use the loop for it.
     """
@@ -563,114 +568,98 @@ def compare_with_reference(
     cell_norm: bool = False,
     lengths: tuple[int, ...] = (5, 5, 4, *[3] * 14, 1),
     bidirectional: bool = True,
-    reverse: bool = False,
     with_state: bool = True,
     with_resets: bool = True,
     affine: bool = True,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Largest differences of outputs and gradients from the naive loop in float64, each relative
-    to the largest value of its tensor. Inputs are drawn with ``seed``."""
-    drawn = torch.Generator().manual_seed(seed)
+    """Run random weights and inputs through the kernels and through the naive loop in float64.
+
+    Returns the largest difference of every output and gradient, relative to the largest value of
+    the tensor. ``dtype`` is the type of W_h, ``lengths`` go from long to short.
+    """
+    T, B, D, I = max(lengths), len(lengths), 1 + bidirectional, 3  # noqa: E741
+    names = ("", "_reverse")[:D]
+    generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=drawn, dtype=torch.float64)
+        return torch.randn(shape, generator=generator).double()
 
-    T, B, D, I, steps = max(lengths), len(lengths), 1 + bidirectional, 3, _steps(lengths)
-    x, flags = draw(T, B, I), draw(T, B) > 0.8
-    names = ("", "_reverse")[:D] if not reverse else ("_reverse",)
-    p: dict[str, Tensor] = {}
+    p = {"x": draw(T, B, I)}
     for name in names:
         p[f"weight_ih_l0{name}"] = draw(4 * H, I)
-        p[f"weight_hh_l0{name}"] = draw(4 * H, H) / H**0.5
+        p[f"weight_hh_l0{name}"] = (draw(4 * H, H) / H**0.5).to(dtype).double()
         if affine:
             p[f"norm_l0{name}.weight"] = draw(4 * H).abs() + 0.5
             p[f"norm_l0{name}.gamma_hh"] = draw(4 * H).abs() + 0.5
             p[f"norm_l0{name}.bias"] = draw(4 * H)
-            if cell_norm:
-                p[f"norm_l0{name}.weight_c"] = draw(H).abs() + 0.5
-                p[f"norm_l0{name}.bias_c"] = draw(H)
-    # Both sides get the same rounded weights.
-    for name in p:
-        p[name] = p[name].to(dtype if "weight_hh" in name else torch.float32).double()
+        if affine and cell_norm:
+            p[f"norm_l0{name}.weight_c"] = draw(H).abs() + 0.5
+            p[f"norm_l0{name}.bias_c"] = draw(H)
     if with_state:
-        p["h"], p["c"] = draw(D, B, H), draw(D, B, H)
-    p["x"] = x
+        p |= {"h": draw(D, B, H), "c": draw(D, B, H)}
+    resets = draw(T, B) > 0.8 if with_resets else None
     heads = [draw(T, B, D * H), draw(D, B, H), draw(D, B, H)]
-    resets = flags if with_resets else None
+    settings = reference.Settings("lstm", "layer", bidirectional=bidirectional, cell_norm=cell_norm)
+    exact = {name: value.requires_grad_() for name, value in p.items()}
+    state = (exact["h"], exact["c"]) if with_state else None
+    result = reference.stack(exact["x"], lengths, exact, settings, state, resets)
+    expected = [result.output, result.h, result.c]
+    expected += torch.autograd.grad(expected, list(exact.values()), heads)
 
-    sources = {n: v.clone().requires_grad_() for n, v in p.items()}
-    state = (sources["h"], sources["c"]) if with_state else None
-    expected = _reference(sources, names, lengths, state, resets, cell_norm)
-    inside = torch.arange(T)[:, None] < torch.tensor(lengths)
-    heads[0] = heads[0] * inside[..., None]
-    expected_grads = torch.autograd.grad(expected, list(sources.values()), heads)
-
-    ours = {n: v.float().to(device).requires_grad_() for n, v in p.items()}
-    inside = inside.to(device)
-    gates = []
-    for name in names:
-        own = F.layer_norm(ours["x"][inside] @ ours[f"weight_ih_l0{name}"].t(), (4 * H,))
-        if affine:
-            own = own * ours[f"norm_l0{name}.weight"] + ours[f"norm_l0{name}.bias"]
-        gates.append(own)
-
-    def stacked(name: str) -> Tensor:
-        return torch.stack([ours[name.format(suffix)] for suffix in names])
-
-    has_cell = affine and cell_norm
-    rows, (h, c) = layer_lstm(
-        torch.cat(gates, 1),
-        stacked("weight_hh_l0{}").to(dtype),
-        stacked("norm_l0{}.gamma_hh") if affine else None,
-        steps,
-        state=(ours["h"], ours["c"]) if with_state else None,
-        resets=None if resets is None else resets.to(device)[inside],
-        reverse=tuple(name != "" for name in names),
-        cell_norm=cell_norm,
-        weight_c=stacked("norm_l0{}.weight_c") if has_cell else None,
-        bias_c=stacked("norm_l0{}.bias_c") if has_cell else None,
-    )
-    output = torch.zeros(T, B, D * H, device=device)
-    output = output.masked_scatter(inside[..., None], rows)
-    made = [output, h, c]
-    grads = torch.autograd.grad(made, list(ours.values()), [g.float().to(device) for g in heads])
+    ours = {name: value.detach().float().to(device) for name, value in p.items()}
+    found = _run_layer(ours, names, lengths, resets, H, dtype, cell_norm)
+    found += torch.autograd.grad(found, list(ours.values()), [g.float().to(device) for g in heads])
     labels = ["output", "h_n", "c_n", *(f"gradient of {name}" for name in p)]
-    pairs = zip(labels, [*made, *grads], [*expected, *expected_grads], strict=True)
-    return {name: _difference(a, e) for name, a, e in pairs}
+    errors = {}
+    for label, a, e in zip(labels, found, expected, strict=True):
+        actual, exact_value = a.detach().cpu().double(), e.detach()
+        largest = exact_value.abs().max().clamp(min=1e-3)
+        errors[label] = float((actual - exact_value).abs().max() / largest)
+    return errors
 
 
-def _steps(lengths: tuple[int, ...]) -> Steps:
-    """Steps of sequences that are sorted, longest first."""
-    return Steps.packed([sum(n > t for n in lengths) for t in range(max(lengths))])
-
-
-def _reference(
+def _run_layer(
     p: dict[str, Tensor],
     names: tuple[str, ...],
     lengths: tuple[int, ...],
-    state: tuple[Tensor, Tensor] | None,
     resets: Tensor | None,
+    H: int,
+    dtype: torch.dtype,
     cell_norm: bool,
 ) -> list[Tensor]:
-    settings = reference.Settings("lstm", "layer", cell_norm=cell_norm)
-    made = []
-    for d, name in enumerate(names):
-        own = {n.replace(f"_l0{name}", "", 1): v for n, v in p.items() if _is_of(n, name)}
-        zeros = p["x"].new_zeros(len(lengths), own["weight_hh"].shape[1])
-        start = (zeros, zeros) if state is None else (state[0][d], state[1][d])
-        output, (h, c), _ = reference.direction(
-            p["x"], lengths, own, settings, name != "", start, {}, resets
+    """Padded output (T, B, D·H) and the final state of the whole layer, from named parameters."""
+    for value in p.values():
+        value.requires_grad_()
+
+    def stacked(name: str) -> Tensor | None:
+        found = [p.get(name.format(suffix)) for suffix in names]
+        return None if found[0] is None else torch.stack(found)  # type: ignore[arg-type]
+
+    T, device = p["x"].shape[0], p["x"].device
+    inside = torch.arange(T, device=device)[:, None] < torch.tensor(lengths, device=device)
+    gates = [
+        F.layer_norm(
+            p["x"][inside] @ p[f"weight_ih_l0{name}"].t(),
+            (4 * H,),
+            p.get(f"norm_l0{name}.weight"),
+            p.get(f"norm_l0{name}.bias"),
         )
-        made.append((output, h, c))
-    outputs, h, c = zip(*made, strict=True)
-    return [torch.cat(outputs, -1), torch.stack(h), torch.stack(c)]
-
-
-def _is_of(name: str, suffix: str) -> bool:
-    return name.partition(".")[0].partition("_l0")[1:] == ("_l0", suffix)
-
-
-def _difference(actual: Tensor, expected: Tensor) -> float:
-    worst = (actual.double().cpu() - expected).abs().max() / expected.abs().max().clamp(min=1e-3)
-    return float(worst.detach())
+        for name in names
+    ]
+    w_hh = stacked("weight_hh_l0{}")
+    assert w_hh is not None
+    rows, (h, c) = layer_lstm(
+        torch.cat(gates, 1),
+        w_hh.to(dtype),
+        stacked("norm_l0{}.gamma_hh"),
+        Steps.packed([sum(n > t for n in lengths) for t in range(T)]),
+        state=(p["h"], p["c"]) if "h" in p else None,
+        resets=None if resets is None else resets.to(device)[inside],
+        reverse=(False, True)[: len(names)],
+        cell_norm=cell_norm,
+        weight_c=stacked("norm_l0{}.weight_c"),
+        bias_c=stacked("norm_l0{}.bias_c"),
+    )
+    output = torch.zeros(*inside.shape, rows.shape[1], device=device)
+    return [output.masked_scatter(inside[..., None], rows), h, c]
