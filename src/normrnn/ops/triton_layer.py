@@ -342,8 +342,8 @@ def _layer_lstm(
     _forward[_grid(B, D)](
         *(gates, w_hh, gamma, weight_c, bias_c, c0, resets, lengths, offsets),
         *(rows, h, c, normed, rstd, cells, B, int(backwards), eps),
+        KEEP=keep,  # type: ignore[arg-type]
         **options,
-        **{"KEEP": keep},
     )
     return outputs
 
