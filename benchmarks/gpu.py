@@ -16,8 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ import normrnn
 from benchmarks.machine import describe
 from normrnn import norms
 from normrnn.ops import Steps
+from normrnn.ops.fused import without_tf32
 
 LENGTHS = (9, 9, 7, 4, 3, 2, 2)
 ACCEPTED = 1e-3
@@ -66,20 +66,6 @@ def differences(norm: str, device: torch.device) -> dict[str, float]:
     return {n: float((ours[n] - v).abs().max() / v.abs().max()) for n, v in theirs.items()}
 
 
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Float32 products without TF32."""
-    settings: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn.rnn
-    before = [s.fp32_precision for s in settings]
-    for s in settings:
-        s.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        for s, value in zip(settings, before, strict=True):
-            s.fp32_precision = value
-
-
 def triton_runs(device: torch.device) -> bool:
     return device.type == "cuda" and find_spec("triton") is not None
 
@@ -88,7 +74,7 @@ def check(names: list[str], device: torch.device) -> bool:
     """Print a table of correctness; whether all is well."""
     print("\n| norm | largest relative difference | of | result |\n|---|---|---|---|")
     well = True
-    with exact_products():
+    with without_tf32(device):
         for name in names:
             try:
                 if name == TRITON:

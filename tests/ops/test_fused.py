@@ -177,8 +177,9 @@ def test_identity_limit() -> None:
 
 
 def test_tf32_setting_is_restored() -> None:
-    def precision() -> tuple[str, str]:
-        return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.rnn.fp32_precision
+    def precision() -> tuple[Any, ...]:
+        settings: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn.rnn
+        return tuple(setting.fp32_precision for setting in settings)
 
     before = precision()
     with without_tf32(torch.device("cuda")):

@@ -152,7 +152,7 @@ def input_statistics(rows: Tensor, w_ih: Tensor) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(rows.dtype, torch.float32)
     rows, w_ih = rows.to(wide), w_ih.to(wide)
     with without_tf32(rows.device), torch.autocast(rows.device.type, enabled=False):
-        if not moments_pay(*rows.shape, len(w_ih)):
+        if not moments_pay(rows.shape[0], rows.shape[1], len(w_ih)):
             var, mean = torch.var_mean(rows @ w_ih.t(), 0, correction=0)
             return mean, var
         mean = rows.mean(0)
