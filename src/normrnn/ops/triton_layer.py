@@ -477,6 +477,15 @@ def _states_before(
 _layer_lstm.register_autograd(_differentiate, setup_context=_setup_context)
 
 
+def _layout(steps: Steps, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Lengths (B,) and the first row of every step (T + 1,); no copy from the host if dense."""
+    if not steps.ragged:
+        offsets = torch.arange(steps.time + 1, device=device) * steps.batch
+        return torch.full((steps.batch,), steps.time, dtype=torch.int32, device=device), offsets
+    lengths = torch.tensor(steps.lengths, dtype=torch.int32, device=device)
+    return lengths, torch.tensor([*steps.offsets, steps.rows], device=device)
+
+
 def layer_lstm(
     gates: Tensor,
     w_hh: Tensor,
@@ -524,8 +533,7 @@ def layer_lstm(
         bias_c = torch.zeros_like(ones) if bias_c is None else bias_c.float().contiguous()
     else:
         weight_c = bias_c = None
-    offsets = torch.tensor([*steps.offsets, steps.rows], device=device)
-    lengths = torch.tensor(steps.lengths, dtype=torch.int32, device=device)
+    lengths, offsets = _layout(steps, device)
     marks = None if resets is None else resets.to(torch.uint8).contiguous()
     inputs = (*wide, gamma, h0, c0, weight_c, bias_c)
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
