@@ -23,9 +23,9 @@ from normrnn.engine.start import open_experiment
 from normrnn.ops.native import library
 from normrnn.recipes import recipe
 from normrnn.reporting.study import RecordedStudy, write
-from normrnn.search.plan import Plan
-from normrnn.search.study import Study
-from normrnn.search.worker import work
+from normrnn.experiments.search.plan import Plan
+from normrnn.experiments.search.study import Study
+from normrnn.experiments.search.worker import work
 from normrnn.speech.config import (
     AcousticConfig,
     SpeechConfig,
