@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 
 from normrnn.cli import guarded
 from normrnn.config.base import Config
+from normrnn.config.extensions import handed_over, receive
 from normrnn.config.measure import Measure
 from normrnn.config.registry import with_fields
 from normrnn.engine.display import PlainDisplay
@@ -44,7 +45,9 @@ class Order:
     out: str
     plan: dict[str, Any]
     processes: int = 1
-    """Those that train each run together."""
+    """Processes that train each run together."""
+    imports: dict[str, str] = field(default_factory=handed_over)
+    """Import paths that the user gave, and where they were found."""
 
     def send(self) -> bytes:
         """For the worker's standard input: a storage may hold a password."""
@@ -255,6 +258,7 @@ def run(arguments: list[str]) -> int:  # noqa: ARG001  everything is on standard
     """Work as the order on standard input says."""
     stop_with_parent()
     order = Order(**json.load(sys.stdin))
+    receive(order.imports)
     plan = Plan.from_json(order.plan)
     plan = replace(plan, config=replace(plan.config, threads=plan.config.threads or 1))
     with storage_errors():
