@@ -35,7 +35,6 @@ from normrnn.speech.config import (
 from normrnn.speech.corpus import read_speech
 from normrnn.speech.prepare.kaldi import Side, kaldi_job
 from normrnn.speech.prepare.preparation import prepare
-from normrnn.text import large
 from normrnn.text.config import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig
 from tests.sounds import RATE, sung, write_librispeech
 from tests.tiny_runs import rows_of, run_tiny, write_texts
@@ -312,20 +311,6 @@ def exports(root: Path) -> None:
         export(Path("finished"), root / name, name)
 
 
-def cached(root: Path) -> None:
-    """A text as ids on disk, as for large ones, and a run on it."""
-    root.mkdir()
-    _texts_on_disk(root)
-    run_tiny(replace(TEXT, norm="none"), root / "run")
-    assert list((root / "cache" / "normrnn" / "texts").glob("*/train.ids"))
-
-
-def _texts_on_disk(root: Path) -> None:
-    """All texts are large, and what they become is kept here."""
-    large.LARGE = 0
-    os.environ["XDG_CACHE_HOME"] = str((root / "cache").resolve())
-
-
 def _use_cache(root: Path) -> None:
     os.environ |= {"XDG_CACHE_HOME": str(root), "CC": str(root.parent / "cc")}
     library.library.cache_clear()
@@ -351,7 +336,6 @@ ROOTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "gradients": (gradients, ()),
     "cache": (cache, ()),
     "exports": (exports, ("finished", "text")),
-    "cached": (cached, ("text",)),
 }
 """Name -> what makes it, and what that needs."""
 
@@ -575,14 +559,6 @@ SCENES = {
         ("study", "text"),
         given=("space.json",),
         weight=0.3,
-    ),
-    "evaluate a large text": Scene(
-        ["evaluate", "cached/run", "--threads", "1"],
-        ("cached/cache/**/*",),
-        ("cached", "text"),
-        products=contents("cached/run/evaluation.json"),
-        before=lambda where: _texts_on_disk(where / "cached"),
-        weight=1,
     ),
     "info of a run": Scene(["info", "finished"], ("finished",), warms=True, weight=1),
     **{

@@ -34,7 +34,7 @@ from normrnn.runs.rows import Row, read_rows
 from normrnn.search.space import with_fields
 
 if TYPE_CHECKING:
-    from normrnn.engine.task import Experiment
+    from normrnn.engine.task import Task
     from normrnn.reporting.result import Result
     from normrnn.reporting.study import RecordedStudy
 
@@ -212,7 +212,7 @@ def _compare(config: Config, request: Request) -> "Result":
 
 
 def _tuned(
-    config: Config, request: Request, wanted: Tuning, data: "Experiment", console: Console
+    config: Config, request: Request, wanted: Tuning, data: "Task", console: Console
 ) -> "tuple[dict[str, Any], RecordedStudy]":
     arms = wanted.arms(config, request.norms, request.out)
     each = "1 epoch" if wanted.epochs == 1 else f"{wanted.epochs} epochs"
@@ -222,7 +222,7 @@ def _tuned(
     return chosen, study
 
 
-def _open_data(config: Config) -> "Experiment":
+def _open_data(config: Config) -> "Task":
     """Open the data before any run starts, so that a wrong --data or --device fails at once."""
     from normrnn.engine.start import open_experiment
     from normrnn.runs.environment import named_device
@@ -231,7 +231,7 @@ def _open_data(config: Config) -> "Experiment":
     return open_experiment(config)
 
 
-def _refuse_other(arms: Sequence[Job], data: "Experiment") -> None:
+def _refuse_other(arms: Sequence[Job], data: "Task") -> None:
     """UsageError if a run was begun with other settings or data, before any other is trained."""
     from normrnn.engine.start import refuse_changes
     from normrnn.runs.store import RunDirectory
@@ -240,9 +240,7 @@ def _refuse_other(arms: Sequence[Job], data: "Experiment") -> None:
         if not (arm.out / CONFIG).exists():
             continue
         old = RunDirectory(arm.out).config()
-        known = old.data_sha256 in (data.sha256, data.older_sha256)
-        found = old.data_sha256 if known else data.sha256
-        refuse_changes(old, data.completed(arm.config, found), arm.out)
+        refuse_changes(old, data.completed(arm.config), arm.out)
 
 
 def _mark_ended(arms: Sequence[Job]) -> None:
@@ -278,7 +276,7 @@ def _with(arm: Job, field: str, value: Any) -> Job:
     return replace(arm, config=with_fields(arm.config, {field: value}))
 
 
-def _train(arms: Sequence[Job], request: Request, data: "Experiment", console: Console) -> None:
+def _train(arms: Sequence[Job], request: Request, data: "Task", console: Console) -> None:
     for arm in arms:
         arm.config = replace(arm.config, **data.settings)
     _refuse_other(arms, data)
@@ -294,7 +292,7 @@ def _train(arms: Sequence[Job], request: Request, data: "Experiment", console: C
         Jobs(arms, jobs).run(watch)
 
 
-def _updates(epochs: int, data: "Experiment", console: Console) -> int:
+def _updates(epochs: int, data: "Task", console: Console) -> int:
     """Count the updates of a run. Building its task finds data that cannot be trained on."""
     import torch
 

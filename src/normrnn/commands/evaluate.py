@@ -32,14 +32,13 @@ def run(arguments: list[str]) -> int:
             threads: Threads of the tensor library; 0 is its own choice.
             one_stream: Also read the test text as one stream, as Zaremba did: slow for large nets.
         """
-        from normrnn.config.registry import task_of
-        from normrnn.engine.evaluate import evaluate, keep
+        from normrnn.engine.evaluate import evaluate, keep, show
         from normrnn.runs.environment import set_threads
         from normrnn.runs.store import RunDirectory
 
         set_threads(threads)
         result = evaluate(run, data, device, one_stream)
-        task_of(RunDirectory(run).config()).show(result, PlainConsole())
+        show(result, RunDirectory(run).config(), PlainConsole())
         if result["same_data"]:
             keep(run, result)
         else:

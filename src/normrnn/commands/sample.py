@@ -46,14 +46,13 @@ def _sample(run: Path, count: int, temperature: float, prompt: str, seed: int | 
     from normrnn.runs.environment import named_device
     from normrnn.runs.store import RunDirectory
     from normrnn.text.config import LanguageConfig
-    from normrnn.text.load import load
     from normrnn.text.sampling import Sampling, sample
+    from normrnn.text.task import LanguageTask
 
     directory = RunDirectory(run)
-    model = load(directory, named_device("cpu"))
-    assert model.vocabulary is not None
-    vocabulary = model.vocabulary
     sampling = Sampling.of(directory.config(LanguageConfig), temperature)
+    model = LanguageTask.load(directory, named_device("cpu"))
+    vocabulary = model.vocabulary
     generator = torch.Generator()
     if seed is None:
         generator.seed()
