@@ -20,12 +20,12 @@ from normrnn.config.jsonio import flat, to_dict
 from normrnn.deploy.export import SUFFIXES, export
 from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.start import open_experiment
+from normrnn.experiments.search.plan import Plan
+from normrnn.experiments.search.study import Study
+from normrnn.experiments.search.worker import work
 from normrnn.ops.native import library
 from normrnn.recipes import recipe
 from normrnn.reporting.study import RecordedStudy, write
-from normrnn.search.plan import Plan
-from normrnn.search.study import Study
-from normrnn.search.worker import work
 from normrnn.speech.config import (
     AcousticConfig,
     SpeechConfig,

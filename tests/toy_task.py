@@ -19,7 +19,6 @@ class MajorityConfig(Config):
     noun: ClassVar[str] = "a majority vote"
     task: ClassVar[str] = f"{__name__}:MajorityTask"
     hidden: int = 8
-    """Cells."""
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:
@@ -33,7 +32,7 @@ def majority() -> MajorityConfig:
 
 
 class MajorityNetwork(nn.Module):
-    def __init__(self, config: MajorityConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.rnn = normrnn.GRU(2, config.hidden, norm=config.norm, batch_first=True)
         self.head = nn.Linear(config.hidden, 2)
@@ -53,7 +52,7 @@ class MajorityTask(Task):
         y = (x.sum(1).diff(dim=1)[:, 0] > 0).long()
         super().__init__(config, sha256=hash_arrays(x, y), source="coin tosses")
         parts = zip(x.split([200, 50, 50]), y.split([200, 50, 50]), strict=True)
-        self.data = dict(zip(("train", "valid", "test"), parts, strict=True))
+        self.data = dict(zip(["train", "valid", "test"], parts, strict=True))
         self.lengths = {split: [9] * len(y) for split, (_, y) in self.data.items()}
 
     def read(self, split: str, indices: list[int]) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,7 +116,7 @@ def record(run: Path, corpus: SpeechCorpus) -> Record:
 
     dev = [[i] for i in range(len(corpus.dev.lengths))]
     saved = directory.saved_statistics
-    kinds = {saved: {}} if saved == "recalibrated" else both_kinds(task.population(model))
+    kinds: Any = {saved: {}} if saved == "recalibrated" else both_kinds(task.population(model))
     rows = task.rows(model, "valid", kinds)
     return {
         "norm": config.norm,

@@ -45,6 +45,8 @@ class Measure:
     """What is counted: tokens, characters, frames."""
     held_out: str = "valid"
     """The set that no gradient sees."""
+    higher_is_better: bool = False
+    """Whether larger figures are better; losses are always better the lower they are."""
     batch_mean: tuple[str, Callable[[float], float]] | None = None
     """Key in rows of metrics.jsonl, and figure of a loss, whose mean over batches is shown too."""
     error_rate: tuple[str, str] | None = None

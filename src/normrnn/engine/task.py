@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -40,8 +40,8 @@ Poll = Callable[[], None]
 """Called between batches of an evaluation; raises when the run was asked to stop."""
 State = tuple[Tensor, ...]
 """What flows from batch to batch, each tensor (layers, B, H)."""
-Split = Literal["train", "valid", "test", "train_eval"]
-"""Training data, held-out data, and training data that is scored in eval mode."""
+Split = str
+""""train", "valid" and "test", and "train_eval": training data that is scored in eval mode."""
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,9 @@ class Task:
 
     # The network
 
-    @classmethod
-    def network(cls, config: Any, **sizes: Any) -> nn.Module:
-        """Make a network; it has `loss(inputs, targets) -> Loss` (with a third argument, the state,
-        if it carries one)."""
-        raise NotImplementedError
+    network: Any
+    """Called with the config and `sizes`; makes a network. That has `loss(inputs, targets) -> Loss`
+    (with a third argument, the state, if it carries one)."""
 
     @classmethod
     def saved_sizes(cls, weights: Tensors, files: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG003

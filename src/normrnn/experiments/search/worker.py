@@ -1,4 +1,4 @@
-"""A worker of a study as a process: `python -m normrnn.search.worker < order.json`."""
+"""A worker of a study as a process: `python -m normrnn.experiments.search.worker < order.json`."""
 
 import contextlib
 import json
@@ -16,20 +16,21 @@ from optuna.exceptions import UpdateFinishedTrialError
 from normrnn.cli import guarded
 from normrnn.config.base import Config
 from normrnn.config.measure import Measure
+from normrnn.config.registry import with_fields
 from normrnn.engine.display import PlainDisplay
 from normrnn.engine.interrupt import Interrupt, Interrupted
 from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.engine.loop import Diverged
 from normrnn.engine.start import train
 from normrnn.errors import UserError
+from normrnn.experiments.search.plan import Plan
+from normrnn.experiments.search.space import draw
+from normrnn.experiments.search.storage import storage_errors
+from normrnn.experiments.search.study import ARMS, SLOT, Study
 from normrnn.processes import stop, stop_with_parent
 from normrnn.runs.names import CONFIG, METRICS
 from normrnn.runs.rows import read_rows
 from normrnn.runs.store import BusyError, RunDirectory
-from normrnn.search.plan import Plan
-from normrnn.search.space import draw, with_fields
-from normrnn.search.storage import storage_errors
-from normrnn.search.study import ARMS, SLOT, Study
 
 
 @dataclass(frozen=True)
