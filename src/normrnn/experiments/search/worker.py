@@ -233,7 +233,7 @@ def result(out: Path) -> dict[str, Any]:
     last = [r for r in train if r["epoch"] == train[-1]["epoch"]]
     tested = [r for r in rows if r["split"] == "test" and r["statistics"] == "running"]
     fixed = [r for r in rows if r["split"] == "train_eval"]
-    classes = len(directory.weights().get("decoder.bias", ()))
+    classes = len(directory.read_model()[0].get("decoder.bias", ()))
     final = valid[-1]["loss"]
     at_end = [r for r in rows if r["split"] == "valid" and r["updates"] == valid[-1]["updates"]]
     too_high = classes > 1 and final > 2 * math.log(classes)
