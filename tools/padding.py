@@ -21,9 +21,9 @@ from torch import Tensor
 
 from normrnn.engine.statistics import evaluating, kinds_of_run
 from normrnn.engine.task import never
-from normrnn.nn.batch import Normaliser
+from normrnn.nn.batchnorm import Normaliser
 from normrnn.nn.normaliser import GateNorm
-from normrnn.ops.steps import Steps
+from normrnn.ops.layout import Steps
 from normrnn.reporting.tables import Table
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.batches import Piece, cut, read_batch

@@ -3,13 +3,14 @@
 import torch
 
 from normrnn import norms
-from normrnn.nn.batch import Normaliser
+from normrnn.nn.batchnorm import Normaliser
 from normrnn.nn.cells import GRUCell, LSTMCell, RNNCell
-from normrnn.nn.initial import initialise
+from normrnn.nn.init import initialise
 from normrnn.nn.layers import GRU, LSTM, RNN
 from normrnn.nn.replacement import replace, replacing
 from normrnn.nn.tools import batch_statistics, convert, fold, recalibrate
-from normrnn.ops.statistics import Pool
+from normrnn.ops.backend import backend
+from normrnn.ops.sync import Pool
 
 __all__ = [
     "GRU",
@@ -19,6 +20,7 @@ __all__ = [
     "LSTMCell",
     "Normaliser",
     "RNNCell",
+    "backend",
     "batch_statistics",
     "convert",
     "fold",

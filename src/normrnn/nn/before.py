@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from normrnn.nn.parameters import remade
-from normrnn.ops.fold import fold_input
+from normrnn.ops.fold import fold_before as fold_weights
 
 _Norm = nn.BatchNorm1d | nn.SyncBatchNorm
 _PASSES = nn.Dropout | nn.Identity
@@ -78,14 +78,14 @@ def _absorbed(layer: Any, norm: Any) -> nn.RNNBase:
                 setattr(new, name, layer.get_parameter(name))  # that of a tie, perhaps
             else:
                 value.zero_()
-        for name in ("lengths_seen", "resets_seen"):
+        for name in ("takes_lengths", "takes_resets"):
             if hasattr(layer, name):
                 setattr(new, name, getattr(layer, name))
         layer = new
     fixed = norm.running_mean, norm.running_var
     for end in ("", "_reverse")[: 1 + layer.bidirectional]:
         weight, bias = (layer.get_parameter(f"{name}_l0{end}") for name in ("weight_ih", "bias_ih"))
-        scaled, shift = fold_input(weight, norm.weight, norm.bias, fixed, norm.eps)
+        scaled, shift = fold_weights(weight, norm.weight, norm.bias, fixed, norm.eps)
         # Others that share them keep what they had.
         for name, old, value in (("weight_ih", weight, scaled), ("bias_ih", bias, bias + shift)):
             setattr(layer, f"{name}_l0{end}", nn.Parameter(value, old.requires_grad))

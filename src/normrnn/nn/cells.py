@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normrnn.nn import stack, tracing
+from normrnn.nn import tracing
 from normrnn.nn.normaliser import GateNorm
 from normrnn.nn.options import Device, Norm, Options
 from normrnn.nn.parameters import TORCH_MODULE
-from normrnn.ops.call import GATES, Cell
-from normrnn.ops.fold import Weights
+from normrnn.ops.call import CELLS, Norm, Weights, describe_call
+from normrnn.ops.layout import Steps
 from normrnn.ops.loop import one_step
-from normrnn.ops.steps import Steps
+from normrnn.ops.recurrence import recur
 
 
 class NormalisedCell(nn.RNNCellBase):
@@ -31,7 +31,7 @@ class NormalisedCell(nn.RNNCellBase):
                 f"step: use normrnn.{layer}, or norm='layer' or None"
             )
         bias = options.bias and not row.normalises  # else β is the bias
-        gates = GATES[options.mode]
+        gates = CELLS[options.mode].gates
         nn.RNNCellBase.__init__(self, *sizes, bias, gates, **factory)
         self.mode, self.bias = options.mode, options.bias
         self.norm = options.normaliser((gates * sizes[1], sizes[1], sizes[0]), factory)
@@ -75,17 +75,29 @@ class NormalisedCell(nn.RNNCellBase):
         return final if is_pair else final[0]
 
     def _step(self, norm: GateNorm, rows: Tensor, state: Any) -> Any:
-        cell = Cell(self.weight_hh, self.bias_hn)
+        weights = Weights(self.weight_ih, self.weight_hh, self.bias_hn)
+        steps = Steps.dense(1, len(rows))
+        resolved = norm.resolve(steps)
         if torch.jit.is_tracing():
-            plug = norm.plug(Steps.dense(1, 1))
-            assert plug is not None
-            return one_step(self.mode, rows, self.weight_ih, cell, state, plug)
+            return one_step(self.mode, rows, weights, state, norm.norm(resolved, steps))
         if state is not None:
             state = tuple(s.unsqueeze(0) for s in state)
         self._check(rows, state)
-        one = stack.Stack(self.mode, 1, [Weights(self.weight_ih, cell)], [norm], 0.0, self.training)
-        _, final = stack.run(one, stack.Given(rows, Steps.dense(1, len(rows)), state, None), False)
-        return tuple(s[0] for s in final)
+        spec: Norm | None = None
+        if resolved.needs_call:
+            rows = norm(nn.functional.linear(rows, self.weight_ih), steps)
+            weights, spec = weights._replace(w_ih=None), Norm()
+        device = rows.device.type
+        dtype = self.weight_hh.dtype
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            if weights.w_ih is not None:
+                rows = nn.functional.linear(rows, weights.w_ih)
+            rows, weights = rows.to(dtype), weights._replace(w_ih=None)
+            state = state and tuple(s.to(dtype) for s in state)
+        call = describe_call(
+            self.mode, (False,), rows, [weights], spec or norm.norm(resolved, steps), state
+        )
+        return tuple(s[0] for s in recur(call[0], steps, call[1]).state)
 
     def _check(self, rows: Tensor, state: Any) -> None:
         wanted = {"input": (rows, (len(rows), self.input_size))}

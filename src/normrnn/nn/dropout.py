@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from normrnn.ops.drop import locked_dropout
-from normrnn.ops.steps import Steps
+from normrnn.ops.regularise import locked_dropout
+from normrnn.ops.layout import Steps
 
 
 class Dropout(nn.Dropout):

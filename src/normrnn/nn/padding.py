@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from normrnn.nn.base import Normalised
-from normrnn.ops.steps import Steps
+from normrnn.ops.layout import Steps
 
 
 @dataclass(frozen=True)

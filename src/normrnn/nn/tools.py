@@ -13,12 +13,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from normrnn import norms
 from normrnn.nn.base import Normalised
-from normrnn.nn.batch import Normaliser
+from normrnn.nn.batchnorm import Normaliser
 from normrnn.nn.before import fold_before
 from normrnn.nn.layers import GRU, LSTM, RNN
 from normrnn.nn.options import Norm
-from normrnn.nn.parameters import TORCHS, remade
-from normrnn.nn.statistical import StatisticalNorm, by_batch, collecting
+from normrnn.nn.normaliser import BATCH, StatisticalNorm, collecting, requesting
+from normrnn.nn.parameters import TORCH_OPTIONS, remade
 from normrnn.nn.ties import Tie, keep, ties
 
 OURS: dict[type[nn.RNNBase], type[Normalised]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
@@ -211,7 +211,7 @@ def batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
     >>> torch.allclose(own, layer(x)[0]), torch.allclose(own, layer.train()(x)[0])
     (False, True)
     """
-    with _eval(model), by_batch(_normalisers(model)):
+    with _eval(model), requesting(dict.fromkeys(_normalisers(model), BATCH)):
         yield model
 
 
@@ -280,7 +280,7 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
             return None
         new = module.folded(_kept(module, plain))
         if isinstance(new, Normalised):  # to be folded again, perhaps
-            new.lengths_seen, new.resets_seen = module.lengths_seen, module.resets_seen
+            new.takes_lengths, new.takes_resets = module.takes_lengths, module.takes_resets
         return new
 
     new, _ = copied(model, change)  # W_x that were one have each its own statistics in them now
@@ -289,7 +289,7 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
 
 def _beyond_torch(module: Normalised) -> str:
     """The arguments that this process has seen and torch's layers do not have."""
-    seen = {"lengths=": module.lengths_seen, "resets=": module.resets_seen}
+    seen = {"lengths=": module.takes_lengths, "resets=": module.takes_resets}
     return " and ".join(name for name, yes in seen.items() if yes)
 
 
@@ -367,7 +367,7 @@ def convert(
 
 def check_options(options: Iterable[str], tool: str) -> None:
     """ValueError for options that the layers have already."""
-    if same := {*options} & {*TORCHS, "nonlinearity", "proj_size"}:
+    if same := {*options} & {*TORCH_OPTIONS, "nonlinearity", "proj_size"}:
         raise ValueError(f"{tool} keeps the layers' own {min(same)}: change it in the model")
 
 

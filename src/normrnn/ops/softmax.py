@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normrnn.ops.kernel import is_plain
+from normrnn.ops.native.kernel import is_plain
 from normrnn.ops.native.library import library
 
 

@@ -13,7 +13,7 @@ from normrnn.engine.statistics import BEST_VALID
 from normrnn.engine.task import Experiment, Loss, Poll, StatisticsKind, Tensors, Validation
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
-from normrnn.nn.mode import TEST, asking
+from normrnn.nn.normaliser import TEST, requesting
 from normrnn.runs.rows import Row, finite_rows
 from normrnn.speech.batches import Piece, read_batch
 from normrnn.speech.config import SpeechConfig
@@ -122,7 +122,7 @@ class SpeechTask:
         """The batch's own, or from an epoch on those that there are."""
         if not 0 < self.config.model.freeze_after <= epoch:
             return nullcontext()
-        return asking(dict.fromkeys(self.model.rnn.normalisers(), TEST))
+        return requesting(dict.fromkeys(self.model.rnn.normalisers(), TEST))
 
     def _sharing(self, batch: list[Piece]) -> Ranks:
         """Those that have a part of a batch. Where each normalises its own by time steps, one
