@@ -61,7 +61,7 @@ def lines(*patterns: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--functions", action="store_true", help="also list the functions")
     arguments = parser.parse_args()
     for name, calls in zip(("forward", "backward"), training_step(), strict=True):

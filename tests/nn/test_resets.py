@@ -1,6 +1,5 @@
 """``resets``: as if a sequence had been cut before these frames."""
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -31,9 +30,9 @@ from tests.kernel_cases import (
     Case,
     check,
     computed,
-    pairs,
     is_native,
     native,
+    pairs,
     problem,
     tensors_of,
     threads,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normrnn.ops.native.library import describe
 from normrnn.ops.loop import loop
+from normrnn.ops.native.library import describe
 from tests.kernel_cases import (
     NORMS,
     Case,
@@ -16,9 +16,9 @@ from tests.kernel_cases import (
     computed,
     drawn,
     in_float64,
-    outputs_of,
     is_native,
     native,
+    outputs_of,
     problem,
     tensors_of,
     threads,

@@ -22,9 +22,9 @@ from tests.kernel_cases import (
     Tensors,
     check,
     computed,
-    outputs_of,
     is_native,
     native,
+    outputs_of,
     problem,
     tensors_of,
 )

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.library import opcheck
 
-from normrnn.ops.native.library import describe
 from normrnn.ops.layout import Traced
 from normrnn.ops.loop import loop
+from normrnn.ops.native.library import describe
 from normrnn.ops.operators import arguments
 from tests.kernel_cases import NORMS, Case, as_type, check, native, pairs, problem, tensors_of
 

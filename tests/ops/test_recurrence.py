@@ -62,7 +62,7 @@ class TestNumericalGradients:
         assert gradgradcheck(f, given)
 
 
-def norm_of(kind: str, vectors: dict[str, Tensor], batch: bool) -> Norm:
+def norm_of(kind: str, vectors: dict[str, Any], batch: bool) -> Norm:
     """A normalisation of two directions; single rows and test time have given statistics."""
     C = len(vectors["weight"])
     mean, var = torch.linspace(-1, 1, C).double()[None], torch.linspace(0.5, 2, C).double()[None]
@@ -164,7 +164,7 @@ class TestRefused:
             ops.rnn(torch.randn(5, H), torch.randn(H, H), self.steps, nonlinearity="gelu")
         weights, zeros = [Weights(None, torch.randn(3 * H, H))], torch.zeros(1, 3, H)
         gates = torch.randn(5, 3 * H)
-        with pytest.raises(ValueError, match="GRU .* takes no c0"):
+        with pytest.raises(ValueError, match=r"GRU .* takes no c0"):
             recur("GRU", (False,), self.steps, gates, weights, Norm(), (zeros, zeros))
         with pytest.raises(ValueError, match="takes no w_hh_1"):
             recur("GRU", (False,), self.steps, gates, weights * 2, Norm())

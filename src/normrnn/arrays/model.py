@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.arrays.config import ArrayConfig
+from normrnn.engine.dropout import Dropout
 from normrnn.engine.initial import generators_by_name, glorot_
 from normrnn.engine.loss import nats_and_errors
 from normrnn.nn import GRU, LSTM, RNN
-from normrnn.nn.dropout import Dropout
 from normrnn.runs.environment import built
 
 Sequences = Tensor | PackedSequence

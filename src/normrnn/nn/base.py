@@ -19,7 +19,7 @@ from normrnn.nn.parameters import Parameters
 from normrnn.nn.stack import Batch, Parts
 from normrnn.ops import backend
 from normrnn.ops.call import State
-from normrnn.ops.layout import Steps, Traced
+from normrnn.ops.layout import Steps, Traced, is_unknown
 from normrnn.ops.native.library import library
 from normrnn.ops.scan import is_onnx_export
 
@@ -80,7 +80,7 @@ class Normalised(Parameters):
             if resets is not None:
                 resets = packing.check_resets(resets, input)
             return self._forward_whole(input, hx, resets)
-        if packing.is_unknown(lengths):
+        if is_unknown(lengths):
             return self._forward_traced(input, hx, lengths, resets)  # type: ignore[arg-type]
         lengths = packing.check_lengths(input, lengths, self.batch_first)  # type: ignore[arg-type]
         if resets is not None:
@@ -179,7 +179,7 @@ class Normalised(Parameters):
             state = tuple(s.index_select(1, sorted_indices) for s in state)
         if torch.compiler.is_exporting() and is_onnx_export():
             tracing.refuse_onnx(self, "a PackedSequence")
-        if packing.is_unknown(batch_sizes):
+        if is_unknown(batch_sizes):
             given = state[0].shape[1] if state is not None else None
             batch = len(sorted_indices) if sorted_indices is not None else given
             batch = int(batch_sizes[0]) if batch is None else batch
@@ -193,9 +193,7 @@ class Normalised(Parameters):
         packed = PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices)
         return packed, final if len(final) == 2 else final[0]
 
-    def _forward_dense(
-        self, input: Tensor, hx: Any, resets: Tensor | None, uses_scan: bool
-    ) -> Any:
+    def _forward_dense(self, input: Tensor, hx: Any, resets: Tensor | None, uses_scan: bool) -> Any:
         if input.dim() not in (2, 3):
             raise ValueError(
                 f"{type(self).__name__}: Expected input to be 2D or 3D, got {input.dim()}D instead"
@@ -282,7 +280,8 @@ class Normalised(Parameters):
             tracing.check_plain(self, "torch.jit.trace")
             return True
         is_able = resets is None and self.peephole is None and not self._has_regularisers()
-        if not (is_able and all([own.is_linear for own in resolved])):
+        is_linear = False not in [own.is_linear for own in resolved]
+        if not (is_able and is_linear):
             if backend.selected == "torch":
                 raise RuntimeError(
                     f"backend('torch') cannot run {type(self).__name__} with norm={self.norm!r} "
@@ -292,16 +291,16 @@ class Normalised(Parameters):
         if backend.selected != "auto":
             return backend.selected == "torch"
         on_cpu, is_compiling = data.is_cpu, torch.compiler.is_compiling()
-        if is_compiling or torch._C._are_functorch_transforms_active():
-            if on_cpu or (is_compiling and is_packed):
-                return False
+        is_traced = is_compiling or torch._C._are_functorch_transforms_active()
+        if is_traced and (on_cpu or (is_compiling and is_packed)):
+            return False
         is_slow = on_cpu and (is_packed or torch.is_autocast_enabled("cpu"))
         if not resolved:
             is_slow = is_slow or self._trains_natively(data)
             return not is_slow or self.proj_size > 0
         if is_slow:
             return False
-        if any([own.mode.batch for own in resolved]):
+        if True in [own.mode.batch for own in resolved]:
             return not on_cpu
         return not self._is_native_at_test_time() and data.shape[:-1].numel() >= FEW_ROWS
 

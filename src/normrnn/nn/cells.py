@@ -5,21 +5,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normrnn.nn import tracing
+from normrnn.nn import stack, tracing
 from normrnn.nn.normaliser import GateNorm
 from normrnn.nn.options import Device, Norm, Options
 from normrnn.nn.parameters import TORCH_MODULE
-from normrnn.ops.call import CELLS, Norm, Weights, describe_call
+from normrnn.ops.call import CELLS, Weights
 from normrnn.ops.layout import Steps
 from normrnn.ops.loop import one_step
-from normrnn.ops.recurrence import recur
 
 
 class NormalisedCell(nn.RNNCellBase):
-    """What the three cells share: torch's cell with a normaliser, ``norm``, instead of biases."""
+    """The base class of the cells: torch's cell with a normaliser, ``norm``, instead of biases."""
 
     norm: GateNorm | None
     bias_hn: Tensor | None
+    directions, weight_drop, zoneout = 1, 0.0, ()
 
     def __init__(
         self, options: Options, sizes: tuple[int, int], factory: dict[str, Any], layer: str
@@ -46,7 +46,7 @@ class NormalisedCell(nn.RNNCellBase):
         nn.init.uniform_(parameter, -bound, bound)
 
     def reset_parameters(self) -> None:
-        """Weights as torch draws them; γ to its initial value, β to 0."""
+        """Draw weights as torch does; reset γ to its initial value and β to 0."""
         for _, parameter in self.named_parameters(recurse=False):
             self._draw(parameter)
         for normaliser in self.children():
@@ -54,7 +54,7 @@ class NormalisedCell(nn.RNNCellBase):
                 normaliser.reset_parameters()
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
-        """One step of (B, I) or (I,) from the state ``hx``; what torch's cell returns."""
+        """Run one step of (B, I) or (I,) from the state ``hx``; returns what torch's cell does."""
         if isinstance(input, torch.fx.Proxy):
             return tracing.leaf(self, input, hx)
         if self.norm is None:
@@ -75,29 +75,17 @@ class NormalisedCell(nn.RNNCellBase):
         return final if is_pair else final[0]
 
     def _step(self, norm: GateNorm, rows: Tensor, state: Any) -> Any:
-        weights = Weights(self.weight_ih, self.weight_hh, self.bias_hn)
-        steps = Steps.dense(1, len(rows))
-        resolved = norm.resolve(steps)
+        weights, steps = Weights(self.weight_ih, self.weight_hh, self.bias_hn), Steps.dense(1, 1)
         if torch.jit.is_tracing():
-            return one_step(self.mode, rows, weights, state, norm.norm(resolved, steps))
+            own = norm.norm(norm.resolve(steps), steps)
+            return one_step(self.mode, rows, weights, state, own)
         if state is not None:
             state = tuple(s.unsqueeze(0) for s in state)
         self._check(rows, state)
-        spec: Norm | None = None
-        if resolved.needs_call:
-            rows = norm(nn.functional.linear(rows, self.weight_ih), steps)
-            weights, spec = weights._replace(w_ih=None), Norm()
-        device = rows.device.type
-        dtype = self.weight_hh.dtype
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            if weights.w_ih is not None:
-                rows = nn.functional.linear(rows, weights.w_ih)
-            rows, weights = rows.to(dtype), weights._replace(w_ih=None)
-            state = state and tuple(s.to(dtype) for s in state)
-        call = describe_call(
-            self.mode, (False,), rows, [weights], spec or norm.norm(resolved, steps), state
-        )
-        return tuple(s[0] for s in recur(call[0], steps, call[1]).state)
+        steps = Steps.dense(1, len(rows))
+        parts = stack.Parts([weights], [norm], [norm.resolve(steps)])
+        _, final = stack.run(self, stack.Batch(rows, steps, state), parts)
+        return tuple(s[0] for s in final)
 
     def _check(self, rows: Tensor, state: Any) -> None:
         wanted = {"input": (rows, (len(rows), self.input_size))}
@@ -121,7 +109,7 @@ class NormalisedCell(nn.RNNCellBase):
         return super().extra_repr() + (", norm=None" if self.norm is None else "")
 
     def __prepare_scriptable__(self) -> Any:
-        """Torch's cell with the same parameters, for torch.jit.script."""
+        """Return torch's cell with the same parameters, for torch.jit.script."""
         if type(self).forward is not NormalisedCell.forward:
             return self
         if self.norm is not None:

@@ -13,6 +13,4 @@ class LayerNormaliser(TransitionsNorm):
 
     def norm(self, resolved: Resolved, steps: Steps) -> Norm:  # noqa: ARG002
         static = "row", self.eps, False, False, self.cell_norm
-        return Norm(
-            *static, self.weight, self.bias, self.gamma_hh, self.weight_c, self.bias_c
-        )
+        return Norm(*static, self.weight, self.bias, self.gamma_hh, self.weight_c, self.bias_c)

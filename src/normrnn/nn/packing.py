@@ -5,13 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
-
-
-def is_unknown(*values: Any) -> bool:
-    """Whether a tracer runs that does not know the numbers in these tensors."""
-    return torch.compiler.is_compiling() or any([isinstance(v, FakeTensor) for v in values])
 
 
 def check_lengths(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool) -> Tensor:
@@ -108,8 +102,9 @@ def _check_packed(resets: Any, input: PackedSequence) -> PackedSequence:
     _check_values(resets.data, (len(input.data),), "of the input's rows")
     for name in ("batch_sizes", "sorted_indices"):
         first, second = getattr(resets, name), getattr(input, name)
-        is_known = first is not None and second is not None
-        if first is not second and not (is_known and torch.equal(first, second)):
+        if first is second:
+            continue
+        if first is None or second is None or not torch.equal(first, second):
             raise ValueError(f"resets= is packed in another order than the input: {name} differ")
     return resets._replace(data=resets.data.to(input.data.device, copy=True))
 

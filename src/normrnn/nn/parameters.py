@@ -1,7 +1,7 @@
 """The parameters of a layer: how they are made and named, and folded into those of torch."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from normrnn import norms
 from normrnn.nn import tracing
 from normrnn.nn.batchnorm import Normaliser
 from normrnn.nn.normaliser import GateNorm
-from normrnn.nn.options import DEFAULT_NORM, Norm, Options
+from normrnn.nn.options import DEFAULT_NORM, OPTION_NAMES, Norm, Options
 from normrnn.ops.call import Weights
 from normrnn.ops.fold import torch_parameters
 
@@ -46,16 +46,18 @@ class Parameters(nn.RNNBase):
     _norm_names: Sequence[str] = ()
     _weight_names: Sequence[tuple[str | None, ...]] = ()
 
-    def __init__(
-        self,
-        options: Options,
-        sizes: tuple[int, int, int],
-        torch_options: dict[str, Any],
-        factory: dict[str, Any],
-        peephole: str | None = None,
-        forget_bias: float | None = None,
-    ):
-        row, proj_size = options.row, torch_options.get("proj_size", 0)
+    def __init__(self, mode: str, arguments: Mapping[str, Any]):
+        """Make the parameters.
+
+        Args:
+            arguments: those of the layer's own ``__init__``, by name.
+        """
+        options = Options(mode, **{name: arguments[name] for name in OPTION_NAMES})
+        torch_options = {k: arguments[k] for k in ("batch_first", "dropout", "bidirectional")}
+        proj_size, peephole = arguments.get("proj_size", 0), arguments.get("peephole")
+        forget_bias, row = arguments.get("forget_bias"), options.row
+        factory = {"device": arguments["device"], "dtype": arguments["dtype"]}
+        sizes = [arguments[name] for name in ("input_size", "hidden_size", "num_layers")]
         if peephole not in PEEPHOLES:
             raise ValueError(f"unknown peephole={peephole!r}: choose None, 'output' or 'all'")
         if peephole is not None and proj_size > 0:
@@ -73,8 +75,9 @@ class Parameters(nn.RNNBase):
             raise ValueError(f"forget_bias={forget_bias} needs a bias to set, got {lacks}")
         # β is the bias of a normalised layer, so torch makes none.
         torch_bias = options.bias and not row.normalises
-        mode = options.mode
-        nn.RNNBase.__init__(self, mode, *sizes, bias=torch_bias, **torch_options, **factory)
+        nn.RNNBase.__init__(
+            self, mode, *sizes, bias=torch_bias, proj_size=proj_size, **torch_options, **factory
+        )
         self.norm_given = options.norm is not DEFAULT_NORM
         self.norm: Norm = options.norm if self.norm_given else "sequence"
         self.peephole, self.bias, self.time_steps = peephole, options.bias, options.time_steps

@@ -50,7 +50,8 @@ def run(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State]:
         if count > D:
             state = batch.state and tuple([s[first:last] for s in batch.state])
             part = batch._replace(rows=rows, state=state)
-            own = Parts(*[values[first:last] for values in parts])
+            ours = slice(first, last)
+            own = Parts(parts.weights[ours], parts.normalisers[ours], parts.resolved[ours])
         rows, final = _run_layer(module, part, own)
         finals.append(final)
         if last < count:
@@ -173,9 +174,7 @@ def _zoneout(
     return kept[0], kept[1]
 
 
-def _observe(
-    result: Result, normalisers: Sequence[GateNorm], resolved: Sequence[Resolved]
-) -> None:
+def _observe(result: Result, normalisers: Sequence[GateNorm], resolved: Sequence[Resolved]) -> None:
     """Pass the statistics of each direction to its normaliser."""
     if result.statistics is None:
         return
@@ -214,9 +213,7 @@ def run_by_torch(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State
     return rows, tuple(map(torch.cat, zip(*finals, strict=True)))
 
 
-def _run_at_once(
-    module: Any, batch: Batch, parts: Parts, state: State
-) -> tuple[Tensor, State]:
+def _run_at_once(module: Any, batch: Batch, parts: Parts, state: State) -> tuple[Tensor, State]:
     """With statistics shared over time all layers are one call of torch's kernel."""
     pairs = zip(parts.weights, parts.normalisers, strict=True)
     flat = [tensor for weights, n in pairs for tensor in torch_parameters(n.folded(weights))]

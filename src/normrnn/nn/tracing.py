@@ -60,8 +60,7 @@ def refuse(layer: Any, tool: str, what: str) -> None:
     """Raise RuntimeError with an alternative."""
     folds = what.startswith("norm=") and can_fold(layer)
     first = (
-        "call normrnn.fold(model.eval()) first, which returns plain layers of the same output, "
-        "or "
+        "call normrnn.fold(model.eval()) first, which returns plain layers of the same output, or "
     )
     raise RuntimeError(
         f"{tool} supports torch's own layers only, not {type(layer).__name__} with {what}: "

@@ -100,7 +100,9 @@ class Whitener(StatisticalNorm):
             shared[options] = found, whitener(found.cov, *options)
         found, root = shared[options]
         self._take(resolved.mode, found)
-        return fold_whitening(weights, self.bias, found.mean, whitened(_input_weights(weights), root))
+        return fold_whitening(
+            weights, self.bias, found.mean, whitened(_input_weights(weights), root)
+        )
 
     @property
     def _too_few(self) -> int:
@@ -165,7 +167,11 @@ class Whitener(StatisticalNorm):
         assert cov is not None
         if not is_plain((cov,)) or (torch.is_grad_enabled() and cov.requires_grad):
             return whitener(cov.to(torch.float64), *options).to(wide(cov.dtype))
-        if self._root_cache is not None and self._root_cache[0] == options and _are_same(self._root_cache[1], cov):
+        if (
+            self._root_cache is not None
+            and self._root_cache[0] == options
+            and _are_same(self._root_cache[1], cov)
+        ):
             return self._root_cache[2]
         with torch.inference_mode(False), torch.no_grad():  # the cache outlives this call
             seen = cov.clone()
@@ -186,7 +192,9 @@ class Whitener(StatisticalNorm):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the caches."""
-        return {k: v for k, v in self.__dict__.items() if k not in ("_root_cache", "_product_cache")}
+        return {
+            k: v for k, v in self.__dict__.items() if k not in ("_root_cache", "_product_cache")
+        }
 
 
 def _input_weights(weights: Weights) -> Tensor:

@@ -227,9 +227,7 @@ class Result(NamedTuple):
     """Statistics of the batch (K, D·channels), detached; None if none are used."""
 
 
-_FLOATS = {
-    name for name in Tensors._fields if name not in ("resets", "zoneout_h", "zoneout_c")
-}
+_FLOATS = {name for name in Tensors._fields if name not in ("resets", "zoneout_h", "zoneout_c")}
 _WIDE = {"weight", "bias", "gamma_hh", "weight_c", "bias_c", "mean", "var"}
 """Tensors of a normalisation, which may have a wider type than the input."""
 
@@ -243,11 +241,13 @@ def check(spec: Spec, steps: Steps, tensors: Tensors) -> None:
     x, D = tensors.x, len(spec.reverse)
     both: Any = (tensors.w_ih, tensors.w_hh, tensors.w_hr)
     if D == 2:
-        both += tensors.w_ih_1, tensors.w_hh_1, tensors.w_hr_1
-    if x is None or None in both[1::3]:  # type: ignore[comparison-overlap]
+        second = tensors.w_ih_1, tensors.w_hh_1, tensors.w_hr_1
+        for one, other in zip(both, second, strict=True):
+            if (one is None) != (other is None):
+                raise ValueError("weights should be given for all directions or for none")
+        both += second
+    if x is None or tensors.w_hh is None:
         raise ValueError("the input and the recurrent weights cannot be None")
-    if D == 2 and any([(both[k] is None) != (both[k + 3] is None) for k in (0, 2)]):
-        raise ValueError("input weights and projections should be given for all directions or none")
     for matrix in (x, *both):
         if matrix is not None and (matrix.dim() != 2 or not matrix.is_floating_point()):
             raise ValueError(
@@ -272,8 +272,8 @@ def check(spec: Spec, steps: Steps, tensors: Tensors) -> None:
         is_share = name.startswith("zoneout") and tensor.dtype == dtype
         if (tensor.dtype != wanted and not (is_wide or is_share)) or tensor.device != device:
             raise ValueError(
-                f"{name} should be {wanted} on {device} as the input is, got {tensor.dtype} on "
-                f"{tensor.device}"
+                f"{name} should be {wanted} of shape {tuple(shape)} on {device} as the input is, "
+                f"got {tensor.dtype} on {tensor.device}"
             )
         if name.startswith("zoneout") and tensor.requires_grad:
             raise ValueError("zoneout has no gradient: give it without requires_grad")
@@ -302,12 +302,12 @@ def _shapes(spec: Spec, steps: Steps, tensors: Tensors) -> dict[str, tuple[Any, 
     D, N, B = len(spec.reverse), steps.rows, steps.batch
     C, shown = tensors.w_hh.shape
     H = shown if tensors.w_hr is None else tensors.w_hr.shape[1]
-    if C != CELLS[spec.mode].gates * H:
+    if CELLS[spec.mode].gates * H != C:
         raise ValueError(
             f"w_hh should have {CELLS[spec.mode].gates} × {H} rows for {spec.mode}, got {C}"
         )
-    I = D * C if tensors.w_ih is None else tensors.w_ih.shape[1]
-    shapes: dict[str, tuple[Any, ...]] = {"x": (N, I), "h0": (D, B, shown), "resets": (N,)}
+    width = D * C if tensors.w_ih is None else tensors.w_ih.shape[1]
+    shapes: dict[str, tuple[Any, ...]] = {"x": (N, width), "h0": (D, B, shown), "resets": (N,)}
     if spec.mode == "LSTM":
         shapes["c0"] = D, B, H
     for name, size in (("zoneout_h", shown), ("zoneout_c", H)):
@@ -322,7 +322,7 @@ def _shapes(spec: Spec, steps: Steps, tensors: Tensors) -> dict[str, tuple[Any, 
     if tensors.mean is not None and "mean" in NORMS[spec.kind]:
         slots = 1 if tensors.mean.shape[:1] == (1,) else steps.time
         shapes["mean"] = shapes["var"] = slots, spec.statistics_shape(1, H)[2]
-    own: dict[str, tuple[Any, ...]] = {"w_ih": (C, I), "w_hh": (C, shown)}
+    own: dict[str, tuple[Any, ...]] = {"w_ih": (C, width), "w_hh": (C, shown)}
     if spec.mode == "GRU":
         own["bias_hn"] = (H,)
     if spec.mode == "LSTM":
@@ -335,6 +335,7 @@ def _shapes(spec: Spec, steps: Steps, tensors: Tensors) -> dict[str, tuple[Any, 
 
 def check_given(spec: Spec, steps: Steps, tensors: Tensors) -> None:
     """ValueError where given statistics are needed, by a group of one row too, and missing."""
-    if tensors.mean is None and "mean" in NORMS[spec.kind]:
-        if not spec.batch or steps.has_single_row(spec.per_step):
-            raise ValueError(SINGLE_ROW)
+    if tensors.mean is not None or "mean" not in NORMS[spec.kind]:
+        return
+    if not spec.batch or steps.has_single_row(spec.per_step):
+        raise ValueError(SINGLE_ROW)

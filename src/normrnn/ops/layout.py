@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, groupby
 from operator import index
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 
 class Run(NamedTuple):
@@ -198,6 +199,11 @@ class Traced(Steps):
             return rows % self.batch
         starts = sizes.cumsum(0) - sizes
         return rows - starts.repeat_interleave(sizes, output_size=self.rows)
+
+
+def is_unknown(tensor: Any) -> bool:
+    """Whether a tracer runs that does not know the numbers in a tensor."""
+    return torch.compiler.is_compiling() or isinstance(tensor, FakeTensor)
 
 
 @lru_cache(maxsize=256)

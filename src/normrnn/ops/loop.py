@@ -4,7 +4,7 @@ A pure function that autograd differentiates, any number of times, on any device
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -183,7 +183,7 @@ STEPS = {"RNN_TANH": _rnn(torch.tanh), "RNN_RELU": _rnn(torch.relu), "LSTM": _ls
 class StepNorm:
     """What a normalisation does before the loop, and inside it to one direction: here nothing."""
 
-    KINDS: dict[str, type["StepNorm"]] = {}
+    KINDS: ClassVar[dict[str, type["StepNorm"]]] = {}
 
     def __init__(self, spec: Spec, steps: Steps, tensors: Tensors, d: int):
         self.spec, self.steps, self.tensors, self.d = spec, steps, tensors, d

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.native.kernel import is_plain
 from normrnn.ops.native.library import library
-from normrnn.ops.layout import Steps, Traced
 
 _WORD = 2**32
 Keys = Tensor | Sequence[int]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from normrnn.ops.call import Weights
-from normrnn.ops.statistics import wide
 from normrnn.ops.layout import Steps, Traced
+from normrnn.ops.statistics import wide
 
 
 class Covariance(NamedTuple):

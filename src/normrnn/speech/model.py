@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from normrnn.deploy.parts import Parts, Recurrent
+from normrnn.engine.dropout import Dropout
 from normrnn.engine.initial import generators_by_name, glorot_
 from normrnn.engine.loss import nats_and_errors
-from normrnn.nn import LSTM, padding
-from normrnn.nn.dropout import Dropout
+from normrnn.nn import LSTM
 
 
 class AcousticModel(nn.Module):
@@ -75,7 +75,7 @@ class AcousticModel(nn.Module):
             )
             self.dropout = Dropout(dropout, dropout_kind)
             if count_padding:
-                padding.count_padding(self.rnn)
+                count_padding(self.rnn)
             self.decoder = nn.Linear((1 + bidirectional) * hidden, classes)
         self.reset_parameters()
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from normrnn.deploy.parts import Parts, Recurrent
+from normrnn.engine.dropout import Dropout
 from normrnn.engine.initial import generators_by_name, glorot_
 from normrnn.engine.loss import linear_cross_entropy
 from normrnn.nn import GRU, LSTM, RNN
-from normrnn.nn.dropout import Dropout
 from normrnn.text.vocabulary import Vocabulary
 
 State = tuple[Tensor, ...]

@@ -63,8 +63,9 @@ def can_run(spec: Spec, tensors: Tensors) -> bool:
             return False  # another subclass
     # Zoneout: masks for both, or shares that all rows have in common.
     zoneout = [t for t in (tensors.zoneout_h, tensors.zoneout_c) if t is not None]
-    masks = sum([t.dtype == torch.bool for t in zoneout])
-    return masks == len(zoneout) or (not masks and all([t.shape[0] == 1 for t in zoneout]))
+    if len(zoneout) == 2 and zoneout[0].dtype != zoneout[1].dtype:
+        return False
+    return not zoneout or zoneout[0].dtype == torch.bool or {t.shape[0] for t in zoneout} == {1}
 
 
 class Plan(NamedTuple):

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from normrnn.engine.softmax import Classified, classify
 from normrnn.ops.native.library import describe
-from normrnn.ops.softmax import Classified, classify
 
 pytestmark = pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
 
