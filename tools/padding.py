@@ -112,7 +112,7 @@ def record(run: Path, corpus: SpeechCorpus) -> Record:
     batches = training_batches(config, corpus.train.lengths, epoch=0)
 
     def padding(steps: Steps) -> int:
-        return counts * (len(steps) * steps.batch - steps.rows)
+        return counts * (steps.time * steps.batch - steps.rows)
 
     dev = [[piece] for piece in cut(corpus.dev.lengths)]
     evaluator = SpeechEvaluator(config, corpus, CPU)

@@ -75,6 +75,11 @@ class Steps:
     def __repr__(self) -> str:
         return f"Steps({self.sizes})"
 
+    @property
+    def ragged(self) -> bool:
+        """Whether lengths differ."""
+        return self.sizes[-1] != self.sizes[0]
+
     def has_single_row(self, per_step: bool) -> bool:
         """Whether a step, or without ``per_step`` the whole batch, may have a single row."""
         return (self.sizes[-1] if per_step else self.rows) == 1

@@ -37,7 +37,7 @@ def arguments(spec: Spec, steps: Steps, tensors: Flat) -> tuple[Any, ...]:
     sizes = None
     if isinstance(steps, Traced):
         sizes = steps.batch_sizes
-    elif steps.sizes[-1] != steps.sizes[0]:
+    elif steps.ragged:
         sizes = torch.tensor(steps.sizes, device="cpu")
     return list(tensors), sizes, steps.time, steps.batch, *spec
 

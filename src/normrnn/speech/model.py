@@ -75,7 +75,7 @@ class AcousticModel(nn.Module):
             )
             self.dropout = Dropout(dropout, dropout_kind)
             if count_padding:
-                count_padding(self.rnn)
+                padding.count_padding(self.rnn)
             self.decoder = nn.Linear((1 + bidirectional) * hidden, classes)
         self.reset_parameters()
 
