@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from normrnn import norms
 from normrnn.nn import fold
 from normrnn.nn.base import Normalised
-from normrnn.nn.tools import as_ours
+from normrnn.nn.convert import as_ours
+from normrnn.ops.fold import torch_parameters
 
 
 def _advice() -> str:
@@ -115,12 +116,11 @@ class Recurrent:
                 values += [values[0].new_zeros(len(values[0]))] * 2
         else:
             assert isinstance(layer, Normalised)
-            values = [
-                value.detach() for value in normalisers[index].folded(layer.weights()[index]).flat()
-            ]
+            folded = normalisers[index].folded(layer.weights()[index])
+            values = [value.detach() for value in torch_parameters(folded)]
         peephole: Any = (None, None, None)
         if isinstance(layer, Normalised) and self.peepholes:
-            found = layer.weights()[index].cell.peephole
+            found = layer.weights()[index][3:6]
             peephole = tuple(None if vector is None else vector.detach() for vector in found)
         w_ih, w_hh, b_ih, b_hh = values
         return Direction(w_ih, w_hh, b_ih, b_hh, peephole)

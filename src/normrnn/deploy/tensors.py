@@ -72,8 +72,8 @@ class Portable:
             options = {**recurrent.options(), **more, "bias": layer.bias, "dropout": layer.dropout}
             modules[name] = {"type": recurrent.kind, "options": options}
         weights = {name: value.detach() for name, value in plain.state_dict().items()}
-        usage = _LENGTHS if any(layer.lengths_seen for layer in names.values()) else ""
-        usage += _RESETS if any(layer.resets_seen for layer in names.values()) else ""
+        usage = _LENGTHS if any(layer.takes_lengths for layer in names.values()) else ""
+        usage += _RESETS if any(layer.takes_resets for layer in names.values()) else ""
         return cls(modules, weights, own=True, usage=usage)
 
     def tensors(self) -> dict[str, Tensor]:

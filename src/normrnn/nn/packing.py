@@ -1,4 +1,4 @@
-"""Padded batches in and out of the layout of rows, and the resets that come with a batch."""
+"""Padded batches to and from the layout of rows, and checks of lengths and resets."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,21 +8,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 
-def checked(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool) -> Tensor:
-    """The lengths of a padded batch, (B,); ValueError if they cannot be."""
-    values, time = _of_a_batch(input, lengths, batch_first)
+def check_lengths(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool) -> Tensor:
+    """Return the lengths of a padded batch, (B,), on the CPU; ValueError if they do not fit."""
+    values, time = _as_tensor(input, lengths, batch_first)
     values = values.to("cpu", torch.int64)
     if len(values) and int(values.min()) < 0:
-        raise ValueError(f"lengths must not be negative, got lengths {_few(values)}")
+        raise ValueError(f"lengths must not be negative, got lengths {_shown(values)}")
     if len(values) and int(values.max()) > time:
-        raise ValueError(f"lengths must not exceed T={time}, got lengths {_few(values)}")
+        raise ValueError(f"lengths must not exceed T={time}, got lengths {_shown(values)}")
     return values
 
 
-def _of_a_batch(
+def _as_tensor(
     input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool
 ) -> tuple[Tensor, int]:
-    """Lengths of whatever values, and T."""
+    """Return lengths (B,), their values unchecked, and T."""
     if isinstance(input, PackedSequence):
         raise ValueError("lengths= goes with a padded tensor; a PackedSequence has its own")
     if input.dim() != 3:
@@ -39,16 +39,15 @@ def _of_a_batch(
             f"lengths must be one number per sequence: expected {batch}, "
             f"got shape {tuple(values.shape)}{hint}"
         )
-    values = values if batch else values.long()  # an empty list says nothing of its type
+    values = values if batch else values.long()  # an empty list has no type
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise ValueError(f"lengths must be integers, got {values.dtype}")
     return values, time
 
 
 def traced_lengths(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool) -> Tensor:
-    """Lengths (B,) for a tracer, which does not know their values: wrong ones raise when the graph
-    runs."""
-    values, time = _of_a_batch(input, lengths, batch_first)
+    """Return lengths (B,) for a tracer: wrong values raise when the graph runs."""
+    values, time = _as_tensor(input, lengths, batch_first)
     possible = ((values >= 0) & (values <= time)).all()
     torch._assert_async(possible, "lengths must be neither negative nor greater than T")
     return values
@@ -57,8 +56,8 @@ def traced_lengths(input: Tensor, lengths: Tensor | Sequence[int], batch_first: 
 def sorted_by_length(
     input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(T, B, I), longest sequence first, its lengths on the CPU, and the order; for a tracer, who
-    does not know their values: those that cannot be end the graph when it runs."""
+    """Return (T, B, I), longest sequence first, its lengths on the CPU, and the order; for a
+    tracer, as ``traced_lengths``."""
     values = traced_lengths(input, lengths, batch_first)
     x = input.transpose(0, 1) if batch_first else input
     order = values.argsort(descending=True, stable=True)
@@ -68,7 +67,7 @@ def sorted_by_length(
 
 
 def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> PackedSequence:
-    """A padded batch as a PackedSequence; whatever the padding holds is not looked at."""
+    """Pack a padded batch; the values in the padding are never read."""
     return pack_padded_sequence(input, lengths, batch_first, enforce_sorted=False)
 
 
@@ -82,40 +81,41 @@ def unpack(output: PackedSequence, batch_first: bool, time: int) -> Tensor:
     return padded if order is None else padded.index_select(0 if batch_first else 1, order)
 
 
-def checked_resets(resets: Any, input: Tensor | PackedSequence) -> Any:
-    """One boolean per frame, in the input's own form; ValueError if they cannot be."""
+def check_resets(resets: Any, input: Tensor | PackedSequence) -> Any:
+    """Return one boolean per frame, in the form of the input; ValueError if they do not fit."""
     if isinstance(input, PackedSequence):
-        return _packed_like(resets, input)
+        return _check_packed(resets, input)
     if isinstance(resets, PackedSequence):
         raise ValueError("resets= is packed and the input is not: pack both alike, or none")
     values = torch.as_tensor(resets)
-    _check(values, tuple(input.shape[:-1]), "of the input, without its features")
-    # A copy: the way back reads it too, and who fills a buffer of them may be ahead by then.
+    _check_values(values, tuple(input.shape[:-1]), "of the input, without its features")
+    # A copy: the backward pass reads it too, and a caller may reuse its buffer before that.
     return values.to(input.device, copy=True)
 
 
-def _packed_like(resets: Any, input: PackedSequence) -> PackedSequence:
+def _check_packed(resets: Any, input: PackedSequence) -> PackedSequence:
     if not isinstance(resets, PackedSequence):
         raise ValueError(
             "resets= of a PackedSequence has to be one too, made with the same lengths and "
             f"enforce_sorted, got a {type(resets).__name__}"
         )
-    _check(resets.data, (len(input.data),), "of the input's rows")
+    _check_values(resets.data, (len(input.data),), "of the input's rows")
     for name in ("batch_sizes", "sorted_indices"):
-        mine, theirs = getattr(resets, name), getattr(input, name)
-        alike = mine is theirs or (None not in (mine, theirs) and torch.equal(mine, theirs))
-        if not alike:
+        first, second = getattr(resets, name), getattr(input, name)
+        if first is second:
+            continue
+        if first is None or second is None or not torch.equal(first, second):
             raise ValueError(f"resets= is packed in another order than the input: {name} differ")
     return resets._replace(data=resets.data.to(input.data.device, copy=True))
 
 
-def _check(resets: Tensor, shape: tuple[int, ...], whose: str) -> None:
+def _check_values(resets: Tensor, shape: tuple[int, ...], whose: str) -> None:
     if resets.shape != shape:
         raise ValueError(f"resets must have the shape {whose}: {shape}, got {tuple(resets.shape)}")
     if resets.dtype != torch.bool:
         raise ValueError(f"resets must be torch.bool, got {resets.dtype}: give resets.bool()")
 
 
-def _few(lengths: Tensor) -> str:
+def _shown(lengths: Tensor) -> str:
     shown = ", ".join(str(int(n)) for n in lengths[:8])
     return f"[{shown}{', …' if len(lengths) > 8 else ''}]"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normrnn.ops.kernel import is_plain
+from normrnn.ops.native.kernel import is_plain
 from normrnn.ops.native.library import library
 
 
@@ -21,7 +21,7 @@ class Classified(NamedTuple):
 
 
 def classify(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Classified | None:
-    """Of `targets` (N,) under softmax(rows Wᵀ + b); None where C does not serve.
+    """Score `targets` (N,) under softmax(rows Wᵀ + b); None where C cannot.
 
     Args:
         rows: (N, H).

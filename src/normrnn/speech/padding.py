@@ -1,26 +1,30 @@
-"""Statistics that count padding, as toolkits that normalise padded batches have them: for one
-study, of what that does. Nothing else of the network sees padding."""
+"""Statistics that count padding, for a study of their effect.
 
-from dataclasses import dataclass, field
+Toolkits that normalise padded batches have such statistics. Nothing else sees the padding.
+"""
+
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normrnn.nn.base import Normalised
-from normrnn.ops.steps import Steps
+from normrnn.ops.layout import Steps
 
 
-@dataclass(frozen=True)
 class _Padded(Steps):
-    """A padded batch, and where in it the rows of the ragged one lie."""
+    """A padded batch, and the places in it of the rows of the ragged one."""
 
-    places: Tensor = field(compare=False, default_factory=lambda: torch.empty(0))
+    def __init__(self, sizes: tuple[int, ...], places: Tensor):
+        super().__init__(sizes)
+        self.places = places
 
 
 def count_padding(layer: Normalised) -> None:
-    """From now on W_x x is normalised as if every sequence went on with zeros to the length of
-    its batch's longest. For norms of the input transition."""
+    """Normalise W_x x as if every sequence was padded with zeros to the longest of its batch.
+
+    For norms of the input transition.
+    """
     for normaliser in layer.normalisers():
         normaliser.register_forward_pre_hook(_pad)
         normaliser.register_forward_hook(_cut)
@@ -29,9 +33,9 @@ def count_padding(layer: Normalised) -> None:
 def _pad(_: nn.Module, given: tuple[Tensor, Steps]) -> tuple[Tensor, Steps]:
     rows, steps = given
     sizes, offsets = (torch.tensor(v, device=rows.device) for v in (steps.sizes, steps.offsets))
-    moved = torch.arange(len(steps), device=rows.device) * steps.batch - offsets
+    moved = torch.arange(steps.time, device=rows.device) * steps.batch - offsets
     places = torch.arange(steps.rows, device=rows.device) + moved.repeat_interleave(sizes)
-    padded = _Padded((steps.batch,) * len(steps), places)
+    padded = _Padded((steps.batch,) * steps.time, places)
     return rows.new_zeros(padded.rows, rows.shape[1]).index_copy(0, places, rows), padded
 
 

@@ -1,4 +1,4 @@
-"""How the recurrent layers of a model begin: gate by gate, normalisers included."""
+"""Initialisation of the recurrent layers of a model, gate by gate, normalisers included."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ Init = Callable[[Tensor], Any]
 _RECURRENT = nn.RNNBase | nn.RNNCellBase
 _LSTMS = nn.LSTM, nn.LSTMCell
 _READS = 15
-"""As often torch iterates at first where it approximates a spectral norm."""
+"""Iterations with which torch starts to approximate a spectral norm."""
 
 
 @torch.no_grad()
@@ -26,19 +26,18 @@ def initialise(
     bias: float = 0.0,
     forget_bias: float | None = None,
 ) -> nn.Module:
-    """Draws the weights of every recurrent layer and cell of a model anew, torch's or ours.
+    """Initialise every recurrent layer and cell of a model, torch's or ours.
 
-    For the usual loop over ``named_parameters()``, which raises on γ, a vector among weights, or
-    finds no bias where β is it; and which takes the stacked (4H, I) for one matrix, so that
-    Glorot's bound is too small. Parametrised weights are assigned to: what they become is up to
-    the parametrisation.
+    Replaces the usual loop over ``named_parameters()``, which fails on γ, a vector among weights,
+    misses β, and treats the stacked (4H, I) as one matrix, so that Glorot's bound is too small.
+    Parametrised weights are assigned to.
 
     Args:
         input, recurrent: functions as of ``torch.nn.init``, called on each gate's own (H, I) and
             (H, H); a projection is drawn by ``input``.
-        bias: what every bias is, β of a normalised layer, the sum of torch's two of others. γ
-            gets its initial value, peepholes 0; statistics are forgotten.
-        forget_bias: the same of the LSTM's forget gates; None: the layer's own, if it has one.
+        bias: value of β in normalised layers, of the sum of torch's two biases in others. γ gets
+            its initial value, peepholes 0; statistics are reset.
+        forget_bias: the same for the LSTM's forget gates; None: the layer's own, if it has one.
 
     Returns:
         The model. ValueError where a parametrisation cannot be assigned to.
@@ -59,7 +58,7 @@ def initialise(
             if isinstance(normaliser, GateNorm):
                 _restart(normaliser, fill)
         for name in _names(layer):
-            _draw(layer, name, _how(layer, name, input, recurrent, fill))
+            _draw(layer, name, _initialiser(layer, name, input, recurrent, fill))
     return model
 
 
@@ -68,14 +67,14 @@ def _is_lstm(layer: nn.Module) -> bool:
 
 
 def _names(module: nn.Module) -> list[str]:
-    """Its parameters, and those that a parametrisation makes."""
+    """Return the names of its parameters, parametrised ones included."""
     own = [name for name, _ in module.named_parameters(recurse=False)]
     made: Any = module.parametrizations if parametrize.is_parametrized(module) else ()
     return [*own, *made]
 
 
-def _how(layer: Any, name: str, input: Init, recurrent: Init, fill: Init) -> Init:
-    """What a parameter of that name is drawn by."""
+def _initialiser(layer: Any, name: str, input: Init, recurrent: Init, fill: Init) -> Init:
+    """Return the function that initialises the parameter of that name."""
     kind = name.partition("_l")[0]
     gate = input if kind == "weight_ih" else recurrent
 
@@ -94,7 +93,7 @@ def _how(layer: Any, name: str, input: Init, recurrent: Init, fill: Init) -> Ini
 
 
 def _restart(normaliser: GateNorm, fill: Init) -> None:
-    """As it resets itself, which passes over what is parametrised; and β."""
+    """Reset a normaliser, parametrised vectors included, and set β."""
     normaliser.reset_parameters()
     for name in _names(normaliser):
         if name == "bias":
@@ -104,13 +103,13 @@ def _restart(normaliser: GateNorm, fill: Init) -> None:
             _draw(normaliser, name, partial(nn.init.constant_, val=start))
 
 
-def _draw(module: Any, name: str, how: Init) -> None:
-    """In place, or by assigning where the parameter is made from others."""
+def _draw(module: Any, name: str, init: Init) -> None:
+    """Initialise in place, or by assignment where the parameter is parametrised."""
     if not parametrize.is_parametrized(module, name):
-        how(module.get_parameter(name))
+        init(module.get_parameter(name))
         return
     value = getattr(module, name).clone(memory_format=torch.contiguous_format)
-    how(value)
+    init(value)
     where = f"{name} of {parametrize.type_before_parametrizations(module).__name__}"
     try:
         setattr(module, name, value.clone())
@@ -127,8 +126,8 @@ def _draw(module: Any, name: str, how: Init) -> None:
 
 
 def _settled(module: Any, name: str) -> Tensor:
-    """What the parametrisation makes of its new value: one that approximates, as spectral norm,
-    knows the old one still, and comes nearer with every reading in training mode."""
+    """Return a parametrised value after several reads: an approximation, as spectral norm,
+    converges with every read in training mode."""
     made = module.parametrizations[name]
     modes = [(part, part.training) for part in made.modules()]
     made.train()

@@ -10,8 +10,8 @@ from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
 import normrnn
 from normrnn.errors import UsageError
-from normrnn.nn.padding import count_padding
 from normrnn.speech.config import AcousticConfig, SpeechConfig
+from normrnn.speech.padding import count_padding
 from normrnn.speech.task import SpeechTask
 
 LENGTHS = (6, 4, 4, 1)

@@ -1,4 +1,4 @@
-"""Dropout outside the recurrent layers, of the same kinds as between them."""
+"""Dropout outside the recurrent layers, of the kinds that they have between them."""
 
 from typing import Any, Literal
 
@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from normrnn.ops.drop import locked_dropout
-from normrnn.ops.steps import Steps
+from normrnn.ops.layout import Steps
+from normrnn.ops.regularise import locked_dropout
 
 
 class Dropout(nn.Dropout):

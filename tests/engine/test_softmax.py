@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normrnn.ops import kernel
-from normrnn.ops.softmax import Classified, classify
+from normrnn.engine.softmax import Classified, classify
+from normrnn.ops.native.library import describe
 
-pytestmark = pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+pytestmark = pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
 
 
 def in_float64(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> list[Tensor]:
