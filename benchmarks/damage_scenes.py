@@ -20,12 +20,12 @@ from normrnn.config.jsonio import flat, to_dict
 from normrnn.deploy.export import SUFFIXES, export
 from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.start import open_experiment
-from normrnn.ops.native import library
-from normrnn.recipes import recipe
-from normrnn.reporting.study import RecordedStudy, write
 from normrnn.experiments.search.plan import Plan
 from normrnn.experiments.search.study import Study
 from normrnn.experiments.search.worker import work
+from normrnn.ops.native import library
+from normrnn.recipes import recipe
+from normrnn.reporting.study import RecordedStudy, write
 from normrnn.speech.config import (
     AcousticConfig,
     SpeechConfig,
@@ -226,11 +226,6 @@ def search(root: Path) -> None:
     _search(root, f"sqlite:///{(root / 'study.db').resolve()}")
 
 
-def search_journal(root: Path) -> None:
-    """The same in a journal."""
-    _search(root, f"journal:{root / 'journal.log'}")
-
-
 def _search(root: Path, storage: str) -> None:
     root.mkdir()
     config = _char()
@@ -345,7 +340,6 @@ ROOTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "librispeech": (librispeech, ()),
     "study": (study, ()),
     "search": (search, ("text",)),
-    "search-journal": (search_journal, ("text",)),
     "copies": (copies, ("finished", "baseline", "study")),
     "space": (space, ()),
     "gradients": (gradients, ()),
@@ -561,13 +555,6 @@ SCENES = {
         ("space", "text"),
         products=contents("search/trials.jsonl", "search/study.json", "search/summary.md"),
         weight=0.08,
-    ),
-    "search in a journal": Scene(
-        _searching("search-journal", "--storage", "journal:search-journal/journal.log"),
-        ("search-journal/journal.log",),
-        ("search-journal", "space", "text"),
-        products=contents("search-journal/trials.jsonl"),
-        weight=0.06,
     ),
     "space": Scene(
         _searching("study"),

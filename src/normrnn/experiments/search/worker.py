@@ -26,8 +26,7 @@ from normrnn.engine.start import train
 from normrnn.errors import UserError
 from normrnn.experiments.search.plan import Plan
 from normrnn.experiments.search.space import draw
-from normrnn.experiments.search.storage import storage_errors
-from normrnn.experiments.search.study import ARMS, SLOT, Study
+from normrnn.experiments.search.study import ARMS, SLOT, Study, storage_errors
 from normrnn.processes import stop, stop_with_parent
 from normrnn.runs.names import CONFIG, METRICS
 from normrnn.runs.rows import read_rows
