@@ -155,7 +155,7 @@ def _arm(plan: Plan, out: Path, **optimizer: float):
     config = plan.config
     config = replace(config, optimizer=replace(config.optimizer, **optimizer))
     trial = _NoPruning()
-    found = run_arm(config, out, Pruning(trial, 1000))  # type: ignore[arg-type]
+    found = run_arm(config, out, Pruning(trial, 1000), lambda: None)  # type: ignore[arg-type]
     assert trial.steps == [1000 + k for k in range(len(trial.steps))]
     return found, trial.reported
 
@@ -174,7 +174,7 @@ def test_a_pruner_hears_of_every_validation(tiny_plan: Plan, tmp_path: Path, nor
     run_tiny(config, tmp_path / "run")
     trial = _NoPruning()
     config = replace(config, epochs=2)
-    run_arm(config, tmp_path / "run", Pruning(trial, 1000))  # type: ignore[arg-type]
+    run_arm(config, tmp_path / "run", Pruning(trial, 1000), lambda: None)  # type: ignore[arg-type]
     rows = rows_of(tmp_path / "run")
     losses = [r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
     assert len(losses) == 4
@@ -304,7 +304,7 @@ def test_a_run_goes_on_as_it_was_computed(tiny_plan: Plan, tmp_path: Path) -> No
     """Its threads are its own; another worker may have others."""
     run_tiny(tiny_plan.config, tmp_path / "run")
     config = replace(tiny_plan.config, epochs=2, threads=2)
-    run_arm(config, tmp_path / "run", Pruning(_NoPruning(), 0, math.inf))  # type: ignore[arg-type]
+    run_arm(config, tmp_path / "run", Pruning(_NoPruning(), 0), lambda: None)  # type: ignore[arg-type]
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (saved["epochs"], saved["threads"]) == (2, 1)
 
@@ -335,7 +335,7 @@ def test_validations_of_all_arms_are_numbered_without_a_gap(
     first = []
     config = replace(tiny_plan.config, epochs=2, train=replace(tiny_plan.config.train, segments=3))
 
-    def arm(_: object, __: Path, pruning: Pruning) -> dict[str, Any]:
+    def arm(_: object, __: Path, pruning: Pruning, *___: object) -> dict[str, Any]:
         first.append(pruning.first)
         return {"diverged": False, "loss": 1.0, "train": 1.0}
 
