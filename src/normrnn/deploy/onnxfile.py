@@ -31,7 +31,7 @@ from normrnn.deploy.parts import (
 from normrnn.deploy.program import example_of
 from normrnn.errors import UserError
 from normrnn.extras import export_extra
-from normrnn.files import replacing
+from normrnn.files import write_whole
 from normrnn.nn.base import Normalised
 
 OPSET, LOWEST, SCAN_OPSET = 17, 13, 18
@@ -49,7 +49,7 @@ def check_opset(opset: int | None) -> None:
         raise ValueError(f"opset={opset}: expected a number from {LOWEST} to {newest}")
 
 
-def write_network(parts: Parts, path: Path, card: str, opset: int | None = None) -> None:
+def write_network(parts: Parts, path: Path, opset: int | None = None) -> None:
     """Write one of our networks.
 
     Language models: tokens (T, B), h0[, c0] -> logits, hn[, cn]; others: features (T, B, F),
@@ -60,8 +60,7 @@ def write_network(parts: Parts, path: Path, card: str, opset: int | None = None)
     model, given, axes = example_of(parts, OperatorLayer(rnn) if folds else None)
     states = [f"{name[0]}n" for name in given if name in ("h0", "c0")]
     outputs = ("logits", *states) if parts.embedding is not None else ("log_posteriors",)
-    notes = {"card": card, **parts.notes}
-    _write(model.float(), given, axes, outputs, folds, path, notes, opset)
+    _write(model.float(), given, axes, outputs, folds, path, parts.notes, opset)
 
 
 def write_model(
@@ -69,7 +68,6 @@ def write_model(
     example: tuple[Any, ...],
     dynamic: Mapping[str, Mapping[int, str]] | None,
     path: Path,
-    card: str,
     opset: int | None = None,
 ) -> None:
     """Write a user's own model; `dynamic` names the axes that may change."""
@@ -84,7 +82,7 @@ def write_model(
         )
     axes = {name: dict(free.get(name, {})) for name in tensors}
     called = _Called(plain, example)
-    _write(called, tensors, axes, (), folds, path, {"card": card}, opset)
+    _write(called, tensors, axes, (), folds, path, {}, opset)
 
 
 def has_operator(module: nn.Module) -> bool:
@@ -115,8 +113,7 @@ def _write(
     with _quiet():
         content = export(model, given, axes, outputs, opset)
     onnx.helper.set_model_props(content, dict(notes))
-    with replacing(path) as file:
-        file.write(content.SerializeToString())
+    write_whole(path, content.SerializeToString())
 
 
 @contextmanager
@@ -171,8 +168,9 @@ def _with_scan(
         "verbose": False,
     }
     program: Any = torch.onnx.export(model, (*given.values(),), **options)
-    del program.model_proto.graph.value_info[:]  # shapes of weights, which int8 transposes
-    return program.model_proto
+    content = program.model_proto
+    del content.graph.value_info[:]  # shapes of weights, which int8 transposes
+    return content
 
 
 class _Operator(torch.autograd.Function):

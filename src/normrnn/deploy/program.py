@@ -4,6 +4,7 @@ Our layers show exporters torch's ``scan`` (:mod:`normrnn.ops.scan`), so a file 
 """
 
 import copy
+import io
 import json
 import warnings
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.export import Dim
 from torch.fx.experimental import _config as shapes
 
 from normrnn.deploy.parts import Parts, scannable
-from normrnn.files import deferring, replacing
+from normrnn.files import write_whole
 
 State = tuple[Tensor, ...]
 
@@ -62,7 +63,8 @@ def example_of(
     `layer` takes the place of the recurrent layer; by default one that exporters can trace.
     """
     rnn = parts.recurrent
-    layer = scannable(rnn.layer) if layer is None else layer
+    layer = layer or scannable(rnn.layer)
+    assert layer is not None
     if parts.embedding is None:
         assert parts.mean is not None
         given = {"features": torch.zeros(3, 2, len(parts.mean)), "lengths": torch.tensor([3, 2])}
@@ -76,22 +78,20 @@ def example_of(
     return TextModel(parts, layer), given, axes
 
 
-def write(parts: Parts, path: Path, card: str) -> None:
-    """One of our networks."""
+def write(parts: Parts, path: Path) -> None:
+    """Write one of our networks."""
     model, given, axes = example_of(parts)
     dims = {"T": Dim("T"), "B": Dim("B")}
     dynamic = tuple({axis: dims[name] for axis, name in of.items()} for of in axes.values())
-    _write(model, (*given.values(),), dynamic, path, card, parts.notes)
+    _write(model, (*given.values(),), dynamic, path, parts.notes)
 
 
-def write_traced(
-    model: nn.Module, example: tuple[Any, ...], dynamic: Any, path: Path, card: str
-) -> None:
-    """A user's own model; `dynamic` as torch.export has its `dynamic_shapes`."""
-    _write(scannable(model), example, dynamic, path, card, {})
+def write_traced(model: nn.Module, example: tuple[Any, ...], dynamic: Any, path: Path) -> None:
+    """Write a user's own model; `dynamic` is torch.export's `dynamic_shapes`."""
+    _write(scannable(model), example, dynamic, path, {})
 
 
-def _write(model: nn.Module, example: Any, dynamic: Any, path: Path, card: str, notes: Any) -> None:
+def _write(model: nn.Module, example: Any, dynamic: Any, path: Path, notes: Any) -> None:
     # Sizes that happen to be equal in the example, a batch of 3 and a GRU's gates, stay two sizes.
     apart: Any = shapes.patch(use_duck_shape=False)  # type: ignore[attr-defined]
     model = model.eval().requires_grad_(False)  # derivatives would be traced too, which takes long
@@ -103,9 +103,10 @@ def _write(model: nn.Module, example: Any, dynamic: Any, path: Path, card: str, 
             "the program would need normrnn to run: give its layers tensors, with lengths= where "
             "they are padded, not packed sequences"
         )
-    extra = {"card.md": card, **{f"{name}.json": text for name, text in notes.items()}}
-    with replacing(path) as file, deferring(file) as patient:
-        torch.export.save(program, patient, extra_files=extra)
+    buffer = io.BytesIO()  # torch's writer ends the process if a disk is full
+    extra = {f"{name}.json": text for name, text in notes.items()}
+    torch.export.save(program, buffer, extra_files=extra)
+    write_whole(path, buffer.getbuffer())
 
 
 def snippet(parts: Parts | None, name: str) -> str:

@@ -4,7 +4,7 @@ Neither holds an object that a reader would have to run: torch's file is a dict 
 values that ``torch.load(..., weights_only=True)`` reads, the other has its values as JSON.
 """
 
-import hashlib
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from normrnn.deploy.parts import Parts, Recurrent, without_norms
-from normrnn.files import deferring, replacing
+from normrnn.files import write_whole
 from normrnn.nn.base import Normalised
-from normrnn.seal import BLANK
+from normrnn.runs.store import sealed_tensors
 
 FORMAT = "normrnn export 1"
 
@@ -77,12 +77,12 @@ class Portable:
         return cls(modules, weights, own=True, usage=usage)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of them, on the CPU."""
-        return {n: v.cpu().contiguous() for n, v in (self.weights | self.values).items()}
+        """Copies of all of them on the CPU: one that has two names is written twice."""
+        return {n: v.cpu().clone() for n, v in (self.weights | self.values).items()}
 
 
-def write_torch(portable: Portable, path: Path, card: str) -> None:
-    """The dict, through to the disk."""
+def write_torch(portable: Portable, path: Path) -> None:
+    """Write a dict that `torch.load(weights_only=True)` reads."""
     tensors = portable.tensors()
     saved = {
         "format": FORMAT,
@@ -90,53 +90,17 @@ def write_torch(portable: Portable, path: Path, card: str) -> None:
         "weights": {name: tensors[name] for name in portable.weights},
         "values": {name: tensors[name] for name in portable.values},
         "notes": dict(portable.notes),
-        "card": card,
     }
-    with replacing(path) as file, deferring(file) as patient:
-        torch.save(saved, patient)
+    buffer = io.BytesIO()  # torch's writer ends the process if a disk is full
+    torch.save(saved, buffer)
+    write_whole(path, buffer.getbuffer())
 
 
-def write_safetensors(portable: Portable, path: Path, card: str) -> None:
-    """The same, a tensor at a time: nothing is in memory twice. Carries its checksum."""
-    tensors, at = portable.tensors(), 0
-    metadata = {"sha256": BLANK, "format": "pt", "normrnn": FORMAT, "card": card}
-    metadata |= {"modules": json.dumps(portable.modules), **portable.notes}
-    header: dict[str, Any] = {"__metadata__": metadata}
-    for name, value in tensors.items():
-        size = value.numel() * value.element_size()
-        kind = _KINDS[value.dtype]
-        header[name] = {"dtype": kind, "shape": list(value.shape), "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    start = len(text).to_bytes(8, "little") + text
-    digest = hashlib.sha256(start)
-    for value in tensors.values():
-        digest.update(_bytes(value))
-    start = start.replace(BLANK.encode(), digest.hexdigest().encode(), 1)
-    with replacing(path) as file:
-        file.write(start)
-        for value in tensors.values():
-            file.write(_bytes(value))
-
-
-_KINDS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
-
-def _bytes(value: Tensor) -> Any:
-    """A view of its memory."""
-    return value.reshape(-1).view(torch.uint8).numpy()
+def write_safetensors(portable: Portable, path: Path) -> None:
+    """Write the same as safetensors, with a checksum."""
+    metadata = {"format": "pt", "normrnn": FORMAT, "modules": json.dumps(portable.modules)}
+    content, _ = sealed_tensors(portable.tensors(), {**metadata, **portable.notes})
+    write_whole(path, content)
 
 
 def snippet(portable: Portable, name: str, format: str) -> str:
