@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from normrnn.engine.tensorboard import DIRECTORY
+
 from normrnn.reporting.runs import examine
 from tests.mishaps import config
 from tests.tiny_runs import rows_of, run_tiny

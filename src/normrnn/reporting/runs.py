@@ -1,5 +1,6 @@
 """A run directory as plain data, whatever state it is in."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.config.base import settled
+from normrnn.config.function import KIND
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.registry import config_class
 from normrnn.errors import UserError, notice
-from normrnn.files import open_regular, read_regular, resolved
+from normrnn.files import ROWS, open_regular, read_regular, resolved
 from normrnn.locks import is_held
 from normrnn.norms import Norm, names, of
 from normrnn.recipes import RECIPES, recipe
@@ -206,6 +208,10 @@ def examine(path: Path) -> RunOrProblem:
     if not machines and not words and changes is not None:
         words.append(f"{path / ENVIRONMENT} is missing; where it ran is left out")
     verified = verified and changes is not None and metrics_as_written(path) is not None
+    if config.get("kind") == KIND and (sha256 := config.pop("metrics_sha256", "")):
+        if hashlib.sha256(read_regular(path / METRICS, ROWS)).hexdigest() != sha256:
+            return RunOrProblem(path, None, f"is damaged: {METRICS} is not what was written")
+        verified = True
     if changes and changes.edited:
         return RunOrProblem(path, None, f"is damaged or edited: {changes.edited}")
     if changes and changes.own:
