@@ -250,7 +250,7 @@ def test_a_fork_goes_its_own_way() -> None:
 
 
 def test_wrong_calls() -> None:
-    with pytest.raises(ValueError, match="reads in both directions"):
+    with pytest.raises(ValueError, match="bidirectional"):
         normrnn.Stream(speech_model())
     with pytest.raises(ValueError, match=r"differ over 3 time steps.*shared=True"):
         normrnn.Stream(normrnn.LSTM(3, 4, norm="frame", time_steps=3))

@@ -23,7 +23,7 @@ from normrnn.runs.store import RunDirectory
 SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "program": ".pt2"}
 CARD = "README.md"
 OWN = (MODEL, CHECKPOINT, PREVIOUS)
-"""What a run's own files of such suffixes are called."""
+"""Files of a run with such suffixes."""
 
 
 def export(
@@ -79,7 +79,7 @@ def export(
     file, card = target(expanded(path), format)
     run = None
     if isinstance(model, nn.Module):
-        network = getattr(model, "_orig_mod", model)  # compiled: its names are another's
+        network = getattr(model, "_orig_mod", model)  # a compiled model has other names
         about = _of_model(network)
     else:
         run = RunDirectory(expanded(model))
@@ -107,7 +107,7 @@ def export(
 
 
 def _arguments(example: Any) -> tuple[Any, ...]:
-    """A packed sequence is a tuple too, and one argument all the same."""
+    """Return the arguments as a tuple; a packed sequence, itself a tuple, is one argument."""
     if isinstance(example, Tensor | PackedSequence):
         return (example,)
     if not isinstance(example, tuple | None):
@@ -181,23 +181,20 @@ def _quantised(
 
 
 def _refuse_other(card: Path) -> None:
-    """A README.md, or whatever has the card's name, is somebody's work unless it is a card."""
+    """Raise UsageError if the card would overwrite a file that is not a card."""
     if card.exists():
         with open_regular(card) as file:
             text = file.read(100).decode(errors="replace")
         if text.strip() and not About.is_card(text):
-            raise UsageError(
-                f"{card} is there and is no model card: it would be overwritten; export to another"
-                " directory"
-            )
+            raise UsageError(f"{card} exists and is not a model card: export to another directory")
 
 
 def target(path: Path, format: str) -> tuple[Path, Path]:
-    """The file to write, and its card."""
+    """Return the file to write and its card."""
     suffix = SUFFIXES[format]
     if path.suffix in SUFFIXES.values() and not path.is_dir():
         if path.suffix != suffix:
-            raise UsageError(f"{path} is no name for the format {format}: it writes {suffix} files")
+            raise UsageError(f"{path} does not fit the format {format}: it writes {suffix} files")
         if path.name in OWN and (path.parent / CONFIG).exists():
             raise UsageError(f"{path} is a file of the run: it would be overwritten")
         return path, path.with_suffix(".md")

@@ -1,6 +1,6 @@
 """The format program: torch.export's, with dynamic time and batch.
 
-Our layers show exporters torch's ``scan`` (:mod:`normrnn.ops.scan`), so a file needs torch alone.
+Exporters see our layers as torch's `scan` (`normrnn.ops.scan`), so a file needs torch alone.
 """
 
 import copy
@@ -71,7 +71,7 @@ def example_of(
         return SpeechModel(parts, layer), given, {"features": {0: "T", 1: "B"}, "lengths": {0: "B"}}
     size = rnn.layers * rnn.directions, 2, rnn.hidden
     names = [f"{letter}0" for letter in "hc"[: rnn.states]]
-    # A tensor each: torch.export would take two arguments that are one tensor for one.
+    # Separate tensors: torch.export merges two arguments that are one tensor.
     given = {"tokens": torch.zeros(3, 2, dtype=torch.long)}
     given |= {name: torch.zeros(size) for name in names}
     axes = {"tokens": {0: "T", 1: "B"}, **{n: {1: "B"} for n in names}}
@@ -92,11 +92,11 @@ def write_traced(model: nn.Module, example: tuple[Any, ...], dynamic: Any, path:
 
 
 def _write(model: nn.Module, example: Any, dynamic: Any, path: Path, notes: Any) -> None:
-    # Sizes that happen to be equal in the example, a batch of 3 and a GRU's gates, stay two sizes.
+    # Sizes that are equal by chance, a batch of 3 and a GRU's gates, stay independent.
     apart: Any = shapes.patch(use_duck_shape=False)  # type: ignore[attr-defined]
-    model = model.eval().requires_grad_(False)  # derivatives would be traced too, which takes long
+    model = model.eval().requires_grad_(False)  # or the backward pass is traced too
     with warnings.catch_warnings(), torch.no_grad(), apart:
-        warnings.simplefilter("ignore")  # of a part of torch that is young
+        warnings.simplefilter("ignore")  # experimental parts of torch
         program = torch.export.export(model, example, dynamic_shapes=dynamic, strict=False)
     if any(str(node.target).startswith("normrnn.") for node in program.graph.nodes):
         raise ValueError(
@@ -110,7 +110,7 @@ def _write(model: nn.Module, example: Any, dynamic: Any, path: Path, notes: Any)
 
 
 def snippet(parts: Parts | None, name: str) -> str:
-    """Code that runs the file with torch alone."""
+    """Return code that runs the file with torch alone."""
     start = (
         "import torch\n\n# unpickles: only for files of people you trust\n"
         f"model = torch.export.load({json.dumps(name)}).module()\n"

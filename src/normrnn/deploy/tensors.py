@@ -1,7 +1,7 @@
-"""The formats torch and safetensors: tensors, and how plain torch.nn modules are made of them.
+"""The formats torch and safetensors: tensors, and a description of plain torch.nn modules.
 
-Neither holds an object that a reader would have to run: torch's file is a dict of tensors and plain
-values that ``torch.load(..., weights_only=True)`` reads, the other has its values as JSON.
+Reading them executes nothing: torch's file is a dict of tensors and plain values that
+`torch.load(..., weights_only=True)` reads, safetensors has the plain values as JSON.
 """
 
 import io
@@ -24,7 +24,7 @@ FORMAT = "normrnn export 1"
 
 @dataclass(frozen=True)
 class Portable:
-    """A network without this library: `modules` are torch.nn's by name, with their arguments."""
+    """A network of torch.nn's modules: their classes and arguments by name, and their weights."""
 
     modules: dict[str, dict[str, Any]]
     weights: dict[str, Tensor]
@@ -32,14 +32,15 @@ class Portable:
     notes: Mapping[str, str] = field(default_factory=dict)
     usage: str = ""
     own: bool = False
-    """Whether the network around the modules is a user's own, whose code is theirs."""
+    """Whether the user's own code builds the network around the modules."""
 
     @classmethod
     def of_parts(cls, parts: Parts) -> "Portable":
-        """One of our networks, whole."""
+        """Describe one of our networks."""
         rnn, decoder = parts.recurrent, parts.decoder
-        modules = {"rnn": {"type": rnn.kind, "options": rnn.options()}}
-        weights = {f"rnn.{name}": value for name, value in rnn.weights().items()}
+        rnn.check_torch()
+        modules = {"rnn": rnn.description()}
+        weights = {f"rnn.{name}": value for name, value in rnn.plain.state_dict().items()}
         sizes = {"in_features": decoder.in_features, "out_features": decoder.out_features}
         modules["decoder"] = {"type": "Linear", "options": sizes}
         weights |= {f"decoder.{name}": p.detach() for name, p in decoder.named_parameters()}
@@ -56,21 +57,17 @@ class Portable:
 
     @classmethod
     def of_model(cls, model: nn.Module) -> "Portable":
-        """A user's own model that holds our layers; ValueError if it holds none or they do not
-        fold."""
-        # By every name that a layer has: its weights are under all of them.
+        """Describe a user's own model; raise ValueError if it has no layer of ours that folds."""
+        # A layer may have several names, and its weights are listed under each of them.
         every = model.named_modules(remove_duplicate=False)
         names = {n: m for n, m in every if isinstance(m, Normalised)}
         if not names:
             raise ValueError(f"{type(model).__name__} holds no layer of normrnn: nothing to fold")
-        plain, modules = without_norms(model, lambda layer: Recurrent(layer).check_torchs()), {}
+        plain, modules = without_norms(model, lambda layer: Recurrent(layer).check_torch()), {}
         for name in names:
             layer = plain.get_submodule(name)
             assert isinstance(layer, nn.RNNBase)
-            recurrent = Recurrent(layer)
-            more = {"proj_size": layer.proj_size} if layer.proj_size else {}
-            options = {**recurrent.options(), **more, "bias": layer.bias, "dropout": layer.dropout}
-            modules[name] = {"type": recurrent.kind, "options": options}
+            modules[name] = Recurrent(layer).description("dropout")
         weights = {name: value.detach() for name, value in plain.state_dict().items()}
         usage = _LENGTHS if any(layer.lengths_seen for layer in names.values()) else ""
         usage += _RESETS if any(layer.resets_seen for layer in names.values()) else ""
@@ -104,7 +101,7 @@ def write_safetensors(portable: Portable, path: Path) -> None:
 
 
 def snippet(portable: Portable, name: str, format: str) -> str:
-    """Code that rebuilds the network from the file with torch alone."""
+    """Return code that rebuilds the network from the file with torch alone."""
     read = (_OWN if portable.own else _OURS)[format].format(name=json.dumps(name))
     return f"{read}{portable.usage}"
 
