@@ -10,11 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+from normrnn.engine.tensorboard import TensorBoard, beside
+
 from normrnn.cli import guarded
 from normrnn.config.base import OptimizerConfig
 from normrnn.engine.display import Status
 from normrnn.engine.start import train
-from normrnn.engine.tensorboard import TensorBoard, beside
 from normrnn.text.config import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig
 from tests.tiny_runs import Silent
 

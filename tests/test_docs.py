@@ -25,7 +25,8 @@ GENERATED = {"layers", "tools", "laboratory", "commands", "settings"}
 PUBLIC = {
     *("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"),
     *("recalibrate", "batch_statistics", "fold", "convert", "replace", "replacing", "initialise"),
-    *("export", "Stream", "compare", "verdict", "load", "reporting", "__version__"),
+    *("export", "Stream", "compare", "verdict", "train", "evaluate", "sample", "load"),
+    *("reporting", "__version__"),
 }
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from normrnn import processes
-from normrnn.commands import compare as command
-from normrnn.commands.jobs import plan
+from normrnn.console import PlainConsole
 from normrnn.engine.start import open_experiment
+from normrnn.experiments import compare as command
+from normrnn.experiments.jobs import plan
 from normrnn.processes import Child, stop, usable_cores
 from normrnn.text.config import LanguageConfig
 
@@ -39,18 +40,10 @@ def test_a_comparison_starts_as_many_processes(
 ) -> None:
     cores.write_text("300000 100000\n")
     limits: list[int] = []
-
-    class Spy:
-        def __init__(self, _jobs: object, limit: int) -> None:
-            limits.append(limit)
-
-        def run(self, _watch: object) -> None:
-            pass
-
-    monkeypatch.setattr(command, "Jobs", Spy)
-    request = command.Request((), 1, 0, Path(), tensorboard=False, target=None, tuning=None)
+    monkeypatch.setattr(command, "run_jobs", lambda _jobs, limit, _watch: limits.append(limit))
+    request = command.Request((), 1, 0, Path())
     arms = plan(tiny, ["none"], 1, tmp_path / "out")
-    command._train(arms, request, open_experiment(tiny), command.Console(quiet=True))
+    command._train(arms, request, open_experiment(tiny), PlainConsole(quiet=True))
     assert limits == [3]
 
 

@@ -97,7 +97,10 @@ def _compared(verdict: Verdict) -> list[tuple[str, list[str]]]:
             DASH if f is None else f"{describe(f, verdict.measure)}: {f.answer}"
             for f in (one.quality, one.speed)
         ]
-        seeds = f"{one.runs}, {len([r for r in verdict.runs if r.variant == verdict.baseline])}"
+        counted = one.quality or one.speed
+        seeds = DASH if counted is None else f"{len(counted.other)}, {len(counted.baseline)}"
+        if counted is not None and counted.paired:
+            seeds = f"{counted.seeds} pairs"
         found.append((name, [seeds, *shown]))
     return found
 
@@ -146,7 +149,8 @@ def readme_table(root: Path) -> str:
         for group in experiments(root).get(name, ()):
             for variant, (seeds, *cells) in _compared(group_verdict(group)):
                 if variant.split(" (")[0] == norm and not group.variant:
-                    link = f"[{name}]({PAGES}/{name}.md), `{norm}`, {seeds.split(',')[0]} seeds"
+                    number = seeds.removesuffix(" pairs").split(",")[0]
+                    link = f"[{name}]({PAGES}/{name}.md), `{norm}`, {number} seeds"
                     rows.append([link, *cells])
     return rows_to_markdown(["experiment", "quality", "speed"], rows)
 

@@ -12,9 +12,13 @@ from normrnn.version import __version__
 
 if TYPE_CHECKING:
     from normrnn import reporting as reporting
-    from normrnn.commands.compare import compare as compare
     from normrnn.deploy.export import export as export
     from normrnn.deploy.stream import Stream as Stream
+    from normrnn.experiments.compare import compare as compare
+    from normrnn.experiments.training import evaluate as evaluate
+    from normrnn.experiments.training import load as load
+    from normrnn.experiments.training import sample as sample
+    from normrnn.experiments.training import train as train
     from normrnn.nn import GRU as GRU
     from normrnn.nn import LSTM as LSTM
     from normrnn.nn import RNN as RNN
@@ -29,7 +33,6 @@ if TYPE_CHECKING:
     from normrnn.nn import replace as replace
     from normrnn.nn import replacing as replacing
     from normrnn.reporting.answer import verdict as verdict
-    from normrnn.runs.load import load as load
 
 _LAYERS = ["GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNCell"]
 _TOOLS = [
@@ -44,9 +47,9 @@ _TOOLS = [
 _HOMES = {
     **dict.fromkeys(_LAYERS + _TOOLS, "normrnn.nn"),
     "Stream": "normrnn.deploy.stream",
-    "compare": "normrnn.commands.compare",
+    "compare": "normrnn.experiments.compare",
     "export": "normrnn.deploy.export",
-    "load": "normrnn.runs.load",
+    **dict.fromkeys(["evaluate", "load", "sample", "train"], "normrnn.experiments.training"),
     "verdict": "normrnn.reporting.answer",
 }
 
@@ -62,6 +65,7 @@ __all__ = [
     "batch_statistics",
     "compare",
     "convert",
+    "evaluate",
     "export",
     "fold",
     "initialise",
@@ -70,6 +74,8 @@ __all__ = [
     "replace",
     "replacing",
     "reporting",
+    "sample",
+    "train",
     "verdict",
 ]
 

@@ -68,11 +68,6 @@ class Norm:
         """Whether test statistics can be kept per time step."""
         return self.pools == "step"
 
-    @property
-    def label(self) -> str:
-        """A word for tables and legends."""
-        return self.name if self.normalises else "baseline"
-
     def load(self) -> Any:
         """The class that implements it."""
         module, _, name = self.implementation.partition(":")

@@ -135,8 +135,8 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
         (["compare", "ptb-small", "--seeds", "0"], "--seeds"),
         (["prepare", "wine"], "prepare needs one of ptb"),
         (["recipes", "please"], "takes no arguments"),
-        (["sample", "nowhere", "--temperature", "0"], "--temperature must be positive"),
-        (["sample", "nowhere", "--seed", str(2**64)], "--seed must lie in"),
+        (["sample", "nowhere", "--temperature", "0"], "temperature must be positive"),
+        (["sample", "nowhere", "--seed", str(2**64)], "seed must lie in"),
         (["evaluate", "nowhere", "--device", "abacus"], "no device 'abacus'"),
         (["evaluate", "nowhere", "--threads", "-1"], "threads must lie between 0 and"),
         (

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import normrnn
-from normrnn.commands.jobs import Job, Jobs, plan
 from normrnn.config.base import checked_norms
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UserError
+from normrnn.experiments.jobs import RunJob, plan, run_jobs
 from normrnn.extras import install_command
 from normrnn.recipes import read_config, recipe
 from normrnn.runs.names import DIVERGED
@@ -33,7 +33,7 @@ def test_plan_has_one_arm_per_norm_and_seed(tiny: LanguageConfig, tmp_path: Path
     assert all(arm.config.threads == 1 for arm in arms)
     assert [arm.config.norm for arm in arms] == ["none", "frame"] * 2
     assert [arm.config.seed for arm in arms] == [3, 3, 4, 4]
-    assert [arm.label for arm in arms[:2]] == ["baseline, seed 3", "frame, seed 3"]
+    assert [arm.label for arm in arms[:2]] == ["none, seed 3", "frame, seed 3"]
     (one,) = plan(replace(tiny, threads=2), ["none"], 1, tmp_path)
     assert one.config.threads == 2
 
@@ -53,22 +53,22 @@ def test_compare_from_the_command_line_and_once_more(
         assert config["threads"] == 1
     assert "test perplexity" in shown
     assert "one seed" in shown
-    for name in ("baseline, seed 1", "frame, seed 1"):
+    for name in ("none, seed 1", "frame, seed 1"):
         assert f"{name}: epoch 2/2" in shown
     for words in ("vocabulary 26", "0.0% <unk>", "of 2 runs done, 100% of all updates"):
         assert words in shown
     lines = shown.splitlines()
     assert not [line for line in lines if line.endswith(" ")]
-    assert "(running)" not in "".join(line for line in lines if line.startswith("baseline"))
+    assert "(running)" not in "".join(line for line in lines if line.startswith("none"))
 
     # What has ended is read, and no process is started for it.
-    started: list[Job] = []
+    started: list[RunJob] = []
 
-    def start(job: Job) -> None:
+    def start(job: RunJob) -> None:
         started.append(job)
         job.child = Sleeper(0, 1)  # type: ignore[assignment]
 
-    monkeypatch.setattr(Job, "start", start)
+    monkeypatch.setattr(RunJob, "start", start)
     code, again, _ = cli(*given)
     assert (code, started) == (0, [])
     assert again.splitlines()[-3:] == shown.splitlines()[-3:]
@@ -124,17 +124,17 @@ def test_norms_in_every_spelling(tmp_path: Path) -> None:
         assert replace(config, norm=norm).norm == "none"  # type: ignore[arg-type]
         assert read_config({**to_dict(config), "norm": norm}).norm == "none"
     with pytest.raises(UserError, match="nowhere"):
-        normrnn.compare("ptb-small", (None, "frame"), data=tmp_path / "nowhere", norm=None)
+        normrnn.compare("ptb-small", norms=(None, "frame"), data=tmp_path / "nowhere")
 
 
 def test_arms_run_in_any_thread(tiny: LanguageConfig, tmp_path: Path) -> None:
     """A notebook or a server may call from another than the first."""
     done = []
-    arms = Jobs([Job(replace(tiny, epochs=1), tmp_path / "none-1")], 1)
+    job = RunJob(tmp_path / "none-1", replace(tiny, epochs=1))
 
     def run() -> None:
-        arms.run(lambda: None, interval=0.05)
-        done.append(arms.jobs[0].code)
+        run_jobs([job], 1, lambda: None, interval=0.05)
+        done.append(job.code)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -144,9 +144,9 @@ def test_arms_run_in_any_thread(tiny: LanguageConfig, tmp_path: Path) -> None:
 
 def test_failing_arm_is_named_with_its_reason(tiny: LanguageConfig, tmp_path: Path) -> None:
     (Path(tiny.data) / "valid.txt").write_bytes(b"\xff\xfe")
-    arm = Job(tiny, tmp_path / "none-1")
+    job = RunJob(tmp_path / "none-1", tiny)
     with pytest.raises(UserError, match=r"none-1 failed: .*valid\.txt is .*not UTF-8"):
-        Jobs([arm], 1).run(lambda: None, interval=0.05)
+        run_jobs([job], 1, lambda: None, interval=0.05)
 
 
 class Sleeper:
@@ -175,15 +175,15 @@ def test_failing_arm_is_told_while_others_run(
 ) -> None:
     """Not after hours; and again at the end, as the reason why there is no comparison."""
 
-    def start(arm: Job) -> None:
+    def start(arm: RunJob) -> None:
         child = Sleeper(0, 1) if arm.config.norm == "none" else Sleeper(30)
         arm.child = child  # type: ignore[assignment]
 
-    monkeypatch.setattr(Job, "start", start)
-    given = ("compare", "ptb-small", "--data", text_dir, "--jobs", 2, "--out", tmp_path / "out")
+    monkeypatch.setattr(RunJob, "start", start)
+    given = ("compare", "ptb-small", "--data", text_dir, "--workers", 2, "--out", tmp_path / "out")
     code, said, error = cli(*given)
     assert code == 1
-    assert said.count("baseline, seed 1 failed: the disk is full; the others go on") == 1
+    assert said.count("none, seed 1 failed: the disk is full; the other runs continue") == 1
     assert "none-1 failed: the disk is full\n" in error
 
 
@@ -192,14 +192,14 @@ def test_never_more_processes_than_jobs(
 ) -> None:
     most = 0
 
-    def start(arm: Job) -> None:
+    def start(arm: RunJob) -> None:
         nonlocal most
         arm.child = Sleeper()  # type: ignore[assignment]
         most = max(most, sum(a.state == "running" for a in arms))
 
-    monkeypatch.setattr(Job, "start", start)
+    monkeypatch.setattr(RunJob, "start", start)
     arms = plan(tiny, ["none", "frame"], 3, tmp_path)
-    Jobs(arms, 2).run(lambda: None, interval=0.001)
+    run_jobs(arms, 2, lambda: None, interval=0.001)
     assert most == 2
     assert [arm.state for arm in arms] == ["done"] * 6
 
@@ -371,7 +371,7 @@ def test_a_run_that_diverges_is_a_finding(cli: Cli, text_dir: Path, tmp_path: Pa
     given = ["compare", "ptb-small", "--data", text_dir, "--out", tmp_path / "o", *SMALL, *wild]
     code, said, _ = cli(*given)
     assert code == 0
-    assert "baseline, seed 1 diverged: the loss is inf at update 2" in said
+    assert "none, seed 1 diverged: the loss is inf at update 2" in said
     code, said, _ = cli("report", tmp_path / "o", "-o", tmp_path / "r.html", "--markdown")
     assert code == 0
     assert "none: 1 of 1 runs diverged" in said

@@ -12,11 +12,11 @@ from pathlib import Path
 import optuna
 import pytest
 
-from normrnn.commands.compare import compare
+from normrnn import compare
 from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.errors import UserError
+from normrnn.experiments.search.worker import Pruning, run_arm_together
 from normrnn.processes import stop
-from normrnn.search.worker import Pruning, run_arm_together
 from normrnn.text.config import LanguageConfig
 from tests.commands.conftest import Cli
 from tests.tiny_runs import rows_of, run_tiny
@@ -139,7 +139,7 @@ def test_all_end_with_the_command(number: signal.Signals, text_dir: Path, tmp_pa
     said, _ = command.communicate(timeout=120)
     assert ended(started)
     if number == signal.SIGINT:
-        assert "stopped; the same command goes on" in said
+        assert "stopped; the same command resumes" in said
     # What they had is in the checkpoint.
     assert checkpoint(metrics.parent)["progress"]["updates"] > 0
 

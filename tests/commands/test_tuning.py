@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from normrnn import verdict
-from normrnn.commands.jobs import DIVERGED
-from normrnn.commands.tuning import APART, Tuning, sentence, tuned, tuning
 from normrnn.config.base import Config
+from normrnn.engine.launch import DIVERGED
 from normrnn.errors import UserError
+from normrnn.experiments.tuning import APART, Tuning, sentence, tuned, tuning
 from normrnn.recipes import recipe
 from normrnn.reporting.study import RecordedStudy, read_study
 from tests.commands.conftest import Cli
@@ -24,18 +24,18 @@ def config() -> Config:
 
 
 def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
-    wanted = tuning(config, NORMS, "optimizer.lr", "", 0)
+    wanted = tuning(config, NORMS, "optimizer.lr", (), 0)
     assert wanted == Tuning("optimizer.lr", (0.333, 1.0, 3.0), 3)
-    assert tuning(config, ["none"], "optimizer.lr", "1,2", 2).of == 3
-    assert tuning(config, ["none"], "optimizer.lr", "1,2", 3).of == 0
-    arms = wanted.arms(config, NORMS, tmp_path)
+    assert tuning(config, ["none"], "optimizer.lr", ("1", "2"), 2).of == 3
+    assert tuning(config, ["none"], "optimizer.lr", (1, 2.0), 3).of == 0
+    arms = wanted.jobs(config, NORMS, tmp_path)
     assert len(arms) == 6
     assert [arm.config.optimizer.lr for arm in arms[:3]] == [0.333, 0.333, 1.0]
     assert {arm.config.seed for arm in arms} == {5 + APART}  # none of those compared
     assert arms[1].out == tmp_path / "tuning" / "runs" / "frame-0.333"
-    assert tuning(config, NORMS, "train.batch", "16,32", 1).values == (16, 32)
-    assert tuning(config, NORMS, "optimizer.lr", "1,2,1", 1).values == (1.0, 2.0)
-    assert tuning(config, NORMS, "model.gamma", "0.1,1", 1).values == (0.1, 1.0)  # None so far
+    assert tuning(config, NORMS, "train.batch", ("16", "32"), 1).values == (16, 32)
+    assert tuning(config, NORMS, "optimizer.lr", (1, 2, 1), 1).values == (1.0, 2.0)
+    assert tuning(config, NORMS, "model.gamma", ("0.1", "1"), 1).values == (0.1, 1.0)  # None so far
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_tuned(config: Config, field: str, values: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
-        tuning(config, NORMS, field, values, 0)
+        tuning(config, NORMS, field, [v for v in values.split(",") if v], 0)
     assert raised.value.code == 2
 
 
@@ -73,7 +73,7 @@ def test_in_words() -> None:
     text = sentence(wanted, {"none": 1.0, "frame": 2.0}, RecordedStudy(Path(), trials))
     assert text == (
         "optimizer.lr was tuned for each arm on validation: 3 values (0.5, 1, 2), one seed that is"
-        " not compared, 3 epochs, 6 runs, 2,500 updates, 0 seconds in updates. Chosen: baseline"
+        " not compared, 3 epochs, 6 runs, 2,500 updates, 0 seconds in updates. Chosen: none"
         " 1.0, frame 2.0 (at the edge of what was tried)."
     )
     short = replace(wanted, of=10)
@@ -95,7 +95,7 @@ class Ended:
 
 def test_an_arm_that_never_trains_is_an_error(config: Config, tmp_path: Path) -> None:
     wanted = Tuning("optimizer.lr", (1.0, 2.0), 1)
-    arms = wanted.arms(config, ("none",), tmp_path)
+    arms = wanted.jobs(config, ("none",), tmp_path)
     for arm in arms:
         arm.out.mkdir(parents=True)
         (arm.out / "config.json").write_text('{"norm": "none", "seed": 1}')

@@ -147,7 +147,7 @@ def _start(config: LanguageConfig, out: Path) -> subprocess.Popen[bytes]:
     wanted.write_text(json.dumps(to_dict(config)))
     with wanted.open() as stdin, out.with_suffix(".err").open("wb") as stderr:
         return subprocess.Popen(
-            [sys.executable, "-m", "normrnn.commands.worker", str(out)],
+            [sys.executable, "-m", "normrnn.experiments.worker", str(out)],
             stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=stderr,

@@ -20,11 +20,11 @@ def test_arms_that_differ_in_any_setting_are_all_there_in_any_order() -> None:
     bad = short_run("frame", [6, 5, 4, 4], model={"gamma": 1.0})
     for order in permutations([base, good, bad]):
         names = [arm.name for arm in groups(list(order))[0].arms]
-        assert names == ["baseline", "frame (gamma 0.1)", "frame (gamma 1.0)"]
+        assert names == ["none", "frame (gamma 0.1)", "frame (gamma 1.0)"]
     own = short_run("frame", [5, 4, 3, 2], model={"gamma": None}, seed=2)
     recurrent = short_run("recurrent", [5, 4, 3, 2], model={"gamma": None})
     names = [arm.name for arm in groups([base, bad, own, recurrent])[0].arms]
-    assert names == ["baseline", "frame", "recurrent"]  # 1.0 is the default of frame
+    assert names == ["none", "frame", "recurrent"]  # 1.0 is the default of frame
 
 
 def test_runs_with_other_settings_are_other_experiments() -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from normrnn.errors import UserError
+from normrnn.experiments.search.plan import Plan
+from normrnn.experiments.search.space import SPACES, draw
+from normrnn.experiments.search.storage import storage_errors
+from normrnn.experiments.search.study import ARMS, Study
 from normrnn.recipes import recipe
 from normrnn.reporting.runs import examine, load
 from normrnn.reporting.study import RecordedStudy, find_studies, read_study, write
 from normrnn.runs.machines import read_machines
-from normrnn.search.plan import Plan
-from normrnn.search.space import SPACES, draw
-from normrnn.search.storage import storage_errors
-from normrnn.search.study import ARMS, Study
 from normrnn.text.config import LanguageConfig
 from tests.safety.conftest import Cli
 from tests.safety.test_run_integrity import edit, flip

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from normrnn.engine.start import open_experiment
+from normrnn.experiments.search.plan import Plan
 from normrnn.recipes.char import ptb_char
-from normrnn.search.plan import Plan
 from normrnn.text.config import EvaluationConfig, LanguageConfig
 
 SPACE = {

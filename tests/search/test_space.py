@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from normrnn.errors import UsageError
+from normrnn.experiments.search.space import SPACES, check, draw, read_space, with_fields
 from normrnn.recipes import RECIPES, recipe
-from normrnn.search.space import SPACES, check, draw, read_space, with_fields
 from normrnn.text.config import LanguageConfig
 
 

@@ -16,11 +16,11 @@ import pytest
 from optuna.trial import TrialState
 
 from normrnn.errors import UsageError, UserError
+from normrnn.experiments.search.plan import NEEDS, PRUNERS, SAMPLERS, Plan
+from normrnn.experiments.search.space import SPACES, draw
+from normrnn.experiments.search.storage import _OPTUNA, open_storage, storage_errors
+from normrnn.experiments.search.study import HEARTBEAT, IDENTITY, SLOT, Study
 from normrnn.recipes import recipe
-from normrnn.search.plan import NEEDS, PRUNERS, SAMPLERS, Plan
-from normrnn.search.space import SPACES, draw
-from normrnn.search.storage import _OPTUNA, open_storage, storage_errors
-from normrnn.search.study import HEARTBEAT, IDENTITY, SLOT, Study
 
 PLAN = Plan(recipe("ptb-char"), SPACES["ptb-char"])
 Open = Callable[..., Study]
@@ -236,7 +236,9 @@ def test_a_writer_that_was_killed_blocks_nobody(
     """With a relative path; Optuna's own lock, a dangling link, is left behind."""
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
-    code = "import os, sys; from pathlib import Path; from normrnn.search import storage\n"
+    code = (
+        "import os, sys; from pathlib import Path; from normrnn.experiments.search import storage\n"
+    )
     code += "storage._JournalLock(Path('runs/study.log')).acquire(); os._exit(9)\n"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
     Path("runs/study.log.lock").symlink_to("runs/study.log")

@@ -22,13 +22,13 @@ from optuna.trial import TrialState
 from normrnn.engine.interrupt import Interrupt, Interrupted
 from normrnn.engine.start import open_experiment
 from normrnn.errors import UserError
+from normrnn.experiments.search.plan import Plan
+from normrnn.experiments.search.study import ARMS, SLOT, Study
+from normrnn.experiments.search.worker import Order, Pruning, run_arm, run_trial, work
 from normrnn.processes import PARENT
 from normrnn.recipes import read_config
 from normrnn.runs.rows import read_rows
 from normrnn.runs.store import BusyError
-from normrnn.search.plan import Plan
-from normrnn.search.study import ARMS, SLOT, Study
-from normrnn.search.worker import Order, Pruning, run_arm, run_trial, work
 from normrnn.speech.config import SpeechConfig
 from normrnn.text.config import LanguageConfig
 from tests.search.postgres import server
@@ -55,7 +55,7 @@ def _start(
     log.parent.mkdir(exist_ok=True)
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "normrnn.search.worker"],
+            [sys.executable, "-m", "normrnn.experiments.search.worker"],
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -287,7 +287,7 @@ def test_ctrl_c_at_the_very_end_of_a_run_stops_the_worker(
         assert of_the_run.requested
         return 1.0
 
-    monkeypatch.setattr("normrnn.search.worker.run_trial", late)
+    monkeypatch.setattr("normrnn.experiments.search.worker.run_trial", late)
     before = signal.getsignal(signal.SIGINT)
     study = Study("s", f"sqlite:///{tmp_path}/study.db", tiny_plan, TRIALS, 3)
     with closing(study):
@@ -330,7 +330,7 @@ def test_a_run_that_somebody_trains_is_waited_for(
             raise BusyError("another process is training in there")
         return 1.0
 
-    monkeypatch.setattr("normrnn.search.worker.run_trial", busy_once)
+    monkeypatch.setattr("normrnn.experiments.search.worker.run_trial", busy_once)
     with closing(Study("s", f"sqlite:///{tmp_path}/study.db", tiny_plan, 1, 1)) as study:
         work(study, tmp_path / "out", lambda: None)
         assert [row["value"] for row in study.rows()] == [1.0]
@@ -348,7 +348,7 @@ def test_validations_of_all_arms_are_numbered_without_a_gap(
         first.append(pruning.first)
         return {"diverged": False, "loss": 1.0, "train": 1.0}
 
-    monkeypatch.setattr("normrnn.search.worker.run_arm", arm)
+    monkeypatch.setattr("normrnn.experiments.search.worker.run_arm", arm)
     plan = replace(tiny_plan, config=config)
     with closing(Study("s", f"sqlite:///{tmp_path}/study.db", plan, 1, 1)) as study:
         work(study, tmp_path / "out", lambda: None)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from normrnn.verdicts.result import verdict_of
-from normrnn.verdicts.verdict import Settings, VariantVerdict
+from normrnn.verdicts.verdict import Figure, Settings, VariantVerdict
 from tests.verdicts.simulated import experiment
 
 KINDS = {
@@ -34,6 +34,7 @@ def _false_answers(seeds: int, paired: bool, repetitions: int, **how: object) ->
                 shown[name] += 1
                 wrong[name] += figure.answer in ("better", "worse")
     assert {"quality", "speed", "gap", "area", "train", "last_validation"} <= shown.keys()
+    assert how.get("early_stopping") or "speed_before_drop" in shown
     return {name: wrong[name] / count for name, count in shown.items()}
 
 
@@ -76,15 +77,24 @@ def test_no_difference_in_four_variants(paired: bool, repetitions: int) -> None:
 
 @pytest.mark.parametrize("repetitions", [60, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("paired", [True, False])
-def test_intervals_cover_a_known_difference(paired: bool, repetitions: int) -> None:
-    """All values 3 % lower: the expected test difference follows from a large simulation."""
+@pytest.mark.parametrize("name", ["quality", "speed"])
+def test_intervals_cover_a_known_difference(name: str, paired: bool, repetitions: int) -> None:
+    """All values 3 % lower: the expected figure follows from a large simulation.
+
+    Speed is measured to a fixed target: one that the runs set depends on their number.
+    """
     rng, shift = random.Random(3), math.log(0.97)
-    many = _variants(random.Random(1), 1000, paired, shift=shift)[0].quality
-    assert many is not None
-    truth, covered = many.estimate, 0
+    settings = Settings(paired=paired, target=None if name == "quality" else 125.0)
+
+    def figure(rng: random.Random, seeds: int) -> Figure:
+        runs = experiment(rng, seeds, paired=paired, shift=shift)
+        found = getattr(verdict_of(runs, settings=settings).variants["v1"], name)
+        assert found is not None
+        return found
+
+    truth, covered = figure(random.Random(1), 1000).estimate, 0
     for _ in range(repetitions):
-        figure = _variants(rng, 5, paired, shift=shift)[0].quality
-        assert figure is not None
-        assert figure.interval is not None
-        covered += figure.interval[0] <= truth <= figure.interval[1]
+        interval = figure(rng, 5).interval
+        assert interval is not None
+        covered += interval[0] <= truth <= interval[1]
     assert covered / repetitions >= 0.93 - 3 * math.sqrt(0.05 * 0.95 / repetitions)

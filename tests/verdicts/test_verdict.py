@@ -129,11 +129,31 @@ def test_forms_of_input(tmp_path: Path) -> None:
         ({"variant": ["a"], "seed": [1, 2]}, "lengths"),
         (3, "int"),
         (2 * [{"variant": "a", "seed": 1, "step": 1, "split": "valid", "value": 1}], "step 1"),
+        ([*rows(a=[[3, 2]]), {**rows(a=[[3, 2]])[0], "value": 9}], "step 10"),
+        ([{"variant": "a", "seed": 0.5, "step": 1, "split": "valid", "value": 1}], "seed"),
+        ([{"variant": "a", "seed": math.nan, "step": 1, "split": "valid", "value": 1}], "seed"),
+        ([{"variant": "a", "seed": math.inf, "step": 1, "split": "valid", "value": 1}], "seed"),
+        ([{"variant": "a", "seed": 1, "step": math.inf, "split": "valid", "value": 1}], "step"),
+        ([{"variant": "a", "seed": 1, "step": 1, "split": "loss", "value": 1}], "loss"),
+        ({"variant": "a", "seed": 1, "step": 1, "split": "valid", "value": 1}, "variant"),
     ],
 )
 def test_rows_that_are_none(data: Any, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         normrnn.verdict(data)
+
+
+def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes("variant,é".encode("latin-1"))
+    with pytest.raises(UsageError, match="UTF-8"):
+        normrnn.verdict(tmp_path / "rows.csv")
+
+
+def test_other_names_of_splits_and_variants() -> None:
+    data = rows(**{"0": BASE, "1": LOWER})
+    other = [{**row, "split": "Val" if row["split"] == "valid" else "Test"} for row in data]
+    found = normrnn.verdict([{**row, "variant": int(row["variant"])} for row in other], baseline=0)  # type: ignore[arg-type]
+    assert found.to_dict() == normrnn.verdict(data, baseline="0").to_dict()
 
 
 def _answers(found: Any, name: str = "b") -> tuple[str, str]:
@@ -220,22 +240,153 @@ def test_lines_are_short(names: tuple[str, ...]) -> None:
     found = normrnn.verdict(rows(**values))
     lines = str(found).splitlines()
     assert all(len(line) <= 80 for line in lines)
-    assert len(lines) <= 3 * (len(names) - 1) + 2  # with the ranking
+    assert sum(not line.startswith("ranking") for line in lines) <= 3 * len(names)
     assert len(repr(found)) < 400
     assert "<table>" in found._repr_html_()
     assert all(len(line) <= 80 for line in found.details().splitlines())
 
 
+BASE = [[8, 6, 4.0], [8, 6, 4.2], [8, 6, 3.8], [8, 6, 4.1]]
+LOWER = [[v - 1 - i / 9 for v in seed] for i, seed in enumerate(BASE)]
+
+
+def test_long_names_and_large_values() -> None:
+    name = "a rather long variant name (lr 0.003, momentum 0.995)"
+    millions = [[v * 1e6 for v in seed] for seed in BASE]
+    data = rows(none=millions, **{name: [[v / 2 for v in seed] for seed in millions]})
+    data = [{**row, "step": row["step"] * 100_000} for row in data]
+    data += rows(**{"\x1b[31m\n" + "x" * 100: BASE})
+    lines = str(normrnn.verdict(data)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(not line.startswith("ranking") for line in lines) <= 3 * 2 + 1
+    assert not any("\x1b" in line for line in lines)
+    small = str(normrnn.verdict(rows(none=[[2e-8], [3e-8]], b=[[1e-8], [2.5e-8]])))
+    assert "e−08" in small
+
+
+@pytest.mark.parametrize("missing", ["a", "b"])
+def test_paired_runs_without_validation(missing: str) -> None:
+    data = rows(a=BASE, b=LOWER)
+    gone = [r for r in data if (r["variant"], r["seed"], r["split"]) != (missing, 1, "valid")]
+    found = normrnn.verdict(gone, paired=True)
+    one = found.variants["b"]
+    assert one.speed is not None
+    assert set(one.speed.baseline) == set(one.speed.other) == {2, 3, 4}
+    assert any(f"{missing} seed 1" in note for note in found.notes)
+
+
+def test_runs_without_test_values_are_named_and_quality_is_one_measure() -> None:
+    data = rows(a=BASE, b=LOWER, c=LOWER)
+    data = [r for r in data if (r["variant"], r["split"]) != ("c", "test")]
+    found = normrnn.verdict(data)
+    assert {v.quality.label for v in found.variants.values() if v.quality} == {"best validation"}
+    assert dict(found.ranking)["a"] == pytest.approx(4.025)
+    assert any("c seed 1" in note for note in found.notes)
+    assert "c seed 1" in str(found)
+
+
+def test_ranking_uses_all_seeds_of_a_variant() -> None:
+    found = normrnn.verdict(rows(a=BASE, b=LOWER[:2], c=LOWER[:3]), paired=True)
+    assert dict(found.ranking)["a"] == pytest.approx(5.025)
+
+
+def test_missing_values_are_not_a_divergence() -> None:
+    data = rows(a=BASE, b=LOWER)
+    wide = [
+        {**row, "split": split, "value": row["value"] if split == row["split"] else math.nan}
+        for row in data
+        if row["split"] == "valid"
+        for split in ("valid", "test", "train")
+    ] + [row for row in data if row["split"] == "test"]
+    assert normrnn.verdict(wide).to_dict() == normrnn.verdict(data).to_dict()
+    wide[1]["value"] = ""
+    assert normrnn.verdict(wide).to_dict() == normrnn.verdict(data).to_dict()
+
+
+def test_three_diverged_runs_against_none_are_worse() -> None:
+    data = rows(a=BASE[:3], b=LOWER[:3])
+    for row in data:
+        row["value"] = math.nan if row["variant"] == "b" else row["value"]
+    found = normrnn.verdict(data)
+    assert _answers(found)[0] == "worse"
+    assert found.to_dict()["variants"]["b"]["quality"]["estimate"] is None
+    for row in data:
+        row["value"] = math.nan
+    assert normrnn.verdict(data).variants["b"].details == {}
+
+
+def test_a_target_that_only_one_reaches_has_no_ratio() -> None:
+    speed = normrnn.verdict(rows(a=BASE, b=LOWER), target=3.2).variants["b"].speed
+    assert speed is not None
+    assert speed.answer == "better"
+    assert speed.to_dict()["estimate"] is None
+
+
+def test_seeds_that_do_not_vary_settle_nothing() -> None:
+    found = normrnn.verdict(rows(a=[[8, 4.0]] * 3, b=[[8, 3.0]] * 3))
+    quality = found.variants["b"].quality
+    assert quality is not None
+    assert (quality.answer, quality.interval) == ("not settled", None)
+
+
+def test_area_between_curves_validated_at_other_steps() -> None:
+    """The mean of the line 100 - step over the range that both runs cover."""
+    steps = {"a": range(0, 101, 10), "b": range(5, 101, 13)}
+    data = [
+        {"variant": v, "seed": s, "step": t, "split": "valid", "value": 100.0 - t + s / 10}
+        for v, some in steps.items()
+        for s in range(3)
+        for t in some
+    ]
+    area = normrnn.verdict(data).variants["b"].details["area"]
+    assert area.estimate == pytest.approx(0, abs=1e-9)
+    assert area.baseline[0] == pytest.approx(100 - (5 + 96) / 2)
+
+
+def test_speed_before_the_learning_rate_drops() -> None:
+    rates = [0.1, 0.1, 1, 1, 1, 0.5]
+
+    def early(rates: list[float]) -> Any:
+        data = [
+            {"variant": v, "seed": s, "step": t, "split": "valid", "value": 9 - t - s / 9, "lr": lr}
+            for v in "ab"
+            for s in range(3)
+            for t, lr in enumerate(rates, 1)
+        ]
+        return normrnn.verdict(data).variants["b"].details.get("speed_before_drop")
+
+    assert early(rates).target == pytest.approx(4)  # the fifth validation, not the second
+    assert early(rates[:5]) is None
+
+
+def test_half_widths() -> None:
+    found = normrnn.verdict(rows(a=BASE, b=LOWER))
+    quality, speed = found.variants["b"].quality, found.variants["b"].speed
+    assert quality is not None
+    assert speed is not None
+    assert quality.interval is not None
+    assert quality.half_width == pytest.approx(quality.interval[1] - quality.estimate)
+    assert speed.interval is not None
+    assert speed.half_width == pytest.approx(speed.interval[1] / speed.estimate)
+    assert "±" in found.details()
+
+
+@pytest.mark.parametrize("paired", [False, True])
 def test_run_directories_and_their_csv_agree(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    paired: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for norm in ("none", "frame", "layer"):
         for seed in (1, 2, 3):
             make_run(tmp_path / "runs", "ptb-small", norm, seed)
     directories = sorted((tmp_path / "runs").iterdir())
+    for directory in directories if paired else ():
+        config = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(
+            json.dumps({**config, "shared_initialisation": True})
+        )
     wanted = normrnn.verdict(directories)
     assert wanted.measure == "perplexity"
-    assert not wanted.paired
+    assert wanted.paired == paired
     with pytest.raises(SystemExit) as exited:
         main(["verdict", *map(str, directories), "--csv", str(tmp_path / "rows.csv")])
     assert exited.value.code == 0

@@ -25,6 +25,7 @@ EXTRAS = {
     "export": ("ONNX files", ("onnx", "onnxscript", "onnxruntime")),
     "search": ("normrnn search, PostgreSQL", ("optuna", "psycopg")),
     "speech": ("audio and alignment", ("kaldi-native-fbank", "soundfile", "pocketsphinx")),
+    "gpu": ("Triton kernels", ("triton",)),
     "docs": ("this documentation", ("sphinx", "myst-nb", "furo", "nbclient", "ipykernel")),
 }
 """Extra -> what it brings, and its packages."""

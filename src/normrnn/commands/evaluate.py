@@ -1,49 +1,51 @@
 """`normrnn evaluate RUN`."""
 
-from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
-from normrnn.commands.options import parse
+from normrnn.commands.options import Directory, RunArgument, Use, import_named, parse
 from normrnn.console import PlainConsole
 
 
 def run(arguments: list[str]) -> int:
-    """Losses of a trained run."""
+    """Evaluate a trained run."""
 
     def options(
-        run: Annotated[Positional[Path], arg(metavar="RUN")],
-        data: str = "",
+        run: RunArgument,
+        data: Annotated[str, arg(metavar="DATA")] = "",
         device: str = "cpu",
         threads: int = 0,
         one_stream: bool = True,
+        use: Use = "",  # noqa: ARG001  read by import_named
+        path: Directory = None,  # noqa: ARG001  read by import_named
     ) -> None:
-        """The best model of a run with running, recalibrated and batch statistics.
-
-        Perplexities of a language model, cross entropy and error rate per frame of an acoustic one.
+        """Evaluate the best model of a run with running, recalibrated and batch statistics.
 
         Writes evaluation.json into the run directory, unless on other data than the run's.
 
         Args:
             run: Run directory.
-            data: Where the data is now, if not where it was in training; or other data.
+            data: Where the data is now, if it moved; or other data.
             device: Where to compute.
             threads: Threads of the tensor library; 0 is its own choice.
             one_stream: Also read the test text as one stream, as Zaremba did: slow for large nets.
+            use: Import paths (module:name) of the recipe or norm of your own that the run has.
+            path: Directory of the modules that import paths name.
         """
         from normrnn.config.registry import task_of
-        from normrnn.engine.evaluate import evaluate, keep
+        from normrnn.experiments.training import evaluate
         from normrnn.runs.environment import set_threads
         from normrnn.runs.store import RunDirectory
 
         set_threads(threads)
-        result = evaluate(run, data, device, one_stream)
+        result = evaluate(run, data, device=device, one_stream=one_stream, keep=False)
         task_of(RunDirectory(run).config()).show(result, PlainConsole())
         if result["same_data"]:
+            from normrnn.engine.evaluate import keep
+
             keep(run, result)
         else:
             print(f"{data} is not what {run} was trained on: its evaluation.json is left alone")
 
-    parse(options, "evaluate", arguments)
-    return 0
+    return parse(options, "evaluate", import_named(arguments)) or 0

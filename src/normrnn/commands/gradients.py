@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse, split_recipe
 from normrnn.config.base import Config, checked_norms
+from normrnn.config.extensions import is_import_path
 from normrnn.errors import UsageError, UserError
 from normrnn.files import read_regular, write_whole
 from normrnn.recipes import RECIPES
@@ -25,7 +26,11 @@ def run(arguments: list[str]) -> int:
     """Record gradients and spreads of a run or of an untrained recipe."""
     if arguments and (Path(arguments[0]) / CONFIG).exists():
         return _of_runs(arguments)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in RECIPES:
+    if (
+        arguments
+        and not arguments[0].startswith("-")
+        and not (arguments[0] in RECIPES or is_import_path(arguments[0]))
+    ):
         raise UsageError(
             f"{arguments[0]} is neither a run directory nor a recipe; normrnn recipes lists these"
         )

@@ -10,14 +10,17 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import field, fields, make_dataclass
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import tyro
-from tyro.conf import Suppress
+from tyro.conf import Positional, Suppress, arg
 
 from normrnn.config.base import Config
+from normrnn.config.extensions import find, is_import_path, is_recipe, use
+from normrnn.config.jsonio import to_dict
 from normrnn.errors import UsageError
-from normrnn.recipes import RECIPES, recipe, summary
+from normrnn.recipes import RECIPES, read_config, recipe, summary
 from normrnn.terminal import below
 
 T = TypeVar("T")
@@ -28,10 +31,24 @@ _PLAIN = {
 _FILES = ("--out", "--output", "-o", "--png")
 
 
-def split_recipe(command: str, arguments: list[str], runs: str = "") -> tuple[Config, list[str]]:
+Directory = Annotated[Path | None, arg(metavar="DIR")]
+Use = Annotated[str, arg(metavar="MODULE:NAME")]
+RunArgument = Annotated[Positional[Path], arg(metavar="RUN")]
+
+
+def split_recipe(
+    command: str,
+    arguments: list[str],
+    runs: str = "",
+    *,
+    run_directory: bool = False,
+    hide_norm: bool = False,
+) -> tuple[Config, list[str]]:
     """Return the config of the recipe named first, and the remaining arguments.
 
-    `runs` is a line of help on what the command does with run directories, if it takes them.
+    `runs` is a line of help on what the command does with run directories, if it takes them; with
+    `run_directory` the config may be that of a run. `hide_norm` hides the option --norm, for
+    commands that take --norms.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         listed = "\n".join(
@@ -42,20 +59,72 @@ def split_recipe(command: str, arguments: list[str], runs: str = "") -> tuple[Co
         )
         usage = f"usage: normrnn {command} RECIPE [OPTIONS]"
         usage += f"\n       {runs}" if runs else ""
-        text = f"{usage}\n\n{listed}\n\nnormrnn {command} RECIPE --help lists the options."
+        own = "  MODULE:NAME            A recipe of your own; --path DIR says where it is."
+        text = f"{usage}\n\n{listed}\n{own}\n\nnormrnn {command} RECIPE --help lists the options."
         if not arguments:
             raise UsageError(f"{command} needs a recipe\n\n{text}")
         print(text)
         raise SystemExit(0)
-    return recipe(arguments[0]), arguments[1:]
+    name, *rest = arguments
+    rest = import_named(rest)
+    if is_import_path(name):
+        use(name, _value(rest, "--path"))
+    elif run_directory and name not in RECIPES and Path(name).is_dir():
+        from normrnn.runs.store import RunDirectory
+
+        return RunDirectory(Path(name)).config(), rest
+    config = recipe(name)
+    return _without_norm(config) if hide_norm else config, rest
 
 
-def without_norm(config: Config) -> Config:
-    """Return the config as a class without the option `norm`, for commands that take --norms."""
+def named_function(arguments: list[str]) -> str:
+    """Return the import path that comes first, if it is that of a training function."""
+    name = arguments[0] if arguments else ""
+    if not is_import_path(name):
+        return ""
+    found = find(name, _value(arguments, "--path"))
+    return name if callable(found) and not is_recipe(found) else ""
+
+
+def import_named(arguments: list[str]) -> list[str]:
+    """Import what --use, --norm and --norms name by import path; return the arguments with the
+    normalisations by their own names."""
+    path, result = _value(arguments, "--path"), list(arguments)
+    for option in ("--use", "--norm", "--norms"):
+        given = _value(arguments, option)
+        names = given.split(",") if given else []
+        own = {name: use(name, path) for name in names if is_import_path(name)}
+        if own and option != "--use":
+            text = ",".join(own.get(name, name) for name in names)
+            result = [a.replace(given, text) if a.endswith(given) else a for a in result]
+    return result
+
+
+def _value(arguments: list[str], option: str) -> str | None:
+    """Return the value of an option, before tyro has parsed the arguments.
+
+    >>> _value(["--seeds", "2", "--path=a"], "--path"), _value(["--path", "b"], "--path")
+    ('a', 'b')
+    """
+    for name, value in zip(arguments, [*arguments[1:], None], strict=False):
+        if name == option:
+            return value
+        if name.startswith(f"{option}="):
+            return name.partition("=")[2]
+    return None
+
+
+def _without_norm(config: Config) -> Config:
+    """Return the config as a class without the option `norm`."""
     kind = type(config)
     norm = ("norm", Suppress[str], field(default=config.norm))
     hidden = make_dataclass(kind.__name__, [norm], bases=(kind,), frozen=True, kw_only=True)
     return hidden(**{f.name: getattr(config, f.name) for f in fields(config)})
+
+
+def chosen_config(config: Config) -> Config:
+    """Return what was parsed from a config without the option `norm`, in its own class."""
+    return read_config(to_dict(config))
 
 
 def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:

@@ -13,38 +13,37 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import arg
 
-from normrnn.commands.jobs import Jobs
-from normrnn.commands.jobs import plan as plan_runs
-from normrnn.commands.options import parse, split_recipe, without_norm
+from normrnn.commands.options import Directory, chosen_config, parse, split_recipe
 from normrnn.config.base import Config, checked_norms
-from normrnn.config.jsonio import to_dict
+from normrnn.config.registry import with_fields
 from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError
+from normrnn.experiments.jobs import plan as plan_runs
+from normrnn.experiments.jobs import run_jobs
+from normrnn.experiments.search.space import read_space
+from normrnn.experiments.training import folder_name
 from normrnn.extras import install_command
 from normrnn.files import refuse_stream, resolved
 from normrnn.processes import Child, ended_politely, stop
-from normrnn.recipes import read_config
 from normrnn.reporting.study import TRIALS, read_study
 from normrnn.reporting.trials import short
-from normrnn.search.space import read_space, with_fields
 
 if TYPE_CHECKING:
-    from normrnn.search.plan import Plan
-    from normrnn.search.study import Study
+    from normrnn.experiments.search.plan import Plan
+    from normrnn.experiments.search.study import Study
 
 OTHER = "use another --out"
 DATABASE = "study.db"
-WORKER = "normrnn.search.worker"
+WORKER = "normrnn.experiments.search.worker"
 CONFIRM = "confirm"
 
 
 def run(arguments: list[str]) -> int:
     """Search the settings of a recipe."""
-    default, rest = split_recipe("search", arguments)
-    without = without_norm(default)
+    default, rest = split_recipe("search", arguments, hide_norm=True)
 
     def options(
-        config: Annotated[Config, arg(name="")] = without,
+        config: Annotated[Config, arg(name="")] = default,
         trials: int = 52,
         storage: Annotated[str, arg(metavar="URL")] = "",
         study: str = "",
@@ -56,7 +55,8 @@ def run(arguments: list[str]) -> int:
         processes: int = 1,
         heartbeat: int = 60,
         confirm: Annotated[int, arg(metavar="N")] = 0,
-        out: Annotated[Path | None, arg(metavar="DIR")] = None,
+        out: Directory = None,
+        path: Directory = None,
     ) -> dict[str, Any]:
         """Train every arm with the same settings, drawn from a space, and compare them.
 
@@ -82,14 +82,15 @@ def run(arguments: list[str]) -> int:
             confirm: Train the best setting of each arm again with N fresh seeds, in DIR/confirm,
                 and compare them with intervals.
             out: Run directories and results; runs/RECIPE-search unless given.
+            path: Directory of the modules that import paths (module:name) name.
         """
         return dict(locals())
 
     chosen = parse(options, f"search {default.recipe}", rest)
-    config = read_config(to_dict(chosen["config"]))
+    config = chosen_config(chosen["config"])
     norms = checked_norms(chosen["norms"], "--norms")
     _check(config, chosen)
-    out = chosen["out"] or Path("runs") / f"{config.recipe}-search"
+    out = chosen["out"] or Path("runs") / f"{folder_name(config.recipe)}-search"
     space = read_space(chosen["space"], config, norms)
     return _search(config, space, norms, out, chosen)
 
@@ -105,13 +106,13 @@ def _check(config: Config, chosen: dict[str, Any]) -> None:
 
 def _search(config: Config, space: Any, norms: Any, out: Path, chosen: dict[str, Any]) -> int:
     try:
-        from normrnn.search.plan import Plan
-        from normrnn.search.storage import storage_errors
-        from normrnn.search.study import Study
+        from normrnn.experiments.search.plan import Plan
+        from normrnn.experiments.search.storage import storage_errors
+        from normrnn.experiments.search.study import Study
     except ImportError:
         raise UserError(f"search needs Optuna: {install_command('search')}") from None
     from normrnn.engine.start import open_experiment
-    from normrnn.search.worker import Order
+    from normrnn.experiments.search.worker import Order
 
     experiment = open_experiment(config)
     config = replace(config, data=experiment.where, data_sha256=experiment.sha256)
@@ -230,7 +231,7 @@ def _confirm(study: "Study", out: Path, seeds: int, jobs: int) -> None:
         chosen = with_fields(config, top["settings"])
         arms += plan_runs(replace(chosen, seed=config.seed + 1), (norm,), seeds, out / CONFIRM)
     console.print(f"confirming with {seeds} fresh seeds: {len(arms)} runs", soft_wrap=True)
-    Jobs(arms, jobs).run(lambda: None)
+    run_jobs(arms, jobs, lambda: None)
     runs = [load(arm.out) for arm in arms]
     console.print(str(group_verdict(Group(config.recipe, "", runs))), soft_wrap=True)
 

@@ -43,6 +43,8 @@ class Measure:
     """What is counted: tokens, characters, frames."""
     held_out: str
     """The set that no gradient sees."""
+    higher_is_better: bool = False
+    """Whether larger figures are better; losses are always better the lower they are."""
     mean_of_batches: bool = False
     """Whether the mean of the mini-batches' figures, the authors' own, is shown as well."""
     error_rate: tuple[str, str] | None = None

@@ -7,11 +7,13 @@ its task; its `task` names the module with the other half, imported when a netwo
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from normrnn.config.base import Config
+from normrnn.config.function import KIND, FunctionConfig
 from normrnn.config.jsonio import flat, from_dict, to_dict
 from normrnn.errors import UsageError, UserError
 from normrnn.norms import BASELINE
@@ -21,17 +23,20 @@ OURS = "normrnn.recipes"
 _RECIPES: dict[str, Callable[[], Config]] = {}
 
 
-def register(make: Callable[[], Config]) -> None:
-    """A recipe under the name that its config carries; the first line of its docstring says what
-    it is. A name that is taken is an error."""
-    name = make().recipe
+def register(make: Callable[[], Config], name: str | None = None) -> None:
+    """Register a recipe under a name, by default the one that its config has.
+
+    The first line of its docstring is its summary. ValueError for a name that is taken.
+    """
+    if name is None:
+        name = make().recipe
     if name in _RECIPES:
         raise ValueError(f"there is a recipe {name!r} already")
     _RECIPES[name] = make
 
 
 def unregister(name: str) -> None:
-    """Take a recipe out again."""
+    """Remove a recipe."""
     del _RECIPES[name]
 
 
@@ -42,28 +47,68 @@ def recipes() -> Mapping[str, Callable[[], Config]]:
 
 
 def recipe(name: str) -> Config:
-    """The config of the named recipe; an unknown name is an error that lists the choices."""
+    """Return the config of the named recipe; UsageError that lists the choices if unknown."""
     known = recipes()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise UsageError(f"no recipe {name!r}{hint} There are: {', '.join(known)}")
-    return known[name]()
+    return replace(known[name](), recipe=name)
 
 
 def read_config(values: Mapping[str, Any]) -> Config:
     """The config that a run saved; its recipe's name says of which kind it is."""
     name = values.get("recipe") if isinstance(values, Mapping) else None
     if not isinstance(name, str) or name not in recipes():
-        raise UserError(f"config has a recipe {repr(name)[:60]} that is not known here")
+        hint = ": name it with --use" if isinstance(name, str) and ":" in name else ""
+        raise UserError(f"config has a recipe {repr(name)[:60]} that is not known here{hint}")
     if "norm" in values and values["norm"] is None:
         values = {**values, "norm": BASELINE}
     return from_dict(type(recipe(name)), values)
 
 
+def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return the config with these fields, given by their dotted names, changed."""
+    changed = to_dict(config)
+    for name, value in values.items():
+        *parts, last = name.split(".")
+        at = changed
+        for part in parts:
+            at = at[part]
+        at[last] = value
+    return read_config(changed)
+
+
+def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
+    """Return the config with settings as a call in Python gives them.
+
+    A setting is named by its field, as in `epochs=2` or `hidden=64`; where several parts have a
+    field of that name, by its part, as in `model={"momentum": 0.1}`.
+    """
+    fields, changes = flat(to_dict(config)), {}
+    for name, value in settings.items():
+        inside = [field for field in fields if field.endswith(f".{name}")]
+        if isinstance(value, Mapping):
+            changes |= {f"{name}.{key}": one for key, one in value.items()}
+        elif name in fields or len(inside) != 1:
+            changes[name] = value
+        else:
+            changes[inside[0]] = value
+    for name in changes.keys() - fields.keys():
+        inside = [field for field in fields if field.endswith(f".{name}")]
+        near = inside or difflib.get_close_matches(
+            name, [*fields, *(f.rpartition(".")[2] for f in fields)], n=1
+        )
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UsageError(f"{config.recipe} has no setting {name!r}{hint}")
+    return with_fields(config, changes)
+
+
 def config_class(values: Mapping[str, Any]) -> type[Config]:
-    """The class of the config that `values` are: their recipe's, or, of a recipe that is not known
-    here, the first that knows most of their fields."""
+    """Return the class of a config: its recipe's, or, of a recipe that is not known here, the first
+    that has most of its fields."""
+    if values.get("kind") == KIND:
+        return FunctionConfig
     known = recipes()
     name = values.get("recipe")
     if isinstance(name, str) and name in known:

@@ -131,7 +131,7 @@ def of_run(run: RunDirectory) -> About:
         weights = "No model yet: the first validation writes it."
     recipe = f"recipe {code(config.recipe)}, norm {code(config.norm)}, seed {config.seed}"
     return About(
-        title=f"{config.recipe}, {norm.label}, seed {config.seed}",
+        title=f"{config.recipe}, {norm.name}, seed {config.seed}",
         summary=(f"{type(config).noun.capitalize()}, a {norm.words}: {recipe}. {weights}"),
         task=type(config).hub_task,
         dataset=name,

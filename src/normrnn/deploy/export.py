@@ -153,14 +153,11 @@ def _way(
     write: Any
     if format == "onnx":
         from normrnn.deploy import onnxfile as maker
-        from normrnn.deploy import onnxtraced as traced
 
         if parts is None:
-            write = partial(traced.write_traced, network, example, dynamic, opset=opset)
-        elif traced.has_operator(parts.recurrent.layer):
-            write = partial(maker.write, parts, opset=opset)
+            write = partial(maker.write_model, network, example, dynamic, opset=opset)
         else:
-            write = partial(traced.write_parts, parts, opset=opset)
+            write = partial(maker.write_network, parts, opset=opset)
     else:
         from normrnn.deploy import program as maker
 

@@ -23,11 +23,11 @@ State = tuple[Tensor, ...]
 class TextModel(nn.Module):
     """Tokens (T, B), h0[, c0] -> logits, hn[, cn]."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, rnn: nn.Module) -> None:
         super().__init__()
         assert parts.embedding is not None
         self.embedding = nn.Embedding.from_pretrained(parts.embedding)
-        self.rnn, self.decoder = scannable(parts.recurrent.layer), copy.deepcopy(parts.decoder)
+        self.rnn, self.decoder = rnn, copy.deepcopy(parts.decoder)
 
     def forward(self, tokens: Tensor, h0: Tensor, c0: Tensor | None = None) -> State:
         state = h0 if c0 is None else (h0, c0)
@@ -41,11 +41,11 @@ class SpeechModel(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, rnn: nn.Module) -> None:
         super().__init__()
         self.register_buffer("mean", parts.mean)
         self.register_buffer("scale", parts.scale)
-        self.rnn, self.decoder = scannable(parts.recurrent.layer), copy.deepcopy(parts.decoder)
+        self.rnn, self.decoder = rnn, copy.deepcopy(parts.decoder)
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         output, _ = self.rnn((features - self.mean) * self.scale, lengths=lengths)
@@ -54,19 +54,26 @@ class SpeechModel(nn.Module):
         return torch.where((time[:, None] < lengths)[:, :, None], logs, 0.0)
 
 
-def example_of(parts: Parts) -> tuple[nn.Module, dict[str, Tensor], dict[str, dict[int, str]]]:
-    """One of our networks to be traced, its arguments by name, and their dynamic axes."""
+def example_of(
+    parts: Parts, layer: nn.Module | None = None
+) -> tuple[nn.Module, dict[str, Tensor], dict[str, dict[int, str]]]:
+    """Return one of our networks to be traced, its arguments by name, and their dynamic axes.
+
+    `layer` takes the place of the recurrent layer; by default one that exporters can trace.
+    """
     rnn = parts.recurrent
+    layer = scannable(rnn.layer) if layer is None else layer
     if parts.embedding is None:
         assert parts.mean is not None
         given = {"features": torch.zeros(3, 2, len(parts.mean)), "lengths": torch.tensor([3, 2])}
-        return SpeechModel(parts), given, {"features": {0: "T", 1: "B"}, "lengths": {0: "B"}}
+        return SpeechModel(parts, layer), given, {"features": {0: "T", 1: "B"}, "lengths": {0: "B"}}
     size = rnn.layers * rnn.directions, 2, rnn.hidden
     names = [f"{letter}0" for letter in "hc"[: rnn.states]]
     # A tensor each: torch.export would take two arguments that are one tensor for one.
     given = {"tokens": torch.zeros(3, 2, dtype=torch.long)}
     given |= {name: torch.zeros(size) for name in names}
-    return TextModel(parts), given, {"tokens": {0: "T", 1: "B"}, **{n: {1: "B"} for n in names}}
+    axes = {"tokens": {0: "T", 1: "B"}, **{n: {1: "B"} for n in names}}
+    return TextModel(parts, layer), given, axes
 
 
 def write(parts: Parts, path: Path, card: str) -> None:

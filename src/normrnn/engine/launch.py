@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from normrnn.config.base import Config
+from normrnn.config.extensions import handed_over
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UserError
 from normrnn.processes import Child, ended_politely, start_python, stop_with_parent
 from normrnn.runs.names import LOG
 
-WORKER = "normrnn.commands.worker"
+WORKER = "normrnn.experiments.worker"
 LAUNCHER = "normrnn.engine.launch"
 DIVERGED = 3
 """Exit code of a run whose loss is no finite number any more."""
@@ -35,8 +36,11 @@ _GRACE = 30.0
 
 
 def start_run(config: Config, out: Path, processes: int = 1, options: Sequence[str] = ()) -> Child:
-    """Start or resume the run in `out`; its output goes to its log."""
-    order = json.dumps(to_dict(config)).encode()
+    """Start or resume the run in `out`; its output goes to its log.
+
+    `options` are the names of row logs. The process gets the import paths that this one was given.
+    """
+    order = json.dumps({"config": to_dict(config), "imports": handed_over()}).encode()
     arguments = [str(out), *options]
     if processes == 1:
         return Child(WORKER, arguments, order, out / LOG, config.threads or 1)

@@ -52,6 +52,11 @@ def summary(name: str) -> str:
     return f"{first.rstrip('.')} ({figures})." if figures else first
 
 
-def usual_norms(name: str) -> tuple[str, str]:
-    """The pair that the paper compared in this experiment."""
-    return "none", PAPER[name].norm if name in PAPER else "frame"
+def usual_norms(config: Config) -> tuple[str, str]:
+    """Return the pair that the paper compared in this experiment, or the one that suits the task.
+
+    Sequence-wise statistics include later frames, which a language model must not see.
+    """
+    if config.recipe in PAPER:
+        return "none", PAPER[config.recipe].norm
+    return "none", "frame" if config.predicts_inputs else "sequence"

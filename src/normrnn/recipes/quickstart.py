@@ -11,7 +11,7 @@ from normrnn.text.config import (
 
 
 def quickstart() -> LanguageConfig:
-    """A minute on two cores with Python's own documentation; Figure 2 in the small."""
+    """A minute on two cores with Python's own documentation."""
     return LanguageConfig(
         recipe="quickstart",
         data="builtin:python-topics",

@@ -8,7 +8,7 @@ from typing import Any
 
 from normrnn.config.measure import Measure
 from normrnn.errors import UsageError
-from normrnn.reporting.groups import Group, groups
+from normrnn.reporting.groups import Group, groups, without_repeats
 from normrnn.reporting.runs import Run, find
 from normrnn.runs.rows import Row
 from normrnn.verdicts.result import Verdict, verdict_of
@@ -64,14 +64,20 @@ def verdicts(
     margin: float = 0.01,
 ) -> list[Verdict]:
     """The same of runs of several experiments, one verdict each."""
-    if target is not None and not math.isfinite(target):
-        raise UsageError(f"target must be a finite number, not {target}")
+    if target is not None and not (isinstance(target, int | float) and math.isfinite(target)):
+        raise UsageError(f"target must be a finite number, not {target!r}")
     if isinstance(rows, list | tuple) and len(rows) == 1 and isinstance(rows[0], str | Path):
         rows = rows[0]
     runs = _runs(rows)
     if runs is None:
+        plain = read_rows(rows)
+        paired = paired or all(run.paired for run in plain)
         settings = Settings(paired, higher_is_better, target, margin)
-        return [verdict_of(read_rows(rows), baseline, settings)]
+        return [verdict_of(plain, baseline, settings)]
+    if higher_is_better or (paired and not is_paired(runs)):
+        raise UsageError(
+            "paired and higher_is_better are for rows: run directories say themselves what they are"
+        )
     found = groups(runs)
     if not found:
         raise UsageError("no runs there")
@@ -101,8 +107,10 @@ def group_verdict(
         for run in plain:
             for name, points in run.splits.items():
                 run.splits[name] = [point._replace(seconds=None) for point in points]
-    settings = Settings(is_paired(group.runs), False, target, margin)
-    return verdict_of(plain, baseline, settings, group.measure.name)
+    measure = group.measure
+    paired = all(run.paired for run in plain)
+    settings = Settings(paired, measure.higher_is_better, target, margin)
+    return verdict_of(plain, baseline, settings, measure.name)
 
 
 def _runs(rows: Any) -> list[Run] | None:
@@ -116,6 +124,7 @@ def _runs(rows: Any) -> list[Run] | None:
     runs = [item for item in several if isinstance(item, Run)]
     places = [Path(item) for item in several if not isinstance(item, Run)]
     found = find(places) if places else []
+    found = without_repeats(found)
     broken = [f"{item.path} {item.problem}" for item in found if item.problem]
     if broken:
         raise UsageError("; ".join(broken))
@@ -129,11 +138,12 @@ def plain_runs(group: Group) -> list[PlainRun]:
     """
     found = []
     for number, arm in enumerate(group.arms):
-        name = arm.name.replace(arm.runs[0].normalisation.label, arm.norm, 1)
+        name = arm.name
         if number == 0 and not arm.runs[0].normalisation.normalises:
             name = BASELINE
         found += [_plain(run, name, group.measure) for run in arm.runs]
-    return found
+    paired = is_paired(group.runs)
+    return [replace(run, paired=paired) for run in found]
 
 
 def is_paired(runs: Sequence[Run]) -> bool:
@@ -142,10 +152,16 @@ def is_paired(runs: Sequence[Run]) -> bool:
 
 
 def have_comparable_seconds(runs: Sequence[Run]) -> bool:
-    """Whether all ran on the same machine, device and software, and long enough to be timed."""
+    """Whether all ran on the same machine, device and software, long enough to be timed, and at a
+    steady rate: seconds per update of one norm within a quarter of each other."""
     places = [(run.environments, run.settings.get("device")) for run in runs]
     same = all(place == places[0] and place[0] for place in places)
-    return same and all(run.seconds >= LONG_ENOUGH for run in runs)
+    if not same or any(run.seconds < LONG_ENOUGH or not run.updates for run in runs):
+        return False
+    rates: dict[str, list[float]] = {}
+    for run in runs:
+        rates.setdefault(run.norm, []).append(run.seconds / run.updates)
+    return all(max(some) <= 1.25 * min(some) for some in rates.values())
 
 
 def _plain(run: Run, variant: str, measure: Measure) -> PlainRun:
@@ -160,9 +176,10 @@ def _plain(run: Run, variant: str, measure: Measure) -> PlainRun:
             for r in rows
         ]
 
+    tests = {row["updates"]: row for row in run.split("test", saved_statistics(run))}
     splits = {
         "valid": points(run.split("valid", run.serving)),
-        "test": points(run.split("test", saved_statistics(run))[-1:]),
+        "test": points(list(tests.values())),
         "train_eval": points(run.split("train_eval", run.serving)),
     }
     splits = {name: some for name, some in splits.items() if some}

@@ -103,8 +103,7 @@ def _arm_name(run: Run, settings: Settings, every: Sequence[Settings]) -> str:
         for name, value in settings
         if any(name in other and other[name] != value for other in others)
     ]
-    label = run.normalisation.label
-    return f"{label} ({', '.join(_shortened(differs))})" if differs else label
+    return f"{run.norm} ({', '.join(_shortened(differs))})" if differs else run.norm
 
 
 def _shortened(settings: Sequence[str]) -> list[str]:

@@ -27,7 +27,7 @@ from normrnn.reporting.pictures import (
 )
 from normrnn.reporting.runs import Run, RunOrProblem
 from normrnn.reporting.study import PICTURE, RecordedStudy
-from normrnn.reporting.tables import DASH, Table, as_markdown, details_table, runs_table
+from normrnn.reporting.tables import DASH, Table, as_markdown, details_tables, runs_table
 from normrnn.version import __version__
 
 MARK = '<!doctype html>\n<html lang="en" data-by="normrnn report">'
@@ -89,7 +89,7 @@ def _section(group: Group, anchor: str, target: float | None) -> dict[str, Any]:
         "about": summary(group.recipe) if group.recipe in RECIPES else "Unknown recipe.",
         "lines": verdict.lines(),
         "pictures": drawn,
-        "tables": [details_table(verdict), runs_table(group), _differing(runs)],
+        "tables": [*details_tables(verdict), runs_table(group), _differing(runs)],
         "settings": _settings(runs),
         "machines": _machines(runs),
         "commands": [command(run) for run in runs],
@@ -158,7 +158,7 @@ def markdown(
         verdict = group_verdict(group, target=target)
         parts.append(f"## {as_markdown(group.title)}")
         parts.append("\n".join(["```", *verdict.lines(), "```"]))
-        for table in (details_table(verdict), runs_table(group)):
+        for table in (*details_tables(verdict), runs_table(group)):
             parts += [f"**{as_markdown(table.title)}**", table.markdown()] if table.rows else []
     problems = map(as_markdown, warnings(found, studies))
     return "\n\n".join([*parts, *problems]) + "\n"

@@ -107,7 +107,7 @@ def draw(
         )
         if len(lines) > 1:
             low, high = list(map(min, values)), list(map(max, values))
-            axes.fill_between(common, low, high, color=colour, alpha=0.2, linewidth=0)
+            axes.fill_between(common, low, high, color=colour, alpha=0.3, linewidth=0)
     if axes.lines:
         _log_scale(axes, shown.log and picture.key == "loss")
         for text in axes.legend(loc="upper right", fontsize=8, framealpha=0).get_texts():
@@ -172,7 +172,7 @@ def svg(draw: Callable[["Axes", Sequence[str], str, str], None], prefix: str, ti
     text = io.StringIO()
     plain: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": prefix, "font.size": 10.5}
     with rc_context({**plain, "font.family": "sans-serif"}):
-        figure = new_figure(figsize=(5.6, 3.5), layout="constrained")
+        figure = new_figure(figsize=(4.8, 3.2), layout="constrained")
         draw(figure.subplots(), list(_VARIABLES)[2:], _INK, _GRID)
         figure.savefig(text, format="svg", transparent=True)
     body = text.getvalue()

@@ -40,6 +40,8 @@ class Result:
     runs: Runs
     verdicts: Sequence[Verdict]
     title: str = "normrnn report"
+    folder: Any = None
+    """A temporary directory that holds the runs, removed with the result."""
 
     @property
     def verdict(self) -> Verdict:

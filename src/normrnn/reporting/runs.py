@@ -1,5 +1,6 @@
 """A run directory as plain data, whatever state it is in."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.config.base import settled
+from normrnn.config.function import KIND
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.registry import config_class
 from normrnn.errors import UserError, notice
-from normrnn.files import open_regular, read_regular, resolved
+from normrnn.files import ROWS, open_regular, read_regular, resolved
 from normrnn.locks import is_held
 from normrnn.norms import Norm, names, of
 from normrnn.recipes import RECIPES, recipe
@@ -55,7 +57,7 @@ class Run:
     @property
     def label(self) -> str:
         """Normalisation and seed."""
-        return f"{self.normalisation.label}, seed {self.seed}"
+        return f"{self.norm}, seed {self.seed}"
 
     @cached_property
     def normalisation(self) -> Norm:
@@ -206,6 +208,10 @@ def examine(path: Path) -> RunOrProblem:
     if not machines and not words and changes is not None:
         words.append(f"{path / ENVIRONMENT} is missing; where it ran is left out")
     verified = verified and changes is not None and metrics_as_written(path) is not None
+    if config.get("kind") == KIND and (sha256 := config.pop("metrics_sha256", "")):
+        if hashlib.sha256(read_regular(path / METRICS, ROWS)).hexdigest() != sha256:
+            return RunOrProblem(path, None, f"is damaged: {METRICS} is not what was written")
+        verified = True
     if changes and changes.edited:
         return RunOrProblem(path, None, f"is damaged or edited: {changes.edited}")
     if changes and changes.own:
@@ -230,8 +236,8 @@ def _say(found: Sequence[RunOrProblem]) -> None:
         notice(word)
     runs = [one for one in found if one.run is not None]
     if bare := [one.path.name for one in runs if not one.verified]:
-        some = ", ".join(bare[:3]) + (", …" if len(bare) > 3 else "")
-        notice(f"{len(bare)} of {len(runs)} runs have no checksums ({some}): not verified")
+        some = "" if len(bare) == len(runs) else f" ({bare[0]}{', …' * (len(bare) > 1)})"
+        notice(f"{len(bare)} of {len(runs)} runs have no checksums{some}: not verified")
 
 
 def _config(path: Path) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
 from normrnn.reporting.groups import Group
@@ -66,16 +66,18 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{mean(values):,.{digits}f}{around}"
 
 
-def details_table(verdict: Verdict) -> Table:
-    """All figures of a verdict, primary and secondary."""
-    rows = []
+def details_tables(verdict: Verdict) -> list[Table]:
+    """All figures of a verdict, primary and secondary: a table per variant."""
+    tables = []
     for name, one in verdict.variants.items():
-        for figure in (one.quality, one.speed, one.seconds, *one.details.values()):
-            if figure is not None:
-                what, values, difference = cells(figure, verdict.measure)
-                rows.append([name, what, values, difference, figure.answer])
-    head = ["variant", "figure", f"vs {verdict.baseline}", "difference or ratio", "answer"]
-    return Table("All figures", head, rows, verdict.method)
+        figures = (one.quality, one.speed, one.seconds, *one.details.values())
+        rows = [[*cells(f, verdict.measure), f.answer] for f in figures if f is not None]
+        head = ["figure", name, verdict.baseline, "difference or ratio", "answer"]
+        title = f"{name} against {verdict.baseline}"
+        tables.append(Table(title, head, rows))
+    if tables:
+        tables[-1] = replace(tables[-1], note=verdict.method)
+    return tables
 
 
 def runs_table(group: Group) -> Table:

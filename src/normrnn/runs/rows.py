@@ -59,7 +59,7 @@ def _is_row(row: Any) -> bool:
     known = [row[key] for key in (*_NUMBERS, *_OPTIONAL) if key in row]
     if not all(type(value) in (int, float) and abs(value) < _LARGEST for value in known):
         return False
-    return row["count"] > 0 and row["updates"] > 0 and row["epoch"] > 0
+    return row["count"] > 0 and row["updates"] >= 0 and row["epoch"] > 0
 
 
 def finite_rows(rows: Iterable[Row]) -> list[Row]:

@@ -50,20 +50,39 @@ def gap(run: PlainRun) -> float | None:
 
 
 def area(run: PlainRun, first: float, last: float) -> float | None:
-    """The mean validation value between two steps, by the trapezoidal rule."""
-    points = [p for p in run.points("valid") if first <= p.step <= last]
-    if len(points) < 2:
+    """The mean validation value between two steps, by the trapezoidal rule.
+
+    Values at the two steps are interpolated, so that runs validated at other steps are comparable.
+    """
+    points = run.points("valid")
+    if not points or points[0].step > first or points[-1].step < last or first >= last:
         return None
-    total = sum((b.step - a.step) * (a.value + b.value) / 2 for a, b in pairwise(points))
-    return total / (points[-1].step - points[0].step)
+    inside = [p for p in points if first < p.step < last]
+    ends = [Point(step, _value_at(points, step)) for step in (first, last)]
+    several = [ends[0], *inside, ends[1]]
+    total = sum((b.step - a.step) * (a.value + b.value) / 2 for a, b in pairwise(several))
+    return total / (last - first)
+
+
+def _value_at(points: Sequence[Point], step: float) -> float:
+    """The value at a step, interpolated between the validations around it."""
+    for before, after in pairwise(points):
+        if before.step <= step <= after.step:
+            share = (step - before.step) / (after.step - before.step)
+            return _between(before.value, after.value, share)
+    return points[-1].value
 
 
 def before_drop(run: PlainRun) -> list[Point]:
-    """The validations before the learning rate first drops; none where it is not known to drop."""
-    rates = [point.lr for point in run.points("valid")]
-    if None in rates or not rates or min(rates) == max(rates):  # type: ignore[type-var]
-        return []
-    return [point for point in run.points("valid") if point.lr == rates[0]]
+    """The validations before the learning rate first falls; none where it is not known to fall."""
+    points = run.points("valid")
+    rates = [point.lr for point in points]
+    for number, (before, after) in enumerate(pairwise(rates), 1):
+        if before is None or after is None:
+            return []
+        if after < before:
+            return points[:number]
+    return []
 
 
 def crossing(points: Sequence[Point], target: float) -> Point | None:

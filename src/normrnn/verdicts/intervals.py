@@ -66,6 +66,22 @@ def rank_sum_p(baseline: Sequence[float], other: Sequence[float]) -> float:
     return 2 * (1 - NormalDist().cdf(max(away - 0.5, 0) / spread)) if spread else 1.0
 
 
+def separation_p(baseline: Sequence[float], other: Sequence[float]) -> float:
+    """Bound on the p value of "all runs of one group failed, none of the other"; else 1.
+
+    Failed runs are infinite. If both groups fail with the same probability q, that has probability
+    q^n (1 - q)^m or q^m (1 - q)^n, at its largest for q = n / (n + m) and m / (n + m).
+
+    >>> separation_p([1.0, 2.0, 3.0], [math.inf] * 3)
+    0.03125
+    """
+    failed = [[math.isinf(value) for value in values] for values in (baseline, other)]
+    if {all(some) for some in failed} != {True, False} or {any(some) for some in failed} == {True}:
+        return 1.0
+    n, m = map(len, failed)
+    return 2 * (n / (n + m)) ** n * (m / (n + m)) ** m
+
+
 @cache
 def t_quantile(confidence: float, degrees: float) -> float:
     """The t with P(|T| < t) = confidence, for any positive degrees of freedom.

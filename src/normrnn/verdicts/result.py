@@ -21,20 +21,14 @@ class Verdict:
     baseline: str
     variants: Mapping[str, VariantVerdict]
     runs: Sequence[PlainRun]
+    ranking: Sequence[tuple[str, float]] = ()
+    """All variants with their quality, the best first."""
+    notes: Sequence[str] = ()
+    """Runs that lack values which others have."""
     measure: str = "value"
     paired: bool = False
     higher_is_better: bool = False
     title: str = ""
-
-    @property
-    def ranking(self) -> list[tuple[str, float]]:
-        """All variants with their quality, the best first; those without one are left out."""
-        found: dict[str, float] = {}
-        for name, one in self.variants.items():
-            if one.quality is not None:
-                found[self.baseline], found[name] = one.quality.middle
-        order = sorted(found.items(), key=lambda item: item[1], reverse=self.higher_is_better)
-        return [(name, value) for name, value in order if math.isfinite(value)]
 
     @property
     def diverged(self) -> dict[str, tuple[int, int]]:
@@ -46,20 +40,17 @@ class Verdict:
         return {name: counts for name, counts in found.items() if counts[0]}
 
     def lines(self, details: bool = False) -> list[str]:
-        """At most three lines per variant; with `details`, one per figure."""
+        """At most three lines per variant; with `details`, at least one per figure."""
         lines = textwrap.wrap(f"{self.title}:", COLUMNS) if self.title else []
         lines += [f"{name}: {bad} of {n} runs diverged" for name, (bad, n) in self.diverged.items()]
-        blocks = {name: self._texts(one, details) for name, one in self.variants.items()}
-        indent = max(map(len, blocks), default=0) + 3
-        wide = any(indent + len(text) > COLUMNS for texts in blocks.values() for text in texts)
-        for name, texts in blocks.items():
-            block = _narrow(name, texts) if wide else _columns(name, texts, indent)
-            if len(block) > MOST_LINES and not details:  # the details have the seconds
-                block = _narrow(name, texts[:2])
-            lines += block
+        for note in self.notes:
+            lines += textwrap.wrap(note, COLUMNS, subsequent_indent="  ")
+        texts = {_cut(name): self._texts(one, details) for name, one in self.variants.items()}
+        lines += _blocks(texts, most=None if details else MOST_LINES)
         if len(self.variants) > 1 and len(self.ranking) > 2:
-            values = ", ".join(f"{name} {_plain_number(value)}" for name, value in self.ranking)
-            lines += textwrap.wrap(f"ranking: {values}", COLUMNS, subsequent_indent="  ")
+            pairs = (f"{_cut(name)}\xa0{_plain_number(value)}" for name, value in self.ranking)
+            wrapped = textwrap.wrap(f"ranking: {', '.join(pairs)}", COLUMNS, subsequent_indent="  ")
+            lines += [line.replace("\xa0", " ") for line in wrapped]
         if not self.variants:
             lines.append(f"only one variant, {self.baseline}: nothing to compare it with")
         return [line.rstrip() for line in lines]
@@ -67,15 +58,14 @@ class Verdict:
     def _texts(self, one: VariantVerdict, details: bool) -> list[str]:
         figures = [f for f in (one.quality, one.speed, one.seconds) if f is not None]
         figures += one.details.values() if details else ()
-        texts = [describe(figure, self.measure) for figure in figures]
-        if not texts:
-            return ["no validation or test values in common"]
-        texts[0] += f"   {_seeds(figures[0])}"
-        return texts
+        if not figures:
+            return ["", "no validation or test values in common"]
+        seeds = "" if figures[0].answer == "one seed" else _seeds(figures[0])
+        return [seeds, *(describe(figure, self.measure, details) for figure in figures)]
 
     def details(self) -> str:
         """All figures, and how they were computed."""
-        return "\n".join([*self.lines(details=True), self.method])
+        return "\n".join([*self.lines(details=True), *textwrap.wrap(self.method, COLUMNS)])
 
     @property
     def method(self) -> str:
@@ -83,7 +73,12 @@ class Verdict:
         kind = "paired t intervals" if self.paired else "Welch's t intervals"
         count = len(self.variants)
         several = f"; simultaneous over {count} variants for test and speed" if count > 1 else ""
-        return f"95 % {kind}{several}."
+        early = "; early: before the learning rate drops" if self._has_early_speed else ""
+        return f"95 % {kind}{several}. Training values in eval mode{early}."
+
+    @property
+    def _has_early_speed(self) -> bool:
+        return any("speed_before_drop" in one.details for one in self.variants.values())
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -108,8 +103,9 @@ class Verdict:
             for text in (
                 "variant",
                 "figure",
-                f"vs {escape(self.baseline)}",
-                "difference",
+                "value",
+                escape(self.baseline),
+                "difference or ratio",
                 "answer",
                 "",
             )
@@ -124,6 +120,7 @@ class Verdict:
             "measure": self.measure,
             "paired": self.paired,
             "higher_is_better": self.higher_is_better,
+            "notes": list(self.notes),
             "diverged": {name: list(counts) for name, counts in self.diverged.items()},
             "ranking": [[name, value] for name, value in self.ranking],
             "variants": {
@@ -152,11 +149,13 @@ def verdict_of(
 ) -> Verdict:
     """Compare all variants of these runs with the baseline."""
     settings = settings or Settings()
-    name, found = compare_runs(runs, baseline, settings)
+    found = compare_runs(runs, baseline, settings)
     return Verdict(
-        name,
-        {one.name: one for one in found},
+        found.baseline,
+        {one.name: one for one in found.variants},
         runs,
+        found.ranking,
+        found.notes,
         measure,
         settings.paired,
         settings.higher_is_better,
@@ -164,50 +163,73 @@ def verdict_of(
     )
 
 
-def describe(figure: Figure, measure: str) -> str:
-    """A figure as one line: values, difference or ratio, interval, answer."""
-    what, values, difference = cells(figure, measure)
+def describe(figure: Figure, measure: str, details: bool = False) -> str:
+    """A figure as one line: values, difference or ratio, interval, answer.
+
+    With `details`, also the half-width of the interval.
+    """
+    label, other, baseline, difference = cells(figure, measure)
     colon = ":" if figure.target is not None else ""
-    return f"{what}{colon} {values}   {difference}   {figure.answer}"
+    if details and figure.half_width is not None:
+        sign = "×/÷" if figure.ratio else "±"
+        difference += f" {sign}{_number(figure.half_width, 2 if figure.ratio else _digits(figure))}"
+    text = f"{label}{colon} {other} vs {baseline}   {difference}   {figure.answer}"
+    if len(text) > COLUMNS - 2:  # two spaces before it, in the narrowest layout
+        return text.replace(" to validation", " to").replace("   ", "  ")
+    return text
 
 
-def cells(figure: Figure, measure: str) -> tuple[str, str, str]:
-    """Return what is compared, the two values, and their difference or ratio."""
-    digits = 0 if figure.ratio else _digits(figure)
-    low, high = figure.middle
-    values = f"{_number(high, digits)} vs {_number(low, digits)}"
+def cells(figure: Figure, measure: str) -> tuple[str, str, str, str]:
+    """Return label, value of the variant, value of the baseline, and difference or ratio."""
+    digits = _steps_digits(figure) if figure.ratio else _digits(figure)
+    baseline, other = (_number(value, digits) for value in figure.middle)
     if figure.ratio:
         target = "" if figure.target is None else f" {_plain_number(figure.target)}"
-        difference = "–" if math.isinf(figure.estimate) else f"×{_number(figure.estimate, 2)}"
+        difference = _number(figure.estimate, 2)
+        difference = difference if difference == "–" else f"×{difference}"
         bounds = figure.interval and [_number(v, 2) for v in figure.interval]
-        what = f"{figure.label}{target}"
+        baseline, other = (v.replace("–", "never") for v in (baseline, other))
+        label = f"{figure.label}{target}"
     else:
-        difference = _signed(figure.estimate, digits)
-        bounds = figure.interval and [_signed(v, digits) for v in figure.interval]
-        values = values.replace("never", "diverged")
-        what = f"{figure.label} {measure}"
-    return what, values, difference + (f" ({', '.join(bounds)})" if bounds else "")
+        difference = _number(figure.estimate, digits, signed=True)
+        bounds = figure.interval and [_number(v, digits, signed=True) for v in figure.interval]
+        baseline, other = (v.replace("–", "diverged") for v in (baseline, other))
+        label = f"{figure.label} {measure}"
+    return label, other, baseline, difference + (f" ({', '.join(bounds)})" if bounds else "")
+
+
+def _steps_digits(figure: Figure) -> int:
+    """Decimals of updates or seconds: none from 100 on."""
+    smallest = min((abs(v) for v in figure.middle if math.isfinite(v)), default=100)
+    return 0 if smallest >= 100 else 1 if smallest >= 10 else 2
 
 
 def _digits(figure: Figure) -> int:
     """Decimals that show two digits of the uncertainty, and three or four of the values."""
-    size = max(abs(v) for v in (*figure.middle, 1e-6) if math.isfinite(v))
+    size = max((abs(v) for v in figure.middle if math.isfinite(v)), default=1.0) or 1.0
     digits = 3 - math.floor(math.log10(size))
-    if figure.interval is not None and (half := (figure.interval[1] - figure.interval[0]) / 2):
+    half = figure.half_width or 0.0
+    if half > 0:
         digits = max(digits - 1, 1 - math.floor(math.log10(half)))
-    return min(6, max(0, digits))
+    return max(0, digits)
 
 
-def _number(value: float, digits: int) -> str:
-    return "never" if math.isinf(value) else f"{value:,.{digits}f}".replace("-", "−")
-
-
-def _signed(value: float, digits: int) -> str:
-    return "–" if math.isinf(value) else f"{value:+,.{digits}f}".replace("-", "−")
+def _number(value: float, digits: int, signed: bool = False) -> str:
+    """A number with thousands separators, or in scientific form if it is very large or small."""
+    if not math.isfinite(value):
+        return "–"
+    form = f"{'+' if signed else ''}{',.' + str(digits) + 'f'}"
+    if digits > 6 or abs(value) >= 1e7:
+        form = f"{'+' if signed else ''}.2e"
+    return f"{value:{form}}".replace("-", "−")
 
 
 def _plain_number(value: float) -> str:
     return f"{value:.4g}"
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= 40 else f"{name[:39]}…"
 
 
 def _seeds(figure: Figure) -> str:
@@ -217,19 +239,23 @@ def _seeds(figure: Figure) -> str:
     )
 
 
-def _columns(name: str, texts: Sequence[str], indent: int) -> list[str]:
-    return [
-        f"{head:<{indent}}{text}" for head, text in zip([name, *[""] * 20], texts, strict=False)
-    ]
+def _blocks(blocks: Mapping[str, Sequence[str]], most: int | None) -> list[str]:
+    """Lines of all variants, at most `most` each, in the first layout that fits.
 
-
-def _narrow(name: str, texts: Sequence[str]) -> list[str]:
-    texts = [text.replace("   ", "  ") for text in texts]
-    lines = [f"{name}: {texts[0]}", *(f"  {text}" for text in texts[1:])]
-    if len(lines[0]) > COLUMNS:  # the name and the number of seeds get a line of their own
-        first, _, seeds = texts[0].rpartition("  ")
-        lines = [f"{name}, {seeds}:", *(f"  {text}" for text in (first, *texts[1:]))]
-    return [part for line in lines for part in _wrapped(line)]
+    The texts of a variant start with the number of its seeds.
+    """
+    indent = max(map(len, blocks), default=0) + 3
+    columns, inline, headed = [], [], []
+    for name, texts in blocks.items():
+        seeds, first, *rest = texts[: most and most + 1]
+        columns += [f"{name:<{indent}}{first}   {seeds}", *(" " * indent + text for text in rest)]
+        seeds, first, *rest = (text.replace("   ", "  ") for text in texts[: most and most + 1])
+        inline += [f"{name}: {first}  {seeds}", *(f"  {text}" for text in rest)]
+        headed += [f"{name}, {seeds}:" if seeds else f"{name}:"]
+        for text in (first, *rest)[: most and most - 1]:
+            headed += _wrapped(f"  {text}")
+    fitting = (x for x in (columns, inline) if all(len(line.rstrip()) <= COLUMNS for line in x))
+    return next(fitting, headed)
 
 
 def _wrapped(line: str) -> list[str]:

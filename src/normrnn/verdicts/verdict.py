@@ -9,7 +9,13 @@ from typing import Any, Literal
 
 from normrnn.errors import UsageError
 from normrnn.verdicts import figures
-from normrnn.verdicts.intervals import Interval, paired_interval, rank_sum_p, welch_interval
+from normrnn.verdicts.intervals import (
+    Interval,
+    paired_interval,
+    rank_sum_p,
+    separation_p,
+    welch_interval,
+)
 from normrnn.verdicts.rows import BASELINE, PlainRun, Point
 
 CONFIDENCE = 0.95
@@ -24,7 +30,8 @@ class Figure:
 
     `estimate` and `interval` are differences (variant minus baseline), or ratios (variant divided
     by baseline) if `ratio`. With an infinite value, of a run that diverged or missed the target,
-    the estimate compares medians and there is no interval.
+    the estimate compares medians, NaN if one of them is infinite, and there is no interval. There
+    is none either where the seeds do not vary at all.
     """
 
     label: str
@@ -58,6 +65,14 @@ class Figure:
             low, high = map(mean, groups)
         return low, high
 
+    @property
+    def half_width(self) -> float | None:
+        """Half the width of the interval; for ratios the factor from the estimate to its ends."""
+        if self.interval is None:
+            return None
+        low, high = self.interval
+        return math.sqrt(high / low) if self.ratio else (high - low) / 2
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite number is None."""
         finite = _finite_or_none
@@ -66,6 +81,7 @@ class Figure:
             "answer": self.answer,
             "estimate": finite(self.estimate),
             "interval": None if self.interval is None else list(map(finite, self.interval)),
+            "half_width": self.half_width,
             "seeds": self.seeds,
             "ratio": self.ratio,
             "paired": self.paired,
@@ -111,27 +127,71 @@ class Settings:
         return -1 if self.higher_is_better else 1
 
 
-def compare_runs(
-    runs: Sequence[PlainRun], baseline: str | None, settings: Settings
-) -> tuple[str, list[VariantVerdict]]:
-    """The name of the baseline, and every other variant against it, in the order of the runs."""
+@dataclass(frozen=True)
+class Comparison:
+    """All variants against the baseline."""
+
+    baseline: str
+    variants: list[VariantVerdict]
+    ranking: list[tuple[str, float]]
+    """All variants with the mean of their quality, the best first; diverged ones are left out."""
+    notes: list[str]
+    """Runs without the values that others have."""
+
+
+def compare_runs(runs: Sequence[PlainRun], baseline: str | None, settings: Settings) -> Comparison:
+    """Compare every variant with the baseline, in the order of the runs."""
     if not 0 <= settings.margin < math.inf:
         raise UsageError(f"margin must be at least 0, not {settings.margin}")
     variants: dict[str, list[PlainRun]] = {}
     for run in runs:
-        variants.setdefault(run.variant, []).append(_oriented(run, settings.sign))
-    name = (
-        baseline
-        if baseline is not None
-        else BASELINE
-        if BASELINE in variants
-        else next(iter(variants))
-    )
+        same = variants.setdefault(run.variant, [])
+        if any(other.seed == run.seed for other in same):
+            raise UsageError(f"two runs of variant {run.variant!r} have seed {run.seed}")
+        same.append(_oriented(run, settings.sign))
+    if not any(run.points(split) for run in runs for split in ("valid", "test")):
+        splits = sorted({split for run in runs for split in run.splits})
+        if splits:
+            raise UsageError(f"no valid or test values: the splits are {', '.join(splits)}")
+    first = BASELINE if BASELINE in variants else next(iter(variants))
+    name = first if baseline is None else str(baseline)
     if name not in variants:
         raise UsageError(f"no variant {name!r}: there are {', '.join(map(repr, variants))}")
     others = [other for other in variants if other != name]
     settings = replace(settings, comparisons=max(1, len(others)))
-    return name, [_compared(other, variants[name], variants[other], settings) for other in others]
+    quality = _quality_measure(runs)
+    means = {
+        variant: settings.sign * figures.median(list(values.values()))
+        if any(map(math.isinf, values.values()))
+        else settings.sign * mean(values.values())
+        for variant, some in variants.items()
+        if (values := _values(some, quality[1]))
+    }
+    order = sorted(means.items(), key=lambda item: settings.sign * item[1])
+    return Comparison(
+        name,
+        [_compared(other, variants[name], variants[other], settings, quality) for other in others],
+        [(variant, value) for variant, value in order if math.isfinite(value)],
+        _notes(runs),
+    )
+
+
+def _quality_measure(runs: Sequence[PlainRun]) -> tuple[str, Measure]:
+    """The test value, or the best validation where a run has no test value."""
+    if all(run.points("test") for run in runs if not run.diverged):
+        return "test", figures.selected_test_value
+    return "best validation", figures.best_valid
+
+
+def _notes(runs: Sequence[PlainRun]) -> list[str]:
+    notes = []
+    for split, what in (("valid", "not compared"), ("test", "validation is compared instead")):
+        without = [run for run in runs if not run.points(split) and not run.diverged]
+        if without and len(without) < len(runs):
+            names = ", ".join(f"{run.variant} seed {run.seed}" for run in without[:3])
+            more = ", …" if len(without) > 3 else ""
+            notes.append(f"no {split} values: {names}{more}; {what}")
+    return notes
 
 
 def _oriented(run: PlainRun, sign: int) -> PlainRun:
@@ -143,30 +203,22 @@ def _oriented(run: PlainRun, sign: int) -> PlainRun:
 
 
 def _compared(
-    name: str, baseline: list[PlainRun], other: list[PlainRun], settings: Settings
+    name: str,
+    baseline: list[PlainRun],
+    other: list[PlainRun],
+    settings: Settings,
+    quality: tuple[str, Measure],
 ) -> VariantVerdict:
-    if settings.paired:
-        common = {run.seed for run in baseline} & {run.seed for run in other}
-        baseline, other = ([r for r in runs if r.seed in common] for runs in (baseline, other))
-    both = [*baseline, *other]
     steps, seconds = _speed(baseline, other, settings)
     return VariantVerdict(
         name,
-        quality=_quality(baseline, other, settings),
+        quality=_difference(*quality, baseline, other, settings),
         speed=steps,
         seconds=seconds,
-        details=_details(baseline, other, replace(settings, comparisons=1)) if both else {},
+        details=_details(baseline, other, replace(settings, comparisons=1)),
         diverged=sum(run.diverged for run in other),
         runs=len(other),
     )
-
-
-def _quality(baseline: list[PlainRun], other: list[PlainRun], settings: Settings) -> Figure | None:
-    tested = all(run.points("test") for run in (*baseline, *other) if not run.diverged)
-    measure, label = (
-        (figures.selected_test_value, "test") if tested else (figures.best_valid, "best validation")
-    )
-    return _difference(label, measure, baseline, other, settings)
 
 
 def _difference(
@@ -176,7 +228,7 @@ def _difference(
     other: list[PlainRun],
     settings: Settings,
 ) -> Figure | None:
-    first, second = (_values(runs, measure) for runs in (baseline, other))
+    first, second = _groups(baseline, other, measure, settings)
     if not first or not second:
         return None
     scale = abs(mean([v for v in first.values() if math.isfinite(v)] or [0.0]))
@@ -207,11 +259,11 @@ def _speed(
     if not lowest:
         return None, None
     target = max(lowest) if settings.target is None else settings.sign * settings.target
-    return _to_target("validation", target, baseline, other, settings, figures.validations)
+    return _to_target("", target, baseline, other, settings, figures.validations)
 
 
 def _to_target(
-    label: str,
+    prefix: str,
     target: float,
     baseline: list[PlainRun],
     other: list[PlainRun],
@@ -220,20 +272,21 @@ def _to_target(
 ) -> tuple[Figure | None, Figure | None]:
     runs = [run for run in (*baseline, *other) if run.points("valid") or run.diverged]
     met = {id(run): figures.crossing(points(run), target) for run in runs}
-    first = {id(run): points(run)[0] for run in runs if points(run)}
-    if all(met[key] == point for key, point in first.items()):
+    starts = {id(run): points(run)[0] for run in runs if points(run)}
+    if all(met[key] == point for key, point in starts.items()):
         return None, None  # all were there at their first validation
     found: list[Figure | None] = []
     for name in ("step", "seconds"):
         measure = partial(_time_of, met=met, name=name)
-        groups = [_values([r for r in some if id(r) in met], measure) for some in (baseline, other)]
-        positive = all(value > 0 for values in groups for value in values.values())
-        if not groups[0] or not groups[1] or not positive:
+        known = ([run for run in some if id(run) in met] for some in (baseline, other))
+        first, second = _groups(*known, measure, settings)
+        positive = all(value > 0 for value in (*first.values(), *second.values()))
+        if not first or not second or not positive:
             found.append(None)
             continue
         margin = (math.log(1 - SPEED_MARGIN), math.log(1 + SPEED_MARGIN))
-        shown = f"{'updates' if name == 'step' else name} to {label}"
-        figure = _figure(shown, groups[0], groups[1], settings, margin, ratio=True)
+        label = f"{prefix}{'updates' if name == 'step' else name} to validation"
+        figure = _figure(label, first, second, settings, margin, ratio=True)
         found.append(replace(figure, target=settings.sign * target))
     return found[0], found[1]
 
@@ -241,6 +294,19 @@ def _to_target(
 def _time_of(run: PlainRun, met: Mapping[int, Point | None], name: str) -> float | None:
     point = met[id(run)]
     return math.inf if point is None else getattr(point, name)
+
+
+def _groups(
+    baseline: Sequence[PlainRun], other: Sequence[PlainRun], measure: Measure, settings: Settings
+) -> tuple[dict[int, float], dict[int, float]]:
+    """The figures of baseline and variant by seed; of the seeds in common if they are paired."""
+    first, second = _values(baseline, measure), _values(other, measure)
+    if settings.paired:
+        common = [seed for seed in first if seed in second]
+        first, second = ({seed: values[seed] for seed in common} for values in (first, second))
+    if not any(math.isfinite(value) for value in (*first.values(), *second.values())):
+        return {}, {}
+    return first, second
 
 
 def _values(runs: Sequence[PlainRun], measure: Measure) -> dict[int, float]:
@@ -269,26 +335,31 @@ def _figure(
     first, second = (list(values.values()) for values in scaled)
     back = _exp if ratio else float
     make = partial(Figure, label, baseline, other, ratio=ratio, paired=settings.paired)
+    alone = min(len(first), len(second)) < 2
     if any(math.isinf(value) for value in (*first, *second)):
         low, high = figures.median(first), figures.median(second)
-        settled = rank_sum_p(first, second) <= 1 - settings.confidence
-        worse: Answer = "worse" if high > low else "better"
-        estimate = 0.0 if high == low else high - low
-        answer: Answer = "one seed" if min(len(first), len(second)) < 2 else "not settled"
-        return make(answer=worse if settled and high != low else answer, estimate=back(estimate))
+        p = min(rank_sum_p(first, second), separation_p(first, second))
+        answer: Answer = "one seed" if alone else "not settled"
+        if p <= 1 - settings.confidence and high != low:
+            answer = "worse" if high > low else "better"
+        known = math.isfinite(low) and math.isfinite(high)
+        return make(answer=answer, estimate=back(high - low) if known else math.nan)
     if settings.paired:
         differences = [scaled[1][seed] - value for seed, value in scaled[0].items()]
-        estimate, alone = mean(differences), len(differences) < 2
-        find = partial(paired_interval, differences)
+        estimate, find = mean(differences), partial(paired_interval, differences)
     else:
-        estimate, alone = mean(second) - mean(first), min(len(first), len(second)) < 2
-        find = partial(welch_interval, first, second)
+        estimate, find = mean(second) - mean(first), partial(welch_interval, first, second)
     if alone:
         return make(answer="one seed", estimate=back(estimate))
     interval = find(settings.confidence)
-    answer = _answer(interval, margin)
+    if interval.high - interval.low <= 1e-9 * max(map(abs, (*first, *second, estimate))):
+        # Seeds that do not vary say nothing about the spread: a copied run, or coarse values.
+        same = margin[0] < estimate < margin[1]
+        return make(answer="equivalent" if same else "not settled", estimate=back(estimate))
     return make(
-        answer=answer, estimate=back(estimate), interval=(back(interval.low), back(interval.high))
+        answer=_answer(interval, margin),
+        estimate=back(estimate),
+        interval=(back(interval.low), back(interval.high)),
     )
 
 
@@ -310,17 +381,16 @@ def _details(
     if all(run.points("test") for run in both):
         found["best_validation"] = difference("best validation", figures.best_valid)
     found["last_validation"] = difference("last validation", figures.last_valid)
-    found["train"] = difference("training, eval mode", figures.last_train)
-    found["gap"] = difference("validation minus training, eval mode", figures.gap)
+    found["train"] = difference("training", figures.last_train)
+    found["gap"] = difference("validation minus training", figures.gap)
     if valid:
         first, last = max(p[0].step for p in valid), min(p[-1].step for p in valid)
         mean_value = partial(figures.area, first=first, last=last)
-        found["area"] = difference("mean validation over all updates", mean_value)
+        found["area"] = difference("mean validation", mean_value)
     early = [figures.before_drop(run) for run in both]
     if early and all(early):
         target = max(min(p.value for p in points) for points in early)
-        label = "validation before the learning rate drops"
-        steps, _ = _to_target(label, target, baseline, other, settings, figures.before_drop)
+        steps, _ = _to_target("early ", target, baseline, other, settings, figures.before_drop)
         found["speed_before_drop"] = steps
     return {name: figure for name, figure in found.items() if figure is not None}
 

@@ -1,4 +1,4 @@
-"""A worker of a study as a process: `python -m normrnn.search.worker < order.json`."""
+"""A worker of a study as a process: `python -m normrnn.experiments.search.worker < order.json`."""
 
 import contextlib
 import json
@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,23 @@ from optuna.exceptions import UpdateFinishedTrialError
 
 from normrnn.cli import guarded
 from normrnn.config.base import Config
+from normrnn.config.extensions import handed_over, receive
 from normrnn.config.measure import Measure
+from normrnn.config.registry import with_fields
 from normrnn.engine.display import PlainDisplay
 from normrnn.engine.interrupt import Interrupt, Interrupted
 from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.engine.loop import Diverged
 from normrnn.engine.start import train
 from normrnn.errors import UserError
+from normrnn.experiments.search.plan import Plan
+from normrnn.experiments.search.space import draw
+from normrnn.experiments.search.storage import storage_errors
+from normrnn.experiments.search.study import ARMS, SLOT, Study
 from normrnn.processes import stop, stop_with_parent
 from normrnn.runs.names import CONFIG, METRICS
 from normrnn.runs.rows import read_rows
 from normrnn.runs.store import BusyError, RunDirectory
-from normrnn.search.plan import Plan
-from normrnn.search.space import draw, with_fields
-from normrnn.search.storage import storage_errors
-from normrnn.search.study import ARMS, SLOT, Study
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class Order:
     out: str
     plan: dict[str, Any]
     processes: int = 1
-    """Those that train each run together."""
+    """Processes that train each run together."""
+    imports: dict[str, str] = field(default_factory=handed_over)
+    """Import paths that the user gave, and where they were found."""
 
     def send(self) -> bytes:
         """For the worker's standard input: a storage may hold a password."""
@@ -254,6 +258,7 @@ def run(arguments: list[str]) -> int:  # noqa: ARG001  everything is on standard
     """Work as the order on standard input says."""
     stop_with_parent()
     order = Order(**json.load(sys.stdin))
+    receive(order.imports)
     plan = Plan.from_json(order.plan)
     plan = replace(plan, config=replace(plan.config, threads=plan.config.threads or 1))
     with storage_errors():

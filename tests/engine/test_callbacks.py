@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from normrnn.commands.train import train_and_report
 from normrnn.config.base import Config
+from normrnn.engine.callbacks import TensorBoard, with_callbacks
 from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.launch import rank_and_size
 from normrnn.engine.start import train
-from normrnn.engine.tensorboard import TensorBoard, beside
 from normrnn.errors import UserError
+from normrnn.experiments.training import run_training
 from normrnn.extras import install_command
 from normrnn.runs.environment import record
 from normrnn.runs.machines import write_machines
@@ -27,7 +27,7 @@ from tests.tiny_runs import Silent
 def watched(config: Config, out: Path, stop_at: int = -1) -> None:
     board = TensorBoard(out)
     try:
-        train(config, out, beside(Silent(stop_at), board), lambda _: None)
+        train(config, out, with_callbacks(Silent(stop_at), [board]), lambda _: None)
         board.complete()
     finally:
         board.close()
@@ -85,7 +85,7 @@ def test_a_rank_without_others_is_the_first(
     """Some shells have RANK=1 for another reason."""
     monkeypatch.setenv("RANK", "1")
     out = tmp_path / "run"
-    assert train_and_report(replace(tiny, epochs=1), out, tensorboard=True) == 0
+    run_training(replace(tiny, epochs=1), out, ["tensorboard"])
     assert close(points(out), expected(out))
     for size in ("x", "1"):
         with pytest.raises(UserError, match="WORLD_SIZE"):

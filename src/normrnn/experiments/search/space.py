@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from normrnn.config.base import MEASURED, Config
 from normrnn.config.jsonio import to_dict
+from normrnn.config.registry import with_fields
 from normrnn.errors import UsageError, UserError
 from normrnn.files import read_regular
-from normrnn.recipes import read_config
 from normrnn.recipes.paper import SPACES
 
 Space = dict[str, Any]
@@ -108,18 +108,6 @@ def _complaint(config: Config, norm: str, setting: Mapping[str, Any]) -> str:
             setting = fewer
     drawn = " with ".join(f"{name} {value!r}" for name, value in setting.items())
     return f"the space has {drawn}: {complaint}" if setting else f"norm {norm}: {complaint}"
-
-
-def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
-    """The config with these dotted fields changed."""
-    changed = to_dict(config)
-    for name, value in values.items():
-        *path, last = name.split(".")
-        at = changed
-        for part in path:
-            at = at[part]
-        at[last] = value
-    return read_config(changed)
 
 
 def draw(trial: Suggests, space: Space, config: Config) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What the door costs: training with resets beside without, and eval calls beside torch.nn.LSTM.
+"""Time training with resets against without, and eval calls against torch.nn.LSTM.
 
-    python -m benchmarks.door [--share 0.03] [--seconds 1.0] [--only resets,eval]
+    python -m benchmarks.calls [--share 0.03] [--seconds 1.0] [--only resets,eval]
 
 Contenders of a shape take turns, round after round, and the best round counts. Resets fall on
 3 % of the frames. Eval mode is timed twice: the layer itself, which reads test statistics as it

@@ -8,9 +8,9 @@ from typing import Any
 from normrnn.config.base import Config
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UsageError, UserError
+from normrnn.experiments.search.space import Space
 from normrnn.recipes import read_config
 from normrnn.runs.store import DATA_CHANGED
-from normrnn.search.space import Space
 
 # Not CmaEsSampler: it keeps its state in the storage as a pickle, and unpickles what it finds.
 SAMPLERS = {

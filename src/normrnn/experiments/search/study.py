@@ -24,9 +24,15 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from normrnn.errors import UserError, notice
+from normrnn.experiments.search.plan import PRUNERS, SAMPLERS, Plan
+from normrnn.experiments.search.storage import (
+    GRACE,
+    journal_locks,
+    open_storage,
+    quiet,
+    storage_errors,
+)
 from normrnn.locks import try_lock
-from normrnn.search.plan import PRUNERS, SAMPLERS, Plan
-from normrnn.search.storage import GRACE, journal_locks, open_storage, quiet, storage_errors
 
 SLOT, ARMS, SHA256 = "slot", "arms", "sha256"
 """User attributes of a trial: which slot it fills, what its arms came to, a hash of all that."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normrnn.commands.jobs import Job
 from normrnn.config.base import MEASURED, Config
 from normrnn.config.jsonio import flat, to_dict
+from normrnn.config.registry import with_fields
 from normrnn.errors import UsageError, UserError
-from normrnn.norms import of
+from normrnn.experiments.jobs import RunJob
+from normrnn.experiments.search.space import ANOTHER_LOSS, check
 from normrnn.runs.rows import epoch_averages
-from normrnn.search.space import ANOTHER_LOSS, check, with_fields
 
 if TYPE_CHECKING:
     from normrnn.reporting.study import RecordedStudy
@@ -44,15 +44,15 @@ class Tuning:
         space = read_study(out / FOLDER).about.get("space")
         return isinstance(space, dict) and self.field in space
 
-    def arms(self, config: Config, norms: Sequence[str], out: Path) -> list[Job]:
+    def jobs(self, config: Config, norms: Sequence[str], out: Path) -> list[RunJob]:
         """One run per normalisation and value, in `out`/tuning/runs/NORM-VALUE."""
         config = replace(
             config, seed=config.seed + APART, epochs=self.epochs, threads=config.threads or 1
         )
         return [
-            Job(
-                with_fields(config, {self.field: value, "norm": norm}),
+            RunJob(
                 out / FOLDER / "runs" / f"{norm}-{value}",
+                with_fields(config, {self.field: value, "norm": norm}),
                 may_diverge=True,
                 setting=f"{self.field.rpartition('.')[2]} {value}",
             )
@@ -61,10 +61,13 @@ class Tuning:
         ]
 
 
-def tuning(config: Config, norms: Sequence[str], field: str, values: str, epochs: int) -> Tuning:
-    """What the user asked for; UsageError if that cannot be tried.
+def tuning(
+    config: Config, norms: Sequence[str], field: str, values: Sequence[Any], epochs: int
+) -> Tuning:
+    """Return what the user asked for; UsageError if that cannot be tried.
 
-    Without values a number above 0 is tried at a third, at itself and at three times itself.
+    Values may be given as text. Without values a number above 0 is tried at a third, at itself and
+    at three times itself.
     """
     fields = flat(to_dict(config))
     if field not in fields:
@@ -78,7 +81,7 @@ def tuning(config: Config, norms: Sequence[str], field: str, values: str, epochs
         raise UsageError(f"--tune-epochs must be at least 0, not {epochs}")
     if values:
         kind = float if now is None else type(now)  # what has no value yet is a number, or nothing
-        tried = tuple(_read(field, text, kind) for text in values.split(","))
+        tried = tuple(_read(field, value, kind) for value in values)
     elif type(now) is float and now > 0:
         tried = tuple(float(f"{now * factor:.3g}") for factor in (1 / 3, 1, 3))
     else:
@@ -90,20 +93,21 @@ def tuning(config: Config, norms: Sequence[str], field: str, values: str, epochs
     return Tuning(field, tuple(dict.fromkeys(tried)), epochs or config.epochs, shorter)
 
 
-def _read(field: str, text: str, kind: type) -> Any:
+def _read(field: str, given: Any, kind: type) -> Any:
     try:
-        value = text if kind is str else json.loads(text)
+        is_text = isinstance(given, str) and kind is not str
+        value = json.loads(given) if is_text else given
     except ValueError:
         value = None
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise UsageError(f"--tune-values has {text!r}, no value for {field}")
+        raise UsageError(f"--tune-values has {given!r}, no value for {field}")
     return value
 
 
 def tuned(
-    wanted: Tuning, arms: Sequence[Job], train: Callable[[Sequence[Job]], None], out: Path
+    wanted: Tuning, arms: Sequence[RunJob], train: Callable[[Sequence[RunJob]], None], out: Path
 ) -> tuple[dict[str, Any], "RecordedStudy"]:
     """The best value of each normalisation, and all that was tried, also written as a study."""
     from normrnn.reporting.study import SAID, RecordedStudy, write
@@ -130,7 +134,7 @@ def tuned(
     return chosen, study
 
 
-def _trial(number: int, wanted: Tuning, value: Any, arms: Sequence[Job]) -> dict[str, Any]:
+def _trial(number: int, wanted: Tuning, value: Any, arms: Sequence[RunJob]) -> dict[str, Any]:
     settings = {wanted.field: value}
     results = {
         arm.config.norm: _result(arm)
@@ -142,7 +146,7 @@ def _trial(number: int, wanted: Tuning, value: Any, arms: Sequence[Job]) -> dict
     return {**trial, "settings": settings, "arms": results}
 
 
-def _result(arm: Job) -> dict[str, Any]:
+def _result(arm: RunJob) -> dict[str, Any]:
     from normrnn.reporting.runs import load
 
     run = load(arm.out)
@@ -167,7 +171,7 @@ def sentence(wanted: Tuning, chosen: dict[str, Any], study: "RecordedStudy") -> 
     numbers = all(type(value) in (int, float) for value in wanted.values)
     ends = (min(wanted.values), max(wanted.values)) if numbers else ()
     picked = [
-        f"{of(norm).label} {value}{' (at the edge of what was tried)' if value in ends else ''}"
+        f"{norm} {value}{' (at the edge of what was tried)' if value in ends else ''}"
         for norm, value in chosen.items()
     ]
     early = (

@@ -1,0 +1,169 @@
+"""Callbacks that get every row of a run: TensorBoard, CSV, or a user's own function."""
+
+import csv
+import importlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from normrnn.config.measure import Measure
+from normrnn.engine.display import Display, Status
+from normrnn.errors import UserError
+from normrnn.extras import install_command
+from normrnn.files import following_no_link, utf8_name
+from normrnn.runs.names import METRICS
+from normrnn.runs.rows import Row, read_rows
+
+Callback = Callable[[Row], None]
+"""Called with every row of metrics.jsonl, after it was written."""
+TENSORBOARD = "tensorboard"
+CSV_FILE = "metrics.csv"
+_SCALARS = ("loss", "bpc", "fer", "error", "batch_ppl", "grad_norm", "lr")
+
+
+def require_tensorboard() -> None:
+    """Raise UserError where the package is missing or cannot be imported."""
+    try:
+        for name in ("tensorboard", "torch.utils.tensorboard"):
+            importlib.import_module(name)
+    except ImportError as error:
+        command = install_command("report")
+        raise UserError(f"--tensorboard needs tensorboard ({error}): {command}") from None
+
+
+class RowLog:
+    """Keeps a copy of the rows of a run in another format, in its directory.
+
+    It is written anew when a run is resumed, from metrics.jsonl: rows that the resume removed are
+    gone, none is there twice, and a log that is switched on later has all rows.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run, self._is_open = run, False
+
+    def __call__(self, row: Row) -> None:
+        """Add a row, which metrics.jsonl has already."""
+        if self._is_open:
+            self.add(row)
+        else:
+            self.complete()
+
+    def complete(self) -> None:
+        """Write all rows so far, if none was written yet."""
+        if not self._is_open:
+            self._is_open = True
+            self.begin(read_rows(self.run / METRICS))
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        """Replace what an earlier process wrote by these rows."""
+        raise NotImplementedError
+
+    def add(self, row: Row) -> None:
+        """Write one more row."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Write what is pending."""
+
+
+class TensorBoard(RowLog):
+    """Event files in RUN/tensorboard."""
+
+    writer: Any = None
+    start = 0.0
+
+    def __init__(self, run: Path) -> None:
+        require_tensorboard()
+        utf8_name(run, "--tensorboard")
+        super().__init__(run)
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        """Replace what an earlier process wrote by these rows."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        directory = self.run / TENSORBOARD
+        if directory.is_symlink():  # files in it are removed
+            raise UserError(f"{directory} is a symbolic link: not writing through it")
+        for old in directory.glob("events.out.tfevents.*"):
+            old.unlink()
+        # The relative time that TensorBoard shows is then the run's own.
+        self.start = time.time() - (rows[-1]["seconds"] if rows else 0)
+        # purge_step: an open viewer drops what it has read.
+        self.writer = SummaryWriter(str(directory), purge_step=0, flush_secs=10)
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        """Write one more row."""
+        kind = row["split"] + (f" {row['statistics']}" if "statistics" in row else "")
+        kind += f" {row['streams']} stream" if row.get("streams") == 1 else ""
+        at = self.start + row["seconds"]
+        for name in _SCALARS:
+            if name in row:
+                self.writer.add_scalar(f"{name}/{kind}", row[name], row["updates"], walltime=at)
+
+    def close(self) -> None:
+        """Write what is pending."""
+        if self.writer is not None:
+            self.writer.close()
+
+
+class CSV(RowLog):
+    """RUN/metrics.csv, with a column for every key that a row has had."""
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        """Replace what an earlier process wrote by these rows."""
+        self.rows = list(rows)
+        self.columns = list(dict.fromkeys(key for row in self.rows for key in row))
+        self._write(self.rows, "w")
+
+    def add(self, row: Row) -> None:
+        """Write one more row."""
+        self.rows.append(row)
+        if row.keys() <= set(self.columns):
+            self._write([row], "a")
+        else:
+            self.begin(self.rows)
+
+    def _write(self, rows: Sequence[Row], mode: str) -> None:
+        path = self.run / CSV_FILE
+        with open(path, mode, newline="", encoding="utf-8", opener=following_no_link) as file:
+            writer = csv.DictWriter(file, self.columns, restval="")
+            if mode == "w":
+                writer.writeheader()
+            writer.writerows(rows)
+
+
+LOGS: dict[str, type[RowLog]] = {"tensorboard": TensorBoard, "csv": CSV}
+
+
+class WithCallbacks:
+    """A display whose rows go to callbacks as well."""
+
+    def __init__(self, display: Display, callbacks: Sequence[Callback]) -> None:
+        self.display, self.callbacks = display, callbacks
+
+    def __enter__(self) -> "WithCallbacks":
+        self.display.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.display.__exit__(*error)
+
+    def update(self, status: Status) -> None:
+        """Show an update; callbacks get rows only."""
+        self.display.update(status)
+
+    def row(self, row: Row) -> None:
+        """Show a row and pass it on."""
+        self.display.row(row)
+        for callback in self.callbacks:
+            callback(row)
+
+
+def with_callbacks(
+    display: Callable[[int, Measure], Display], callbacks: Sequence[Callback]
+) -> Callable[[int, Measure], Display]:
+    """Return the display with callbacks for its rows."""
+    return lambda epochs, measure: WithCallbacks(display(epochs, measure), callbacks)

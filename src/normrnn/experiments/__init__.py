@@ -1,0 +1,1 @@
+"""Experiments: comparisons of recipes, arrays and training functions, and searches."""

@@ -1,0 +1,234 @@
+"""A training function of a user's own, compared: in this process or in several.
+
+Every call of the function is a run directory, OUT/NORM-SEED: `config.json` with what it was called
+with, and `metrics.jsonl` with what it logged. `normrnn report OUT` and `normrnn verdict OUT` read
+them as they read other runs.
+"""
+
+import inspect
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normrnn.config.extensions import find, handed_over, import_path, receive
+from normrnn.config.function import KIND
+from normrnn.console import PlainConsole
+from normrnn.errors import UsageError, UserError
+from normrnn.experiments.jobs import Job, run_jobs
+from normrnn.experiments.outcome import conclude
+from normrnn.files import read_regular, write_whole
+from normrnn.locks import try_lock
+from normrnn.norms import BASELINE
+from normrnn.processes import Child, stop_with_parent
+from normrnn.runs.metrics import MetricsFile
+from normrnn.runs.names import CONFIG, DIVERGED, LOCK, LOG, METRICS
+
+if TYPE_CHECKING:
+    from normrnn.reporting.result import Result
+
+WORKER = "normrnn.experiments.functions"
+TrainFunction = Callable[..., Any]
+_SPLITS = ("train", "valid", "test")
+
+
+class RunLog:
+    """What a training function calls: `log(step=, train=, valid=, test=)`, with numbers."""
+
+    def __init__(self, directory: Path, higher_is_better: bool) -> None:
+        self.directory, self.sign = directory, -1.0 if higher_is_better else 1.0
+        self.calls, self._last, self._started = 0, -math.inf, time.monotonic()
+        self._file = MetricsFile(directory / METRICS)
+        self._file.cut(0)
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of all rows."""
+        return self._file.sha256()
+
+    def __call__(
+        self,
+        step: int,
+        *,
+        train: Any = None,
+        valid: Any = None,
+        test: Any = None,
+        lr: float | None = None,
+    ) -> None:
+        """Record values of a step; steps must not decrease. A value that is not finite marks the
+        run as diverged."""
+        if step < max(self._last, 0):
+            raise ValueError(f"steps must not decrease: {step} after {self._last}")
+        self.calls, self._last = self.calls + 1, step
+        seconds = time.monotonic() - self._started
+        for split, given in zip(_SPLITS, (train, valid, test), strict=True):
+            if given is None:
+                continue
+            value = float(given.detach() if hasattr(given, "detach") else given)
+            if not math.isfinite(value):
+                text = f"{split} is {value} at step {step}\n"
+                write_whole(self.directory / DIVERGED, text.encode())
+                continue
+            row = {"updates": int(step), "epoch": self.calls, "split": split}
+            row |= {} if split == "train" else {"statistics": "running"}
+            row |= {"loss": self.sign * value, "value": value, "count": 1, "seconds": seconds}
+            self._file.append(row if lr is None else {**row, "lr": float(lr)})
+
+
+@dataclass
+class FunctionJob(Job):
+    """One call of a training function."""
+
+    function: str
+    """Its import path, or its name where it cannot be imported."""
+    norm: str
+    seed: int
+    higher_is_better: bool
+    settings: Mapping[str, Any]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return config.json, without the number of calls of `log`, which a run gets at its end."""
+        return {
+            "recipe": self.function,
+            "kind": KIND,
+            "norm": self.norm,
+            "seed": self.seed,
+            "higher_is_better": self.higher_is_better,
+            **{name: _plain(value) for name, value in self.settings.items()},
+        }
+
+    def check(self) -> None:
+        """Mark a run that has ended; UsageError if another one is in its directory."""
+        path = self.out / CONFIG
+        if not path.exists():
+            return
+        try:
+            found = json.loads(read_regular(path))
+            epochs, _ = found.pop("epochs"), found.pop("metrics_sha256")
+        except (ValueError, KeyError, AttributeError):
+            raise UserError(f"{path} is not the config.json of a training function") from None
+        if found != self.config:
+            names = [n for n in {**found, **self.config} if found.get(n) != self.config.get(n)]
+            changed = ", ".join(
+                f"{n} was {found.get(n)}, is now {self.config.get(n)}" for n in names
+            )
+            raise UsageError(f"{self.out} holds a run with other settings ({changed})")
+        if epochs:
+            self.ended = 0
+
+    def run(self, train: TrainFunction) -> None:
+        """Call the function in this process and store what it logs."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        lock = try_lock(self.out / LOCK)
+        if lock is None:
+            raise UserError(f"another process is training in {self.out}")
+        try:
+            (self.out / DIVERGED).unlink(missing_ok=True)
+            self._write(0)
+            log = RunLog(self.out, self.higher_is_better)
+            train(None if self.norm == BASELINE else self.norm, self.seed, log, **self.settings)
+            if not log.calls:
+                raise UserError(f"{self.function} returned without calling log(step=…)")
+            self._write(log.calls, log.sha256)
+        finally:
+            lock.release()
+
+    def _write(self, epochs: int, sha256: str = "") -> None:
+        config = {**self.config, "epochs": epochs, "metrics_sha256": sha256}
+        write_whole(self.out / CONFIG, json.dumps(config).encode())
+
+    def start(self) -> None:
+        """Call the function in a process of its own."""
+        order = {
+            "imports": handed_over(),
+            "function": self.function,
+            "norm": self.norm,
+            "seed": self.seed,
+            "higher_is_better": self.higher_is_better,
+            "settings": self.settings,
+        }
+        try:
+            sent = json.dumps(order).encode()
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"settings for other processes must be plain values: {error}"
+            ) from None
+        self.child = Child(WORKER, [str(self.out)], sent, self.out / LOG)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str | None) else repr(value)[:200]
+
+
+def compare_function(
+    train: TrainFunction,
+    norms: str | Sequence[str | None],
+    seeds: int,
+    out: Path,
+    workers: int | None,
+    target: float | None,
+    higher_is_better: bool,
+    settings: dict[str, Any],
+) -> "Result":
+    """Call the function with every norm and seed, and compare what it logged."""
+    several = norms.split(",") if isinstance(norms, str) else norms
+    names = list(dict.fromkeys(norm or BASELINE for norm in several))
+    settings = dict(settings)
+    first = settings.pop("seed", 1)
+    _check_signature(train, settings)
+    function = f"{train.__module__}:{getattr(train, '__qualname__', type(train).__name__)}"
+    if workers is not None:
+        function = import_path(train)
+    jobs = [
+        FunctionJob(out / f"{norm}-{seed}", function, norm, seed, higher_is_better, settings)
+        for seed in range(first, first + seeds)
+        for norm in names
+    ]
+    for job in jobs:
+        job.check()
+    console, printed = PlainConsole(), {job.out for job in jobs if job.code is not None}
+
+    def watch() -> None:
+        for job in jobs:
+            if job.code is not None and job.out not in printed:
+                printed.add(job.out)
+                text = f"{job.out.name}: {job.state}; {len(printed)} of {len(jobs)} runs done"
+                console.print(text, soft_wrap=True)
+
+    if workers is None:
+        for job in jobs:
+            if job.code is None:
+                job.run(train)
+                job.ended = 0
+                watch()
+    else:
+        run_jobs(jobs, workers, watch, interval=0.1)
+    return conclude([job.out for job in jobs], function, out, target)
+
+
+def _check_signature(train: TrainFunction, settings: Mapping[str, Any]) -> None:
+    try:
+        inspect.signature(train).bind(None, 1, None, **settings)
+    except TypeError as error:
+        raise UsageError(f"cannot call {train.__name__}(norm, seed, log): {error}") from None
+
+
+def main(arguments: list[str]) -> int:
+    """Run the order on standard input in the directory named."""
+    stop_with_parent()
+    order = json.load(sys.stdin)
+    receive(order.pop("imports"))
+    train = find(order["function"], handed_over().get(order["function"]))
+    FunctionJob(Path(arguments[0]), **order).run(train)
+    return 0
+
+
+if __name__ == "__main__":
+    from normrnn.cli import guarded
+
+    sys.exit(guarded(main, sys.argv[1:]))

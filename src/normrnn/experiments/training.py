@@ -1,0 +1,244 @@
+"""One run: train it, evaluate it, draw text from it, load it."""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normrnn.config.base import Config
+from normrnn.config.extensions import is_import_path, is_recipe, use_norms, use_recipe
+from normrnn.config.extensions import use as use_name
+from normrnn.config.registry import recipe, with_settings
+from normrnn.engine.launch import rank_and_size
+from normrnn.errors import UsageError, UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from normrnn.reporting.runs import Run
+
+Recipe = str | type[Config] | Callable[[], Config]
+"""A recipe's name, its import path, a config class, or a function that returns a config."""
+
+
+def train(
+    what: Recipe,
+    *,
+    norm: str | None = None,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    log: Callable[[dict[str, Any]], None] | None = None,
+    tensorboard: bool = False,
+    csv: bool = False,
+    path: str | Path | None = None,
+    **settings: Any,
+) -> "Run":
+    """Train a recipe in this process and return the run; calling again resumes it.
+
+    Args:
+        what: A recipe's name, import path (`module:name`), config class, or function.
+        norm: Normalisation of the recurrent layers; None is the baseline.
+        data: What to train on.
+        out: Run directory; runs/RECIPE-NORM-SEED unless given.
+        log: Called with every row of metrics.jsonl, a dict.
+        tensorboard: Also write the rows for TensorBoard, in the run directory.
+        csv: Also write the rows to metrics.csv in the run directory.
+        path: Directory of the modules that import paths name.
+        **settings: Settings of the recipe, as in `epochs=2, hidden=64, model={"momentum": 0.1}`.
+    """
+    from normrnn.engine.interrupt import Interrupted
+    from normrnn.reporting.runs import load
+
+    (chosen,) = use_norms([norm], path)
+    config = configured(what, data, {**settings, "norm": chosen}, path)
+    place = Path(out) if out else default_directory(config)
+    try:
+        run_training(config, place, log_names(tensorboard, csv), [log] if log else [])
+    except Interrupted:
+        raise KeyboardInterrupt from None
+    return load(place)
+
+
+def configured(
+    what: Recipe,
+    data: str | Path | None = None,
+    settings: dict[str, Any] | None = None,
+    path: str | Path | None = None,
+) -> Config:
+    """Return the config of a recipe with settings as keyword arguments give them."""
+    if isinstance(what, str):
+        name = use_name(what, path) if is_import_path(what) else what
+    elif is_recipe(what):
+        name = use_recipe(what)
+    else:
+        raise UsageError(f"expected a recipe or its name, not {what!r}")
+    config = recipe(name)
+    given = {} if data is None else {"data": str(data)}
+    return with_settings(config, {**given, **(settings or {})})
+
+
+def default_directory(config: Config) -> Path:
+    """Return the run directory of a config unless the user names one."""
+    return Path("runs") / f"{folder_name(config.recipe)}-{config.norm}-{config.seed}"
+
+
+def folder_name(name: str) -> str:
+    """Return a recipe's name as part of a path.
+
+    >>> folder_name("my_module:recipe")
+    'my_module.recipe'
+    """
+    return name.replace(":", ".")
+
+
+def log_names(tensorboard: bool, csv: bool) -> list[str]:
+    """Return the names of the logs that were asked for."""
+    return ["tensorboard"] * tensorboard + ["csv"] * csv
+
+
+def run_training(
+    config: Config,
+    out: Path,
+    logs: Sequence[str] = (),
+    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
+) -> None:
+    """Train or resume the run in `out`, shown as the output allows; Interrupted if asked to stop.
+
+    In one of several processes that train it together, only the first calls callbacks.
+    """
+    from normrnn.engine.callbacks import LOGS, with_callbacks
+    from normrnn.engine.display import LiveDisplay, PlainDisplay
+    from normrnn.engine.start import train as train_config
+
+    shown = LiveDisplay if sys.stdout.isatty() else PlainDisplay
+    display = partial(shown, statistics=config.normalisation.keeps_statistics)
+    is_first = rank_and_size()[0] == 0
+    row_logs = [LOGS[name](out) for name in logs] if is_first else []
+    try:
+        every = [*row_logs, *callbacks] if is_first else []
+        train_config(config, out, with_callbacks(display, every))
+        for row_log in row_logs:
+            row_log.complete()
+    finally:
+        for row_log in row_logs:
+            row_log.close()
+
+
+def reported_once(work: Callable[[], int]) -> int:
+    """Return the exit code of `work`; of processes that train together one reports errors."""
+    try:
+        return work()
+    except Exception as error:
+        if rank_and_size()[1] > 1 and not is_reporting(error):
+            return getattr(error, "code", 1)
+        raise
+
+
+def is_reporting(error: BaseException) -> bool:
+    """Return whether this process is the one that reports an error."""
+    from normrnn.engine.ranks import may_speak
+
+    return may_speak(error)
+
+
+def evaluate(
+    run: str | Path,
+    data: str | Path = "",
+    *,
+    device: str = "cpu",
+    one_stream: bool = True,
+    keep: bool = True,
+    use: str | Recipe | None = None,
+    path: str | Path | None = None,
+) -> dict[str, Any]:
+    """Evaluate the best model of a run under all statistics; return what evaluation.json holds.
+
+    Args:
+        run: Run directory.
+        data: Where the data is now, if it moved; or other data.
+        device: Where to compute.
+        one_stream: Also read a test text as one stream.
+        keep: Write evaluation.json, if the data is the run's.
+        use: The recipe or normalisation of a user's own that the run was trained with.
+        path: Directory of the module that `use` names.
+    """
+    from normrnn.engine.evaluate import evaluate as evaluate_run
+    from normrnn.engine.evaluate import keep as write_evaluation
+
+    import_names(use, path)
+    result = evaluate_run(Path(run), str(data), device, one_stream)
+    if keep and result["same_data"]:
+        write_evaluation(Path(run), result)
+    return result
+
+
+def load(
+    run: "str | Path | Run",
+    device: str = "cpu",
+    *,
+    use: str | Recipe | None = None,
+    path: str | Path | None = None,
+) -> "nn.Module":
+    """Return the best model of a run, in eval mode: a network of the run's task.
+
+    `.vocabulary` of a language model says what its ids mean. UserError for a directory without a
+    usable model. `use` and `path` are those of `evaluate`.
+
+    >>> load("no-such-run")
+    Traceback (most recent call last):
+    normrnn.errors.UserError: no-such-run is no run directory with a config.json
+    """
+    from normrnn.runs.load import load as load_run
+
+    import_names(use, path)
+    return load_run(getattr(run, "path", run), device)
+
+
+def sample(
+    run: str | Path,
+    tokens: int = 100,
+    *,
+    temperature: float = 1.0,
+    prompt: str = "",
+    seed: int | None = None,
+) -> str:
+    """Return text drawn from the best model of a run; the same seed gives the same text."""
+    import torch
+
+    from normrnn.runs.environment import named_device
+    from normrnn.runs.store import RunDirectory
+    from normrnn.text.config import LanguageConfig
+    from normrnn.text.load import load as load_language_model
+    from normrnn.text.sampling import Sampling
+    from normrnn.text.sampling import sample as draw
+
+    if tokens < 1:
+        raise UsageError(f"tokens must be at least 1, not {tokens}")
+    if not temperature > 0:
+        raise UsageError(f"temperature must be positive, not {temperature}")
+    if seed is not None and not 0 <= seed < 2**32:
+        raise UsageError(f"seed must lie in [0, 2**32), not {seed}")
+    directory = RunDirectory(Path(run))
+    model = load_language_model(directory, named_device("cpu"))
+    vocabulary = model.vocabulary
+    if vocabulary is None:
+        raise UserError(f"{run} has no vocabulary")
+    sampling = Sampling.of(directory.config(LanguageConfig), temperature)
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    given = vocabulary.begin(prompt)
+    drawn = draw(model, [vocabulary.eos, *given], tokens, sampling, generator)
+    return vocabulary.decode([*given, *drawn])
+
+
+def import_names(names: str | Recipe | None, path: str | Path | None) -> None:
+    """Import what a run of a user's own needs: import paths, comma-separated, or a recipe."""
+    if isinstance(names, str):
+        for name in filter(None, names.split(",")):
+            use_name(name, path)
+    elif names is not None:
+        use_recipe(names)
