@@ -29,6 +29,7 @@ COMMANDS = {
     "score": "score a text with a trained run",
     "sample": "let a trained run write",
     "export": "write a trained network for use without this library",
+    "doctor": "what is installed, in use and missing on this machine",
     "info": "what a run, an export or one of their files is",
 }
 

@@ -356,7 +356,7 @@ class TestSubclasses:
         x = torch.randn(5, 4, 3)
         model = nn.Sequential(dropping.eval())
         torch.testing.assert_close(torch.jit.script(model)(x)[0], dropping(x)[0])
-        assert type(model[0]) is nn.GRU  # torch's doing; docs/moving.md says so
+        assert type(model[0]) is nn.GRU  # torch's doing; docs/guides/moving.md says so
 
 
 @pytest.mark.parametrize("norm", NORMS)
