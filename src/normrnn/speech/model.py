@@ -13,6 +13,7 @@ from normrnn.engine.dropout import Dropout
 from normrnn.engine.initial import generators_by_name, glorot_
 from normrnn.engine.loss import nats_and_errors
 from normrnn.nn import LSTM
+from normrnn.speech import padding
 
 
 class AcousticModel(nn.Module):
