@@ -28,6 +28,10 @@ typedef struct {
             }                                                                                    \
         for (int64_t b = f->blocks; b > 0; b--, A += jump, P += K * ldp) {                       \
             int64_t k = 0;                                                                       \
+            if (b > 1) /* the next block is too far for the hardware to foresee */               \
+                for (int r = 0; r < R; r++)                                                      \
+                    for (int64_t j = 0; j < K; j += 16)                                          \
+                        __builtin_prefetch(A + jump + r * rs + j);                               \
             if (TWO)                                                                             \
                 for (; k + 2 <= K; k += 2) {                                                     \
                     _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) {                        \
