@@ -7,7 +7,7 @@ enum { MANY_ROWS = 96 }; /* rows of a large product at a time: they stay in the 
 INLINE int measures_in_product(const Job *J) {
     return J->I && J->outer == COLUMNS && J->batch && !J->per_step;
 }
-/* pre = x W_xᵀ in packed order; threads split rows, or panels if there are few rows. */
+/* pre = x W_xᵀ in packed order; threads split the packing of weights, then rows. */
 static void project_part(const Team *c, int id, int n) {
     const Job *J = c->J;
     const Gates o = gates_of(J);
@@ -15,12 +15,10 @@ static void project_part(const Team *c, int id, int n) {
     for (int64_t k = every * id / n; k < every * (id + 1) / n; k++)
         pack_rows(o, I, J->d[k / P].w_ih, c->buffer + k / P * C * I, k % P, k % P + 1);
     barrier_all(c, n);
-    const int by_rows = J->N >= 4 * n * MOST_ROWS[o.G * o.U];
-    const int64_t r0 = by_rows ? J->N * id / n : 0, r1 = by_rows ? J->N * (id + 1) / n : J->N;
-    const int64_t p0 = by_rows ? 0 : every * id / n, p1 = by_rows ? every : every * (id + 1) / n;
-    double *M = c->totals + 2 * C * J->D * id, *S = M + C * J->D;
+    const int64_t r0 = J->N * id / n, r1 = J->N * (id + 1) / n, all_ = C * J->D;
+    double *M = c->totals + 2 * all_ * id, *S = M + all_;
     for (int64_t r = r0; r < r1; r += MANY_ROWS)
-        for (int64_t p = p0; p < p1; p++) {
+        for (int64_t p = 0; p < every; p++) {
             const int64_t rows = min64(MANY_ROWS, r1 - r), first = p % P * panel_width(o);
             const int64_t at = p / P * C + first; /* its first column among all directions' */
             const Columns to = columns_at(J, o, J->d[p / P].pre, first);
@@ -32,20 +30,15 @@ static void project_part(const Team *c, int id, int n) {
                                 M + at, S + at);
         }
     if (!c->totals) return;
-    int64_t from = p0 / P * C + p0 % P * panel_width(o), to = p1 / P * C + p1 % P * panel_width(o);
-    if (by_rows) { /* merge the other threads' moments into the first's */
-        barrier_all(c, n);
-        const int64_t vectors = C * J->D / VW;
-        from = vectors * id / n * VW, to = vectors * (id + 1) / n * VW;
-        M = c->totals, S = M + C * J->D;
-        for (int t = 1; t < n; t++) {
-            const double *m = M + 2 * C * J->D * t, *s = m + C * J->D;
-            const double before = (double)(J->N * t / n);
-            const double rows = (double)(J->N * (t + 1) / n) - before, share = rows / (before + rows);
-            for (int64_t k = from; k < to; k++) {
-                const double e = m[k] - M[k];
-                M[k] += e * share, S[k] += s[k] + e * e * before * share;
-            }
+    barrier_all(c, n);
+    const int64_t from = all_ / VW * id / n * VW, to = all_ / VW * (id + 1) / n * VW;
+    M = c->totals, S = M + all_; /* merge the other threads' moments into the first's */
+    for (int t = 1; t < n; t++) {
+        const double *m = M + 2 * all_ * t, *s = m + all_, before = (double)(J->N * t / n);
+        const double rows = (double)(J->N * (t + 1) / n) - before, share = rows / (before + rows);
+        for (int64_t k = from; k < to && rows > 0; k++) {
+            const double e = m[k] - M[k];
+            M[k] += e * share, S[k] += s[k] + e * e * before * share;
         }
     }
     write_statistics(J, 0, from, to - from, J->N, M + from, S + from);
@@ -77,7 +70,7 @@ static int project(const Job *J) {
     const int64_t wide = J->D * width_of(J);
     const int early = measures_in_product(J);
     float *packed = allocate(wide * J->I);
-    double *sums = early ? malloc((size_t)(J->threads * 2 * wide) * 8) : NULL;
+    double *sums = early ? calloc((size_t)(J->threads * 2 * wide), sizeof(double)) : NULL;
     const int failed = !packed || (early && !sums) || run_parallel(J, project_part, packed, sums);
     free(packed), free(sums);
     return failed;
@@ -93,12 +86,9 @@ static void input_gradient_part(const Team *c, int id, int n) {
                      blocks * (id + 1) / n);
     barrier_all(c, n);
     float part[MANY_ROWS * BLOCK] __attribute__((aligned(64)));
-    const int by_rows = J->N >= 4 * n * MOST_ROWS[2];
-    const int64_t r0 = by_rows ? J->N * id / n : 0, r1 = by_rows ? J->N * (id + 1) / n : J->N;
-    const int64_t b0 = by_rows ? 0 : blocks * id / n;
-    const int64_t b1 = by_rows ? blocks : blocks * (id + 1) / n;
-    for (int64_t r = r0; r < r1; r += MANY_ROWS)
-        for (int64_t b = b0; b < b1; b++) {
+    const int64_t r1 = J->N * (id + 1) / n;
+    for (int64_t r = J->N * id / n; r < r1; r += MANY_ROWS)
+        for (int64_t b = 0; b < blocks; b++) {
             const int64_t rows = min64(MANY_ROWS, r1 - r), have = min64(BLOCK, I - b * BLOCK);
             const int Q = block_vectors(I, b), whole = have == Q * VW;
             float *to = J->dx_in + r * I + b * BLOCK;

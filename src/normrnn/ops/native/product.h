@@ -44,22 +44,15 @@ typedef struct {
                     }                                                                            \
                 }                                                                                \
             for (; k < K; k++) {                                                                 \
-                vec w[Q], x[R];                                                                  \
-                if ((R) <= 4)                                                                    \
-                    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) x[r] =                  \
-                        splat(A[r * rs + k * ks]);                                               \
+                vec w[Q];                                                                        \
                 _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) {                            \
                     w[q] = load(P + k * ldp + q * VW);                                           \
                     KEEP_IN_REGISTER(w[q]);                                                      \
-                    if ((R) <= 4)                                                                \
-                        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) s[r][q] +=          \
-                            w[q] * x[r];                                                         \
                 }                                                                                \
-                if ((R) > 4)                                                                     \
-                    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                       \
-                        vec y = splat(A[r * rs + k * ks]);                                       \
-                        _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) s[r][q] += w[q] * y; \
-                    }                                                                            \
+                _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                           \
+                    vec y = splat(A[r * rs + k * ks]);                                           \
+                    _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) s[r][q] += w[q] * y;     \
+                }                                                                                \
             }                                                                                    \
         }                                                                                        \
         _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)                                     \
