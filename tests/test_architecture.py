@@ -54,8 +54,8 @@ OF_THE_PACKAGE = {"deploy", "nn", "reporting", "experiments", "imports", "versio
 MAY_IMPORT[""] = OF_THE_PACKAGE  # normrnn/__init__.py
 TORCH_FREE = ["config", "recipes", "reporting", "verdicts"]
 TORCH_FREE_MODULES = [
-    *(f"text/{name}.py" for name in ("__init__", "config", "measure")),
-    *(f"speech/{name}.py" for name in ("__init__", "config", "measure")),
+    *(f"text/{name}.py" for name in ("__init__", "config")),
+    *(f"speech/{name}.py" for name in ("__init__", "config")),
     *(f"arrays/{name}.py" for name in ("__init__", "config")),
     *(f"runs/{name}.py" for name in ("__init__", "machines", "names", "note", "rows")),
 ]

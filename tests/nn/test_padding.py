@@ -12,7 +12,7 @@ import normrnn
 from normrnn.errors import UsageError
 from normrnn.nn.padding import count_padding
 from normrnn.speech.config import AcousticConfig, SpeechConfig
-from normrnn.speech.load import build_model
+from normrnn.speech.task import SpeechTask
 
 LENGTHS = (6, 4, 4, 1)
 
@@ -58,9 +58,9 @@ def test_it_is_a_setting_of_the_model() -> None:
     )
     counting = replace(config, model=replace(config.model, count_padding=True))
     torch.manual_seed(1)
-    model = build_model(config, 3, 5)
+    model = SpeechTask.network(config, dim=3, classes=5)
     torch.manual_seed(1)
-    other = build_model(counting, 3, 5)
+    other = SpeechTask.network(counting, dim=3, classes=5)
     even, ragged = ([torch.randn(n, 3) + 2 for n in some] for some in ((5, 5, 5), (9, 5, 2)))
     torch.testing.assert_close(model(pack_sequence(even)), other(pack_sequence(even)))
     a, b = (m(pack_sequence(ragged)) for m in (model, other))

@@ -1,7 +1,7 @@
 """The recipes and tasks that are known, without importing what trains them.
 
 A recipe is a function that returns a complete config. The config's class is the torch-free half of
-its task; its `task` names the module with the other half, imported when a network is built.
+its task; its `task` names the class with the other half, imported when a network is built.
 `normrnn.recipes` registers the recipes of this package, and is imported when somebody asks.
 """
 
@@ -126,6 +126,7 @@ def _kind(make: Callable[[], Config]) -> tuple[type[Config], frozenset[str]]:
 
 
 def task_of(config: Config) -> Any:
-    """The module that trains, loads and evaluates what a config describes: an
-    `engine.task.TaskModule`."""
-    return import_module(type(config).task)
+    """Return the class that trains, loads and evaluates what a config describes, a subclass of
+    `engine.task.Task`."""
+    module, _, name = type(config).task.partition(":")
+    return getattr(import_module(module), name)

@@ -136,14 +136,14 @@ class RunDirectory:
         """The tensors of a safetensors file, verified."""
         return self._tensors(name)[0]
 
-    def weights(self) -> dict[str, Tensor]:
-        """The tensors of the best model; UserError before there is one, or if it is of another
-        config."""
+    def read_model(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return the tensors and the header of the best model, read and verified once; UserError
+        before there is one, or if it is of another config."""
         if not self.has(MODEL):
             raise UserError(f"{self.path} has no {MODEL} yet: the first validation writes it")
         weights, metadata = self._tensors(MODEL)
         self._check_header(metadata)
-        return weights
+        return weights, metadata
 
     def check_model(self) -> None:
         """UserError if the best model, where there is one, is not this run's."""

@@ -215,7 +215,7 @@ def result(out: Path) -> dict[str, Any]:
     last = [r for r in train_rows if r["epoch"] == train_rows[-1]["epoch"]]
     tested = [r for r in rows if r["split"] == "test" and r["statistics"] == "running"]
     fixed = [r for r in rows if r["split"] == "train_eval"]
-    classes = len(RunDirectory(out).weights().get("decoder.bias", ()))
+    classes = len(RunDirectory(out).read_model()[0].get("decoder.bias", ()))
     final = valid[-1]["loss"]
     at_end = [r for r in rows if r["split"] == "valid" and r["updates"] == valid[-1]["updates"]]
     is_high = classes > 1 and final > 2 * math.log(classes)
