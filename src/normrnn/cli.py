@@ -29,6 +29,7 @@ COMMANDS = {
     "score": "score a text with a trained run",
     "sample": "draw text from a trained run",
     "export": "write a trained network for use without this library",
+    "doctor": "what is installed, in use and missing on this machine",
     "info": "describe a run, an export or one of their files",
 }
 
