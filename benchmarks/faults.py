@@ -1,7 +1,6 @@
 """Training killed at random moments, again and again: does it end as if nothing had happened?
 
     python -m benchmarks.faults --kills 1000 [--seed 1]
-    python -m benchmarks.faults --kills 100 --processes 2
 
 Short runs on made-up text and speech, with and without tensorboard, are sent SIGKILL, SIGTERM or
 SIGINT at random moments and started again until they finish. After every kill the directory must
@@ -30,7 +29,6 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks import group_faults
 from normrnn.cli import _run, guarded
 from normrnn.ops.native import library
 from normrnn.reporting.runs import examine
@@ -49,16 +47,16 @@ WARM = (
 )  # fmt: skip
 # Ended by the signal itself, or politely, or finished before the signal came.
 CODES = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 130, 0}
-TEXT = (
-    "ptb-small --norm frame --epochs 3 --model.hidden 12 --model.dropout 0.25 --train.batch 8"
-    " --train.steps 5 --train.segments 2 --train.log-every 7 --train.checkpoint-every 10"
-    " --evaluation.train-tokens 300 --evaluation.recalibrate-windows 6 --threads 1"
-)
-SPEECH = (
-    "librispeech-mini --norm sequence --epochs 6 --model.hidden 8 --model.layers 2 --train.batch 4"
-    " --train.segments 2 --train.log-every 2 --train.checkpoint-every 3 --train.piece-frames 15"
-    " --train.pool 2 --evaluation.train-utterances 3 --threads 1"
-)
+FLAGS = {
+    "text": "ptb-small --norm frame --epochs 3 --model.hidden 12 --model.dropout 0.25"
+    " --train.batch 8 --train.steps 5 --train.segments 2 --train.log-every 7"
+    " --train.checkpoint-every 10"
+    " --evaluation.train-tokens 300 --evaluation.recalibrate-windows 6 --threads 1",
+    "speech": "librispeech-mini --norm sequence --epochs 6 --model.hidden 8 --model.layers 2"
+    " --train.batch 4 --train.segments 2 --train.log-every 2"
+    " --train.checkpoint-every 3 --train.piece-frames 15"
+    " --train.pool 2 --evaluation.train-utterances 3 --threads 1",
+}
 
 
 @dataclass
@@ -91,7 +89,7 @@ def warm_up() -> None:
 
 def arguments(kind: str, where: Path, out: Path, tensorboard: bool) -> list[str]:
     """The command that trains, or goes on."""
-    flags = (TEXT if kind == "text" else SPEECH).split()
+    flags = FLAGS[kind].split()
     board = ["--tensorboard"] if tensorboard else []
     return ["train", *flags, "--data", str(where / kind), "--out", str(out), *board]
 
@@ -191,7 +189,9 @@ def torment(soak: Soak, kind: str, tensorboard: bool, number: int, kills: int, s
         os.kill(process, which)
         code = ended(process)
         text = log.read_text(errors="replace") if log.exists() else ""
-        soak.check("Traceback" not in text and "not foreseen" not in text, f"{log}: a stack trace")
+        soak.check(
+            "Traceback" not in text and "unexpected error" not in text, f"{log}: a stack trace"
+        )
         soak.check("damaged" not in text, f"{log}: a kill made something look damaged")
         soak.check(code in CODES, f"{out}: exit code {code} after {which.name}, see {log}")
         if code == 0:
@@ -220,15 +220,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Runs killed at random must end as undisturbed.")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=1, help="of a group under torchrun")
     options = parser.parse_args()
     where = Path(tempfile.mkdtemp(prefix="normrnn-faults-"))
     (where / "text").mkdir()
     write_texts(where / "text")
     write_speech(where / "speech")
-    if options.processes > 1:
-        conclude(*kill_workers(where, options))
-        return
     warm_up()
     spans = {}
     for kind in ("text", "speech"):
@@ -241,43 +237,15 @@ def main() -> None:
         kind, board = ("text", "speech")[number % 2], number % 4 >= 2
         torment(soak, kind, board, number, options.kills, spans[kind])
         number += 1
-    more = f"; {soak.real} of new processes", f", {soak.boards} with tensorboard"
-    conclude(soak, begin, options, *more)
-
-
-def kill_workers(where: Path, options: Any) -> tuple[Soak, float, Any]:
-    """Of groups that torchrun keeps."""
-    soak, number = Soak(where, random.Random(options.seed)), 0
-    words = {
-        kind: [*arguments(kind, where, where, False)[:-2], "--epochs", epochs]
-        for kind, epochs in group_faults.EPOCHS.items()
-    }
-    for kind, command in words.items():
-        out = ["--out", str(where / f"whole-{kind}")]
-        group = group_faults.launch([*command, *out], options.processes, 0, where / "log")
-        assert group.wait() == 0, (where / "log").read_text()
-    begin = time.monotonic()
-    while soak.kills.total() < options.kills and not soak.failures:
-        kind = ("text", "speech")[number % 2]
-        group_faults.torment(soak, words[kind], number, options)
-        if not soak.failures:
-            compare(soak, kind, where / f"run-{number}")
-        number += 1
-    return soak, begin, options
-
-
-def conclude(soak: Soak, begin: float, options: Any, kinds: str = "", boards: str = "") -> None:
-    """Print what happened; exit with 1 on any failure."""
     kills = ", ".join(f"{n} {name}" for name, n in sorted(soak.kills.items()))
-    groups = "" if options.processes == 1 else f" of {options.processes} processes each"
     print(
-        f"{soak.kills.total()} kills ({kills}{kinds}) over {soak.finished} runs of text and speech"
-        f"{groups}{boards}, in {time.monotonic() - begin:.0f} s, seed {options.seed}:"
-        f" {len(soak.failures)} failures"
+        f"{soak.kills.total()} kills ({kills}; {soak.real} of new processes) over {soak.finished}"
+        f" runs of text and speech, {soak.boards} with tensorboard, in"
+        f" {time.monotonic() - begin:.0f} s, seed {options.seed}: {len(soak.failures)} failures"
     )
     if soak.failures:
-        sys.exit(f"the directories are kept in {soak.where}")
-    shutil.rmtree(soak.where)
+        sys.exit(f"the directories are kept in {where}")
+    shutil.rmtree(where)
 
 
 if __name__ == "__main__":

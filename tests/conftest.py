@@ -1,5 +1,6 @@
 """Settings for every test: one thread per worker, reproducible draws; fixtures of small runs."""
 
+import os
 import signal
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
@@ -23,6 +24,9 @@ __all__ = [
     "tiny_frame",
     "tiny_speech",
 ]
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 
 settings.register_profile("normrnn", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("normrnn")

@@ -77,10 +77,15 @@ def speech_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny_speech(speech_dir: Path) -> SpeechConfig:
-    """A complete config on it: pieces of at most 15 frames, two validations an epoch."""
+    """A complete config on it."""
+    return tiny_speech_config(speech_dir)
+
+
+def tiny_speech_config(data: Path) -> SpeechConfig:
+    """A complete config: pieces of at most 15 frames, two validations an epoch."""
     return SpeechConfig(
         recipe="librispeech-mini",
-        data=str(speech_dir),
+        data=str(data),
         epochs=2,
         norm="sequence",
         model=AcousticConfig(hidden=5, layers=2),

@@ -23,9 +23,9 @@ from torch import Tensor
 from normrnn.engine.ranks import ALONE
 from normrnn.engine.statistics import both_kinds, evaluating
 from normrnn.engine.task import Split
-from normrnn.nn.batch import Normaliser
+from normrnn.nn.batchnorm import Normaliser
 from normrnn.nn.normaliser import GateNorm
-from normrnn.ops.steps import Steps
+from normrnn.ops.layout import Steps
 from normrnn.reporting.tables import Table
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.config import SpeechConfig
@@ -112,7 +112,7 @@ def record(run: Path, corpus: SpeechCorpus) -> Record:
     batches, lengths = task.batches("train"), task.lengths["train"]
 
     def padding(steps: Steps) -> int:
-        return counts * (len(steps) * steps.batch - steps.rows)
+        return counts * (steps.time * steps.batch - steps.rows)
 
     dev = [[i] for i in range(len(corpus.dev.lengths))]
     saved = directory.saved_statistics

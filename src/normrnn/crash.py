@@ -1,4 +1,4 @@
-"""The last resort: what nobody foresaw is one sentence, and a file with the rest."""
+"""Unexpected errors: one line for the user, the stack trace in a private file."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from normrnn.version import __version__
 
 
 def report(error: BaseException, arguments: list[str]) -> str:
-    """The sentence; the stack trace is in the file that it names."""
+    """Write the stack trace to a file and return the message that names it."""
     what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     text = "".join(traceback.format_exception(error))
     about = f"normrnn {__version__}, Python {sys.version.split()[0]}\n{arguments}\n\n{text}"
@@ -22,8 +22,8 @@ def report(error: BaseException, arguments: list[str]) -> str:
                 f.write(about)
         except OSError:
             continue
-        return f"stopped by what was not foreseen ({what}); the details are in {path}"
-    return f"stopped by what was not foreseen ({what}); no file could be written for the details"
+        return f"unexpected error ({what}); the details are in {path}"
+    return f"unexpected error ({what}); no file could be written for the details"
 
 
 def _private(path: str, flags: int) -> int:

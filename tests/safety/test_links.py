@@ -140,4 +140,4 @@ def test_a_link_to_itself(
     assert len(sentences) == 1, err
     if command != "prepare":  # which writes down why, utterance by utterance
         assert "feats.ark" in sentences[0]
-    assert "not foreseen" not in sentences[0]
+    assert "unexpected error" not in sentences[0]

@@ -29,7 +29,7 @@ def started(what: str, out: Path, data: Path, **variables: str) -> subprocess.Po
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, err = process.communicate()
     assert "Traceback" not in out + err
-    assert "not foreseen" not in err
+    assert "unexpected error" not in err
     return process.returncode, out, err
 
 

@@ -62,7 +62,7 @@ def test_in_a_run_directory(
     )
     for call in calls:
         _, _, err = cli(*call)
-        assert "not foreseen" not in err
+        assert "unexpected error" not in err
     assert is_held(run / ".lock") is False
 
 

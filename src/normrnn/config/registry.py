@@ -106,7 +106,7 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 def config_class(values: Mapping[str, Any]) -> type[Config]:
     """Return the class of a config: its recipe's, or, of a recipe that is not known here, the first
-    that has most of its fields."""
+    that has all its fields."""
     if values.get("kind") == KIND:
         return FunctionConfig
     known = recipes()
@@ -115,7 +115,7 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
         return _kind(known[name])[0]
     given = flat(values).keys()
     kinds = [_kind(make) for make in known.values()]
-    return min(kinds, key=lambda kind: len(given - kind[1]))[0]
+    return next((kind for kind, fields in kinds if given <= fields), Config)
 
 
 @cache

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from normrnn.engine.dropout import Dropout
 from normrnn.engine.initial import generators_by_name, glorot_
 from normrnn.engine.loss import nats_and_errors
 from normrnn.engine.task import Loss, State
 from normrnn.nn import GRU, LSTM, RNN
-from normrnn.nn.dropout import Dropout
 
 Sequences = Tensor | PackedSequence
 """(T, B, I) of equal lengths, or packed, longest first."""

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from normrnn.engine.launch import STORE, rank_and_size
 from normrnn.errors import UserError
 from normrnn.nn.base import Normalised
-from normrnn.nn.batch import Normaliser
+from normrnn.nn.batchnorm import Normaliser
 from normrnn.norms import Norm
 from normrnn.runs.torchfile import load_torch_file
 

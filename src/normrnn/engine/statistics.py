@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from normrnn.errors import UserError
 from normrnn.nn import batch_statistics, recalibrate
-from normrnn.nn.tools import NothingFinite
+from normrnn.nn.recalibrate import NothingFinite
 from normrnn.runs.rows import Row
 
 Tensors = dict[str, Tensor]

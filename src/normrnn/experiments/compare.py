@@ -1,7 +1,6 @@
 """Train several normalisations with several seeds and compare them: `normrnn.compare`."""
 
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from normrnn.errors import UsageError
 from normrnn.experiments.arrays import array_parts, write_arrays
 from normrnn.experiments.functions import compare_function
 from normrnn.experiments.jobs import RunJob, plan, run_jobs
-from normrnn.experiments.outcome import conclude
+from normrnn.experiments.outcome import TemporaryFolder, conclude
 from normrnn.experiments.progress import Progress, watching
 from normrnn.experiments.training import configured, folder_name, log_names
 from normrnn.experiments.tuning import Tuning, tuned, tuning
@@ -95,8 +94,8 @@ def compare(
         raise UsageError("compare takes arrays, or a recipe or function, not both")
     function = None if what is None else _function(what, path)
     with_folder = out is None and (parts or function is not None)
-    folder = tempfile.TemporaryDirectory(prefix="normrnn-") if with_folder else None
-    place = Path(folder.name) if folder else None if out is None else Path(out)
+    folder = TemporaryFolder() if with_folder else None
+    place = folder.path if folder else None if out is None else Path(out)
     if function is not None:
         assert place is not None
         _check_counts(seeds=(seeds, 1), workers=(1 if workers is None else workers, 1))

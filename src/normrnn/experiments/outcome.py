@@ -1,5 +1,8 @@
 """The result of a comparison: its runs, the verdict on them, and the report in its directory."""
 
+import shutil
+import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +12,14 @@ if TYPE_CHECKING:
     from normrnn.reporting.study import RecordedStudy
 
 REPORT = "report.html"
+
+
+class TemporaryFolder:
+    """A directory that is removed when this object is."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="normrnn-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 def conclude(

@@ -192,7 +192,8 @@ def load(
     from normrnn.runs.load import load as load_run
 
     import_names(use, path)
-    return load_run(getattr(run, "path", run), device)
+    place: str | Path = getattr(run, "path", run)
+    return load_run(place, device)
 
 
 def sample(

@@ -126,9 +126,7 @@ class RunDirectory:
         self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     ) -> str:
         """Write a safetensors file with its checksum, which is returned."""
-        contiguous = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-        content = bytearray(tensors_to_bytes(contiguous, {**metadata, "sha256": BLANK}))
-        sha256 = seal(content)
+        content, sha256 = sealed_tensors(tensors, metadata)
         self.write(name, content)
         return sha256
 
@@ -247,6 +245,15 @@ class RunDirectory:
                 f"{self.path / CONFIG} was changed since {what} was written: {changed};"
                 " put it back as it was"
             )
+
+
+def sealed_tensors(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> tuple[bytearray, str]:
+    """Return the content of a safetensors file with its checksum, and the checksum."""
+    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    content = bytearray(tensors_to_bytes(contiguous, {**metadata, "sha256": BLANK}))
+    return content, seal(content)
 
 
 def tensors_header(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from normrnn.deploy.parts import Parts, Recurrent
 from normrnn.engine.model import SequenceModel
-from normrnn.nn import padding
+from normrnn.speech import padding
 
 
 class AcousticModel(SequenceModel):

@@ -14,7 +14,7 @@ from normrnn.engine.statistics import Tensors
 from normrnn.engine.task import Loss, Split, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
-from normrnn.nn.mode import TEST, asking
+from normrnn.nn.normaliser import TEST, requesting
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechCorpus, read_speech
 from normrnn.speech.model import AcousticModel
@@ -158,7 +158,7 @@ class SpeechTask(Task):
         """Use the batch's own statistics, or from `freeze_after` on the running ones."""
         if not 0 < self.config.model.freeze_after <= epoch:
             return nullcontext()
-        return asking(dict.fromkeys(self.model.rnn.normalisers(), TEST))
+        return requesting(dict.fromkeys(self.model.rnn.normalisers(), TEST))
 
     def exported(self, session: Any) -> nn.Module:
         """Return a network that runs an ONNX session."""

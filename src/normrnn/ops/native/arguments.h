@@ -40,7 +40,6 @@ INLINE float *carve(Block *b, int64_t floats) {
     b->used += floats;
     return p;
 }
-#define AT(pointer, offset) ((pointer) ? (pointer) + (offset) : NULL)
 
 /* Rows need no waiting for each other, but every thread then reads all weights; over the features
  * of a row nothing else is possible. */
@@ -105,12 +104,11 @@ static void carve_forward(const Arguments *a, Job *J, Block *kept, Block *scratc
             d->used_mean = carve(b, T * used), d->used_inv = carve(b, T * used);
         if (a->keep || a->cell) d->trace = carve(b, trace);
         if (J->inner) d->hat = carve(b, units * o.G);
+        /* Without a normalised input the backward pass does not read the gate inputs. */
+        d->pre = carve(J->outer == PLAIN ? scratch : b, N * width);
     }
-    /* Without a normalised input the backward pass does not read the gate inputs. */
-    float *pre = carve(J->outer == PLAIN ? scratch : b, N * J->ldx + VW);
-    for (int64_t i = 0; i < D; i++) {
+    for (int64_t i = 0; i < D; i++) { /* last: these are no whole vectors */
         Direction *d = &J->d[i];
-        d->pre = AT(pre, i * width);
         if (J->outer == FEATURES) d->row_mean = carve(b, N), d->row_scale = carve(b, N);
         if (J->inner == OVER_FEATURES) d->inv = carve(b, 2 * N);
     }
@@ -121,11 +119,10 @@ static void carve_forward(const Arguments *a, Job *J, Block *kept, Block *scratc
 static void carve_backward(const Arguments *a, Job *J, Block *scratch) {
     const int64_t width = packed_width(gates_of(J)), C = gates_of(J).G * a->H;
     const int is_apart = J->inner == OVER_FEATURES || J->inner == PRODUCTS || a->mode == GRU;
-    float *dx = carve(scratch, a->N * J->ldx + VW);
-    float *dp = is_apart ? carve(scratch, a->N * J->ldx + VW) : dx;
     for (int64_t i = 0; i < a->D; i++) {
         Direction *d = &J->d[i];
-        d->dx = AT(dx, i * width), d->dp = AT(dp, i * width);
+        d->dx = carve(scratch, a->N * width);
+        d->dp = is_apart ? carve(scratch, a->N * width) : d->dx;
         d->level = carve(scratch, width), d->slope = carve(scratch, width);
         float **vectors[] = {&d->d_gamma, &d->d_beta, &d->d_gamma_hh};
         for (int k = 0; k < 3; k++)
@@ -153,7 +150,7 @@ static int64_t lay_out(const Arguments *a, int is_backward, float *scratch, Job 
     J->split = choose_split(J);
     const int64_t C = gates_of(J).G * a->H;
     const int64_t channels = J->inner == PRODUCTS ? 2 * C + (a->cell ? a->H : 0) : C;
-    J->ldi = a->I ? a->I : a->D * C, J->ldx = padded_stride(a->D * packed_width(gates_of(J)));
+    J->ldi = a->I ? a->I : a->D * C;
     J->ldo = a->D * a->H, J->ldc = a->D * channels;
     Block kept = {a->kept, 0}, work = {scratch, 0};
     for (int64_t i = 0; i < a->D; i++) set_tensors(a, J, i, &J->d[i]);

@@ -17,9 +17,9 @@ typedef struct {
 INLINE int64_t sum_floats(const BackwardLoop *L) { return 2 * L->width + UNIT_SUMS * L->lanes; }
 INLINE float *sum_d(const BackwardLoop *L) { return L->sums; }
 INLINE float *sum_x(const BackwardLoop *L) { return L->sums + L->width; }
-INLINE void add_to(float *at, vec x) { store(at, load(at) + x); }
+INLINE void add_to(float *at, vec x, int n) { store_n(at, load_n(at, n) + x, n); }
 INLINE void add_unit(const BackwardLoop *L, int which, int64_t v, vec x) {
-    add_to(L->sums + 2 * L->width + which * L->lanes + v * VW, x);
+    add_to(L->sums + 2 * L->width + which * L->lanes + v * VW, x, VW);
 }
 
 /* dL/dh of a row and vector of units from the output, and from the final state where a sequence
@@ -27,7 +27,7 @@ INLINE void add_unit(const BackwardLoop *L, int which, int64_t v, vec x) {
 INLINE vec output_gradient(const BackwardLoop *L, int64_t t, int64_t r, int64_t v) {
     const Job *J = L->J;
     const Direction *d = L->d;
-    const int n = (int)min64(J->H - v * VW, VW);
+    const int n = units_in(J->H, v);
     const int last = d->reverse ? t == 0 : t + 1 == J->T || r >= J->sizes[t + 1];
     vec dh = {0};
     if (d->dout) dh += load_n(d->dout + (J->offsets[t] + r) * J->ldo + v * VW, n);
@@ -48,7 +48,7 @@ INLINE void gate_gradients(const BackwardLoop *L, int64_t t, int64_t r, int64_t 
     if (mode == LSTM) {
         const vec i = load(trace), f = load(trace + VW), g = load(trace + 2 * VW);
         const vec o = load(trace + 3 * VW), c0 = load(trace + 4 * VW), tc = load(trace + 5 * VW);
-        const int n = (int)min64(J->H - v * VW, VW);
+        const int n = units_in(J->H, v);
         const vec dho = dh * o, d_o = dho * tc * (one - o);
         vec dc = cut ? (vec){0} : load(L->carried + at), stays = {0};
         if (has_zoneout(d->zone_c, d->share_c))
@@ -88,7 +88,7 @@ INLINE void gate_gradients(const BackwardLoop *L, int64_t t, int64_t r, int64_t 
 /* Rows that had products in the step just done, and those of them that this step takes. */
 typedef struct {
     int64_t t, rows, done, have;
-    const float *dp; /* of that step, from this thread's first row on */
+    int64_t from; /* this thread's first row of that step */
 } StepRows;
 
 INLINE int is_state_reset(const BackwardLoop *L, const StepRows *f, int64_t r) {
@@ -103,12 +103,12 @@ INLINE void block_product(const BackwardLoop *L, const StepRows *f, int64_t bloc
     const int Q = block_vectors(J->H, block);
     const int64_t rows = rows_of(L->s, d->dh0 ? f->done : f->have);
     if (!rows) return;
-    panel_product(rows, L->width, Q, L->packed + block * L->width * BLOCK, f->dp,
-                  L->s.stride * J->ldx, L->scratch, BLOCK, 0);
+    gate_product(J, d->dp, f->from, L->s.stride, rows, Q,
+                 L->packed + block * gates_of(J).G * J->H * BLOCK, L->scratch, BLOCK, 0);
     for (int64_t i = rows_of(L->s, f->have); i < rows; i++)
         for (int q = 0; q < Q; q++) {
             const int64_t r = L->s.row0 + i * L->s.stride, v = block * 2 + q;
-            const int n = (int)min64(J->H - v * VW, VW), cut = !d->reverse && is_reset(J, 0, r);
+            const int n = units_in(J->H, v), cut = !d->reverse && is_reset(J, 0, r);
             vec dh = load(L->scratch + i * BLOCK + q * VW);
             if (L->J->mode == GRU) dh += load(L->carried + r * L->lanes + v * VW);
             if (L->zoneout_carried) dh += load(L->zoneout_carried + r * L->lanes + v * VW);
@@ -129,13 +129,32 @@ INLINE vec hidden_gradient(const BackwardLoop *L, const StepRows *f, int64_t i, 
         const int64_t row = (J->offsets[f->t] + r) * J->ldo;
         vec stays;
         if (!cut) dh += load(L->zoneout_carried + at);
-        dh = zoneout_backward(d->zone_h, d->share_h, row, v, (int)min64(J->H - v * VW, VW), dh, &stays);
+        dh = zoneout_backward(d->zone_h, d->share_h, row, v, units_in(J->H, v), dh, &stays);
         store(L->zoneout_carried + at, stays);
     }
     return dh;
 }
 
-INLINE void prefetch_step(const BackwardLoop *L, const StepRows *f, int64_t r, int64_t v, int G) {
+/* What a step of the backward pass reads and writes of vector v of units: n units, whose first
+ * gate is packed column `first`, and its columns of gate buffers from the step's first row on. */
+typedef struct {
+    int n;
+    int64_t first;
+    Columns pre, dx, dp;
+} StepUnits;
+INLINE StepUnits step_units(const BackwardLoop *L, const StepRows *f, int64_t v, int mode) {
+    const Job *J = L->J;
+    const Gates o = gates(J->H, mode);
+    StepUnits u = {.n = units_in(J->H, v), .first = column(J->H, v, 0, o.G)};
+    u.pre = columns_at(J, o, L->d->pre, u.first);
+    u.dx = columns_at(J, o, L->d->dx, u.first), u.dp = columns_at(J, o, L->d->dp, u.first);
+    const int64_t skip = f->t < 0 ? 0 : J->offsets[f->t] * u.dx.ld;
+    u.pre.at += skip, u.dx.at += skip, u.dp.at += skip;
+    return u;
+}
+
+INLINE void prefetch_step(const BackwardLoop *L, const StepRows *f, int64_t r, int64_t v,
+                          Columns pre, int G) {
     const Job *J = L->J;
     const int64_t next = L->d->reverse ? f->t + 1 : f->t - 1;
     if (next < 0 || next >= J->T) return;
@@ -143,77 +162,77 @@ INLINE void prefetch_step(const BackwardLoop *L, const StepRows *f, int64_t r, i
     if (L->d->dout) __builtin_prefetch(L->d->dout + row * J->ldo + v * VW, 0, 2);
     if (J->outer == COLUMNS)
         for (int g = 0; g < G; g++)
-            __builtin_prefetch(L->d->pre + row * J->ldx + column(v, g, G), 0, 2);
+            __builtin_prefetch(pre.at + (row - J->offsets[f->t]) * pre.ld + g * VW, 0, 2);
 }
 
-INLINE void backward_no_norm(const BackwardLoop *L, const StepRows *f, int G, int mode) {
+INLINE void backward_no_norm(const BackwardLoop *L, const StepRows *f, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
-    const int64_t rows = rows_of(L->s, f->rows), off = f->t < 0 ? 0 : J->offsets[f->t];
+    const int64_t rows = rows_of(L->s, f->rows);
+    const int G = gates(J->H, mode).G, has_sums = J->outer == COLUMNS && !J->per_step;
     for (int64_t block = L->s.from; block < L->s.to; block++) {
         block_product(L, f, block);
         for (int64_t v = block * 2; v < block * 2 + 2 && v < L->vectors; v++) {
+            const StepUnits u = step_units(L, f, v, mode);
+            const int n = u.n;
             vec sd[4], sx[4], m[4];
             for (int g = 0; g < G; g++) {
-                sd[g] = load(sum_d(L) + column(v, g, G)), sx[g] = load(sum_x(L) + column(v, g, G));
-                m[g] = load(d->mean + column(v, g, G));
+                const int64_t c = u.first + g * n;
+                sd[g] = load_n(sum_d(L) + c, n), sx[g] = load_n(sum_x(L) + c, n);
+                m[g] = load_n(d->mean + c, n);
             }
             for (int64_t i = 0; i < rows; i++) {
                 const int64_t r = L->s.row0 + i * L->s.stride;
                 const int cut = is_state_reset(L, f, r);
-                prefetch_step(L, f, r, v, G);
+                prefetch_step(L, f, r, v, u.pre, G);
                 vec dy[4], dq;
-                gate_gradients(L, f->t, r, v, hidden_gradient(L, f, i, r, v, cut, mode), cut, dy, &dq, (vec){0},
-                       mode, 0);
-                float *dx = d->dx + (off + r) * J->ldx + column(v, 0, G);
+                const vec dh = hidden_gradient(L, f, i, r, v, cut, mode);
+                gate_gradients(L, f->t, r, v, dh, cut, dy, &dq, (vec){0}, mode, 0);
                 if (mode == GRU) {
-                    float *dp = d->dp + (off + r) * J->ldx + column(v, 0, G);
+                    float *dp = u.dp.at + r * u.dp.ld;
                     dy[0] *= dy[2], dq *= dy[2];
-                    store(dp, dy[0]), store(dp + VW, dy[1]), store(dp + 2 * VW, dq);
+                    store_n(dp, dy[0], n), store_n(dp + n, dy[1], n), store_n(dp + 2 * n, dq, n);
                     add_unit(L, BIAS_HN, v, dq);
                 }
-                for (int g = 0; g < G; g++) store(dx + g * VW, dy[g]), sd[g] += dy[g];
-                if (J->outer == COLUMNS && !J->per_step) {
-                    const float *x = d->pre + (off + r) * J->ldx + column(v, 0, G);
-                    for (int g = 0; g < G; g++) sx[g] += dy[g] * (load(x + g * VW) - m[g]);
+                float *dx = u.dx.at + r * u.dx.ld;
+                for (int g = 0; g < G; g++) store_n(dx + g * n, dy[g], n), sd[g] += dy[g];
+                if (has_sums) {
+                    const float *x = u.pre.at + r * u.pre.ld;
+                    for (int g = 0; g < G; g++) sx[g] += dy[g] * (load_n(x + g * n, n) - m[g]);
                 }
             }
             for (int g = 0; g < G; g++) {
-                store(sum_d(L) + column(v, g, G), sd[g]);
-                store(sum_x(L) + column(v, g, G), sx[g]);
+                store_n(sum_d(L) + u.first + g * n, sd[g], n);
+                store_n(sum_x(L) + u.first + g * n, sx[g], n);
             }
         }
     }
 }
 
-/* Backward pass of a normalised column over the rows of a step, in place; k is γ/σ. */
-INLINE void column_backward(const BackwardLoop *L, int64_t t, int64_t column_, float *dy, int64_t ld,
-                            const float *hat, int64_t ldh, vec k) {
+/* Backward pass of n normalised columns from packed column c on, over the rows of a step, in place;
+ * k is γ/σ. */
+INLINE void column_backward(const BackwardLoop *L, int64_t t, int64_t c, int n, float *dy,
+                            int64_t ld, const float *hat, int64_t ldh, vec k) {
     const Job *J = L->J;
     const int64_t rows = J->sizes[t];
     vec sd = {0}, sx = {0};
     for (int64_t r = 0; r < rows; r++) {
-        const vec y = load(dy + r * ld);
+        const vec y = load_n(dy + r * ld, n);
         sd += y, sx += y * load(hat + r * ldh);
     }
-    add_to(sum_d(L) + column_, sd), add_to(sum_x(L) + column_, sx);
+    add_to(sum_d(L) + c, sd, n), add_to(sum_x(L) + c, sx, n);
     const float share = J->batch && rows > 1 ? 1.0f / (float)rows : 0.0f;
     sd *= splat(share), sx *= splat(share);
     for (int64_t r = 0; r < rows; r++) {
-        const vec y = load(dy + r * ld);
-        store(dy + r * ld, share > 0 ? (y - sd - load(hat + r * ldh) * sx) * k : y * k);
+        const vec y = load_n(dy + r * ld, n);
+        store_n(dy + r * ld, share > 0 ? (y - sd - load(hat + r * ldh) * sx) * k : y * k, n);
     }
 }
 
-INLINE void rows_backward(const BackwardLoop *L, int64_t t, int64_t column_, float *dy, int64_t ld,
-                          const float *hat, int64_t ldh) {
-    const vec k = load(L->d->scale + column_) * load(L->d->used_inv + t * L->width + column_);
-    column_backward(L, t, column_, dy, ld, hat, ldh, k);
-}
-
-INLINE void backward_products(const BackwardLoop *L, const StepRows *f, int G, int mode) {
+INLINE void backward_products(const BackwardLoop *L, const StepRows *f, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
+    const int G = gates(J->H, mode).G;
     const int cell = mode == LSTM && d->gamma_c != NULL, keep = trace_vectors(mode, cell) * VW;
     const int64_t rows = f->rows, off = f->t < 0 ? 0 : J->offsets[f->t];
     const float *inv = d->used_inv + f->t * products_stride(L->width, L->vectors);
@@ -223,14 +242,14 @@ INLINE void backward_products(const BackwardLoop *L, const StepRows *f, int G, i
     for (int64_t block = L->s.from; block < L->s.to; block++) {
         block_product(L, f, block);
         for (int64_t v = block * 2; rows && v < block * 2 + 2 && v < L->vectors; v++) {
+            const StepUnits u = step_units(L, f, v, mode);
+            const int n = u.n;
             const float *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
             const float *trace = d->trace + (off * L->vectors + v * rows) * keep;
-            float *dx = d->dx + off * J->ldx + column(v, 0, G);
-            float *dp = d->dp + off * J->ldx + column(v, 0, G);
             vec gamma_c = {0}, sd = {0}, sx = {0}, inv_c = {0};
             if (cell) {
-                gamma_c = load_n(d->gamma_c + v * VW, (int)min64(J->H - v * VW, VW));
-                inv_c = load(inv + L->width + v * VW);
+                gamma_c = load_n(d->gamma_c + v * VW, n);
+                inv_c = load_n(inv + L->width + v * VW, n);
             }
             for (int64_t r = 0; r < rows; r++) {
                 const vec dh = hidden_gradient(L, f, r, r, v, is_state_reset(L, f, r), mode);
@@ -255,62 +274,62 @@ INLINE void backward_products(const BackwardLoop *L, const StepRows *f, int G, i
                 gate_gradients(L, f->t, r, v, dh, is_state_reset(L, f, r), dy, &dq, dc, mode, cell);
                 if (mode == GRU) dy[0] *= dy[2], dq *= dy[2], add_unit(L, BIAS_HN, v, dq);
                 for (int g = 0; g < G; g++) {
-                    store(dx + r * J->ldx + g * VW, dy[g]);
-                    store(dp + r * J->ldx + g * VW, mode == GRU && g == 2 ? dq : dy[g]);
+                    store_n(u.dx.at + r * u.dx.ld + g * n, dy[g], n);
+                    store_n(u.dp.at + r * u.dp.ld + g * n, mode == GRU && g == 2 ? dq : dy[g], n);
                 }
             }
             for (int g = 0; g < G; g++) {
-                const int64_t at = column(v, g, G);
-                column_backward(L, f->t, at, dp + g * VW, J->ldx, hat + g * VW, G * VW,
-                                load(d->gamma_h + at) * load(inv + at));
+                const int64_t c = u.first + g * n;
+                column_backward(L, f->t, c, n, u.dp.at + g * n, u.dp.ld, hat + g * VW, G * VW,
+                                load_n(d->gamma_h + c, n) * load_n(inv + c, n));
             }
         }
     }
 }
 
-INLINE void backward_over_rows(const BackwardLoop *L, const StepRows *f, int G, int mode) {
+INLINE void backward_over_rows(const BackwardLoop *L, const StepRows *f, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
+    const int G = gates(J->H, mode).G;
     const int64_t rows = f->rows, off = f->t < 0 ? 0 : J->offsets[f->t];
+    const float *inv = d->used_inv + f->t * L->width;
     float *dq = L->scratch + (J->B + 1) * BLOCK;
     for (int64_t block = L->s.from; block < L->s.to; block++) {
         block_product(L, f, block);
         for (int64_t v = block * 2; rows && v < block * 2 + 2 && v < L->vectors; v++) {
+            const StepUnits u = step_units(L, f, v, mode);
+            const int n = u.n;
             const float *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
-            float *dx = d->dx + off * J->ldx + column(v, 0, G);
-            float *dp = d->dp + off * J->ldx + column(v, 0, G);
             for (int64_t r = 0; r < rows; r++) {
                 const int cut = is_state_reset(L, f, r);
                 vec dy[4], q;
-                gate_gradients(L, f->t, r, v, hidden_gradient(L, f, r, r, v, cut, mode), cut, dy, &q, (vec){0},
-                       mode, 0);
-                for (int g = 0; g < G; g++) store(dx + r * J->ldx + g * VW, dy[g]);
+                const vec dh = hidden_gradient(L, f, r, r, v, cut, mode);
+                gate_gradients(L, f->t, r, v, dh, cut, dy, &q, (vec){0}, mode, 0);
+                for (int g = 0; g < G; g++) store_n(u.dx.at + r * u.dx.ld + g * n, dy[g], n);
                 if (mode == GRU) store(dq + r * VW, q);
             }
-            if (mode == GRU) { /* the candidate first: r is inside its sum */
-                rows_backward(L, f->t, column(v, 2, G), dx + 2 * VW, J->ldx, hat + 2 * VW, G * VW);
+            for (int g = G - 1; g >= 0; g--) { /* the GRU's candidate first: r is inside its sum */
+                const int64_t c = u.first + g * n;
+                column_backward(L, f->t, c, n, u.dx.at + g * n, u.dx.ld, hat + g * VW, G * VW,
+                                load_n(d->scale + c, n) * load_n(inv + c, n));
+                if (mode != GRU) continue;
                 for (int64_t r = 0; r < rows; r++) {
-                    float *x = dx + r * J->ldx;
-                    const vec ds = load(x + 2 * VW), to_q = ds * load(dq + r * VW);
-                    store(x, load(x) * ds), store(dp + r * J->ldx + 2 * VW, to_q);
-                    add_unit(L, BIAS_HN, v, to_q);
+                    float *x = u.dx.at + r * u.dx.ld, *dp = u.dp.at + r * u.dp.ld + g * n;
+                    const vec ds = load_n(x + g * n, n), to_q = ds * load(dq + r * VW);
+                    store_n(dp, g == 2 ? to_q : ds, n);
+                    if (g == 2) store_n(x, load_n(x, n) * ds, n), add_unit(L, BIAS_HN, v, to_q);
                 }
             }
-            for (int g = 0; g < (mode == GRU ? 2 : G); g++)
-                rows_backward(L, f->t, column(v, g, G), dx + g * VW, J->ldx, hat + g * VW, G * VW);
-            if (mode == GRU)
-                for (int64_t r = 0; r < rows; r++)
-                    for (int g = 0; g < 2; g++)
-                        store(dp + r * J->ldx + g * VW, load(dx + r * J->ldx + g * VW));
         }
     }
 }
 
 /* The thread has whole rows. A gradient depends on all features of its row, so the products of all
  * blocks come first. */
-INLINE void backward_over_features(const BackwardLoop *L, const StepRows *f, int G, int mode) {
+INLINE void backward_over_features(const BackwardLoop *L, const StepRows *f, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
+    const int G = gates(J->H, mode).G;
     const int cell = mode == LSTM && d->gamma_c != NULL, keep = trace_vectors(mode, cell) * VW;
     const int64_t rows = rows_of(L->s, f->rows), b = f->rows;
     const int64_t off = f->t < 0 ? 0 : J->offsets[f->t];
@@ -327,7 +346,6 @@ INLINE void backward_over_features(const BackwardLoop *L, const StepRows *f, int
     for (int64_t i = 0; i < rows; i++) {
         const int64_t r = L->s.row0 + i * L->s.stride;
         const int cut = is_state_reset(L, f, r);
-        float *dx = d->dx + (off + r) * J->ldx, *dp = d->dp + (off + r) * J->ldx;
         const float *dh = dhs + i * L->lanes;
         vec cd = {0}, cx = {0};
         float mean_d = 0, mean_x = 0;
@@ -336,7 +354,7 @@ INLINE void backward_over_features(const BackwardLoop *L, const StepRows *f, int
                 const float *trace = d->trace + ((off * L->vectors + v * b) + r) * keep;
                 const vec tc = load(trace + 5 * VW), e = load(trace + 6 * VW);
                 const vec dz = load(dh + v * VW) * load(trace + 3 * VW) * (splat(1.0f) - tc * tc);
-                const vec y = dz * load_n(d->gamma_c + v * VW, (int)min64(J->H - v * VW, VW));
+                const vec y = dz * load_n(d->gamma_c + v * VW, units_in(J->H, v));
                 add_unit(L, GAMMA_C, v, dz * e), add_unit(L, BETA_C, v, dz);
                 cd += y, cx += y * e;
             }
@@ -344,42 +362,45 @@ INLINE void backward_over_features(const BackwardLoop *L, const StepRows *f, int
         }
         vec pd = {0}, px = {0};
         for (int64_t v = 0; v < L->vectors; v++) {
+            const StepUnits u = step_units(L, f, v, mode);
+            const int n = u.n;
             const float *hat = d->hat + ((off * L->vectors + v * b) + r) * G * VW;
             vec dc = {0}, dy[4], dq;
             if (cell) {
                 const float *trace = d->trace + ((off * L->vectors + v * b) + r) * keep;
                 const vec tc = load(trace + 5 * VW), e = load(trace + 6 * VW);
-                const int n = (int)min64(J->H - v * VW, VW);
                 const vec dz = load(dh + v * VW) * load(trace + 3 * VW) * (splat(1.0f) - tc * tc);
                 dc = (dz * load_n(d->gamma_c + v * VW, n) - splat(mean_d) - e * splat(mean_x)) *
                      splat(d->inv[J->N + off + r]);
-                if (n < VW) /* nothing there, and nothing may come from there */
-                    for (int l = n; l < VW; l++) dc[l] = 0;
+                dc = first_lanes(dc, n);
             }
             gate_gradients(L, f->t, r, v, load(dh + v * VW), cut, dy, &dq, dc, mode, cell);
             if (mode == GRU) dy[0] *= dy[2], dq *= dy[2], add_unit(L, BIAS_HN, v, dq);
             for (int g = 0; g < G; g++) {
-                const int64_t at = column(v, g, G);
+                const int64_t c = u.first + g * n;
                 const vec e = load(hat + g * VW), from = mode == GRU && g == 2 ? dq : dy[g];
-                const vec y = from * load(d->gamma_h + at);
-                store(dx + at, dy[g]), store(dp + at, y);
-                add_to(sum_d(L) + at, dy[g]), add_to(sum_x(L) + at, from * e);
+                const vec y = from * load_n(d->gamma_h + c, n);
+                store_n(u.dx.at + r * u.dx.ld + g * n, dy[g], n);
+                store_n(u.dp.at + r * u.dp.ld + g * n, y, n);
+                add_to(sum_d(L) + c, dy[g], n), add_to(sum_x(L) + c, from * e, n);
                 pd += y, px += y * e;
             }
         }
-        const float n = (float)(G * J->H);
-        const vec md = splat(sum_lanes(pd) / n), mx = splat(sum_lanes(px) / n), k = splat(d->inv[off + r]);
+        const float count = (float)(G * J->H);
+        const vec md = splat(sum_lanes(pd) / count), mx = splat(sum_lanes(px) / count);
         for (int64_t v = 0; v < L->vectors; v++) {
+            const StepUnits u = step_units(L, f, v, mode);
             const float *hat = d->hat + ((off * L->vectors + v * b) + r) * G * VW;
             for (int g = 0; g < G; g++) {
-                float *at = dp + column(v, g, G);
-                store(at, (load(at) - md - load(hat + g * VW) * mx) * k);
+                float *at = u.dp.at + r * u.dp.ld + g * u.n;
+                const vec y = load_n(at, u.n) - md - load(hat + g * VW) * mx;
+                store_n(at, y * splat(d->inv[off + r]), u.n);
             }
         }
     }
 }
 
-INLINE void backward_loop(BackwardLoop *L, Barrier *barrier, int G, int mode, int inner) {
+INLINE void backward_loop(BackwardLoop *L, Barrier *barrier, int mode, int inner) {
     const Job *J = L->J;
     const Direction *d = L->d;
     int64_t since = 0;
@@ -390,11 +411,11 @@ INLINE void backward_loop(BackwardLoop *L, Barrier *barrier, int G, int mode, in
         f.rows = f.t < 0 ? 0 : J->sizes[f.t];
         f.done = s ? J->sizes[before] : 0;
         f.have = min64(f.rows, f.done);
-        if (s) f.dp = d->dp + (J->offsets[before] + L->s.row0) * J->ldx;
-        if (inner == NO_NORM) backward_no_norm(L, &f, G, mode);
-        else if (inner == OVER_ROWS) backward_over_rows(L, &f, G, mode);
-        else if (inner == PRODUCTS) backward_products(L, &f, G, mode);
-        else backward_over_features(L, &f, G, mode);
+        if (s) f.from = J->offsets[before] + L->s.row0;
+        if (inner == NO_NORM) backward_no_norm(L, &f, mode);
+        else if (inner == OVER_ROWS) backward_over_rows(L, &f, mode);
+        else if (inner == PRODUCTS) backward_products(L, &f, mode);
+        else backward_over_features(L, &f, mode);
         since += f.rows;
         if (since >= 256 || s + 1 >= J->T) {
             for (int64_t k = 0; k < sums; k++) L->totals[k] += L->sums[k], L->sums[k] = 0;

@@ -4,20 +4,11 @@
 INLINE int64_t width_of(const Job *J) { return packed_width(gates_of(J)); }
 
 static void pack_vector(Gates o, const float *from, float fill, float *to) {
-    for (int64_t c = 0; c < packed_width(o); c += VW) {
-        int64_t row;
-        const int n = lanes_at(o, c, &row);
-        vec x = {0};
-        for (int l = 0; l < n; l++) x[l] = from ? from[row + l] : fill;
-        store(to + c, x);
-    }
+    for (int64_t c = 0; c < packed_width(o); c += VW)
+        store(to + c, from ? load_columns(o, from, c) : splat(fill));
 }
 static void unpack_vector(Gates o, const float *from, float *to) {
-    for (int64_t c = 0; c < packed_width(o); c += VW) {
-        int64_t row;
-        const int n = lanes_at(o, c, &row);
-        if (n) store_n(to + row, load(from + c), n);
-    }
+    for (int64_t c = 0; c < packed_width(o); c += VW) store_columns(o, to, c, load(from + c));
 }
 
 /* ---- statistics of columns ---- */
@@ -35,8 +26,8 @@ INLINE void two_pass_moments(const float *x, int64_t ld, int64_t rows, vec *mean
 }
 
 /* Means and Σ (x − mean)² of n columns, in double, with `rows` more rows after those before. */
-static void accumulate_rows(const float *x, int64_t ld, int64_t rows, int64_t before, int64_t n, double *M,
-                    double *S) {
+static void accumulate_rows(const float *x, int64_t ld, int64_t rows, int64_t before, int64_t n,
+                            double *M, double *S) {
     const double share = (double)rows / (double)(before + rows), both = (double)before * share;
     for (int64_t c = 0; c < n; c += VW) {
         vec mean, squares;
@@ -50,16 +41,15 @@ static void accumulate_rows(const float *x, int64_t ld, int64_t rows, int64_t be
 }
 /* Write the statistics of packed columns from c on, of all directions, in the parameters' order. */
 static void write_statistics(const Job *J, int64_t k, int64_t c, int64_t n, int64_t rows,
-                            const double *M, const double *S) {
+                             const double *M, const double *S) {
     const int64_t C = width_of(J);
     for (int64_t v = c; v < c + n; v += VW) {
         const Direction *d = &J->d[v / C];
-        int64_t row;
-        const int have = lanes_at(gates_of(J), v % C, &row);
-        for (int l = 0; l < have; l++) {
-            d->stat_mean[k * J->ldc + row + l] = (float)M[v - c + l];
-            d->stat_var[k * J->ldc + row + l] = (float)(S[v - c + l] / (double)rows);
-        }
+        vec mean, var;
+        for (int l = 0; l < VW; l++)
+            mean[l] = (float)M[v - c + l], var[l] = (float)(S[v - c + l] / (double)rows);
+        store_columns(gates_of(J), d->stat_mean + k * J->ldc, v % C, mean);
+        store_columns(gates_of(J), d->stat_var + k * J->ldc, v % C, var);
     }
 }
 /* Whether all rows are equal up to rounding, from the mean and variance of C columns; the threshold

@@ -1,5 +1,5 @@
-/* The time loop of the forward pass. `G`, `U` (product.h), `mode` and `inner` are constants wherever this is
- * inlined. A trace keeps, for a row and vector of units: LSTM i f g o c₋ tanh(c); GRU r z n q h₋;
+/* The time loop of the forward pass. `mode` and `inner` are constants wherever this is inlined. A
+ * trace keeps, for a row and vector of units: LSTM i f g o c₋ tanh(c); GRU r z n q h₋;
  * RNN h; with a normalised cell also its hat. */
 #include "job.h"
 
@@ -19,7 +19,7 @@ INLINE void write_state(const ForwardLoop *L, int64_t t, int64_t r, int64_t v, v
     const Job *J = L->J;
     const Direction *d = L->d;
     const int64_t H = J->H, at = r * L->lanes + v * VW;
-    const int n = (int)min64(H - v * VW, VW);
+    const int n = units_in(H, v);
     const int last = d->reverse ? t == 0 : t + 1 == J->T || r >= J->sizes[t + 1];
     const int64_t row = (J->offsets[t] + r) * J->ldo;
     if (has_zoneout(d->zone_h, d->share_h))
@@ -37,6 +37,14 @@ INLINE void write_state(const ForwardLoop *L, int64_t t, int64_t r, int64_t v, v
     if (mode == LSTM) store(L->c + at, c);
 }
 
+/* Panel p of the product of the states of the thread's rows with W_h. */
+INLINE void recurrent_product(const ForwardLoop *L, int64_t p, Gates o, const float *before,
+                              int64_t rows, float *to, int64_t ld) {
+    const int64_t H = L->J->H;
+    panel_product(rows, matrix(before + L->s.row0 * L->lanes, L->s.stride * L->lanes, H),
+                  panel_vectors(o, p), L->packed + p * H * panel_width(o), to, ld, 0);
+}
+
 /* From the inputs a[G] of the non-linearities of one row and vector of units to states; writes the
  * trace. `q` is the GRU's W_hn h + b. With a normalised cell h is computed later, from all of c. */
 INLINE void activate(const ForwardLoop *L, int64_t t, int64_t r, int64_t v, const vec *a, vec q,
@@ -50,7 +58,7 @@ INLINE void activate(const ForwardLoop *L, int64_t t, int64_t r, int64_t v, cons
     if (mode == LSTM) {
         const vec c0 = load(L->c + at);
         vec ai = a[0], af = a[1], ao = a[3];
-        const int n = (int)min64(J->H - v * VW, VW);
+        const int n = units_in(J->H, v);
         if (d->peephole[0]) ai += load_n(d->peephole[0] + v * VW, n) * c0;
         if (d->peephole[1]) af += load_n(d->peephole[1] + v * VW, n) * c0;
         vec i, f, o, tc;
@@ -81,48 +89,47 @@ INLINE void activate(const ForwardLoop *L, int64_t t, int64_t r, int64_t v, cons
     }
 }
 
-/* Where the G gates of a vector of units begin in packed order, and how far they are apart. */
-INLINE int64_t column(int64_t v, int g, int G) { return (v * G + g) * VW; }
-
-INLINE void step_no_norm(const ForwardLoop *L, int64_t t, const float *before, float *after, int product,
-                         int G, int U, int mode) {
+INLINE void step_no_norm(const ForwardLoop *L, int64_t t, const float *before, float *after,
+                         int product, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
+    const Gates o = gates(J->H, mode);
+    const int G = o.G, U = o.U;
     const Share s = L->s;
-    const int64_t rows = rows_of(s, J->sizes[t]), Q = G * U;
+    const int64_t rows = rows_of(s, J->sizes[t]), off = J->offsets[t];
     const int64_t next = d->reverse ? t - 1 : t + 1;
-    const float *ahead = next >= 0 && next < J->T ? d->pre + J->offsets[next] * J->ldx : NULL;
+    const int64_t ahead = next >= 0 && next < J->T ? J->offsets[next] : -1;
     const float *mean = d->mean + (J->per_step ? t * L->width : 0);
     const float *scale = d->scale + (J->per_step ? t * L->width : 0);
     for (int64_t p = s.from * 2 / U; p < s.to * 2 / U; p++) {
         if (p * U >= L->vectors) break;
-        if (product)
-            panel_product(rows, J->H, (int)Q, L->packed + p * J->H * Q * VW,
-                          before + s.row0 * L->lanes, s.stride * L->lanes, L->scratch, Q * VW, 0);
+        const int64_t w = panel_vectors(o, p) * VW;
+        if (product) recurrent_product(L, p, o, before, rows, L->scratch, w);
         for (int u = 0; u < U; u++) {
-            const int64_t v = p * U + u;
+            const int64_t v = p * U + u, first = column(J->H, v, 0, G);
             if (v >= L->vectors) break;
+            const int n = units_in(J->H, v);
+            const Columns pre = columns_at(J, o, d->pre, first);
             vec m[4], k[4], beta[4], bias = {0};
             for (int g = 0; g < G; g++) {
-                m[g] = load(mean + column(v, g, G)), k[g] = load(scale + column(v, g, G));
-                beta[g] = load(d->shift + column(v, g, G));
+                m[g] = load_n(mean + first + g * n, n), k[g] = load_n(scale + first + g * n, n);
+                beta[g] = load_n(d->shift + first + g * n, n);
             }
-            if (mode == GRU && d->bias_hn)
-                bias = load_n(d->bias_hn + v * VW, (int)min64(J->H - v * VW, VW));
+            if (mode == GRU && d->bias_hn) bias = load_n(d->bias_hn + v * VW, n);
             if (mode == GRU && J->outer == SUMS) bias *= k[2]; /* it is part of the sum */
             for (int64_t i = 0; i < rows; i++) {
                 const int64_t r = s.row0 + i * s.stride;
-                const float *x = d->pre + (J->offsets[t] + r) * J->ldx + column(v, 0, G);
-                if (ahead)
+                const float *x = pre.at + (off + r) * pre.ld;
+                if (ahead >= 0)
                     for (int g = 0; g < G; g++)
-                        __builtin_prefetch(ahead + r * J->ldx + column(v, g, G), 0, 2);
+                        __builtin_prefetch(pre.at + (ahead + r) * pre.ld + g * n, 0, 2);
                 vec a[4], q = bias;
                 for (int g = 0; g < G; g++) {
-                    a[g] = (load(x + g * VW) - m[g]) * k[g] + beta[g];
-                    const vec w = product ? load(L->scratch + i * Q * VW + (g * U + u) * VW)
+                    a[g] = (load_n(x + g * n, n) - m[g]) * k[g] + beta[g];
+                    const vec y = product ? load_n(L->scratch + i * w + u * VW + g * n, n)
                                           : (vec){0};
-                    if (mode == GRU && g == 2) q += w;
-                    else a[g] += w;
+                    if (mode == GRU && g == 2) q += y;
+                    else a[g] += y;
                 }
                 if (mode == GRU) a[0] = sigmoid_(a[0]), a[2] += a[0] * q;
                 activate(L, t, r, v, a, q, before, after, mode, 0);
@@ -143,90 +150,86 @@ typedef struct {
 INLINE void normalise_rows(const Job *J, int64_t rows, const float *x, int64_t ld, float *y,
                            int64_t ldy, float *hat, int64_t ldh, Normal k) {
     vec mean = {0}, var = {0};
-    for (int64_t r = 0; r < rows; r++) mean += load(x + r * ld);
+    for (int64_t r = 0; r < rows; r++) mean += load_n(x + r * ld, k.n);
     mean *= splat(1.0f / (float)rows);
     for (int64_t r = 0; r < rows; r++) {
-        const vec e = load(x + r * ld) - mean;
+        const vec e = load_n(x + r * ld, k.n) - mean;
         var += e * e;
     }
     var *= splat(1.0f / (float)rows);
     if (k.mean) store_n(k.mean, mean, k.n), store_n(k.var, var, k.n);
     vec inv = rsqrt_(var + splat((float)J->eps));
-    if (J->batch && rows > 1) store(k.used_mean, mean), store(k.used_inv, inv);
-    else mean = load(k.used_mean), inv = load(k.used_inv);
+    if (J->batch && rows > 1) store_n(k.used_mean, mean, k.n), store_n(k.used_inv, inv, k.n);
+    else mean = load_n(k.used_mean, k.n), inv = load_n(k.used_inv, k.n);
     for (int64_t r = 0; r < rows; r++) {
-        const vec e = (load(x + r * ld) - mean) * inv;
+        const vec e = (load_n(x + r * ld, k.n) - mean) * inv;
         store(hat + r * ldh, e);
-        store(y + r * ldy, e * k.gamma + k.beta);
+        store_n(y + r * ldy, e * k.gamma + k.beta, k.n);
     }
 }
 
-/* Of a column of gates at step t, whose statistics begin `first` after the direction's. */
-INLINE Normal normal_of(const ForwardLoop *L, int64_t t, int64_t column_, int64_t first, int64_t stride,
+/* Of n columns at step t: their statistics are row `row` of the direction's, and what is used
+ * begins at `used`. */
+INLINE Normal normal_of(const ForwardLoop *L, int64_t t, int64_t row, int64_t used, int n,
                         vec gamma, vec beta) {
     const Direction *d = L->d;
-    int64_t row;
-    const int n = lanes_at(gates_of(L->J), column_, &row);
-    const int64_t at = t * stride + column_, to = t * L->J->ldc + first + row;
-    return (Normal){d->stat_mean ? d->stat_mean + to : NULL,
-                    d->stat_mean ? d->stat_var + to : NULL,
-                    d->used_mean + at,
-                    d->used_inv + at,
-                    n,
-                    gamma,
-                    beta};
+    const int64_t to = t * L->J->ldc + row;
+    return (Normal){AT(d->stat_mean, to), AT(d->stat_var, to), d->used_mean + used,
+                    d->used_inv + used, n, gamma, beta};
 }
-INLINE void normalise_sums(const ForwardLoop *L, int64_t t, int64_t column_, float *x, int64_t ld,
-                           float *hat, int64_t ldh) {
-    const vec gamma = load(L->d->scale + column_), beta = load(L->d->shift + column_);
-    normalise_rows(L->J, L->J->sizes[t], x, ld, x, ld, hat, ldh,
-                   normal_of(L, t, column_, 0, L->width, gamma, beta));
+INLINE void normalise_sums(const ForwardLoop *L, int64_t t, int64_t v, int g, int G, float *x,
+                           int64_t ld, float *hat) {
+    const int64_t H = L->J->H, c = column(H, v, g, G);
+    const int n = units_in(H, v);
+    const vec gamma = load_n(L->d->scale + c, n), beta = load_n(L->d->shift + c, n);
+    normalise_rows(L->J, L->J->sizes[t], x, ld, x, ld, hat + g * VW, G * VW,
+                   normal_of(L, t, g * H + v * VW, t * L->width + c, n, gamma, beta));
 }
 
 INLINE void step_over_rows(const ForwardLoop *L, int64_t t, const float *before, float *after,
-                           int product, int G, int U, int mode) {
+                           int product, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
-    const int64_t rows = J->sizes[t], Q = G * U, off = J->offsets[t];
+    const Gates o = gates(J->H, mode);
+    const int G = o.G, U = o.U;
+    const int64_t rows = J->sizes[t], off = J->offsets[t];
     for (int64_t p = L->s.from * 2 / U; p < L->s.to * 2 / U; p++) {
         if (p * U >= L->vectors) break;
-        float *sums = L->scratch;
-        if (product)
-            panel_product(rows, J->H, (int)Q, L->packed + p * J->H * Q * VW, before, L->lanes,
-                          sums, Q * VW, 0);
+        const int64_t w = panel_vectors(o, p) * VW;
+        if (product) recurrent_product(L, p, o, before, rows, L->scratch, w);
         for (int u = 0; u < U; u++) {
             const int64_t v = p * U + u;
             if (v >= L->vectors) break;
-            float *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
+            const int n = units_in(J->H, v);
+            float *sums = L->scratch + u * VW, *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
+            const Columns pre = columns_at(J, o, d->pre, column(J->H, v, 0, G));
             vec bias = {0};
-            if (mode == GRU && d->bias_hn)
-                bias = load_n(d->bias_hn + v * VW, (int)min64(J->H - v * VW, VW));
+            if (mode == GRU && d->bias_hn) bias = load_n(d->bias_hn + v * VW, n);
             for (int64_t r = 0; r < rows; r++)
                 for (int g = 0; g < G; g++) {
-                    float *at = sums + r * Q * VW + (g * U + u) * VW;
-                    const vec x = load(d->pre + (off + r) * J->ldx + column(v, g, G));
-                    const vec w = product ? load(at) : (vec){0};
-                    store(at, mode == GRU && g == 2 ? w + bias : x + w);
+                    float *at = sums + r * w + g * n;
+                    const vec x = load_n(pre.at + (off + r) * pre.ld + g * n, n);
+                    const vec y = product ? load_n(at, n) : (vec){0};
+                    store_n(at, mode == GRU && g == 2 ? y + bias : x + y, n);
                 }
-            const int first = mode == GRU ? 2 : G;
-            for (int g = 0; g < first; g++)
-                normalise_sums(L, t, column(v, g, G), sums + (g * U + u) * VW, Q * VW,
-                               hat + g * VW, G * VW);
-            float *q = L->scratch + rows * Q * VW; /* GRU: kept while its sum is normalised */
+            for (int g = 0; g < (mode == GRU ? 2 : G); g++)
+                normalise_sums(L, t, v, g, G, sums + g * n, w, hat);
+            float *q = L->scratch + rows * w; /* GRU: kept while its sum is normalised */
             if (mode == GRU) {
                 for (int64_t r = 0; r < rows; r++) {
-                    float *at = sums + r * Q * VW;
-                    const vec w = load(at + 2 * VW), gate = sigmoid_(load(at));
-                    const vec x = load(d->pre + (off + r) * J->ldx + column(v, 2, G));
-                    store(q + r * VW, w), store(at, gate), store(at + 2 * VW, x + gate * w);
+                    float *at = sums + r * w;
+                    const vec y = load_n(at + 2 * n, n), gate = sigmoid_(load_n(at, n));
+                    const vec x = load_n(pre.at + (off + r) * pre.ld + 2 * n, n);
+                    store(q + r * VW, y);
+                    store_n(at, gate, n), store_n(at + 2 * n, x + gate * y, n);
                 }
-                normalise_sums(L, t, column(v, 2, G), sums + 2 * VW, Q * VW, hat + 2 * VW, G * VW);
+                normalise_sums(L, t, v, 2, G, sums + 2 * n, w, hat);
             }
             for (int64_t r = 0; r < rows; r++) {
                 vec a[4];
-                for (int g = 0; g < G; g++) a[g] = load(sums + r * Q * VW + (g * U + u) * VW);
-                const vec w = mode == GRU ? load(q + r * VW) : (vec){0};
-                activate(L, t, r, v, a, w, before, after, mode, 0);
+                for (int g = 0; g < G; g++) a[g] = load_n(sums + r * w + g * n, n);
+                const vec y = mode == GRU ? load(q + r * VW) : (vec){0};
+                activate(L, t, r, v, a, y, before, after, mode, 0);
             }
         }
     }
@@ -235,122 +238,115 @@ INLINE void step_over_rows(const ForwardLoop *L, int64_t t, const float *before,
 /* Floats of the statistics that a step uses: of the gates, then of the cells. */
 INLINE int64_t products_stride(int64_t width, int64_t vectors) { return width + vectors * VW; }
 
-INLINE void step_products(const ForwardLoop *L, int64_t t, const float *before, float *after, int product,
-                          int G, int U, int mode) {
+INLINE void step_products(const ForwardLoop *L, int64_t t, const float *before, float *after,
+                          int product, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
+    const Gates o = gates(J->H, mode);
+    const int G = o.G, U = o.U;
     const int cell = mode == LSTM && d->gamma_c != NULL, keep = trace_vectors(mode, cell) * VW;
-    const int64_t rows = J->sizes[t], Q = G * U, off = J->offsets[t], C = G * J->H;
-    const int64_t stride = products_stride(L->width, L->vectors);
+    const int64_t rows = J->sizes[t], off = J->offsets[t], C = G * J->H;
+    const int64_t used = t * products_stride(L->width, L->vectors);
     const float *mean = d->mean + t * L->width, *scale = d->scale + t * L->width;
-    float *sums = L->scratch;
     for (int64_t p = L->s.from * 2 / U; p < L->s.to * 2 / U; p++) {
         if (p * U >= L->vectors) break;
-        if (product)
-            panel_product(rows, J->H, (int)Q, L->packed + p * J->H * Q * VW, before, L->lanes,
-                          sums, Q * VW, 0);
-        else memset(sums, 0, (size_t)(rows * Q * VW) * 4);
+        const int64_t w = panel_vectors(o, p) * VW;
+        if (product) recurrent_product(L, p, o, before, rows, L->scratch, w);
+        else memset(L->scratch, 0, (size_t)(rows * w) * 4);
         for (int u = 0; u < U; u++) {
-            const int64_t v = p * U + u;
+            const int64_t v = p * U + u, first = column(J->H, v, 0, G);
             if (v >= L->vectors) break;
-            const int n = (int)min64(J->H - v * VW, VW);
-            float *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
+            const int n = units_in(J->H, v);
+            float *sums = L->scratch + u * VW, *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
+            const Columns pre = columns_at(J, o, d->pre, first);
             vec m[4], k[4], beta[4], bias = {0};
             for (int g = 0; g < G; g++) {
-                const int64_t at = column(v, g, G);
-                float *w = sums + (g * U + u) * VW;
-                m[g] = load(mean + at), k[g] = load(scale + at), beta[g] = load(d->shift + at);
-                normalise_rows(J, rows, w, Q * VW, w, Q * VW, hat + g * VW, G * VW,
-                               normal_of(L, t, at, C, stride, load(d->gamma_h + at), (vec){0}));
+                const int64_t c = first + g * n;
+                m[g] = load_n(mean + c, n), k[g] = load_n(scale + c, n);
+                beta[g] = load_n(d->shift + c, n);
+                normalise_rows(J, rows, sums + g * n, w, sums + g * n, w, hat + g * VW, G * VW,
+                               normal_of(L, t, C + g * J->H + v * VW, used + c, n,
+                                         load_n(d->gamma_h + c, n), (vec){0}));
             }
             if (mode == GRU && d->bias_hn) bias = load_n(d->bias_hn + v * VW, n);
             for (int64_t r = 0; r < rows; r++) {
-                const float *x = d->pre + (off + r) * J->ldx + column(v, 0, G);
+                const float *x = pre.at + (off + r) * pre.ld;
                 vec a[4], q = bias;
                 for (int g = 0; g < G; g++) {
-                    const vec w = load(sums + r * Q * VW + (g * U + u) * VW);
-                    a[g] = (load(x + g * VW) - m[g]) * k[g] + beta[g];
-                    if (mode == GRU && g == 2) q += w;
-                    else a[g] += w;
+                    const vec y = load_n(sums + r * w + g * n, n);
+                    a[g] = (load_n(x + g * n, n) - m[g]) * k[g] + beta[g];
+                    if (mode == GRU && g == 2) q += y;
+                    else a[g] += y;
                 }
                 if (mode == GRU) a[0] = sigmoid_(a[0]), a[2] += a[0] * q;
                 activate(L, t, r, v, a, q, before, after, mode, cell);
             }
             if (!cell) continue;
             float *trace = d->trace + (off * L->vectors + v * rows) * keep;
-            const int64_t to = t * J->ldc + 2 * C + v * VW, at = t * stride + L->width + v * VW;
-            const Normal how = {d->stat_mean ? d->stat_mean + to : NULL,
-                                d->stat_mean ? d->stat_var + to : NULL,
-                                d->used_mean + at,
-                                d->used_inv + at,
-                                n,
-                                load_n(d->gamma_c + v * VW, n),
-                                d->beta_c ? load_n(d->beta_c + v * VW, n) : (vec){0}};
+            const vec gamma = load_n(d->gamma_c + v * VW, n);
+            const vec shift = d->beta_c ? load_n(d->beta_c + v * VW, n) : (vec){0};
             normalise_rows(J, rows, L->c + v * VW, L->lanes, trace + 5 * VW, keep,
-                           trace + 6 * VW, keep, how);
+                           trace + 6 * VW, keep,
+                           normal_of(L, t, 2 * C + v * VW, used + L->width + v * VW, n, gamma,
+                                     shift));
             for (int64_t r = 0; r < rows; r++, trace += keep) {
-                const vec tc = tanh_(load(trace + 5 * VW)), o = load(trace + 3 * VW);
+                const vec tc = tanh_(load_n(trace + 5 * VW, n)), out = load(trace + 3 * VW);
                 store(trace + 5 * VW, tc);
-                write_state(L, t, r, v, o * tc, load(L->c + r * L->lanes + v * VW),
-                        load(trace + 4 * VW), before, after, mode);
+                write_state(L, t, r, v, out * tc, load(L->c + r * L->lanes + v * VW),
+                            load(trace + 4 * VW), before, after, mode);
             }
         }
     }
 }
 
-/* Mean and 1/σ over the features of a row in packed order, without the padding after the H units of
- * each gate. */
-INLINE void row_statistics(const float *x, int64_t vectors, int G, int64_t H, float eps,
-                           float *mean, float *inv) {
+/* Σ (x − m)² of n lanes. */
+INLINE vec squares_of(const float *x, float m, int n) {
+    const vec e = first_lanes(load_n(x, n) - splat(m), n);
+    return e * e;
+}
+/* Mean and 1/σ of n numbers. */
+INLINE void row_statistics(const float *x, int64_t n, float eps, float *mean, float *inv) {
     vec s = {0}, q = {0};
-    for (int64_t c = 0; c < vectors * G; c++) s += load(x + c * VW); /* padding holds 0 */
-    const float n = (float)(G * H), m = sum_lanes(s) / n;
-    const int tail = (int)(H - (vectors - 1) * VW);
-    vec exists;
-    for (int l = 0; l < VW; l++) exists[l] = l < tail ? 1.0f : 0.0f;
-    for (int64_t c = 0; c < (vectors - 1) * G; c++) {
-        const vec e = load(x + c * VW) - splat(m);
-        q += e * e;
-    }
-    for (int64_t c = (vectors - 1) * G; c < vectors * G; c++) {
-        const vec e = (load(x + c * VW) - splat(m)) * exists;
-        q += e * e;
-    }
-    *mean = m, *inv = 1.0f / sqrtf(sum_lanes(q) / n + eps);
+    for (int64_t c = 0; c < n; c += VW) s += load_n(x + c, units_in(n, c / VW));
+    const float m = sum_lanes(s) / (float)n;
+    for (int64_t c = 0; c < n; c += VW) q += squares_of(x + c, m, units_in(n, c / VW));
+    *mean = m, *inv = 1.0f / sqrtf(sum_lanes(q) / (float)n + eps);
 }
 
 /* The thread has whole rows: threads split rows, or there is one per direction. */
 INLINE void step_over_features(const ForwardLoop *L, int64_t t, const float *before, float *after,
-                               int product, int G, int U, int mode) {
+                               int product, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
+    const Gates o = gates(J->H, mode);
+    const int G = o.G, U = o.U;
     const Share s = L->s;
     const int cell = mode == LSTM && d->gamma_c != NULL, keep = trace_vectors(mode, cell) * VW;
     const int64_t rows = rows_of(s, J->sizes[t]), off = J->offsets[t], b = J->sizes[t];
-    const int64_t ld = padded_stride(L->width), Q = G * U;
-    if (product)
-        for (int64_t p = 0; p * U < L->vectors; p++)
-            panel_product(rows, J->H, (int)Q, L->packed + p * J->H * Q * VW,
-                          before + s.row0 * L->lanes, s.stride * L->lanes,
-                          L->scratch + p * Q * VW, ld, 0);
+    const int64_t ld = padded_stride(L->width);
+    for (int64_t p = 0; product && p * U < L->vectors; p++)
+        recurrent_product(L, p, o, before, rows, L->scratch + p * panel_width(o), ld);
     for (int64_t i = 0; i < rows; i++) {
         const int64_t r = s.row0 + i * s.stride;
         const float *w = L->scratch + i * ld;
         float m = 0, inv = 1.0f / sqrtf((float)J->eps);
-        if (product) row_statistics(w, L->vectors, G, J->H, (float)J->eps, &m, &inv);
+        if (product) row_statistics(w, G * J->H, (float)J->eps, &m, &inv);
         d->inv[off + r] = inv;
         const vec mx = splat(d->row_mean[off + r]), kx = splat(d->row_scale[off + r]);
         for (int64_t v = 0; v < L->vectors; v++) {
-            const float *x = d->pre + (off + r) * J->ldx + column(v, 0, G);
+            const int64_t first = column(J->H, v, 0, G);
+            const int n = units_in(J->H, v);
+            const Columns pre = columns_at(J, o, d->pre, first);
+            const float *x = pre.at + (off + r) * pre.ld;
             float *hat = d->hat + ((off * L->vectors + v * b) + r) * G * VW;
             vec a[4], q = {0};
-            const int n = (int)min64(J->H - v * VW, VW);
             for (int g = 0; g < G; g++) {
-                const int64_t at = column(v, g, G);
-                const vec e = product ? (load(w + at) - splat(m)) * splat(inv) : (vec){0};
+                const int64_t c = first + g * n;
+                const vec e = product ? (load_n(w + c, n) - splat(m)) * splat(inv) : (vec){0};
                 store(hat + g * VW, e);
-                const vec y = e * load(d->gamma_h + at);
-                a[g] = (load(x + g * VW) - mx) * kx * load(d->scale + at) + load(d->shift + at);
+                const vec y = e * load_n(d->gamma_h + c, n);
+                a[g] = (load_n(x + g * n, n) - mx) * kx * load_n(d->scale + c, n) +
+                       load_n(d->shift + c, n);
                 if (mode == GRU && g == 2) q = y;
                 else a[g] += y;
             }
@@ -362,33 +358,33 @@ INLINE void step_over_features(const ForwardLoop *L, int64_t t, const float *bef
         }
         if (!cell) continue;
         float mc, ic;
-        row_statistics(L->c + r * L->lanes, L->vectors, 1, J->H, (float)J->eps, &mc, &ic);
+        row_statistics(L->c + r * L->lanes, J->H, (float)J->eps, &mc, &ic);
         d->inv[J->N + off + r] = ic;
         for (int64_t v = 0; v < L->vectors; v++) {
-            const int n = (int)min64(J->H - v * VW, VW);
+            const int n = units_in(J->H, v);
             float *trace = d->trace + ((off * L->vectors + v * b) + r) * keep;
             const vec c = load(L->c + r * L->lanes + v * VW), e = (c - splat(mc)) * splat(ic);
             vec y = e * load_n(d->gamma_c + v * VW, n);
             if (d->beta_c) y += load_n(d->beta_c + v * VW, n);
             const vec tc = tanh_(y);
             store(trace + 5 * VW, tc), store(trace + 6 * VW, e);
-            write_state(L, t, r, v, load(trace + 3 * VW) * tc, c, load(trace + 4 * VW), before, after,
-                    mode);
+            write_state(L, t, r, v, load(trace + 3 * VW) * tc, c, load(trace + 4 * VW), before,
+                        after, mode);
         }
     }
 }
 
-INLINE void forward_loop(ForwardLoop *L, Barrier *barrier, int G, int U, int mode, int inner) {
+INLINE void forward_loop(ForwardLoop *L, Barrier *barrier, int mode, int inner) {
     const Job *J = L->J;
     for (int64_t s = 0; s < J->T; s++) {
         const int64_t t = L->d->reverse ? J->T - 1 - s : s;
         const float *before = L->h[s & 1];
         float *after = L->h[~s & 1];
         const int product = s > 0 || L->d->h0 != NULL;
-        if (inner == NO_NORM) step_no_norm(L, t, before, after, product, G, U, mode);
-        else if (inner == OVER_ROWS) step_over_rows(L, t, before, after, product, G, U, mode);
-        else if (inner == PRODUCTS) step_products(L, t, before, after, product, G, U, mode);
-        else step_over_features(L, t, before, after, product, G, U, mode);
+        if (inner == NO_NORM) step_no_norm(L, t, before, after, product, mode);
+        else if (inner == OVER_ROWS) step_over_rows(L, t, before, after, product, mode);
+        else if (inner == PRODUCTS) step_products(L, t, before, after, product, mode);
+        else step_over_features(L, t, before, after, product, mode);
         barrier_wait(barrier, L->s.team);
     }
 }

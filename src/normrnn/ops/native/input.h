@@ -11,56 +11,66 @@ INLINE int measures_in_product(const Job *J) {
 static void project_part(const Team *c, int id, int n) {
     const Job *J = c->J;
     const Gates o = gates_of(J);
-    const int64_t I = J->I, w = panel_width(o), P = panels(o), every = P * J->D, wide = every * w;
-    const int Q = o.G * o.U;
+    const int64_t I = J->I, C = packed_width(o), P = panels(o), every = P * J->D;
     for (int64_t k = every * id / n; k < every * (id + 1) / n; k++)
-        pack_rows(o, I, J->d[k / P].w_ih, c->buffer + k / P * P * I * w, k % P, k % P + 1);
+        pack_rows(o, I, J->d[k / P].w_ih, c->buffer + k / P * C * I, k % P, k % P + 1);
     barrier_all(c, n);
-    const int by_rows = J->N >= 4 * n * MOST_ROWS[Q];
+    const int by_rows = J->N >= 4 * n * MOST_ROWS[o.G * o.U];
     const int64_t r0 = by_rows ? J->N * id / n : 0, r1 = by_rows ? J->N * (id + 1) / n : J->N;
     const int64_t p0 = by_rows ? 0 : every * id / n, p1 = by_rows ? every : every * (id + 1) / n;
-    double *M = c->totals + 2 * wide * id, *S = M + wide;
+    double *M = c->totals + 2 * C * J->D * id, *S = M + C * J->D;
     for (int64_t r = r0; r < r1; r += MANY_ROWS)
         for (int64_t p = p0; p < p1; p++) {
-            const int64_t rows = min64(MANY_ROWS, r1 - r);
-            float *to = J->d[p / P].pre + r * J->ldx + p % P * w;
-            panel_product(rows, I, Q, c->buffer + p * I * w, J->x + r * J->ldi, J->ldi, to, J->ldx, 0);
+            const int64_t rows = min64(MANY_ROWS, r1 - r), first = p % P * panel_width(o);
+            const int64_t at = p / P * C + first; /* its first column among all directions' */
+            const Columns to = columns_at(J, o, J->d[p / P].pre, first);
+            float *out = to.at + r * to.ld;
+            panel_product(rows, matrix(J->x + r * J->ldi, J->ldi, I), panel_vectors(o, p % P),
+                          c->buffer + at * I, out, to.ld, 0);
             for (int64_t i = 0; c->totals && i < rows; i += FEW)
-                accumulate_rows(to + i * J->ldx, J->ldx, min64(FEW, rows - i), r - r0 + i, w, M + p * w,
-                        S + p * w);
+                accumulate_rows(out + i * to.ld, to.ld, min64(FEW, rows - i), r - r0 + i, to.ld,
+                                M + at, S + at);
         }
     if (!c->totals) return;
-    if (!by_rows) {
-        write_statistics(J, 0, p0 * w, (p1 - p0) * w, J->N, M + p0 * w, S + p0 * w);
-        return;
-    }
-    barrier_all(c, n);
-    const int64_t from = every * id / n * w, to = every * (id + 1) / n * w;
-    M = c->totals, S = M + wide; /* merge the other threads' moments into the first's */
-    for (int t = 1; t < n; t++) {
-        const double *m = c->totals + 2 * wide * t, *s = m + wide, before = (double)(J->N * t / n);
-        const double rows = (double)(J->N * (t + 1) / n) - before, share = rows / (before + rows);
-        for (int64_t k = from; k < to; k++) {
-            const double e = m[k] - M[k];
-            M[k] += e * share, S[k] += s[k] + e * e * before * share;
+    int64_t from = p0 / P * C + p0 % P * panel_width(o), to = p1 / P * C + p1 % P * panel_width(o);
+    if (by_rows) { /* merge the other threads' moments into the first's */
+        barrier_all(c, n);
+        const int64_t vectors = C * J->D / VW;
+        from = vectors * id / n * VW, to = vectors * (id + 1) / n * VW;
+        M = c->totals, S = M + C * J->D;
+        for (int t = 1; t < n; t++) {
+            const double *m = M + 2 * C * J->D * t, *s = m + C * J->D;
+            const double before = (double)(J->N * t / n);
+            const double rows = (double)(J->N * (t + 1) / n) - before, share = rows / (before + rows);
+            for (int64_t k = from; k < to; k++) {
+                const double e = m[k] - M[k];
+                M[k] += e * share, S[k] += s[k] + e * e * before * share;
+            }
         }
     }
     write_statistics(J, 0, from, to - from, J->N, M + from, S + from);
 }
 /* Ready gate inputs (N, D·G·H) instead of a product, and their gradient. */
-static void pack_gate_inputs(const Team *c, int id, int n) {
-    const Job *J = c->J;
+static void pack_gate_inputs(const Team *team, int id, int n) {
+    const Job *J = team->J;
+    const Gates o = gates_of(J);
     for (int64_t r = J->N * id / n; r < J->N * (id + 1) / n; r++)
         for (int64_t d = 0; d < J->D; d++)
-            pack_vector(gates_of(J), J->x + r * J->ldi + d * gates_of(J).G * J->H, 0.0f,
-                        J->d[d].pre + r * J->ldx);
+            for (int64_t c = 0; c < packed_width(o); c += VW) {
+                const Columns to = columns_at(J, o, J->d[d].pre, c);
+                store(to.at + r * to.ld, load_columns(o, J->x + r * J->ldi + d * o.G * o.H, c));
+            }
 }
-static void unpack_gate_gradients(const Team *c, int id, int n) {
-    const Job *J = c->J;
-    const int64_t C = gates_of(J).G * J->H;
+static void unpack_gate_gradients(const Team *team, int id, int n) {
+    const Job *J = team->J;
+    const Gates o = gates_of(J);
     for (int64_t r = J->N * id / n; r < J->N * (id + 1) / n; r++)
         for (int64_t d = 0; d < J->D; d++)
-            unpack_vector(gates_of(J), J->d[d].dx + r * J->ldx, J->dx_in + (r * J->D + d) * C);
+            for (int64_t c = 0; c < packed_width(o); c += VW) {
+                const Columns from = columns_at(J, o, J->d[d].dx, c);
+                store_columns(o, J->dx_in + (r * J->D + d) * o.G * o.H, c,
+                              load(from.at + r * from.ld));
+            }
 }
 
 static int project(const Job *J) {
@@ -77,7 +87,7 @@ static int project(const Job *J) {
 static void input_gradient_part(const Team *c, int id, int n) {
     const Job *J = c->J;
     const Gates o = gates_of(J);
-    const int64_t I = J->I, C = packed_width(o), blocks = (I + BLOCK - 1) / BLOCK;
+    const int64_t I = J->I, C = o.G * o.H, blocks = (I + BLOCK - 1) / BLOCK;
     for (int64_t d = 0; d < J->D; d++)
         pack_columns(o, I, J->d[d].w_ih, c->buffer + d * blocks * C * BLOCK, blocks * id / n,
                      blocks * (id + 1) / n);
@@ -93,16 +103,16 @@ static void input_gradient_part(const Team *c, int id, int n) {
             const int Q = block_vectors(I, b), whole = have == Q * VW;
             float *to = J->dx_in + r * I + b * BLOCK;
             for (int64_t d = 0; d < J->D; d++)
-                panel_product(rows, C, Q, c->buffer + (d * blocks + b) * C * BLOCK,
-                              J->d[d].dx + r * J->ldx, J->ldx, whole ? to : part,
-                              whole ? I : BLOCK, d > 0);
+                gate_product(J, J->d[d].dx, r, 1, rows, Q,
+                             c->buffer + (d * blocks + b) * C * BLOCK, whole ? to : part,
+                             whole ? I : BLOCK, d > 0);
             for (int64_t i = 0; i < rows && !whole; i++)
                 memcpy(to + i * I, part + i * BLOCK, (size_t)have * 4);
         }
 }
 static int input_gradient(const Job *J) {
     const int64_t blocks = (J->I + BLOCK - 1) / BLOCK;
-    float *packed = allocate(J->D * blocks * packed_width(gates_of(J)) * BLOCK);
+    float *packed = allocate(J->D * blocks * gates_of(J).G * J->H * BLOCK);
     const int failed = !packed || run_parallel(J, input_gradient_part, packed, NULL);
     free(packed);
     return failed;
@@ -116,119 +126,128 @@ INLINE const float *state_before(const Job *J, const Direction *d, int64_t t, in
     return is_reset(J, d->reverse ? p : t, r) ? NULL : d->out + (J->offsets[p] + r) * J->ldo;
 }
 
-/* Σ over rows of dᵀ x in the parameters' order, where x is the input or the previous state. Threads
- * split the columns of d; both are packed one slab of rows at a time, x in strips of R columns. */
-enum { DEEP = 768, PAIR = 2 * VW, SLAB = 192 * 1024 };
-INLINE int64_t strips_of(int64_t M) { return (M + MOST_ROWS[2] - 1) / MOST_ROWS[2]; }
-static void pack_strips(const float *const *x, int64_t deep, int64_t M, float *to) {
-    const int64_t strips = strips_of(M);
-    for (int64_t i = 0; i < strips; i++) {
-        const int64_t m = M * i / strips, R = M * (i + 1) / strips - m;
-        if (R <= VW && m + VW <= M) /* the excess is overwritten */
-            for (int64_t k = 0; k < deep; k++, to += R) store(to, load(x[k] + m));
-        else
-            for (int64_t k = 0; k < deep; k++, to += R)
-                for (int64_t j = 0; j < R; j++) to[j] = x[k][m + j];
+/* The backward pass of normalised columns: d ← (d − mean of d − hat · mean of d hat)·scale over rows
+ * of a group, where `level` is the first mean and `slope` the second over σ. */
+INLINE void apply_rows(Columns d, Columns x, int n, int64_t from, int64_t to, vec mean, vec scale,
+                       vec level, vec slope) {
+    for (int64_t r = from; r < to; r++) {
+        float *y = d.at + r * d.ld;
+        const vec e = load_n(x.at + r * x.ld, n) - mean;
+        store_n(y, (load_n(y, n) - level - e * slope) * scale, n);
     }
 }
-/* Rows of d from `first` on, as [pair of vectors][row][2·VW]. With `undo` the backward pass of
- * sequence-wise normalisation is applied here, and written back if the input's gradient reads it. */
-static void pack_gates(const Job *J, const Direction *d, float *dg, int undo, int64_t first,
-                       int64_t deep, int64_t from, int64_t to, float *ds) {
-    const int64_t C = width_of(J);
-    for (int64_t k = 0; k < deep; k++) {
-        float *row = dg + (first + k) * J->ldx;
-        const float *x = undo ? d->pre + (first + k) * J->ldx : NULL;
-        for (int64_t c = from * PAIR; c < to * PAIR; c += VW) {
-            vec y = {0};
-            if (c < C) {
-                y = load(row + c);
-                if (undo) {
-                    y = (y - load(d->level + c) -
-                         (load(x + c) - load(d->mean + c)) * load(d->slope + c)) *
-                        load(d->scale + c);
-                    if (J->dx_in) store(row + c, y);
-                }
-            }
-            store(ds + ((c / PAIR - from) * deep + k) * PAIR + c % PAIR, y);
-        }
-    }
-}
-static void weight_gradient_part(const Team *team, const Direction *d, float *dg, int undo,
-                                 int64_t M, const float *input, float *to, int id, int n) {
-    const Job *J = team->J;
-    float *sums = team->buffer;
+/* Sequence-wise, of n columns from packed column c on. */
+INLINE void apply_sequence(const Job *J, const Direction *d, int64_t c, int n, int64_t from,
+                           int64_t to) {
     const Gates o = gates_of(J);
-    const int64_t strips = strips_of(M), C = packed_width(o), pairs = (C + PAIR - 1) / PAIR;
-    const int64_t ld = padded_stride(pairs * PAIR), from = pairs * id / n, end = pairs * (id + 1) / n;
-    if (from == end) return;
-    /* Sums of many weights leave the cache between slabs: then fewer slabs are better. */
-    const int64_t most = M * C > 1 << 20 ? DEEP : DEEP / 4, some = SLAB / most / PAIR;
-    const int64_t slabs = (J->N + most - 1) / most;
-    const float *rows[DEEP];
-    float *xs = allocate(M * most + VW), *ds = allocate(SLAB);
-    float *none = calloc((size_t)M, sizeof(float));
-    const int failed = !xs || !ds || !none;
-    if (failed) fail(team);
-    int64_t t = 0, r = 0;
-    for (int64_t slab = 0; slab < slabs && !failed; slab++) {
-        const int64_t k0 = J->N * slab / slabs, deep = J->N * (slab + 1) / slabs - k0;
-        for (int64_t k = 0; k < deep; k++, r++) {
-            while (r >= J->sizes[t]) r = 0, t++;
-            const float *x = input ? input + (k0 + k) * J->ldi : state_before(J, d, t, r);
-            rows[k] = x ? x : none;
-        }
-        pack_strips(rows, deep, M, xs);
-        for (int64_t p0 = from; p0 < end; p0 += some) {
-            const int64_t p1 = min64(p0 + some, end);
-            pack_gates(J, d, dg, undo, k0, deep, p0, p1, ds);
-            for (int64_t p = p0; p < p1; p++)
-                for (int64_t i = 0; i < strips; i++) {
-                    const int64_t m = M * i / strips, R = M * (i + 1) / strips - m;
-                    TILES[2][R](deep, ds + (p - p0) * deep * PAIR, xs + m * deep, 1, R,
-                                sums + m * ld + p * PAIR, ld, slab > 0);
-                }
-        }
-    }
-    free(xs), free(ds), free(none);
-    if (failed) return;
-    for (int64_t c = from * PAIR; c < min64(end * PAIR, C); c += VW) { /* transpose */
-        int64_t row, m = 0;
-        const int have = lanes_at(o, c, &row);
-#if HAVE_SHUFFLE && VW >= 8
-        if (have == VW)
-            for (; m + 8 <= M; m += 8)
-                for (int l = 0; l < VW; l += 8)
-                    transpose8(sums + m * ld + c + l, ld, to + (row + l) * M + m, M);
-#endif
-        for (; m < M; m++)
-            for (int l = 0; l < have; l++) to[(row + l) * M + m] = sums[m * ld + c + l];
-    }
+    apply_rows(columns_at(J, o, d->dx, c), columns_at(J, o, d->pre, c), n, from, to,
+               load_n(d->mean + c, n), load_n(d->scale + c, n), load_n(d->level + c, n),
+               load_n(d->slope + c, n));
 }
 /* Whether the gradient of the input weights applies the backward pass of the normalisation. */
 INLINE int norm_in_weight_gradient(const Job *J) {
     const int wanted = J->I && J->d[0].d_w_ih && J->d[J->D - 1].d_w_ih;
     return J->outer == COLUMNS && !J->per_step && wanted;
 }
-static void recurrent_weights_part(const Team *c, int id, int n) {
-    const Job *J = c->J;
-    for (int64_t i = 0; i < J->D; i++) {
-        const Direction *d = &J->d[i];
-        if (d->d_w_hh)
-            weight_gradient_part(c, d, d->dp, 0, J->H, NULL, d->d_w_hh, id, n);
+
+/* Gradients of weights (G·H, M), Σ over rows of dᵀ x, where x is the input or the previous state.
+ * Threads split the rows of the weights. A slab of rows of x is packed as [block][row][Q·VW]. */
+enum { DEEP = 768, MOST_VECTORS = 3 };
+typedef struct {
+    int64_t M, vectors, blocks;
+    float *packed; /* NULL if this gradient is not wanted */
+} Slab;
+INLINE Slab slab_of(int64_t M, int64_t deep, int is_wanted) {
+    const int64_t vectors = (M + VW - 1) / VW, blocks = (vectors + MOST_VECTORS - 1) / MOST_VECTORS;
+    return (Slab){M, vectors, blocks, is_wanted ? allocate(vectors * VW * deep) : NULL};
+}
+static void pack_slab(const Slab *s, const float *const *rows, int64_t deep) {
+    for (int64_t b = 0; b < s->blocks; b++) {
+        const int64_t v0 = s->vectors * b / s->blocks, v1 = s->vectors * (b + 1) / s->blocks;
+        float *to = s->packed + v0 * VW * deep;
+        for (int64_t k = 0; k < deep; k++)
+            for (int64_t v = v0; v < v1; v++, to += VW)
+                store(to, rows[k] ? load_n(rows[k] + v * VW, units_in(s->M, v)) : (vec){0});
     }
 }
-static void input_weights_part(const Team *c, int id, int n) {
-    const Job *J = c->J;
-    for (int64_t i = 0; i < J->D; i++) {
-        const Direction *d = &J->d[i];
-        if (d->d_w_ih)
-            weight_gradient_part(c, d, d->dx, norm_in_weight_gradient(J), J->I, J->x, d->d_w_ih, id, n);
+/* Add the products of n columns of d, from row `first` on, with a slab to the rows of `to`. */
+static void slab_product(const Slab *s, Columns d, int64_t first, int64_t deep, int n, float *to) {
+    const int add = first > 0;
+    for (int64_t b = 0; b < s->blocks; b++) {
+        const int64_t v0 = s->vectors * b / s->blocks, v1 = s->vectors * (b + 1) / s->blocks;
+        const int Q = (int)(v1 - v0), tiles = (n + MOST_ROWS[Q] - 1) / MOST_ROWS[Q];
+        const int is_whole = v1 * VW <= s->M;
+        for (int i = 0; i < tiles; i++) {
+            const int r = n * i / tiles, R = n * (i + 1) / tiles - r;
+            const Factor f = {d.at + first * d.ld + r, 1, d.ld, deep, 1, 0};
+            const float *from = s->packed + v0 * VW * deep;
+            float *at = to + r * s->M + v0 * VW, part[VW * MOST_VECTORS * VW];
+            if (is_whole) {
+                TILES[Q][R](&f, from, Q * VW, at, s->M, add);
+                continue;
+            }
+            TILES[Q][R](&f, from, Q * VW, part, Q * VW, 0);
+            for (int j = 0; j < R; j++)
+                for (int q = 0; q < Q; q++) {
+                    const int have = units_in(s->M - v0 * VW, q);
+                    float *t = at + j * s->M + q * VW;
+                    vec sum = load(part + (j * Q + q) * VW);
+                    if (add) sum += load_n(t, have);
+                    store_n(t, sum, have);
+                }
+        }
     }
 }
-static int weight_gradients(const Job *J, task_t part, int64_t M) {
-    float *sums = allocate(M * padded_stride(round_up(packed_width(gates_of(J)), PAIR)));
-    const int failed = !sums || run_parallel(J, part, sums, NULL);
-    free(sums);
-    return failed;
+typedef struct {
+    int recurrent, input; /* the gradients that are computed */
+} Wanted;
+static void weight_gradients_of(const Team *team, const Direction *d, Wanted wanted, int64_t from,
+                                int64_t to) {
+    const Job *J = team->J;
+    const Gates o = gates_of(J);
+    /* Sums of many weights leave the cache between slabs: then fewer slabs are better. */
+    const int64_t M = wanted.recurrent && J->H > J->I ? J->H : J->I;
+    const int64_t most = M * o.G * o.H > 1 << 20 ? DEEP : DEEP / 4, slabs = (J->N + most - 1) / most;
+    const Slab h = slab_of(J->H, most, wanted.recurrent), x = slab_of(J->I, most, wanted.input);
+    const int failed = (wanted.recurrent && !h.packed) || (wanted.input && !x.packed);
+    const float *rows[DEEP];
+    if (failed) fail(team);
+    int64_t t = 0, r = 0;
+    for (int64_t slab = 0; slab < slabs && !failed; slab++) {
+        const int64_t k0 = J->N * slab / slabs, deep = J->N * (slab + 1) / slabs - k0;
+        for (int64_t k = 0; k < deep && wanted.input; k++) rows[k] = J->x + (k0 + k) * J->ldi;
+        if (wanted.input) pack_slab(&x, rows, deep);
+        for (int64_t k = 0; k < deep && wanted.recurrent; k++, r++) {
+            while (r >= J->sizes[t]) r = 0, t++;
+            rows[k] = state_before(J, d, t, r);
+        }
+        if (wanted.recurrent) pack_slab(&h, rows, deep);
+        for (int64_t unit = from; unit < to; unit++) { /* a gate of a vector of units */
+            const int64_t v = unit / o.G, g = unit % o.G, row = g * o.H + v * VW;
+            const int n = units_in(o.H, v);
+            const int64_t c = column(o.H, v, (int)g, o.G);
+            if (wanted.recurrent)
+                slab_product(&h, columns_at(J, o, d->dp, c), k0, deep, n, d->d_w_hh + row * h.M);
+            if (!wanted.input) continue;
+            if (norm_in_weight_gradient(J)) apply_sequence(J, d, c, n, k0, k0 + deep);
+            slab_product(&x, columns_at(J, o, d->dx, c), k0, deep, n, d->d_w_ih + row * x.M);
+        }
+    }
+    free(h.packed), free(x.packed);
+}
+static void weight_gradients_part(const Team *team, int id, int n) {
+    const Job *J = team->J;
+    const Gates o = gates_of(J);
+    const Wanted *all_ = team->more;
+    const int64_t units = (J->H + VW - 1) / VW * o.G;
+    for (int64_t i = 0; i < J->D; i++) {
+        const Direction *d = &J->d[i];
+        const Wanted wanted = {all_->recurrent && d->d_w_hh, all_->input && d->d_w_ih};
+        if (wanted.recurrent || wanted.input)
+            weight_gradients_of(team, d, wanted, units * id / n, units * (id + 1) / n);
+    }
+}
+static int weight_gradients(const Job *J, int recurrent, int input) {
+    const Wanted wanted = {recurrent, input};
+    return run_parallel_with(J, weight_gradients_part, NULL, NULL, &wanted);
 }

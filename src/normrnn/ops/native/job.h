@@ -1,9 +1,8 @@
 /* The work of a call, as `arguments.h` lays it out, and how threads share it.
  *
  * Rows are the frames of a packed batch, N = Σ sizes, step by step. Inside, the columns of gates
- * lie in *packed order* (product.h): a vector of units has its gates side by side, padded with 0
- * to whole vectors. `ldx` is the distance between rows of such a buffer, all directions side by
- * side; a direction's pointers begin at its own columns.
+ * lie in *packed order* (product.h): a vector of units has its gates side by side. A *gate buffer*
+ * is [panel][row][columns of the panel], so that the rows of a step lie side by side.
  */
 #ifndef NORMRNN_JOB_H
 #define NORMRNN_JOB_H
@@ -38,7 +37,7 @@ typedef struct {
                                         /* then of the product, then of the cell */
     float *out, *hn, *cn;               /* (N, ldo); (B, H) each */
     /* Buffers, kept for the backward pass: */
-    float *pre;                         /* (N, ldx): W_x x */
+    float *pre;                         /* gate buffer: W_x x */
     float *mean, *scale, *shift;        /* a gate input becomes (x − mean)·scale + shift; */
                                         /* mean and scale (1 or T, width), shift (width) */
     float *gamma_h;                     /* gamma_hh in packed order */
@@ -49,7 +48,7 @@ typedef struct {
     float *inv;                         /* OVER_FEATURES: 1/σ of products (N), of cells (N) */
     /* The backward pass: */
     const float *dout, *dhn, *dcn;      /* (N, ldo), (B, H), (B, H), or NULL */
-    float *dx, *dp;                     /* (N, ldx): of gate inputs, of products; may be one */
+    float *dx, *dp;                     /* gate buffers: of gate inputs, of products; may be one */
     float *d_w_ih, *d_w_hh, *d_gamma, *d_beta, *d_gamma_hh;
     float *d_unit[UNIT_SUMS];           /* (H) each, or NULL */
     float *dh0, *dc0;                   /* (B, H) or NULL */
@@ -58,7 +57,7 @@ typedef struct {
 
 typedef struct {
     int64_t T, B, N, H, I, D, threads, mode, outer, inner, split;
-    int64_t ldi, ldx, ldo, ldc;   /* between rows of x, of packed buffers, of out, of statistics */
+    int64_t ldi, ldo, ldc;        /* between rows of x, of out, of statistics */
     int64_t per_step;             /* statistics of every step, not of all rows */
     int64_t batch;                /* normalise by the batch's own statistics */
     int64_t fixed_per_step;       /* fixed_mean and fixed_var have a row per step */
@@ -71,8 +70,35 @@ typedef struct {
     Direction d[2];
 } Job;
 
-INLINE Gates gates_of(const Job *J) {
-    return (Gates){J->H, J->mode == LSTM ? 4 : J->mode == GRU ? 3 : 1, J->mode <= RNN_RELU ? 2 : 1};
+INLINE Gates gates(int64_t H, int mode) {
+    return (Gates){H, mode == LSTM ? 4 : mode == GRU ? 3 : 1, mode <= RNN_RELU ? 2 : 1};
+}
+INLINE Gates gates_of(const Job *J) { return gates(J->H, (int)J->mode); }
+
+#define AT(pointer, offset) ((pointer) ? (pointer) + (offset) : NULL)
+
+/* Rows of a gate buffer from packed column c on. */
+typedef struct {
+    float *at;
+    int64_t ld;
+} Columns;
+INLINE Columns columns_at(const Job *J, Gates o, float *buffer, int64_t c) {
+    const int64_t w = panel_width(o), p = c / w;
+    return (Columns){buffer + (J->N - 1) * p * w + c, panel_vectors(o, p) * VW};
+}
+/* C (+)= A P, where the rows of A are those of a gate buffer, every `stride`-th from `row` on. */
+INLINE void gate_product(const Job *J, const float *buffer, int64_t row, int64_t stride,
+                         int64_t rows, int Q, const float *P, float *C, int64_t ldc, int add) {
+    const Gates o = gates_of(J);
+    const int64_t w = panel_width(o), full = o.H / (o.U * VW), rest = o.G * o.H - full * w;
+    const int64_t narrow = round_up(rest, VW);
+    const float *last = buffer + J->N * full * w + row * narrow;
+    if (full)
+        panel_product(rows, (Factor){buffer + row * w, stride * w, 1, w, full, J->N * w}, Q, P, C,
+                      ldc, add);
+    if (rest)
+        panel_product(rows, matrix(last, stride * narrow, rest), Q, P + full * w * Q * VW, C, ldc,
+                      add || full);
 }
 
 /* Vectors that the trace keeps for a row and vector of units (forward.h). */

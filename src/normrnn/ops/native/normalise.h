@@ -17,9 +17,11 @@ static void batch_statistics(const Team *team, int id, int n) {
     for (int64_t k = first; k < last; k++) {
         const int64_t off = by_step ? J->offsets[k] : 0, rows = by_step ? J->sizes[k] : J->N;
         for (int64_t r = 0; r < rows; r += FEW)
-            for (int64_t c = from; c < from + wide; c += VW)
-                accumulate_rows(J->d[c / C].pre + (off + r) * J->ldx + c % C, J->ldx, min64(FEW, rows - r),
-                        r, VW, M + c - from, S + c - from);
+            for (int64_t c = from; c < from + wide; c += VW) {
+                const Columns x = columns_at(J, gates_of(J), J->d[c / C].pre, c % C);
+                accumulate_rows(x.at + (off + r) * x.ld, x.ld, min64(FEW, rows - r), r, VW,
+                                M + c - from, S + c - from);
+            }
         write_statistics(J, k, from, wide, rows, M, S);
     }
     free(M);
@@ -49,13 +51,11 @@ static void prepare_products(const Job *J, const Direction *d) {
         const int64_t to = t * products_stride(C, vectors);
         const float *mean = d->fixed_mean + slot, *var = d->fixed_var + slot;
         for (int64_t c = 0; c < C; c += VW) {
-            int64_t row;
-            const int n = lanes_at(o, c, &row);
-            store(d->used_mean + to + c, n ? load_n(mean + row, n) : (vec){0});
-            store(d->used_inv + to + c, n ? rsqrt_(load_n(var + row, n) + eps) : (vec){0});
+            store(d->used_mean + to + c, load_columns(o, mean, c));
+            store(d->used_inv + to + c, rsqrt_(load_columns(o, var, c) + eps));
         }
         for (int64_t v = 0; v < vectors && d->gamma_c; v++) {
-            const int n = (int)min64(J->H - v * VW, VW);
+            const int n = units_in(J->H, v);
             const int64_t from = G * J->H + v * VW;
             store(d->used_mean + to + C + v * VW, load_n(mean + from, n));
             store(d->used_inv + to + C + v * VW, rsqrt_(load_n(var + from, n) + eps));
@@ -87,13 +87,9 @@ static void prepare(const Job *J) {
             const float *m = (own ? d->stat_mean : d->fixed_mean) + slot;
             const float *v = (own ? d->stat_var : d->fixed_var) + slot;
             for (int64_t c = 0; c < C; c += VW) {
-                int64_t row;
-                const int n = lanes_at(o, c, &row);
-                vec mean = {0}, inv = {0}, gamma = {0};
-                if (n) {
-                    mean = load_n(m + row, n), inv = rsqrt_(load_n(v + row, n) + splat(eps));
-                    for (int l = 0; l < n; l++) gamma[l] = d->gamma ? d->gamma[row + l] : 1.0f;
-                }
+                const vec mean = load_columns(o, m, c);
+                const vec inv = rsqrt_(load_columns(o, v, c) + splat(eps));
+                const vec gamma = d->gamma ? load_columns(o, d->gamma, c) : splat(1.0f);
                 if (J->inner == OVER_ROWS) {
                     store(d->used_mean + k * C + c, mean), store(d->used_inv + k * C + c, inv);
                 } else {
@@ -105,37 +101,38 @@ static void prepare(const Job *J) {
     }
 }
 
-static void row_statistics_of_input(const Team *c, int id, int n) {
-    const Job *J = c->J;
+/* Lanes of the columns from c on that are not padding. */
+INLINE int lanes_of(Gates o, int64_t c) { return (int)min64(o.G * o.H - c, VW); }
+
+static void row_statistics_of_input(const Team *team, int id, int n) {
+    const Job *J = team->J;
     const Gates o = gates_of(J);
-    const int64_t vectors = (J->H + VW - 1) / VW;
+    const float count = (float)(o.G * o.H);
     for (int64_t r = J->N * id / n; r < J->N * (id + 1) / n; r++)
         for (int64_t i = 0; i < J->D; i++) {
             const Direction *d = &J->d[i];
-            row_statistics(d->pre + r * J->ldx, vectors, o.G, J->H, (float)J->eps,
-                           d->row_mean + r, d->row_scale + r);
+            vec s = {0}, q = {0};
+            for (int64_t c = 0; c < o.G * o.H; c += VW) { /* padding holds 0 */
+                const Columns x = columns_at(J, o, d->pre, c);
+                s += load(x.at + r * x.ld);
+            }
+            const float mean = sum_lanes(s) / count;
+            for (int64_t c = 0; c < o.G * o.H; c += VW) {
+                const Columns x = columns_at(J, o, d->pre, c);
+                q += squares_of(x.at + r * x.ld, mean, lanes_of(o, c));
+            }
+            d->row_mean[r] = mean;
+            d->row_scale[r] = 1.0f / sqrtf(sum_lanes(q) / count + (float)J->eps);
         }
 }
 
 /* ---- backward pass ---- */
 
-/* Of the statistics of group k, its own or given, whose columns begin at row: 1/√(var + ε). */
-INLINE vec inverse_std(const Job *J, const Direction *d, int own, int64_t k, int64_t row, int n) {
+/* Of the statistics of group k, its own or given: 1/√(var + ε) of the columns from c on. */
+INLINE vec inverse_std(const Job *J, const Direction *d, int own, int64_t k, int64_t c) {
     const int64_t slot = own || J->fixed_per_step ? k * J->ldc : 0;
     const float *v = (own ? d->stat_var : d->fixed_var) + slot;
-    return n ? rsqrt_(load_n(v + row, n) + splat((float)J->eps)) : (vec){0};
-}
-
-/* The rows of a group: d ← (d − mean of d − hat · mean of d hat)·scale, where `level` is the first
- * mean and `slope` the second over σ; both are 0 where statistics were given. */
-INLINE void apply_rows(const Job *J, const Direction *d, int64_t k, int64_t from, int64_t to,
-                       int64_t c, vec level, vec slope) {
-    const int64_t C = width_of(J);
-    const vec m = load(d->mean + k * C + c), scale = load(d->scale + k * C + c);
-    for (int64_t r = from; r < to; r++) {
-        float *y = d->dx + r * J->ldx + c;
-        store(y, (load(y) - level - (load(d->pre + r * J->ldx + c) - m) * slope) * scale);
-    }
+    return rsqrt_(load_columns(gates_of(J), v, c) + splat((float)J->eps));
 }
 
 /* Frame-wise: threads split steps. The gradients of γ and β are accumulated in `buffer`. */
@@ -152,18 +149,18 @@ static void steps_backward(const Team *team, int id, int n) {
             const int own = input_uses_batch(J, d, t);
             const vec share = splat(1.0f / (float)rows), none = {0};
             for (int64_t c = 0; c < C; c += VW) {
-                int64_t row;
-                const int have = lanes_at(o, c, &row);
-                const vec m = load(d->mean + t * C + c), inv = inverse_std(J, d, own, t, row, have);
+                const int have = lanes_of(o, c);
+                const Columns dx = columns_at(J, o, d->dx, c), x = columns_at(J, o, d->pre, c);
+                const vec m = load(d->mean + t * C + c), inv = inverse_std(J, d, own, t, c);
                 vec sd = {0}, sx = {0};
                 for (int64_t r = off; r < off + rows; r++) {
-                    const vec y = load(d->dx + r * J->ldx + c);
-                    sd += y, sx += y * (load(d->pre + r * J->ldx + c) - m);
+                    const vec y = load_n(dx.at + r * dx.ld, have);
+                    sd += y, sx += y * (load(x.at + r * x.ld) - m);
                 }
                 store(beta + c, load(beta + c) + sd);
                 store(gamma + c, load(gamma + c) + sx * inv);
-                apply_rows(J, d, t, off, off + rows, c, own ? sd * share : none,
-                           own ? sx * inv * inv * share : none);
+                apply_rows(dx, x, have, off, off + rows, m, load(d->scale + t * C + c),
+                           own ? sd * share : none, own ? sx * inv * inv * share : none);
             }
         }
     }
@@ -186,14 +183,11 @@ static int frame_backward(const Job *J) {
 
 /* Sequence-wise: the loop has written Σ d to level and Σ d (x − mean) to slope. */
 static void sequence_apply_rows(const Team *team, int id, int n) {
-    enum { FEW = 16 };
     const Job *J = team->J;
-    const int64_t C = width_of(J), to = J->N * (id + 1) / n;
+    const Gates o = gates_of(J);
     for (int64_t i = 0; i < J->D; i++)
-        for (int64_t r = J->N * id / n; r < to; r += FEW)
-            for (int64_t c = 0; c < C; c += VW)
-                apply_rows(J, &J->d[i], 0, r, min64(r + FEW, to), c, load(J->d[i].level + c),
-                           load(J->d[i].slope + c));
+        for (int64_t c = 0; c < o.G * o.H; c += VW)
+            apply_sequence(J, &J->d[i], c, lanes_of(o, c), J->N * id / n, J->N * (id + 1) / n);
 }
 static void sequence_backward(const Job *J) {
     const Gates o = gates_of(J);
@@ -202,11 +196,9 @@ static void sequence_backward(const Job *J) {
     for (int64_t i = 0; i < J->D; i++) {
         const Direction *d = &J->d[i];
         for (int64_t c = 0; c < packed_width(o); c += VW) {
-            int64_t row;
-            const int n = lanes_at(o, c, &row);
-            const vec inv = inverse_std(J, d, own, 0, row, n);
+            const vec inv = inverse_std(J, d, own, 0, c);
             const vec sd = load(d->level + c), sx = load(d->slope + c) * inv;
-            if (n) store_n(d->d_beta + row, sd, n), store_n(d->d_gamma + row, sx, n);
+            store_columns(o, d->d_beta, c, sd), store_columns(o, d->d_gamma, c, sx);
             store(d->level + c, own ? sd * share : none);
             store(d->slope + c, own ? sx * inv * share : none);
         }
@@ -217,26 +209,29 @@ static void sequence_backward(const Job *J) {
 /* LN of the input: d ← (dγ − mean − hat · mean of dγ hat)/σ, and γ's gradient. */
 static void apply_features_part(const Team *team, int id, int n) {
     const Job *J = team->J;
-    const int64_t C = width_of(J), G = gates_of(J).G;
+    const Gates o = gates_of(J);
+    const int64_t C = packed_width(o);
+    const float count = (float)(o.G * o.H);
     for (int64_t i = 0; i < J->D; i++) {
         const Direction *d = &J->d[i];
         float *sums = team->buffer + (id * J->D + i) * C;
         for (int64_t r = J->N * id / n; r < J->N * (id + 1) / n; r++) {
-            float *y = d->dx + r * J->ldx;
-            const float *x = d->pre + r * J->ldx;
             const vec m = splat(d->row_mean[r]), k = splat(d->row_scale[r]);
             vec pd = {0}, px = {0};
             for (int64_t c = 0; c < C; c += VW) {
-                const vec e = (load(x + c) - m) * k, u = load(y + c);
-                const vec g = u * load(d->scale + c);
+                const Columns dx = columns_at(J, o, d->dx, c), x = columns_at(J, o, d->pre, c);
+                const vec e = (load(x.at + r * x.ld) - m) * k;
+                const vec u = load_n(dx.at + r * dx.ld, lanes_of(o, c)), g = u * load(d->scale + c);
                 store(sums + c, load(sums + c) + u * e);
                 pd += g, px += g * e;
             }
-            const float count = (float)(G * J->H);
             const vec md = splat(sum_lanes(pd) / count), mx = splat(sum_lanes(px) / count);
-            for (int64_t c = 0; c < C; c += VW)
-                store(y + c, (load(y + c) * load(d->scale + c) - md -
-                              (load(x + c) - m) * k * mx) * k);
+            for (int64_t c = 0; c < C; c += VW) {
+                const Columns dx = columns_at(J, o, d->dx, c), x = columns_at(J, o, d->pre, c);
+                float *y = dx.at + r * dx.ld;
+                const vec e = (load(x.at + r * x.ld) - m) * k;
+                store(y, (load(y) * load(d->scale + c) - md - e * mx) * k);
+            }
         }
     }
 }

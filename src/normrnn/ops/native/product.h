@@ -4,48 +4,59 @@
 #define NORMRNN_PRODUCT_H
 #include "vector.h"
 
-/* C[r][q] (+)= Σ_k A[r·rs + k·ks] P[k][q]. Few tiles leave the multipliers idle: those keep two
+/* The left factor of a product: entry (r, k) is at[r·rs + k·ks] for k < depth, and K runs on through
+ * more blocks like it, `jump` apart. */
+typedef struct {
+    const float *at;
+    int64_t rs, ks, depth, blocks, jump;
+} Factor;
+
+/* C[r][q] (+)= Σ_k A(r, k) P[k·ldp + q·VW]. Few tiles leave the multipliers idle: those keep two
  * sums, over even and odd k. */
 #define TILE(R, Q)                                                                               \
     static __attribute__((noinline)) void tile_##R##_##Q(                                        \
-        int64_t K, const float *restrict P, const float *restrict A, int64_t rs, int64_t ks,     \
-        float *restrict C, int64_t ldc, int add) {                                               \
+        const Factor *f, const float *restrict P, int64_t ldp, float *restrict C, int64_t ldc,   \
+        int add) {                                                                               \
         enum { TWO = (R) * (Q) < 8 };                                                            \
+        const int64_t K = f->depth, rs = f->rs, ks = f->ks, jump = f->jump;                      \
+        const float *restrict A = f->at;                                                         \
         vec s[R][Q], z[TWO ? R : 1][TWO ? Q : 1];                                                \
         _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)                                     \
             _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) {                                \
                 s[r][q] = add ? load(C + r * ldc + q * VW) : (vec){0};                           \
                 if (TWO) z[TWO ? r : 0][TWO ? q : 0] = (vec){0};                                 \
             }                                                                                    \
-        int64_t k = 0;                                                                           \
-        if (TWO)                                                                                 \
-            for (; k + 2 <= K; k += 2) {                                                         \
-                _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) {                            \
-                    vec v = load(P + k * (Q) * VW + q * VW);                                     \
-                    vec w = load(P + (k + 1) * (Q) * VW + q * VW);                               \
-                    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                       \
-                        s[r][q] += v * splat(A[r * rs + k * ks]);                                  \
-                        z[TWO ? r : 0][TWO ? q : 0] += w * splat(A[r * rs + (k + 1) * ks]);        \
+        for (int64_t b = f->blocks; b > 0; b--, A += jump, P += K * ldp) {                       \
+            int64_t k = 0;                                                                       \
+            if (TWO)                                                                             \
+                for (; k + 2 <= K; k += 2) {                                                     \
+                    _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) {                        \
+                        vec v = load(P + k * ldp + q * VW);                                      \
+                        vec w = load(P + (k + 1) * ldp + q * VW);                                \
+                        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                   \
+                            s[r][q] += v * splat(A[r * rs + k * ks]);                            \
+                            z[TWO ? r : 0][TWO ? q : 0] += w * splat(A[r * rs + (k + 1) * ks]);  \
+                        }                                                                        \
                     }                                                                            \
                 }                                                                                \
-            }                                                                                    \
-        for (; k < K; k++) {                                                                     \
-            vec x[R];                                                                            \
-            if ((R) <= 4)                                                                        \
-                _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) x[r] =                      \
-                    splat(A[r * rs + k * ks]);                                                     \
-            vec w[Q];                                                                            \
-            _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) {                                \
-                w[q] = load(P + k * (Q) * VW + q * VW);                                          \
-                KEEP_IN_REGISTER(w[q]);                                                                      \
+            for (; k < K; k++) {                                                                 \
+                vec w[Q], x[R];                                                                  \
                 if ((R) <= 4)                                                                    \
-                    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) s[r][q] += w[q] * x[r]; \
-            }                                                                                    \
-            if ((R) > 4)                                                                         \
-                _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                           \
-                    vec y = splat(A[r * rs + k * ks]);                                             \
-                    _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) s[r][q] += w[q] * y;     \
+                    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) x[r] =                  \
+                        splat(A[r * rs + k * ks]);                                               \
+                _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) {                            \
+                    w[q] = load(P + k * ldp + q * VW);                                           \
+                    KEEP_IN_REGISTER(w[q]);                                                      \
+                    if ((R) <= 4)                                                                \
+                        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) s[r][q] +=          \
+                            w[q] * x[r];                                                         \
                 }                                                                                \
+                if ((R) > 4)                                                                     \
+                    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                       \
+                        vec y = splat(A[r * rs + k * ks]);                                       \
+                        _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) s[r][q] += w[q] * y; \
+                    }                                                                            \
+            }                                                                                    \
         }                                                                                        \
         _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)                                     \
             _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++)                                  \
@@ -53,8 +64,7 @@
                       TWO ? s[r][q] + z[TWO ? r : 0][TWO ? q : 0] : s[r][q]);                    \
     }
 
-typedef void (*tile_t)(int64_t, const float *, const float *, int64_t, int64_t, float *, int64_t,
-                       int);
+typedef void (*tile_t)(const Factor *, const float *, int64_t, float *, int64_t, int);
 #if MANY_REGISTERS
 #define EACH_ROW(Q) \
     TILE(1, Q) TILE(2, Q) TILE(3, Q) TILE(4, Q) TILE(5, Q) TILE(6, Q)
@@ -85,37 +95,69 @@ static const tile_t TILES[5][9] = {
 
 /* rows × Q vectors into C, rows shared out evenly; a panel is read again for every tile, so a part
  * of K is taken that stays in the second cache. */
-INLINE void panel_product(int64_t rows, int64_t K, int Q, const float *P, const float *A,
-                          int64_t rs, float *C, int64_t ldc, int add) {
+INLINE void panel_product(int64_t rows, Factor a, int Q, const float *P, float *C, int64_t ldc,
+                          int add) {
     const int64_t deep = 65536 / (Q * VW), tiles = (rows + MOST_ROWS[Q] - 1) / MOST_ROWS[Q];
-    const int64_t parts = tiles == 1 ? 1 : (K + deep - 1) / deep;
+    const int64_t cuts = a.blocks > 1 ? a.blocks : a.depth; /* places where K can be cut */
+    const int64_t parts = tiles == 1 ? 1 : min64((a.blocks * a.depth + deep - 1) / deep, cuts);
     for (int64_t i = 0; i < parts; i++) {
-        const int64_t k = K * i / parts, part = K * (i + 1) / parts - k;
+        const int64_t k = cuts * i / parts, part = cuts * (i + 1) / parts - k;
+        Factor f = a;
+        if (a.blocks > 1) f.blocks = part, f.at += k * a.jump;
+        else f.depth = part, f.at += k * a.ks;
+        const float *from = P + (a.blocks > 1 ? k * a.depth : k) * Q * VW, *at = f.at;
         for (int64_t j = 0; j < tiles; j++) {
             const int64_t r = rows * j / tiles, n = rows * (j + 1) / tiles - r;
-            TILES[Q][n](part, P + k * Q * VW, A + r * rs + k, rs, 1, C + r * ldc, ldc,
-                        add || k > 0);
+            f.at = at + r * a.rs;
+            TILES[Q][n](&f, from, Q * VW, C + r * ldc, ldc, add || k > 0);
         }
     }
 }
+/* The rows of a matrix with K columns as a factor. */
+INLINE Factor matrix(const float *A, int64_t ld, int64_t K) {
+    return (Factor){A, ld, 1, K, 1, 0};
+}
 
-/* How a matrix's rows are gates and units: column ((p·G + g)·U + u)·VW + l of the packed order is
- * row g·H + (p·U + u)·VW + l. U vectors of units a panel. */
+/* The packed order of gates: units in panels of U vectors, and in a panel of n units gate g has the
+ * columns from g·n on. All panels but the last are full, so the G·H columns have no gaps; the last
+ * panel is padded with 0 to whole vectors. */
 typedef struct {
     int64_t H;
     int G, U;
 } Gates;
 INLINE int64_t panels(Gates o) { return (o.H + o.U * VW - 1) / (o.U * VW); }
 INLINE int64_t panel_width(Gates o) { return o.G * o.U * VW; }
-INLINE int64_t packed_width(Gates o) { return panels(o) * panel_width(o); }
-
-/* The unit and row of a run of VW packed columns that begins at c; lanes that exist. */
-INLINE int lanes_at(Gates o, int64_t c, int64_t *row) {
-    const int64_t w = panel_width(o), p = c / w, v = c % w / VW, g = v / o.U, u = v % o.U;
-    const int64_t unit = (p * o.U + u) * VW;
-    *row = g * o.H + unit;
-    const int64_t n = o.H - unit;
-    return n >= VW ? VW : n > 0 ? (int)n : 0;
+INLINE int64_t packed_width(Gates o) { return round_up(o.G * o.H, VW); }
+/* Vectors of columns of panel p. */
+INLINE int panel_vectors(Gates o, int64_t p) {
+    const int64_t w = panel_width(o);
+    return (int)(min64(packed_width(o) - p * w, w) / VW);
+}
+/* Units in vector v of them. */
+INLINE int units_in(int64_t H, int64_t v) { return (int)min64(H - v * VW, VW); }
+/* Where gate g of vector v of units begins. */
+INLINE int64_t column(int64_t H, int64_t v, int g, int G) {
+    return v * G * VW + g * units_in(H, v);
+}
+/* The row of the parameters that packed column c < G·H is. */
+INLINE int64_t row_of(Gates o, int64_t c) {
+    const int64_t p = c / panel_width(o), first = p * o.U * VW, n = min64(o.H - first, o.U * VW);
+    const int64_t in_panel = c % panel_width(o);
+    return in_panel / n * o.H + first + in_panel % n;
+}
+/* Whether the VW packed columns from c on are neighbouring rows too. */
+INLINE int is_one_run(Gates o, int64_t c) { return (c / panel_width(o) + 1) * o.U * VW <= o.H; }
+/* A vector of packed columns from or to the parameters' order; there is nothing in the padding. */
+INLINE vec load_columns(Gates o, const float *from, int64_t c) {
+    if (is_one_run(o, c)) return load(from + row_of(o, c));
+    vec x = {0};
+    for (int l = 0; l < VW && c + l < o.G * o.H; l++) x[l] = from[row_of(o, c + l)];
+    return x;
+}
+INLINE void store_columns(Gates o, float *to, int64_t c, vec x) {
+    if (is_one_run(o, c)) store(to + row_of(o, c), x);
+    else
+        for (int l = 0; l < VW && c + l < o.G * o.H; l++) to[row_of(o, c + l)] = x[l];
 }
 
 #if defined(__has_builtin)
@@ -149,57 +191,55 @@ INLINE void transpose8(const float *from, int64_t lf, float *to, int64_t lt) {
 }
 #endif
 
-/* W (gates·H, K) -> [panel][k][G·U·VW], 0 where no unit is: for products over K. */
+/* W (G·H, K) -> [panel][k][columns of the panel]: for products over K. */
 static void pack_rows(Gates o, int64_t K, const float *W, float *P, int64_t from, int64_t to) {
-    const int64_t w = panel_width(o);
-    for (int64_t p = from; p < to; p++)
-        for (int64_t c = 0; c < w; c += VW) {
-            int64_t row;
-            const int n = lanes_at(o, p * w + c, &row);
-            float *t = P + p * K * w + c;
-            const float *f = W + row * K;
+    for (int64_t p = from; p < to; p++) {
+        const int64_t w = panel_vectors(o, p) * VW, first = p * panel_width(o);
+        for (int64_t c = 0; c < w; c++) {
+            float *t = P + K * first + c;
             int64_t k = 0;
 #if HAVE_SHUFFLE && VW >= 8
-            if (n == VW)
-                for (; k + 8 <= K; k += 8)
-                    for (int l = 0; l < VW; l += 8) transpose8(f + l * K + k, K, t + k * w + l, w);
+            if (c % 8 == 0 && is_one_run(o, first + c)) {
+                const float *f = W + row_of(o, first + c) * K;
+                for (; k + 8 <= K; k += 8) transpose8(f + k, K, t + k * w, w);
+                for (int64_t l = 0; l < 8; l++)
+                    for (int64_t j = k; j < K; j++) t[j * w + l] = f[l * K + j];
+                c += 7;
+                continue;
+            }
 #endif
-            for (; k < K; k++)
-                for (int l = 0; l < VW; l++) t[k * w + l] = l < n ? f[l * K + k] : 0.0f;
+            const float *f = first + c < o.G * o.H ? W + row_of(o, first + c) * K : NULL;
+            for (; k < K; k++) t[k * w] = f ? f[k] : 0.0f;
         }
+    }
 }
 
 /* The same times a number per packed column. */
 static void scale_rows(Gates o, int64_t K, const float *scale, float *P, int64_t from, int64_t to) {
-    const int64_t w = panel_width(o);
-    for (int64_t p = from; p < to; p++)
+    for (int64_t p = from; p < to; p++) {
+        const int64_t w = panel_vectors(o, p) * VW, first = p * panel_width(o);
         for (int64_t k = 0; k < K; k++)
             for (int64_t c = 0; c < w; c += VW) {
-                float *t = P + (p * K + k) * w + c;
-                store(t, load(t) * load(scale + p * w + c));
+                float *t = P + K * first + k * w + c;
+                store(t, load(t) * load(scale + first + c));
             }
+    }
 }
 
 /* Blocks of two vectors of columns; the last may be one. */
 enum { BLOCK = 2 * VW };
 INLINE int block_vectors(int64_t columns, int64_t b) { return columns - b * BLOCK > VW ? 2 : 1; }
 
-/* W (gates·H, M) -> [block][c][2·VW], c in packed order: for products over the gates. */
+/* W (G·H, M) -> [block][c][2·VW], c in packed order: for products over the gates. */
 static void pack_columns(Gates o, int64_t M, const float *W, float *P, int64_t from, int64_t to) {
-    const int64_t C = packed_width(o);
-    for (int64_t c0 = 0; c0 < C; c0 += VW) {
-        int64_t row;
-        const int n = lanes_at(o, c0, &row);
-        for (int64_t b = from; b < to; b++) {
-            const int Q = block_vectors(M, b);
-            for (int l = 0; l < VW; l++)
-                for (int q = 0; q < Q; q++) {
-                    const int64_t m = b * BLOCK + q * VW;
-                    const int have = (int)min64(M - m, VW);
-                    store(P + b * C * BLOCK + (c0 + l) * Q * VW + q * VW,
-                          l < n ? load_n(W + (row + l) * M + m, have) : (vec){0});
-                }
-        }
+    const int64_t C = o.G * o.H;
+    for (int64_t c = 0; c < C; c++) {
+        const float *f = W + row_of(o, c) * M;
+        for (int64_t b = from; b < to; b++)
+            for (int q = 0, Q = block_vectors(M, b); q < Q; q++) {
+                const int64_t m = b * BLOCK + q * VW;
+                store(P + b * C * BLOCK + c * Q * VW + q * VW, load_n(f + m, (int)min64(M - m, VW)));
+            }
     }
 }
 #endif

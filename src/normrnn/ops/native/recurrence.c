@@ -12,17 +12,17 @@
 
 /* ---- the loops ---- */
 
-#define EACH_INNER_CASE(run, G, U, mode)                            \
-    case mode * INNER_KINDS + NO_NORM: run(G, U, mode, NO_NORM); break; \
-    case mode * INNER_KINDS + OVER_ROWS: run(G, U, mode, OVER_ROWS); break; \
-    case mode * INNER_KINDS + OVER_FEATURES: run(G, U, mode, OVER_FEATURES); break; \
-    case mode * INNER_KINDS + PRODUCTS: run(G, U, mode, PRODUCTS); break;
-#define DISPATCH(run)                     \
+#define EACH_INNER(run, mode)                                                       \
+    case mode * INNER_KINDS + NO_NORM: run(mode, NO_NORM); break;                   \
+    case mode * INNER_KINDS + OVER_ROWS: run(mode, OVER_ROWS); break;               \
+    case mode * INNER_KINDS + OVER_FEATURES: run(mode, OVER_FEATURES); break;       \
+    case mode * INNER_KINDS + PRODUCTS: run(mode, PRODUCTS); break;
+#define DISPATCH(run)                           \
     switch (J->mode * INNER_KINDS + J->inner) { \
-        EACH_INNER_CASE(run, 1, 2, RNN_TANH)    \
-        EACH_INNER_CASE(run, 1, 2, RNN_RELU)    \
-        EACH_INNER_CASE(run, 4, 1, LSTM)        \
-        EACH_INNER_CASE(run, 3, 1, GRU)         \
+        EACH_INNER(run, RNN_TANH)               \
+        EACH_INNER(run, RNN_RELU)               \
+        EACH_INNER(run, LSTM)                   \
+        EACH_INNER(run, GRU)                    \
     }
 
 #define LANES(H) padded_stride((((H) + BLOCK - 1) / BLOCK) * BLOCK)
@@ -30,11 +30,11 @@
 static void forward_part(const Team *c, int id, int threads) {
     const Job *J = c->J;
     const Gates o = gates_of(J);
-    const int64_t P = panels(o), w = panel_width(o), B = J->B, H = J->H, lanes = LANES(H);
-    const int64_t packed = P * H * w, states = B * lanes;
+    const int64_t P = panels(o), B = J->B, H = J->H, lanes = LANES(H);
+    const int64_t packed = packed_width(o) * H, states = B * lanes;
     float *buffer = c->buffer;
     const Share s = share_of(J, id, threads);
-    ForwardLoop L = {.J = J, .s = s, .vectors = (H + VW - 1) / VW, .width = P * w, .lanes = lanes};
+    ForwardLoop L = {.J = J, .s = s, .vectors = (H + VW - 1) / VW, .width = packed_width(o), .lanes = lanes};
     for (int i = s.d0; i < s.d1; i++) {
         const Direction *d = &J->d[i];
         float *area = buffer + i * (packed + 3 * states), *h = area + packed;
@@ -51,7 +51,7 @@ static void forward_part(const Team *c, int id, int threads) {
             memcpy(h + states + r * lanes, h + r * lanes, (size_t)lanes * 4);
         }
     }
-    const int64_t row = J->inner == OVER_FEATURES ? padded_stride(L.width) : w + VW;
+    const int64_t row = J->inner == OVER_FEATURES ? padded_stride(L.width) : panel_width(o) + VW;
     float unused_trace[8 * VW] __attribute__((aligned(64)));
     L.scratch = allocate((B + 4) * row), L.unused_trace = unused_trace;
     if (!L.scratch) fail(c);
@@ -60,7 +60,7 @@ static void forward_part(const Team *c, int id, int threads) {
         float *area = buffer + i * (packed + 3 * states);
         L.d = &J->d[i], L.packed = area;
         L.h[0] = area + packed, L.h[1] = L.h[0] + states, L.c = L.h[1] + states;
-#define RUN(G, U, mode, inner) forward_loop(&L, &c->barriers[s.barrier], G, U, mode, inner)
+#define RUN(mode, inner) forward_loop(&L, &c->barriers[s.barrier], mode, inner)
         DISPATCH(RUN)
 #undef RUN
     }
@@ -80,7 +80,7 @@ static void backward_part(const Team *c, int id, int threads) {
     const Job *J = c->J;
     const Gates o = gates_of(J);
     const int64_t B = J->B, H = J->H, C = packed_width(o), lanes = LANES(H);
-    const int64_t blocks = (H + BLOCK - 1) / BLOCK, packed = blocks * C * BLOCK;
+    const int64_t blocks = (H + BLOCK - 1) / BLOCK, packed = blocks * o.G * H * BLOCK;
     const int64_t states = B * lanes, sums = 2 * C + UNIT_SUMS * lanes;
     const int64_t each = packed + states * (1 + has_hidden_zoneout(J));
     float *buffer = c->buffer;
@@ -90,11 +90,6 @@ static void backward_part(const Team *c, int id, int threads) {
         const Direction *d = &J->d[i];
         float *area = buffer + i * each, *carried = area + packed;
         pack_columns(o, H, d->w_hh, area, blocks * s.me / s.of, blocks * (s.me + 1) / s.of);
-        if (C > L.vectors * o.G * VW) /* a vector of columns without units */
-            for (int64_t r = J->N * s.me / s.of; r < J->N * (s.me + 1) / s.of; r++) {
-                store(d->dx + r * J->ldx + C - VW, (vec){0});
-                store(d->dp + r * J->ldx + C - VW, (vec){0});
-            }
         for (int64_t r = B * s.me / s.of; r < B * (s.me + 1) / s.of; r++) {
             memset(carried + r * lanes, 0, (size_t)lanes * 4);
             if (has_hidden_zoneout(J)) memset(carried + states + r * lanes, 0, (size_t)lanes * 4);
@@ -113,7 +108,7 @@ static void backward_part(const Team *c, int id, int threads) {
         L.d = &J->d[i], L.packed = area, L.carried = area + packed;
         L.zoneout_carried = has_hidden_zoneout(J) ? L.carried + states : NULL;
         L.totals = c->totals + (id * J->D + i) * sums;
-#define RUN(G, U, mode, inner) backward_loop(&L, &c->barriers[s.barrier], G, mode, inner)
+#define RUN(mode, inner) backward_loop(&L, &c->barriers[s.barrier], mode, inner)
         DISPATCH(RUN)
 #undef RUN
     }
@@ -122,7 +117,7 @@ static void backward_part(const Team *c, int id, int threads) {
 static int loop_backward(const Job *J) {
     const Gates o = gates_of(J);
     const int64_t B = J->B, H = J->H, C = packed_width(o), lanes = LANES(H);
-    const int64_t blocks = (H + BLOCK - 1) / BLOCK, packed = blocks * C * BLOCK;
+    const int64_t blocks = (H + BLOCK - 1) / BLOCK, packed = blocks * o.G * H * BLOCK;
     const int64_t states = B * lanes, sums = 2 * C + UNIT_SUMS * lanes;
     const int64_t each = packed + states * (1 + has_hidden_zoneout(J));
     float *buffer = allocate(J->D * each), *single = allocate(2 * C);
@@ -169,11 +164,15 @@ static int run_forward(const Job *J) {
 }
 
 static int run_backward(const Job *J) {
-    if (loop_backward(J) || weight_gradients(J, recurrent_weights_part, J->H)) return 1;
+    if (loop_backward(J)) return 1;
+    /* Both gradients of weights at once, unless one needs `dx` as the loop left it. */
+    const int is_apart = J->d[0].dp != J->d[0].dx;
+    const int together = is_apart || J->outer == PLAIN || norm_in_weight_gradient(J);
+    if (!together && weight_gradients(J, 1, 0)) return 1;
     if (J->outer == COLUMNS && J->per_step && frame_backward(J)) return 1;
     if (J->outer == COLUMNS && !J->per_step) sequence_backward(J);
     if (J->outer == FEATURES && apply_features(J)) return 1;
-    if (J->I && weight_gradients(J, input_weights_part, J->I)) return 1;
+    if (weight_gradients(J, together, J->I > 0)) return 1;
     if (!J->dx_in) return 0;
     return J->I ? input_gradient(J) : run_parallel(J, unpack_gate_gradients, NULL, NULL);
 }

@@ -13,49 +13,79 @@ INLINE vec exp_vec(vec x) {
     return scale * p + scale;
 }
 
-/* One row of C logits without their bias, in place; adds to the gradient of the bias. */
-static double softmax_row(float *z, const float *bias, int64_t C, int64_t wide, int64_t target,
-                          float *d_bias, int64_t *wrong) {
-    vec top = splat(-INFINITY);
-    for (int64_t c = 0; c < C; c += VW) {
-        const int n = (int)min64(C - c, VW);
-        vec x = load(z + c) + (bias ? load_n(bias + c, n) : (vec){0});
-        for (int l = n; l < VW; l++) x[l] = -INFINITY;
-        store(z + c, x);
-        top = select_lanes(x > top, x, top);
-    }
-    float most = top[0];
-    for (int l = 1; l < VW; l++) most = top[l] > most ? top[l] : most;
-    const float own = z[target];
-    int64_t first = 0;
-    if (own == most)
-        while (z[first] != most) first++;
-    *wrong += own == most ? first != target : 1;
-    vec sums = {0};
-    for (int64_t c = 0; c < C; c += VW) {
-        const vec e = exp_vec(load(z + c) - splat(most));
-        store(z + c, e);
-        if (c + VW <= C) sums += e;
-        else
-            for (int l = 0; l < C - c; l++) sums[l] += e[l];
-    }
-    const float total = sum_lanes(sums), share = 1.0f / total;
-    for (int64_t c = 0; c < C; c += VW) store(z + c, load(z + c) * splat(share));
-    for (int64_t c = C; c < wide; c++) z[c] = 0.0f;
-    z[target] -= 1.0f;
-    for (int64_t c = 0; c < C; c += VW)
-        store(d_bias + c, load(d_bias + c) + load(z + c));
-    return log((double)total) + (double)most - (double)own;
+INLINE float *logit_at(const Job *J, int64_t row, int64_t class_) {
+    const Columns z = columns_at(J, gates_of(J), J->d[0].pre, class_);
+    return z.at + row * z.ld;
 }
 
-static void softmax_part(const Team *c, int id, int n) {
-    const Job *J = c->J;
-    const Classes *about = c->more;
-    const int64_t wide = width_of(J);
-    float *sums = c->buffer + id * wide;
-    for (int64_t r = J->N * id / n; r < J->N * (id + 1) / n; r++)
-        about->nats[id] += softmax_row(J->d[0].pre + r * J->ldx, J->d[0].beta, J->H, wide,
-                                       about->targets[r], sums, &about->wrong[id]);
+/* A few rows of logits without their bias, from row `first` on, in place; adds to the gradient of
+ * the bias. Rows are taken together because those of a panel are neighbours. */
+enum { TOGETHER = 8 };
+static double softmax_rows(const Job *J, int64_t first, int rows, const int64_t *targets,
+                           float *d_bias, int64_t *wrong) {
+    const Gates o = gates_of(J);
+    const int64_t C = J->H;
+    float *logits = J->d[0].pre, most[TOGETHER], own[TOGETHER];
+    vec top[TOGETHER], sums[TOGETHER];
+    for (int r = 0; r < rows; r++) top[r] = splat(-INFINITY), sums[r] = (vec){0};
+    for (int64_t c = 0; c < C; c += VW) {
+        const Columns z = columns_at(J, o, logits, c);
+        const int n = units_in(C, c / VW);
+        const vec bias = J->d[0].beta ? load_n(J->d[0].beta + c, n) : (vec){0};
+        for (int r = 0; r < rows; r++) {
+            float *at = z.at + (first + r) * z.ld;
+            vec x = load(at) + bias;
+            for (int l = n; l < VW; l++) x[l] = -INFINITY;
+            store(at, x);
+            top[r] = select_lanes(x > top[r], x, top[r]);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        const int64_t target = targets[first + r];
+        most[r] = top[r][0];
+        for (int l = 1; l < VW; l++) most[r] = top[r][l] > most[r] ? top[r][l] : most[r];
+        own[r] = *logit_at(J, first + r, target);
+        int is_wrong = own[r] != most[r];
+        for (int64_t c = 0; c < target && !is_wrong; c++) is_wrong = *logit_at(J, first + r, c) == most[r];
+        *wrong += is_wrong;
+    }
+    for (int64_t c = 0; c < C; c += VW) {
+        const Columns z = columns_at(J, o, logits, c);
+        for (int r = 0; r < rows; r++) {
+            float *at = z.at + (first + r) * z.ld;
+            const vec e = first_lanes(exp_vec(load(at) - splat(most[r])), units_in(C, c / VW));
+            store(at, e);
+            sums[r] += e;
+        }
+    }
+    double nats = 0;
+    for (int r = 0; r < rows; r++) {
+        const float total = sum_lanes(sums[r]);
+        nats += log((double)total) + (double)most[r] - (double)own[r];
+        *logit_at(J, first + r, targets[first + r]) -= total;
+        sums[r] = splat(1.0f / total);
+    }
+    for (int64_t c = 0; c < C; c += VW) {
+        const Columns z = columns_at(J, o, logits, c);
+        vec d = load(d_bias + c);
+        for (int r = 0; r < rows; r++) {
+            float *at = z.at + (first + r) * z.ld;
+            const vec p = load(at) * sums[r];
+            store(at, p);
+            d += p;
+        }
+        store(d_bias + c, d);
+    }
+    return nats;
+}
+
+static void softmax_part(const Team *team, int id, int n) {
+    const Job *J = team->J;
+    const Classes *about = team->more;
+    const int64_t end = J->N * (id + 1) / n;
+    for (int64_t r = J->N * id / n; r < end; r += TOGETHER)
+        about->nats[id] += softmax_rows(J, r, (int)min64(TOGETHER, end - r), about->targets,
+                                        team->buffer + id * width_of(J), &about->wrong[id]);
 }
 
 /* Nats of the targets under softmax(x Wᵀ + b), summed, and all gradients, of x (N, H), w (C, H) and
@@ -67,8 +97,7 @@ int64_t EXPORT(classify)(int64_t N, int64_t H, int64_t C, int64_t threads, const
     Job J = {.T = 1, .B = N, .N = N, .H = C, .I = H, .D = 1, .threads = threads, .ldi = H};
     J.ldo = J.ldc = C, J.sizes = &N, J.offsets = &offset, J.x = x, J.dx_in = d_x;
     const int64_t wide = width_of(&J);
-    J.ldx = padded_stride(wide);
-    float *logits = allocate(N * J.ldx + VW), *sums = calloc((size_t)(threads * wide), 4);
+    float *logits = allocate(N * wide), *sums = calloc((size_t)(threads * wide), 4);
     J.d[0] = (Direction){.w_ih = w, .beta = b, .pre = logits, .dx = logits, .d_w_ih = d_w};
     double *parts = calloc((size_t)threads, sizeof(double));
     int64_t *wrong = calloc((size_t)threads, sizeof(int64_t)), errors = 0;
@@ -82,7 +111,7 @@ int64_t EXPORT(classify)(int64_t N, int64_t H, int64_t C, int64_t threads, const
             for (int64_t k = 0; t && k < C; k++) sums[k] += sums[t * wide + k];
         }
         memcpy(d_b, sums, (size_t)C * 4);
-        failed = weight_gradients(&J, input_weights_part, H) || input_gradient(&J);
+        failed = weight_gradients(&J, 0, 1) || input_gradient(&J);
     }
     free(logits), free(sums), free(parts), free(wrong);
     return failed ? -1 : errors;

@@ -49,16 +49,46 @@ INLINE void store(float *p, vec x) { *(unaligned *)p = x; }
 INLINE vec splat(float x) { return x - (vec){0}; }
 
 /* The first n lanes; the others are 0. */
+#if VW == 16
+#define FIRST_LANES(n) ((__mmask16)((1u << (n)) - 1))
+#elif VW == 8
+#define FIRST_LANES(n) ((__m256i)((ivec){0, 1, 2, 3, 4, 5, 6, 7} < (int)(n)))
+#endif
 INLINE vec load_n(const float *p, int n) {
     if (n >= VW) return load(p);
+#if VW == 16
+    return (vec)_mm512_maskz_loadu_ps(FIRST_LANES(n), p);
+#elif VW == 8
+    return (vec)_mm256_maskload_ps(p, FIRST_LANES(n));
+#else
     vec x = {0};
     for (int l = 0; l < n; l++) x[l] = p[l];
     return x;
+#endif
 }
 INLINE void store_n(float *p, vec x, int n) {
     if (n >= VW) store(p, x);
-    else
+    else {
+#if VW == 16
+        _mm512_mask_storeu_ps(p, FIRST_LANES(n), (__m512)x);
+#elif VW == 8
+        _mm256_maskstore_ps(p, FIRST_LANES(n), (__m256)x);
+#else
         for (int l = 0; l < n; l++) p[l] = x[l];
+#endif
+    }
+}
+/* x in the first n lanes, 0 in the others. */
+INLINE vec first_lanes(vec x, int n) {
+    if (n >= VW) return x;
+#if VW == 16
+    return (vec)_mm512_maskz_mov_ps(FIRST_LANES(n), (__m512)x);
+#elif VW == 8
+    return (vec)((ivec)x & (ivec)FIRST_LANES(n));
+#else
+    for (int l = n; l < VW; l++) x[l] = 0;
+    return x;
+#endif
 }
 /* Lanes whose byte, of n, is not 0. */
 INLINE ivec load_mask(const uint8_t *p, int n) {
