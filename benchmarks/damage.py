@@ -178,7 +178,8 @@ def _json_part(path: Path, draw: random.Random) -> tuple[str, str, str]:
 
 
 def _with_strange_value(values: Any, draw: random.Random) -> Any:
-    parent, place = None, None
+    parent: Any = None
+    place: Any = None
     at = values
     while isinstance(at, dict | list) and at and (parent is None or draw.random() < 0.8):
         parent, place = at, draw.choice(list(at) if isinstance(at, dict) else range(len(at)))

@@ -47,10 +47,15 @@ def text_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny(text_dir: Path) -> LanguageConfig:
-    """A complete config on that text: 50-odd updates an epoch in two segments, dropout, decay."""
+    """A complete config on that text."""
+    return tiny_config(text_dir)
+
+
+def tiny_config(data: Path) -> LanguageConfig:
+    """A complete config: 50-odd updates an epoch in two segments, dropout, decay."""
     return LanguageConfig(
         recipe="ptb-small",
-        data=str(text_dir),
+        data=str(data),
         epochs=3,
         model=ModelConfig(hidden=12, dropout=0.25, init=0.2),
         optimizer=OptimizerConfig(lr=0.7, clip_norm=0.5, decay=2.0, decay_after=2),

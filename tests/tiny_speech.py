@@ -1,6 +1,5 @@
 """A prepared directory of made-up speech: the features tell the label, with noise."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,12 +67,6 @@ def write_speech(path: Path, seed: int = 0, change: float = 0.0) -> None:
     write_json(path / "summary.json", {**summary, "checksums": checksums})
 
 
-def without_checksums(path: Path) -> None:
-    """As older versions wrote it."""
-    summary = {"format": "normrnn speech 1", "classes": CLASSES, "dim": DIM}
-    (path / "summary.json").write_text(json.dumps(summary))
-
-
 @pytest.fixture
 def speech_dir(tmp_path: Path) -> Path:
     """Such a directory."""
@@ -84,10 +77,15 @@ def speech_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny_speech(speech_dir: Path) -> SpeechConfig:
-    """A complete config on it: pieces of at most 15 frames, two validations an epoch."""
+    """A complete config on it."""
+    return tiny_speech_config(speech_dir)
+
+
+def tiny_speech_config(data: Path) -> SpeechConfig:
+    """A complete config: pieces of at most 15 frames, two validations an epoch."""
     return SpeechConfig(
         recipe="librispeech-mini",
-        data=str(speech_dir),
+        data=str(data),
         epochs=2,
         norm="sequence",
         model=AcousticConfig(hidden=5, layers=2),

@@ -6,14 +6,13 @@ else's, and a link in it would have us overwrite what it points to.
 
 import contextlib
 import errno
-import io
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from normrnn.errors import UsageError, UserError
 
@@ -151,43 +150,6 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise UserError(
             f"{path} cannot be written: {error.strerror or error}; what was there is kept"
         ) from None
-
-
-class _Deferring(io.RawIOBase):
-    """Keeps a failure for later."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.failure: OSError | None = None
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def write(self, content: Any, /) -> int:
-        if self.failure is None:
-            try:
-                self._file.write(content)
-            except OSError as error:
-                self.failure = error
-        return memoryview(content).nbytes
-
-
-@contextlib.contextmanager
-def deferring(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """A file for torch's archive writer; OSError when the block has ended.
-
-    The writer ends the process if writing fails while it closes, as on a full disk.
-    """
-    patient = _Deferring(file)
-    yield patient  # type: ignore[misc]
-    if patient.failure is not None:
-        raise patient.failure
 
 
 def write_whole(path: Path, content: bytes | bytearray | memoryview) -> None:

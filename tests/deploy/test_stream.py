@@ -22,7 +22,6 @@ from tests.helpers import CELLS, NORMS, build, randomise
 
 __all__ = ["cli"]
 
-OLD = Path(__file__).parents[1] / "old_runs"
 CUTS = [[1] * 12, [12], [5, 1, 1, 5], [0, 3, 9]]
 SHARED = [name for name, how in NORMS.items() if "time_steps" not in how]
 
@@ -251,7 +250,7 @@ def test_a_fork_goes_its_own_way() -> None:
 
 
 def test_wrong_calls() -> None:
-    with pytest.raises(ValueError, match="reads in both directions"):
+    with pytest.raises(ValueError, match="bidirectional"):
         normrnn.Stream(speech_model())
     with pytest.raises(ValueError, match=r"differ over 3 time steps.*shared=True"):
         normrnn.Stream(normrnn.LSTM(3, 4, norm="frame", time_steps=3))
@@ -287,13 +286,13 @@ def test_a_reader_cuts_windows_as_training_did(carried: bool, time_steps: int | 
 
 
 def test_standard_input_is_scored_as_a_file(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (OLD / "text-data" / "valid.txt").read_text() + "w3 nobody knows\n\n"
+    text = (trained / "text-data" / "valid.txt").read_text() + "w3 nobody knows\n\n"
     (tmp_path / "text").write_text(text)
-    wanted = cli("score", OLD / "text", tmp_path / "text", "--lines")[1].splitlines()
+    wanted = cli("score", trained / "text", tmp_path / "text", "--lines")[1].splitlines()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    found = cli("score", OLD / "text", "-")[1].splitlines()
+    found = cli("score", trained / "text", "-")[1].splitlines()
     assert [line.split("\t")[1:] for line in found[:-1]] == [
         line.split("\t")[1:] for line in wanted[:-1]
     ]
@@ -302,8 +301,8 @@ def test_standard_input_is_scored_as_a_file(
     assert found[-1].split(":")[1] == wanted[-1].split(":")[1]
 
 
-def test_lines_are_answered_as_they_come() -> None:
-    call = [sys.executable, "-m", "normrnn.cli", "score", str(OLD / "text"), "-"]
+def test_lines_are_answered_as_they_come(trained: Path) -> None:
+    call = [sys.executable, "-m", "normrnn.cli", "score", str(trained / "text"), "-"]
     pipe = subprocess.PIPE
     with subprocess.Popen(call, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdin is not None
@@ -320,11 +319,13 @@ def test_lines_are_answered_as_they_come() -> None:
     assert process.returncode == 0
 
 
-def test_an_empty_input_is_a_sentence(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_input_is_refused(
+    cli: Cli, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    assert cli("score", OLD / "text", "-")[::2] == (1, "normrnn: standard input is empty\n")
+    assert cli("score", trained / "text", "-")[::2] == (1, "normrnn: standard input is empty\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xff\n")))
-    exit_code, _, err = cli("score", OLD / "text", "-")
+    exit_code, _, err = cli("score", trained / "text", "-")
     assert exit_code == 1
     assert "standard input is not UTF-8" in err
 

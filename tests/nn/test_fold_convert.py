@@ -389,7 +389,7 @@ def test_a_norm_in_front_of_a_layer_without_biases(cell: str) -> None:
     folded: Any = normrnn.fold(model, before=True)[1]  # type: ignore[index]
     same(folded(x, lengths=lengths), expected)
     assert not folded.weight_hh_l0.requires_grad
-    assert folded.lengths_seen
+    assert folded.takes_lengths
 
 
 def test_convert_keeps_what_the_layers_have() -> None:

@@ -68,7 +68,7 @@ def test_plain_true_insists_and_says_why_not() -> None:
     model, x, _ = trained()
     with pytest.raises(ValueError, match=r"lstm cannot.*called with lengths= and resets=.*False"):
         normrnn.fold(model, plain=True)
-    model.lstm.lengths_seen = model.lstm.resets_seen = False  # type: ignore[assignment]
+    model.lstm.takes_lengths = model.lstm.takes_resets = False  # type: ignore[assignment]
     assert type(normrnn.fold(model, plain=True).lstm) is nn.LSTM
     assert type(normrnn.fold(model).lstm) is nn.LSTM
     kept: Any = normrnn.fold(model, plain=False).eval()
@@ -338,18 +338,6 @@ class HandsOn(nn.Module):
 
     def forward(self, x: Tensor, lengths: Any = None, resets: Any = None) -> Tensor:
         return self.rnn(x, lengths=lengths, resets=resets)[0]
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_keyword_that_was_handed_on_as_none_counts_too(compiled: bool) -> None:
-    model, x = HandsOn(), torch.randn(6, 3, 3)
-    call: Any = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
-    call(x)
-    folded: Any = normrnn.fold(model.eval())
-    assert type(folded.rnn) is normrnn.LSTM
-    for lengths in (None, LENGTHS):
-        wanted = model(x, lengths)
-        torch.testing.assert_close(folded(x, lengths), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("plain", [None, True])

@@ -12,9 +12,8 @@ import pytest
 from normrnn import crash
 from normrnn.cli import guarded
 from normrnn.engine.display import PlainDisplay, Status, describe
-from normrnn.speech.measure import FRAMES
-from normrnn.text.config import LanguageConfig
-from normrnn.text.measure import CHARACTERS, WORDS
+from normrnn.speech.config import FRAMES
+from normrnn.text.config import CHARACTERS, WORDS, LanguageConfig
 from tests.safety.conftest import Cli
 from tests.tiny_runs import run_tiny, text_dir, tiny, tiny_frame
 

@@ -94,7 +94,7 @@ def _of_runs(arguments: list[str]) -> int:
             config = RunDirectory(path).config()
             config = replace(config, data=data or config.data)
             experiment = open_experiment(config)
-            if config.data_sha256 not in (experiment.sha256, experiment.older_sha256):
+            if config.data_sha256 != experiment.sha256:
                 raise UserError(f"{config.data} is not what {path} was trained on")
             task = _built(config, experiment)
             task.model.load_state_dict(load(path).state_dict())

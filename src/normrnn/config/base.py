@@ -168,7 +168,7 @@ class Config:
     noun: ClassVar[str] = "an experiment"
     """What is trained, in words."""
     task: ClassVar[str] = ""
-    """The module that trains, loads and evaluates it: an `engine.task.TaskModule`."""
+    """Import path `module:class` of the `engine.task.Task` that trains, loads and evaluates it."""
     predicts_inputs: ClassVar[bool] = False
     """Whether its targets are later inputs: what sees these has no loss of predicting them."""
     hub_task: ClassVar[str] = ""

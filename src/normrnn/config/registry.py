@@ -1,7 +1,7 @@
 """The recipes and tasks that are known, without importing what trains them.
 
 A recipe is a function that returns a complete config. The config's class is the torch-free half of
-its task; its `task` names the module with the other half, imported when a network is built.
+its task; its `task` names the class with the other half, imported when a network is built.
 `normrnn.recipes` registers the recipes of this package, and is imported when somebody asks.
 """
 
@@ -106,7 +106,7 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 def config_class(values: Mapping[str, Any]) -> type[Config]:
     """Return the class of a config: its recipe's, or, of a recipe that is not known here, the first
-    that has most of its fields."""
+    that has all its fields."""
     if values.get("kind") == KIND:
         return FunctionConfig
     known = recipes()
@@ -115,7 +115,7 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
         return _kind(known[name])[0]
     given = flat(values).keys()
     kinds = [_kind(make) for make in known.values()]
-    return min(kinds, key=lambda kind: len(given - kind[1]))[0]
+    return next((kind for kind, fields in kinds if given <= fields), Config)
 
 
 @cache
@@ -126,6 +126,7 @@ def _kind(make: Callable[[], Config]) -> tuple[type[Config], frozenset[str]]:
 
 
 def task_of(config: Config) -> Any:
-    """The module that trains, loads and evaluates what a config describes: an
-    `engine.task.TaskModule`."""
-    return import_module(type(config).task)
+    """Return the class that trains, loads and evaluates what a config describes, a subclass of
+    `engine.task.Task`."""
+    module, _, name = type(config).task.partition(":")
+    return getattr(import_module(module), name)

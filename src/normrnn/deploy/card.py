@@ -23,7 +23,7 @@ PAPER = "https://arxiv.org/abs/1510.01378"
 
 @dataclass(frozen=True)
 class Result:
-    """A figure of the model, and what it was measured with."""
+    """A figure of the model, its data and statistics."""
 
     split: str
     statistics: str
@@ -36,7 +36,7 @@ class Result:
 
 @dataclass(frozen=True)
 class About:
-    """What a card says of a model, whatever it is exported as."""
+    """The content of a model card."""
 
     title: str
     summary: str
@@ -48,7 +48,7 @@ class About:
     results: Sequence[Result] = ()
 
     def card(self, load: str = "", more: Mapping[str, str] | None = None) -> str:
-        """The Markdown; `load` is the code that loads the export, `more` further sections."""
+        """Return the Markdown; `load` is code that loads the export, `more` further sections."""
         sections = self._sections(exported=bool(load))
         if load:
             sections["How to load"] = f"```python\n{load.strip()}\n```"
@@ -58,7 +58,7 @@ class About:
         return f"{self._front()}\n{self._body(sections)}"
 
     def short(self) -> str:
-        """The Markdown without front matter and settings."""
+        """Return the Markdown without front matter and settings."""
         return self._body(self._sections(exported=False))
 
     def _sections(self, exported: bool) -> dict[str, str]:
@@ -76,11 +76,11 @@ class About:
 
     @staticmethod
     def is_card(text: str) -> bool:
-        """Whether such a card was written there."""
+        """Whether a text is such a card."""
         return text.startswith('---\nlibrary_name: "normrnn"\n')
 
     def _front(self) -> str:
-        """JSON is YAML too, and quotes whatever stands in a name."""
+        """Return the front matter; JSON is valid YAML and quotes any name."""
         front: dict[str, Any] = {
             "library_name": "normrnn",
             "tags": ["normrnn", "recurrent", "batch-normalization"],
@@ -117,11 +117,11 @@ class About:
 
 
 def of_run(run: RunDirectory) -> About:
-    """The best model of a run; UserError for a config that is not its checkpoint's."""
+    """Describe the best model of a run; UserError if its config is not its checkpoint's."""
     config = run.config()
     _check(run)
     settings = to_dict(config)
-    # Where the data lay is nobody's business elsewhere.
+    # The path of the data is private.
     settings["data"] = name = PurePath(config.data).name
     measure, norm = config.own_measure, config.normalisation
     saved = run.saved_statistics if run.has(MODEL) else "running"
@@ -156,27 +156,27 @@ def _check(run: RunDirectory) -> None:
 
 
 def _rows(run: RunDirectory, saved: str) -> list[Row]:
-    """Those of evaluation.json, or else the best validation in training and the test after it."""
+    """Rows of evaluation.json, else the best validation in training and the test after it."""
     if run.has(EVALUATION):
         path, content = run.path / EVALUATION, run.read(EVALUATION)
         is_sealed(content, path)
         try:
             found = json.loads(content)
             rows = [row for row in found["rows"] if _is_row(row)]
-            # Only what the exported numbers give: a network with other statistics is another one.
+            # Only rows of the exported network: with other statistics it is another one.
             rows = [row for row in rows if row["statistics"] == saved]
             own = run.model_sha256()
-            current = found.get("model_sha256", own) == own  # older versions did not say
+            current = found.get("model_sha256") == own
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise UserError(f"{path} is damaged") from None
         if current:
             return rows
-        notice(f"{path} is of an older model: left out; `normrnn evaluate` writes it anew")
+        notice(f"{path} is of an older model: left out; run `normrnn evaluate` again")
     rows = [row for row in read_rows(run.path / METRICS) if row.get("statistics") == saved]
     valid = [row for row in rows if row["split"] == "best_valid"]
     valid = [{**valid[-1], "split": "valid"}] if valid else _of(rows, "valid")
     if valid and not run.has(MODEL):
-        notice(f"{run.path / MODEL} is missing; what it reached is left out")
+        notice(f"{run.path / MODEL} is missing; its figures are left out")
     best = [min(valid, key=lambda row: row["loss"])] if valid and run.has(MODEL) else []
     return best + _of(rows, "test")[-1:]
 
@@ -202,10 +202,10 @@ def _result(row: Row, measure: Measure) -> Result:
 
 
 def one_line(text: str) -> str:
-    """Text of somebody's file as one line without control characters."""
+    """Return text from a file as one line without control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def code(text: str) -> str:
-    """The same in a code span."""
+    """Return text from a file as a code span."""
     return f"`{one_line(text).replace('`', ' ')}`"

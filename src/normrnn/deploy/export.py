@@ -1,9 +1,7 @@
-"""One door to all formats: a run, one of our networks or a user's own model, to a file and its
-card."""
+"""Write a run, one of our networks or a user's own model to a file, with a model card beside it."""
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from normrnn.deploy.card import About, of_run
 from normrnn.deploy.onnxfile import check_opset
 from normrnn.deploy.parts import Parts
 from normrnn.errors import UsageError, UserError
-from normrnn.extras import export_extra
 from normrnn.files import expanded, is_utf8, open_regular, write_whole
 from normrnn.runs.load import load
 from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL, PREVIOUS
@@ -26,7 +23,7 @@ from normrnn.runs.store import RunDirectory
 SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "program": ".pt2"}
 CARD = "README.md"
 OWN = (MODEL, CHECKPOINT, PREVIOUS)
-"""What a run's own files of such suffixes are called."""
+"""Files of a run with such suffixes."""
 
 
 def export(
@@ -40,7 +37,7 @@ def export(
     opset: int | None = None,
     data: str = "",
 ) -> Path:
-    """Writes a trained network for use without this library, and a model card beside it.
+    """Write a trained network for use without this library, and a model card beside it.
 
     Args:
         model: a run directory, one of its networks, or any model that holds our layers; its
@@ -82,13 +79,15 @@ def export(
     file, card = target(expanded(path), format)
     run = None
     if isinstance(model, nn.Module):
-        network = getattr(model, "_orig_mod", model)  # compiled: its names are another's
+        network = getattr(model, "_orig_mod", model)  # a compiled model has other names
         about = _of_model(network)
     else:
         run = RunDirectory(expanded(model))
         network, about = load(run.path), of_run(run)
     ours: Any = getattr(network, "plain_parts", None)
     parts: Any = None if ours is None else ours()
+    if example is None and hasattr(network, "example_inputs"):
+        example = network.example_inputs()  # type: ignore[operator]
     if parts is not None and format in ("torch", "safetensors"):
         parts.recurrent.check()
     if parts is None and format in ("onnx", "program") and example is None:
@@ -98,20 +97,19 @@ def export(
     if format == "onnx":
         check_opset(opset)
     _refuse_other(card)
-    way = _way(format, network, parts, _arguments(example), dynamic, opset)
-    loads = way.snippet(file.name)
+    write, snippet = _writer(format, network, parts, _arguments(example), dynamic, opset)
     file.parent.mkdir(parents=True, exist_ok=True)
+    sections = {}
     if quantize is None:
-        text = about.card(loads)
-        way.write(file, text)
+        write(file)
     else:
-        text = _quantised(way, file, lambda more: about.card(loads, more), run, data)
-    write_whole(card, text.encode())
+        sections["Quantisation"] = _quantised(write, file, run, data)
+    write_whole(card, about.card(snippet(file.name), sections).encode())
     return file
 
 
 def _arguments(example: Any) -> tuple[Any, ...]:
-    """A packed sequence is a tuple too, and one argument all the same."""
+    """Return the arguments as a tuple; a packed sequence, itself a tuple, is one argument."""
     if isinstance(example, Tensor | PackedSequence):
         return (example,)
     if not isinstance(example, tuple | None):
@@ -121,36 +119,21 @@ def _arguments(example: Any) -> tuple[Any, ...]:
     return example or ()
 
 
-@dataclass(frozen=True)
-class _Way:
-    """How one network is written in one format."""
-
-    write: Callable[[Path, str], None]
-    """File, card."""
-    snippet: Callable[[str], str]
-    """Code that loads a file of that name."""
-
-
-def _way(
+def _writer(
     format: str,
     network: nn.Module,
     parts: Parts | None,
     example: Any,
     dynamic: Any,
     opset: int | None,
-) -> _Way:
-    if format in ("torch", "safetensors"):
-        portable = (
-            tensors.Portable.of_model(network)
-            if parts is None
-            else tensors.Portable.of_parts(parts)
-        )
-        writers = {"torch": tensors.write_torch, "safetensors": tensors.write_safetensors}
-        return _Way(
-            lambda file, card: writers[format](portable, file, card),
-            lambda name: tensors.snippet(portable, name, format),
-        )
+) -> tuple[Callable[[Path], None], Callable[[str], str]]:
+    """Return what writes the network to a file, and the code that loads a file of a given name."""
     write: Any
+    if format in ("torch", "safetensors"):
+        known = tensors.Portable
+        portable = known.of_model(network) if parts is None else known.of_parts(parts)
+        write = tensors.write_torch if format == "torch" else tensors.write_safetensors
+        return partial(write, portable), lambda name: tensors.snippet(portable, name, format)
     if format == "onnx":
         from normrnn.deploy import onnxfile as maker
 
@@ -165,24 +148,19 @@ def _way(
             write = partial(maker.write_traced, network, example, dynamic)
         else:
             write = partial(maker.write, parts)
-    return _Way(write, partial(maker.snippet, parts))
+    return write, partial(maker.snippet, parts)
 
 
 def _quantised(
-    way: _Way,
-    file: Path,
-    card: Callable[[dict[str, str]], str],
-    run: RunDirectory | None,
-    data: str,
+    write: Callable[[Path], None], file: Path, run: RunDirectory | None, data: str
 ) -> str:
-    """Writes an int8 file; the card, which has what that did to a run's loss."""
+    """Write an int8 file; return what that does to the size, and to a run's loss."""
     from normrnn.deploy.session import quantise, session
 
-    onnx: Any = export_extra("onnx")
-    # onnx takes names in UTF-8 only.
+    # onnx accepts only names in UTF-8.
     with tempfile.TemporaryDirectory(dir=file.parent if is_utf8(file.parent) else None) as scratch:
         whole, smaller = Path(scratch) / "whole.onnx", Path(scratch) / "smaller.onnx"
-        way.write(whole, "")
+        write(whole)
         quantise(whole, smaller)
         sizes = [path.stat().st_size / 1e6 for path in (whole, smaller)]
         words = f"Dynamic int8 weights: {sizes[1]:,.2f} MB instead of {sizes[0]:,.2f}."
@@ -200,35 +178,25 @@ def _quantised(
                 f" Loss on the validation data: {before:.4f} nats before, {after:.4f} after"
                 f" ({measure.name} {measure.text(before)} and {measure.text(after)})."
             )
-        text = card({"Quantisation": words})
-        content = onnx.load_model(str(smaller))
-    onnx.helper.set_model_props(content, {**_notes(content), "card": text})
-    write_whole(file, content.SerializeToString())
-    return text
-
-
-def _notes(model: Any) -> dict[str, str]:
-    return {entry.key: entry.value for entry in model.metadata_props}
+        write_whole(file, smaller.read_bytes())
+    return words
 
 
 def _refuse_other(card: Path) -> None:
-    """A README.md, or whatever has the card's name, is somebody's work unless it is a card."""
+    """Raise UsageError if the card would overwrite a file that is not a card."""
     if card.exists():
         with open_regular(card) as file:
             text = file.read(100).decode(errors="replace")
         if text.strip() and not About.is_card(text):
-            raise UsageError(
-                f"{card} is there and is no model card: it would be overwritten; export to another"
-                " directory"
-            )
+            raise UsageError(f"{card} exists and is not a model card: export to another directory")
 
 
 def target(path: Path, format: str) -> tuple[Path, Path]:
-    """The file to write, and its card."""
+    """Return the file to write and its card."""
     suffix = SUFFIXES[format]
     if path.suffix in SUFFIXES.values() and not path.is_dir():
         if path.suffix != suffix:
-            raise UsageError(f"{path} is no name for the format {format}: it writes {suffix} files")
+            raise UsageError(f"{path} does not fit the format {format}: it writes {suffix} files")
         if path.name in OWN and (path.parent / CONFIG).exists():
             raise UsageError(f"{path} is a file of the run: it would be overwritten")
         return path, path.with_suffix(".md")

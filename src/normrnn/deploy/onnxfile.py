@@ -31,7 +31,7 @@ from normrnn.deploy.parts import (
 from normrnn.deploy.program import example_of
 from normrnn.errors import UserError
 from normrnn.extras import export_extra
-from normrnn.files import replacing
+from normrnn.files import write_whole
 from normrnn.nn.base import Normalised
 
 OPSET, LOWEST, SCAN_OPSET = 17, 13, 18
@@ -49,7 +49,7 @@ def check_opset(opset: int | None) -> None:
         raise ValueError(f"opset={opset}: expected a number from {LOWEST} to {newest}")
 
 
-def write_network(parts: Parts, path: Path, card: str, opset: int | None = None) -> None:
+def write_network(parts: Parts, path: Path, opset: int | None = None) -> None:
     """Write one of our networks.
 
     Language models: tokens (T, B), h0[, c0] -> logits, hn[, cn]; others: features (T, B, F),
@@ -60,8 +60,7 @@ def write_network(parts: Parts, path: Path, card: str, opset: int | None = None)
     model, given, axes = example_of(parts, OperatorLayer(rnn) if folds else None)
     states = [f"{name[0]}n" for name in given if name in ("h0", "c0")]
     outputs = ("logits", *states) if parts.embedding is not None else ("log_posteriors",)
-    notes = {"card": card, **parts.notes}
-    _write(model.float(), given, axes, outputs, folds, path, notes, opset)
+    _write(model.float(), given, axes, outputs, folds, path, parts.notes, opset)
 
 
 def write_model(
@@ -69,7 +68,6 @@ def write_model(
     example: tuple[Any, ...],
     dynamic: Mapping[str, Mapping[int, str]] | None,
     path: Path,
-    card: str,
     opset: int | None = None,
 ) -> None:
     """Write a user's own model; `dynamic` names the axes that may change."""
@@ -84,7 +82,7 @@ def write_model(
         )
     axes = {name: dict(free.get(name, {})) for name in tensors}
     called = _Called(plain, example)
-    _write(called, tensors, axes, (), folds, path, {"card": card}, opset)
+    _write(called, tensors, axes, (), folds, path, {}, opset)
 
 
 def has_operator(module: nn.Module) -> bool:
@@ -115,8 +113,7 @@ def _write(
     with _quiet():
         content = export(model, given, axes, outputs, opset)
     onnx.helper.set_model_props(content, dict(notes))
-    with replacing(path) as file:
-        file.write(content.SerializeToString())
+    write_whole(path, content.SerializeToString())
 
 
 @contextmanager
@@ -171,8 +168,9 @@ def _with_scan(
         "verbose": False,
     }
     program: Any = torch.onnx.export(model, (*given.values(),), **options)
-    del program.model_proto.graph.value_info[:]  # shapes of weights, which int8 transposes
-    return program.model_proto
+    content = program.model_proto
+    del content.graph.value_info[:]  # shapes of weights, which int8 transposes
+    return content
 
 
 class _Operator(torch.autograd.Function):
@@ -226,7 +224,7 @@ class OperatorLayer(nn.Module):
         for layer in range(rnn.layers):
             own = [getattr(self, f"{name}{layer}") for name in "WRB"]
             before = [state[layer * D : (layer + 1) * D] for state in states]
-            more = [getattr(self, f"P{layer}")] if rnn.peepholes else []
+            more = [getattr(self, f"P{layer}")] if rnn.has_peepholes else []
             x, *final = _Operator.apply(rnn, bool(ragged), x, *own, *ragged, *before, *more)
             x = x.transpose(1, 2).flatten(2)
             after.append(final)
@@ -235,7 +233,7 @@ class OperatorLayer(nn.Module):
         return output, found if rnn.mode == "LSTM" else found[0]
 
     def __getattr__(self, name: str) -> Any:
-        """What a model asks its layer for, as ``hidden_size`` for a state of zeros."""
+        """Attributes of the layer, as `hidden_size` for a state of zeros."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -243,7 +241,7 @@ class OperatorLayer(nn.Module):
 
 
 class _Called(nn.Module):
-    """The model as a function of the tensors among its arguments; all else stays as it is.
+    """The model as a function of the tensors among its arguments; the others are fixed.
 
     torch's exporter would name the parts of a tuple after the arguments that follow it, and take a
     dict at the end for keywords.
@@ -257,7 +255,7 @@ class _Called(nn.Module):
         self.places = [k for k, value in enumerate(values) if isinstance(value, Tensor)]
 
     def forward(self, *tensors: Tensor) -> Any:
-        """What the model returns."""
+        """Call the model."""
         values = list(self.fixed)
         for place, tensor in zip(self.places, tensors, strict=True):
             values[place] = tensor
@@ -265,7 +263,7 @@ class _Called(nn.Module):
 
 
 def _exportable(layer: nn.RNNBase) -> nn.Module:
-    """What torch's exporter knows of a layer that folded already."""
+    """Return a module for torch's exporter in the place of a folded layer."""
     recurrent = Recurrent(layer)
     recurrent.check()
     if any(weight.dtype == torch.float64 for weight in layer.parameters()):
@@ -279,7 +277,7 @@ def _exportable(layer: nn.RNNBase) -> nn.Module:
 
 
 def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
-    """What an argument is made of, in the order in which torch flattens it."""
+    """List the leaves of an argument in the order in which torch flattens it."""
     if isinstance(value, Mapping):
         parts = [*value.items()]
     elif isinstance(value, tuple | list):
@@ -290,7 +288,7 @@ def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _named(model: nn.Module, example: tuple[Any, ...]) -> dict[str, Tensor]:
-    """The tensors of the arguments in their order, by name: ``x``, ``state.0``, ``state.1``."""
+    """Return the tensors of the arguments by name: `x`, `state.0`, `state.1`."""
     given = inspect.signature(model.forward).bind(*example).arguments
     found = {}
     for name, value in (leaf for item in given.items() for leaf in _leaves(*item)):
@@ -302,9 +300,9 @@ def _named(model: nn.Module, example: tuple[Any, ...]) -> dict[str, Tensor]:
 
 
 def _free(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, dict[int, str]]:
-    """Names for the axes that may change: the first two, of a state in a tuple its batch.
+    """Name the axes that may change: the first two, of a state in a tuple its batch.
 
-    No two are called alike, since that would say that they are of one size.
+    Names are unique: equal names would promise equal sizes.
     """
     states = {
         (one.num_layers * (1 + one.bidirectional), one.hidden_size)
@@ -321,7 +319,7 @@ def _free(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, dict[int
 
 
 def attributes(rnn: Recurrent) -> dict[str, Any]:
-    """Those of the operator."""
+    """Return the attributes of the operator."""
     D = rnn.directions
     found = {"direction": "bidirectional" if D == 2 else "forward", "hidden_size": rnn.hidden}
     if rnn.kind == "GRU":
@@ -349,7 +347,7 @@ def weights(rnn: Recurrent, layer: int) -> list[Tensor]:
 
 
 def peepholes(rnn: Recurrent, layer: int) -> Tensor:
-    """P (D, 3H), of i, o and f; 0 for those that are not there."""
+    """Return P (D, 3H) of i, o and f; 0 where there is no peephole."""
 
     def of(direction: Direction) -> Tensor:
         zero = direction.w_hh.new_zeros(rnn.hidden)
@@ -365,7 +363,7 @@ def _float(value: Any) -> Tensor:
 
 
 def snippet(parts: Parts | None, name: str) -> str:
-    """Code that runs the file with onnxruntime alone."""
+    """Return code that runs the file with onnxruntime alone."""
     file = json.dumps(name)
     start = f"import numpy, onnxruntime\n\nsession = onnxruntime.InferenceSession({file})\n"
     if parts is None:

@@ -1,22 +1,22 @@
-"""A trained network as plain numbers, normalisation folded, worked out layer by layer."""
+"""A trained network in parts, its normalisation folded into plain weights."""
 
 import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from normrnn import norms
 from normrnn.nn import fold
 from normrnn.nn.base import Normalised
-from normrnn.nn.tools import as_ours
+from normrnn.nn.convert import as_ours
 
 
 def _advice() -> str:
-    """Which norms fold."""
+    """Say which norms fold."""
     rows = [row for row in map(norms.of, norms.names()) if row.normalises and not row.unfoldable]
     whole, by_step = (
         " or ".join(row.name for row in rows if row.takes_time_steps is steps)
@@ -30,8 +30,8 @@ def _advice() -> str:
 
 
 class Direction(NamedTuple):
-    """One layer and direction as torch has it: W_x (C, I), W_h (C, H), biases (C,); peepholes (H,)
-    of i, f and o, None for those that are not there."""
+    """Weights of one layer and direction: W_x (C, I), W_h (C, H), two biases (C,), and the
+    peepholes (H,) of i, f and o, None where there is none."""
 
     w_ih: Tensor
     w_hh: Tensor
@@ -42,10 +42,10 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True)
 class Recurrent:
-    """A stack of recurrent layers without normalisation, of the same eval output.
+    """A stack of recurrent layers, to be written without normalisation.
 
     >>> import normrnn
-    >>> layer = normrnn.LSTM(3, 4, norm=None)
+    >>> layer = normrnn.LSTM(3, 4, norm="sequence")
     >>> [tuple(t.shape) for t in Recurrent(layer).direction(0)[:4]]
     [(16, 3), (16, 4), (16,), (16,)]
     """
@@ -53,9 +53,9 @@ class Recurrent:
     layer: nn.RNNBase
 
     def check(self, projected: bool = False) -> None:
-        """ValueError with the reason, and what to do instead, if there is no such stack.
+        """Raise ValueError with the reason, and what to do instead, if the layer does not fold.
 
-        ``projected``: one with ``proj_size`` will do.
+        `projected`: whether `proj_size` is allowed.
         """
         layer, name = self.layer, type(self.layer).__name__
         if layer.proj_size and not projected:
@@ -73,128 +73,120 @@ class Recurrent:
             except ValueError as error:
                 raise ValueError(f"{error}; {_advice()}") from None
 
+    def check_torch(self) -> None:
+        """Raise ValueError if torch.nn has no such layer."""
+        self.check(projected=True)
+        if self.has_peepholes:
+            raise ValueError(
+                "torch's layers have no peepholes: the formats onnx and program have them"
+            )
+
     @property
     def mode(self) -> str:
         """LSTM, GRU, RNN_TANH or RNN_RELU."""
         return self.layer.mode
 
     @property
-    def layers(self) -> int:
-        return self.layer.num_layers
-
-    @property
-    def directions(self) -> int:
-        return 2 if self.layer.bidirectional else 1
-
-    @property
-    def hidden(self) -> int:
-        return self.layer.hidden_size
-
-    @property
-    def states(self) -> int:
-        """Two of an LSTM, h and c; one of the others."""
-        return 2 if self.mode == "LSTM" else 1
-
-    @property
-    def peepholes(self) -> bool:
-        return getattr(self.layer, "peephole", None) is not None
-
-    @property
-    def zoneout(self) -> tuple[float, ...]:
-        """Shares of h and c that a step keeps."""
-        return getattr(self.layer, "zoneout", (0.0, 0.0))
-
-    @torch.no_grad()
-    def direction(self, index: int) -> Direction:
-        """By torch's order: layer 0 forward, layer 0 backward, layer 1 forward, …"""
-        layer = self.layer
-        normalisers = layer.normalisers() if isinstance(layer, Normalised) else []
-        if not normalisers:
-            values = [getattr(layer, name).detach() for name in layer._all_weights[index]]
-            if len(values) == 2:  # bias=False
-                values += [values[0].new_zeros(len(values[0]))] * 2
-        else:
-            assert isinstance(layer, Normalised)
-            values = [
-                value.detach() for value in normalisers[index].folded(layer.weights()[index]).flat()
-            ]
-        peephole: Any = (None, None, None)
-        if isinstance(layer, Normalised) and self.peepholes:
-            found = layer.weights()[index].cell.peephole
-            peephole = tuple(None if vector is None else vector.detach() for vector in found)
-        w_ih, w_hh, b_ih, b_hh = values
-        return Direction(w_ih, w_hh, b_ih, b_hh, peephole)
-
-    def options(self) -> dict[str, Any]:
-        """Arguments of the torch.nn layer."""
-        layer = self.layer
-        names = "input_size", "hidden_size", "num_layers", "batch_first", "bidirectional"
-        more = {"nonlinearity": layer.nonlinearity} if layer.mode.startswith("RNN") else {}
-        return {name: getattr(layer, name) for name in names} | more
-
-    @property
     def kind(self) -> str:
         """Name of the torch.nn layer."""
         return self.mode.partition("_")[0]
 
-    def check_torchs(self) -> None:
-        """ValueError if torch.nn has no such layer."""
-        self.check(projected=True)
-        if self.peepholes:
-            raise ValueError(
-                "torch's layers have no peepholes: the formats onnx and program have them"
-            )
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self.layer.num_layers
 
-    def weights(self) -> dict[str, Tensor]:
-        """The state dict of the torch.nn layer; ValueError if there is none."""
-        self.check_torchs()
-        found = {}
-        for number in range(self.layers * self.directions):
-            suffix = f"l{number // self.directions}" + "_reverse" * (number % self.directions)
-            names = (
-                f"{name}_{suffix}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            )
-            found |= zip(names, self.direction(number)[:4], strict=True)
-        return found
+    @property
+    def directions(self) -> int:
+        """Directions of each layer."""
+        return 2 if self.layer.bidirectional else 1
+
+    @property
+    def hidden(self) -> int:
+        """Units of each direction."""
+        return self.layer.hidden_size
+
+    @property
+    def states(self) -> int:
+        """Tensors of a state: h and c of an LSTM, else h."""
+        return 2 if self.mode == "LSTM" else 1
+
+    @property
+    def has_peepholes(self) -> bool:
+        """Whether it is an LSTM with peepholes."""
+        return getattr(self.layer, "peephole", None) is not None
+
+    @cached_property
+    def plain(self) -> nn.RNNBase:
+        """The layer without normalisation."""
+        layer = self.layer
+        return layer.folded(keep=True) if isinstance(layer, Normalised) else layer
+
+    def direction(self, index: int) -> Direction:
+        """Return the weights in torch's order: layer 0 forward, layer 0 backward, layer 1, …"""
+        suffix = f"l{index // self.directions}" + "_reverse" * (index % self.directions)
+
+        def find(name: str) -> Tensor | None:
+            value = getattr(self.plain, f"{name}_{suffix}", None)
+            return None if value is None else value.detach()
+
+        w_ih, w_hh, b_ih, b_hh = map(find, ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+        assert w_ih is not None
+        assert w_hh is not None
+        zero = w_ih.new_zeros(len(w_ih))  # of a layer without biases
+        peephole = tuple(find(f"weight_c{gate}") for gate in "ifo")
+        b_ih, b_hh = (zero if bias is None else bias for bias in (b_ih, b_hh))
+        return Direction(w_ih, w_hh, b_ih, b_hh, peephole)
+
+    def description(self, *more: str) -> dict[str, Any]:
+        """Class name and arguments of the torch.nn layer; `more` names further arguments."""
+        names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "bidirectional")
+        options = {name: getattr(self.plain, name) for name in (*names, *more)}
+        if self.layer.proj_size:
+            options["proj_size"] = self.layer.proj_size
+        if self.kind == "RNN":
+            options["nonlinearity"] = self.layer.nonlinearity
+        return {"type": self.kind, "options": options}
 
 
 def without_norms(model: nn.Module, change: Callable[[nn.RNNBase], nn.Module | None]) -> nn.Module:
-    """A folded copy of a user's own model, in which each recurrent layer, ours or torch's, is what
-    ``change`` makes of it (None: as it is); ValueError if a layer does not fold."""
+    """Return a folded copy in which `change` replaced each recurrent layer (None: kept).
+
+    Raise ValueError if a layer does not fold.
+    """
     try:
         copied = fold(model, plain=False)
     except ValueError as error:
         raise ValueError(f"{error}; {_advice()}") from None
-    layers = {
-        name: module
-        for name, module in copied.named_modules(remove_duplicate=False)
-        if isinstance(module, nn.RNNBase)
-    }
-    changed = {layer: change(layer) or layer for layer in {*layers.values()}}
-    for name, layer in layers.items():
-        if not name:
-            return changed[layer]
-        copied.set_submodule(name, changed[layer])
-    return copied
+    return _with_layers(copied, lambda layer, _: change(layer) or layer)
 
 
 def scannable(model: nn.Module) -> Any:
-    """A copy for torch's exporters: recurrent layers, ours or torch's, are ours, and folded where
-    they fold. ValueError for those that need the statistics of a batch."""
-    copied = copy.deepcopy(model).eval()
-    layers = {
-        name: module
-        for name, module in copied.named_modules(remove_duplicate=False)
-        if isinstance(module, nn.RNNBase)
-    }
-    changed = {layer: _scannable(layer, name) for name, layer in layers.items()}
-    for layer in {*changed.values()}:
-        layer.register_forward_pre_hook(_check_call, with_kwargs=True)
-    for name, layer in layers.items():
-        if not name:
-            return changed[layer]
-        copied.set_submodule(name, changed[layer])
-    return copied
+    """Return a copy for torch's exporters: recurrent layers are ours, folded where they fold.
+
+    Raise ValueError for layers that need the statistics of a batch.
+    """
+
+    def change(layer: nn.RNNBase, name: str) -> nn.Module:
+        changed = _scannable(layer, name)
+        changed.register_forward_pre_hook(_check_call, with_kwargs=True)
+        return changed
+
+    return _with_layers(copy.deepcopy(model).eval(), change)
+
+
+def _with_layers(model: nn.Module, change: Callable[[nn.RNNBase, str], nn.Module]) -> nn.Module:
+    """Replace each recurrent layer of a model, under all of its names."""
+    every = list(model.named_modules(remove_duplicate=False))
+    changed: dict[nn.Module, nn.Module] = {}
+    for name, layer in every:
+        if isinstance(layer, nn.RNNBase):
+            if layer not in changed:
+                changed[layer] = change(layer, name)
+            if not name:
+                return changed[layer]
+            model.set_submodule(name, changed[layer])
+    return model
 
 
 def _scannable(layer: nn.RNNBase, name: str) -> Normalised:
@@ -217,7 +209,7 @@ def _check_call(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def dense_or_padded(input: Any, lengths: Any, resets: Any) -> None:
-    """ValueError with what to do instead if a traced layer is called with anything else."""
+    """Raise ValueError if a traced layer is called with anything but a dense or padded batch."""
     if resets is not None:
         raise ValueError("an export knows no resets=: cut the sequences there, and give no state")
     if not isinstance(input, Tensor):
@@ -230,10 +222,10 @@ def dense_or_padded(input: Any, lengths: Any, resets: Any) -> None:
 
 @dataclass(frozen=True)
 class Parts:
-    """A whole network: a lookup table or normalised features, a recurrent stack, a softmax.
+    """A whole network: embedding or standardised features, a recurrent stack, a linear layer.
 
-    With an ``embedding`` (V, E) it takes tokens and a state and gives logits; else it takes ragged
-    features, (x − mean) · scale, and gives log posteriors.
+    With an `embedding` (V, E) it takes tokens and a state and returns logits; else it takes ragged
+    features, (x − mean) · scale, and returns log posteriors.
     """
 
     recurrent: Recurrent
@@ -242,8 +234,4 @@ class Parts:
     mean: Tensor | None = None
     scale: Tensor | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
-    """What a user needs beside the numbers, as `vocabulary`: JSON."""
-
-    @property
-    def classes(self) -> int:
-        return self.decoder.out_features
+    """JSON that a user needs beside the numbers, as the `vocabulary`."""

@@ -1,9 +1,10 @@
 """The format program: torch.export's, with dynamic time and batch.
 
-Our layers show exporters torch's ``scan`` (:mod:`normrnn.ops.scan`), so a file needs torch alone.
+Exporters see our layers as torch's `scan` (`normrnn.ops.scan`), so a file needs torch alone.
 """
 
 import copy
+import io
 import json
 import warnings
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.export import Dim
 from torch.fx.experimental import _config as shapes
 
 from normrnn.deploy.parts import Parts, scannable
-from normrnn.files import deferring, replacing
+from normrnn.files import write_whole
 
 State = tuple[Tensor, ...]
 
@@ -62,54 +63,54 @@ def example_of(
     `layer` takes the place of the recurrent layer; by default one that exporters can trace.
     """
     rnn = parts.recurrent
-    layer = scannable(rnn.layer) if layer is None else layer
+    layer = layer or scannable(rnn.layer)
+    assert layer is not None
     if parts.embedding is None:
         assert parts.mean is not None
         given = {"features": torch.zeros(3, 2, len(parts.mean)), "lengths": torch.tensor([3, 2])}
         return SpeechModel(parts, layer), given, {"features": {0: "T", 1: "B"}, "lengths": {0: "B"}}
     size = rnn.layers * rnn.directions, 2, rnn.hidden
     names = [f"{letter}0" for letter in "hc"[: rnn.states]]
-    # A tensor each: torch.export would take two arguments that are one tensor for one.
+    # Separate tensors: torch.export merges two arguments that are one tensor.
     given = {"tokens": torch.zeros(3, 2, dtype=torch.long)}
     given |= {name: torch.zeros(size) for name in names}
     axes = {"tokens": {0: "T", 1: "B"}, **{n: {1: "B"} for n in names}}
     return TextModel(parts, layer), given, axes
 
 
-def write(parts: Parts, path: Path, card: str) -> None:
-    """One of our networks."""
+def write(parts: Parts, path: Path) -> None:
+    """Write one of our networks."""
     model, given, axes = example_of(parts)
     dims = {"T": Dim("T"), "B": Dim("B")}
     dynamic = tuple({axis: dims[name] for axis, name in of.items()} for of in axes.values())
-    _write(model, (*given.values(),), dynamic, path, card, parts.notes)
+    _write(model, (*given.values(),), dynamic, path, parts.notes)
 
 
-def write_traced(
-    model: nn.Module, example: tuple[Any, ...], dynamic: Any, path: Path, card: str
-) -> None:
-    """A user's own model; `dynamic` as torch.export has its `dynamic_shapes`."""
-    _write(scannable(model), example, dynamic, path, card, {})
+def write_traced(model: nn.Module, example: tuple[Any, ...], dynamic: Any, path: Path) -> None:
+    """Write a user's own model; `dynamic` is torch.export's `dynamic_shapes`."""
+    _write(scannable(model), example, dynamic, path, {})
 
 
-def _write(model: nn.Module, example: Any, dynamic: Any, path: Path, card: str, notes: Any) -> None:
-    # Sizes that happen to be equal in the example, a batch of 3 and a GRU's gates, stay two sizes.
+def _write(model: nn.Module, example: Any, dynamic: Any, path: Path, notes: Any) -> None:
+    # Sizes that are equal by chance, a batch of 3 and a GRU's gates, stay independent.
     apart: Any = shapes.patch(use_duck_shape=False)  # type: ignore[attr-defined]
-    model = model.eval().requires_grad_(False)  # derivatives would be traced too, which takes long
+    model = model.eval().requires_grad_(False)  # or the backward pass is traced too
     with warnings.catch_warnings(), torch.no_grad(), apart:
-        warnings.simplefilter("ignore")  # of a part of torch that is young
+        warnings.simplefilter("ignore")  # experimental parts of torch
         program = torch.export.export(model, example, dynamic_shapes=dynamic, strict=False)
     if any(str(node.target).startswith("normrnn.") for node in program.graph.nodes):
         raise ValueError(
             "the program would need normrnn to run: give its layers tensors, with lengths= where "
             "they are padded, not packed sequences"
         )
-    extra = {"card.md": card, **{f"{name}.json": text for name, text in notes.items()}}
-    with replacing(path) as file, deferring(file) as patient:
-        torch.export.save(program, patient, extra_files=extra)
+    buffer = io.BytesIO()  # torch's writer ends the process if a disk is full
+    extra = {f"{name}.json": text for name, text in notes.items()}
+    torch.export.save(program, buffer, extra_files=extra)
+    write_whole(path, buffer.getbuffer())
 
 
 def snippet(parts: Parts | None, name: str) -> str:
-    """Code that runs the file with torch alone."""
+    """Return code that runs the file with torch alone."""
     start = (
         "import torch\n\n# unpickles: only for files of people you trust\n"
         f"model = torch.export.load({json.dumps(name)}).module()\n"

@@ -1,4 +1,4 @@
-"""An ONNX file run by onnxruntime, and made smaller."""
+"""Run an ONNX file with onnxruntime, and quantise it."""
 
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,18 @@ Session = Any
 
 
 def session(path: Path) -> Session:
-    """On the CPU."""
+    """Return a session on the CPU."""
     runtime = export_extra("onnxruntime")
     return runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
 def quantise(path: Path, smaller: Path) -> None:
-    """Weights of the products, of the lookup table and of LSTMs as int8; what they are multiplied
-    with is made int8 on the way. Other recurrent operators have no int8 form and stay as they
-    are."""
+    """Store the weights of products, of the embedding and of LSTMs as int8.
+
+    Their inputs are quantised dynamically. GRU and RNN operators have no int8 form and are kept.
+    """
     quantization, onnx = export_extra("onnxruntime.quantization"), export_extra("onnx")
-    # A graph that is written by hand has nothing to be simplified: no need to be told so.
+    # Silences the advice to simplify the graph first.
     prepared = onnx.ModelProto()
     onnx.helper.set_model_props(prepared, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with path.open("ab") as file:

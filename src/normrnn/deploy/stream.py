@@ -1,4 +1,4 @@
-"""A trained network fed as its input comes: a token, a frame or a chunk at a time."""
+"""Streaming: a trained network fed a token, a frame or a chunk at a time."""
 
 import copy
 import threading
@@ -17,23 +17,23 @@ from normrnn.ops.fold import fused
 
 State = Any
 CHUNK = 8
-"""Steps from which on torch's fused kernel, which arranges the weights anew every call, pays."""
+"""From so many steps torch's fused kernel, which packs the weights at every call, is faster."""
 
 
 class _Network(Protocol):
-    """Weights that several streams share; the state is theirs."""
+    """Weights shared by several streams, each with a state of its own."""
 
     def run(self, input: Any, state: State) -> tuple[Tensor, State]:
-        """The output (T, …) of an input of T steps, and the state after it; None is the start."""
+        """Return the output (T, …) of T steps and the next state; None is the initial state."""
         ...
 
 
 class Stream:
     """One sequence through a unidirectional model, piece by piece.
 
-    What comes out is what the whole sequence would give in eval mode. The weights are copied and
-    folded once, so that training the model further does not touch the stream; what it remembers is
-    the state alone, however long the sequence.
+    Outputs are those of the whole sequence in eval mode. The weights are copied and folded once, so
+    that training the model further does not affect the stream. Memory does not grow with the
+    sequence.
 
     Args:
         model: a network of a run, one of our layers or torch's, or a model of your own that is
@@ -59,14 +59,14 @@ class Stream:
 
     @torch.no_grad()
     def push(self, input: Any) -> Tensor:
-        """The output of what comes next: of one token (an int) or frame (I,), or with a leading T
-        of a chunk of tokens (T,) or frames (T, I)."""
+        """Return the output of the next token (an int) or frame (I,), or with a leading T of the
+        next chunk of tokens (T,) or frames (T, I)."""
         with self._lock:
             output, self._state = self._network.run(input, self._state)
         return output
 
     def fork(self) -> "Stream":
-        """Another one over the same weights, at the same place."""
+        """Return another stream with the same weights and the same state."""
         other = copy.copy(self)
         other._lock = threading.Lock()
         with self._lock:
@@ -81,7 +81,7 @@ class Stream:
         return other
 
     def reset(self) -> None:
-        """To the start of another sequence."""
+        """Start another sequence."""
         with self._lock:
             self._state = None
 
@@ -99,7 +99,7 @@ def _network(model: nn.Module) -> _Network:
 
 def _check(layer: nn.RNNBase, name: str) -> None:
     if layer.bidirectional:
-        raise ValueError(f"{name} reads in both directions: it needs the end before it can begin")
+        raise ValueError(f"{name} is bidirectional: it needs the whole sequence")
     if isinstance(layer, Normalised) and norms.of(layer.norm).keeps_statistics:
         if layer.time_steps is not None:
             raise ValueError(
@@ -111,13 +111,13 @@ def _check(layer: nn.RNNBase, name: str) -> None:
 
 
 class _Layer:
-    """A recurrent stack."""
+    """A recurrent stack: torch's cells for few steps, its fused kernel for more."""
 
     def __init__(self, layer: nn.RNNBase) -> None:
         self.rnn = Recurrent(layer)
         try:
             self.rnn.check()
-            folds = not self.rnn.peepholes
+            folds = not self.rnn.has_peepholes
         except ValueError:  # runs as it is
             folds = False
         self.own = None if folds else copy.deepcopy(layer).eval().requires_grad_(False)
@@ -129,12 +129,12 @@ class _Layer:
             names |= {"RNN_TANH": "rnn_tanh_cell", "RNN_RELU": "rnn_relu_cell"}
             self.cell = getattr(torch, names[self.rnn.mode])
             self.mode, self.hidden, self.states = self.rnn.mode, self.rnn.hidden, self.rnn.states
-        del self.rnn  # the model's own weights are not held on to
+        del self.rnn  # keeps no reference to the model's weights
 
     def run(self, input: Any, state: State) -> tuple[Tensor, State]:
         x = frames(input, self.inputs, self.dtype)
         rows, state = self.rows(x.reshape(-1, self.inputs), state)
-        if len(rows) == 1:  # which is the state itself, and who gets it may write to it
+        if len(rows) == 1:  # the state itself, to which the caller may write
             rows = rows.clone()
         return (rows if x.dim() == 2 else rows[0]), state
 
@@ -181,7 +181,7 @@ class _Layer:
 
 
 class _Whole:
-    """One of our networks: a lookup table or features, a stack, a softmax."""
+    """One of our networks: embedding or features, a stack, a linear layer."""
 
     def __init__(self, parts: Parts) -> None:
         self.layer = _Layer(parts.recurrent.layer)
@@ -217,33 +217,33 @@ class _Own:
         self.model = copied.eval().requires_grad_(False)
         if self.batch_first:
             for layer in _recurrent(self.model).values():
-                layer.register_forward_pre_hook(_look, with_kwargs=True)
+                layer.register_forward_pre_hook(_check_input, with_kwargs=True)
 
     def run(self, input: Any, state: State) -> tuple[Tensor, State]:
         x = torch.as_tensor(input)
-        # A token is a number, a frame a vector of real ones.
+        # A token is an integer, a frame a vector of floats.
         single = x.dim() == (1 if x.is_floating_point() else 0)
         output, state = self._chunk(x[None] if single else x, state)
         return (output[0] if single else output), state
 
     def _chunk(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """(T, …) -> (T, …). A model may also turn its input round for layers that are batch first,
-        and is then called as one whose layers are not."""
+        """(T, …) -> (T, …). A model that transposes its input for layers that are batch first is
+        called as one whose layers are not."""
         if self.batch_first:
-            looking = _LOOKING.set(True)
+            token = _CHECKING.set(True)
             try:
                 output, state = self.model(x[None], state)
                 return _frames_of(output, len(x), batch_first=True), state
-            except _TakenApart:
+            except _SplitError:
                 pass
             finally:
-                _LOOKING.reset(looking)
+                _CHECKING.reset(token)
         output, state = self.model(x[:, None], state)
         return _frames_of(output, len(x), batch_first=False), state
 
 
 def _frames_of(output: Tensor, time: int, batch_first: bool) -> Tensor:
-    """A model's output (T, 1, …), (1, T, …) or, with both flattened into one, (T, C) as (T, …)."""
+    """Return an output (T, 1, …), (1, T, …) or flattened (T, C) as (T, …)."""
     shape = tuple(output.shape)
     if shape[:2] == ((1, time) if batch_first else (time, 1)):
         return output[0] if batch_first else output[:, 0]
@@ -256,19 +256,19 @@ def _frames_of(output: Tensor, time: int, batch_first: bool) -> Tensor:
     )
 
 
-_LOOKING: ContextVar[bool] = ContextVar("looking", default=False)
-"""Whether a model is called with (1, T, …) here; other threads may call the same one otherwise."""
+_CHECKING: ContextVar[bool] = ContextVar("checking", default=False)
+"""Whether this thread calls a model with (1, T, …)."""
 
 
-class _TakenApart(Exception):  # noqa: N818  what was found
-    """A layer would take every frame of a chunk for a sequence of its own."""
+class _SplitError(Exception):
+    """A layer would take every frame of a chunk as a sequence of its own."""
 
 
-def _look(layer: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ARG001
-    """Before a layer that is batch first runs."""
+def _check_input(layer: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+    """Check the input of a layer that is batch first."""
     x = args[0] if args else kwargs.get("input")
-    if _LOOKING.get() and isinstance(x, Tensor) and x.dim() == 3 and len(x) != 1:
-        raise _TakenApart
+    if _CHECKING.get() and isinstance(x, Tensor) and x.dim() == 3 and len(x) != 1:
+        raise _SplitError
 
 
 def _recurrent(model: nn.Module) -> dict[str, nn.RNNBase]:
@@ -276,7 +276,7 @@ def _recurrent(model: nn.Module) -> dict[str, nn.RNNBase]:
 
 
 def _batch_first(model: nn.Module) -> bool:
-    """Whether all recurrent layers inside are; ValueError if only some of them."""
+    """Whether the recurrent layers are batch first; ValueError if only some of them are."""
     first, others = [], []
     for name, layer in _recurrent(model).items():
         (first if layer.batch_first else others).append(name)
@@ -289,7 +289,7 @@ def _batch_first(model: nn.Module) -> bool:
 
 
 def frames(input: Any, size: int, dtype: torch.dtype) -> Tensor:
-    """A frame (I,) or a chunk (T, I); what is no tensor yet becomes one of the weights' type."""
+    """Return a frame (I,) or a chunk (T, I); arrays and lists get the weights' dtype."""
     x = input if isinstance(input, Tensor) else torch.as_tensor(input, dtype=dtype)
     if x.dim() not in (1, 2) or x.shape[-1] != size:
         raise ValueError(f"a frame is ({size},) and a chunk (T, {size}), got {tuple(x.shape)}")
@@ -302,8 +302,7 @@ def _tokens(input: Any, symbols: int) -> Tensor:
     ids = torch.as_tensor(input)
     if ids.dim() > 1 or ids.is_floating_point():
         raise ValueError(
-            f"a token is a whole number and a chunk (T,) of them, got {tuple(ids.shape)} of "
-            f"{ids.dtype}"
+            f"a token is an integer and a chunk (T,) of them, got {tuple(ids.shape)} of {ids.dtype}"
         )
     ids = ids.reshape(-1).long()
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < symbols:
@@ -312,6 +311,6 @@ def _tokens(input: Any, symbols: int) -> Tensor:
 
 
 def _kept(weight: Tensor) -> Tensor:
-    """A copy; a matrix column by column: its product with a single row is faster that way."""
+    """Copy a weight; a matrix in column order, which is faster for products with a single row."""
     weight = weight.detach()
     return weight.t().contiguous().t() if weight.dim() == 2 else weight.clone()

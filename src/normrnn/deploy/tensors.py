@@ -1,10 +1,10 @@
-"""The formats torch and safetensors: tensors, and how plain torch.nn modules are made of them.
+"""The formats torch and safetensors: tensors, and a description of plain torch.nn modules.
 
-Neither holds an object that a reader would have to run: torch's file is a dict of tensors and plain
-values that ``torch.load(..., weights_only=True)`` reads, the other has its values as JSON.
+Reading them executes nothing: torch's file is a dict of tensors and plain values that
+`torch.load(..., weights_only=True)` reads, safetensors has the plain values as JSON.
 """
 
-import hashlib
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from normrnn.deploy.parts import Parts, Recurrent, without_norms
-from normrnn.files import deferring, replacing
+from normrnn.files import write_whole
 from normrnn.nn.base import Normalised
-from normrnn.seal import BLANK
+from normrnn.runs.store import sealed_tensors
 
 FORMAT = "normrnn export 1"
 
 
 @dataclass(frozen=True)
 class Portable:
-    """A network without this library: `modules` are torch.nn's by name, with their arguments."""
+    """A network of torch.nn's modules: their classes and arguments by name, and their weights."""
 
     modules: dict[str, dict[str, Any]]
     weights: dict[str, Tensor]
@@ -32,14 +32,15 @@ class Portable:
     notes: Mapping[str, str] = field(default_factory=dict)
     usage: str = ""
     own: bool = False
-    """Whether the network around the modules is a user's own, whose code is theirs."""
+    """Whether the user's own code builds the network around the modules."""
 
     @classmethod
     def of_parts(cls, parts: Parts) -> "Portable":
-        """One of our networks, whole."""
+        """Describe one of our networks."""
         rnn, decoder = parts.recurrent, parts.decoder
-        modules = {"rnn": {"type": rnn.kind, "options": rnn.options()}}
-        weights = {f"rnn.{name}": value for name, value in rnn.weights().items()}
+        rnn.check_torch()
+        modules = {"rnn": rnn.description()}
+        weights = {f"rnn.{name}": value for name, value in rnn.plain.state_dict().items()}
         sizes = {"in_features": decoder.in_features, "out_features": decoder.out_features}
         modules["decoder"] = {"type": "Linear", "options": sizes}
         weights |= {f"decoder.{name}": p.detach() for name, p in decoder.named_parameters()}
@@ -56,33 +57,29 @@ class Portable:
 
     @classmethod
     def of_model(cls, model: nn.Module) -> "Portable":
-        """A user's own model that holds our layers; ValueError if it holds none or they do not
-        fold."""
-        # By every name that a layer has: its weights are under all of them.
+        """Describe a user's own model; raise ValueError if it has no layer of ours that folds."""
+        # A layer may have several names, and its weights are listed under each of them.
         every = model.named_modules(remove_duplicate=False)
         names = {n: m for n, m in every if isinstance(m, Normalised)}
         if not names:
             raise ValueError(f"{type(model).__name__} holds no layer of normrnn: nothing to fold")
-        plain, modules = without_norms(model, lambda layer: Recurrent(layer).check_torchs()), {}
+        plain, modules = without_norms(model, lambda layer: Recurrent(layer).check_torch()), {}
         for name in names:
             layer = plain.get_submodule(name)
             assert isinstance(layer, nn.RNNBase)
-            recurrent = Recurrent(layer)
-            more = {"proj_size": layer.proj_size} if layer.proj_size else {}
-            options = {**recurrent.options(), **more, "bias": layer.bias, "dropout": layer.dropout}
-            modules[name] = {"type": recurrent.kind, "options": options}
+            modules[name] = Recurrent(layer).description("dropout")
         weights = {name: value.detach() for name, value in plain.state_dict().items()}
-        usage = _LENGTHS if any(layer.lengths_seen for layer in names.values()) else ""
-        usage += _RESETS if any(layer.resets_seen for layer in names.values()) else ""
+        usage = _LENGTHS if any(layer.takes_lengths for layer in names.values()) else ""
+        usage += _RESETS if any(layer.takes_resets for layer in names.values()) else ""
         return cls(modules, weights, own=True, usage=usage)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of them, on the CPU."""
-        return {n: v.cpu().contiguous() for n, v in (self.weights | self.values).items()}
+        """Copies of all of them on the CPU: one that has two names is written twice."""
+        return {n: v.cpu().clone() for n, v in (self.weights | self.values).items()}
 
 
-def write_torch(portable: Portable, path: Path, card: str) -> None:
-    """The dict, through to the disk."""
+def write_torch(portable: Portable, path: Path) -> None:
+    """Write a dict that `torch.load(weights_only=True)` reads."""
     tensors = portable.tensors()
     saved = {
         "format": FORMAT,
@@ -90,57 +87,21 @@ def write_torch(portable: Portable, path: Path, card: str) -> None:
         "weights": {name: tensors[name] for name in portable.weights},
         "values": {name: tensors[name] for name in portable.values},
         "notes": dict(portable.notes),
-        "card": card,
     }
-    with replacing(path) as file, deferring(file) as patient:
-        torch.save(saved, patient)
+    buffer = io.BytesIO()  # torch's writer ends the process if a disk is full
+    torch.save(saved, buffer)
+    write_whole(path, buffer.getbuffer())
 
 
-def write_safetensors(portable: Portable, path: Path, card: str) -> None:
-    """The same, a tensor at a time: nothing is in memory twice. Carries its checksum."""
-    tensors, at = portable.tensors(), 0
-    metadata = {"sha256": BLANK, "format": "pt", "normrnn": FORMAT, "card": card}
-    metadata |= {"modules": json.dumps(portable.modules), **portable.notes}
-    header: dict[str, Any] = {"__metadata__": metadata}
-    for name, value in tensors.items():
-        size = value.numel() * value.element_size()
-        kind = _KINDS[value.dtype]
-        header[name] = {"dtype": kind, "shape": list(value.shape), "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    start = len(text).to_bytes(8, "little") + text
-    digest = hashlib.sha256(start)
-    for value in tensors.values():
-        digest.update(_bytes(value))
-    start = start.replace(BLANK.encode(), digest.hexdigest().encode(), 1)
-    with replacing(path) as file:
-        file.write(start)
-        for value in tensors.values():
-            file.write(_bytes(value))
-
-
-_KINDS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
-
-def _bytes(value: Tensor) -> Any:
-    """A view of its memory."""
-    return value.reshape(-1).view(torch.uint8).numpy()
+def write_safetensors(portable: Portable, path: Path) -> None:
+    """Write the same as safetensors, with a checksum."""
+    metadata = {"format": "pt", "normrnn": FORMAT, "modules": json.dumps(portable.modules)}
+    content, _ = sealed_tensors(portable.tensors(), {**metadata, **portable.notes})
+    write_whole(path, content)
 
 
 def snippet(portable: Portable, name: str, format: str) -> str:
-    """Code that rebuilds the network from the file with torch alone."""
+    """Return code that rebuilds the network from the file with torch alone."""
     read = (_OWN if portable.own else _OURS)[format].format(name=json.dumps(name))
     return f"{read}{portable.usage}"
 

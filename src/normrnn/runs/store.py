@@ -126,9 +126,7 @@ class RunDirectory:
         self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     ) -> str:
         """Write a safetensors file with its checksum, which is returned."""
-        contiguous = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-        content = bytearray(tensors_to_bytes(contiguous, {**metadata, "sha256": BLANK}))
-        sha256 = seal(content)
+        content, sha256 = sealed_tensors(tensors, metadata)
         self.write(name, content)
         return sha256
 
@@ -136,14 +134,14 @@ class RunDirectory:
         """The tensors of a safetensors file, verified."""
         return self._tensors(name)[0]
 
-    def weights(self) -> dict[str, Tensor]:
-        """The tensors of the best model; UserError before there is one, or if it is of another
-        config."""
+    def read_model(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return the tensors and the header of the best model, read and verified once; UserError
+        before there is one, or if it is of another config."""
         if not self.has(MODEL):
             raise UserError(f"{self.path} has no {MODEL} yet: the first validation writes it")
         weights, metadata = self._tensors(MODEL)
         self._check_header(metadata)
-        return weights
+        return weights, metadata
 
     def check_model(self) -> None:
         """UserError if the best model, where there is one, is not this run's."""
@@ -247,6 +245,15 @@ class RunDirectory:
                 f"{self.path / CONFIG} was changed since {what} was written: {changed};"
                 " put it back as it was"
             )
+
+
+def sealed_tensors(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> tuple[bytearray, str]:
+    """Return the content of a safetensors file with its checksum, and the checksum."""
+    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    content = bytearray(tensors_to_bytes(contiguous, {**metadata, "sha256": BLANK}))
+    return content, seal(content)
 
 
 def tensors_header(path: Path) -> dict[str, Any]:

@@ -38,15 +38,15 @@ class TorchFileError(Exception):
     """Not a file of tensors and plain values."""
 
 
-def load_torch_file(file: IO[bytes], device: str | None = None) -> Any:
-    """Tensors and plain values of a file that `torch.save` wrote, on `device` if given.
+def load_torch_file(file: IO[bytes]) -> Any:
+    """Return the tensors and plain values of a file that `torch.save` wrote.
 
     Memory and time are proportional to the size of the file. TorchFileError for anything else.
     """
     try:
         budget = _check_archive(file)
         file.seek(0)
-        values = torch.load(file, weights_only=True, map_location=device)
+        values = torch.load(file, weights_only=True)
         _check_size(values, budget)
     except TorchFileError:
         raise
