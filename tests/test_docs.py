@@ -25,6 +25,7 @@ GENERATED = {"layers", "tools", "laboratory", "commands", "settings"}
 PUBLIC = {
     *("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"),
     *("recalibrate", "batch_statistics", "fold", "convert", "replace", "replacing", "initialise"),
+    "backend",
     *("export", "Stream", "compare", "verdict", "train", "evaluate", "sample", "load"),
     *("reporting", "__version__"),
 }
