@@ -291,7 +291,7 @@ def test_checkpoint_and_vocabulary_of_others(cli: Cli, text_dir: Path, run: Path
     (run / "vocabulary.json").write_text(json.dumps(changed))
     code, _, err = cli("evaluate", run)
     assert code == 1
-    assert "do not belong together" in err
+    assert "vocabulary.json" in err
     (run / "vocabulary.json").write_text(vocabulary)
     (run / "checkpoint.pt").write_bytes((run / "checkpoint.pt").read_bytes()[:1000])
     (run / "checkpoint.previous.pt").unlink()
