@@ -109,6 +109,7 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
     code, out, _ = cli(command, "--help")
     assert code == 0
     assert f"normrnn {command}" in out
+    assert "example" in out
 
 
 @pytest.mark.parametrize(
