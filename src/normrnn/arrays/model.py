@@ -79,4 +79,9 @@ class ArrayModel(SequenceModel):
 
     def example_inputs(self) -> tuple[Tensor, Tensor]:
         """Return arguments of `forward` to trace it with."""
-        return torch.zeros(4, 2, len(self.mean)), torch.tensor([4, 3])
+        return torch.zeros(5, 3, len(self.mean)), torch.tensor([5, 4, 2])
+
+    def dynamic_shapes(self) -> dict[str, dict[int, Any]]:
+        """Return the axes of `example_inputs` that may change, for torch.export."""
+        T, B = torch.export.Dim("T", min=1), torch.export.Dim("B", min=1)
+        return {"features": {0: T, 1: B}, "lengths": {0: B}}
