@@ -67,7 +67,7 @@ def test_a_damaged_checkpoint_accuses_nobody(run: Path, caplog: pytest.LogCaptur
     content = (run / "checkpoint.pt").read_bytes()
     (run / "checkpoint.pt").write_bytes(content.replace(b'"seed": 1', b'"seed": 2'))
     assert load(run).seed == 1
-    assert "1 of 1 runs have no checksums (run): not verified" in caplog.text
+    assert "1 of 1 runs have no checksums: not verified" in caplog.text
 
 
 def test_runs_without_checksums_are_named_once(
@@ -80,7 +80,7 @@ def test_runs_without_checksums_are_named_once(
         (path / "checkpoint.pt").unlink()
     code, _, _ = cli("report", run, tmp_path / "other", "--out", tmp_path / "r.html")
     assert code == 0
-    assert caplog.messages == ["2 of 2 runs have no checksums (run, other): not verified"]
+    assert caplog.messages == ["2 of 2 runs have no checksums: not verified"]
 
 
 def test_rows_that_are_gone_are_missed(run: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     flip(stopped / "checkpoint.pt", random.Random(seed))
     run_tiny(tiny_frame, stopped)
     (said,) = caplog.messages
-    assert "going on from checkpoint.previous.pt" in said
+    assert "resuming from checkpoint.previous.pt" in said
     assert rows_of(stopped) == rows_of(whole)
     ours, theirs = normrnn.load(stopped).state_dict(), normrnn.load(whole).state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
@@ -196,7 +196,7 @@ def test_a_checkpoint_that_is_gone_is_missed(
 ) -> None:
     (stopped / "checkpoint.pt").unlink()
     run_tiny(tiny_frame, stopped)
-    assert "checkpoint.pt is missing; going on from checkpoint.previous.pt" in caplog.text
+    assert "checkpoint.pt is missing; resuming from checkpoint.previous.pt" in caplog.text
 
 
 @pytest.mark.parametrize("written", ["[" * 5000, "no JSON"])
@@ -320,7 +320,7 @@ def test_a_damaged_note_blames_no_config(
     (stopped / "checkpoint.pt").write_bytes(content)
     run_tiny(tiny_frame, stopped)
     (said,) = caplog.messages
-    assert "going on from checkpoint.previous.pt" in said
+    assert "resuming from checkpoint.previous.pt" in said
 
 
 def test_rows_that_change_while_they_are_read(

@@ -1,4 +1,4 @@
-"""metrics.jsonl, and the running sums of the row that is not written yet."""
+"""metrics.jsonl, and the running sums of the next row."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from normrnn.files import following_no_link, open_regular
 
 @dataclass
 class RowSums:
-    """Sums since the last train row; part of the checkpoint, so that a resume splits no row."""
+    """Sums since the last train row; part of the checkpoint, so that resuming splits no row."""
 
     nats: float = 0.0
     count: int = 0
@@ -22,10 +22,10 @@ class RowSums:
     batch_ppl: float = 0.0
     grad_norm: float = 0.0
     errors: int | None = None
-    """Wrong frames, where they are counted."""
+    """Wrong predictions, where they are counted."""
 
     def add(self, nats: float, count: int, grad_norm: float, errors: int | None = None) -> None:
-        """One more update."""
+        """Add an update."""
         if errors is not None:
             self.errors = errors + (self.errors or 0)
         self.nats += nats
@@ -47,28 +47,28 @@ class RowSums:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for the checkpoint."""
+        """Return plain values for the checkpoint."""
         return asdict(self)
 
 
 class MetricsFile:
-    """One JSON object a line, only ever appended to, and cut back when a run resumes."""
+    """A JSON object per line, appended to, and truncated when a run resumes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._digest = hashlib.sha256()
-        """Of what this process wrote or found: known after `cut`."""
+        """Of all rows; known after `check` or `cut`."""
 
     def size(self) -> int:
         """Bytes so far."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def sha256(self) -> str:
-        """Hash of all rows, for whoever cut the file and wrote to it since."""
+        """Hash of all rows, after `check` or `cut`."""
         return self._digest.hexdigest()
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write one row through to the disk: no checkpoint may know more than the file."""
+        """Append a row and flush it to the disk, so that no checkpoint knows more than the file."""
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
         try:
             with open(self.path, "ab", opener=following_no_link) as file:
@@ -80,9 +80,9 @@ class MetricsFile:
         self._digest.update(line)
 
     def check(self, size: int, sha256: str | None = None) -> None:
-        """UserError unless the file begins with these rows; without a hash only their size counts.
+        """Raise UserError unless the file begins with these rows; without a hash, so many bytes.
 
-        What is behind them a resume writes again.
+        Later rows are written again when the run resumes.
         """
         if self.size() < size:
             raise UserError(
@@ -95,7 +95,7 @@ class MetricsFile:
         self._digest = found
 
     def cut(self, size: int) -> None:
-        """Drop what the checkpoint does not know, a torn last line included."""
+        """Drop rows newer than the checkpoint, and an incomplete last line."""
         self.check(size)
         if self.path.exists():
             with open(self.path, "r+b", opener=following_no_link) as file:
