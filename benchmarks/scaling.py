@@ -30,7 +30,7 @@ from benchmarks import speech_training
 from benchmarks.machine import describe
 from normrnn.nn import Normaliser
 from normrnn.recipes.speech import wsj
-from normrnn.speech.load import build_model
+from normrnn.speech.task import SpeechTask
 
 BATCH = 24
 SHARES = (24, 12, 6, 3, 1)
@@ -91,10 +91,10 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=8, help="of a machine")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    model = build_model(wsj(), speech_training.DIM, speech_training.CLASSES)
+    model = SpeechTask.network(wsj(), dim=speech_training.DIM, classes=speech_training.CLASSES)
     gradients = 4 * sum(p.numel() for p in model.parameters())
     config = replace(wsj(), norm="sequence")
-    normed = build_model(config, speech_training.DIM, speech_training.CLASSES)
+    normed = SpeechTask.network(config, dim=speech_training.DIM, classes=speech_training.CLASSES)
     channels = [m.channels for m in normed.modules() if isinstance(m, Normaliser)]
     statistics = 4 * sum(channels)
     messages = COLLECTIVES * len(channels)

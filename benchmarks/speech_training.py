@@ -98,9 +98,8 @@ def engine(config: SpeechConfig, split: SpeechSplit, where: Path) -> Callable[[]
         torch.ones(DIM),
         torch.ones(CLASSES, dtype=torch.long),
         "",
-        "",
     )
-    task = SpeechTask(config, corpus, torch.device("cpu"))
+    task = SpeechTask(config, corpus).build(torch.device("cpu"))
     display = PlainDisplay(config.epochs, config.own_measure)
     trainer = Trainer(config, task, RunDirectory(where), display, Interrupt())
     task.model.train()

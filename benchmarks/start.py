@@ -8,14 +8,12 @@ asked for: the first update within 5 s of the import, memory flat over epochs. E
 short; everything else is the recipe's, frame-wise.
 
 With `--megabytes` the text is made up, as large as that, its words as frequent as their rank is
-low, two million of them; two new processes, one after the other, train until their first update.
-What they leave in the cache of texts is removed.
+low, two million of them; a new process trains until its first update.
 """
 
 import argparse
 import contextlib
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,7 +31,6 @@ from normrnn.cli import guarded  # noqa: E402
 from normrnn.engine.display import Status  # noqa: E402
 from normrnn.engine.start import train  # noqa: E402
 from normrnn.recipes.ptb import ptb_small  # noqa: E402
-from normrnn.text import cache  # noqa: E402
 
 IMPORTED = time.perf_counter()
 VOCABULARY = 10_000
@@ -115,30 +112,25 @@ def write_text(path: Path, megabytes: int) -> None:
 
 
 def large(megabytes: int) -> int:
-    """The first start on a large text, and the second."""
-    before = set(cache.folder().glob("*"))
+    """Start on a large text."""
     with tempfile.TemporaryDirectory() as where:
         text = Path(where) / "text.txt"
         write_text(text, megabytes)
         print(describe())
-        for which in ("first", "second"):
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.start", str(text), "--once"],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                print(done.stderr, file=sys.stderr)
-                return 1
-            seconds, size = json.loads(done.stdout)
-            print(
-                f"{which} start on {text.stat().st_size / 1e6:,.0f} MB of words: first update after"
-                f" {seconds:.1f} s, at most {size:,.0f} MiB",
-                flush=True,
-            )
-    for path in set(cache.folder().glob("*")) - before:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.start", str(text), "--once"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            print(done.stderr, file=sys.stderr)
+            return 1
+        seconds, size = json.loads(done.stdout)
+        print(
+            f"start on {text.stat().st_size / 1e6:,.0f} MB of words: first update after"
+            f" {seconds:.1f} s, at most {size:,.0f} MiB"
+        )
     return 0
 
 

@@ -87,7 +87,8 @@ def hand_written(config: LanguageConfig, ids: torch.Tensor) -> Callable[[], None
 def engine(config: LanguageConfig, ids: torch.Tensor, where: Path) -> Trainer:
     """The real trainer."""
     symbols = (EOS, *(f"w{i}" for i in range(VOCABULARY - 1)))
-    task = LanguageTask(config, Corpus(ids, ids, ids, Vocabulary(symbols)), torch.device("cpu"))
+    task = LanguageTask(config, Corpus(ids, ids, ids, Vocabulary(symbols)))
+    task.build(torch.device("cpu"))
     display = PlainDisplay(config.epochs, config.own_measure)
     trainer = Trainer(config, task, RunDirectory(where), display, Interrupt())
     task.model.train()

@@ -4,30 +4,21 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from normrnn.ops import (
-    Call,
-    Cell,
-    InputNorm,
-    Inputs,
-    Peephole,
-    Plain,
-    RecurrentNorm,
-    RowNorm,
-    StepNorm,
-    Steps,
-    Zoneout,
-)
-from normrnn.ops.call import GATES, Result
+from normrnn.ops import Norm, Peephole, Result, Spec, Steps, Weights, describe_call, recur
+from normrnn.ops import Tensors as CallTensors
+from normrnn.ops.backend import backend
+from normrnn.ops.call import CELLS
+from normrnn.ops.call import check as check_call
 from normrnn.ops.loop import loop
+from normrnn.ops.recurrence import can_run_native
 
 Tensors = dict[str, Tensor]
-Compute = Callable[[Call, Inputs, Any], Result]
-PLUGS = {
+Compute = Callable[[Spec, Steps, CallTensors], Result]
+NORMS = {
     "plain": (False, 0),
     "sequence": (True, 1),
     "sequence fixed": (False, 1),
@@ -53,14 +44,14 @@ all steps, or one for each."""
 
 
 def pairs(*modes: str) -> list[tuple[str, str]]:
-    """Every mode with every plug that it has: a cell is the LSTM's alone."""
-    return [(m, p) for m in modes for p in PLUGS if m == "LSTM" or not Case(m, p, ()).has_cell]
+    """Every mode with every norm that it has: a cell is the LSTM's alone."""
+    return [(m, p) for m in modes for p in NORMS if m == "LSTM" or not Case(m, p, ()).has_cell]
 
 
 @dataclass(frozen=True)
 class Case:
     mode: str
-    plug: str
+    norm: str
     sizes: tuple[int, ...]
     reverse: tuple[bool, ...] = (False,)
     inputs: int = 3
@@ -80,7 +71,7 @@ class Case:
     @property
     def has_cell(self) -> bool:
         """Whether the cell is normalised too."""
-        return "cell" in self.plug.split()
+        return "cell" in self.norm.split()
 
     @property
     def zoned(self) -> str:
@@ -92,13 +83,13 @@ class Case:
     def is_steep(self) -> bool:
         """Whether float32 loses digits step by step: a product is divided by the spread of a few
         rows, and its errors with it. Then nobody's float32 is as near as elsewhere."""
-        return self.plug.startswith("recurrent") and PLUGS[self.plug][0]
+        return self.norm.startswith("recurrent") and NORMS[self.norm][0]
 
     @property
     def few(self) -> bool:
         """Whether some statistics are those of three rows or fewer: badly conditioned."""
-        batch, _ = PLUGS[self.plug]
-        rows = [sum(self.sizes)] if self.plug == "sequence" else self.sizes
+        batch, _ = NORMS[self.norm]
+        rows = [sum(self.sizes)] if self.norm == "sequence" else self.sizes
         return batch and any(1 < n < 4 for n in rows)
 
     def __str__(self) -> str:
@@ -109,13 +100,13 @@ class Case:
         )
         ways = "".join("<" if r else ">" for r in self.reverse)
         more = (f" {self.zoneout}" if self.zoneout else "") + " resets" * self.resets
-        return f"{self.mode} {self.plug} {ways} B{batch} I{self.inputs} H{self.hidden}{more}"
+        return f"{self.mode} {self.norm} {ways} B{batch} I{self.inputs} H{self.hidden}{more}"
 
 
 def tensors_of(case: Case) -> Tensors:
     """Random float32 leaves, by name."""
     g = torch.Generator().manual_seed(case.seed)
-    D, H, C = len(case.reverse), case.hidden, GATES[case.mode] * case.hidden
+    D, H, C = len(case.reverse), case.hidden, CELLS[case.mode].gates * case.hidden
     rows, batch = sum(case.sizes), case.sizes[0]
     made: Tensors = {}
 
@@ -144,17 +135,17 @@ def tensors_of(case: Case) -> Tensors:
             normal(f"peephole_{gate}{d}", H, scale=0.3)
     if case.affine:
         normal("bias", D * C, scale=0.3)
-        if case.plug != "plain":
+        if case.norm != "plain":
             positive("weight", D * C)
-        if case.plug.startswith(("row", "recurrent")):
+        if case.norm.startswith(("row", "recurrent")):
             positive("gamma_hh", D * C)
         if case.has_cell:
             positive("weight_c", D * H)
             normal("bias_c", D * H, scale=0.3)
-    slots = PLUGS[case.plug][1]
+    slots = NORMS[case.norm][1]
     if slots:
         K = len(case.sizes) if slots == 2 else 1
-        width = 2 * C + H * case.has_cell if case.plug.startswith("recurrent") else C
+        width = 2 * C + H * case.has_cell if case.norm.startswith("recurrent") else C
         made["mean"] = torch.randn(K, D * width, generator=g)
         made["var"] = torch.rand(K, D * width, generator=g) + 0.5
     for part in case.zoned:
@@ -167,38 +158,49 @@ def tensors_of(case: Case) -> Tensors:
     return made
 
 
-def problem(case: Case, t: Tensors) -> tuple[Call, Inputs, Any]:
-    D = range(len(case.reverse))
-    cells = [
-        Cell(
+def native(spec: Spec, steps: Steps, tensors: CallTensors) -> Result:
+    """The compiled kernels, or an error."""
+    with backend("native"):
+        return recur(spec, steps, tensors)
+
+
+def is_native(spec: Spec, steps: Steps, tensors: CallTensors) -> bool:
+    """Whether the call is valid, and the compiled kernels take it."""
+    try:
+        check_call(spec, steps, tensors)
+    except ValueError:
+        return False
+    return can_run_native(spec, steps, tensors)
+
+
+def problem(case: Case, t: Tensors) -> tuple[Spec, Steps, CallTensors]:
+    weights = [
+        Weights(
+            t.get(f"w_ih{d}"),
             t[f"w_hh{d}"],
             t.get(f"bias_hn{d}"),
-            Peephole(*(t.get(f"peephole_{gate}{d}") for gate in "ifo")),
+            *Peephole(*(t.get(f"peephole_{gate}{d}") for gate in "ifo")),
         )
-        for d in D
+        for d in range(len(case.reverse))
     ]
     state = tuple(t[name] for name in ("h0", "c0") if name in t) or None
-    inputs = Inputs(t["x"], cells, state, [t[f"w_ih{d}"] for d in D] if case.inputs else ())
-    zoneout = Zoneout(t.get("kept_h"), t.get("kept_c"))
-    call = Call(case.mode, Steps(case.sizes), case.reverse, t.get("resets"), zoneout)
-    return call, inputs, _plug(case, t)
+    zoneout = t.get("kept_h"), t.get("kept_c")
+    call = case.mode, case.reverse, t["x"], weights, _norm(case, t), state, t.get("resets")
+    spec, tensors = describe_call(*call, zoneout)
+    return spec, Steps.packed(case.sizes), tensors
 
 
-def _plug(case: Case, t: Tensors) -> Any:
-    kind, batch = case.plug.split()[0], PLUGS[case.plug][0]
-    weight, bias = t.get("weight"), t.get("bias")
-    fixed = (t["mean"], t["var"]) if "mean" in t else None
-    if kind == "plain":
-        return Plain(bias)
-    if kind == "row":
-        own = t.get("weight_c"), t.get("bias_c")
-        return RowNorm(weight, t.get("gamma_hh"), bias, 1e-5, case.has_cell, *own)
-    if kind == "recurrent":
-        both = weight, t.get("gamma_hh"), bias, 1e-5, batch, fixed, case.has_cell
-        return RecurrentNorm(*both, t.get("weight_c"), t.get("bias_c"))
-    if kind == "step":
-        return StepNorm(weight, bias, 1e-5, batch, fixed)
-    return InputNorm(weight, bias, 1e-5, kind == "frame", batch, fixed)
+def _norm(case: Case, t: Tensors) -> Norm:
+    kind, batch = case.norm.split()[0], NORMS[case.norm][0]
+    kinds = {"plain": "none", "sequence": "input", "frame": "input"}
+    return Norm(
+        kinds.get(kind, kind),
+        0.0 if kind == "plain" else 1e-5,
+        kind in ("frame", "step", "recurrent"),
+        batch,
+        case.has_cell,
+        *(t.get(name) for name in Norm._fields[5:]),
+    )
 
 
 def outputs_of(result: Result) -> Tensors:
@@ -265,29 +267,29 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def drawn(mode: str, plug: str, reverse: tuple[bool, ...], draw: random.Random) -> Case:
+def drawn(mode: str, norm: str, reverse: tuple[bool, ...], draw: random.Random) -> Case:
     """A case with the rest at random, away from what float32 cannot do: variances of two rows
     or features, and gradients that are 0 but for ε (of one feature, whose scale is divided out)."""
-    batch, _ = PLUGS[plug]
+    batch, _ = NORMS[norm]
     B, T = draw.choice([1, 2, 3, 5, 7, 17, 33]), draw.choice([1, 2, 5, 9])
     hidden = draw.choice([1, 4, 7, 13, 16, 24, 33, 40, 65])
     if batch:
         B = B if B == 1 or B > 3 else B + 3
         T = max(T, 5) if B == 1 else T
-    if plug.startswith(("row", "recurrent")):
+    if norm.startswith(("row", "recurrent")):
         hidden = max(hidden, 5)
-    divided = plug.startswith("row") or (batch and not plug.startswith("step"))
+    divided = norm.startswith("row") or (batch and not norm.startswith("step"))
     sizes = (B,) * T
     if draw.random() < 0.5:
         lengths = [T] + [draw.randint(1, T) for _ in range(B - 1)]
         sizes = tuple(sum(n > t for n in lengths) for t in range(T))
-    if batch and plug != "sequence":  # two rows become three, or a lone one
+    if batch and norm != "sequence":  # two rows become three, or a lone one
         sizes = tuple(3 if n == 2 and B > 1 and t < T - 1 else n for t, n in enumerate(sizes))
         sizes = tuple(min(sizes[: t + 1]) for t in range(T))
         sizes = (*sizes[:-1], 1) if sizes[-1] == 2 else sizes
     case = Case(
         mode,
-        plug,
+        norm,
         sizes,
         reverse,
         inputs=draw.choice([0, 3, 8, 17, 40] if divided else [0, 1, 3, 8, 17, 40]),

@@ -12,7 +12,7 @@ import torch
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import read_speech
-from normrnn.speech.load import load
+from normrnn.speech.task import SpeechTask
 from tests.tiny_runs import run_tiny
 from tools.padding import FILE, distance, main, table
 
@@ -51,7 +51,7 @@ def test_of_runs(
     assert 0 < records[0]["padding"] == records[1]["padding"] < 0.5
     dev = read_speech(whole.data).dev
     for run, one in zip(runs, records, strict=True):
-        model = load(RunDirectory(run), torch.device("cpu"))
+        model = SpeechTask.load(RunDirectory(run), torch.device("cpu"))
         norm: Any = model.rnn.norm_l0
         found = []
         for i, length in enumerate(dev.lengths):

@@ -12,9 +12,7 @@ from normrnn.config.measure import perplexity
 from normrnn.runs.rows import read_rows
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
-from normrnn.text.corpus import encode_texts, open_texts
-from normrnn.text.evaluation import Evaluator
-from normrnn.text.load import load
+from normrnn.text.task import LanguageTask
 from tests.tiny_runs import run_tiny
 from tools.windows import main, places, statistics_over, tables
 
@@ -54,12 +52,10 @@ def test_of_runs(tiny: LanguageConfig, tmp_path: Path, capsys: pytest.CaptureFix
 def test_dropout_widens_what_is_taken_with_it(tiny: LanguageConfig, tmp_path: Path) -> None:
     """The lowest layer's variance, 1/(1 − p) times the one without in the mean of its features."""
     run_tiny(replace(tiny, norm="frame", epochs=1), tmp_path / "run")
-    model = load(RunDirectory(tmp_path / "run"), torch.device("cpu"))
-    assert model.vocabulary is not None
-    corpus = encode_texts(open_texts(tiny.data), model.vocabulary, tiny.text)
-    evaluator = Evaluator(replace(tiny, norm="frame"), corpus, torch.device("cpu"))
+    model = LanguageTask.load(RunDirectory(tmp_path / "run"), torch.device("cpu"))
+    task = LanguageTask.open(replace(tiny, norm="frame"), model)
     off, on = (
-        statistics_over(model, evaluator, range(50), regularised=regularised)
+        statistics_over(model, task, range(50), regularised=regularised)
         for regularised in (False, True)
     )
     ratio = (on["rnn.norm_l0.running_var"] / off["rnn.norm_l0.running_var"]).mean().item()

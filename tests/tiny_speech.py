@@ -1,6 +1,5 @@
 """A prepared directory of made-up speech: the features tell the label, with noise."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,12 +65,6 @@ def write_speech(path: Path, seed: int = 0, change: float = 0.0) -> None:
     write_json(path / "statistics.json", statistics)
     summary = {"format": "normrnn speech 1", "classes": CLASSES, "dim": DIM}
     write_json(path / "summary.json", {**summary, "checksums": checksums})
-
-
-def without_checksums(path: Path) -> None:
-    """As older versions wrote it."""
-    summary = {"format": "normrnn speech 1", "classes": CLASSES, "dim": DIM}
-    (path / "summary.json").write_text(json.dumps(summary))
 
 
 @pytest.fixture

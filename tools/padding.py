@@ -15,23 +15,23 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from normrnn.engine.statistics import evaluating, kinds_of_run
-from normrnn.engine.task import never
-from normrnn.nn.batch import Normaliser
+from normrnn.engine.ranks import ALONE
+from normrnn.engine.statistics import both_kinds, evaluating
+from normrnn.engine.task import Split
+from normrnn.nn.batchnorm import Normaliser
 from normrnn.nn.normaliser import GateNorm
-from normrnn.ops.steps import Steps
+from normrnn.ops.layout import Steps
 from normrnn.reporting.tables import Table
 from normrnn.runs.store import RunDirectory
-from normrnn.speech.batches import Piece, cut, read_batch
 from normrnn.speech.config import SpeechConfig
-from normrnn.speech.corpus import SpeechCorpus, SpeechSplit, read_speech
-from normrnn.speech.evaluation import SpeechEvaluator, training_batches
-from normrnn.speech.load import load
+from normrnn.speech.corpus import SpeechCorpus, read_speech
 from normrnn.speech.model import AcousticModel
+from normrnn.speech.task import SpeechTask
 from tools.records import Record, by_kind, command
 
 FILE = "statistics.json"
@@ -40,14 +40,14 @@ STATISTICS = ("running", "recalibrated", "batch")
 CPU = torch.device("cpu")
 
 
-def padded_share(batches: Sequence[Sequence[Piece]]) -> float:
-    """Of the frames of padded batches, those that are padding.
+def padded_share(batches: Sequence[Sequence[int]]) -> float:
+    """Return the share of padding in padded batches of these lengths.
 
-    >>> padded_share([[Piece(0, 0, 4), Piece(1, 0, 2)]])
+    >>> padded_share([[4, 2]])
     0.25
     """
-    real = sum(piece.length for batch in batches for piece in batch)
-    return 1 - real / sum(len(b) * max(piece.length for piece in b) for b in batches)
+    real = sum(length for batch in batches for length in batch)
+    return 1 - real / sum(len(batch) * max(batch) for batch in batches)
 
 
 def distance(own: Tensor, kept: tuple[Tensor, Tensor], zeros: int = 0) -> tuple[float, float]:
@@ -65,8 +65,9 @@ def distance(own: Tensor, kept: tuple[Tensor, Tensor], zeros: int = 0) -> tuple[
 @torch.no_grad()
 def distances(
     model: AcousticModel,
-    split: SpeechSplit,
-    batches: Sequence[Sequence[Piece]],
+    task: SpeechTask,
+    split: Split,
+    batches: Sequence[Sequence[int]],
     zeros: Callable[[Steps], int],
 ) -> dict[str, list[float]]:
     """By layer, averaged over the batches, with so many zeros counted in each."""
@@ -88,9 +89,7 @@ def distances(
     try:
         with evaluating(model):
             for batch in batches:
-                share = read_batch(split, batch, CPU)
-                assert share is not None
-                model.features(share[0])
+                model.features(task.batch(split, batch, ALONE).inputs)
     finally:
         for one in hooks:
             one.remove()
@@ -107,17 +106,18 @@ def _kept(norm: GateNorm) -> tuple[Tensor, Tensor]:
 def record(run: Path, corpus: SpeechCorpus) -> Record:
     """All of one run."""
     directory = RunDirectory(run)
-    config, model = directory.config(SpeechConfig), load(directory, CPU)
+    config, model = directory.config(SpeechConfig), SpeechTask.load(directory, CPU)
     counts = config.model.count_padding
-    batches = training_batches(config, corpus.train.lengths, epoch=0)
+    task = SpeechTask(config, corpus)
+    batches, lengths = task.batches("train"), task.lengths["train"]
 
     def padding(steps: Steps) -> int:
-        return counts * (len(steps) * steps.batch - steps.rows)
+        return counts * (steps.time * steps.batch - steps.rows)
 
-    dev = [[piece] for piece in cut(corpus.dev.lengths)]
-    evaluator = SpeechEvaluator(config, corpus, CPU)
-    kinds = kinds_of_run(directory, lambda: evaluator.population(model, never))
-    rows = evaluator.rows(model, kinds, never, fixed=False)
+    dev = [[i] for i in range(len(corpus.dev.lengths))]
+    saved = directory.saved_statistics
+    kinds: Any = {saved: {}} if saved == "recalibrated" else both_kinds(task.population(model))
+    rows = task.rows(model, "valid", kinds)
     return {
         "norm": config.norm,
         "seed": config.seed,
@@ -125,10 +125,10 @@ def record(run: Path, corpus: SpeechCorpus) -> Record:
         "batch": config.train.batch,
         "pieces": config.train.piece_frames,
         "pool": config.train.pool,
-        "padding": padded_share(batches),
-        "valid": {row["statistics"]: row["loss"] for row in rows if row["split"] == "valid"},
-        "training": distances(model, corpus.train, batches[:BATCHES], padding),
-        "alone": distances(model, corpus.dev, dev, lambda _: 0),
+        "padding": padded_share([[lengths[i] for i in batch] for batch in batches]),
+        "valid": {row["statistics"]: row["loss"] for row in rows},
+        "training": distances(model, task, "train", batches[:BATCHES], padding),
+        "alone": distances(model, task, "valid", dev, lambda _: 0),
     }
 
 

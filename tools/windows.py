@@ -10,6 +10,7 @@ Records of other runs that the output holds already are kept.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -18,17 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from normrnn.config.measure import perplexity
-from normrnn.engine.statistics import population_statistics, using
-from normrnn.engine.task import Tensors, never
+from normrnn.engine.statistics import Tensors, population_statistics, using
+from normrnn.engine.task import State
 from normrnn.reporting.tables import DASH, Table
 from normrnn.runs.names import MODEL
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
-from normrnn.text.corpus import encode_texts, open_texts
-from normrnn.text.evaluation import Evaluator
-from normrnn.text.load import load
-from normrnn.text.model import LanguageModel, State
-from normrnn.text.streams import Window
+from normrnn.text.model import LanguageModel
+from normrnn.text.task import LanguageTask
+from normrnn.text.windows import Window
 from tools.records import Record, by_kind, command
 
 FILE = "windows.json"
@@ -51,7 +50,7 @@ def places(read: int, count: int) -> dict[str, list[int]]:
 
 
 def statistics_over(
-    model: LanguageModel, evaluator: Evaluator, windows: Sequence[int], *, regularised: bool = False
+    model: LanguageModel, task: LanguageTask, windows: Sequence[int], *, regularised: bool = False
 ) -> Tensors:
     """Recalibrated over these windows of the training text, with the regularisers off, or on."""
     state: State | None = None
@@ -59,42 +58,39 @@ def statistics_over(
     def step(_: nn.Module, window: Window) -> Tensor:
         nonlocal state
         model.train(regularised)  # the normalisers do as recalibrate asks, whatever the mode
-        features, state = model.features(window.inputs, state)
+        features, state = model.features(window.read(task.corpus.train)[0], state)
         model.eval()
         return features
 
-    chosen = (evaluator.train.window(i, evaluator.steps) for i in windows)
-    return population_statistics(model, chosen, step)
+    train = task.batches("train")
+    return population_statistics(model, (train[i] for i in windows), step)
 
 
 def record(run: Path, data: str) -> Record:
     """All of one run."""
     directory, cpu = RunDirectory(run), torch.device("cpu")
-    config, model = directory.config(LanguageConfig), load(directory, cpu)
+    config, model = directory.config(LanguageConfig), LanguageTask.load(directory, cpu)
     if config.train.reading != "streams" or not config.normalisation.keeps_statistics:
         raise SystemExit(f"{run} has no streams, or keeps no statistics")
-    assert model.vocabulary is not None
-    evaluator = Evaluator(
-        config, encode_texts(open_texts(data), model.vocabulary, config.text), cpu
-    )
+    task = LanguageTask.open(replace(config, data=data), model)
     regularisers = ("dropout", "weight_drop", "zoneout_h", "zoneout_c")
     changed = any(getattr(config.model, name) for name in regularisers)
     if directory.saved_statistics != "running":
         raise SystemExit(f"{run} was saved with recalibrated statistics: the running ones are gone")
     updates = int(directory.tensors_metadata(MODEL)["updates"])
-    count = evaluator.train.count(evaluator.steps)
+    count = task.batches("train").common  # type: ignore[attr-defined]
     read = (updates - 1) % count + 1
     found: dict[str, Tensors] = {"running": {}}
     torch.manual_seed(config.seed)
     for name, windows in places(read, count).items():
-        found[name] = statistics_over(model, evaluator, windows)
+        found[name] = statistics_over(model, task, windows)
         if changed and name != "next":
-            on = statistics_over(model, evaluator, windows, regularised=True)
+            on = statistics_over(model, task, windows, regularised=True)
             found[f"{name}, regularisers on"] = on
     valid = {}
     for name, statistics in found.items():
         with using(model, statistics):
-            valid[name] = evaluator.score(model, "valid", never).loss
+            valid[name] = task.score(model, "valid").loss
     return {
         "recipe": config.recipe,
         "norm": config.norm,

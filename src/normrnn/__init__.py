@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from normrnn.nn import GRUCell as GRUCell
     from normrnn.nn import LSTMCell as LSTMCell
     from normrnn.nn import RNNCell as RNNCell
+    from normrnn.nn import backend as backend
     from normrnn.nn import batch_statistics as batch_statistics
     from normrnn.nn import convert as convert
     from normrnn.nn import fold as fold
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _LAYERS = ["GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNCell"]
 _TOOLS = [
+    "backend",
     "batch_statistics",
     "convert",
     "fold",
@@ -62,6 +64,7 @@ __all__ = [
     "RNNCell",
     "Stream",
     "__version__",
+    "backend",
     "batch_statistics",
     "compare",
     "convert",

@@ -124,7 +124,7 @@ register(
         looks_ahead=True,
         sync=True,
         counts_padding=True,
-        implementation="normrnn.nn.batch:Normaliser",
+        implementation="normrnn.nn.batchnorm:Normaliser",
     )
 )
 register(
@@ -135,7 +135,7 @@ register(
         pools="step",
         sync=True,
         counts_padding=True,
-        implementation="normrnn.nn.batch:Normaliser",
+        implementation="normrnn.nn.batchnorm:Normaliser",
     )
 )
 register(
@@ -144,7 +144,7 @@ register(
         words="network normalised inside the recurrence",
         acts="step",
         pools="step",
-        implementation="normrnn.nn.batch:Normaliser",
+        implementation="normrnn.nn.batchnorm:Normaliser",
     )
 )
 register(
@@ -155,7 +155,7 @@ register(
         pools=None,
         unfoldable="normalises every row by its own mean and variance",
         cell_norm=False,
-        implementation="normrnn.nn.layer:LayerNormaliser",
+        implementation="normrnn.nn.layernorm:LayerNormaliser",
     )
 )
 register(
@@ -166,7 +166,7 @@ register(
         pools="step",
         gamma=0.1,
         cell_norm=True,
-        implementation="normrnn.nn.recurrent:RecurrentNormaliser",
+        implementation="normrnn.nn.batchnorm:RecurrentNormaliser",
     )
 )
 register(

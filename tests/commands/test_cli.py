@@ -184,7 +184,7 @@ def test_texts_too_short_are_found_before_training(
     (text_dir / "empty").mkdir()
     code, _, err = cli(*call, "--data", text_dir / "empty")
     assert code == 1
-    assert "holds no text" in err
+    assert "train.txt" in err
 
 
 def test_run_directory_and_plain_lines(cli: Cli, text_dir: Path, run: Path) -> None:
@@ -286,12 +286,12 @@ def test_checkpoint_and_vocabulary_of_others(cli: Cli, text_dir: Path, run: Path
     assert "does not match the checkpoint" in err
     code, _, err = cli("evaluate", run)
     assert code == 1
-    assert "is not the one that its network was trained with" in err
+    assert "vocabulary.json" in err
     changed["symbols"].append("extra")
     (run / "vocabulary.json").write_text(json.dumps(changed))
     code, _, err = cli("evaluate", run)
     assert code == 1
-    assert "do not belong together" in err
+    assert "vocabulary.json" in err
     (run / "vocabulary.json").write_text(vocabulary)
     (run / "checkpoint.pt").write_bytes((run / "checkpoint.pt").read_bytes()[:1000])
     (run / "checkpoint.previous.pt").unlink()
@@ -382,7 +382,7 @@ def test_sequence_wise_batch_statistics_are_refused(
     assert {row.get("statistics") for row in rows_of(out)} == {None, "running", "recalibrated"}
     code, shown, _ = cli("evaluate", out, "--no-one-stream")
     assert code == 0
-    assert "no perplexity" in " ".join(shown.split())
+    assert "not a perplexity" in " ".join(shown.split())
     result = json.loads((out / "evaluation.json").read_text())
     assert {row["statistics"] for row in result["rows"]} == {"running", "recalibrated"}
     assert result["authors_protocol"] == []

@@ -15,7 +15,7 @@ import pytest
 from normrnn import compare
 from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.errors import UserError
-from normrnn.experiments.search.worker import Pruning, run_arm_together
+from normrnn.experiments.search.worker import Pruning, run_arm
 from normrnn.processes import stop
 from normrnn.text.config import LanguageConfig
 from tests.commands.conftest import Cli
@@ -164,14 +164,14 @@ def test_an_arm_of_a_search(tiny: LanguageConfig, tmp_path: Path) -> None:
     config = replace(tiny, epochs=2, model=replace(tiny.model, dropout=0.0), threads=1)
     run_tiny(config, tmp_path / "one")
     trial = Trial(99)
-    pruning = Pruning(trial, 10, 99.0)  # type: ignore[arg-type]
-    found = run_arm_together(config, tmp_path / "two", pruning, lambda: None, 2)
+    pruning = Pruning(trial, 10)  # type: ignore[arg-type]
+    found = run_arm(config, tmp_path / "two", pruning, lambda: None, 2)
     valid = [r["loss"] for r in rows_of(tmp_path / "one") if r["split"] == "valid"]
     assert found["loss"] == pytest.approx(min(valid), rel=2e-4)
     assert trial.steps == sorted(set(trial.steps))
     bad = replace(config, train=replace(config.train, batch=10**6))
     with pytest.raises(UserError, match="tokens"):
-        run_arm_together(bad, tmp_path / "bad", pruning, lambda: None, 2)
+        run_arm(bad, tmp_path / "bad", pruning, lambda: None, 2)
 
 
 @pytest.mark.slow
@@ -179,18 +179,18 @@ def test_an_arm_of_a_search_is_pruned_and_asked_to_stop(
     tiny: LanguageConfig, tmp_path: Path
 ) -> None:
     config = replace(tiny, epochs=500, threads=1)
-    pruning = Pruning(Trial(3), 0, 99.0)  # type: ignore[arg-type]
+    pruning = Pruning(Trial(3), 0)  # type: ignore[arg-type]
     with pytest.raises(optuna.TrialPruned):
-        run_arm_together(config, tmp_path / "pruned", pruning, lambda: None, 2)
+        run_arm(config, tmp_path / "pruned", pruning, lambda: None, 2)
     assert ended(inside(tmp_path / "pruned"))
 
     def poll() -> None:
         if len(rows_of(tmp_path / "asked") if (tmp_path / "asked/metrics.jsonl").exists() else []):
             raise KeyboardInterrupt
 
-    pruning = Pruning(Trial(99), 0, 99.0)  # type: ignore[arg-type]
+    pruning = Pruning(Trial(99), 0)  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
-        run_arm_together(config, tmp_path / "asked", pruning, poll, 2)
+        run_arm(config, tmp_path / "asked", pruning, poll, 2)
     assert ended(inside(tmp_path / "asked"))
     assert checkpoint(tmp_path / "asked")["progress"]["updates"]
 

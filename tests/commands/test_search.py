@@ -1,14 +1,9 @@
 """`normrnn search` as a user meets it."""
 
-import contextlib
-import fcntl
 import json
-import os
-import pty
-import re
+import signal
 import subprocess
 import sys
-import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,35 +75,24 @@ def test_a_study_and_its_continuation(
 
 
 @pytest.mark.slow
-def test_a_live_table_and_ctrl_c(flags: Flags, tmp_path: Path) -> None:
-    """On a terminal of its own, whose Ctrl-C stops the study; what is done is written."""
-    out, shown = tmp_path / "out", b""
-    ours, theirs = pty.openpty()
+def test_ctrl_c_stops_a_study_and_writes_what_is_done(flags: Flags, tmp_path: Path) -> None:
+    out = tmp_path / "out"
     process = subprocess.Popen(
         [sys.executable, "-m", "normrnn.cli", *flags(trials=40, out=out)],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
     )
-    os.close(theirs)
-    pressed = False
-    with contextlib.suppress(OSError):  # what reading from a terminal that was closed comes to
-        while part := os.read(ours, 4096):
-            shown += part
-            if not pressed and re.search(rb"[1-9]\d* of 40 trials done", shown):
-                pressed = os.write(ours, b"\x03") > 0
-    os.close(ours)
-    assert process.wait() == 130, shown[-2000:]
-    for text in ("momentum", "norm none", "norm hidden", "1 running"):
-        assert text.encode() in shown
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert first.startswith("1/40  trial")
+    process.send_signal(signal.SIGINT)
+    said = process.stdout.read()
+    assert process.wait() == 130, said
+    process.stdout.close()
     rows = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
     assert 0 < len(rows) < 40
-    best = min(arm["loss"] for row in rows for arm in row["arms"].values())
-    assert f"{best:.4f}".encode() in shown
-    assert f"{len(rows)} of 40 trials are done".encode() in shown
+    assert f"{len(rows)} of 40 trials are done" in said
     assert f"{len(rows)} settings" in (out / "report.html").read_text()
 
 
@@ -122,7 +106,7 @@ def test_a_live_table_and_ctrl_c(flags: Flags, tmp_path: Path) -> None:
         ({"norms": "none,sequence"}, 2, "model.time_steps is for norm frame or hidden"),
         ({"sampler": "lucky"}, 2, "no sampler 'lucky'"),
         ({"sampler": "bruteforce"}, 2, "tries every value: give optimizer.lr as a list"),
-        ({"storage": "somewhere"}, 2, "none of sqlite:///FILE, journal:FILE"),
+        ({"storage": "somewhere"}, 2, "none of sqlite:///FILE"),
         ({"storage": "postgresql://a:secret@127.0.0.1:9/x"}, 1, "cannot be reached"),
         ({"data": "/nowhere/at/all"}, 1, "does not exist"),
     ],

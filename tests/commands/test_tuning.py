@@ -10,9 +10,9 @@ from normrnn import verdict
 from normrnn.config.base import Config
 from normrnn.engine.launch import DIVERGED
 from normrnn.errors import UserError
-from normrnn.experiments.tuning import APART, Tuning, sentence, tuned, tuning
+from normrnn.experiments.tuning import SEED_OFFSET, Tuning, summarise, tuned, tuning
 from normrnn.recipes import recipe
-from normrnn.reporting.study import RecordedStudy, read_study
+from normrnn.reporting.study import read_study
 from tests.commands.conftest import Cli
 
 NORMS = ("none", "frame")
@@ -26,12 +26,12 @@ def config() -> Config:
 def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
     wanted = tuning(config, NORMS, "optimizer.lr", (), 0)
     assert wanted == Tuning("optimizer.lr", (0.333, 1.0, 3.0), 3)
-    assert tuning(config, ["none"], "optimizer.lr", ("1", "2"), 2).of == 3
-    assert tuning(config, ["none"], "optimizer.lr", (1, 2.0), 3).of == 0
+    assert tuning(config, ["none"], "optimizer.lr", ("1", "2"), 2).full_epochs == 3
+    assert tuning(config, ["none"], "optimizer.lr", (1, 2.0), 3).full_epochs == 0
     arms = wanted.jobs(config, NORMS, tmp_path)
     assert len(arms) == 6
     assert [arm.config.optimizer.lr for arm in arms[:3]] == [0.333, 0.333, 1.0]
-    assert {arm.config.seed for arm in arms} == {5 + APART}  # none of those compared
+    assert {arm.config.seed for arm in arms} == {5 + SEED_OFFSET}  # none of those compared
     assert arms[1].out == tmp_path / "tuning" / "runs" / "frame-0.333"
     assert tuning(config, NORMS, "train.batch", ("16", "32"), 1).values == (16, 32)
     assert tuning(config, NORMS, "optimizer.lr", (1, 2, 1), 1).values == (1.0, 2.0)
@@ -44,13 +44,13 @@ def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
         ("optimizer.rate", "", "--tune has optimizer.rate, which is no field of ptb-small"),
         ("train.batch", "", "--tune train.batch needs --tune-values, as in --tune-values 32,"),
         ("optimizer.momentum", "", "needs --tune-values"),  # 0: three times it is the same
-        ("optimizer.lr", "1", "--tune-values has 1 value: there is nothing to choose"),
+        ("optimizer.lr", "1", "at least 2 values, not 1"),
         ("optimizer.lr", "1,fast", "--tune-values has 'fast', no value for optimizer.lr"),
         ("train.batch", "16,32.5", "--tune-values has '32.5', no value for train.batch"),
         ("train.batch", "16,0", "train.batch"),
-        ("norm", "none,frame", "--tune norm: it tells runs apart"),
-        ("seed", "1,2", "--tune seed: it tells runs apart"),
-        ("epochs", "1,2", "--tune epochs: it tells runs apart, or how long they are"),
+        ("norm", "none,frame", "--tune norm"),
+        ("seed", "1,2", "--tune seed"),
+        ("epochs", "1,2", "--tune epochs"),
         ("text.max_vocab", "4,2000", "--tune text.max_vocab: losses under different values of it"),
         ("evaluation.tokens", "10,20", "losses of different things"),
     ],
@@ -61,7 +61,7 @@ def test_what_cannot_be_tuned(config: Config, field: str, values: str, said: str
     assert raised.value.code == 2
 
 
-def test_in_words() -> None:
+def test_what_was_tried_and_chosen_in_words() -> None:
     def trial(lr: float, none: float, frame: float) -> dict:
         arms = {"none": none, "frame": frame}
         found = {k: {"diverged": False, "loss": v, "updates": 500} for k, v in arms.items()}
@@ -70,18 +70,11 @@ def test_in_words() -> None:
     trials = [trial(0.5, 5.0, 5.0), trial(1.0, 4.0, 4.5), trial(2.0, 4.5, 4.0)]
     trials[2]["arms"]["none"] = {"diverged": True, "loss": None}
     wanted = Tuning("optimizer.lr", (0.5, 1.0, 2.0), 3)
-    text = sentence(wanted, {"none": 1.0, "frame": 2.0}, RecordedStudy(Path(), trials))
-    assert text == (
-        "optimizer.lr was tuned for each arm on validation: 3 values (0.5, 1, 2), one seed that is"
-        " not compared, 3 epochs, 6 runs, 2,500 updates, 0 seconds in updates. Chosen: none"
-        " 1.0, frame 2.0 (at the edge of what was tried)."
-    )
-    short = replace(wanted, of=10)
-    longer = sentence(short, {"none": 1.0, "frame": 2.0}, RecordedStudy(Path(), trials))
-    assert longer == (
-        f"{text} Chosen after 3 of 10 epochs: what is ahead early, as a high learning rate often"
-        " is, need not be in the end."
-    )
+    text = summarise(wanted, {"none": 1.0, "frame": 2.0}, trials)
+    for words in ("0.5, 1, 2", "3 epochs", "6 runs", "2,500 updates", "none 1.0, frame 2.0 (at"):
+        assert words in text
+    longer = summarise(replace(wanted, full_epochs=10), {"none": 1.0, "frame": 2.0}, trials)
+    assert "3 of 10 epochs" in longer
 
 
 class Ended:
@@ -119,8 +112,8 @@ def test_from_the_command_line(cli: Cli, text_dir: Path, tmp_path: Path) -> None
     assert code == 0, err
     words = " ".join(said.split())
     assert "tuning optimizer.lr: 4 runs of 1 epoch" in words
-    assert "2 values (1, 1e+38), one seed that is not compared, 1 epoch, 4 runs" in words
-    assert "Chosen: baseline 1.0 (at the edge of what was tried), frame 1.0" in words
+    assert "values 1, 1e+38; one seed that is not compared, 1 epoch, 4 runs" in words
+    assert "Chosen: none 1.0 (at the edge of what was tried), frame 1.0" in words
     assert "updates to validation 1000" in words
     for norm in NORMS:
         run = json.loads((out / f"{norm}-1" / "config.json").read_text())
@@ -131,8 +124,8 @@ def test_from_the_command_line(cli: Cli, text_dir: Path, tmp_path: Path) -> None
     html = (out / "report.html").read_text()
     assert "2 settings, 4 runs" in html
     for text in (html, (out / "tuning" / "summary.md").read_text()):
-        assert "optimizer.lr was tuned for each arm on validation" in text
-        assert "Chosen: baseline 1.0 (at the edge of what was tried), frame 1.0" in text
+        assert "optimizer.lr was tuned for each norm on validation" in text
+        assert "Chosen: none 1.0 (at the edge of what was tried), frame 1.0" in text
     (one,) = verdict([out / f"{norm}-1" for norm in NORMS]).variants.values()
     assert one.quality is not None
     assert one.quality.seeds == 1

@@ -45,7 +45,7 @@ def test_a_step_asks_the_device_for_nothing(
     base = tiny if task == "text" else tiny_speech
     config = replace(base, norm=norm, model=replace(base.model, shrinkage=0.1))
     loss, grad_norm = steps_on("meta", config, tmp_path)
-    assert loss.nats.device.type == grad_norm.device.type == "meta"
+    assert loss.total.device.type == grad_norm.device.type == "meta"
     assert task == "text" or loss.errors.device.type == "meta"
 
 

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from normrnn.config.measure import NATS, Measure
 from normrnn.engine.display import LiveDisplay, Status, describe
-from normrnn.speech.measure import FRAMES
-from normrnn.text.measure import CHARACTERS, WORDS
+from normrnn.speech.config import FRAMES
+from normrnn.text.config import CHARACTERS, WORDS
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_row_is_told_in_its_own_measure(measure: Measure, fer: float | None, s
     assert describe(row, 2, measure) == f"epoch 1/2  update 9  valid  {said}"
     live = LiveDisplay(2, measure)
     at = {"epoch": 1, "index": 9, "epoch_updates": 9, "updates": 9}
-    live.update(Status(**at, seconds=1.0, loss=1.0, count=9, lr=0.5, fer=fer))
+    live.update(Status(**at, seconds=1.0, loss=1.0, count=9, lr=0.5, error_rate=fer))
     assert said.replace("1.0000", "1.000") in live.bar.tasks[0].fields["state"]
 
 

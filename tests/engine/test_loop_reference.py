@@ -17,8 +17,8 @@ from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.loop import Trainer
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
-from normrnn.text.evaluation import Evaluator
 from normrnn.text.model import LanguageModel
+from normrnn.text.task import LanguageTask
 from tests.tiny_runs import rows_of, run_tiny
 
 
@@ -154,7 +154,7 @@ def test_best_model_is_saved_with_the_better_statistics(
 ) -> None:
     """Selected by running statistics, saved with those that are better on validation data."""
     if better == "running":
-        monkeypatch.setattr(Evaluator, "population", _poor_population)
+        monkeypatch.setattr(LanguageTask, "population", _poor_population)
     else:  # running statistics hardly learn
         model = replace(tiny_frame.model, momentum=0.001)
         tiny_frame = replace(tiny_frame, model=model)
@@ -189,7 +189,7 @@ def test_best_model_is_saved_with_the_better_statistics(
     assert rows_of(tmp_path / "stopped") == rows_of(tmp_path / "longer")
 
 
-_write, _population = Trainer._write, Evaluator.population
+_write, _population = Trainer._write, LanguageTask.population
 
 
 def _poor_population(*arguments: Any) -> dict[str, torch.Tensor]:

@@ -1,24 +1,29 @@
-"""A task is one module and a config class: nothing else has to know of it."""
+"""A task of a user's own is one module; nothing else has to know of it."""
 
 import json
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import normrnn
 from normrnn.cli import main
 from normrnn.config import registry
+from normrnn.engine.start import open_experiment
 from normrnn.reporting.groups import measure
+from tests import toy_task
 from tests.tiny_runs import rows_of
-from tests.toy_task import Coin, coin
+from tests.toy_task import MajorityNetwork, majority
 
 
 @pytest.fixture
 def recipe() -> Iterator[str]:
-    registry.register(coin)
-    yield "coin"
-    registry.unregister("coin")
+    registry.register(majority)
+    yield "majority"
+    registry.unregister("majority")
 
 
 def command(*arguments: str | Path) -> None:
@@ -27,29 +32,72 @@ def command(*arguments: str | Path) -> None:
     assert exited.value.code == 0
 
 
+def test_it_is_short() -> None:
+    assert len(Path(toy_task.__file__).read_text().splitlines()) <= 60
+
+
 def test_it_is_trained_resumed_loaded_evaluated_and_reported(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    command("train", recipe, "--weight", "2.5", "--out", run)
-    command("train", recipe, "--weight", "2.5", "--epochs", "30", "--out", run)
-    assert "a pocket" in capsys.readouterr().out
-    rows = rows_of(run)
-    assert {"surprise"} <= rows[0].keys()
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    options = ("--norm", "sequence", "--optimizer.name", "adam", "--optimizer.lr", "0.05")
+    command("train", recipe, *options, "--out", run)
+    command("train", recipe, *options, "--epochs", "30", "--out", run)
+    command("train", recipe, *options, "--epochs", "30", "--out", whole)
+    assert "coin tosses" in capsys.readouterr().out
+    rows, expected = (
+        [{k: v for k, v in row.items() if k != "seconds"} for row in rows_of(path)]
+        for path in (run, whole)
+    )
+    assert rows == expected
+    assert "surprise" in rows[0]
+    splits = {row["split"] for row in rows}
+    assert splits == {"train", "valid", "best_valid", "test"}
+    assert min(row["loss"] for row in rows if row["split"] == "valid") < 0.3
     model = normrnn.load(run)
-    assert isinstance(model, Coin)
-    assert model.logit.item() == pytest.approx(1.0986, abs=0.05)  # log 3
+    assert isinstance(model, MajorityNetwork)
     command("evaluate", run)
-    assert "surprise 0.81 bits" in capsys.readouterr().out  # the entropy of 1/4
-    assert json.loads((run / "evaluation.json").read_text())["recipe"] == recipe
+    assert "surprise" in capsys.readouterr().out
+    result = json.loads((run / "evaluation.json").read_text())
+    assert result["recipe"] == recipe
+    x, y = open_experiment(majority()).data["test"]  # type: ignore[attr-defined]
+    with torch.no_grad():
+        nats = model.loss(x, y).total.item() / len(y)
+    saved = rows_of(run)[-3:]
+    by_kind = {r["statistics"]: r for r in result["rows"] if r["split"] == "test"}
+    kind = next(r["statistics"] for r in saved if r.get("saved"))
+    assert by_kind[kind]["loss"] == pytest.approx(nats, rel=1e-5)
+    assert by_kind[kind]["surprise"] == pytest.approx(nats / math.log(2), rel=1e-5)
     loaded = normrnn.reporting.load(run)
-    assert measure([loaded]).long == "surprise, weight 2.5"
+    assert measure([loaded]).long == "surprise in bits, 8 cells"
     command("report", run, "--out", tmp_path / "report.html")
     assert "surprise" in (tmp_path / "report.html").read_text()
 
 
+def test_bf16(tmp_path: Path) -> None:
+    from normrnn.engine.display import Nowhere
+    from normrnn.engine.start import train
+
+    registry.register(majority)
+    try:
+        config = replace(majority(), precision="bf16", norm="frame")
+        train(config, tmp_path / "run", Nowhere, lambda _: None)
+    finally:
+        registry.unregister("majority")
+    assert all(math.isfinite(row["loss"]) for row in rows_of(tmp_path / "run"))
+
+
 def test_it_is_listed(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     command("recipes")
-    assert "A coin, to show what a task is" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=f"a recipe '{recipe}' already"):
-        registry.register(coin)
+    assert "A majority vote" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=recipe):
+        registry.register(majority)
+
+
+def test_it_is_compared_by_its_import_path(tmp_path: Path) -> None:
+    root, out = Path(toy_task.__file__).parents[1], tmp_path / "out"
+    where = ("tests.toy_task:majority", "--path", root, "--out", out)
+    command("compare", *where, "--norms", "none,sequence", "--seeds", "2", "--epochs", "1")
+    runs = {path.parent.name for path in out.glob("*/metrics.jsonl")}
+    assert runs == {"none-1", "none-2", "sequence-1", "sequence-2"}
+    assert "surprise" in (out / "report.html").read_text()

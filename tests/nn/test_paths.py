@@ -1,4 +1,4 @@
-"""The ways a layer can run, against each other: own recurrence, torch's kernel, torch's layer."""
+"""The ways a layer can run, against each other: the recurrence, torch's kernels, torch's layer."""
 
 import copy
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
+import normrnn
+from normrnn.ops.native.library import describe
 from tests.helpers import (
     CELLS,
     STATISTICAL,
@@ -23,117 +24,102 @@ from tests.helpers import (
 PLAIN_CELLS = ["tanh", "relu", "lstm", "gru"]
 
 
-def forced(monkeypatch: pytest.MonkeyPatch, layer: Any, path: str) -> None:
-    monkeypatch.setattr(layer, "_path", lambda _: path)
-
-
 @pytest.mark.matrix(5)
 @pytest.mark.parametrize("form", ["dense", "padded", "unsorted", "sorted"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("cell", PLAIN_CELLS)
-@pytest.mark.parametrize("path", ["own", "folded"])
-class TestSequenceWise:
-    """Both paths in training and at test time, whatever the layer itself would have chosen."""
-
-    def test_training(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        path: str,
-        cell: str,
-        depth: int,
-        bidirectional: bool,
-        form: str,
-    ) -> None:
-        layer = build(cell, "sequence", num_layers=depth, bidirectional=bidirectional)
-        forced(monkeypatch, layer, path)
-        lengths = {"dense": [4, 4, 4], "sorted": [5, 2, 2]}.get(form, [2, 5, 3])
-        check_against_reference(layer, lengths, form)
-
-    def test_test_time(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        path: str,
-        cell: str,
-        depth: int,
-        bidirectional: bool,
-        form: str,
-    ) -> None:
-        layer = build(cell, "sequence", num_layers=depth, bidirectional=bidirectional).eval()
-        forced(monkeypatch, layer, path)
-        lengths = {"dense": [4, 4, 4], "sorted": [5, 2, 2]}.get(form, [2, 5, 3])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("backend", ["loop", "torch"])
+def test_sequence_wise_by_either_backend(
+    backend: Any, training: bool, cell: str, depth: int, bidirectional: bool, form: str
+) -> None:
+    layer = build(cell, "sequence", num_layers=depth, bidirectional=bidirectional).train(training)
+    lengths = {"dense": [4, 4, 4], "sorted": [5, 2, 2]}.get(form, [2, 5, 3])
+    with normrnn.backend(backend):
         check_against_reference(layer, lengths, form)
 
 
 @pytest.mark.parametrize("form", ["dense", "padded"])
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("norm", ["frame", "hidden-shared"])
-def test_shared_statistics_at_test_time_take_either_path(
-    monkeypatch: pytest.MonkeyPatch, norm: str, cell: str, form: str
-) -> None:
-    paths = ["own"] if "-" in cell else ["own", "folded"]
-    for path in paths:
+def test_shared_statistics_at_test_time_by_either_backend(norm: str, cell: str, form: str) -> None:
+    backends: list[Any] = ["loop"] if "-" in cell else ["loop", "torch"]
+    for backend in backends:
         layer = build(cell, norm, num_layers=2, bidirectional=True).eval()
-        forced(monkeypatch, layer, path)
-        check_against_reference(layer, [4, 4] if form == "dense" else [4, 1, 3], form)
+        with normrnn.backend(backend):
+            check_against_reference(layer, [4, 4] if form == "dense" else [4, 1, 3], form)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("training", [True, False])
+def test_whitening_by_torchs_kernels(training: bool, bidirectional: bool) -> None:
+    layer = build("gru", "whiten", bidirectional=bidirectional).train(training)
+    with normrnn.backend("torch"):
+        check_against_reference(layer, [5, 2, 4], "padded", tol=1e-7)
 
 
 @pytest.mark.parametrize("form", ["dense", "unsorted"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("cell", PLAIN_CELLS)
-def test_own_recurrence_without_norm_is_torch(
-    monkeypatch: pytest.MonkeyPatch, cell: str, bias: bool, form: str
-) -> None:
+def test_the_recurrence_without_norm_is_torchs_layer(cell: str, bias: bool, form: str) -> None:
     layer = build(cell, "none", num_layers=2, bidirectional=True, bias=bias)
     lengths = [4, 4, 4] if form == "dense" else [2, 5, 3]
     x, state = inputs(max(lengths), lengths), states(layer, 3)
-    found: dict[str, list[torch.Tensor]] = {}
-    for path in ("own", "torch"):
+    found: dict[Any, list[torch.Tensor]] = {"loop": [], "torch": []}
+    for backend in found:
         layer.zero_grad()
         leaves = [v.detach().clone().requires_grad_() for v in (x, *state)]
-        forced(monkeypatch, layer, path)
-        outputs = run(layer, leaves[0], lengths, form, (leaves[1], leaves[2]))
+        with normrnn.backend(backend):
+            outputs = run(layer, leaves[0], lengths, form, (leaves[1], leaves[2]))
         pull(outputs)
         grads = [v.grad for v in (*leaves, *layer.parameters()) if v.grad is not None]
-        found[path] = [*outputs, *grads]
-    assert len(found["own"]) == len(found["torch"]) > 10
-    for k, (own, theirs) in enumerate(zip(found["own"], found["torch"], strict=True)):
-        close(own, theirs, f"tensor {k}")
+        found[backend] = [*outputs, *grads]
+    assert len(found["loop"]) == len(found["torch"]) > 10
+    for k, (own, other) in enumerate(zip(found["loop"], found["torch"], strict=True)):
+        close(own, other, f"tensor {k}")
 
 
-@pytest.mark.parametrize("norm", ["sequence", "frame"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_paths_agree_in_the_dtype_people_use(
-    monkeypatch: pytest.MonkeyPatch, norm: str, dtype: torch.dtype
-) -> None:
-    layer = build("lstm", norm, num_layers=2, bidirectional=True, dtype=dtype).eval()
-    x = torch.randn(7, 4, 3, dtype=dtype)
-    outputs = []
-    for path in ("own", "folded"):
-        forced(monkeypatch, layer, path)
-        outputs.append(layer(x)[0])
-    tol = 1e-5 if dtype == torch.float32 else 1e-12
-    torch.testing.assert_close(*outputs, rtol=tol, atol=tol)
+@pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
+@pytest.mark.parametrize("norm", ["sequence", "frame", "none"])
+def test_backends_agree_in_float32(norm: str) -> None:
+    layer = build("lstm", norm, num_layers=2, bidirectional=True, dtype=torch.float32).eval()
+    x, outputs = torch.randn(7, 4, 3), []
+    backends: list[Any] = ["auto", "native", "torch", "loop"]
+    for backend in backends:
+        with normrnn.backend(backend):
+            outputs.append(layer(x)[0])
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0], rtol=1e-5, atol=1e-5)
 
 
-def test_the_layer_chooses_by_itself() -> None:
-    """Ragged input on a CPU never takes torch's slow way."""
-    x = torch.randn(20, 3, 3, dtype=torch.float64)
-    packed = pack_padded_sequence(x, torch.tensor([20, 3, 3]))
-    assert build("lstm", "none")._path(x) == "torch"
-    assert build("lstm", "none")._path(packed) == "own"
-    assert build("lstm", "none", proj_size=1)._path(packed) == "torch"
-    assert build("lstm-all", "none")._path(x) == "own"
-    for norm in ("sequence", "frame"):
-        assert build("gru", norm)._path(x) == "own"
-        assert build("gru", norm).eval()._path(x) == "folded"
-        assert build("gru", norm).eval()._path(packed) == "own"
-        assert build("gru", norm).eval()._path(x[:1]) == "own"  # as in sampling, word by word
-    assert build("gru", "frame-slots").eval()._path(x) == "own"
-    assert build("gru", "hidden").eval()._path(x) == "own"
-    assert build("gru", "hidden-shared").eval()._path(x) == "folded"
-    assert build("gru", "layer").eval()._path(x) == "own"
-    assert build("lstm-output", "sequence").eval()._path(x) == "own"
+class TestBackend:
+    def test_a_call_that_it_cannot_run_is_an_error(self) -> None:
+        frame, x = normrnn.LSTM(3, 2, norm="frame"), torch.randn(5, 4, 3)
+        with normrnn.backend("torch"), pytest.raises(RuntimeError, match="norm='frame'"):
+            frame(x)
+        with normrnn.backend("native"), pytest.raises(RuntimeError, match="native"):
+            frame.double()(x.double())
+        frame(x.double())
+
+    def test_it_is_a_function_and_a_context_manager(self) -> None:
+        layer, x = normrnn.LSTM(3, 2, norm="frame"), torch.randn(5, 4, 3)
+        before = normrnn.backend("torch")
+        with pytest.raises(RuntimeError):
+            layer(x)
+        with normrnn.backend("loop"):
+            layer(x)
+        with pytest.raises(RuntimeError):
+            layer(x)
+        before.__exit__()
+        layer(x)
+        with pytest.raises(ValueError, match="'cuda'"):
+            normrnn.backend("cuda")  # type: ignore[arg-type]
+
+    def test_runs_record_it(self) -> None:
+        assert "backend" not in describe()
+        with normrnn.backend("loop"):
+            assert describe()["backend"] == "loop"
 
 
 @pytest.mark.parametrize("norm", ["sequence", "frame"])
@@ -150,20 +136,10 @@ def test_frozen_normalisers_keep_dropout(norm: str) -> None:
     assert torch.equal(first, layer(x)[0])
 
 
-def test_normalisers_may_differ_in_mode() -> None:
-    layer = build("gru", "sequence", num_layers=2)
-    layer.norm_l0.eval()
-    before = {name: b.clone() for name, b in layer.named_buffers()}
-    layer(torch.randn(6, 4, 3, dtype=torch.float64))
-    after = dict(layer.named_buffers())
-    assert torch.equal(after["norm_l0.running_mean"], before["norm_l0.running_mean"])
-    assert not torch.equal(after["norm_l1.running_mean"], before["norm_l1.running_mean"])
-
-
 @pytest.mark.parametrize("which", ["norm_l0", "norm_l0_reverse"])
 @pytest.mark.parametrize("norm", STATISTICAL)
 def test_directions_may_differ_in_mode(norm: str, which: str) -> None:
-    """Each does what it would do among its like."""
+    """Each does what it would do if both had its mode."""
     layer = build("gru", norm, bidirectional=True)
     x = torch.randn(6, 4, 3, dtype=torch.float64)
     state = copy.deepcopy(layer.state_dict())

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import normrnn
-from normrnn.ops import Call, Cell, Inputs, Plain, Steps, Zoneout, recur
-from normrnn.ops.drop import drop_weights, zoneout_mask
+from normrnn.ops import Norm, Steps, Weights, describe_call, recur
+from normrnn.ops.regularise import drop_weights, zoneout_mask
 from tests.helpers import CELLS, build, close
 
 X: Any = {"dtype": torch.float64}
@@ -178,14 +178,12 @@ class TestZoneout:
         kept = kept > 0.5 if masks else torch.full_like(kept, 0.3)
         rows = [(t, b) for t in range(5) for b in range(3) if t < lengths[b]]
         given = [torch.stack([k[t, b] for t, b in rows]) if masks else k[0, :1] for k in kept]
-        zoneout = Zoneout(*given) if mode == "LSTM" else Zoneout(given[0])
-        call = Call(mode, Steps((3, 3, 2, 1, 1)), (False, True), zoneout=zoneout)
-        inputs = Inputs(
-            torch.stack([x[t, b] for t, b in rows]),
-            [Cell(cell.weight_hh) for cell in cells],
-            w_ih=[cell.weight_ih for cell in cells],
-        )
-        result = recur(call, inputs, Plain())
+        zoneout = given[0], given[1] if mode == "LSTM" else None
+        weights = [Weights(cell.weight_ih, cell.weight_hh) for cell in cells]
+        data = torch.stack([x[t, b] for t, b in rows])
+        call = mode, (False, True), data, weights, Norm(), None, None, zoneout
+        spec, tensors = describe_call(*call)
+        result = recur(spec, Steps((3, 3, 2, 1, 1)), tensors)
         for d, cell in enumerate(cells):
             own = [k[..., d * H : (d + 1) * H].to(x) for k in kept]
             outputs, last = zoned_by_hand(mode, x, lengths, cell, own, d == 1)
@@ -213,18 +211,21 @@ class TestZoneout:
 
     def test_shares_of_every_row(self) -> None:
         """Shares are for all rows or for each; nobody gets a gradient of them."""
-        cell, x = Cell(torch.randn(4, 4, **X)), torch.randn(6, 4, **X)
+        weights, x = Weights(None, torch.randn(4, 4, **X)), torch.randn(6, 4, **X)
+
+        def run(kept: Tensor) -> Tensor:
+            call = "RNN_TANH", (False,), x, [weights], Norm(), None, None, (kept, None)
+            spec, tensors = describe_call(*call)
+            return recur(spec, Steps((3, 3)), tensors).rows
+
         for rows in (1, 6):
             share = torch.full((rows, 4), 0.3, **X)
-            call = Call("RNN_TANH", Steps((3, 3)), zoneout=Zoneout(share))
-            close(recur(call, Inputs(x, [cell]), Plain()).rows[:3], 0.7 * x[:3].tanh(), "rows")
+            close(run(share)[:3], 0.7 * x[:3].tanh(), "rows")
         for wrong in (torch.ones(2, 4, **X), torch.ones(1, 4, dtype=torch.bool)):
-            call = Call("RNN_TANH", Steps((3, 3)), zoneout=Zoneout(wrong))
-            with pytest.raises(ValueError, match="zoneout should have shape"):
-                recur(call, Inputs(x, [cell]), Plain())
-        call = Call("RNN_TANH", Steps((3, 3)), zoneout=Zoneout(share.requires_grad_()))
+            with pytest.raises(ValueError, match="zoneout_h should"):
+                run(wrong)
         with pytest.raises(ValueError, match="zoneout has no gradient"):
-            recur(call, Inputs(x, [cell]), Plain())
+            run(share.requires_grad_())
 
     def test_at_test_time(self) -> None:
         """The shares themselves, whatever the path, and the same every time."""

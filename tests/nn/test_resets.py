@@ -1,6 +1,5 @@
 """``resets``: as if a sequence had been cut before these frames."""
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +11,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
 import normrnn
-from normrnn.ops import Steps, gru, kernel, lstm, rnn
+from normrnn.ops import Steps, gru, lstm, rnn
 from normrnn.ops.loop import loop
+from normrnn.ops.native.library import describe
 from tests.helpers import (
     CELLS,
     NORMS,
@@ -30,6 +30,8 @@ from tests.kernel_cases import (
     Case,
     check,
     computed,
+    is_native,
+    native,
     pairs,
     problem,
     tensors_of,
@@ -228,30 +230,30 @@ class TestRefused:
         self.refuse(packed, shorter, "another order than the input: batch_sizes differ")
 
 
-@pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+@pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
 class TestCompiled:
     """The compiled loop, against the one of torch's operations in float64."""
 
     @pytest.mark.matrix(2)
     @pytest.mark.parametrize("reverse", [(False,), (True,), (False, True)])
-    @pytest.mark.parametrize(("mode", "plug"), pairs("RNN_TANH", "RNN_RELU", "LSTM", "GRU"))
-    def test_numbers_and_gradients(self, mode: str, plug: str, reverse: tuple[bool, ...]) -> None:
+    @pytest.mark.parametrize(("mode", "norm"), pairs("RNN_TANH", "RNN_RELU", "LSTM", "GRU"))
+    def test_numbers_and_gradients(self, mode: str, norm: str, reverse: tuple[bool, ...]) -> None:
         for sizes, inputs_, count in (((7,) * 6, 3, 2), ((8, 8, 6, 6, 4, 1), 0, 1)):
             how: dict[str, Any] = {"peephole": "ifo", "hidden": 21, "threads": count}
-            case = Case(mode, plug, sizes, reverse, inputs_, **how)
+            case = Case(mode, norm, sizes, reverse, inputs_, **how)
             resets = torch.rand(sum(sizes)) < 0.3
             resets[:2] = torch.tensor([True, False])
 
             def with_resets(compute: Any, resets: Tensor = resets) -> Any:
-                def run(call: Any, given: Any, own: Any) -> Any:
-                    return compute(replace(call, resets=resets), given, own)
+                def run(spec: Any, steps: Any, own: Any) -> Any:
+                    return compute(spec, steps, own._replace(resets=resets))
 
                 return run
 
             tensors = tensors_of(case)
             with threads(count):
-                assert kernel.serves(*problem(case, tensors))
-                outputs, grads = computed(case, tensors, with_resets(kernel.run))
+                assert is_native(*problem(case, tensors))
+                outputs, grads = computed(case, tensors, with_resets(native))
             wide = {
                 n: t.detach().double().requires_grad_(t.requires_grad) for n, t in tensors.items()
             }

@@ -173,7 +173,7 @@ class TestTorchScript:
             ({"norm": None, "peephole": "all"}, "peephole='all': use torch.export"),
             ({"norm": None, "zoneout": (0.1, 0.2)}, r"zoneout=\(0.1, 0.2\): use torch.export"),
             ({"norm": "sequence", "zoneout": (0.1, 0.2)}, "norm='sequence': use torch.export"),
-            ({"norm": None, "weight_drop": 0.5}, "torch's own dropout alone"),
+            ({"norm": None, "weight_drop": 0.5}, "torch's own dropout only"),
         ],
     )
     def test_with_more_it_says_what_to_do(self, options: Any, what: str) -> None:

@@ -7,32 +7,34 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normrnn.ops import kernel
 from normrnn.ops.loop import loop
+from normrnn.ops.native.library import describe
 from tests.kernel_cases import (
-    PLUGS,
+    NORMS,
     Case,
     check,
     computed,
     drawn,
     in_float64,
+    is_native,
+    native,
     outputs_of,
     problem,
     tensors_of,
     threads,
 )
 
-pytestmark = pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+pytestmark = pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
 MODES = ["RNN_TANH", "RNN_RELU", "LSTM", "GRU"]
 WAYS = [(False,), (True,), (False, True)]
 
 
 def cases(rounds: int) -> list[Case]:
-    """Every cell, plug and direction that many times, the rest at random."""
+    """Every cell, norm and direction that many times, the rest at random."""
     draw = random.Random(rounds)
     every = [
         kind
-        for kind in itertools.product(MODES, PLUGS, WAYS)
+        for kind in itertools.product(MODES, NORMS, WAYS)
         if "cell" not in kind[1] or kind[0] == "LSTM"
     ]
     return [drawn(*kind, draw) for _ in range(rounds) for kind in every]
@@ -41,10 +43,10 @@ def cases(rounds: int) -> list[Case]:
 def check_against_float64(case: Case) -> None:
     tensors = tensors_of(case)
     with threads(case.threads):
-        assert kernel.serves(*problem(case, tensors))
-        outputs, grads = computed(case, tensors, kernel.run)
+        assert is_native(*problem(case, tensors))
+        outputs, grads = computed(case, tensors, native)
         with torch.no_grad():  # what there is no way back from may be computed another way
-            alone = outputs_of(kernel.run(*problem(case, tensors)))
+            alone = outputs_of(native(*problem(case, tensors)))
     wanted, wanted_grads = in_float64(case, tensors)
     beside, beside_grads = computed(case, tensors, loop) if case.is_steep else (None, None)
     check(outputs, wanted, 2e-5, beside=beside)
@@ -64,44 +66,45 @@ def test_numbers_and_gradients_are_the_loops_at_length(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plug", PLUGS)
-def test_large_weights_and_many_rows(plug: str) -> None:
-    check_against_float64(Case("LSTM", plug, (30,) * 25 + (7,) * 8, (False, True), 70, 530))
+@pytest.mark.parametrize("norm", NORMS)
+def test_large_weights_and_many_rows(norm: str) -> None:
+    check_against_float64(Case("LSTM", norm, (30,) * 25 + (7,) * 8, (False, True), 70, 530))
 
 
 def test_one_row_is_normalised_by_what_is_given() -> None:
     """One row has no variance; as the loop says, also for all rows together."""
-    for plug, mode in itertools.product(("sequence", "frame", "step", "recurrent"), MODES):
-        check_against_float64(Case(mode, plug, (1,), inputs=0, seed=3))
-        case = Case(mode, plug, (1,), inputs=0)
-        call, inputs, own = problem(case, tensors_of(case))
+    for norm, mode in itertools.product(("sequence", "frame", "step", "recurrent"), MODES):
+        check_against_float64(Case(mode, norm, (1,), inputs=0, seed=3))
+        case = Case(mode, norm, (1,), inputs=0)
+        spec, steps, own = problem(case, tensors_of(case))
         with pytest.raises(ValueError, match="a time step with a single row"):
-            kernel.run(call, inputs, replace(own, fixed=None))
+            native(spec, steps, own._replace(mean=None, var=None))
 
 
-@pytest.mark.parametrize("plug", ["frame", "frame slots", "recurrent", "recurrent cell", "step"])
-def test_a_step_with_equal_rows_is_normalised_by_what_is_given(plug: str) -> None:
+@pytest.mark.parametrize("norm", ["frame", "frame slots", "recurrent", "recurrent cell", "step"])
+def test_a_step_with_equal_rows_is_normalised_by_what_is_given(norm: str) -> None:
     """Of W_x x alone; without given statistics by its own, as the loop."""
-    for mode in ["LSTM"] if "cell" in plug else ["GRU", "LSTM"]:
-        case = Case(mode, plug, (9, 9, 7, 5, 1), (False, True), 6, 19, constant=(0, 2), threads=2)
+    for mode in ["LSTM"] if "cell" in norm else ["GRU", "LSTM"]:
+        case = Case(mode, norm, (9, 9, 7, 5, 1), (False, True), 6, 19, constant=(0, 2), threads=2)
         for inputs in (0, 6):
             check_against_float64(replace(case, inputs=inputs))
-    case = Case("LSTM", plug, (9, 9, 7), constant=(0, 2))
-    call, inputs, own = problem(case, tensors_of(case))
-    given, none = kernel.run(call, inputs, own), kernel.run(call, inputs, replace(own, fixed=None))
-    assert torch.equal(given.rows, none.rows) == (plug == "step")
-    assert torch.allclose(none.rows, loop(call, inputs, replace(own, fixed=None)).rows, atol=1e-3)
+    case = Case("LSTM", norm, (9, 9, 7), constant=(0, 2))
+    spec, steps, own = problem(case, tensors_of(case))
+    without = own._replace(mean=None, var=None)
+    given, none = native(spec, steps, own), native(spec, steps, without)
+    assert torch.equal(given.rows, none.rows) == (norm == "step")
+    assert torch.allclose(none.rows, loop(spec, steps, without).rows, atol=1e-3)
 
 
-@pytest.mark.parametrize("plug", ["row", "row cell"])
-def test_numbers_near_the_smallest_are_as_good_as_torchs(plug: str) -> None:
+@pytest.mark.parametrize("norm", ["row", "row cell"])
+def test_numbers_near_the_smallest_are_as_good_as_torchs(norm: str) -> None:
     """They have few digits left, for the kernel as for torch's operations in float32."""
-    for mode, scale in itertools.product(["LSTM"] if "cell" in plug else MODES, (1e-38, 1e-41)):
-        case = Case(mode, plug, (7, 7, 4), (False, True), 3, 13, peephole="ifo")
+    for mode, scale in itertools.product(["LSTM"] if "cell" in norm else MODES, (1e-38, 1e-41)):
+        case = Case(mode, norm, (7, 7, 4), (False, True), 3, 13, peephole="ifo")
         tensors = tensors_of(case)
         with torch.no_grad():
             tensors["x"] *= scale
-        found, by_torch = (computed(case, tensors, compute) for compute in (kernel.run, loop))
+        found, by_torch = (computed(case, tensors, compute) for compute in (native, loop))
         for own, other, wanted in zip(found, by_torch, in_float64(case, tensors), strict=True):
             check(own, wanted, 1e-4, least=1e-30, beside=other)
 
@@ -114,21 +117,21 @@ class TestNotANumber:
     """Rows of sequence 1 have NaN or infinity; the others' rows, states and gradients do not."""
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-    @pytest.mark.parametrize("plug", ALONE)
+    @pytest.mark.parametrize("norm", ALONE)
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("count", [1, 2])
-    def test_it_stays_in_its_sequence(self, mode: str, plug: str, bad: float, count: int) -> None:
-        if "cell" in plug and mode != "LSTM":
+    def test_it_stays_in_its_sequence(self, mode: str, norm: str, bad: float, count: int) -> None:
+        if "cell" in norm and mode != "LSTM":
             return
-        case = Case(mode, plug, (5, 5, 3, 2), (False, True), hidden=7, peephole="ifo")
+        case = Case(mode, norm, (5, 5, 3, 2), (False, True), hidden=7, peephole="ifo")
         tensors = tensors_of(case)
         # Sequence 1, step 1: it lies in the rows 1, 6, 11, 14.
         own, others = torch.tensor([1, 6, 11, 14]), torch.ones(15, dtype=torch.bool)
         others[own] = False
         with threads(count):
-            clean = outputs_of(kernel.run(*problem(case, tensors)))
+            clean = outputs_of(native(*problem(case, tensors)))
             tensors["x"].data[6] = bad
-            result = kernel.run(*problem(case, tensors))
+            result = native(*problem(case, tensors))
         dirty, wanted = outputs_of(result), outputs_of(loop(*problem(case, tensors)))
         assert torch.equal(dirty["rows"][others], clean["rows"][others])
         beside = torch.tensor([0, 2, 3, 4])
@@ -150,7 +153,7 @@ class TestNotANumber:
         case = Case("LSTM", "sequence", (5, 5, 3, 2), hidden=7)
         tensors = tensors_of(case)
         tensors["x"].data[6] = float("nan")
-        result = kernel.run(*problem(case, tensors))
+        result = native(*problem(case, tensors))
         assert result.rows.isnan().all()
         assert result.statistics is not None
         assert result.statistics.mean.isnan().all()
@@ -160,35 +163,35 @@ class TestNotANumber:
         case = Case(mode, "plain", (3, 3, 3), hidden=7)
         tensors = tensors_of(case)
         tensors["x"].data[4] = float("nan")
-        _, grads = computed(case, tensors, kernel.run)
+        _, grads = computed(case, tensors, native)
         _, wanted = computed(case, tensors, loop)
         for name, value in wanted.items():
             torch.testing.assert_close(grads[name], value, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("plug", PLUGS)
+@pytest.mark.parametrize("norm", NORMS)
 class TestEqualBits:
-    def case(self, plug: str, count: int) -> Case:
+    def case(self, norm: str, count: int) -> Case:
         sizes = (9, 9, 7, 5, 5, 1)
-        return Case("LSTM", plug, sizes, (False, True), 11, 19, peephole="ifo", threads=count)
+        return Case("LSTM", norm, sizes, (False, True), 11, 19, peephole="ifo", threads=count)
 
-    def test_twice_the_same(self, plug: str, count: int) -> None:
-        case = self.case(plug, count)
+    def test_twice_the_same(self, norm: str, count: int) -> None:
+        case = self.case(norm, count)
         tensors = tensors_of(case)
         with threads(count):
-            first = computed(case, tensors, kernel.run)
-            again = computed(case, tensors, kernel.run)
+            first = computed(case, tensors, native)
+            again = computed(case, tensors, native)
         for one, other in zip(first, again, strict=True):
             for name, value in one.items():
                 assert torch.equal(value, other[name]), name
 
-    def test_backward_twice_and_added_up(self, plug: str, count: int) -> None:
-        case = self.case(plug, count)
+    def test_backward_twice_and_added_up(self, norm: str, count: int) -> None:
+        case = self.case(norm, count)
         tensors = tensors_of(case)
         leaves = {name: t for name, t in tensors.items() if t.requires_grad}
         with threads(count):
-            rows = kernel.run(*problem(case, tensors)).rows
+            rows = native(*problem(case, tensors)).rows
             loss = (rows * torch.linspace(-1, 1, rows.numel()).view_as(rows)).sum()
             loss.backward(retain_graph=True)
             first = {name: t.grad.clone() for name, t in leaves.items() if t.grad is not None}

@@ -8,10 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from normrnn.ops import kernel
 from normrnn.ops.native import build, library
 from normrnn.ops.native.kernel import LAYOUT
-from tests.kernel_cases import PLUGS, Case, check, computed, in_float64, problem, tensors_of
+from tests.kernel_cases import (
+    NORMS,
+    Case,
+    check,
+    computed,
+    in_float64,
+    is_native,
+    native,
+    problem,
+    tensors_of,
+)
 
 STRICT = ["-Wall", "-Wextra", "-Werror"]
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -24,10 +33,10 @@ CAN = set(build.cpu_features().split())
 )
 def test_there_are_kernels_where_there_is_a_compiler() -> None:
     """Without them the tests of kernels are skipped: here it shows that they do not compile."""
-    assert kernel.describe()["kernels"] == library.best_variant()
+    assert library.describe()["kernels"] == library.best_variant()
 
 
-@pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+@pytest.mark.skipif(library.describe()["kernels"] == "torch", reason="no kernels here")
 def test_python_and_c_agree_about_arguments() -> None:
     loaded = library.library()
     assert loaded is not None
@@ -78,17 +87,17 @@ def test_every_variant_computes_the_same(
     monkeypatch.setattr(library, "best_variant", lambda: variant)
     library.library.cache_clear()
     try:
-        assert kernel.describe()["kernels"] == variant
-        for plug in PLUGS:
+        assert library.describe()["kernels"] == variant
+        for norm in NORMS:
             for mode in ("RNN_TANH", "RNN_RELU", "LSTM", "GRU"):
-                if "cell" in plug and mode != "LSTM":
+                if "cell" in norm and mode != "LSTM":
                     continue
                 for hidden in (5, 16, 37):
                     sizes = (9, 9, 7, 5, 5, 1)
-                    case = Case(mode, plug, sizes, (False, True), 21, hidden, peephole="ifo")
+                    case = Case(mode, norm, sizes, (False, True), 21, hidden, peephole="ifo")
                     tensors = tensors_of(case)
-                    assert kernel.serves(*problem(case, tensors))
-                    outputs, grads = computed(case, tensors, kernel.run)
+                    assert is_native(*problem(case, tensors))
+                    outputs, grads = computed(case, tensors, native)
                     wanted, wanted_grads = in_float64(case, tensors)
                     check(outputs, wanted, 2e-5)
                     check(grads, wanted_grads, 1e-4, least=1e-2)
@@ -96,7 +105,7 @@ def test_every_variant_computes_the_same(
         library.library.cache_clear()
 
 
-@pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+@pytest.mark.skipif(library.describe()["kernels"] == "torch", reason="no kernels here")
 def test_what_a_wheel_brings_is_taken_before_anything_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,19 +9,29 @@ from pathlib import Path
 import pytest
 import torch
 
-from normrnn.ops import kernel
-from tests.kernel_cases import Case, check, computed, in_float64, problem, tensors_of, threads
+import normrnn
+from normrnn.ops.native.library import describe
+from tests.kernel_cases import (
+    Case,
+    check,
+    computed,
+    in_float64,
+    native,
+    problem,
+    tensors_of,
+    threads,
+)
 
-pytestmark = pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+pytestmark = pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
 ROOT = Path(__file__).parents[2]
 CASE = Case("LSTM", "sequence", (9, 9, 7, 5, 5), (False, True), 11, 19, peephole="ifo")
 PROGRAM = """
 import hashlib, os, torch
-from normrnn.ops import kernel
+from normrnn.ops.native.library import describe
 from normrnn.ops.recurrence import recur
-from tests.kernel_cases import Case, computed, tensors_of
+from tests.kernel_cases import Case, computed, native, tensors_of
 case = Case("LSTM", "sequence", (9, 9, 7, 5, 5), (False, True), 11, 19, peephole="ifo")
-def bits(how=kernel.run):
+def bits(how=native):
     found, grads = computed(case, tensors_of(case), how)
     parts = [t.detach().numpy().tobytes() for t in (*found.values(), *grads.values())]
     return hashlib.sha256(b"".join(parts)).hexdigest()
@@ -29,7 +39,7 @@ def bits(how=kernel.run):
 
 
 def started(code: str, **environment: str) -> "subprocess.Popen[str]":
-    path = os.pathsep.join([str(ROOT), str(Path(kernel.__file__).parents[2])])
+    path = os.pathsep.join([str(ROOT), str(Path(normrnn.__file__).parents[1])])
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM + code],
         env={**os.environ, "PYTHONPATH": path, **environment},
@@ -58,11 +68,11 @@ def test_another_process_gives_the_same_bits() -> None:
 
 
 def test_without_kernels_numbers_are_equal_to_tolerance(tmp_path: Path) -> None:
-    code = "print(kernel.describe()); torch.save(computed(case, tensors_of(case), recur), PATH)"
+    code = "print(describe()); torch.save(computed(case, tensors_of(case), recur), PATH)"
     code = code.replace("PATH", repr(str(tmp_path / "numbers.pt")))
     assert ended(started(code, NORMRNN_NATIVE="0")) == "{'kernels': 'torch'}\n"
     found, grads = torch.load(tmp_path / "numbers.pt", weights_only=True)
-    own, own_grads = computed(CASE, tensors_of(CASE), kernel.run)
+    own, own_grads = computed(CASE, tensors_of(CASE), native)
     check(own, found, 1e-5)
     check(own_grads, grads, 1e-4)
 
@@ -99,7 +109,7 @@ def test_threads_change_between_the_ways() -> None:
     wide = in_float64(CASE, tensors)[1]
     for there, back in ((1, 3), (3, 1), (2, 5)):
         with threads(there):
-            result = kernel.run(*problem(CASE, tensors))
+            result = native(*problem(CASE, tensors))
         g = torch.Generator().manual_seed(CASE.seed + 1)
         outputs = [result.rows, *result.state]
         heads = [torch.randn(out.shape, generator=g) for out in outputs]
@@ -110,12 +120,12 @@ def test_threads_change_between_the_ways() -> None:
 
 def test_python_s_threads_at_once() -> None:
     """C runs without the interpreter's lock."""
-    wanted = computed(CASE, tensors_of(CASE), kernel.run)[1]
+    wanted = computed(CASE, tensors_of(CASE), native)[1]
     found: list[bool] = []
 
     def work() -> None:
         for _ in range(20):
-            grads = computed(CASE, tensors_of(CASE), kernel.run)[1]
+            grads = computed(CASE, tensors_of(CASE), native)[1]
             found.append(all(torch.equal(grads[name], value) for name, value in wanted.items()))
 
     workers = [threading.Thread(target=work) for _ in range(3)]
@@ -130,7 +140,7 @@ def test_more_threads_than_anybody_needs() -> None:
     case = Case("GRU", "row", (2, 1), inputs=3)
     tensors = tensors_of(case)
     with threads(9):
-        found = computed(case, tensors, kernel.run)
+        found = computed(case, tensors, native)
     for one, other in zip(found, in_float64(case, tensors), strict=True):
         check(one, other, 1e-4)
 

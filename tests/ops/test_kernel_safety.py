@@ -11,29 +11,31 @@ from torch.autograd import forward_ad
 
 import normrnn
 from normrnn import ops
-from normrnn.ops import Call, Cell, Inputs, Plain, Steps, kernel
+from normrnn.ops import Norm, Steps, Weights, describe_call
 from normrnn.ops.loop import loop
-from normrnn.ops.native.kernel import LAYOUT, NUMBERS
-from normrnn.ops.native.library import library
+from normrnn.ops.native.kernel import LAYOUT, NUMBERS, update
+from normrnn.ops.native.library import describe, library
 from normrnn.ops.statistics import Statistics
 from tests.kernel_cases import (
-    PLUGS,
+    NORMS,
     Case,
     Tensors,
     check,
     computed,
+    is_native,
+    native,
     outputs_of,
     problem,
     tensors_of,
 )
 
-pytestmark = pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+pytestmark = pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
 ANY = Case("LSTM", "frame", (5, 4, 4), (False, True), 3, 7, peephole="ifo")
 TENSORS = ["x", "h0", "c0", "w_ih1", "w_hh0", "peephole_o1", "weight", "bias", "mean", "var"]
 
 
 def served(tensors: Tensors, case: Case = ANY) -> bool:
-    return kernel.serves(*problem(case, tensors))
+    return is_native(*problem(case, tensors))
 
 
 class Wrapped(Tensor):
@@ -66,14 +68,15 @@ class TestWhoIsServed:
 
     @pytest.mark.parametrize("sizes", [(0,), ()])
     def test_nothing_is_not_sent_to_c(self, sizes: tuple[int, ...]) -> None:
-        call = Call("LSTM", Steps(sizes))
-        assert not kernel.serves(call, Inputs(torch.empty(0, 8), [Cell(torch.ones(8, 2))]), Plain())
+        weights = [Weights(None, torch.ones(8, 2))]
+        spec, tensors = describe_call("LSTM", (False,), torch.empty(0, 8), weights, Norm())
+        assert not is_native(spec, Steps(sizes), tensors)
 
     def test_no_features_are_not_sent_to_c(self) -> None:
-        call, w_ih = Call("LSTM", Steps((2, 2))), [torch.empty(8, 0)]
-        inputs = Inputs(torch.empty(4, 0), [Cell(torch.ones(8, 2))], None, w_ih)
-        assert not kernel.serves(call, inputs, Plain())
-        assert torch.equal(ops.recur(call, inputs, Plain()).rows, torch.zeros(4, 2))
+        weights = [Weights(torch.empty(8, 0), torch.ones(8, 2))]
+        spec, tensors = describe_call("LSTM", (False,), torch.empty(4, 0), weights, Norm())
+        assert not is_native(spec, Steps((2, 2)), tensors)
+        assert torch.equal(ops.recur(spec, Steps((2, 2)), tensors).rows, torch.zeros(4, 2))
 
 
 class TestOthersAreServedByTheLoop:
@@ -108,7 +111,7 @@ class TestOthersAreServedByTheLoop:
         tensors = tensors_of(case)
         wide = {n: t.detach().double().requires_grad_() for n, t in tensors.items()}
         found = []
-        for own, compute in ((tensors, kernel.run), (wide, loop)):
+        for own, compute in ((tensors, native), (wide, loop)):
             rows = compute(*problem(case, own)).rows
             (first,) = torch.autograd.grad(rows.square().sum(), own["x"], create_graph=True)
             leaves = list(own.values())
@@ -121,7 +124,7 @@ class TestAnyMemory:
     def test_strides(self) -> None:
         """Every tensor as a transposed, sliced or expanded view gives the same numbers."""
         tensors = tensors_of(ANY)
-        wanted = computed(ANY, tensors, kernel.run)
+        wanted = computed(ANY, tensors, native)
 
         def spread(t: Tensor) -> Tensor:
             wide = torch.full((*t.shape[:-1], 2 * t.shape[-1] + 1), float("nan"))
@@ -134,7 +137,7 @@ class TestAnyMemory:
         for view in (spread, turned):
             views = {n: view(t) if t.dim() > 1 else spread(t) for n, t in tensors.items()}
             assert not any(views[n].is_contiguous() for n in ("x", "h0", "w_ih0", "w_hh1"))
-            found = computed(ANY, views, kernel.run)
+            found = computed(ANY, views, native)
             for one, other in zip(wanted, found, strict=True):
                 for name, value in one.items():
                     assert torch.equal(value, other[name]), name
@@ -144,29 +147,29 @@ class TestAnyMemory:
         tensors = tensors_of(case)
         row = torch.randn(1, 3)
         tensors["x"] = row.expand(8, 3)
-        rows = kernel.run(*problem(case, tensors)).rows
+        rows = native(*problem(case, tensors)).rows
         rows.sum().backward()
         again = tensors_of(case) | {"x": row.repeat(8, 1)}
-        wanted = kernel.run(*problem(case, again)).rows
+        wanted = native(*problem(case, again)).rows
         wanted.backward(torch.ones(8, 5))
         assert torch.equal(rows, wanted)
         assert tensors["w_hh0"].grad is not None
         assert again["w_hh0"].grad is not None
         assert torch.equal(tensors["w_hh0"].grad, again["w_hh0"].grad)
 
-    @pytest.mark.parametrize("plug", PLUGS)
-    def test_the_user_s_defaults_are_not_ours(self, plug: str) -> None:
+    @pytest.mark.parametrize("norm", NORMS)
+    def test_the_user_s_defaults_are_not_ours(self, norm: str) -> None:
         """float64 or another device by default: buffers for C are float32 of the CPU."""
-        case = replace(ANY, plug=plug)
+        case = replace(ANY, norm=norm)
         tensors = tensors_of(case)
-        wanted = computed(case, tensors, kernel.run)[0]
+        wanted = computed(case, tensors, native)[0]
         torch.set_default_dtype(torch.float64)
         try:
-            wide = outputs_of(kernel.run(*problem(case, tensors)))
+            wide = outputs_of(native(*problem(case, tensors)))
         finally:
             torch.set_default_dtype(torch.float32)
         with torch.device("meta"):
-            result = kernel.run(*problem(case, tensors))
+            result = native(*problem(case, tensors))
             result.rows.backward(torch.ones(result.rows.shape, device="cpu"))
         for found in (wide, outputs_of(result)):
             for name, value in wanted.items():
@@ -177,24 +180,24 @@ class TestAnyMemory:
         """Many batches of other lengths come between a call and its gradient."""
         case = Case("RNN_TANH", "plain", (4, 3, 2), inputs=3)
         tensors = tensors_of(case)
-        rows = kernel.run(*problem(case, tensors)).rows
+        rows = native(*problem(case, tensors)).rows
         with torch.no_grad():
             for length in range(1, 600):
                 other = replace(case, sizes=(1,) * length)
-                kernel.run(*problem(other, tensors_of(other)))
+                native(*problem(other, tensors_of(other)))
         rows.sum().backward()
         wide = {n: t.detach().double().requires_grad_() for n, t in tensors.items()}
         loop(*problem(case, wide)).rows.sum().backward()
         grads, wanted = ({n: t.grad for n, t in own.items()} for own in (tensors, wide))
         check(grads, wanted, 1e-5)  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize("plug", ["frame", "frame fixed", "sequence fixed", "step fixed"])
+    @pytest.mark.parametrize("norm", ["frame", "frame fixed", "sequence fixed", "step fixed"])
     @pytest.mark.parametrize("again", [False, True])
-    def test_statistics_may_change_before_the_way_back(self, plug: str, again: bool) -> None:
+    def test_statistics_may_change_before_the_way_back(self, norm: str, again: bool) -> None:
         """Running statistics do, in training, for the lone row that was normalised by them."""
-        case = Case("LSTM", plug, (4, 4, 1), inputs=3)
+        case = Case("LSTM", norm, (4, 4, 1), inputs=3)
         tensors = tensors_of(case)
-        rows = kernel.run(*problem(case, tensors)).rows
+        rows = native(*problem(case, tensors)).rows
         wide = {n: t.detach().double().requires_grad_() for n, t in tensors.items()}
         wanted = loop(*problem(case, wide)).rows
         tensors["mean"].add_(3)
@@ -209,7 +212,7 @@ class TestAnyMemory:
 
     def test_an_input_changed_in_place_is_told(self) -> None:
         tensors = tensors_of(ANY)
-        rows = kernel.run(*problem(ANY, tensors)).rows
+        rows = native(*problem(ANY, tensors)).rows
         tensors["w_hh0"].data.add_(0)  # unseen by autograd, as an optimizer's is not
         with torch.no_grad():
             tensors["w_hh0"].add_(1)
@@ -219,22 +222,22 @@ class TestAnyMemory:
     def test_a_cell_s_parameters_without_its_normalisation(self) -> None:
         case = Case("LSTM", "row cell", (3, 2), inputs=3)
         tensors = tensors_of(case)
-        call, inputs, plug = problem(case, tensors)
-        found = kernel.run(call, inputs, replace(plug, cell=False))
-        wanted = loop(call, inputs, replace(plug, cell=False))
+        spec, steps, own = problem(case, tensors)
+        found = native(spec._replace(cell=False), steps, own)
+        wanted = loop(spec._replace(cell=False), steps, own)
         torch.testing.assert_close(found.rows, wanted.rows)
 
     def test_update_of_running_statistics_looks_at_all_it_is_given(self) -> None:
         mean, var, count = torch.zeros(3), torch.ones(3), torch.full((2,), 4.0)
         whole = torch.rand(2, 3) + 1
         batch = Statistics(whole, whole.t().contiguous().t(), count)
-        assert kernel.update(mean, var, batch, 0.1) is None
-        assert kernel.update(mean[:2], var[:2], batch._replace(var=whole), 0.1) is None
+        assert update(mean, var, batch, 0.1) is None
+        assert update(mean[:2], var[:2], batch._replace(var=whole), 0.1) is None
         twice = torch.full((4,), 4.0)[::2]
-        assert kernel.update(mean, var, Statistics(whole, whole, twice), 0.1) is None
-        assert kernel.update(mean.double(), var, Statistics(whole, whole, count), 0.1) is None
+        assert update(mean, var, Statistics(whole, whole, twice), 0.1) is None
+        assert update(mean.double(), var, Statistics(whole, whole, count), 0.1) is None
         assert torch.equal(mean, torch.zeros(3))
-        assert kernel.update(mean, var, Statistics(whole, whole, count), 0.1) is True
+        assert update(mean, var, Statistics(whole, whole, count), 0.1) is True
         torch.testing.assert_close(mean, 0.1 * whole.mean(0))
 
 
@@ -244,19 +247,19 @@ class TestRefused:
     def test_a_state_of_another_type(self) -> None:
         tensors = tensors_of(ANY)
         tensors["h0"] = tensors["h0"].detach().double()
-        with pytest.raises(ValueError, match=r"initial state.*float32.*got torch.float64"):
+        with pytest.raises(ValueError, match=r"h0.*float32.*got torch.float64"):
             ops.recur(*problem(ANY, tensors))
 
     @pytest.mark.parametrize(
         ("case", "name", "what"),
         [
-            (ANY, "weight", r"weight of the normalisation should have shape \(56,\), got \(55,\)"),
-            (ANY, "bias", r"bias of the normalisation should have shape \(56,\), got \(55,\)"),
-            (ANY, "mean", r"given statistics should have shape \(1, 56\), got \(1, 55\)"),
-            (replace(ANY, plug="step fixed"), "var", r"given statistics should have shape"),
-            (replace(ANY, plug="plain"), "bias", r"bias of the normalisation should have shape"),
-            (replace(ANY, plug="row cell"), "weight_c", r"weight_c .* shape \(14,\), got \(13,\)"),
-            (replace(ANY, plug="row"), "gamma_hh", r"gamma_hh .* shape \(56,\), got \(55,\)"),
+            (ANY, "weight", r"weight should have shape \(56,\), got \(55,\)"),
+            (ANY, "bias", r"bias should have shape \(56,\), got \(55,\)"),
+            (ANY, "mean", r"mean should have shape \(1, 56\), got \(1, 55\)"),
+            (replace(ANY, norm="step fixed"), "var", r"var should have shape"),
+            (replace(ANY, norm="plain"), "bias", r"bias should have shape"),
+            (replace(ANY, norm="row cell"), "weight_c", r"weight_c .* shape \(14,\), got \(13,\)"),
+            (replace(ANY, norm="row"), "gamma_hh", r"gamma_hh .* shape \(56,\), got \(55,\)"),
         ],
     )
     def test_vectors_that_are_too_short(self, case: Case, name: str, what: str) -> None:
@@ -265,10 +268,10 @@ class TestRefused:
             ops.recur(*problem(case, tensors | {name: tensors[name][..., :-1]}))
 
     def test_statistics_of_fewer_steps(self) -> None:
-        case = replace(ANY, plug="frame fixed slots")
+        case = replace(ANY, norm="frame fixed slots")
         tensors = tensors_of(case)
         short = {name: tensors[name][:2] for name in ("mean", "var")}
-        with pytest.raises(ValueError, match=r"given statistics should have shape \(3, 56\)"):
+        with pytest.raises(ValueError, match=r"mean should have shape \(3, 56\)"):
             ops.recur(*problem(case, tensors | short))
 
 
@@ -287,8 +290,8 @@ def test_nothing_is_kept_without_a_way_back() -> None:
     entry.forward = forward
     try:
         with torch.no_grad():
-            kernel.run(*problem(ANY, tensors))
-        kernel.run(*problem(ANY, tensors))
+            native(*problem(ANY, tensors))
+        native(*problem(ANY, tensors))
     finally:
         entry.forward = seen
     assert kept == [False, True]
@@ -309,9 +312,9 @@ def test_lone_rows_of_a_layer_in_training() -> None:
 
 def test_counts_belong_to_the_caller() -> None:
     case = Case("GRU", "frame", (4, 3))
-    first = kernel.run(*problem(case, tensors_of(case))).statistics
+    first = native(*problem(case, tensors_of(case))).statistics
     assert first is not None
     first.count.zero_()
-    second = kernel.run(*problem(case, tensors_of(case))).statistics
+    second = native(*problem(case, tensors_of(case))).statistics
     assert second is not None
     assert second.count.tolist() == [4, 3]

@@ -8,20 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from normrnn.ops import (
-    Cell,
-    Groups,
-    Statistics,
-    Steps,
-    Weights,
-    batch_fold,
-    fold,
-    measure,
-    normalise,
-    pool,
-    unbiased,
-    unfold,
-)
+from normrnn.ops import Groups, Statistics, Steps, Weights, measure, normalise, pool, unbiased
+from normrnn.ops.fold import fold_batch, fold_input, unfold
 
 C = 3
 SIZES = [(4, 4, 4), (4, 3, 2, 2), (5,)]
@@ -67,7 +55,7 @@ def test_numerical_gradients(sizes: tuple[int, ...], kind: Any) -> None:
     fixed = torch.randn(1, C).double(), torch.rand(1, C).double() + 0.5
 
     def f(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return normalise(x, weight, bias, kind(steps), fixed=fixed)[0]
+        return normalise(x, weight, bias, kind(steps), given=fixed)[0]
 
     given = rows_of(steps), *affine()
     assert gradcheck(f, given)
@@ -79,7 +67,7 @@ def test_numerical_gradients_with_fixed_statistics() -> None:
     fixed = torch.randn(2, C).double(), torch.rand(2, C).double() + 0.5
 
     def f(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return normalise(x, weight, bias, Groups.frame(steps), fixed=fixed, batch=False)[0]
+        return normalise(x, weight, bias, Groups.frame(steps), given=fixed, batch=False)[0]
 
     given = rows_of(steps), *affine()
     assert gradcheck(f, given)
@@ -170,12 +158,16 @@ def test_folded_weights_do_what_the_normaliser_does() -> None:
     weight, bias = affine()
     mean, var = torch.randn(C).double(), torch.rand(C).double() + 0.1
     expected = F.batch_norm(x @ w.t(), mean, var, weight, bias, False)
-    plain = Weights(w, Cell(torch.randn(C, C)))
-    w_, _, b_ = fold(plain, weight, bias, (mean[None], var[None]), 1e-5)
-    assert b_ is not None
+    plain = Weights(w, torch.randn(C, C).double())
+    folded = fold_input(plain, weight, bias, (mean[None], var[None]), 1e-5)
+    assert folded.w_ih is not None
+    assert folded.bias is not None
+    w_, b_ = folded.w_ih, folded.bias
     torch.testing.assert_close(x @ w_.t() + b_, expected, rtol=1e-10, atol=1e-10)
-    (w_, _, b_), (mean, var) = batch_fold(x, plain, weight, bias, 1e-5)
-    assert b_ is not None
+    folded, (mean, var, _) = fold_batch(x, plain, weight, bias, 1e-5)
+    assert folded.w_ih is not None
+    assert folded.bias is not None
+    w_, b_ = folded.w_ih, folded.bias
     expected = F.batch_norm(x @ w.t(), None, None, weight, bias, True)
     torch.testing.assert_close(x @ w_.t() + b_, expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(mean[0], (x @ w.t()).mean(0), rtol=1e-10, atol=1e-10)

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.library import opcheck
 
-from normrnn.ops import kernel
-from normrnn.ops.flat import flattened
+from normrnn.ops.layout import Traced
 from normrnn.ops.loop import loop
-from normrnn.ops.operators import Made, operands
-from normrnn.ops.steps import Traced
-from tests.kernel_cases import PLUGS, Case, as_type, check, pairs, problem, tensors_of
+from normrnn.ops.native.library import describe
+from normrnn.ops.operators import arguments
+from tests.kernel_cases import NORMS, Case, as_type, check, native, pairs, problem, tensors_of
 
 CASES = [
     Case("LSTM", "sequence", (4, 4), (False, True), 3, 5, peephole="ifo"),
@@ -32,9 +31,12 @@ ZONES = "masks hc", "", "shares hc"
 def given(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
     """What an operator takes."""
     tensors = as_type(tensors_of(case), dtype)
-    call, inputs, plug = problem(case, tensors)
-    spec, flat = flattened(call, inputs, plug)
-    return operands(spec, call.steps, flat)
+    return arguments(*problem(case, tensors))
+
+
+def saved_of(made: list[Tensor], parts: int) -> list[Tensor]:
+    """What the backward pass reads: all but the final state."""
+    return [made[0], *made[1 + parts :]]
 
 
 def heads(made: list[Tensor], parts: int) -> list[Tensor]:
@@ -51,7 +53,7 @@ def test_what_torch_asks_of_an_operator(case: Case, dtype: torch.dtype) -> None:
     wanted = [t is not None and t.requires_grad for t in args[0]]
     opcheck(
         torch.ops.normrnn.recur_backward.default,
-        (*args, made, heads(made, parts), wanted),
+        (*args, saved_of(made, parts), heads(made, parts), wanted),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 
@@ -66,7 +68,7 @@ def test_what_torch_asks_of_those_that_change_buffers() -> None:
     opcheck(torch.ops.normrnn.store_.default, (torch.zeros(3), torch.ones(3)))
 
 
-@pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+@pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
 @pytest.mark.parametrize("sizes", [(4, 3, 3, 2, 0), (3, 3, 1, 1, 1)])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_padded_rows_are_not_looked_at(case: Case, sizes: tuple[int, ...]) -> None:
@@ -88,13 +90,11 @@ def test_padded_rows_are_not_looked_at(case: Case, sizes: tuple[int, ...]) -> No
     if "mean" in wide and len(wide["mean"]) > 1:
         for name in ("mean", "var"):
             wide[name] = torch.cat([wide[name], wide[name][-1:].expand(T - len(wide[name]), -1)])
-    wanted = kernel.run(*problem(case, tensors))
-    call, inputs, plug = problem(replace(case, sizes=(B,) * T), wide)
-    spec, flat = flattened(call, inputs, plug)
-    steps = Traced(T, B, T * B, torch.tensor(sizes), padded=True)
-    rows, state, statistics, _ = Made.of(
-        spec, torch.ops.normrnn.recur(*operands(spec, steps, flat), False)
-    )
+    wanted = native(*problem(case, tensors))
+    spec, _, flat = problem(replace(case, sizes=(B,) * T), wide)
+    steps = Traced(T, B, T * B, torch.tensor(sizes), is_padded=True)
+    rows, *rest = torch.ops.normrnn.recur(*arguments(spec, steps, flat), False)
+    state, statistics = rest[: spec.states], rest[-1] if spec.batch else None
     assert torch.equal(rows[alive.flatten()], wanted.rows)
     assert not rows[~alive.flatten()].any()
     for k, (part, own) in enumerate(zip(state, wanted.state, strict=True)):
@@ -109,16 +109,16 @@ def test_padded_rows_are_not_looked_at(case: Case, sizes: tuple[int, ...]) -> No
         assert not statistics[:, groups:].any()
 
 
-@pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
-@pytest.mark.parametrize(("mode", "plug"), pairs("LSTM", "GRU", "RNN_TANH"))
-def test_second_derivatives_are_the_loops(mode: str, plug: str) -> None:
+@pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
+@pytest.mark.parametrize(("mode", "norm"), pairs("LSTM", "GRU", "RNN_TANH"))
+def test_second_derivatives_are_the_loops(mode: str, norm: str) -> None:
     """From C's first ones, by every leaf, ragged, from all outputs."""
-    case = Case(mode, plug, (9, 9, 6, 6), (False, True), 3, 5, peephole="ifo", seed=7)
-    case = replace(case, zoneout=ZONES[len(plug) % 3])
+    case = Case(mode, norm, (9, 9, 6, 6), (False, True), 3, 5, peephole="ifo", seed=7)
+    case = replace(case, zoneout=ZONES[len(norm) % 3])
     narrow = tensors_of(case)
     wide = as_type(narrow, torch.float64)
     found = []
-    for own, compute in ((narrow, kernel.run), (wide, loop)):
+    for own, compute in ((narrow, native), (wide, loop)):
         result = compute(*problem(case, own))
         leaves = {n: t for n, t in own.items() if t.requires_grad}
         loss = torch.stack([(r * r).sum() for r in (result.rows, *result.state)]).sum()
@@ -129,11 +129,11 @@ def test_second_derivatives_are_the_loops(mode: str, plug: str) -> None:
     check(found[0], found[1], 2e-3, least=1e-2)
 
 
-@pytest.mark.parametrize("plug", PLUGS)
-def test_gradgradcheck_of_the_operator(plug: str) -> None:
+@pytest.mark.parametrize("norm", NORMS)
+def test_gradgradcheck_of_the_operator(norm: str) -> None:
     """As an exported graph meets it, ragged."""
-    mode = "LSTM" if "cell" in plug.split() else "GRU"
-    case = Case(mode, plug, (4, 3), (True,), 2, 2, seed=3)
+    mode = "LSTM" if "cell" in norm.split() else "GRU"
+    case = Case(mode, norm, (4, 3), (True,), 2, 2, seed=3)
     args = given(case, torch.float64)
     places = [k for k, t in enumerate(args[0]) if t is not None and t.requires_grad]
 
@@ -148,18 +148,18 @@ def test_gradgradcheck_of_the_operator(plug: str) -> None:
     assert torch.autograd.gradgradcheck(f, leaves, fast_mode=True)
 
 
-@pytest.mark.skipif(kernel.describe()["kernels"] == "torch", reason="no kernels here")
+@pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
 def test_a_state_may_be_changed_in_place() -> None:
     """Who carries it on does."""
     case = Case("LSTM", "sequence", (4, 4), inputs=3)
     tensors = tensors_of(case)
-    result = kernel.run(*problem(case, tensors))
+    result = native(*problem(case, tensors))
     with torch.no_grad():
         for part in result.state:
             part.zero_()
     result.rows.sum().backward()
     fresh = tensors_of(case)
-    kernel.run(*problem(case, fresh)).rows.sum().backward()
+    native(*problem(case, fresh)).rows.sum().backward()
     for name, tensor in fresh.items():
         if tensor.requires_grad:
             assert torch.equal(tensors[name].grad, tensor.grad), name  # type: ignore[arg-type]
@@ -185,13 +185,13 @@ def spoilt_tensors(tensors: list[Any]) -> Iterator[tuple[int, Any]]:
         yield k, t.to("meta")
         if t.shape[0] > 1:
             yield k, t[:-1]
-    for required in (0, len(tensors) - 6):  # the input and a recurrent weight
+    for required in (0, 14):  # the input and a recurrent weight
         yield required, None
 
 
 def spoilt_arguments(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    tensors, sizes, time, batch, mode, reverse, plug, numbers = args
-    rest = tensors, sizes, time, batch
+    tensors, sizes, time, batch, mode, reverse, kind, eps, per_step, *flags = args
+    rest, norm = (tensors, sizes, time, batch), (kind, eps, per_step, *flags)
     alive = [batch] * time if sizes is None else sizes.tolist()
     for wrong in ([*alive[:-1], 99], [-1] * time, [batch + 1] * time, [0, *alive[1:]], alive[:-1]):
         if any(wrong) or not wrong:
@@ -202,14 +202,14 @@ def spoilt_arguments(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         yield tensors, sizes, T, B, *args[4:]
     for other in ("LSTM", "GRU", "RNN_TANH", "GELU", ""):
         if other != mode:
-            yield *rest, other, reverse, plug, numbers
+            yield *rest, other, reverse, *norm
     for other in ([], [False] * 3, [True] * (3 - len(reverse))):
-        yield *rest, mode, other, plug, numbers
-    yield *rest, mode, reverse, "Absent", numbers
-    yield *rest, mode, reverse, plug, [*numbers, 1.0]
+        yield *rest, mode, other, *norm
+    yield *rest, mode, reverse, "absent", *norm[1:]
     for value in (float("nan"), float("inf"), -1.0):
-        for k in range(len(numbers)):
-            yield *rest, mode, reverse, plug, [*numbers[:k], value, *numbers[k + 1 :]]
+        yield *rest, mode, reverse, kind, value, per_step, *flags
+    if kind != "input":
+        yield *rest, mode, reverse, kind, eps, not per_step, *flags
     for count in (0, 1, len(tensors) - 1):
         yield tensors[:count], *args[1:]
     yield [*tensors, None], *args[1:]
@@ -227,27 +227,25 @@ def test_operators_refuse_invalid_arguments(case: Case) -> None:
     made = [t.detach() for t in torch.ops.normrnn.recur(*args, True)]
     parts = 2 if case.mode == "LSTM" else 1
     wanted = [t is not None and t.requires_grad for t in args[0]]
-    grads = heads(made, parts)
+    grads, saved = heads(made, parts), saved_of(made, parts)
     for bad in wrong:
         with pytest.raises(ValueError):
             torch.ops.normrnn.recur(*bad, False)
         with pytest.raises(ValueError):
-            torch.ops.normrnn.recur_backward(*bad, made, grads, wanted)
-    for k in range(len(made)):
-        if 0 < k <= parts:
-            continue  # the final state is not read
-        for bad in (made[k][..., :-1], made[k].double(), made[k].to("meta"), made[k][None]):
-            own = [*made[:k], bad, *made[k + 1 :]]
+            torch.ops.normrnn.recur_backward(*bad, saved, grads, wanted)
+    for k, t in enumerate(saved):
+        for bad in (t[..., :-1], t.double(), t.to("meta"), t[None]):
+            own = [*saved[:k], bad, *saved[k + 1 :]]
             with pytest.raises(ValueError, match="outputs"):
                 torch.ops.normrnn.recur_backward(*args, own, grads, wanted)
     for k, grad in enumerate(grads):
         for bad in (grad[..., :-1], grad.double(), grad.to("meta")):
             own = [*grads[:k], bad, *grads[k + 1 :]]
             with pytest.raises(ValueError, match="gradients"):
-                torch.ops.normrnn.recur_backward(*args, made, own, wanted)
+                torch.ops.normrnn.recur_backward(*args, saved, own, wanted)
     for flags in (wanted[:-1], [*wanted, True], [True] * len(wanted)):
         with pytest.raises(ValueError, match="gradient"):
-            torch.ops.normrnn.recur_backward(*args, made, grads, flags)
+            torch.ops.normrnn.recur_backward(*args, saved, grads, flags)
     with pytest.raises(ValueError, match="outputs"):
         torch.ops.normrnn.recur_backward(*args, [], grads, wanted)
 
@@ -267,14 +265,14 @@ def negative(t: Tensor | None) -> Tensor | None:
 @torch.no_grad()
 def test_operators_take_any_strides(case: Case, other: Any) -> None:
     args = given(case)
-    made = torch.ops.normrnn.recur(*args, True)
-    grads = heads(made, 2 if case.mode == "LSTM" else 1)
+    made, parts = torch.ops.normrnn.recur(*args, True), 2 if case.mode == "LSTM" else 1
+    grads, saved = heads(made, parts), saved_of(made, parts)
     wanted = [t is not None and t.requires_grad for t in args[0]]
-    first = torch.ops.normrnn.recur_backward(*args, made, grads, wanted)
+    first = torch.ops.normrnn.recur_backward(*args, saved, grads, wanted)
     own = [other(t) for t in args[0]], *args[1:]
     found = torch.ops.normrnn.recur(*own, False)
     torch.testing.assert_close(found, made[: len(found)])
-    rest = [other(t) for t in made], [other(t) for t in grads], wanted
+    rest = [other(t) for t in saved], [other(t) for t in grads], wanted
     torch.testing.assert_close(torch.ops.normrnn.recur_backward(*own, *rest), first)
 
 

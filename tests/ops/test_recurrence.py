@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from normrnn import ops
-from normrnn.ops import Call, Cell, InputNorm, Inputs, Peephole, Plain, RowNorm, StepNorm, Steps
-from normrnn.ops.steps import Traced
+from normrnn.ops import Norm, Peephole, Result, Steps, Weights, describe_call
 
 H = 2
 SIZES = [(3, 3, 3), (3, 2, 2, 1), (1, 1), (2,)]
@@ -63,39 +62,41 @@ class TestNumericalGradients:
         assert gradgradcheck(f, given)
 
 
-def plug_of(kind: str, vectors: dict[str, Tensor], batch: bool) -> Any:
-    """A plug of two directions; lone rows and test time have given statistics."""
+def norm_of(kind: str, vectors: dict[str, Any], batch: bool) -> Norm:
+    """A normalisation of two directions; single rows and test time have given statistics."""
     C = len(vectors["weight"])
-    fixed = torch.linspace(-1, 1, C).double()[None], torch.linspace(0.5, 2, C).double()[None]
-    weight, bias = vectors["weight"], vectors["bias"]
-    if kind == "plain":
-        return Plain(bias)
-    if kind == "step":
-        return StepNorm(weight, bias, 0.1, batch, fixed)
+    mean, var = torch.linspace(-1, 1, C).double()[None], torch.linspace(0.5, 2, C).double()[None]
+    if kind == "none":
+        return Norm(bias=vectors["bias"])
     if kind == "row":
-        cell = vectors.get("weight_c"), vectors.get("bias_c")
-        return RowNorm(weight, vectors["gamma_hh"], bias, 0.1, cell[0] is not None, *cell)
-    return InputNorm(weight, bias, 0.1, kind == "frame", batch, fixed)
+        return Norm("row", 0.1, cell="weight_c" in vectors, **vectors)
+    per_step = kind in ("frame", "step")
+    kind = "step" if kind == "step" else "input"
+    return Norm(kind, 0.1, per_step, batch, mean=mean, var=var, **vectors)
+
+
+def recur(mode: str, reverse: tuple[bool, ...], steps: Steps, *args: Any) -> Result:
+    spec, tensors = describe_call(mode, reverse, *args)
+    return ops.recur(spec, steps, tensors)
 
 
 @pytest.mark.matrix(5)
-@pytest.mark.parametrize("kind", ["plain", "sequence", "frame", "step", "row"])
+@pytest.mark.parametrize("kind", ["none", "sequence", "frame", "step", "row"])
 @pytest.mark.parametrize("batch", [True, False])
 @pytest.mark.parametrize("mode", ["RNN_TANH", "LSTM", "GRU"])
-def test_every_plug_differentiates_twice(mode: str, batch: bool, kind: str) -> None:
+def test_every_norm_differentiates_twice(mode: str, batch: bool, kind: str) -> None:
     """Ragged, both directions in one call, with a lone row at the end."""
     steps, C = Steps((3, 2, 1)), 2 * MODES[mode] * H
     names = ["weight", "bias"] + (["gamma_hh"] if kind == "row" else [])
     sizes = [C] * len(names)
     if kind == "row" and mode == "LSTM":
         names, sizes = [*names, "weight_c", "bias_c"], [*sizes, 2 * H, 2 * H]
-    call = Call(mode, steps, (False, True))
     parts = 2 if mode == "LSTM" else 1
 
     def f(pre: Tensor, w: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         state, vectors = rest[:parts], dict(zip(names, rest[parts:], strict=True))
-        cells = [Cell(own) for own in w]
-        result = ops.recur(call, Inputs(pre, cells, state), plug_of(kind, vectors, batch))
+        weights, norm = [Weights(None, own) for own in w], norm_of(kind, vectors, batch)
+        result = recur(mode, (False, True), steps, pre, weights, norm, state)
         return result.rows, *result.state
 
     given = [leaf(steps.rows, C), leaf(2, C // 2, H)]
@@ -107,11 +108,11 @@ def test_every_plug_differentiates_twice(mode: str, batch: bool, kind: str) -> N
 @pytest.mark.parametrize("mode", MODES)
 def test_directions_of_one_call_are_two_calls(mode: str) -> None:
     steps, C = Steps((3, 2, 1)), MODES[mode] * H
-    pre, cells = leaf(steps.rows, 2 * C), [Cell(leaf(C, H)) for _ in range(2)]
-    both = ops.recur(Call(mode, steps, (False, True)), Inputs(pre, cells), Plain())
+    pre, weights = leaf(steps.rows, 2 * C), [Weights(None, leaf(C, H)) for _ in range(2)]
+    both = recur(mode, (False, True), steps, pre, weights, Norm())
     for d, reverse in enumerate((False, True)):
         own = pre[:, d * C : (d + 1) * C]
-        one = ops.recur(Call(mode, steps, (reverse,)), Inputs(own, cells[d : d + 1]), Plain())
+        one = recur(mode, (reverse,), steps, own, weights[d : d + 1], Norm())
         assert torch.equal(one.rows, both.rows[:, d * H : (d + 1) * H])
         for a, b in zip(one.state, both.state, strict=True):
             assert torch.equal(a[0], b[d])
@@ -139,34 +140,36 @@ class TestRefused:
         """float32 gates with a float64 state once gave numbers from nowhere."""
         gates, w = torch.randn(5, 4 * H), torch.randn(4 * H, H)
         h0 = torch.zeros(3, H)
-        with pytest.raises(ValueError, match=r"initial state.*float32.*got torch.float64"):
+        with pytest.raises(ValueError, match=r"c0.*float32.*got torch.float64"):
             ops.lstm(gates, w, self.steps, h0, h0.double())
-        with pytest.raises(ValueError, match=r"recurrent weight.*float32.*got torch.float64"):
+        with pytest.raises(ValueError, match=r"w_hh.*float32.*got torch.float64"):
             ops.lstm(gates, w.double(), self.steps, h0, h0)
         peephole = Peephole(o=torch.zeros(H, dtype=torch.bfloat16))
-        with pytest.raises(ValueError, match=r"vector of the cell.*float32.*got torch.bfloat16"):
+        with pytest.raises(ValueError, match=r"peephole_o.*float32.*got torch.bfloat16"):
             ops.lstm(gates, w, self.steps, peephole=peephole)
 
     def test_shapes(self) -> None:
         gates, w = torch.randn(5, 3 * H), torch.randn(3 * H, H)
-        with pytest.raises(ValueError, match=r"gate inputs.*\(5, 8\), got \(5, 6\)"):
+        with pytest.raises(ValueError, match=r"w_hh .* 4 × 2 rows for LSTM, got 6"):
             ops.lstm(gates, w, self.steps)
-        with pytest.raises(ValueError, match=r"gate inputs.*\(7, 6\), got \(5, 6\)"):
+        with pytest.raises(ValueError, match=r"x .*\(7, 6\), got \(5, 6\)"):
             ops.gru(gates, w, Steps((3, 3, 1)))
-        with pytest.raises(ValueError, match=r"initial state.*\(1, 3, 2\), got \(1, 2, 2\)"):
+        with pytest.raises(ValueError, match=r"h0 .*\(1, 3, 2\), got \(1, 2, 2\)"):
             ops.gru(gates, w, self.steps, torch.zeros(2, H))
-        with pytest.raises(ValueError, match=r"vector of the cell.*\(2,\), got \(3,\)"):
+        with pytest.raises(ValueError, match=r"bias_hn .*\(2,\), got \(3,\)"):
             ops.gru(gates, w, self.steps, bias_hn=torch.zeros(3))
 
     def test_what_there_is_not(self) -> None:
         with pytest.raises(ValueError, match="unknown mode 'RNN_GELU'"):
             ops.rnn(torch.randn(5, H), torch.randn(H, H), self.steps, nonlinearity="gelu")
-        call, cell = Call("GRU", self.steps), Cell(torch.randn(3 * H, H))
-        zeros = torch.zeros(1, 3, H)
-        with pytest.raises(ValueError, match="has 1 parts, got 2"):
-            ops.recur(call, Inputs(torch.randn(5, 3 * H), [cell], (zeros, zeros)), Plain())
-        with pytest.raises(ValueError, match="1 directions need 1 sets"):
-            ops.recur(call, Inputs(torch.randn(5, 3 * H), [cell, cell]), Plain())
+        weights, zeros = [Weights(None, torch.randn(3 * H, H))], torch.zeros(1, 3, H)
+        gates = torch.randn(5, 3 * H)
+        with pytest.raises(ValueError, match=r"GRU .* takes no c0"):
+            recur("GRU", (False,), self.steps, gates, weights, Norm(), (zeros, zeros))
+        with pytest.raises(ValueError, match="takes no w_hh_1"):
+            recur("GRU", (False,), self.steps, gates, weights * 2, Norm())
+        with pytest.raises(ValueError, match="unknown norm 'rows'"):
+            recur("GRU", (False,), self.steps, gates, weights, Norm("rows"))
 
     @pytest.mark.parametrize("sizes", [(2, 3), (-1,), (3, -1), (2, 0), (2.0,)])
     def test_sizes_of_no_packed_batch(self, sizes: Any) -> None:
@@ -175,27 +178,9 @@ class TestRefused:
 
     @pytest.mark.parametrize("reverse", [(), (False, True, False)])
     def test_numbers_of_directions(self, reverse: tuple[bool, ...]) -> None:
-        cells = [Cell(torch.randn(3 * H, H))] * len(reverse)
-        gates = torch.randn(5, len(reverse) * 3 * H)
+        weights = [Weights(None, torch.randn(3 * H, H))]
         with pytest.raises(ValueError, match="one or two directions"):
-            ops.recur(Call("GRU", self.steps, reverse), Inputs(gates, cells), Plain())
-
-
-def test_a_traced_layout_can_be_shown_and_compared() -> None:
-    one, other = (Traced(3, 2, 6) for _ in range(2))
-    assert one == one
-    assert one != other
-    assert len({one, other}) == 2
-    assert "time=3" in repr(one)
-
-
-def test_flip_turns_every_sequence_over_its_own_length() -> None:
-    """The padding never comes first."""
-    steps = Steps((3, 2, 1))  # lengths 3, 2, 1; rows a0 b0 c0 a1 b1 a2
-    rows = ["a0", "b0", "c0", "a1", "b1", "a2"]
-    flipped = [rows[k] for k in steps.flip(torch.device("cpu")).tolist()]
-    assert flipped == ["a2", "b1", "c0", "a1", "b0", "a0"]
-    assert steps.lengths == (3, 2, 1)
+            recur("GRU", reverse, self.steps, torch.randn(5, 3 * H), weights, Norm())
 
 
 def test_final_state_of_each_direction() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normrnn.ops import Population, Statistics, slots_for, update_shared_, update_steps_
+from normrnn.ops import Population, Statistics, slots_for, update_running_
 from normrnn.ops.reference import last_updated
 
 
@@ -31,30 +31,30 @@ def slots(tracked: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 def test_torchs_momentum_and_the_unbiased_variance() -> None:
     """Rows 1, 2, 6 have mean 3, biased variance 14/3, unbiased 7."""
     buffers = shared()
-    update_shared_(*buffers, of([1.0, 2.0, 6.0]), 0.1)
+    update_running_(*buffers, of([1.0, 2.0, 6.0]), 0.1)
     assert [b.item() for b in buffers] == [pytest.approx(9.3), pytest.approx(2.5), 1]
-    update_shared_(*buffers, of([1.0, 2.0, 6.0]), 1.0)
+    update_running_(*buffers, of([1.0, 2.0, 6.0]), 1.0)
     assert [b.item() for b in buffers] == [pytest.approx(3), pytest.approx(7), 2]
-    update_shared_(*buffers, of([0.0, 0.0]), 0.0)
+    update_running_(*buffers, of([0.0, 0.0]), 0.0)
     assert [b.item() for b in buffers] == [pytest.approx(3), pytest.approx(7), 3]
 
 
 def test_shared_buffers_see_all_rows_of_all_steps() -> None:
     buffers = shared()
-    update_shared_(*buffers, of([1.0], [2.0, 6.0]), 1.0)
+    update_running_(*buffers, of([1.0], [2.0, 6.0]), 1.0)
     assert [b.item() for b in buffers] == [pytest.approx(3), pytest.approx(7), 1]
 
 
 def test_cumulative_average() -> None:
     buffers = shared()
     for k in (1.0, 2.0, 6.0):
-        update_shared_(*buffers, of([k - 1, k + 1]), None)
+        update_running_(*buffers, of([k - 1, k + 1]), None)
     assert [b.item() for b in buffers] == [pytest.approx(3, abs=1e-12), pytest.approx(2), 3]
 
 
 def test_cumulative_average_counts_every_slot_for_itself() -> None:
     buffers = slots([0, 4])
-    update_steps_(*buffers, of([0.0, 2.0], [0.0, 2.0]), None)
+    update_running_(*buffers, of([0.0, 2.0], [0.0, 2.0]), None)
     assert buffers[0].flatten().tolist() == pytest.approx([1, 10 + (1 - 10) / 5])
     assert buffers[2].tolist() == [1, 5]
 
@@ -62,7 +62,7 @@ def test_cumulative_average_counts_every_slot_for_itself() -> None:
 def test_slots_are_updated_by_their_own_step() -> None:
     """The lone row of step 1 and the steps past the last slot update nothing."""
     buffers = slots([0, 0, 0])
-    update_steps_(*buffers, of([0.0, 2.0], [5.0], [2.0, 6.0], [100.0, 300.0]), 0.5)
+    update_running_(*buffers, of([0.0, 2.0], [5.0], [2.0, 6.0], [100.0, 300.0]), 0.5)
     assert buffers[0].flatten().tolist() == pytest.approx([5.5, 10, 7])
     assert buffers[1].flatten().tolist() == pytest.approx([2, 2, 5])
     assert buffers[2].tolist() == [1, 0, 1]
@@ -70,7 +70,7 @@ def test_slots_are_updated_by_their_own_step() -> None:
 
 def test_a_short_batch_leaves_later_slots_alone() -> None:
     buffers = slots([0, 0, 0])
-    update_steps_(*buffers, of([0.0, 2.0]), 0.5)
+    update_running_(*buffers, of([0.0, 2.0]), 0.5)
     assert buffers[0].flatten().tolist() == pytest.approx([5.5, 10, 10])
     assert buffers[2].tolist() == [1, 0, 0]
 
@@ -83,12 +83,12 @@ def test_nothing_is_updated_by_a_batch_that_is_not_finite(bad: float, where: int
     groups[where][0] = bad
     for momentum in (0.5, None):
         buffers = slots([0, 1, 2])
-        update_steps_(*buffers, of(*groups), momentum)
+        update_running_(*buffers, of(*groups), momentum)
         assert buffers[0].flatten().tolist() == [10, 10, 10]
         assert buffers[1].flatten().tolist() == [2, 2, 2]
         assert buffers[2].tolist() == [0, 1, 2]
         one = shared(tracked=3)
-        update_shared_(*one, of(*groups), momentum)
+        update_running_(*one, of(*groups), momentum)
         assert [b.item() for b in one] == [10, 2, 3]
 
 
@@ -142,12 +142,12 @@ def test_groups_of_single_rows_update_nothing(dtype: torch.dtype) -> None:
     """By the compiled kernel as by torch's operations; one larger group is enough."""
     mean, var, tracked = torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype), torch.tensor(0)
     batch = torch.randn(3, 2, dtype=dtype), torch.zeros(3, 2, dtype=dtype)
-    update_shared_(mean, var, tracked, Statistics(*batch, torch.ones(3, dtype=dtype)), 0.1)
+    update_running_(mean, var, tracked, Statistics(*batch, torch.ones(3, dtype=dtype)), 0.1)
     assert int(tracked) == 0
     assert torch.equal(mean, torch.zeros(2, dtype=dtype))
     assert torch.equal(var, torch.ones(2, dtype=dtype))
     count = torch.tensor([2.0, 1.0, 1.0], dtype=dtype)
-    update_shared_(mean, var, tracked, Statistics(*batch, count), 0.1)
+    update_running_(mean, var, tracked, Statistics(*batch, count), 0.1)
     assert int(tracked) == 1
 
 
@@ -157,7 +157,7 @@ def test_a_group_that_counts_nothing_changes_nothing(dtype: torch.dtype) -> None
     mean, var, tracked = torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype), torch.tensor(0)
     values = torch.tensor([[1.0, 2.0], [torch.nan, torch.nan]], dtype=dtype)
     count = torch.tensor([3.0, 0.0], dtype=dtype)
-    update_shared_(mean, var, tracked, Statistics(values, values.clone(), count), None)
+    update_running_(mean, var, tracked, Statistics(values, values.clone(), count), None)
     assert int(tracked) in (0, 1)
     assert mean.isfinite().all()
     assert var.isfinite().all()

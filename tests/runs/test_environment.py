@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from normrnn.ops import kernel
+from normrnn.ops.native.library import describe
+from normrnn.runs import environment as module
 from normrnn.runs.environment import built, record
 from normrnn.runs.store import RunDirectory
 
@@ -18,9 +19,9 @@ def test_the_record_says_which_kernels_ran(tmp_path: Path, monkeypatch: pytest.M
     record(run)
     record(run)
     (entry,) = json.loads((tmp_path / "environment.json").read_text())
-    assert entry["recurrence"] == kernel.describe()
+    assert entry["recurrence"] == describe()
     assert entry["recurrence"]["kernels"]
-    monkeypatch.setattr(kernel, "describe", lambda: {"kernels": "other"})
+    monkeypatch.setattr(module, "describe", lambda: {"kernels": "other"})
     record(run)
     entries = json.loads((tmp_path / "environment.json").read_text())
     assert [e["recurrence"]["kernels"] for e in entries][1:] == ["other"]

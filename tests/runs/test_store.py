@@ -14,7 +14,7 @@ import normrnn
 from normrnn.errors import UserError
 from normrnn.recipes import recipe
 from normrnn.recipes.ptb import ptb_small
-from normrnn.runs.metrics import MetricsFile, RowSums, perplexity
+from normrnn.runs.metrics import MetricsFile
 from normrnn.runs.store import RunDirectory, changed_fields
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import run_tiny
@@ -177,24 +177,6 @@ def test_metrics_file_is_cut_and_never_stretched(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_text() == '{"loss": 1.0}\n'
     with pytest.raises(UserError, match="rows are missing"):
         metrics.cut(size + 1)
-
-
-def test_row_sums_pool_tokens_and_average_updates() -> None:
-    sums = RowSums()
-    sums.add(nats=20.0, count=10, grad_norm=1.0)
-    sums.add(nats=3.0, count=3, grad_norm=4.0)
-    row = sums.row()
-    assert row["loss"] == pytest.approx(23 / 13)
-    assert row["count"] == 13
-    assert row["batch_ppl"] == pytest.approx((perplexity(2.0) + perplexity(1.0)) / 2)
-    assert row["grad_norm"] == 2.5
-    assert RowSums(**sums.to_dict()).row() == row
-
-
-def test_a_diverging_batch_gives_a_finite_row() -> None:
-    sums = RowSums()
-    sums.add(nats=1e9, count=10, grad_norm=1.0)
-    assert json.dumps(sums.row(), allow_nan=False)
 
 
 def test_a_model_is_hashed_once(

@@ -38,8 +38,7 @@ from normrnn.speech.prepare.audio import read_sound
 from normrnn.speech.prepare.librispeech import librispeech_job
 from normrnn.speech.prepare.pdfs import read_alignments
 from normrnn.speech.prepare.preparation import prepare
-from normrnn.text.config import LanguageConfig, ModelConfig, TextConfig, TrainConfig
-from normrnn.text.corpus import build_corpus, open_texts
+from normrnn.text.config import LanguageConfig, ModelConfig, TrainConfig
 from tests.made_speech import CLASSES, Made
 from tests.safety.conftest import Cli
 from tests.sounds import RATE, sung, write_librispeech
@@ -356,20 +355,6 @@ def test_settings_that_no_float_holds(cli: Cli, text_dir: Path, tmp_path: Path) 
         )
         assert code == 2
         assert flag.removeprefix("--") in err
-
-
-def test_a_large_text_without_a_home(
-    text_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr("normrnn.text.large.LARGE", 10)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", no_home)
-    corpus = build_corpus(open_texts(str(text_dir)), TextConfig())
-    assert len(corpus.train) > 1000
-    assert "XDG_CACHE_HOME" in caplog.text
 
 
 def test_posteriors_say_their_size_first(

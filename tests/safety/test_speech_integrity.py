@@ -1,5 +1,6 @@
 """Nothing damaged is believed: prepared speech."""
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -7,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normrnn.engine.evaluate import evaluate
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UserError
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechCorpus, read_features, read_speech
+from normrnn.speech.prepared import write_json
 from tests.safety.test_run_integrity import flip
-from tests.tiny_runs import rows_of, run_tiny
-from tests.tiny_speech import without_checksums, write_speech
+from tests.tiny_runs import run_tiny
+from tests.tiny_speech import write_speech
 
 
 def everything(corpus: SpeechCorpus) -> list[np.ndarray]:
@@ -101,22 +102,14 @@ def test_other_features_are_other_data(tiny_speech: SpeechConfig, tmp_path: Path
         run_tiny(tiny_speech, run)
 
 
-def test_directories_without_checksums_still_load(
-    tiny_speech: SpeechConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A run begun on one goes on when the same data was prepared again, with checksums."""
-    data = Path(tiny_speech.data)
-    summary = (data / "summary.json").read_bytes()
-    without_checksums(data)
-    older, again = read_speech(data), tmp_path / "again"
-    assert f"{data} has no checksums" in caplog.text
-    with pytest.raises(Interrupted):
-        run_tiny(tiny_speech, tmp_path / "run", stop_at=3)
-    (data / "summary.json").write_bytes(summary)
-    newer = read_speech(data)
-    assert newer.sha256 != older.sha256 == newer.labels_sha256
-    said = run_tiny(tiny_speech, tmp_path / "run")
-    assert any("compared by the labels only" in line for line in said)
-    run_tiny(tiny_speech, again)
-    assert rows_of(tmp_path / "run") == rows_of(again)
-    assert evaluate(tmp_path / "run")["same_data"]
+def test_directories_without_checksums_are_refused(tiny_speech: SpeechConfig) -> None:
+    summary = Path(tiny_speech.data) / "summary.json"
+    values = json.loads(summary.read_text())
+    del values["sha256"]
+    summary.write_text(json.dumps(values))
+    with pytest.raises(UserError, match=r"summary\.json"):
+        read_speech(tiny_speech.data)
+    del values["checksums"]
+    write_json(summary, values)
+    with pytest.raises(UserError, match=r"summary\.json"):
+        read_speech(tiny_speech.data)

@@ -4,10 +4,8 @@ import importlib.util
 import itertools
 import math
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,20 +16,33 @@ from optuna.trial import TrialState
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.search.plan import NEEDS, PRUNERS, SAMPLERS, Plan
 from normrnn.experiments.search.space import SPACES, draw
-from normrnn.experiments.search.storage import _OPTUNA, open_storage, storage_errors
-from normrnn.experiments.search.study import HEARTBEAT, IDENTITY, SLOT, Study
+from normrnn.experiments.search.study import (
+    _OPTUNA,
+    HEARTBEAT,
+    IDENTITY,
+    SLOT,
+    Study,
+    open_storage,
+    storage_errors,
+)
 from normrnn.recipes import recipe
 
 PLAN = Plan(recipe("ptb-char"), SPACES["ptb-char"])
 Open = Callable[..., Study]
 
 
-@pytest.fixture(params=["sqlite", "journal"])
-def study(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+@pytest.fixture
+def study(tmp_path: Path) -> Iterator[Open]:
     """Opens the same study again and again, as workers do."""
-    journal = request.param == "journal"
-    url = f"journal:{tmp_path / 'study.log'}" if journal else f"sqlite:///{tmp_path / 'study.db'}"
-    return lambda count=4, plan=PLAN: Study("s", url, plan, count, heartbeat=1)
+    opened: list[Study] = []
+
+    def open_study(count: int = 4, plan: Plan = PLAN, name: str = "s", heartbeat: int = 1) -> Study:
+        opened.append(Study(name, f"sqlite:///{tmp_path / 'study.db'}", plan, count, heartbeat))
+        return opened[-1]
+
+    yield open_study
+    for one in opened:
+        one.close()
 
 
 def _do(study: Study, value: float) -> int:
@@ -66,12 +77,12 @@ def test_every_slot_is_done_once(study: Open) -> None:
     assert sorted([_do(more, 1), _do(more, 2)]) == [4, 5]
 
 
-def test_settings_depend_on_the_slot_alone(study: Open, tmp_path: Path) -> None:
+def test_settings_depend_on_the_slot_alone(study: Open) -> None:
     one = study()
     one.open_slots()
     for _ in range(4):
         _do(one, 1.0)
-    other = Study("s", f"journal:{tmp_path / 'other.log'}", PLAN, 4)
+    other = study(name="other")
     other.open_slots()
     kept = [other.claim() for _ in range(4)]  # all at once, drawn in another order
     for trial in reversed(kept):
@@ -81,16 +92,14 @@ def test_settings_depend_on_the_slot_alone(study: Open, tmp_path: Path) -> None:
         draw(trial, PLAN.space, PLAN.config)
         other.finish(trial, 1.0)
     assert _settings(other) == _settings(one)
-    other.close()
     rates = [params["optimizer.lr"] for params in _settings(one).values()]
     assert all(1e-4 <= lr <= 1 for lr in rates)
     seeded = replace(PLAN, config=replace(PLAN.config, seed=2))
-    third = Study("s", f"journal:{tmp_path / 'third.log'}", seeded, 4)
+    third = study(plan=seeded, name="third")
     third.open_slots()
     for _ in range(4):
         _do(third, 1.0)
     assert not set(rates) & {p["optimizer.lr"] for p in _settings(third).values()}
-    third.close()
 
 
 def test_two_queued_at_once_are_run_once(study: Open) -> None:
@@ -230,37 +239,6 @@ def test_a_slow_beat_is_a_beat(tmp_path: Path) -> None:
     assert [t.state for t in hasty.trials()] == [TrialState.COMPLETE]
 
 
-def test_a_writer_that_was_killed_blocks_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a relative path; Optuna's own lock, a dangling link, is left behind."""
-    (tmp_path / "runs").mkdir()
-    monkeypatch.chdir(tmp_path)
-    code = (
-        "import os, sys; from pathlib import Path; from normrnn.experiments.search import storage\n"
-    )
-    code += "storage._JournalLock(Path('runs/study.log')).acquire(); os._exit(9)\n"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
-    Path("runs/study.log.lock").symlink_to("runs/study.log")
-    study = Study("s", "journal:runs/study.log", PLAN, 1)
-    study.open_slots()
-    assert _do(study, 1.0) == 0
-
-
-def test_the_locks_of_a_journal_are_not_written_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "study.log.locks").symlink_to(tmp_path / "other")
-    with pytest.raises(UserError, match="link"):
-        Study("s", f"journal:{tmp_path / 'study.log'}", PLAN, 1)
-    assert not list((tmp_path / "other").iterdir())
-
-
-def test_names_that_are_no_file_names(tmp_path: Path) -> None:
-    study = Study("a/b c", f"journal:{tmp_path / 'study.log'}", PLAN, 1)
-    study.open_slots()
-    assert _do(study, 1.0) == 0
-
-
 def test_a_study_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'study.db'}"
     optuna.create_study(storage=url, study_name="s").enqueue_trial({"x": 1})
@@ -272,12 +250,11 @@ def test_a_study_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("study.db", "none of sqlite:///FILE, journal:FILE"),
+        ("study.db", "none of sqlite:///FILE"),
         ("oracular://here", "oracular://"),
         ("sqlite:////nowhere/at/all/study.db", "cannot be reached: unable to open"),
-        ("sqlite://", "in memory is nobody else's; name a file"),
-        ("sqlite:///:memory:", "in memory is nobody else's; name a file"),
-        ("journal:/nowhere/at/all/study.log", "cannot be opened: No such file"),
+        ("sqlite://", "in memory; name a file"),
+        ("sqlite:///:memory:", "in memory; name a file"),
         ("postgresql://me:secret@127.0.0.1:9/db", "me:.*@127.0.0.1:9/db cannot be reached"),
     ],
 )
@@ -290,17 +267,10 @@ def test_storages_that_cannot_be_reached(url: str, said: str) -> None:
 
 def test_files_that_are_something_else_stay_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "letter.txt"
-    text = "Dear Ms Jones, " * 100
-    for url in (f"sqlite:///{file}", f"journal:{file}"):
-        file.write_text(text)
-        with pytest.raises(UserError, match="not a"):
-            open_storage(url)
-        assert file.read_text() == text
-    for text in ("[1, 2]\n", "5\n", '{"op_code": 99}\n', '{"op_code": 4}\n'):
-        file.write_text(text)
-        with pytest.raises(UserError, match="is not a journal"):
-            open_storage(f"journal:{file}")
-        assert file.read_text() == text
+    file.write_text("Dear Ms Jones, " * 100)
+    with pytest.raises(UserError, match="not a"):
+        open_storage(f"sqlite:///{file}")
+    assert file.read_text() == "Dear Ms Jones, " * 100
 
 
 def test_a_storage_lost_on_the_way_is_one_sentence(tmp_path: Path) -> None:
@@ -310,7 +280,7 @@ def test_a_storage_lost_on_the_way_is_one_sentence(tmp_path: Path) -> None:
         connection.execute("drop table trial_user_attributes")
     connection.close()
     with (
-        pytest.raises(UserError, match="does not answer any more: no such table"),
+        pytest.raises(UserError, match="does not answer: no such table"),
         storage_errors(),
     ):
         study.open_slots()
@@ -334,7 +304,7 @@ def test_names_of_samplers_and_pruners() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
-def test_every_sampler(tmp_path: Path, name: str) -> None:
+def test_every_sampler(study: Open, name: str) -> None:
     """It draws from its space, also after infinite losses; or says at once what it needs."""
     grid = {"optimizer.lr": [1.0, 2.0, 4.0], "train.batch": [32, 64], "model.hidden": [8]}
     space = grid if name == "bruteforce" else PLAN.space
@@ -344,12 +314,11 @@ def test_every_sampler(tmp_path: Path, name: str) -> None:
             replace(PLAN, sampler=name)
         return
     plan = replace(PLAN, sampler=name, space=space)
-    study = Study("s", f"journal:{tmp_path / 'study.log'}", plan, 6)
-    study.open_slots()
+    one = study(6, plan)
+    one.open_slots()
     for k in range(6):
-        _do(study, math.inf if k == 2 else k)
-    drawn = [tuple(params.values()) for params in _settings(study).values()]
-    study.close()
+        _do(one, math.inf if k == 2 else k)
+    drawn = [tuple(params.values()) for params in _settings(one).values()]
     assert len(set(drawn)) == 6
     if name == "bruteforce":
         assert set(drawn) == set(itertools.product(*grid.values()))
@@ -357,19 +326,17 @@ def test_every_sampler(tmp_path: Path, name: str) -> None:
         assert all(1e-4 <= lr <= 1 and batch in (32, 64, 128) for lr, _, batch in drawn)
 
 
-def test_tpe_learns(tmp_path: Path) -> None:
+def test_tpe_learns(study: Open) -> None:
     """The best learning rate is 0.01: after its random start TPE comes nearer than chance does."""
     space = {"optimizer.lr": PLAN.space["optimizer.lr"]}
     misses: dict[str, list[float]] = {"random": [], "tpe": []}
     for sampler, found in misses.items():
         plan = replace(PLAN, sampler=sampler, space=space)
-        study = Study("s", f"journal:{tmp_path / sampler}", plan, 30)
-        study.open_slots()
-        while (trial := study.claim()) is not None:
-            with study.alive(trial):
-                found.append(abs(math.log(draw(trial, space, plan.config)["optimizer.lr"] / 0.01)))
-                study.finish(trial, found[-1])
-        study.close()
+        one = study(30, plan, sampler)
+        one.open_slots()
+        while (trial := one.claim()) is not None:
+            found.append(abs(math.log(draw(trial, space, plan.config)["optimizer.lr"] / 0.01)))
+            one.finish(trial, found[-1])
     assert misses["tpe"][:10] == misses["random"][:10]
     assert sum(misses["tpe"][10:]) < sum(misses["random"][10:])
 
@@ -385,14 +352,14 @@ def test_brute_force_needs_an_end() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PRUNERS))
-def test_every_pruner(tmp_path: Path, name: str) -> None:
+def test_every_pruner(study: Open, name: str) -> None:
     """Trials that are ever worse than those before are given up, but for pruner none."""
-    study = Study("s", f"journal:{tmp_path / 'study.log'}", replace(PLAN, pruner=name), 12)
-    study.open_slots()
+    one = study(12, replace(PLAN, pruner=name))
+    one.open_slots()
     for k in range(12):
-        trial = study.claim()
+        trial = one.claim()
         assert trial is not None
-        with study.alive(trial):
+        with one.alive(trial):
             draw(trial, PLAN.space, PLAN.config)
             value: float | None = float(k)
             for step in (0, 1, 2, 3, 1000, 1001):
@@ -400,9 +367,8 @@ def test_every_pruner(tmp_path: Path, name: str) -> None:
                 if trial.should_prune():
                     value = None
                     break
-            study.finish(trial, value)
-    states = [row["state"] for row in study.rows()]
-    study.close()
+            one.finish(trial, value)
+    states = [row["state"] for row in one.rows()]
     assert len(states) == 12
     assert states[0] == "complete"
     assert ("pruned" in states) is (name != "none")
@@ -422,22 +388,10 @@ def test_a_setting_outlives_a_trial_that_drew_nothing(study: Open) -> None:
     assert third is not None
     worker.optuna.sampler = optuna.samplers.RandomSampler(seed=99)
     assert draw(third, PLAN.space, PLAN.config) == drawn
-    worker.close()
 
 
 def test_a_plan_travels_as_json() -> None:
     assert Plan.from_json(PLAN.to_json()) == PLAN
-
-
-def test_a_study_of_an_older_version_goes_on(study: Open) -> None:
-    """Fields that are younger than it have their defaults."""
-    older = PLAN.identity()
-    del older["config"]["precision"], older["config"]["model"]["weight_drop"]
-    assert PLAN.changes(older) == ""
-    study(4).optuna.set_user_attr(IDENTITY, older)
-    assert study(4).trials() == []
-    older["config"]["model"]["hidden"] = 7
-    assert PLAN.changes(older) == "model.hidden was 7, is now 250"
 
 
 @pytest.mark.parametrize(

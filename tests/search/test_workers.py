@@ -37,14 +37,11 @@ from tests.tiny_runs import rows_of, run_tiny
 TRIALS = 4
 
 
-@pytest.fixture(
-    params=["sqlite", *(pytest.param(s, marks=pytest.mark.slow) for s in ("journal", "postgresql"))]
-)
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A storage of each kind."""
-    urls = {"sqlite": f"sqlite:///{tmp_path}/study.db", "journal": f"journal:{tmp_path}/study.log"}
-    postgres = request.param == "postgresql"
-    with server() if postgres else nullcontext(urls.get(request.param, "")) as url:
+    is_file = request.param == "sqlite"
+    with nullcontext(f"sqlite:///{tmp_path}/study.db") if is_file else server() as url:
         yield url
 
 
@@ -79,7 +76,7 @@ def test_a_killed_workers_trial_is_run_again(tiny_plan: Plan, tmp_path: Path, st
     with closing(Study("s", storage, tiny_plan, TRIALS, heartbeat=1)) as study:
         study.reclaim()
         order = Order("s", storage, TRIALS, 1, str(tmp_path / "out"), tiny_plan.to_json())
-        _kill_one(study, order)
+        _kill_one(order)
         _check(study, tmp_path / "out")
 
 
@@ -94,7 +91,7 @@ def _pause(process: subprocess.Popen[bytes], storage: str) -> None:
         time.sleep(0.05)
 
 
-def _kill_one(study: Study, order: Order) -> None:
+def _kill_one(order: Order) -> None:
     """Two workers; one ends in the middle of a trial, the other does what is left."""
     victim, log = _start(order, "victim.log")
     _wait(victim, lambda: "update 6  train" in log.read_text())
@@ -103,12 +100,6 @@ def _kill_one(study: Study, order: Order) -> None:
     _wait(other, lambda: "trial" in other_log.read_text())
     victim.send_signal(signal.SIGKILL)
     assert victim.wait() == -signal.SIGKILL
-    if study.journal is not None:
-        # A journal: everybody dies, and the next start notices.
-        other.kill()
-        other.wait()
-        assert study.trials(TrialState.RUNNING)
-        other, other_log = _start(order, "next.log")
     assert other.wait(timeout=300) == 0, other_log.read_text()
 
 
@@ -164,7 +155,7 @@ def _arm(plan: Plan, out: Path, **optimizer: float):
     config = plan.config
     config = replace(config, optimizer=replace(config.optimizer, **optimizer))
     trial = _NoPruning()
-    found = run_arm(config, out, Pruning(trial, 1000))  # type: ignore[arg-type]
+    found = run_arm(config, out, Pruning(trial, 1000), lambda: None)  # type: ignore[arg-type]
     assert trial.steps == [1000 + k for k in range(len(trial.steps))]
     return found, trial.reported
 
@@ -183,7 +174,7 @@ def test_a_pruner_hears_of_every_validation(tiny_plan: Plan, tmp_path: Path, nor
     run_tiny(config, tmp_path / "run")
     trial = _NoPruning()
     config = replace(config, epochs=2)
-    run_arm(config, tmp_path / "run", Pruning(trial, 1000))  # type: ignore[arg-type]
+    run_arm(config, tmp_path / "run", Pruning(trial, 1000), lambda: None)  # type: ignore[arg-type]
     rows = rows_of(tmp_path / "run")
     losses = [r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
     assert len(losses) == 4
@@ -240,7 +231,7 @@ def test_speech_too(tiny_speech: SpeechConfig, tmp_path: Path) -> None:
         "model.hidden": {"low": 2, "high": 4},
     }
     plan = Plan(config, space, ("none", "sequence"), "tpe", "median")
-    study = Study("s", f"journal:{tmp_path / 'study.log'}", plan, 2)
+    study = Study("s", f"sqlite:///{tmp_path / 'study.db'}", plan, 2)
     with closing(study):
         work(study, tmp_path / "out", lambda: None)
         rows = study.rows()
@@ -313,7 +304,7 @@ def test_a_run_goes_on_as_it_was_computed(tiny_plan: Plan, tmp_path: Path) -> No
     """Its threads are its own; another worker may have others."""
     run_tiny(tiny_plan.config, tmp_path / "run")
     config = replace(tiny_plan.config, epochs=2, threads=2)
-    run_arm(config, tmp_path / "run", Pruning(_NoPruning(), 0, math.inf))  # type: ignore[arg-type]
+    run_arm(config, tmp_path / "run", Pruning(_NoPruning(), 0), lambda: None)  # type: ignore[arg-type]
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (saved["epochs"], saved["threads"]) == (2, 1)
 
@@ -344,7 +335,7 @@ def test_validations_of_all_arms_are_numbered_without_a_gap(
     first = []
     config = replace(tiny_plan.config, epochs=2, train=replace(tiny_plan.config.train, segments=3))
 
-    def arm(_: object, __: Path, pruning: Pruning) -> dict[str, Any]:
+    def arm(_: object, __: Path, pruning: Pruning, *___: object) -> dict[str, Any]:
         first.append(pruning.first)
         return {"diverged": False, "loss": 1.0, "train": 1.0}
 

@@ -30,10 +30,11 @@ def test_baseline_is_torchs_lstm_utterance_by_utterance() -> None:
     expected = F.cross_entropy(logits, truth, reduction="sum")
     wrong = int((logits.argmax(1) != truth).sum())
     weights = [p for p in model.parameters() if p.requires_grad]
-    nats, errors = model.loss(pack_sequence(features), pack_sequence(labels).data)
-    assert int(errors) == wrong
-    torch.testing.assert_close(nats, expected)
-    nats.backward()
+    loss = model.loss(pack_sequence(features), pack_sequence(labels).data)
+    assert loss.errors is not None
+    assert int(loss.errors) == wrong
+    torch.testing.assert_close(loss.total, expected)
+    loss.total.backward()
     expected.backward()
     torch.testing.assert_close(model.rnn.weight_hh_l1_reverse.grad, plain.weight_hh_l1_reverse.grad)
     torch.testing.assert_close(model.rnn.bias_ih_l0.grad, plain.bias_ih_l0.grad)

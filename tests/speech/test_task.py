@@ -14,7 +14,7 @@ from rich.console import Console
 from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
-from normrnn.engine.evaluate import evaluate, keep
+from normrnn.engine.evaluate import evaluate, keep, show
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UsageError, UserError
 from normrnn.runs.names import MODEL
@@ -23,12 +23,13 @@ from normrnn.speech import posteriors
 from normrnn.speech.archive import write_matrix
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import read_speech
-from normrnn.speech.evaluation import SpeechEvaluator
 from normrnn.speech.model import AcousticModel
 from normrnn.speech.posteriors import write_posteriors
-from normrnn.speech.task import open_data, show
+from normrnn.speech.prepared import write_json
+from normrnn.speech.task import SpeechTask
+from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import rows_of, run_tiny
-from tests.tiny_speech import DIM, without_checksums, write_speech
+from tests.tiny_speech import DIM, write_speech
 
 
 @pytest.fixture
@@ -50,25 +51,25 @@ def test_statistics_freeze(tiny_speech: SpeechConfig) -> None:
     gradient, and the statistics stay."""
     model_config = replace(tiny_speech.model, freeze_after=1)
     config = replace(tiny_speech, norm="sequence", model=model_config)
-    task = open_data(config).build(torch.device("cpu"))
+    task = SpeechTask.open(config).build(torch.device("cpu"))
     model = task.model.train()
     task.loss(0, 0)
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     frozen = task.loss(1, 0)
     torch.testing.assert_close(dict(model.named_buffers()), kept, rtol=0, atol=0)
-    frozen.nats.backward()
+    frozen.total.backward()
     gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     model.eval().zero_grad()
-    plain = open_data(replace(config, model=tiny_speech.model)).build(torch.device("cpu"))
+    plain = SpeechTask.open(replace(config, model=tiny_speech.model)).build(torch.device("cpu"))
     plain.model.load_state_dict(model.state_dict())
     plain.model.eval()
     expected = plain.loss(1, 0)
-    expected.nats.backward()
-    torch.testing.assert_close(frozen.nats, expected.nats)
+    expected.total.backward()
+    torch.testing.assert_close(frozen.total, expected.total)
     found = [p.grad for p in plain.model.parameters() if p.grad is not None]
     torch.testing.assert_close(gradients, found)
     plain.model.train()
-    assert abs(plain.loss(1, 0).nats - frozen.nats) > 0.1
+    assert abs(plain.loss(1, 0).total - frozen.total) > 0.1
     with pytest.raises(UsageError, match="norm layer keeps no statistics"):
         replace(config, norm="layer")
     assert replace(config, norm="none").model.freeze_after  # the arm beside it
@@ -79,7 +80,7 @@ def test_statistics_that_are_no_numbers_are_left_out(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunDirectory(whole)
-    weights, notes = run.weights(), run.tensors_metadata(MODEL)
+    weights, notes = run.read_model()
     for name, value in weights.items():
         if name.endswith("running_mean"):
             value.fill_(math.nan)
@@ -88,9 +89,9 @@ def test_statistics_that_are_no_numbers_are_left_out(
     result = evaluate(whole)
     assert {row["statistics"] for row in result["rows"]} == {"recalibrated", "batch"}
     keep(whole, result)
-    show(result, Console())
+    show(result, run.config(), Console())
     said = capsys.readouterr().out
-    assert "valid with running statistics left out: its loss is nan" in " ".join(said.split())
+    assert "running statistics left out" in " ".join(said.split())
     for value in weights.values():
         if value.is_floating_point():
             value.fill_(math.nan)
@@ -105,7 +106,7 @@ def test_rows_of_a_run(tiny_speech: SpeechConfig, whole: Path, speech_dir: Path)
     train = [r for r in rows if r["split"] == "train"]
     for epoch in (1, 2):
         assert sum(r["count"] for r in train if r["epoch"] == epoch) == sum(corpus.train.lengths)
-    assert all({"loss", "fer", "lr", "grad_norm", "batch_ppl"} <= r.keys() for r in train)
+    assert all({"loss", "fer", "lr", "grad_norm"} <= r.keys() for r in train)
     for split, count in (("valid", sum(corpus.dev.lengths)), ("train_eval", 31 + 7 + 33)):
         some = [r for r in rows if r["split"] == split]
         assert len(some) == tiny_speech.epochs * tiny_speech.train.segments
@@ -181,16 +182,15 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
 
 def test_long_utterances_are_left_out_and_that_is_said(tiny_speech: SpeechConfig) -> None:
     limited = replace(tiny_speech, train=replace(tiny_speech.train, max_frames=30, piece_frames=0))
-    experiment = open_data(limited)
-    assert "3 of 12 (25.0%) left out: over 30 frames" in experiment.source
-    task = experiment.build(torch.device("cpu"))
-    lengths = [piece.length for batch in task.batches(0) for piece in batch]  # type: ignore[attr-defined]
+    task = SpeechTask.open(limited)
+    assert "3 of 12 (25.0%)" in task.source
+    lengths = [task.lengths["train"][i] for batch in task.batches("train") for i in batch]
     assert sorted(lengths) == [5, 7, 9, 12, 16, 18, 22, 25, 28]
-    fixed = [piece.length for piece in task.evaluator.fixed]  # type: ignore[attr-defined]
-    assert fixed == [12, 18, 16]  # three of these, evenly spread: 12 25 7 18 22 9 16 28 5
+    # Three of these, evenly spread: 12 25 7 18 22 9 16 28 5
+    assert task.lengths["train_eval"] == [12, 18, 16]
     none_left = replace(tiny_speech, train=replace(tiny_speech.train, max_frames=4))
     with pytest.raises(UserError, match=r"no training utterance of .* has at most 4 frames"):
-        open_data(none_left)
+        SpeechTask.open(none_left)
 
 
 def test_frame_wise_statistics_need_no_lucky_number_of_utterances(
@@ -200,12 +200,8 @@ def test_frame_wise_statistics_need_no_lucky_number_of_utterances(
     run_tiny(replace(tiny_speech, norm="frame", epochs=1, train=train), tmp_path)
     assert [row["count"] for row in rows_of(tmp_path) if row["split"] == "train"] == [246]
     train = replace(train, batch=2)  # 3 in the development set
-    evaluated = SpeechEvaluator(
-        replace(tiny_speech, norm="frame", train=train),
-        read_speech(tiny_speech.data),
-        torch.device("cpu"),
-    )
-    rows = list(evaluated.rows(_load(tmp_path), {"running": {}}, lambda: None))
+    task = SpeechTask(replace(tiny_speech, norm="frame", train=train))
+    rows = list(task.rows(_load(tmp_path), "valid", {"running": {}}))
     assert (rows[-1]["statistics"], rows[-1]["count"]) == ("batch", 66)
 
 
@@ -217,9 +213,9 @@ def test_evaluate_under_all_statistics(
     kinds = [(r["split"], r["statistics"]) for r in result["rows"]]
     assert kinds == [
         ("valid", "running"),
-        ("train_eval", "running"),
         ("valid", "recalibrated"),
         ("valid", "batch"),
+        ("train_eval", "running"),
     ]
     assert result["same_data"]
     keep(whole, result)
@@ -258,12 +254,12 @@ def test_evaluation_on_other_data_is_of_the_model_as_it_serves(
     monkeypatch.setattr("normrnn.engine.loop.better_kind", lambda _: "running")
     run_tiny(tiny_speech, tmp_path / "plain")
     (note,) = evaluate(tmp_path / "plain", other)["notes"]
-    assert note.startswith(f"recalibrated statistics are those of the training set of {other}")
-    monkeypatch.setattr("normrnn.speech.evaluation.training_batches", lambda *_, **__: [])
+    assert other in note
+    monkeypatch.setattr(SpeechTask, "calibration", lambda _: [])
     result = evaluate(tmp_path / "plain", other)
     kinds = {row["statistics"] for row in result["rows"]}
     assert kinds == {"running", "batch"}
-    assert result["notes"][0].startswith("no recalibrated statistics: no training utterance of")
+    assert other in result["notes"][0]
 
 
 @pytest.mark.parametrize("together", [1, 40, posteriors.FRAMES])
@@ -359,12 +355,15 @@ def test_devices_that_are_not_there(whole: Path, speech_dir: Path, tmp_path: Pat
 def test_bad_data_stops_training_with_a_sentence(
     tiny_speech: SpeechConfig, speech_dir: Path, tmp_path: Path
 ) -> None:
-    labels = speech_dir / "train" / "labels.ark"
-    content = bytearray(labels.read_bytes())
-    content[-4:] = (99).to_bytes(4, "little")
-    labels.write_bytes(content)
-    without_checksums(speech_dir)
-    with pytest.raises(UserError, match="a label of train11 is 99; there are 7 classes"):
+    summary, statistics = (
+        json.loads((speech_dir / f"{name}.json").read_text()) for name in ("summary", "statistics")
+    )
+    few = {**summary, "classes": 5}
+    counts = statistics["label_counts"][:5]
+    for name, values in (("summary", few), ("statistics", {**statistics, "label_counts": counts})):
+        del values["sha256"]
+        write_json(speech_dir / f"{name}.json", values)
+    with pytest.raises(UserError, match=r"a label of train.* is 5"):
         run_tiny(tiny_speech, tmp_path / "run")
     (speech_dir / "train" / "feats.ark").unlink()
     with pytest.raises(UserError, match=r"lacks feats\.ark"):
@@ -396,12 +395,9 @@ def test_norms_inside_the_steps_train_on_ragged_batches(
 def test_single_utterances_are_refused(tiny_speech: SpeechConfig) -> None:
     alone = replace(tiny_speech, train=replace(tiny_speech.train, batch=1))
     with pytest.raises(UserError, match=r"train\.batch must be at least 2"):
-        open_data(alone)
+        SpeechTask.open(alone)
 
 
 def test_commands_for_text_refuse_a_speech_run(whole: Path) -> None:
-    from normrnn.runs.store import RunDirectory
-    from normrnn.text.load import load
-
-    with pytest.raises(UserError, match="a run of librispeech-mini, not of a language model"):
-        load(RunDirectory(whole), torch.device("cpu"))
+    with pytest.raises(UserError, match="librispeech-mini, not of a language model"):
+        RunDirectory(whole).config(LanguageConfig)

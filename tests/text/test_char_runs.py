@@ -18,7 +18,8 @@ from normrnn.runs.load import load
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import EvaluationConfig, LanguageConfig
 from normrnn.text.sampling import Sampling, sample
-from normrnn.text.task import build_model
+from normrnn.text.task import LanguageTask
+from normrnn.text.vocabulary import Vocabulary
 from tests.tiny_runs import rows_of, run_tiny
 
 
@@ -53,7 +54,7 @@ def test_a_run_is_the_hand_written_loop(tiny_char: LanguageConfig, tmp_path: Pat
         symbols = json.loads((out / "vocabulary.json").read_text())["symbols"]
         ids = _ids(Path(config.data) / "train.txt", symbols)
         torch.manual_seed(config.seed)
-        model = build_model(config, len(symbols))
+        model = LanguageTask.network(config, vocabulary=Vocabulary(tuple(symbols), "char"))
         velocity = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
         losses = []
         whole = (len(ids) - 1) // 20
@@ -180,7 +181,7 @@ def test_evaluate_score_and_sample(
 
 def test_sampling_reads_the_second_half_again(tiny_char: LanguageConfig) -> None:
     config = replace(tiny_char, model=replace(tiny_char.model, time_steps=4), norm="hidden")
-    model = build_model(config, 9)
+    model = LanguageTask.network(config, vocabulary=Vocabulary(("<eos>", *"abcdefgh"), "char"))
     model(torch.randint(0, 9, (4, 6)))
     seen: list[int] = []
     model.rnn.register_forward_pre_hook(lambda _m, inputs: seen.append(len(inputs[0])))

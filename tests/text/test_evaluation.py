@@ -9,21 +9,32 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import normrnn
 from normrnn.engine.evaluate import evaluate
 from normrnn.engine.statistics import set_statistics, statistics_of, using
 from normrnn.errors import UserError
-from normrnn.text.config import LanguageConfig
-from normrnn.text.evaluation import population_of_windows, score, token_nats
+from normrnn.text.config import EvaluationConfig, LanguageConfig, TrainConfig
+from normrnn.text.corpus import Corpus
 from normrnn.text.model import LanguageModel
 from normrnn.text.sampling import Sampling, sample
-from normrnn.text.streams import Streams
+from normrnn.text.task import LanguageTask, token_nats
+from normrnn.text.vocabulary import Vocabulary
+from normrnn.text.windows import Streams
 from tests.tiny_runs import run_tiny
 
 
-def _never() -> None:
-    pass
+def task_on(ids: torch.Tensor, batch: int, steps: int, **options) -> LanguageTask:
+    """A task whose three texts are these ids."""
+    config = LanguageConfig(
+        recipe="ptb-small",
+        norm="frame" if batch > 1 else "none",
+        train=TrainConfig(batch=batch, steps=steps),
+        evaluation=EvaluationConfig(train_tokens=0, recalibrate_windows=3),
+        **options,
+    )
+    return LanguageTask(config, Corpus(ids, ids, ids, Vocabulary(("<eos>", *"abcdefgh"))))
 
 
 @pytest.fixture
@@ -53,7 +64,7 @@ def test_running_statistics_score_every_token_of_every_stream(
     model: LanguageModel, batch: int, steps: int
 ) -> None:
     ids = torch.randint(0, 9, (40,))
-    result = score(model, Streams(ids, batch), steps, _never)
+    result = task_on(ids, batch, steps).score(model, "valid")
     assert result.count == 39
     length, extra = divmod(39, batch)
     expected, at = 0.0, 0
@@ -61,44 +72,44 @@ def test_running_statistics_score_every_token_of_every_stream(
         n = length + (b < extra)
         expected += sum(_stepwise(model, ids[at : at + n + 1]))
         at += n
-    assert result.nats == pytest.approx(expected, rel=1e-5)
+    assert result.total == pytest.approx(expected, rel=1e-5)
 
 
 def test_batch_perplexity_is_the_mean_over_full_windows(model: LanguageModel) -> None:
     ids = torch.randint(0, 9, (4 * 11 + 3,))  # 46 positions: 4 streams of 11, two of them of 12
-    result = score(model, Streams(ids, 4), 5, _never, own_statistics=True)
+    result = task_on(ids, 4, 5).score(model, "valid", own_statistics=True)
     model.eval()
     state, ppls, nats = None, [], 0.0
-    streams = Streams(ids, 4)
+    windows = [window.read(ids) for window in Streams(47, 4, 5)]
+    assert [inputs.shape for inputs, _ in windows] == [(5, 4), (5, 4), (1, 4), (1, 2)]
     with torch.no_grad(), normrnn.batch_statistics(model):
-        for i in range(3):
-            window = streams.window(i, 5)
-            loss, state = model.loss(window.inputs, window.targets, state)
-            nats += loss.item()
-            ppls.append(math.exp(loss.item() / window.targets.numel()))
-        assert streams.tail is not None
-        assert state is not None
-        first = (state[0][:, :2].contiguous(), state[1][:, :2].contiguous())
-        nats += model.loss(streams.tail.inputs, streams.tail.targets, first)[0].item()
+        for inputs, targets in windows:
+            if state is not None:
+                state = tuple(s[:, : inputs.shape[1]].contiguous() for s in state)
+            logits, state = model(inputs, state)
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
+            nats += loss
+            ppls.append(math.exp(loss / targets.numel()))
     model.train()
-    assert result.batch_ppl == pytest.approx(sum(ppls[:2]) / 2)
-    assert result.nats == pytest.approx(nats)
+    assert result.batch_mean == pytest.approx(sum(ppls[:2]) / 2)
+    assert result.total == pytest.approx(nats)
     assert result.count == 46
 
 
 def test_batch_statistics_of_a_single_row_tail_fall_back(model: LanguageModel) -> None:
-    result = score(model, Streams(torch.randint(0, 9, (14,)), 4), 3, _never, own_statistics=True)
+    task = task_on(torch.randint(0, 9, (14,)), 4, 3)
+    result = task.score(model, "valid", own_statistics=True)
     assert result.count == 13
-    assert math.isfinite(result.nats)
+    assert math.isfinite(result.total)
 
 
 def test_evaluation_changes_neither_statistics_nor_the_random_state(model: LanguageModel) -> None:
     before = statistics_of(model)
-    streams = Streams(torch.randint(0, 9, (100,)), 4)
+    task = task_on(torch.randint(0, 9, (100,)), 4, 5)
     random = torch.get_rng_state()
-    score(model, streams, 5, _never)
-    score(model, streams, 5, _never, own_statistics=True)
-    population = population_of_windows(model, streams, 5, 3, _never)
+    task.score(model, "valid")
+    task.score(model, "valid", own_statistics=True)
+    population = task.population(model)
     with using(model, population):
         inside = statistics_of(model)["rnn.norm_l0.running_mean"]
         assert not torch.equal(inside, before["rnn.norm_l0.running_mean"])
@@ -112,17 +123,17 @@ def test_population_statistics_are_those_of_the_first_windows_without_dropout(
     model: LanguageModel,
 ) -> None:
     ids = torch.randint(0, 9, (100,))
-    streams = Streams(ids, 4)
-    population = population_of_windows(model, streams, 5, 3, _never)
+    population = task_on(ids, 4, 5).population(model)
     # First layer: column statistics of W_x x over the first 15 steps of every stream.
-    pre = model.embedding(streams.window(0, 15).inputs).flatten(0, 1) @ model.rnn.weight_ih_l0.T
+    inputs, _ = Streams(100, 4, 15)[0].read(ids)
+    pre = model.embedding(inputs).flatten(0, 1) @ model.rnn.weight_ih_l0.T
     torch.testing.assert_close(population["rnn.norm_l0.running_mean"], pre.mean(0))
     torch.testing.assert_close(population["rnn.norm_l0.running_var"], pre.var(0))
 
 
 def test_one_stream_token_by_token(model: LanguageModel) -> None:
     ids = torch.randint(0, 9, (30,))
-    nats = token_nats(model, Streams(ids, 1), 8)
+    nats = token_nats(model, task_on(ids, 4, 8).config, ids)
     model.train()
     torch.testing.assert_close(nats.tolist(), _stepwise(model, ids), rtol=1e-4, atol=1e-5)
 
@@ -171,16 +182,16 @@ def test_scoring_leaves_every_module_as_it_was(model: LanguageModel) -> None:
     """Also normalisers that were frozen, and also when it is stopped in the middle."""
     model.rnn.norm_l0.eval()
     before = {name: module.training for name, module in model.named_modules()}
-    streams = Streams(torch.randint(0, 9, (40,)), 4)
+    task = task_on(torch.randint(0, 9, (40,)), 4, 5)
 
     def stop() -> None:
         raise KeyboardInterrupt
 
     for own_statistics in (False, True):
-        score(model, streams, 5, _never, own_statistics=own_statistics)
+        task.score(model, "valid", own_statistics=own_statistics)
         with pytest.raises(KeyboardInterrupt):
-            score(model, streams, 5, stop, own_statistics=own_statistics)
-    token_nats(model, Streams(torch.randint(0, 9, (9,)), 1), 4)
+            task.score(model, "valid", stop, own_statistics=own_statistics)
+    token_nats(model, task.config, torch.randint(0, 9, (9,)))
     sample(model, [1], 3, Sampling(1), torch.Generator().manual_seed(0))
     assert {name: module.training for name, module in model.named_modules()} == before
 
@@ -221,4 +232,4 @@ def test_another_training_text_changes_nothing_about_the_model(
     run_tiny(plain, tmp_path / "plain")
     assert evaluate(tmp_path / "plain")["notes"] == []
     (note,) = evaluate(tmp_path / "plain", str(other))["notes"]
-    assert note.startswith("recalibrated statistics are those of the training set of ")
+    assert str(other) in note

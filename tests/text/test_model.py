@@ -88,10 +88,10 @@ def test_baseline_is_torchs_lstm_and_loss_is_the_cross_entropy_of_its_logits(nor
         plain.load_state_dict(model.rnn.state_dict())
         output, _ = plain(model.embedding(tokens))
         torch.testing.assert_close(logits, model.decoder(output))
-    nats, after = model.loss(tokens, targets)
+    loss = model.loss(tokens, targets)
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-    torch.testing.assert_close(nats, expected)
-    torch.testing.assert_close(after, state)
+    torch.testing.assert_close(loss.total, expected)
+    torch.testing.assert_close(loss.state, state)
 
 
 def test_state_dict_keys_do_not_change() -> None:
@@ -160,9 +160,9 @@ def test_loss_under_autocast(cell: Any, norm: str | None) -> None:
     torch.manual_seed(0)
     model = LanguageModel(11, hidden=8, cell=cell, norm=norm)
     tokens, targets = torch.randint(0, 11, (2, 5, 4))
-    expected = model.loss(tokens, targets)[0]
+    expected = model.loss(tokens, targets).total
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        nats = model.loss(tokens, targets)[0]
+        nats = model.loss(tokens, targets).total
     nats.backward()
     assert nats.item() == pytest.approx(expected.item(), rel=0.02)
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)

@@ -1,16 +1,10 @@
 """Symbols, their order, their limits."""
 
-from collections import Counter
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from normrnn.errors import UserError
-from normrnn.text import vocabulary
-from normrnn.text.config import TextConfig
-from normrnn.text.corpus import build_corpus
-from normrnn.text.files import Texts
 from normrnn.text.vocabulary import Vocabulary, tokens
 
 
@@ -71,19 +65,3 @@ def test_json_round_trip() -> None:
 def test_damaged_json(text: str) -> None:
     with pytest.raises(UserError, match="vocabulary file"):
         Vocabulary.from_json(text)
-
-
-def test_the_training_text_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuts: Counter[str] = Counter()
-
-    def counted(line: str, level: vocabulary.Level) -> list[str]:
-        cuts[line] += 1
-        return tokens(line, level)
-
-    monkeypatch.setattr(vocabulary, "tokens", counted)
-    texts = Texts(["a b b", "b a c"], ["a"], ["c c"], "here", "")
-    corpus = build_corpus(texts, TextConfig(max_vocab=4))
-    assert cuts == {"a b b": 1, "b a c": 1, "a": 1, "c c": 1}
-    assert corpus.vocabulary.symbols == ("b", "<eos>", "a", "<unk>")
-    assert corpus.train.tolist() == [2, 0, 0, 1, 0, 2, 3, 1]
-    assert corpus.test.tolist() == [3, 3, 1]

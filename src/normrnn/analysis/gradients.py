@@ -102,15 +102,15 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
     (layer,) = (m for m in model.modules() if isinstance(m, Normalised))
     _refuse(config, layer)
     measured: dict[str, dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
-    nats, count = 0.0, 0
+    total, count = 0.0, 0
     task.reset()
     batches = min(batches, task.updates(0))
     for index in range(batches):
         with watched(layer) as passes:
             loss = task.loss(0, index)
-        nats, count = nats + loss.nats.item(), count + loss.count
+        total, count = total + loss.total.item(), count + loss.count
         by_time = config.optimizer.loss == "sum_over_time"
-        scaled = loss.nats / (loss.sequences if by_time else loss.count)
+        scaled = loss.total / (loss.sequences if by_time else loss.count)
         (direct,) = torch.autograd.grad(scaled, passes[0].output, retain_graph=True)
         for name, series in _measure(passes[0], direct).items():
             for what, values in series.items():
@@ -121,7 +121,7 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
         "norm": config.norm,
         "seed": config.seed,
         "batches": batches,
-        "loss": nats / count,
+        "loss": total / count,
         "layers": layers,
     }
 

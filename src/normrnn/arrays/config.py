@@ -15,22 +15,14 @@ CLASSES = Measure(
     name="cross entropy",
     long="cross entropy in nats per target",
     axis="nats",
-    of=float,
-    digits=3,
-    log=False,
-    unit="targets",
-    held_out="valid",
     error_rate=("error", "error"),
 )
 VALUES = Measure(
     name="RMSE",
     long="root mean squared error",
-    axis="RMSE",
     of=lambda loss: math.sqrt(max(loss, 0.0)),
     digits=4,
     log=True,
-    unit="targets",
-    held_out="valid",
     brief=("RMSE", lambda loss: math.sqrt(max(loss, 0.0)), 4),
 )
 
@@ -86,9 +78,9 @@ class ArrayConfig(Config):
     """One complete experiment on arrays, as saved in `config.json`."""
 
     noun: ClassVar[str] = "a network on arrays"
-    task: ClassVar[str] = "normrnn.arrays.task"
+    task: ClassVar[str] = "normrnn.arrays.task:ArrayTask"
     data: str = ""
-    """File .npz with x, y and optionally lengths and groups; docs/arrays.md describes it."""
+    """File .npz with x, y and optionally lengths and groups; docs/guides/arrays.md describes it."""
     target: Suppress[Literal["", "classes", "values"]] = ""
     """Set by training: what y holds."""
     target_per: Suppress[Literal["", "sequence", "step"]] = ""

@@ -33,14 +33,14 @@ def run(arguments: list[str]) -> int:
             use: Import paths (module:name) of the recipe or norm of your own that the run has.
             path: Directory of the modules that import paths name.
         """
-        from normrnn.config.registry import task_of
+        from normrnn.engine.evaluate import show
         from normrnn.experiments.training import evaluate
         from normrnn.runs.environment import set_threads
         from normrnn.runs.store import RunDirectory
 
         set_threads(threads)
         result = evaluate(run, data, device=device, one_stream=one_stream, keep=False)
-        task_of(RunDirectory(run).config()).show(result, PlainConsole())
+        show(result, RunDirectory(run).config(), PlainConsole())
         if result["same_data"]:
             from normrnn.engine.evaluate import keep
 

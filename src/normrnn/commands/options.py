@@ -91,8 +91,8 @@ def import_named(arguments: list[str]) -> list[str]:
     normalisations by their own names."""
     path, result = _value(arguments, "--path"), list(arguments)
     for option in ("--use", "--norm", "--norms"):
-        given = _value(arguments, option)
-        names = given.split(",") if given else []
+        given = _value(arguments, option) or ""
+        names = given.split(",")
         own = {name: use(name, path) for name in names if is_import_path(name)}
         if own and option != "--use":
             text = ",".join(own.get(name, name) for name in names)

@@ -1,5 +1,6 @@
 """`normrnn score RUN FILE`."""
 
+import hashlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -42,22 +43,19 @@ def _score(run: Path, file: Path, show_lines: bool) -> None:
     from normrnn.runs.environment import named_device
     from normrnn.runs.store import RunDirectory
     from normrnn.text.config import LanguageConfig
-    from normrnn.text.evaluation import read_ids, token_nats, window_for_one_stream
-    from normrnn.text.files import read_lines
-    from normrnn.text.load import load
+    from normrnn.text.files import read_blocks
+    from normrnn.text.task import LanguageTask, token_nats
     from normrnn.text.vocabulary import UNKNOWN, tokens
 
     directory = RunDirectory(run)
-    model = load(directory, named_device("cpu"))
-    assert model.vocabulary is not None
+    config = directory.config(LanguageConfig)
+    model = LanguageTask.load(directory, named_device("cpu"))
     vocabulary = model.vocabulary
-    text = read_lines(file)
+    text = "".join(read_blocks(file, hashlib.sha256())).split("\n")[:-1]
     ids = torch.from_numpy(vocabulary.encode(text))
     # The end of an imagined line before the text, so that its first word is predicted too.
     before = torch.tensor([vocabulary.eos])
-    config = directory.config(LanguageConfig)
-    stream = read_ids(config, torch.cat([before, ids]), 1)
-    nats = token_nats(model, stream, window_for_one_stream(config))
+    nats = token_nats(model, config, torch.cat([before, ids]))
     if show_lines:
         counts = [len(tokens(line, vocabulary.level)) for line in text]
         for line, part in zip(text, nats.split(counts), strict=True):
@@ -88,13 +86,13 @@ def _score_input(run: Path) -> None:
     from normrnn.runs.store import RunDirectory
     from normrnn.text.config import LanguageConfig
     from normrnn.text.files import decoded
-    from normrnn.text.load import load
     from normrnn.text.reading import Reader
+    from normrnn.text.task import LanguageTask
     from normrnn.text.vocabulary import UNKNOWN
 
     directory = RunDirectory(run)
-    model, config = load(directory, named_device("cpu")), directory.config(LanguageConfig)
-    assert model.vocabulary is not None
+    config = directory.config(LanguageConfig)
+    model = LanguageTask.load(directory, named_device("cpu"))
     vocabulary = model.vocabulary
     carried = config.train.reading == "streams"
     reader = Reader(model, config.train.steps, carried, overlap=False)

@@ -32,27 +32,33 @@ class Measure:
     """How the loss of a task is shown."""
 
     name: str
-    long: str
-    axis: str
-    of: Callable[[float], float]
+    long: str = ""
+    """In words; default: the name."""
+    axis: str = ""
+    """Label of a picture's axis; default: the name."""
+    of: Callable[[float], float] = float
     """The figure of a loss in nats."""
-    digits: int
-    log: bool
+    digits: int = 3
+    log: bool = False
     """Whether a picture's axis is logarithmic."""
-    unit: str
+    unit: str = "targets"
     """What is counted: tokens, characters, frames."""
-    held_out: str
+    held_out: str = "valid"
     """The set that no gradient sees."""
     higher_is_better: bool = False
     """Whether larger figures are better; losses are always better the lower they are."""
-    mean_of_batches: bool = False
-    """Whether the mean of the mini-batches' figures, the authors' own, is shown as well."""
+    batch_mean: tuple[str, Callable[[float], float]] | None = None
+    """Key in rows of metrics.jsonl, and figure of a loss, whose mean over batches is shown too."""
     error_rate: tuple[str, str] | None = None
     """Key in rows of metrics.jsonl, and name, of the share of wrong predictions, where counted."""
     columns: Mapping[str, Callable[[float], float]] = field(default_factory=dict)
     """Further figures of the loss in every row of metrics.jsonl, by their key there."""
     brief: tuple[str, Callable[[float], float], int] | None = None
     """What a line has room for beside the loss: name, figure of a loss, digits."""
+
+    def __post_init__(self) -> None:
+        for name in ("long", "axis"):
+            object.__setattr__(self, name, getattr(self, name) or self.name)
 
     def text(self, loss: float | None) -> str:
         """The figure, or a dash."""
@@ -77,14 +83,5 @@ class Measure:
         return {**row, **{key: of(row["loss"]) for key, of in self.columns.items()}}
 
 
-NATS = Measure(
-    name="cross entropy",
-    long="cross entropy in nats",
-    axis="nats",
-    of=float,
-    digits=3,
-    log=False,
-    unit="targets",
-    held_out="valid",
-)
+NATS = Measure(name="cross entropy", long="cross entropy in nats", axis="nats")
 """Of a task that says nothing else."""

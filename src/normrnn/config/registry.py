@@ -1,8 +1,8 @@
 """The recipes and tasks that are known, without importing what trains them.
 
 A recipe is a function that returns a complete config. The config's class is the torch-free half of
-its task; its `task` names the module with the other half, imported when a network is built.
-`normrnn.recipes` registers the recipes of this package, and is imported when somebody asks.
+its task; its `task` names the class with the other half, imported when a network is built.
+`normrnn.recipes` registers the recipes of this package, and is imported when it is needed.
 """
 
 import difflib
@@ -41,7 +41,7 @@ def unregister(name: str) -> None:
 
 
 def recipes() -> Mapping[str, Callable[[], Config]]:
-    """Name -> function."""
+    """Return name -> function, those of this package first."""
     import_module(OURS)
     return _RECIPES
 
@@ -57,7 +57,7 @@ def recipe(name: str) -> Config:
 
 
 def read_config(values: Mapping[str, Any]) -> Config:
-    """The config that a run saved; its recipe's name says of which kind it is."""
+    """Return the config that a run saved, in the class of its recipe's config."""
     name = values.get("recipe") if isinstance(values, Mapping) else None
     if not isinstance(name, str) or name not in recipes():
         hint = ": name it with --use" if isinstance(name, str) and ":" in name else ""
@@ -106,7 +106,7 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 def config_class(values: Mapping[str, Any]) -> type[Config]:
     """Return the class of a config: its recipe's, or, of a recipe that is not known here, the first
-    that has most of its fields."""
+    that has all its fields."""
     if values.get("kind") == KIND:
         return FunctionConfig
     known = recipes()
@@ -115,17 +115,18 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
         return _kind(known[name])[0]
     given = flat(values).keys()
     kinds = [_kind(make) for make in known.values()]
-    return min(kinds, key=lambda kind: len(given - kind[1]))[0]
+    return next((kind for kind, fields in kinds if given <= fields), Config)
 
 
 @cache
 def _kind(make: Callable[[], Config]) -> tuple[type[Config], frozenset[str]]:
-    """The class and the fields of a recipe's config."""
+    """Return the class and the fields of a recipe's config."""
     config = make()
     return type(config), frozenset(flat(to_dict(config)))
 
 
 def task_of(config: Config) -> Any:
-    """The module that trains, loads and evaluates what a config describes: an
-    `engine.task.TaskModule`."""
-    return import_module(type(config).task)
+    """Return the class that trains, loads and evaluates what a config describes, a subclass of
+    `engine.task.Task`."""
+    module, _, name = type(config).task.partition(":")
+    return getattr(import_module(module), name)

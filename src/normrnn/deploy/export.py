@@ -87,6 +87,10 @@ def export(
         about = of_run(run)
     ours: Any = getattr(network, "plain_parts", None)
     parts: Any = None if ours is None else ours()
+    if example is None and hasattr(network, "example_inputs"):
+        example = network.example_inputs()  # type: ignore[operator]
+        if format == "program" and dynamic is None:
+            dynamic = network.dynamic_shapes()  # type: ignore[operator]
     if parts is not None and format in ("torch", "safetensors"):
         parts.recurrent.check()
     if parts is None and format in ("onnx", "program") and example is None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normrnn import norms
 from normrnn.nn import fold
 from normrnn.nn.base import Normalised
-from normrnn.nn.tools import as_ours
+from normrnn.nn.convert import as_ours
 
 
 def _advice() -> str:

@@ -69,8 +69,8 @@ class Portable:
             assert isinstance(layer, nn.RNNBase)
             modules[name] = Recurrent(layer).description("dropout")
         weights = {name: value.detach() for name, value in plain.state_dict().items()}
-        usage = _LENGTHS if any(layer.lengths_seen for layer in names.values()) else ""
-        usage += _RESETS if any(layer.resets_seen for layer in names.values()) else ""
+        usage = _LENGTHS if any(layer.takes_lengths for layer in names.values()) else ""
+        usage += _RESETS if any(layer.takes_resets for layer in names.values()) else ""
         return cls(modules, weights, own=True, usage=usage)
 
     def tensors(self) -> dict[str, Tensor]:

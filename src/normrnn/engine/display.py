@@ -24,7 +24,7 @@ class Status:
     loss: float
     count: int
     lr: float
-    fer: float | None = None
+    error_rate: float | None = None
     """Share of wrong predictions, where they are counted."""
 
 
@@ -84,7 +84,7 @@ class _Display:
     def _quality(self, status: Status) -> str:
         """Return the loss of a status, with its error rate where there is one."""
         key = (self.measure.error_rate or ("",))[0]
-        return self.measure.quality(status.loss, {key: status.fer}, 3)
+        return self.measure.quality(status.loss, {key: status.error_rate}, 3)
 
     def speed(self) -> str:
         """Tokens per second and time left, in words."""

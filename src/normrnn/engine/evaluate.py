@@ -1,12 +1,23 @@
-"""Everything that can be said about a trained run, for `normrnn evaluate`."""
+"""Evaluate a trained run, for `normrnn evaluate`."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from normrnn.config.base import Config
 from normrnn.config.registry import task_of
-from normrnn.engine.task import EvaluationOptions
+from normrnn.engine.statistics import StatisticsKind, Tensors, both_kinds
+from normrnn.engine.task import Task
+from normrnn.errors import UserError
+from normrnn.norms import statistics_shown
 from normrnn.runs.environment import named_device
 from normrnn.runs.names import EVALUATION
+from normrnn.runs.rows import finite_rows, left_out
 from normrnn.runs.store import RunDirectory
 from normrnn.seal import sealed_json
 
@@ -14,18 +25,86 @@ from normrnn.seal import sealed_json
 def evaluate(
     run: Path, data: str = "", device: str = "cpu", one_stream: bool = True
 ) -> dict[str, Any]:
-    """Evaluate the best model of `run`; what evaluation.json holds.
+    """Evaluate the best model of `run` on all splits under all statistics; the content of
+    evaluation.json.
 
-    `data` is where the data is now, if not where it was in training, or other data.
+    `data` is where the data is now, if not where it was in training, or other data. Without
+    `one_stream`, the rows that only an evaluation computes are left out.
     """
-    options = EvaluationOptions(data, named_device(device), one_stream)
-    directory = RunDirectory(run)
+    directory, place = RunDirectory(run), named_device(device)
     config = directory.config()
+    kind: type[Task] = task_of(config)
+    model, metadata = kind.restore(directory, place)
+    task = kind.open(replace(config, data=data or config.data), model)
+    task.device = place
+    kinds = _kinds(task, model, metadata)
+    rows = [row for split in task.splits for row in task.rows(model, split, kinds)]
+    if task.has_train_eval:
+        rows.append(task.row(task.score(model, "train_eval"), "train_eval", next(iter(kinds))))
+    rows += task.extra_rows(model, kinds) if one_stream else []
+    rows = [task.measure.row(row) for row in rows]
+    finite = finite_rows(rows)
+    if not finite:
+        raise UserError(f"the model of {run} gives no finite loss on {task.where}")
+    same = task.sha256 == config.data_sha256
+    more = task.extra_results(directory, finite)
+    notes = left_out(rows) + _notes(task, kinds, same) + more.pop("notes", [])
     about = {name: getattr(config, name) for name in ("recipe", "norm", "seed")}
-    about["model_sha256"] = directory.model_sha256()
-    return {**about, **task_of(config).evaluate(directory, options)}
+    about |= {"model_sha256": metadata["sha256"], "data_sha256": task.sha256, "same_data": same}
+    return {**about, "rows": finite, **more, "notes": notes}
+
+
+def _kinds(task: Task, model: Any, metadata: Mapping[str, str]) -> dict[StatisticsKind, Tensors]:
+    """Return the statistics to evaluate with; empty tensors are the model's own. A model saved with
+    recalibrated statistics does not have the running ones."""
+    if metadata.get("statistics") == "recalibrated":
+        return {"recalibrated": {}}
+    return both_kinds(task.population(model))
+
+
+def _notes(task: Task, kinds: Mapping[StatisticsKind, Tensors], same: bool) -> list[str]:
+    if not task.config.normalisation.keeps_statistics:
+        return []
+    if "recalibrated" not in kinds:
+        return [f"no recalibrated statistics: {task.where} has no training batch for them"]
+    if same or not kinds["recalibrated"]:
+        return []
+    return [f"recalibrated statistics are those of {task.where}, not of the run's training data"]
 
 
 def keep(run: Path, result: dict[str, Any]) -> None:
     """Write evaluation.json."""
     RunDirectory(run).write(EVALUATION, sealed_json(result))
+
+
+def show(result: Mapping[str, Any], config: Config, console: Console) -> None:
+    """Print an evaluation as a table that fits in 80 columns, and its notes."""
+    kind: type[Task] = task_of(config)
+    measure = config.own_measure
+    columns: dict[str, Any] = {
+        name: lambda row, name=name: str(row.get(name, "")) for name in kind.columns
+    }
+    columns[measure.unit] = lambda row: f"{row['count']:,}"
+    columns["loss"] = lambda row: f"{row['loss']:.4f}"
+    for name in measure.columns:
+        columns[name] = lambda row, name=name: f"{row[name]:.4f}"
+    if measure.of is not float:
+        columns[measure.name] = lambda row: f"{measure.of(row['loss']):,.{measure.digits + 1}f}"
+    if measure.error_rate:
+        key, name = measure.error_rate
+        columns[name] = lambda row: f"{row[key]:.2%}"
+    if measure.batch_mean:
+        mean = measure.batch_mean[0]
+        columns["mean of batches"] = lambda row: f"{row[mean]:,.2f}" if mean in row else ""
+    title = f"{result['recipe']}, norm {result['norm']}, seed {result['seed']}"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0)
+    for name in ("set", "statistics"):
+        table.add_column(name)
+    for name in columns:
+        table.add_column(name, justify="right")
+    for row in result["rows"]:
+        figures = (column(row) for column in columns.values())
+        table.add_row(row["split"], statistics_shown(result, row), *figures)
+    console.print(table)
+    for line in (*kind.summary(result), *result["notes"]):
+        console.print(line)

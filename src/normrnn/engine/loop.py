@@ -28,6 +28,8 @@ from normrnn.engine.ranks import (
 )
 from normrnn.engine.schedule import build_optimizer, clip_gradients, learning_rate
 from normrnn.engine.statistics import (
+    StatisticsKind,
+    Tensors,
     better_kind,
     both_kinds,
     set_statistics,
@@ -35,9 +37,9 @@ from normrnn.engine.statistics import (
     statistics_of,
     using,
 )
-from normrnn.engine.task import Loss, StatisticsKind, Task, Tensors
+from normrnn.engine.sums import RowSums
+from normrnn.engine.task import Loss, Task
 from normrnn.errors import UsageError, UserError
-from normrnn.runs.metrics import RowSums
 from normrnn.runs.names import CONFIG, MODEL
 from normrnn.runs.note import belongs
 from normrnn.runs.rows import Row
@@ -200,7 +202,7 @@ class Trainer:
             "progress": asdict(self.progress),
             "best": asdict(self.best),
             "best_running": self.best_running,
-            "sums": self.sums.to_dict(),
+            "sums": asdict(self.sums),
             "processes": self.ranks.size,
             "run": self.run_id,
             "model_sha256": self.model_sha256,
@@ -255,7 +257,7 @@ class Trainer:
             self.update()
             if progress.index % config.log_every == 0 or progress.index == end:
                 self._read()
-                self._write({"split": "train", **self.sums.row(self.measure.error_rate), "lr": lr})
+                self._write({"split": "train", **self.sums.row(self.measure), "lr": lr})
                 self.sums = RowSums()
             if progress.index < end and (
                 progress.updates % config.checkpoint_every == 0 or self._to_stop
@@ -291,7 +293,7 @@ class Trainer:
         self.optimizer.zero_grad()
         # Gradients are averaged over ranks, but each has a part of the sum.
         parts = loss.sequences if by_time else loss.count
-        objective = loss.nats if loss.objective is None else loss.objective
+        objective = loss.total if loss.objective is None else loss.objective
         (objective * self.ranks.size / parts).backward()
         norm = clip_gradients(self.parameters, config.optimizer.clip_norm)
         self.optimizer.step()
@@ -302,16 +304,16 @@ class Trainer:
         while len(self._unread) > keep:
             done = self._unread.popleft()
             loss = done.loss
-            nats, norm = loss.nats.item(), done.norm.item()
+            total, norm = loss.total.item(), done.norm.item()
             errors = None if loss.errors is None else int(loss.errors)
             if self.ranks.size > 1:
-                mine = nats, float(errors or 0), float(self.interrupt.requested)
-                nats, wrong, asked = self.ranks.total(mine)
+                mine = total, float(errors or 0), float(self.interrupt.requested)
+                total, wrong, asked = self.ranks.total(mine)
                 errors, self._agreed = None if errors is None else int(wrong), asked > 0
-            self._check_finite("loss", nats, done.number)
+            self._check_finite("loss", total, done.number)
             self._check_finite("gradient", norm, done.number)
-            self.sums.add(nats, loss.count, norm, errors)
-            self._status = self._status_of(nats, loss.count, errors)
+            self.sums.add(total, loss.count, norm, errors, self.measure)
+            self._status = self._status_of(total, loss.count, errors)
 
     def _validate(self) -> None:
         # Saved first: a run stopped in a long validation repeats only that.
@@ -320,12 +322,12 @@ class Trainer:
         progress = self.progress
         self.ranks.same_buffers(self.task.model)
         with self._evaluating():
-            validation = self.task.validate(self.interrupt.poll)
-        self._check_finite("validation loss", validation.loss, progress.updates)
-        for row in validation.rows:
+            rows, loss = self.task.validate(self.interrupt.poll)
+        self._check_finite("validation loss", loss, progress.updates)
+        for row in rows:
             self._write(row)
-        if validation.loss < self.best.loss:
-            self.best = Best(validation.loss, progress.epoch + 1, progress.updates)
+        if loss < self.best.loss:
+            self.best = Best(loss, progress.epoch + 1, progress.updates)
             self.best_running = {}
             self._write_model(self.task.model, "running")
         progress.validation_due = False
@@ -400,8 +402,6 @@ class Trainer:
     def _shared_loss(self) -> Callable[[int, int], Loss]:
         """The loss of this rank's share of a batch; its gradients are those of all ranks."""
         task, train, norm = self.task, self.config.train, self.config.normalisation
-        if not getattr(task, "shares_batches", False):
-            raise UserError(f"{type(self.config).noun} is trained by one process, not by several")
         pooled = train.sync_statistics and norm.keeps_statistics
         if pooled and not norm.sync:
             raise UsageError(
@@ -423,7 +423,7 @@ class Trainer:
             return nullcontext()
         return sharing_statistics(self.task.model)
 
-    def _status_of(self, nats: float, count: int, errors: int | None) -> Status:
+    def _status_of(self, total: float, count: int, errors: int | None) -> Status:
         progress = self.progress
         return Status(
             epoch=progress.epoch + 1,
@@ -431,10 +431,10 @@ class Trainer:
             seconds=progress.seconds,
             index=progress.index,
             epoch_updates=self.task.updates(progress.epoch),
-            loss=nats / count,
+            loss=total / count,
             count=count,
             lr=self.optimizer.param_groups[0]["lr"],
-            fer=None if errors is None else errors / count,
+            error_rate=None if errors is None else errors / count,
         )
 
 

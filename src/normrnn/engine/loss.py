@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normrnn.ops.softmax import Classified, classify
+from normrnn.engine.softmax import Classified, classify
 
 CHUNK_ROWS = 2048
 """Rows of logits held at once: a batch of long utterances needs no more memory than a short one."""

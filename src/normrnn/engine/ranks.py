@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from normrnn.engine.launch import STORE, rank_and_size
 from normrnn.errors import UserError
 from normrnn.nn.base import Normalised
-from normrnn.nn.batch import Normaliser
+from normrnn.nn.batchnorm import Normaliser
 from normrnn.norms import Norm
 from normrnn.runs.torchfile import load_torch_file
 
@@ -224,9 +224,9 @@ def sharing_statistics(model: nn.Module) -> Iterator[None]:
             module.sync = sync
 
 
-def nothing(model: nn.Module) -> Tensor:
-    """The loss, 0, of a rank that has no part of a batch: it meets the others in their statistics
-    all the same, and its gradients are there, all 0."""
+def empty_loss(model: nn.Module) -> Tensor:
+    """Return the loss, 0, of a rank without a share of a batch. It takes part in the others'
+    statistics, and its gradients are 0."""
     loss = sum((p.flatten()[:1] * 0).sum() for p in model.parameters() if p.requires_grad)
     for layer in model.modules():
         if isinstance(layer, Normalised):

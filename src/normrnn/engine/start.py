@@ -17,7 +17,7 @@ from normrnn.engine.display import Display, Nowhere
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Diverged, Trainer
 from normrnn.engine.ranks import Ranks, current, own_device, together
-from normrnn.engine.task import Experiment, Task
+from normrnn.engine.task import Task
 from normrnn.errors import UsageError, UserError
 from normrnn.nn.base import Normalised
 from normrnn.ops.native.library import library
@@ -56,24 +56,24 @@ def _train(
     ranks: Ranks,
 ) -> None:
     out = run.path
-    experiment = open_experiment(config)
-    if ranks.from_first(lambda: experiment.sha256) != experiment.sha256:
+    task = open_experiment(config)
+    if ranks.from_first(lambda: task.sha256) != task.sha256:
         raise UserError(f"process {ranks.rank} finds other data in {config.data} than the first")
     config = dataclasses.replace(
-        experiment.completed(config), data=experiment.where, shared_initialisation=True
+        task.completed(config), data=task.where, shared_initialisation=True
     )
     if ranks.first:
         run.create()
     with run.locked() if ranks.first else nullcontext():
-        values, checkpoint = ranks.from_first(lambda: _checkpoint(config, run, experiment, say))
+        values, checkpoint = ranks.from_first(lambda: _checkpoint(config, run))
         config = from_dict(type(config), values)
         if checkpoint and checkpoint["finished"] >= config.epochs:
             say(f"{out} is finished: {_epochs(config)}. A larger --epochs goes on from there.")
             return
-        say(f"data: {experiment.source}")
+        say(f"data: {task.source}")
         set_threads(config.threads)
         torch.manual_seed(config.seed)
-        task = experiment.build(device)
+        task.build(device)
         with Interrupt() as interrupt, display(config.epochs, config.own_measure) as view:
             trainer = Trainer(config, task, run, view, interrupt)
             if checkpoint:
@@ -93,17 +93,12 @@ def _train(
     say(f"{out} is finished: {_epochs(config)}.")
 
 
-def _checkpoint(
-    config: Config, run: RunDirectory, experiment: Experiment, say: Callable[[str], None]
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _checkpoint(config: Config, run: RunDirectory) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The config, as plain values, and the checkpoint to resume from, if any."""
     if not run.has(CONFIG):
         return to_dict(config), None
     saved, out = run.config(), run.path
     config = dataclasses.replace(config, shared_initialisation=saved.shared_initialisation)
-    if saved.data_sha256 == experiment.older_sha256 != experiment.sha256:
-        say(f"{out} was begun by an older version: its data is compared by the labels only")
-        config = dataclasses.replace(config, data_sha256=experiment.older_sha256)
     if trusted(out):  # what is damaged says nothing; the one before it is asked when it is read
         run.check_config(saved, (read_note(out) or {}).get("config"), CHECKPOINT)
     refuse_changes(saved, config, out)
@@ -157,9 +152,9 @@ def _quiet(_: str) -> None:
     """The first process speaks."""
 
 
-def open_experiment(config: Config) -> Experiment:
-    """The data of a config, found and read."""
-    return task_of(config).open_data(config)
+def open_experiment(config: Config) -> Task:
+    """Read the data of a config."""
+    return task_of(config).open(config)
 
 
 def refuse_changes(old: Config, new: Config, out: Path) -> None:

@@ -7,19 +7,19 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from normrnn.engine.task import StatisticsKind, Tensors
 from normrnn.errors import UserError
 from normrnn.nn import batch_statistics, recalibrate
-from normrnn.nn.tools import NothingFinite
+from normrnn.nn.recalibrate import NothingFinite
 from normrnn.runs.rows import Row
-from normrnn.runs.store import RunDirectory
 
+Tensors = dict[str, Tensor]
+StatisticsKind = Literal["running", "recalibrated", "batch"]
 BEST_VALID = "best_valid"
 """Split of the rows that the selected model gets on validation data at the end of a run."""
 
@@ -59,30 +59,9 @@ def better_kind(rows: Iterable[Row]) -> StatisticsKind:
     return "recalibrated" if recalibrated else "running"
 
 
-def kinds_of_run(
-    run: RunDirectory, population: Callable[[], Tensors]
-) -> dict[StatisticsKind, Tensors]:
-    """What a loaded model can be evaluated with; empty tensors stand for its own statistics.
-
-    A model that was saved with recalibrated statistics does not contain the running ones.
-    """
-    if run.saved_statistics == "recalibrated":
-        return {"recalibrated": {}}
-    return both_kinds(population())
-
-
 def both_kinds(population: Tensors) -> dict[StatisticsKind, Tensors]:
     """The model's own running statistics, and recalibrated ones if there are any."""
     return {"running": {}, "recalibrated": population} if population else {"running": {}}
-
-
-def recalibrated_elsewhere(
-    same_data: bool, kinds: Mapping[StatisticsKind, Tensors], where: object
-) -> list[str]:
-    """A note on recalibrated statistics taken over other data than the run was trained on."""
-    if same_data or not kinds.get("recalibrated"):
-        return []
-    return [f"recalibrated statistics are those of the training set of {where}, not of the run's"]
 
 
 @contextlib.contextmanager
@@ -97,7 +76,7 @@ def using(model: nn.Module, statistics: Tensors) -> Iterator[None]:
 
 
 def population_statistics(
-    model: nn.Module, batches: Iterable[Any], step: Callable[[nn.Module, Any], Tensor]
+    model: nn.Module, batches: Iterable[Any], step: Callable[[nn.Module, Any], Any]
 ) -> Tensors:
     """Recalibrated statistics over training batches, or its own of a network that has diverged;
     the model keeps its own."""

@@ -1,158 +1,459 @@
-"""The seam between the loop and an experiment: what a task must offer."""
+"""A task: a data set, a network and a measure. Training, evaluation and export know only this.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+A subclass reads its data in `__init__`, and defines how a network is made (`network`) and how
+sequences are read (`read`). Its config class names it as `task`, and says what the loss is shown
+as (`Config.measure`).
+"""
 
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any, Self
+
+import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from normrnn.config.base import Config
-from normrnn.runs.rows import Row
+from normrnn.config.measure import Measure
+from normrnn.engine.batches import shuffled_batches, sorted_batches
+from normrnn.engine.ranks import Ranks, current, empty_loss
+from normrnn.engine.ranks import evaluating as evaluating_ranks
+from normrnn.engine.statistics import (
+    BEST_VALID,
+    StatisticsKind,
+    Tensors,
+    both_kinds,
+    evaluating,
+    own_or_kept,
+    population_statistics,
+    using,
+)
+from normrnn.errors import UserError
+from normrnn.runs.environment import built
+from normrnn.runs.rows import Row, finite_rows
 from normrnn.runs.store import RunDirectory
 
 Poll = Callable[[], None]
 """Called between batches of an evaluation; raises when the run was asked to stop."""
-Tensors = dict[str, Tensor]
-StatisticsKind = Literal["running", "recalibrated", "batch"]
+State = tuple[Tensor, ...]
+"""What flows from batch to batch, each tensor (layers, B, H)."""
+Split = str
+""""train", "valid" and "test", and "train_eval": training data that is scored in eval mode."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Cross entropy of one batch, summed over `count` tokens or frames of `sequences` streams."""
+    """The loss of a batch, on the device: reading its value would wait for the device."""
 
-    nats: Tensor
-    count: int
-    sequences: int
+    total: Tensor
+    """Summed over the targets."""
     errors: Tensor | None = None
-    """Targets whose most probable class was wrong, where that is counted; on the device, as `nats`:
-    asking for the numbers would be to wait for it."""
+    """Number of wrong classes, where they are counted."""
     objective: Tensor | None = None
-    """What is differentiated instead of `nats`: the same loss in other units."""
+    """What is differentiated instead of `total`: the same loss in other units."""
+    state: State | None = None
+    """The state after the batch, of a network that carries one."""
+    count: int = 0
+    """Targets, on all ranks; set by the task."""
+    sequences: int = 0
+    """Sequences or streams, on all ranks; set by the task."""
 
 
 @dataclass(frozen=True)
-class Validation:
-    """Rows for metrics.jsonl, and the loss with running statistics, which selects the model."""
+class Batch:
+    """Sequences of a batch, or this rank's share of them."""
 
-    rows: list[Row]
-    loss: float
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Data that was found and read, and the task to train on it."""
-
-    where: str
-    """Its place, as config.json keeps it."""
-    sha256: str
-    """Stands for its content: a run goes on only with the same."""
-    older_sha256: str
-    """The same as older versions put it, for runs that they began."""
-    source: str
-    """The data in words."""
-    build: "Callable[[torch.device], Task]"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the config that the data determines."""
-
-    def completed(self, config: Config, sha256: str = "") -> Config:
-        """Return the config with the fields that the data determines, and a hash of it."""
-        return replace(config, data_sha256=sha256 or self.sha256, **self.settings)
+    inputs: Any
+    """None where the rank has no sequence of the batch."""
+    targets: Any
+    count: int
+    """Targets, on all ranks."""
+    sequences: int
+    """Sequences or streams, on all ranks."""
+    is_full: bool = True
+    """False for a remainder, which is left out of means over batches."""
 
 
 @dataclass(frozen=True)
-class EvaluationOptions:
-    """What `normrnn evaluate` was asked for."""
+class Score:
+    """The loss over a split."""
 
-    data: str
-    """Where the data is now, if not where it was in training; or other data."""
-    device: torch.device
-    one_stream: bool
-    """Also read a test text as one stream."""
-
-
-class Task(Protocol):
-    """An experiment as the loop sees it.
-
-    A batch is known by its epoch and number, so the position in the data needs no state of its
-    own; what does flow from batch to batch (a carried LSTM state) is in `state_dict`.
-    Evaluations change neither the model nor a random number generator. One with `shares_batches =
-    True` gives the loss of its rank's share of a batch, and can be trained by several processes.
-    """
+    total: float
+    count: int
+    errors: int | None
+    batch_mean: float
+    """Mean of the batches' figures, where the measure has one."""
 
     @property
-    def model(self) -> nn.Module:
-        """The network in training."""
-        ...
-
-    @property
-    def files(self) -> Mapping[str, bytes]:
-        """What a model needs beside its weights, by its name in the run directory."""
-        ...
-
-    def updates(self, epoch: int) -> int:
-        """Batches of this epoch (0-based)."""
-        ...
-
-    def reset(self) -> None:
-        """A segment begins: forget the carried state."""
-        ...
-
-    def loss(self, epoch: int, index: int) -> Loss:
-        """Differentiable loss of a batch; carries the state on."""
-        ...
-
-    def validate(self, poll: Poll) -> Validation:
-        """Rows of all validations due at the end of a segment."""
-        ...
-
-    def population(self, model: nn.Module, poll: Poll) -> Tensors:
-        """Recalibrated statistics of a model over training batches; empty if it keeps none."""
-        ...
-
-    def test(
-        self, model: nn.Module, kinds: Mapping[StatisticsKind, Tensors], poll: Poll
-    ) -> list[Row]:
-        """Rows of the selected model, splits `best_valid` and, where there is one, `test`.
-
-        One row for each kind of statistics; empty tensors stand for the model's own.
-        """
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What flows between batches, as plain values and tensors."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        ...
+    def loss(self) -> float:
+        """Loss per target."""
+        return self.total / self.count
 
 
-class TaskModule(Protocol):
-    """The module that a config class names as its `task`."""
-
-    def open_data(self, config: Any) -> Experiment:
-        """The data of a config, found and read."""
-        ...
-
-    def load(self, run: RunDirectory, device: torch.device) -> nn.Module:
-        """The best model of a run, in eval mode on the device."""
-        ...
-
-    def evaluate(self, run: RunDirectory, options: EvaluationOptions) -> dict[str, Any]:
-        """All that can be said about that model: the task's part of evaluation.json."""
-        ...
-
-    def exported_loss(self, run: RunDirectory, data: str, session: Any) -> float:
-        """Nats per target of the run's validation data, `data` if that moved, of its model as an
-        ONNX session. Only of tasks whose networks have `plain_parts`."""
-        ...
-
-    def show(self, result: Mapping[str, Any], console: Console) -> None:
-        """Print evaluation.json for a person."""
-        ...
+def hash_arrays(*arrays: Any) -> str:
+    """SHA-256 of the values, types and shapes of arrays or tensors."""
+    digest = hashlib.sha256()
+    for array in map(np.asarray, arrays):
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def never() -> None:
-    """A `Poll` of an evaluation that nobody but Ctrl-C itself asks to stop."""
+    """A `Poll` that never stops an evaluation."""
+
+
+class Task:
+    """Base class of tasks.
+
+    A batch is identified by its epoch and number, so resuming needs no state of the data; what
+    flows from batch to batch (a carried LSTM state) is in `state_dict`. Evaluations change neither
+    the model nor a random number generator.
+    """
+
+    splits: Sequence[Split] = ("valid",)
+    """Held-out splits; rows of the first select the model."""
+    has_train_eval = False
+    """Whether a split "train_eval" is scored at every validation."""
+    validates_all_statistics = False
+    """Whether validations use recalibrated and batch statistics too."""
+    per_step = True
+    """Whether every step of a sequence has a target, or every sequence one."""
+    carries_state = False
+    """Whether a batch starts from the state after the batch before it."""
+    pool = 1
+    """Training batches drawn together and sorted by length."""
+    calibration_batches = 50
+    """Training batches behind recalibrated statistics."""
+    columns: Sequence[str] = ()
+    """Further integer fields of rows that tables show."""
+    file_names: Sequence[str] = ()
+    """Names of the files that a network needs beside its weights."""
+    data_summary = ""
+    """Sizes of the data in one line."""
+    lengths: Mapping[str, Sequence[int]]
+    """Length of every sequence, by split."""
+    model: Any
+
+    def __init__(self, config: Any, sha256: str, where: str = "", source: str = "") -> None:
+        """`sha256` stands for the data: a run resumes only with the same. `where` is the data's
+        place as config.json keeps it, `source` a description."""
+        self.config = config
+        self.sha256 = sha256
+        self.where = where or config.data
+        self.source = source or self.where
+        self.settings: dict[str, Any] = {}
+        """Fields of the config that the data determines."""
+        self.files: dict[str, bytes] = {}
+        """Content of `file_names`."""
+        self.sizes: dict[str, Any] = {}
+        """Arguments of `network` that the data determines."""
+        self.device = torch.device("cpu")
+        self.ranks = current()
+        self.evaluating_ranks = evaluating_ranks(config.normalisation)
+        self.state: State | None = None
+        self._batches: tuple[int, Sequence[Any]] = (-1, ())
+
+    # The network
+
+    network: Any
+    """Called with the config and `sizes`; makes a network. That has `loss(inputs, targets) -> Loss`
+    (with a third argument, the state, if it carries one)."""
+
+    @classmethod
+    def saved_sizes(cls, weights: Tensors, files: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG003
+        """Return `sizes` of a saved network."""
+        return {}
+
+    def initialise(self, model: Any) -> None:
+        """Set buffers of a new network that depend on the data."""
+
+    def build(self, device: torch.device) -> Self:
+        """Make a new network on the device."""
+        self.device = device
+        model = built(partial(self.network, self.config, **self.sizes))
+        self.initialise(model)
+        self.model = model.to(device)
+        return self
+
+    @classmethod
+    def open(cls, config: Any, model: Any = None) -> Self:
+        """Read the data of a config; UserError if it does not fit the model to evaluate on it."""
+        task = cls(config)  # type: ignore[call-arg]
+        if model is not None:
+            task.check_model(model)
+        return task
+
+    def check_model(self, model: Any) -> None:
+        """Raise UserError if the data does not fit a network."""
+
+    @classmethod
+    def restore(cls, run: RunDirectory, device: torch.device) -> tuple[Any, dict[str, str]]:
+        """Return the best model of a run, in eval mode, and the header of its file."""
+        config, (weights, metadata) = run.config(), run.read_model()
+        files = {name: run.read(name) for name in cls.file_names}
+        for name, content in files.items():
+            if metadata.get(name) != hashlib.sha256(content).hexdigest():
+                raise UserError(f"{name} of {run.path} does not belong to its network")
+        model = built(partial(cls.network, config, **cls.saved_sizes(weights, files)))
+        run.fill(model, weights)
+        return model.to(device).eval(), metadata
+
+    @classmethod
+    def load(cls, run: RunDirectory, device: torch.device) -> Any:
+        """Return the best model of a run, in eval mode."""
+        return cls.restore(run, device)[0]
+
+    def completed(self, config: Config) -> Config:
+        """Return the config with the fields that the data determines, and the hash of the data."""
+        return replace(config, data_sha256=self.sha256, **self.settings)
+
+    # Batches
+
+    def read(self, split: Split, indices: list[int]) -> tuple[Any, Any]:
+        """Return inputs and targets of some sequences, longest first, on the task's device."""
+        raise NotImplementedError
+
+    def batches(self, split: Split, epoch: int = 0) -> Sequence[Any]:
+        """Return what identifies each batch of a split, in order: training batches of an epoch are
+        shuffled, others sorted by length."""
+        lengths, train = self.lengths[split], self.config.train
+        if split == "train":
+            seed = self.config.seed
+            return shuffled_batches(lengths, train.batch, self.pool, seed=seed, epoch=epoch)
+        return sorted_batches(lengths, train.batch)
+
+    def batch(self, split: Split, key: Any, ranks: Ranks) -> Batch:
+        """Read this rank's share of a batch: every `ranks.size`-th sequence by length."""
+        lengths = self.lengths[split]
+        ordered = sorted(key, key=lambda i: (lengths[i], i), reverse=True)
+        share = ordered[ranks.rank :: ranks.size] if ranks.rank < ranks.size else []
+        inputs, targets = self.read(split, share) if share else (None, None)
+        count = sum(lengths[i] for i in key) if self.per_step else len(key)
+        return Batch(inputs, targets, count, len(key))
+
+    # Training
+
+    def updates(self, epoch: int) -> int:
+        """Return the number of training batches of an epoch (0-based)."""
+        if self._batches[0] != epoch:
+            self._batches = epoch, self.batches("train", epoch)
+        return len(self._batches[1])
+
+    def reset(self) -> None:
+        """Forget the carried state: a segment begins."""
+        self.state = None
+
+    def loss(self, epoch: int, index: int) -> Loss:
+        """Return the differentiable loss of a training batch; carries the state on."""
+        self.updates(epoch)
+        key = self._batches[1][index]
+        batch = self.batch("train", key, self._sharing(key))
+        loss = self.forward(self.model, batch, self.state)
+        if loss.state is not None:
+            self.state = tuple(s.detach() for s in loss.state)
+        return replace(loss, state=None, count=batch.count, sequences=batch.sequences)
+
+    def forward(self, model: Any, batch: Batch, state: State | None = None) -> Loss:
+        """Return the loss of a batch under a network."""
+        if batch.inputs is None:
+            return Loss(empty_loss(model))
+        if self.carries_state:
+            return model.loss(batch.inputs, batch.targets, state)
+        return model.loss(batch.inputs, batch.targets)
+
+    def _sharing(self, key: Any) -> Ranks:
+        """Return the ranks that share a training batch. Where each normalises its own share by
+        time steps, one sequence has no statistics."""
+        ranks, config = self.ranks, self.config
+        pools = config.normalisation.pools
+        if ranks.size == 1 or config.train.sync_statistics or pools != "step":
+            return ranks
+        return replace(ranks, size=min(ranks.size, max(1, len(key) // 2)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what flows between batches, of all ranks."""
+        if self.state is None:
+            return {"state": None}
+        parts = [self.ranks.gathered(s.cpu()) for s in self.state]
+        return {"state": tuple(torch.cat(part, 1) for part in parts)}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from `state_dict`; ValueError if it does not fit."""
+        state = saved["state"]
+        if state is not None:
+            batch = self.config.train.batch
+            rnn = self.model.rnn
+            shape = (rnn.num_layers, batch, rnn.hidden_size)
+            if [s.shape for s in state] != [shape] * (1 + (rnn.mode == "LSTM")):
+                raise ValueError("its state has another size")
+            own = self.ranks.share(batch)
+            state = tuple(s[:, own].to(self.device).contiguous() for s in state)
+        self.state = state
+
+    # Evaluation
+
+    @property
+    def measure(self) -> Measure:
+        """What the loss is shown as."""
+        return self.config.own_measure
+
+    @torch.no_grad()
+    def score(
+        self, model: Any, split: Split, poll: Poll = never, *, own_statistics: bool = False
+    ) -> Score:
+        """Score a split in eval mode, with the model's statistics or each batch's own."""
+        return self.score_batches(model, split, self.batches(split), poll, own_statistics)
+
+    @torch.no_grad()
+    def score_batches(
+        self, model: Any, split: Split, keys: Iterable[Any], poll: Poll, own_statistics: bool
+    ) -> Score:
+        """Score some batches of a split."""
+        ranks, pools = self.evaluating_ranks, self.config.normalisation.pools
+        losses: list[float] = []
+        batches: list[Batch] = []
+        errors, counts_errors, state = 0, False, None
+        with evaluating(model):
+            for key in keys:
+                poll()
+                batch = self.batch(split, key, ranks)
+                if state is not None and batch.inputs is not None:
+                    # The streams of a shorter remainder are the first ones.
+                    state = tuple(s[:, : batch.inputs.shape[1]].contiguous() for s in state)
+                own = own_statistics and (batch.sequences > 1 or pools != "step")
+                with own_or_kept(model, own):
+                    loss = self.forward(model, batch, state)
+                state = loss.state if self.carries_state else None
+                losses.append(loss.total.item())
+                if loss.errors is not None:
+                    errors, counts_errors = errors + int(loss.errors), True
+                batches.append(replace(batch, inputs=None, targets=None))
+        *losses, wrong = ranks.total([*losses, errors])
+        figures = list(zip(losses, batches, strict=True))
+        full = [(x, b) for x, b in figures if b.is_full] or figures
+        _, figure = self.measure.batch_mean or ("", float)
+        mean = sum(figure(x / b.count) for x, b in full) / len(full)
+        count = sum(b.count for b in batches)
+        return Score(sum(losses), count, int(wrong) if counts_errors else None, mean)
+
+    def row_fields(self, split: Split) -> Row:  # noqa: ARG002
+        """Return further fields of the rows of a split."""
+        return {}
+
+    def row(self, score: Score, split: Split, statistics: StatisticsKind, **fields: Any) -> Row:
+        """Return a row of metrics.jsonl and evaluation.json."""
+        measure = self.measure
+        row: Row = {"split": split, "statistics": statistics, "loss": score.loss}
+        if measure.error_rate and score.errors is not None:
+            row[measure.error_rate[0]] = score.errors / score.count
+        row["count"] = score.count
+        if measure.batch_mean:
+            row[measure.batch_mean[0]] = score.batch_mean
+        return {**row, **self.row_fields(split), **fields}
+
+    def rows(
+        self,
+        model: Any,
+        split: Split,
+        kinds: Mapping[StatisticsKind, Tensors],
+        poll: Poll = never,
+        batch_statistics: bool = True,
+    ) -> Iterator[Row]:
+        """Yield a row per kind of statistics (empty tensors: the model's own), then one with each
+        batch's own, where these mean something."""
+        for kind, statistics in kinds.items():
+            with using(model, statistics):
+                yield self.row(self.score(model, split, poll), split, kind)
+        if batch_statistics and self.scores_batch_statistics(split):
+            score = self.score(model, split, poll, own_statistics=True)
+            yield self.row(score, split, "batch")
+
+    def scores_batch_statistics(self, split: Split) -> bool:
+        """Whether the loss with each batch's own statistics is meaningful: a network that predicts
+        its inputs must not see them, and one sequence has no statistics of a time step."""
+        norm = self.config.normalisation
+        if not norm.keeps_statistics or (norm.looks_ahead and self.config.predicts_inputs):
+            return False
+        return norm.pools != "step" or self.rows_at_once(split) > 1
+
+    def rows_at_once(self, split: Split) -> int:
+        """Return how many sequences of a split are scored together at most."""
+        return len(self.lengths[split])
+
+    def calibration(self) -> Iterable[Any]:
+        """Return the training batches behind recalibrated statistics."""
+        return self.batches("train", 0)
+
+    def population(self, model: Any, poll: Poll = never) -> Tensors:
+        """Return recalibrated statistics over training batches; empty for a network that keeps no
+        statistics, or without batches. The model keeps its own."""
+        if not self.config.normalisation.keeps_statistics:
+            return {}
+        some = list(islice(self.calibration(), self.calibration_batches))
+        state: State | None = None
+
+        def step(_: nn.Module, key: Any) -> None:
+            nonlocal state
+            poll()
+            batch = self.batch("train", key, self.evaluating_ranks)
+            if batch.inputs is None:
+                empty_loss(model)
+            elif hasattr(model, "features"):  # without the head
+                _, state = model.features(batch.inputs, state if self.carries_state else None)
+            else:
+                state = self.forward(model, batch, state).state
+
+        return population_statistics(model, some, step) if some else {}
+
+    def validate(self, poll: Poll) -> tuple[list[Row], float]:
+        """Return the rows of a validation, and the loss with running statistics, which selects the
+        model."""
+        model = self.model
+        every = self.validates_all_statistics
+        kinds = both_kinds(self.population(model, poll) if every else {})
+        rows = list(self.rows(model, self.splits[0], kinds, poll, batch_statistics=every))
+        loss = rows[0]["loss"]
+        if self.has_train_eval:
+            score = self.score(model, "train_eval", poll)
+            rows.append(self.row(score, "train_eval", "running"))
+        return finite_rows(rows), loss
+
+    def test(self, model: Any, kinds: Mapping[StatisticsKind, Tensors], poll: Poll) -> list[Row]:
+        """Return the rows of the selected model on the held-out splits; those of the first are
+        called `best_valid`."""
+        return finite_rows(
+            {**row, "split": BEST_VALID if split == self.splits[0] else split}
+            for split in self.splits
+            for row in self.rows(model, split, kinds, poll)
+        )
+
+    def extra_rows(self, model: Any, kinds: Mapping[StatisticsKind, Tensors]) -> list[Row]:  # noqa: ARG002
+        """Return rows that only `normrnn evaluate` computes, and that take time."""
+        return []
+
+    def extra_results(self, run: RunDirectory, rows: list[Row]) -> dict[str, Any]:  # noqa: ARG002
+        """Return further entries of evaluation.json; "notes" are added to the others."""
+        return {}
+
+    @classmethod
+    def summary(cls, result: Mapping[str, Any]) -> list[str]:  # noqa: ARG003
+        """Return what is printed of `extra_results`, in words."""
+        return []
+
+    @classmethod
+    def exported_loss(cls, run: RunDirectory, data: str, session: Any) -> float:
+        """Return the validation loss of a run's model as an ONNX session; `data` is where the data
+        is now."""
+        config = run.config()
+        task = cls.open(replace(config, data=data or config.data))
+        if task.sha256 != config.data_sha256:
+            raise UserError(f"{task.where} is not what the run was trained on")
+        return task.score(task.exported(session), task.splits[0]).loss
+
+    def exported(self, session: Any) -> nn.Module:  # noqa: ARG002
+        """Return a network with `loss` that runs an ONNX session."""
+        raise UserError(f"{self.config.noun} has no loss as an ONNX file")

@@ -17,7 +17,7 @@ from normrnn.errors import UsageError
 from normrnn.experiments.arrays import array_parts, write_arrays
 from normrnn.experiments.functions import compare_function
 from normrnn.experiments.jobs import RunJob, plan, run_jobs
-from normrnn.experiments.outcome import TemporaryFolder, conclude
+from normrnn.experiments.outcome import TemporaryFolder, check_report, conclude
 from normrnn.experiments.progress import Progress, watching
 from normrnn.experiments.training import configured, folder_name, log_names
 from normrnn.experiments.tuning import Tuning, tuned, tuning
@@ -28,7 +28,7 @@ from normrnn.runs.names import CONFIG
 from normrnn.runs.note import read_note
 
 if TYPE_CHECKING:
-    from normrnn.engine.task import Experiment
+    from normrnn.engine.task import Task
     from normrnn.reporting.result import Result
     from normrnn.reporting.study import RecordedStudy
 
@@ -196,11 +196,8 @@ def _check_counts(**counts: tuple[int, int]) -> None:
 
 def compare_recipe(config: Config, request: Request) -> "Result":
     """Train what was asked for, write the report and return the result."""
-    from normrnn.reporting.page import refuse_other
-    from normrnn.reporting.pictures import why_no_pictures
-
-    out, console, omitted = request.out, PlainConsole(), why_no_pictures()
-    refuse_other(out / "report.html")
+    out, console = request.out, PlainConsole()
+    omitted = check_report(out)
     if "tensorboard" in request.logs:
         from normrnn.engine.callbacks import require_tensorboard
 
@@ -231,7 +228,7 @@ def compare_recipe(config: Config, request: Request) -> "Result":
 
 
 def _tune(
-    config: Config, request: Request, wanted: Tuning, data: "Experiment", console: Console
+    config: Config, request: Request, wanted: Tuning, data: "Task", console: Console
 ) -> "tuple[dict[str, Any], RecordedStudy]":
     jobs = wanted.jobs(config, request.norms, request.out)
     each = "1 epoch" if wanted.epochs == 1 else f"{wanted.epochs} epochs"
@@ -241,7 +238,7 @@ def _tune(
     return chosen, study
 
 
-def _open_data(config: Config) -> "Experiment":
+def _open_data(config: Config) -> "Task":
     """Open the data before any run starts, so that a wrong --data or --device fails at once."""
     from normrnn.engine.start import open_experiment
     from normrnn.runs.environment import named_device
@@ -250,7 +247,7 @@ def _open_data(config: Config) -> "Experiment":
     return open_experiment(config)
 
 
-def _refuse_changes(jobs: Sequence[RunJob], data: "Experiment") -> None:
+def _refuse_changes(jobs: Sequence[RunJob], data: "Task") -> None:
     """UsageError if a run was begun with other settings or data, before any other is trained."""
     from normrnn.engine.start import refuse_changes
     from normrnn.runs.store import RunDirectory
@@ -291,7 +288,7 @@ def _refuse_untuned(jobs: Sequence[RunJob], wanted: Tuning, out: Path) -> None:
         )
 
 
-def _train(jobs: Sequence[RunJob], request: Request, data: "Experiment", console: Console) -> None:
+def _train(jobs: Sequence[RunJob], request: Request, data: "Task", console: Console) -> None:
     for job in jobs:
         job.config = replace(job.config, **data.settings)
         job.processes, job.options = request.processes, request.logs
@@ -306,7 +303,7 @@ def _train(jobs: Sequence[RunJob], request: Request, data: "Experiment", console
         run_jobs(jobs, workers, watch)
 
 
-def _updates(epochs: int, data: "Experiment", console: Console) -> int:
+def _updates(epochs: int, data: "Task", console: Console) -> int:
     """Count the updates of a run. Building its task finds data that cannot be trained on."""
     import torch
 

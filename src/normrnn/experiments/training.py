@@ -11,7 +11,7 @@ from normrnn.config.extensions import is_import_path, is_recipe, use_norms, use_
 from normrnn.config.extensions import use as use_name
 from normrnn.config.registry import recipe, with_settings
 from normrnn.engine.launch import rank_and_size
-from normrnn.errors import UsageError, UserError
+from normrnn.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -192,7 +192,7 @@ def load(
     from normrnn.runs.load import load as load_run
 
     import_names(use, path)
-    return load_run(getattr(run, "path", run), device)
+    return load_run(run if isinstance(run, str | Path) else run.path, device)
 
 
 def sample(
@@ -209,9 +209,9 @@ def sample(
     from normrnn.runs.environment import named_device
     from normrnn.runs.store import RunDirectory
     from normrnn.text.config import LanguageConfig
-    from normrnn.text.load import load as load_language_model
     from normrnn.text.sampling import Sampling
     from normrnn.text.sampling import sample as draw
+    from normrnn.text.task import LanguageTask
 
     if tokens < 1:
         raise UsageError(f"tokens must be at least 1, not {tokens}")
@@ -220,11 +220,9 @@ def sample(
     if seed is not None and not 0 <= seed < 2**32:
         raise UsageError(f"seed must lie in [0, 2**32), not {seed}")
     directory = RunDirectory(Path(run))
-    model = load_language_model(directory, named_device("cpu"))
-    vocabulary = model.vocabulary
-    if vocabulary is None:
-        raise UserError(f"{run} has no vocabulary")
     sampling = Sampling.of(directory.config(LanguageConfig), temperature)
+    model = LanguageTask.load(directory, named_device("cpu"))
+    vocabulary = model.vocabulary
     generator = torch.Generator()
     if seed is None:
         generator.seed()

@@ -3,13 +3,15 @@
 import torch
 
 from normrnn import norms
-from normrnn.nn.batch import Normaliser
+from normrnn.nn.batchnorm import Normaliser
 from normrnn.nn.cells import GRUCell, LSTMCell, RNNCell
-from normrnn.nn.initial import initialise
+from normrnn.nn.convert import convert, fold
+from normrnn.nn.init import initialise
 from normrnn.nn.layers import GRU, LSTM, RNN
+from normrnn.nn.recalibrate import batch_statistics, recalibrate
 from normrnn.nn.replacement import replace, replacing
-from normrnn.nn.tools import batch_statistics, convert, fold, recalibrate
-from normrnn.ops.statistics import Pool
+from normrnn.ops.backend import backend
+from normrnn.ops.sync import Pool
 
 __all__ = [
     "GRU",
@@ -19,6 +21,7 @@ __all__ = [
     "LSTMCell",
     "Normaliser",
     "RNNCell",
+    "backend",
     "batch_statistics",
     "convert",
     "fold",

@@ -9,17 +9,17 @@ from normrnn.nn import stack, tracing
 from normrnn.nn.normaliser import GateNorm
 from normrnn.nn.options import Device, Norm, Options
 from normrnn.nn.parameters import TORCH_MODULE
-from normrnn.ops.call import GATES, Cell
-from normrnn.ops.fold import Weights
+from normrnn.ops.call import CELLS, Weights
+from normrnn.ops.layout import Steps
 from normrnn.ops.loop import one_step
-from normrnn.ops.steps import Steps
 
 
 class NormalisedCell(nn.RNNCellBase):
-    """What the three cells share: torch's cell with a normaliser, ``norm``, instead of biases."""
+    """The base class of the cells: torch's cell with a normaliser, ``norm``, instead of biases."""
 
     norm: GateNorm | None
     bias_hn: Tensor | None
+    directions, weight_drop, zoneout = 1, 0.0, ()
 
     def __init__(
         self, options: Options, sizes: tuple[int, int], factory: dict[str, Any], layer: str
@@ -31,7 +31,7 @@ class NormalisedCell(nn.RNNCellBase):
                 f"step: use normrnn.{layer}, or norm='layer' or None"
             )
         bias = options.bias and not row.normalises  # else β is the bias
-        gates = GATES[options.mode]
+        gates = CELLS[options.mode].gates
         nn.RNNCellBase.__init__(self, *sizes, bias, gates, **factory)
         self.mode, self.bias = options.mode, options.bias
         self.norm = options.normaliser((gates * sizes[1], sizes[1], sizes[0]), factory)
@@ -46,7 +46,7 @@ class NormalisedCell(nn.RNNCellBase):
         nn.init.uniform_(parameter, -bound, bound)
 
     def reset_parameters(self) -> None:
-        """Weights as torch draws them; γ to its initial value, β to 0."""
+        """Draw weights as torch does; reset γ to its initial value and β to 0."""
         for _, parameter in self.named_parameters(recurse=False):
             self._draw(parameter)
         for normaliser in self.children():
@@ -54,7 +54,7 @@ class NormalisedCell(nn.RNNCellBase):
                 normaliser.reset_parameters()
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
-        """One step of (B, I) or (I,) from the state ``hx``; what torch's cell returns."""
+        """Run one step of (B, I) or (I,) from the state ``hx``; returns what torch's cell does."""
         if isinstance(input, torch.fx.Proxy):
             return tracing.leaf(self, input, hx)
         if self.norm is None:
@@ -75,16 +75,16 @@ class NormalisedCell(nn.RNNCellBase):
         return final if is_pair else final[0]
 
     def _step(self, norm: GateNorm, rows: Tensor, state: Any) -> Any:
-        cell = Cell(self.weight_hh, self.bias_hn)
+        weights, steps = Weights(self.weight_ih, self.weight_hh, self.bias_hn), Steps.dense(1, 1)
         if torch.jit.is_tracing():
-            plug = norm.plug(Steps.dense(1, 1))
-            assert plug is not None
-            return one_step(self.mode, rows, self.weight_ih, cell, state, plug)
+            own = norm.norm(norm.resolve(steps), steps)
+            return one_step(self.mode, rows, weights, state, own)
         if state is not None:
             state = tuple(s.unsqueeze(0) for s in state)
         self._check(rows, state)
-        one = stack.Stack(self.mode, 1, [Weights(self.weight_ih, cell)], [norm], 0.0, self.training)
-        _, final = stack.run(one, stack.Given(rows, Steps.dense(1, len(rows)), state, None), False)
+        steps = Steps.dense(1, len(rows))
+        parts = stack.Parts([weights], [norm], [norm.resolve(steps)])
+        _, final = stack.run(self, stack.Batch(rows, steps, state), parts)
         return tuple(s[0] for s in final)
 
     def _check(self, rows: Tensor, state: Any) -> None:
@@ -109,7 +109,7 @@ class NormalisedCell(nn.RNNCellBase):
         return super().extra_repr() + (", norm=None" if self.norm is None else "")
 
     def __prepare_scriptable__(self) -> Any:
-        """Torch's cell with the same parameters, for torch.jit.script."""
+        """Return torch's cell with the same parameters, for torch.jit.script."""
         if type(self).forward is not NormalisedCell.forward:
             return self
         if self.norm is not None:

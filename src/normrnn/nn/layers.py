@@ -2,99 +2,68 @@
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    overload,
+)
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.nn.base import Normalised
-from normrnn.nn.options import DEFAULT_NORM, Device, Norm, Options
+from normrnn.nn.options import DEFAULT_NORM, Device, Norm
 
-Lengths = Tensor | Sequence[int] | None
-Resets = Tensor | PackedSequence | None
 Arguments = ParamSpec("Arguments")
 Layer = TypeVar("Layer")
-
+State = TypeVar("State")
 
 if TYPE_CHECKING:  # the types of a call: padded in, padded out; packed in, packed out
 
-    class _OneState(Normalised):
-        """A layer whose state is h."""
-
+    class _Typed(Normalised, Generic[State]):
         @overload
         def forward(
             self,
             input: Tensor,
-            hx: Tensor | None = None,
-            lengths: Lengths = None,
-            resets: Resets = None,
-        ) -> tuple[Tensor, Tensor]: ...
+            hx: State | None = None,
+            lengths: Tensor | Sequence[int] | None = None,
+            resets: Tensor | PackedSequence | None = None,
+        ) -> tuple[Tensor, State]: ...
         @overload
         def forward(
             self,
             input: PackedSequence,
-            hx: Tensor | None = None,
-            lengths: Lengths = None,
-            resets: Resets = None,
-        ) -> tuple[PackedSequence, Tensor]: ...
+            hx: State | None = None,
+            lengths: None = None,
+            resets: Tensor | PackedSequence | None = None,
+        ) -> tuple[PackedSequence, State]: ...
         def forward(self, *args: Any, **kwargs: Any) -> Any: ...
         @overload
         def __call__(
             self,
             input: Tensor,
-            hx: Tensor | None = None,
-            lengths: Lengths = None,
-            resets: Resets = None,
-        ) -> tuple[Tensor, Tensor]: ...
+            hx: State | None = None,
+            lengths: Tensor | Sequence[int] | None = None,
+            resets: Tensor | PackedSequence | None = None,
+        ) -> tuple[Tensor, State]: ...
         @overload
         def __call__(
             self,
             input: PackedSequence,
-            hx: Tensor | None = None,
-            lengths: Lengths = None,
-            resets: Resets = None,
-        ) -> tuple[PackedSequence, Tensor]: ...
+            hx: State | None = None,
+            lengths: None = None,
+            resets: Tensor | PackedSequence | None = None,
+        ) -> tuple[PackedSequence, State]: ...
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    class _TwoStates(Normalised):
-        """A layer whose state is h and c."""
-
-        @overload
-        def forward(
-            self,
-            input: Tensor,
-            hx: tuple[Tensor, Tensor] | None = None,
-            lengths: Lengths = None,
-            resets: Resets = None,
-        ) -> tuple[Tensor, tuple[Tensor, Tensor]]: ...
-        @overload
-        def forward(
-            self,
-            input: PackedSequence,
-            hx: tuple[Tensor, Tensor] | None = None,
-            lengths: Lengths = None,
-            resets: Resets = None,
-        ) -> tuple[PackedSequence, tuple[Tensor, Tensor]]: ...
-        def forward(self, *args: Any, **kwargs: Any) -> Any: ...
-        @overload
-        def __call__(
-            self,
-            input: Tensor,
-            hx: tuple[Tensor, Tensor] | None = None,
-            lengths: Lengths = None,
-            resets: Resets = None,
-        ) -> tuple[Tensor, tuple[Tensor, Tensor]]: ...
-        @overload
-        def __call__(
-            self,
-            input: PackedSequence,
-            hx: tuple[Tensor, Tensor] | None = None,
-            lengths: Lengths = None,
-            resets: Resets = None,
-        ) -> tuple[PackedSequence, tuple[Tensor, Tensor]]: ...
-        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
+    _OneState = _Typed[Tensor]
+    _TwoStates = _Typed[tuple[Tensor, Tensor]]
 else:
     _OneState = _TwoStates = Normalised
 
@@ -158,34 +127,12 @@ class RNN(_OneState, nn.RNN):
         dropout_kind: Literal["element", "locked"] = "element",
         zoneout: tuple[float, float] = (0.0, 0.0),
     ):
+        arguments = dict(locals())
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(
                 f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'."
             )
-        Normalised.__init__(
-            self,
-            Options(
-                f"RNN_{nonlinearity.upper()}",
-                bias,
-                norm,
-                eps,
-                momentum,
-                affine,
-                track_running_stats,
-                gamma,
-                cell_norm,
-                time_steps,
-                sync,
-                process_group,
-                shrinkage,
-                weight_drop,
-                dropout_kind,
-                zoneout,
-            ),
-            (input_size, hidden_size, num_layers),
-            {"batch_first": batch_first, "dropout": dropout, "bidirectional": bidirectional},
-            {"device": device, "dtype": dtype},
-        )
+        Normalised.__init__(self, f"RNN_{nonlinearity.upper()}", arguments)
         self.nonlinearity = nonlinearity
 
     if TYPE_CHECKING:
@@ -211,23 +158,23 @@ class LSTM(_TwoStates, nn.LSTM):
             W_x Σ^{-1/2} (x − μ) + β over all rows; ``None`` or ``"none"`` is torch's layer.
             ``"layer"`` with ``input_size=1`` keeps only the sign of the input.
         peephole: ``"output"`` (the paper's W_co) or ``"all"``; diagonal.
-        forget_bias: what the forget gates' bias begins with, β's part or torch's two together;
-            None: as the rest.
+        forget_bias: initial bias of the forget gates, in β or in torch's two together; None: as
+            the other gates.
         eps, momentum, affine, track_running_stats: as in :class:`torch.nn.BatchNorm1d`.
-        gamma: initial γ; None: the norm's own, 1, of ``"recurrent"`` 0.1.
-        cell_norm: normalise c before tanh too (``"layer"``, ``"recurrent"``); None: the norm's
-            own, False, of ``"recurrent"`` True.
+        gamma: initial γ; None: 1, with ``"recurrent"`` 0.1.
+        cell_norm: normalise c before tanh too (``"layer"``, ``"recurrent"``); None: False, with
+            ``"recurrent"`` True.
         time_steps: keep test statistics for this many time steps (``"frame"``, ``"hidden"``,
             ``"recurrent"``).
         sync: pool the batch's statistics over ranks.
-        process_group: of these ranks; None: the default one. A copy has the same group, what
-            was pickled the default one.
+        process_group: of these ranks; None: the default one. A copy has the same group, a pickle
+            the default one.
         shrinkage: of the covariance towards its diagonal (``"whiten"``).
         weight_drop: share of W_h left out in training, one mask per call (DropConnect).
-        dropout_kind: where ``dropout`` acts, ``"element"`` (torch's) or ``"locked"``, one mask
-            per sequence.
-        zoneout: shares of h and of c that stay as they were in a step; in training by masks, at
-            test time the share itself.
+        dropout_kind: of ``dropout`` between layers: ``"element"`` (torch's) or ``"locked"``, one
+            mask per sequence.
+        zoneout: shares of h and of c that a step keeps; by masks in training, at test time by
+            the share itself.
 
     >>> import torch
     >>> layer = LSTM(8, 16, num_layers=2, bidirectional=True)
@@ -268,37 +215,7 @@ class LSTM(_TwoStates, nn.LSTM):
         dropout_kind: Literal["element", "locked"] = "element",
         zoneout: tuple[float, float] = (0.0, 0.0),
     ):
-        Normalised.__init__(
-            self,
-            Options(
-                "LSTM",
-                bias,
-                norm,
-                eps,
-                momentum,
-                affine,
-                track_running_stats,
-                gamma,
-                cell_norm,
-                time_steps,
-                sync,
-                process_group,
-                shrinkage,
-                weight_drop,
-                dropout_kind,
-                zoneout,
-            ),
-            (input_size, hidden_size, num_layers),
-            {
-                "batch_first": batch_first,
-                "dropout": dropout,
-                "bidirectional": bidirectional,
-                "proj_size": proj_size,
-            },
-            {"device": device, "dtype": dtype},
-            peephole,
-            forget_bias,
-        )
+        Normalised.__init__(self, "LSTM", locals())
 
     if TYPE_CHECKING:
 
@@ -311,7 +228,7 @@ class GRU(_OneState, nn.GRU):
     With the default, ``norm="sequence"``, outputs depend on *later* frames of the batch while
     training. For causal models choose ``"frame"``, ``"layer"`` or ``None``.
 
-    The candidate's recurrent bias, inside r ⊙ (W_h h + b), is not β's to replace: it stays, as
+    β does not replace the candidate's recurrent bias, inside r ⊙ (W_h h + b), which is
     ``bias_hn_l0``. The arguments on top of torch's own are those of :class:`LSTM`, without
     ``peephole`` and ``forget_bias``.
 
@@ -348,30 +265,7 @@ class GRU(_OneState, nn.GRU):
         dropout_kind: Literal["element", "locked"] = "element",
         zoneout: tuple[float, float] = (0.0, 0.0),
     ):
-        Normalised.__init__(
-            self,
-            Options(
-                "GRU",
-                bias,
-                norm,
-                eps,
-                momentum,
-                affine,
-                track_running_stats,
-                gamma,
-                cell_norm,
-                time_steps,
-                sync,
-                process_group,
-                shrinkage,
-                weight_drop,
-                dropout_kind,
-                zoneout,
-            ),
-            (input_size, hidden_size, num_layers),
-            {"batch_first": batch_first, "dropout": dropout, "bidirectional": bidirectional},
-            {"device": device, "dtype": dtype},
-        )
+        Normalised.__init__(self, "GRU", locals())
 
     if TYPE_CHECKING:
 

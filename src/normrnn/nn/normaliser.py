@@ -1,38 +1,74 @@
-"""What every normaliser offers the layers."""
+"""What every normaliser offers the layers, and the statistics that a forward pass uses."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
-from normrnn.nn.loading import CONVERT, Hinting
-from normrnn.ops.call import Plug
-from normrnn.ops.fold import Weights
+from normrnn.nn import tracing
+from normrnn.ops.call import Norm, Weights
+from normrnn.ops.layout import Steps
 from normrnn.ops.statistics import Statistics
-from normrnn.ops.steps import Steps
+from normrnn.ops.sync import Pool
 
-OTHERS = {"hidden", "per_step", "inside", "momentum", "track_running_stats", "time_steps", "sync"}
-OTHERS |= {"cell_norm", "inputs", "shrinkage", "process_group"}
-"""What the layers give every normaliser, needed or not."""
+_ALL_OPTIONS = {
+    *("hidden", "per_step", "inside", "momentum", "track_running_stats", "time_steps", "sync"),
+    *("cell_norm", "inputs", "shrinkage", "process_group"),
+}
+"""Options that the layers pass to every normaliser, needed or not."""
 
 
-class GateNorm(Hinting):
-    """γ and β over the C = G·H gate inputs of one layer and direction, and nothing else yet.
+class Mode(NamedTuple):
+    """What a forward pass does with statistics."""
 
-    A normalisation of the input transition overrides ``forward``; one that acts inside the steps,
-    or that a kernel knows, gives a ``plug``. Arguments that one does not need, as ``momentum`` of
-    one without statistics, it ignores, so that all are made alike.
+    batch: bool
+    """Normalise with the batch's own statistics; else with those of test time."""
+    update: bool = False
+    """Update the running statistics."""
+    population: Any = None
+    """Accumulate the batch's statistics here."""
+
+
+TRAIN, BATCH, TEST = Mode(batch=True, update=True), Mode(batch=True), Mode(batch=False)
+
+
+class Resolved(NamedTuple):
+    """The state of a normaliser, resolved once per forward pass."""
+
+    mode: Mode = TEST
+    """With ``batch=False`` where every group of rows has a single row."""
+    is_single_row: bool = False
+    """Whether batch statistics are replaced by running ones, for lack of rows."""
+    is_linear: bool = False
+    """Whether the pass is that of plain weights, see :meth:`GateNorm.change_weights`."""
+    is_always_weights: bool = False
+    """Whether nothing else than changed weights expresses it."""
+    needs_call: bool = False
+    """Whether ``forward`` has to be called, on gate inputs: for hooks, or ranks to pool over."""
+    pool: Pool | None = None
+
+
+class GateNorm(nn.Module):
+    """γ and β over the C = G·H gate inputs of one layer and direction.
+
+    A normalisation of the input transition overrides ``forward``. One that the recurrence knows
+    overrides ``resolve`` and ``norm``; one that is a change of weights ``change_weights``. Options
+    that a normaliser does not need, as ``momentum`` without statistics, it ignores.
 
     Shapes: ``weight`` (γ) and ``bias`` (β) are (C,).
     """
 
     weight: Tensor | None
     bias: Tensor | None
-    compiled_at_test_time = False
-    """Whether the compiled recurrence takes its statistics of test time as they are."""
+    is_native_at_test_time = False
+    """Whether the compiled kernels take its test statistics as they are."""
     needs_eigenvectors = False
-    """Whether a graph of it needs eigenvectors, which ONNX has not."""
+    """Whether a graph of it needs eigenvectors, which ONNX does not have."""
 
     def __init__(
         self,
@@ -47,65 +83,68 @@ class GateNorm(Hinting):
         **others: Any,
     ):
         super().__init__()
-        if unknown := others.keys() - OTHERS:
+        if unknown := others.keys() - _ALL_OPTIONS:
             raise TypeError(f"{type(self).__name__} got an unexpected argument {min(unknown)!r}")
         self.channels, self.eps, self.gamma = channels, eps, gamma
-        self._vector("weight", channels, affine, device, dtype)
-        self._vector("bias", channels, affine and bias, device, dtype)
+        self._add_vector("weight", channels, affine, device, dtype)
+        self._add_vector("bias", channels, affine and bias, device, dtype)
 
-    def _vector(self, name: str, size: int, wanted: bool, device: Any, dtype: Any) -> None:
-        """A parameter that starts, as all of them, at γ's or β's initial value; or None."""
+    def _add_vector(self, name: str, size: int, wanted: bool, device: Any, dtype: Any) -> None:
+        """Register a parameter with γ's or β's initial value, or None."""
         start = 0.0 if name.startswith("bias") else self.gamma
         value = nn.Parameter(torch.full((size,), start, device=device, dtype=dtype))
         self.register_parameter(name, value if wanted else None)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """γ to its initial value, β to 0."""
+        """Reset γ to its initial value and β to 0."""
         for name, parameter in self.named_parameters(recurse=False):
             parameter.fill_(0.0 if name.startswith("bias") else self.gamma)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, eps={self.eps}"
 
-    def _hint(self, state_dict: Mapping[str, Any], prefix: str) -> str:
-        given = any(key.startswith(prefix) for key in state_dict)
-        return CONVERT if prefix.endswith(("norm_l0.", "norm.")) and not given else ""
-
     def forward(self, rows: Tensor, steps: Steps) -> Tensor:
-        """Normalises gate inputs (N, C) before the recurrence."""
+        """Normalise gate inputs (N, C) before the recurrence."""
         raise NotImplementedError(f"{type(self).__name__} acts inside the recurrence")
 
-    def plug(self, steps: Steps) -> Plug | None:  # noqa: ARG002
-        """What the recurrence itself does; None: ``forward`` has to be called."""
-        return None
+    def resolve(self, steps: Steps) -> Resolved:  # noqa: ARG002
+        """Resolve what the next forward pass does."""
+        return Resolved(needs_call=True)
 
-    def mapped(
+    def norm(self, resolved: Resolved, steps: Steps) -> Norm:
+        """Return the normalisation that the recurrence computes."""
+        raise NotImplementedError
+
+    def change_weights(
         self,
-        rows: Tensor,  # noqa: ARG002
-        steps: Steps,  # noqa: ARG002
-        weights: Weights,  # noqa: ARG002
-        known: dict[Any, Any],  # noqa: ARG002
-    ) -> Weights | None:
-        """Plain weights that do to these rows (N, I) what the normalisation does; None: it is no
-        such map. Directions of a layer share ``known``."""
-        return None
+        resolved: Resolved,
+        rows: Tensor,
+        steps: Steps,
+        weights: Weights,
+        shared: dict[Any, Any],
+    ) -> Weights:
+        """Return plain weights that do to these rows (N, I) what the normalisation does.
 
-    def observe(self, batch: Statistics) -> None:
-        """Takes the statistics that the recurrence measured."""
+        ``shared`` is for results that the directions of a layer have in common.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is no change of weights")
 
-    def is_alone(self, steps: Steps) -> bool:  # noqa: ARG002
-        """Whether batch statistics were wanted, and every one would be that of a single row."""
-        return False
+    def folded(self, weights: Weights) -> Weights:
+        """Return plain weights of the same eval output."""
+        raise NotImplementedError(f"{type(self).__name__} does not fold")
+
+    def observe(self, mode: Mode, batch: Statistics) -> None:
+        """Take the statistics that the recurrence measured."""
 
     @property
-    def meets_others(self) -> bool:
+    def waits_for_ranks(self) -> bool:
         """Whether the next pass pools its statistics with other ranks."""
         return False
 
     @property
-    def never_updated(self) -> bool:
-        """Whether it keeps statistics, and they are still those it began with."""
+    def was_never_updated(self) -> bool:
+        """Whether it keeps statistics that still have their initial values."""
         return False
 
     @property
@@ -113,23 +152,9 @@ class GateNorm(Hinting):
         """Whether the next pass neither uses nor measures the statistics of the batch."""
         return True
 
-    @property
-    def is_fixed_map(self) -> bool:
-        """Whether the next pass is that of plain weights, those of ``folded``."""
-        return False
 
-    @property
-    def is_batch_map(self) -> bool:
-        """The same, of weights that depend on the batch."""
-        return False
-
-    def folded(self, weights: Weights) -> Weights:
-        """Plain weights of the same eval output."""
-        raise NotImplementedError(f"{type(self).__name__} does not fold")
-
-
-class OfBothTransitions(GateNorm):
-    """With a γ of its own for W_h h and, with ``cell_norm``, γ and β of the LSTM's c.
+class TransitionsNorm(GateNorm):
+    """A γ for W_x x, another for W_h h and, with ``cell_norm``, γ and β of the LSTM's c.
 
     Shapes: ``weight`` (γ_x), ``gamma_hh`` (γ_h) and ``bias`` (β) are (C,); with ``cell_norm``
     ``weight_c`` and ``bias_c``, of c before tanh, (H,).
@@ -152,19 +177,129 @@ class OfBothTransitions(GateNorm):
         super().__init__(channels, affine=affine, bias=bias, **options)
         self.cell_norm = cell_norm
         where = options.get("device"), options.get("dtype")
-        self._vector("gamma_hh", channels, affine, *where)
-        self._vector("weight_c", hidden, affine and cell_norm, *where)
-        self._vector("bias_c", hidden, affine and bias and cell_norm, *where)
+        self._add_vector("gamma_hh", channels, affine, *where)
+        self._add_vector("weight_c", hidden, affine and cell_norm, *where)
+        self._add_vector("bias_c", hidden, affine and bias and cell_norm, *where)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}{', cell_norm=True' if self.cell_norm else ''}"
 
 
-def watched(module: nn.Module) -> bool:
-    """Whether somebody waits for what its ``forward`` returns."""
+class StatisticalNorm(GateNorm):
+    """A normaliser that keeps statistics for test time.
+
+    In training it uses the batch's statistics and updates the running ones; in eval mode it uses
+    the running ones (the batch's own if there are none, as torch's BatchNorm does).
+    """
+
+    running_mean: Tensor | None
+    num_batches_tracked: Tensor | None
+    time_steps: int | None = None
+
+    def reset_parameters(self) -> None:
+        """Reset γ to its initial value, β to 0, and the statistics."""
+        super().reset_parameters()
+        self.reset_running_stats()
+
+    def reset_running_stats(self) -> None:
+        """Reset to mean 0 and variance 1."""
+        raise NotImplementedError
+
+    @property
+    def mode(self) -> Mode:
+        """What the next forward pass does with statistics."""
+        mode = TRAIN if self.training else TEST
+        if _active:
+            mode = _requested.get().get(self, mode)
+        if self.running_mean is None:
+            mode = mode._replace(batch=True, update=False)
+        return mode
+
+    @property
+    def is_fixed(self) -> bool:
+        mode = self.mode
+        return not mode.batch and mode.population is None
+
+    @property
+    def was_never_updated(self) -> bool:
+        tracked = self.num_batches_tracked
+        if tracked is None or tracked.is_meta or torch.compiler.is_compiling():
+            return False  # a graph cannot depend on the values of a buffer
+        return not bool(tracked.any())
+
+    def population(self, shared: bool = False) -> Any:
+        """Return an empty population for these statistics; ``shared``: all time steps as one."""
+        raise NotImplementedError
+
+    def share(self) -> None:
+        """Replace slots per time step by one for all, to be filled by ``adopt``."""
+        raise NotImplementedError
+
+    def adopt(self, population: Any) -> None:
+        """Make population statistics the running ones."""
+        raise NotImplementedError
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Whether a hook expects ``forward`` to be called."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
-        or nn.modules.module._global_forward_hooks
-        or nn.modules.module._global_forward_pre_hooks
+        or torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
     )
+
+
+# The modes that `batch_statistics` and `recalibrate` request are private to a thread: another
+# thread that runs the same model does not see them. Compilers do not read context variables, so
+# compiled models run eagerly while any mode is requested.
+_requested: ContextVar[Mapping[nn.Module, Mode]] = ContextVar("modes", default={})  # noqa: B039
+_active = 0
+"""Requests in all threads."""
+_compile_again: Callable[[], Any] | None = None
+_lock = Lock()
+
+
+@contextmanager
+def requesting(modes: Mapping[nn.Module, Mode]) -> Iterator[None]:
+    """Run these normalisers in these modes, in this thread."""
+    token = _requested.set({**_requested.get(), **modes})
+    _begin()
+    try:
+        yield
+    finally:
+        _end()
+        _requested.reset(token)
+
+
+def _begin() -> None:
+    global _active, _compile_again
+    with _lock:
+        if _compile_again is None:
+            _compile_again = tracing.run_eagerly()
+        _active += 1
+
+
+def _end() -> None:
+    global _active, _compile_again
+    with _lock:
+        _active -= 1
+        if not _active and _compile_again is not None:
+            again, _compile_again = _compile_again, None
+            again()
+
+
+@contextmanager
+def collecting(
+    normalisers: Sequence[StatisticalNorm], use: bool = True, shared: bool = False
+) -> Iterator[list[Any]]:
+    """Accumulate batch statistics in populations.
+
+    Args:
+        use: also normalise with them.
+        shared: all time steps as one, also where there is a slot for each.
+    """
+    populations = [n.population(shared) for n in normalisers]
+    modes = [Mode(batch=use, population=p) for p in populations]
+    with requesting(dict(zip(normalisers, modes, strict=True))):
+        yield populations

@@ -1,8 +1,8 @@
-"""The arguments that come on top of torch's, and what they may be."""
+"""The arguments of the layers on top of torch's, and their checks."""
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,7 @@ Device = torch.device | str | int | None
 
 
 class _NotGiven(str):
-    """The default norm, told from one that the user named by identity."""
+    """The default norm, distinguished by identity from one that the user gave."""
 
 
 DEFAULT_NORM: Any = _NotGiven("sequence")
@@ -72,7 +72,7 @@ class Options:
         if not 0 <= self.weight_drop < 1:
             raise ValueError(f"weight_drop must lie in [0, 1), got {self.weight_drop}")
         if not isinstance(self.zoneout, Sequence):
-            raise ValueError(f"zoneout is a pair, of h and of c, got {self.zoneout}")
+            raise ValueError(f"zoneout must be a pair, for h and for c, got {self.zoneout}")
         if len(self.zoneout) != 2 or not all(0 <= share < 1 for share in self.zoneout):
             raise ValueError(f"zoneout must be two numbers in [0, 1), got {self.zoneout}")
         if self.mode != "LSTM" and self.zoneout[1]:
@@ -87,7 +87,7 @@ class Options:
             able = _either(n for n in _rows() if n.sync)
             raise ValueError(f"sync=True does not work with norm={self.norm!r}: use {able}")
         if self.process_group is not None and not self.sync:
-            raise ValueError("process_group= says over which ranks sync=True pools: pass both")
+            raise ValueError("process_group= needs sync=True: pass both")
         if steps is not None and not row.takes_time_steps:
             able = _either(n for n in _rows() if n.takes_time_steps)
             raise ValueError(
@@ -100,7 +100,7 @@ class Options:
 
     @property
     def row(self) -> norms.Norm:
-        """What the table says of the norm."""
+        """The row of the table."""
         if self.norm not in (None, *(row.name for row in _rows())):
             choices = ", ".join([*(repr(row.name) for row in _rows()), "None"])
             hint = f"; {norms.BATCH_HINT}" if self.norm == "batch" else ""
@@ -108,8 +108,7 @@ class Options:
         return norms.of(self.norm)
 
     def normaliser(self, sizes: tuple[int, int, int], factory: dict[str, Any]) -> Any:
-        """One for a layer and direction of C gate inputs, H units and I inputs; None if nothing
-        is normalised."""
+        """Return a normaliser for C gate inputs, H units and I inputs; None without a norm."""
         channels, hidden, inputs = sizes
         row = self.row
         if not row.normalises:
@@ -143,8 +142,11 @@ class Options:
         )
 
 
+OPTION_NAMES = [field.name for field in fields(Options) if field.name != "mode"]
+
+
 def _rows() -> list[norms.Norm]:
-    """Those that normalise."""
+    """Return the rows of the table that normalise."""
     return [row for row in map(norms.of, norms.names()) if row.normalises]
 
 

@@ -1,7 +1,7 @@
-"""A layer as parameters: how it is made, what it is called, and folded into torch's own."""
+"""The parameters of a layer: how they are made and named, and folded into those of torch."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,52 +9,55 @@ from torch import Tensor, nn
 
 from normrnn import norms
 from normrnn.nn import tracing
-from normrnn.nn.batch import Normaliser
-from normrnn.nn.loading import FOLD, Hinting
+from normrnn.nn.batchnorm import Normaliser
 from normrnn.nn.normaliser import GateNorm
-from normrnn.nn.options import DEFAULT_NORM, Norm, Options
-from normrnn.ops.call import Cell, Peephole
-from normrnn.ops.fold import Weights
+from normrnn.nn.options import DEFAULT_NORM, OPTION_NAMES, Norm, Options
+from normrnn.ops.call import Weights
+from normrnn.ops.fold import torch_parameters
 
 PEEPHOLES = {None: "", "output": "o", "all": "ifo"}
 
 TORCH_MODULE = nn.RNN.__module__
-"""Bound here, since programs replace ``torch.nn.LSTM`` and its like by ours."""
+"""Bound here, since programs replace ``torch.nn.LSTM`` and the others by ours."""
 
 _INITS: dict[Any, Any] = {kind: kind.__init__ for kind in (nn.RNN, nn.LSTM, nn.GRU)}
-"""Torch's own, which :func:`normrnn.replacing` replaces for a while."""
+"""Torch's own, which :func:`normrnn.replacing` replaces inside its block."""
 
-TORCHS = "input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional"
-"""What a layer that takes another's place has from that."""
+TORCH_OPTIONS = "input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional"
+"""Options that a layer takes over from the one that it replaces."""
 
 
-class Parameters(Hinting, nn.RNNBase):
+class Parameters(nn.RNNBase):
     """Torch's layer with a normaliser per layer and direction instead of biases, and peepholes.
 
-    A subclass of torch's own, so that a model that asks ``isinstance(m, nn.LSTM)``, reads
-    ``m.hidden_size`` or calls ``m.flatten_parameters()`` keeps working.
+    A subclass of torch's own, so that ``isinstance(m, nn.LSTM)``, ``m.hidden_size`` and
+    ``m.flatten_parameters()`` work.
     """
 
     weight_ih_l0: Tensor
     weight_hh_l0: Tensor
     one_bias = False
     norm_given = True
-    """Whether the user named the norm: the default looks ahead, and warns in training."""
+    """Whether ``norm`` was given: the default, which depends on later frames, warns in training."""
     weight_drop: float = 0.0
     dropout_kind: str = "element"
     zoneout: tuple[float, ...] = (0.0, 0.0)
     forget_bias: float | None = None
+    _norm_names: Sequence[str] = ()
+    _weight_names: Sequence[tuple[str | None, ...]] = ()
 
-    def __init__(
-        self,
-        options: Options,
-        sizes: tuple[int, int, int],
-        torch_options: dict[str, Any],
-        factory: dict[str, Any],
-        peephole: str | None = None,
-        forget_bias: float | None = None,
-    ):
-        row, proj_size = options.row, torch_options.get("proj_size", 0)
+    def __init__(self, mode: str, arguments: Mapping[str, Any]):
+        """Make the parameters.
+
+        Args:
+            arguments: those of the layer's own ``__init__``, by name.
+        """
+        options = Options(mode, **{name: arguments[name] for name in OPTION_NAMES})
+        torch_options = {k: arguments[k] for k in ("batch_first", "dropout", "bidirectional")}
+        proj_size, peephole = arguments.get("proj_size", 0), arguments.get("peephole")
+        forget_bias, row = arguments.get("forget_bias"), options.row
+        factory = {"device": arguments["device"], "dtype": arguments["dtype"]}
+        sizes = [arguments[name] for name in ("input_size", "hidden_size", "num_layers")]
         if peephole not in PEEPHOLES:
             raise ValueError(f"unknown peephole={peephole!r}: choose None, 'output' or 'all'")
         if peephole is not None and proj_size > 0:
@@ -72,8 +75,9 @@ class Parameters(Hinting, nn.RNNBase):
             raise ValueError(f"forget_bias={forget_bias} needs a bias to set, got {lacks}")
         # β is the bias of a normalised layer, so torch makes none.
         torch_bias = options.bias and not row.normalises
-        mode = options.mode
-        nn.RNNBase.__init__(self, mode, *sizes, bias=torch_bias, **torch_options, **factory)
+        nn.RNNBase.__init__(
+            self, mode, *sizes, bias=torch_bias, proj_size=proj_size, **torch_options, **factory
+        )
         self.norm_given = options.norm is not DEFAULT_NORM
         self.norm: Norm = options.norm if self.norm_given else "sequence"
         self.peephole, self.bias, self.time_steps = peephole, options.bias, options.time_steps
@@ -92,7 +96,20 @@ class Parameters(Hinting, nn.RNNBase):
                 self.register_parameter(f"{name}_{suffix}", vector)
                 self._draw(vector)
         self.forget_bias = forget_bias
+        self._weight_names = [self._names_of(suffix) for suffix in self._suffixes]
+        self._norm_names = [f"norm_{suffix}" for suffix in self._suffixes] if row.normalises else []
         self.open_forget_gates()
+
+    def _names_of(self, suffix: str) -> tuple[str | None, ...]:
+        """Return the names of the weights of a direction in the order of :class:`Weights`, with
+        torch's two biases at the end; None for those that it has not."""
+        has_torch_bias = self.bias and self.norm is None
+        has = {"weight_ih": True, "weight_hh": True, "bias_hn": self.mode == "GRU" and self.bias}
+        has["bias_hn"] = has["bias_hn"] and not has_torch_bias
+        has |= {f"weight_c{gate}": gate in PEEPHOLES[self.peephole] for gate in "ifo"}
+        has |= {"weight_hr": self.proj_size > 0, "bias_ih": has_torch_bias}
+        has["bias_hh"] = has_torch_bias
+        return tuple(f"{name}_{suffix}" if there else None for name, there in has.items())
 
     @property
     def directions(self) -> int:
@@ -104,11 +121,11 @@ class Parameters(Hinting, nn.RNNBase):
         return [f"l{layer}{end}" for layer in range(self.num_layers) for end in ends]
 
     def reset_parameters(self) -> None:
-        """Weights as torch draws them; γ to its initial value, β to 0, statistics forgotten."""
+        """Draw weights as torch does; reset γ to its initial value, β to 0, and statistics."""
         normalisers = self.normalisers()
-        theirs = {id(parameter) for n in normalisers for parameter in n.parameters()}
+        of_norms = {id(parameter) for n in normalisers for parameter in n.parameters()}
         for parameter in self.parameters():  # those of a parametrization too, as torch does
-            if id(parameter) not in theirs:
+            if id(parameter) not in of_norms:
                 self._draw(parameter)
         for normaliser in normalisers:
             normaliser.reset_parameters()
@@ -116,7 +133,7 @@ class Parameters(Hinting, nn.RNNBase):
 
     @torch.no_grad()
     def open_forget_gates(self) -> None:
-        """The bias of the forget gates, the second of four, where one was asked for."""
+        """Set the bias of the forget gates, the second of four, to ``forget_bias``."""
         if self.forget_bias is None:
             return
         gate = slice(self.hidden_size, 2 * self.hidden_size)
@@ -133,11 +150,10 @@ class Parameters(Hinting, nn.RNNBase):
         nn.init.uniform_(parameter, -bound, bound)
 
     def train_one_bias(self) -> None:
-        """Of torch's two biases, which get the same gradient, only one learns from now on.
+        """Train only one of torch's two biases, which get equal gradients.
 
-        Untouched they would learn at twice the rate of β. So ``bias_hh``, as far as there is one,
-        stays at zero; of the GRU's the candidate's part, which is inside r ⊙ (W_h h + b), is
-        trained.
+        Otherwise they would learn at twice the rate of β. ``bias_hh`` stays at zero; of the GRU's
+        the candidate's part, which is inside r ⊙ (W_h h + b), is trained.
         """
         self.one_bias = True
         inside = 2 * self.hidden_size if self.mode == "GRU" else None
@@ -149,7 +165,7 @@ class Parameters(Hinting, nn.RNNBase):
         self._mask_gradients()
 
     def _mask_gradients(self) -> None:
-        """A hook belongs to the tensor: copies and pickles of the layer need another one."""
+        """Register hooks, which belong to a tensor: copies of the layer need their own."""
         if self.mode == "GRU":
             n = 2 * self.hidden_size
             for name, parameter in self.named_parameters(recurse=False):
@@ -182,75 +198,55 @@ class Parameters(Hinting, nn.RNNBase):
         if self.one_bias:
             self._mask_gradients()
 
-    def _hint(self, state_dict: Mapping[str, Any], prefix: str) -> str:
-        normalised = any(key.startswith(f"{prefix}norm_l0.") for key in state_dict)
-        return FOLD if normalised and not self.normalisers() else ""
-
     def flatten_parameters(self) -> None:
         """As in torch; with a normaliser there is nothing to flatten."""
         if getattr(self, "norm", None) is None:
             super().flatten_parameters()
 
     def extra_repr(self) -> str:
-        usual = {
-            "peephole": None,
-            "forget_bias": None,
-            "weight_drop": 0.0,
-            "dropout_kind": "element",
-        }
-        usual["zoneout"] = (0.0, 0.0)
-        now = {name: getattr(self, name) for name in usual}
-        said = [f", {name}={now[name]!r}" for name in usual if now[name] != usual[name]]
-        return f"{super().extra_repr()}, norm={self.norm!r}{''.join(said)}"
+        usual = {"peephole": None, "forget_bias": None, "weight_drop": 0.0}
+        usual |= {"dropout_kind": "element", "zoneout": (0.0, 0.0)}
+        values = {name: getattr(self, name) for name in usual}
+        shown = [f", {name}={values[name]!r}" for name in usual if values[name] != usual[name]]
+        return f"{super().extra_repr()}, norm={self.norm!r}{''.join(shown)}"
 
     def normalisers(self) -> list[GateNorm]:
-        """One per layer and direction; empty with ``norm=None``."""
-        return [m for m in self._modules.values() if isinstance(m, GateNorm)]
+        """Return one per layer and direction; none with ``norm=None``."""
+        modules = self._modules
+        return [modules[name] for name in self._norm_names]  # type: ignore[misc]
 
     def weights(self) -> list[Weights]:
-        """Per layer and direction in torch's order."""
-        return [self._weights(suffix) for suffix in self._suffixes]
-
-    def _weights(self, suffix: str) -> Weights:
-        own = self._parameters
-
-        def find(name: str) -> Any:
-            full = f"{name}_{suffix}"
-            return own[full] if full in own else self._elsewhere(full)
-
-        names = "weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh", "bias_hn"
-        w_ih, w_hh, w_hr, b_ih, b_hh, bias_hn = map(find, names)
-        if b_hh is not None and self.mode == "GRU":  # that inside r ⊙ (…) is the recurrence's
-            bias_hn = b_hh[-self.hidden_size :]
-            b_hh = torch.cat([b_hh[: -self.hidden_size], torch.zeros_like(bias_hn)])
-        peephole = Peephole(*(find(f"weight_c{gate}") for gate in "ifo"))
-        bias = None if b_ih is None else b_ih + tracing.apart(b_hh)
-        return Weights(w_ih, Cell(w_hh, bias_hn, peephole, w_hr), bias)
-
-    def _elsewhere(self, name: str) -> Any:
-        """A parameter that somebody computes: of a parametrization, of a hook; None if nobody."""
-        if name in self.__dict__ or hasattr(type(self), name):
-            return getattr(self, name)
-        return None
-
-    def cells(self) -> list[Cell]:
-        return [weights.cell for weights in self.weights()]
+        """Return the weights per layer and direction in torch's order."""
+        own, found = self._parameters, []
+        for names in self._weight_names:
+            # A parametrisation or a hook computes some weights, which are attributes then.
+            *weights, b_ih, b_hh = [
+                None if n is None else own[n] if n in own else getattr(self, n) for n in names
+            ]
+            bias = None
+            if b_ih is not None and b_hh is not None:
+                if self.mode == "GRU":  # the candidate's part is inside r ⊙ (…)
+                    weights[2] = b_hh[-self.hidden_size :]
+                    b_hh = torch.cat([b_hh[: -self.hidden_size], torch.zeros_like(weights[2])])
+                bias = b_ih + tracing.with_own_gradient(b_hh)
+            found.append(Weights(*weights, bias))  # type: ignore[arg-type]
+        return found
 
     def check_foldable(self, name: str, keep: bool = False) -> None:
-        """ValueError with the reason if no plain layer has the same eval output.
+        """Raise ValueError if no plain layer has the same eval output.
 
-        ``keep``: one of ours without a norm will do. A warning if statistics were never updated.
+        With ``keep`` the plain layer is one of ours. Warn if statistics were never updated.
         """
         row, reason, normalisers = norms.of(self.norm), None, self.normalisers()
         if type(self).forward is not self._kind("normrnn.nn.layers").forward:
             reason = (
-                f"{type(self).__name__} has a forward of its own, which would be lost; what it "
-                "does belongs into a module around the layer"
+                f"{type(self).__name__} overrides forward, which would be lost; move that code "
+                "to a module around the layer"
             )
         elif self.peephole is not None and not keep:
             reason = f"peephole={self.peephole!r}: torch's layers have no peepholes"
         elif any(self.zoneout) and not keep:
-            reason = f"zoneout={self.zoneout}: torch's layers keep nothing of a state as it was"
+            reason = f"zoneout={self.zoneout}: torch's layers have no zoneout"
         elif row.unfoldable:
             reason = f"norm={self.norm!r} {row.unfoldable}"
         elif any(getattr(n, "cell_norm", False) for n in self.normalisers()):
@@ -259,14 +255,13 @@ class Parameters(Hinting, nn.RNNBase):
             where = "inside the recurrence" if row.acts == "step" else "its input"
             reason = (
                 f"norm={self.norm!r} normalises {where} with statistics that differ over "
-                f"{self.time_steps} time steps; normrnn.recalibrate(..., shared=True) makes one of "
-                "them"
+                f"{self.time_steps} time steps; normrnn.recalibrate(..., shared=True) merges them"
             )
         elif any(getattr(n, "running_mean", self) is None for n in normalisers):
             reason = "it has no running statistics (track_running_stats=False)"
         if reason is not None:
             raise ValueError(f"{name} cannot be folded into a plain layer: {reason}")
-        if any(n.never_updated for n in normalisers):
+        if any(n.was_never_updated for n in normalisers):
             warnings.warn(
                 f"{name} is folded with statistics that were never updated, mean 0 and variance 1: "
                 "train it, or call normrnn.recalibrate, first",
@@ -274,13 +269,13 @@ class Parameters(Hinting, nn.RNNBase):
             )
 
     def fold(self) -> nn.RNNBase:
-        """A plain ``torch.nn`` layer of the same eval output; this one is unchanged."""
+        """Return a plain ``torch.nn`` layer of the same eval output; this one is unchanged."""
         self.check_foldable(type(self).__name__)
         return self.folded(keep=False)
 
     @torch.no_grad()
     def folded(self, keep: bool) -> nn.RNNBase:
-        """The same unchecked; ``keep``: one of ours with ``norm=None``, which takes ``lengths``."""
+        """Fold without checks; ``keep``: into ours with ``norm=None``, which takes ``lengths``."""
         normalisers = self.normalisers()
         more: dict[str, Any] = {"norm": None} if keep else {}
         more |= {"peephole": self.peephole} if self.peephole is not None else {}
@@ -288,12 +283,12 @@ class Parameters(Hinting, nn.RNNBase):
         new = remade(self, kind, bias=self.bias or bool(normalisers), **more)
         peepholes = [name for name, _ in new.named_parameters() if name.startswith("weight_c")]
         own = [] if normalisers else new._all_weights
-        with torch.enable_grad():  # parametrized weights are made as they are read
+        with torch.enable_grad():  # parametrised weights are computed when read
             vectors = [getattr(self, name) for name in peepholes]
             plain = [[getattr(self, name) for name in names] for names in own]
             pairs = list(zip(self.weights(), normalisers, strict=True)) if normalisers else []
         if normalisers:
-            values = [n.folded(weights).flat() for weights, n in pairs]
+            values = [torch_parameters(n.folded(weights)) for weights, n in pairs]
             trained = [_trained(weights, n) for weights, n in pairs]
         else:
             values, trained = plain, [[value.requires_grad for value in some] for some in plain]
@@ -305,7 +300,7 @@ class Parameters(Hinting, nn.RNNBase):
         return new
 
     def _kind(self, home: str) -> type[nn.RNNBase]:
-        """Which of the three layers of that module this one is."""
+        """Return the layer class of that module that this one derives from."""
         return next(base for base in type(self).__mro__ if base.__module__ == home)
 
     @torch.no_grad()
@@ -334,7 +329,7 @@ class Parameters(Hinting, nn.RNNBase):
 
     @torch.no_grad()
     def start_neutral(self) -> None:
-        """Make normalisers that leave the function of the weights alone, and train with them."""
+        """Make the normalisers neutral, so that the function is that of the weights."""
         for suffix, normaliser in zip(self._suffixes, self.normalisers(), strict=True):
             assert isinstance(normaliser, Normaliser)
             assert normaliser.weight is not None
@@ -343,12 +338,12 @@ class Parameters(Hinting, nn.RNNBase):
 
 
 def remade(layer: nn.RNNBase, kind: Any, bias: bool, **options: Any) -> Any:
-    """A new layer of that kind, of the same sizes and in the same place and mode; among ours,
-    regularised alike."""
+    """Return a new layer of that kind with the sizes, device, type and mode of ``layer``, and
+    among ours with its regularisers."""
     if isinstance(layer, Parameters) and Parameters in kind.__mro__:
         own = "weight_drop", "dropout_kind", "zoneout"
         options = {name: getattr(layer, name) for name in own} | options
-    options |= {name: getattr(layer, name) for name in TORCHS}
+    options |= {name: getattr(layer, name) for name in TORCH_OPTIONS}
     options |= {"nonlinearity": layer.nonlinearity} if layer.mode.startswith("RNN") else {}
     options |= {"proj_size": layer.proj_size} if layer.proj_size else {}
     like: Any = layer.weight_hh_l0
@@ -358,9 +353,9 @@ def remade(layer: nn.RNNBase, kind: Any, bias: bool, **options: Any) -> Any:
 
 
 def _trained(weights: Weights, normaliser: GateNorm) -> list[bool]:
-    """Whether W_x, W_h and the biases of a folded layer would be trained on."""
+    """Return whether W_x, W_h, the biases and W_hr of a folded layer would be trained."""
+    assert weights.w_ih is not None
     first = normaliser.bias is None or normaliser.bias.requires_grad
-    w_hh, bias_hn, _, w_hr = weights.cell
-    second = first if bias_hn is None else bias_hn.requires_grad
-    last = [] if w_hr is None else [w_hr.requires_grad]
-    return [weights.w_ih.requires_grad, w_hh.requires_grad, first, second, *last]
+    second = first if weights.bias_hn is None else weights.bias_hn.requires_grad
+    last = [] if weights.w_hr is None else [weights.w_hr.requires_grad]
+    return [weights.w_ih.requires_grad, weights.w_hh.requires_grad, first, second, *last]

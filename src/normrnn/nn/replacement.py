@@ -1,4 +1,4 @@
-"""Our layers in the place of torch's: in a model, or while a library builds one."""
+"""Replace torch's layers by ours: in a model, or while a library builds one."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,9 +11,9 @@ from typing import Any
 from torch import nn
 
 from normrnn.nn.base import Normalised
+from normrnn.nn.convert import OURS, check_options, check_ties, copied, our_layer
 from normrnn.nn.options import Norm
 from normrnn.nn.parameters import remade
-from normrnn.nn.tools import OURS, check_options, check_ties, copied, our_layer
 
 _Replaced = tuple[dict[str, Any], list[Normalised]]
 _current: ContextVar[_Replaced | None] = ContextVar("normrnn_replacing", default=None)
@@ -27,11 +27,11 @@ def replace(model: nn.Module, norm: Norm, **options: Any) -> nn.Module:
 
     Weights keep their values, and those that are one parameter stay one; β starts as the sum of
     torch's two biases. A norm changes the function: for a trained model use :func:`convert`.
-    Hooks on the layers themselves are not kept, and neither are cells replaced.
+    Hooks on the layers are not copied, and cells are not replaced.
 
     Args:
         norm: any, as for :class:`LSTM`.
-        options: of the layers, as ``momentum=`` or ``time_steps=``.
+        options: options of the layers, as ``momentum=`` or ``time_steps=``.
 
     Raises:
         ValueError: if the model has no such layer, or one of a class derived from them.
@@ -68,13 +68,12 @@ def replace(model: nn.Module, norm: Norm, **options: Any) -> nn.Module:
 def replacing(norm: Norm, **options: Any) -> Iterator[list[Normalised]]:
     """Make every ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` that is built inside one of ours.
 
-    For libraries that build their own layers. However they import the classes, these stay torch's:
-    ``isinstance`` and classes derived from them work as before. Only the thread, or the
-    asynchronous task, that entered is concerned.
+    For libraries that build their own layers. The classes stay torch's: ``isinstance`` and derived
+    classes work as before. Other threads and asynchronous tasks are not affected.
 
     Args:
         norm: any, as for :class:`LSTM`.
-        options: of the layers, as ``momentum=`` or ``time_steps=``.
+        options: options of the layers, as ``momentum=`` or ``time_steps=``.
 
     Returns:
         The list of the layers made so far; a warning at the end if there are none.
@@ -121,7 +120,7 @@ def _uninstall() -> None:
 
 
 def _init(kind: type[nn.RNNBase], ours: type[Normalised]) -> Callable[..., None]:
-    """torch's ``__init__``, which inside :func:`replacing` makes a new layer one of ours."""
+    """Return torch's ``__init__``, which inside :func:`replacing` makes a new layer ours."""
     init: Any = kind.__init__
 
     @wraps(init)

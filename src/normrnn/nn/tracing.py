@@ -1,4 +1,4 @@
-"""Our layers before torch's tracers: what each is shown, or told instead."""
+"""What torch's tracers (fx, jit, compile, onnx) see of the layers, and what they refuse."""
 
 import warnings
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 
 from normrnn.imports import after_import
 
@@ -15,7 +14,7 @@ _COMPILER = "torch._dynamo.variables.builder"
 
 
 def leaf(layer: nn.Module, proxy: torch.fx.Proxy, *args: Any, **kwargs: Any) -> torch.fx.Proxy:
-    """The layer as one node of torch.fx's graph, as torch's own layers are."""
+    """Return the layer as one node of torch.fx's graph, as torch's own layers are."""
     tracer: Any = proxy.tracer
     name = tracer.path_of_module(layer)
     if not name:
@@ -26,16 +25,11 @@ def leaf(layer: nn.Module, proxy: torch.fx.Proxy, *args: Any, **kwargs: Any) -> 
     return tracer.create_proxy("call_module", name, (proxy, *args), kwargs)
 
 
-def is_hidden(*values: Any) -> bool:
-    """Whether somebody traces who does not know the numbers in a tensor yet."""
-    return torch.compiler.is_compiling() or any(isinstance(v, FakeTensor) for v in values)
-
-
 def run_eagerly() -> Callable[[], Any] | None:
-    """Has everything that torch.compile made run uncompiled, in all threads; returns the way back.
+    """Run compiled models eagerly, in all threads; return a function that ends that.
 
-    None where the compiler is not imported, so that nothing is compiled: importing it takes
-    seconds. torch sets no stance inside of a compiled region, so both ways are taken outside.
+    None if the compiler, whose import takes seconds, is not imported: then nothing is compiled.
+    torch cannot set a stance inside a compiled region, so both functions run outside.
     """
     if "_dynamo" not in vars(torch):
         return None
@@ -48,7 +42,7 @@ def _force_eager() -> Any:
 
 
 def check_plain(layer: Any, tool: str) -> None:
-    """RuntimeError where TorchScript is asked for more than torch's layer."""
+    """Raise RuntimeError where TorchScript cannot express the layer."""
     for name, there in (("norm", layer.norm), ("peephole", layer.peephole)):
         if there is not None:
             refuse(layer, tool, f"{name}={there!r}")
@@ -56,29 +50,28 @@ def check_plain(layer: Any, tool: str) -> None:
         refuse(layer, tool, f"zoneout={layer.zoneout}")
     if layer.training and (layer.weight_drop or (layer.dropout and layer.dropout_kind == "locked")):
         raise RuntimeError(
-            f"{tool} knows torch's own dropout alone: {type(layer).__name__} has "
-            f"weight_drop={layer.weight_drop}, dropout_kind={layer.dropout_kind!r}, and would "
-            "train without; model.eval() first, or use torch.compile"
+            f"{tool} supports torch's own dropout only: {type(layer).__name__} has "
+            f"weight_drop={layer.weight_drop}, dropout_kind={layer.dropout_kind!r}, which would "
+            "be lost; call model.eval() first, or use torch.compile"
         )
 
 
 def refuse(layer: Any, tool: str, what: str) -> None:
-    """RuntimeError that says what to do instead."""
+    """Raise RuntimeError with an alternative."""
     folds = what.startswith("norm=") and can_fold(layer)
     first = (
-        "call normrnn.fold(model.eval()) first, which puts plain layers of the same output in "
-        "place, or "
+        "call normrnn.fold(model.eval()) first, which returns plain layers of the same output, or "
     )
     raise RuntimeError(
-        f"{tool} knows torch's own layers alone, not {type(layer).__name__} with {what}: "
-        f"{first if folds else ''}use torch.export, which takes this one"
+        f"{tool} supports torch's own layers only, not {type(layer).__name__} with {what}: "
+        f"{first if folds else ''}use torch.export"
     )
 
 
 def can_fold(layer: Any) -> bool:
-    """Whether ``fold`` makes a plain layer of it."""
+    """Whether the layer can be folded."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of statistics that were never updated
+        warnings.simplefilter("ignore")  # about statistics that were never updated
         try:
             layer.check_foldable("")
         except ValueError:
@@ -87,7 +80,7 @@ def can_fold(layer: Any) -> bool:
 
 
 def refuse_onnx(layer: Any, what: str) -> None:
-    """RuntimeError that says what to do instead."""
+    """Raise RuntimeError with an alternative."""
     advice = "give it padded batches and lengths=" if "Packed" in what else "export model.eval()"
     if what.startswith("norm=") or (layer.training and can_fold(layer)):
         advice = "export normrnn.fold(model.eval())"
@@ -96,13 +89,16 @@ def refuse_onnx(layer: Any, what: str) -> None:
     )
 
 
-def apart(tensor: Any) -> Any:
-    """The same, with a gradient of its own memory: two parameters that are added have one gradient,
-    and compiled code would give both the same tensor, so that a second pass adds to it twice."""
-    return _Apart.apply(tensor) if torch.compiler.is_compiling() else tensor
+def with_own_gradient(tensor: Any) -> Any:
+    """Return the tensor, with a gradient in memory of its own.
+
+    Two parameters that are added have one gradient. Compiled code would give both the same tensor,
+    so that a second backward pass adds to it twice.
+    """
+    return _OwnGradient.apply(tensor) if torch.compiler.is_compiling() else tensor
 
 
-class _Apart(torch.autograd.Function):
+class _OwnGradient(torch.autograd.Function):
     @staticmethod
     def forward(tensor: Tensor) -> Tensor:
         return tensor.view_as(tensor)
@@ -117,7 +113,7 @@ class _Apart(torch.autograd.Function):
 
 
 def plain(layer: Any) -> nn.RNNBase:
-    """torch's layer with the same parameters, for torch.jit.script."""
+    """Return torch's layer with the same parameters, for torch.jit.script."""
     check_plain(layer, "torch.jit.script")
     same = layer.fold()
     for name, parameter in layer.named_parameters(recurse=False):
@@ -142,18 +138,18 @@ def prepare_for_script_modules(layers: type[nn.Module]) -> None:
 
 
 def allow(layers: type[nn.Module]) -> None:
-    """Lets torch.compile trace these.
+    """Let torch.compile trace these layers.
 
     It refuses everything derived from torch's recurrent layers, whose loops it would unroll; ours
-    are one operator. It has to be told that when it is imported, which takes seconds that most
+    are one operator. The compiler is configured when it is imported, which takes seconds that most
     programs never need.
     """
     after_import(_COMPILER, lambda builder: _allow(builder, layers))
 
 
 def _allow(builder: Any, layers: type[nn.Module]) -> None:
-    """In another torch that has no such place nothing is done: its compiler then runs our layers
-    eagerly, between two graphs, as it runs its own."""
+    """Patch the compiler. A version of torch without these names is left alone: its compiler
+    then runs our layers eagerly, between two graphs, as it runs its own."""
     kind, config = (getattr(builder, name, None) for name in ("VariableBuilder", "config"))
     wrap: Any = getattr(kind, "wrap_module", None)
     if wrap is None or not hasattr(config, "allow_rnn") or not hasattr(config, "patch"):

@@ -1,16 +1,16 @@
-"""Whitened inputs: the covariance of all rows, and that of test time."""
+"""Whitening of the inputs by the covariance of all rows."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from normrnn.nn.statistical import StatisticalNorm
-from normrnn.ops import kernel
-from normrnn.ops.fold import Weights
+from normrnn.nn.normaliser import Mode, Resolved, StatisticalNorm
+from normrnn.ops.call import Weights
+from normrnn.ops.layout import Steps
+from normrnn.ops.native.kernel import is_plain
 from normrnn.ops.running import store_
 from normrnn.ops.statistics import wide
-from normrnn.ops.steps import Steps
 from normrnn.ops.whiten import (
     Covariance,
     CovariancePopulation,
@@ -31,10 +31,10 @@ class Whitener(StatisticalNorm):
     """
 
     running_cov: Tensor | None
-    compiled_at_test_time = needs_eigenvectors = True
-    _known: tuple[Any, Tensor, Tensor] | None = None
+    is_native_at_test_time = needs_eigenvectors = True
+    _root_cache: tuple[Any, Tensor, Tensor] | None = None
     """ε and shrinkage, a running covariance, and its root."""
-    _product: tuple[Tensor, Tensor, Tensor] | None = None
+    _product_cache: tuple[Tensor, Tensor, Tensor] | None = None
     """Weights, the root, and the product of both."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Whitener(StatisticalNorm):
         super().__init__(channels, affine=False, **options)
         self.inputs, self.momentum, self.shrinkage = inputs, momentum, shrinkage
         device, dtype = options.get("device"), options.get("dtype")
-        self._vector("bias", channels, affine and bias, device, dtype)
+        self._add_vector("bias", channels, affine and bias, device, dtype)
         buffers = {
             "running_mean": torch.zeros(inputs, device=device, dtype=dtype),
             "running_cov": torch.eye(inputs, device=device, dtype=dtype),
@@ -62,7 +62,7 @@ class Whitener(StatisticalNorm):
             self.register_buffer(name, value if track_running_stats else None)
 
     def reset_running_stats(self) -> None:
-        """To mean 0 and no correlations."""
+        """Reset to mean 0 and no correlations."""
         if self.running_mean is not None and self.running_cov is not None:
             self.running_mean.zero_()
             self.running_cov.copy_(torch.eye(self.inputs))
@@ -73,36 +73,43 @@ class Whitener(StatisticalNorm):
         shrinkage = f", shrinkage={self.shrinkage}" if self.shrinkage else ""
         return f"{self.inputs}, eps={self.eps}, momentum={self.momentum}{shrinkage}"
 
-    def mapped(
-        self, rows: Tensor, steps: Steps, weights: Weights, known: dict[Any, Any]
-    ) -> Weights:
-        """Plain weights that whiten these rows; ``known`` is what the other direction found."""
-        if not self.mode.batch or self._is_lone(steps.rows):
-            return self.folded(weights)
-        how = self.eps, self.shrinkage
-        if how not in known:
-            self._check(steps.rows)
-            found = covariance(rows, steps)
-            known[how] = found, whitener(found.cov, *how)
-        found, root = known[how]
-        self._observe(found)
-        return fold_whitening(weights, self.bias, found.mean, whitened(weights.w_ih, root))
-
-    def is_alone(self, steps: Steps) -> bool:
-        return self._is_lone(steps.rows)
-
-    def _is_lone(self, rows: int) -> bool:
-        """Whether one row is left to statistics of test time, if there are any."""
+    def resolve(self, steps: Steps) -> Resolved:
         mode = self.mode
-        lone = rows == 1 and mode.batch and mode.population is None
-        return lone and self.running_mean is not None and not self.never_updated
+        is_single_row = steps.rows == 1 and mode.batch and mode.population is None
+        if is_single_row and self.running_mean is not None and not self.was_never_updated:
+            mode = mode._replace(batch=False)
+        else:
+            is_single_row = False
+        return Resolved(mode, is_single_row, is_linear=True, is_always_weights=True)
+
+    def change_weights(
+        self,
+        resolved: Resolved,
+        rows: Tensor,
+        steps: Steps,
+        weights: Weights,
+        shared: dict[Any, Any],
+    ) -> Weights:
+        """Return plain weights that whiten these rows; directions share the root."""
+        if not resolved.mode.batch:
+            return self.folded(weights)
+        options = self.eps, self.shrinkage
+        if options not in shared:
+            self._check_rows(steps.rows)
+            found = covariance(rows, steps)
+            shared[options] = found, whitener(found.cov, *options)
+        found, root = shared[options]
+        self._take(resolved.mode, found)
+        return fold_whitening(
+            weights, self.bias, found.mean, whitened(_input_weights(weights), root)
+        )
 
     @property
     def _too_few(self) -> int:
         """Rows that are not enough for a covariance."""
         return 1 if self.shrinkage else self.inputs
 
-    def _check(self, rows: int) -> None:
+    def _check_rows(self, rows: int) -> None:
         if rows <= self._too_few:
             raise ValueError(
                 f"whitening needs more rows than features, got {rows} unpadded frames of"
@@ -111,8 +118,8 @@ class Whitener(StatisticalNorm):
             )
 
     @torch.no_grad()
-    def _observe(self, batch: Covariance) -> None:
-        mode = self.mode
+    def _take(self, mode: Mode, batch: Covariance) -> None:
+        """Take the covariance of a batch to where the mode says."""
         if mode.population is not None:
             mode.population.add(batch)
         elif mode.update:
@@ -120,7 +127,7 @@ class Whitener(StatisticalNorm):
             assert self.running_cov is not None
             assert self.num_batches_tracked is not None
             good = batch.mean.isfinite().all() & batch.cov.isfinite().all()
-            good = good & (batch.rows > self._too_few)  # which a graph learns only now
+            good = good & (batch.rows > self._too_few)  # known to a graph only now
             share = self.momentum
             if share is None:
                 share = 1 / (self.num_batches_tracked + 1).to(batch.mean.dtype)
@@ -143,49 +150,56 @@ class Whitener(StatisticalNorm):
         self.running_cov.copy_(population.cov)
         self.num_batches_tracked.fill_(population.batches)
 
-    @property
-    def is_fixed_map(self) -> bool:
-        return not self.mode.batch
-
     def folded(self, weights: Weights) -> Weights:
-        """Plain weights of the same eval output."""
+        """Return plain weights of the same eval output."""
         assert self.running_mean is not None
-        root, w_ih = self._root(), weights.w_ih
-        # A copy where there may be a way back: a pass in training changes it before that.
+        root, w_ih = self._root(), _input_weights(weights)
+        # A copy before a backward pass: a training step changes it before that.
         mean = self.running_mean.to(root.dtype, copy=torch.is_grad_enabled())
-        learns = torch.is_grad_enabled() and (w_ih.requires_grad or root.requires_grad)
-        if learns or not kernel.is_plain((w_ih,)):
+        needs_grad = torch.is_grad_enabled() and (w_ih.requires_grad or root.requires_grad)
+        if needs_grad or not is_plain((w_ih,)):
             return fold_whitening(weights, self.bias, mean, whitened(w_ih, root))
         return fold_whitening(weights, self.bias, mean, self._whitened(w_ih, root))
 
     def _root(self) -> Tensor:
-        """Of the running covariance; the last one is kept, since looking is cheaper."""
-        cov, how = self.running_cov, (self.eps, self.shrinkage)
+        """Return the root of the running covariance, cached: comparing is cheaper."""
+        cov, options = self.running_cov, (self.eps, self.shrinkage)
         assert cov is not None
-        if not kernel.is_plain((cov,)) or (torch.is_grad_enabled() and cov.requires_grad):
-            return whitener(cov.to(torch.float64), *how).to(wide(cov.dtype))
-        if self._known is not None and self._known[0] == how and _are_same(self._known[1], cov):
-            return self._known[2]
-        with torch.inference_mode(False), torch.no_grad():  # what is kept serves others too
+        if not is_plain((cov,)) or (torch.is_grad_enabled() and cov.requires_grad):
+            return whitener(cov.to(torch.float64), *options).to(wide(cov.dtype))
+        if (
+            self._root_cache is not None
+            and self._root_cache[0] == options
+            and _are_same(self._root_cache[1], cov)
+        ):
+            return self._root_cache[2]
+        with torch.inference_mode(False), torch.no_grad():  # the cache outlives this call
             seen = cov.clone()
-            root = whitener(seen.to(torch.float64), *how).to(wide(cov.dtype))
-        self._known = how, seen, root
+            root = whitener(seen.to(torch.float64), *options).to(wide(cov.dtype))
+        self._root_cache = options, seen, root
         return root
 
     @torch.no_grad()
     def _whitened(self, w_ih: Tensor, root: Tensor) -> Tensor:
-        """The same of the product with the weights, which takes I times as long as a look."""
-        known = self._product
-        if known is not None and known[1] is root and _are_same(known[0], w_ih):
-            return known[2]
+        """Return the product of weights and root, cached: comparing is cheaper."""
+        cache = self._product_cache
+        if cache is not None and cache[1] is root and _are_same(cache[0], w_ih):
+            return cache[2]
         with torch.inference_mode(False):
             seen = w_ih.clone()
-            self._product = made = seen, root, whitened(seen, root)
+            self._product_cache = made = seen, root, whitened(seen, root)
         return made[2]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is only kept for speed."""
-        return {k: v for k, v in self.__dict__.items() if k not in ("_known", "_product")}
+        """Leave out the caches."""
+        return {
+            k: v for k, v in self.__dict__.items() if k not in ("_root_cache", "_product_cache")
+        }
+
+
+def _input_weights(weights: Weights) -> Tensor:
+    assert weights.w_ih is not None
+    return weights.w_ih
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:

@@ -1,8 +1,8 @@
 """Pure functions on tensors; torch and nothing else.
 
-``rnn``, ``lstm`` and ``gru`` are the recurrence of *ready gate inputs*: whatever W_x x became on
-its way (normalised, gated, summed with something else), in rows, the data of a ``PackedSequence``.
-The rest of a cell is theirs: W_h, peepholes, initial states, ragged lengths, ``resets``, either
+``rnn``, ``lstm`` and ``gru`` are the recurrence of *ready gate inputs*: whatever W_x x became
+(normalised, gated, summed with something else), as rows, the data of a ``PackedSequence``. They
+compute the rest of a cell: W_h, peepholes, initial states, ragged lengths, ``resets``, either
 direction; compiled in float32 on a CPU, differentiable any number of times everywhere.
 
 >>> import torch
@@ -15,58 +15,25 @@ direction; compiled in float32 on a CPU, differentiable any number of times ever
 (torch.Size([11, 4]), torch.Size([3, 4]))
 """
 
-from normrnn.ops.call import (
-    Call,
-    Cell,
-    InputNorm,
-    Inputs,
-    Peephole,
-    Plain,
-    RecurrentNorm,
-    Result,
-    RowNorm,
-    StepNorm,
-    Zoneout,
-)
-from normrnn.ops.fold import (
-    Weights,
-    batch_fold,
-    fold,
-    fold_inside,
-    fold_recurrent,
-    fused,
-    fused_direction,
-    unfold,
-)
+from normrnn.ops.call import Norm, Peephole, Result, Spec, Tensors, Weights, describe_call
+from normrnn.ops.layout import Steps
 from normrnn.ops.normalise import normalise
 from normrnn.ops.recurrence import gru, lstm, recur, rnn
-from normrnn.ops.running import Population, slots_for, update_shared_, update_steps_
+from normrnn.ops.running import Population, slots_for, update_running_
 from normrnn.ops.statistics import Groups, Statistics, measure, pool, unbiased
-from normrnn.ops.steps import Steps
 
 __all__ = [
-    "Call",
-    "Cell",
     "Groups",
-    "InputNorm",
-    "Inputs",
+    "Norm",
     "Peephole",
-    "Plain",
     "Population",
-    "RecurrentNorm",
     "Result",
-    "RowNorm",
+    "Spec",
     "Statistics",
-    "StepNorm",
     "Steps",
+    "Tensors",
     "Weights",
-    "Zoneout",
-    "batch_fold",
-    "fold",
-    "fold_inside",
-    "fold_recurrent",
-    "fused",
-    "fused_direction",
+    "describe_call",
     "gru",
     "lstm",
     "measure",
@@ -76,7 +43,5 @@ __all__ = [
     "rnn",
     "slots_for",
     "unbiased",
-    "unfold",
-    "update_shared_",
-    "update_steps_",
+    "update_running_",
 ]

@@ -1,8 +1,11 @@
-"""The recurrence as operators of torch: ``torch.ops.normrnn.recur`` and its way back.
+"""The recurrence as operators of torch, for tracers: ``normrnn::recur`` and its backward pass.
 
-By the compiled kernels where they serve, else by :mod:`normrnn.ops.loop`, in any type and on any
-device; with kernels for fake tensors, so that compilers and exporters see one node with sizes
-that may vary. :mod:`normrnn.ops.kernel` differentiates them.
+They run the compiled kernels where these serve, else the loop, in any type and on any device;
+with kernels for fake tensors, so that compilers and exporters see one node with symbolic sizes.
+:mod:`normrnn.ops.recurrence` differentiates them.
+
+A tracer cannot have N rows, a number that only the lengths know. It passes all T·B of a padded
+batch, longest sequence first, and the operator selects the frames (:class:`Frames`).
 """
 
 from collections.abc import Sequence
@@ -12,293 +15,315 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normrnn.ops.call import GATES
-from normrnn.ops.check import check_flat, check_given, check_tensors
-from normrnn.ops.flat import (
-    C0,
-    FIRST,
-    H0,
-    KEPT_C,
-    KEPT_H,
-    OF_A_CELL,
-    RESETS,
-    Flat,
-    Spec,
-    X,
-    restored,
-)
+from normrnn.ops.call import CELLS, COUNT, Spec, Tensors, check, check_given
+from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.loop import loop
-from normrnn.ops.native.kernel import NORMS, backward, forward, kept_floats
-from normrnn.ops.native.library import library
-from normrnn.ops.padded import Frames
+from normrnn.ops.native import kernel
 from normrnn.ops.statistics import wide
-from normrnn.ops.steps import Steps, Traced
 
-_ABOUT = "Tensor?[] tensors, Tensor? sizes, SymInt time, SymInt batch, "
-_ABOUT += "str mode, bool[] reverse, str plug, float[] numbers"
+Flat = Sequence[Tensor | None]
+_ARGUMENTS = "Tensor?[] tensors, Tensor? sizes, SymInt time, SymInt batch, str mode, "
+_ARGUMENTS += "bool[] reverse, str kind, float eps, bool per_step, bool batch_statistics, bool cell"
 _OPS = torch.library.Library("normrnn", "DEF")
-_OPS.define(f"recur({_ABOUT}, bool keep) -> Tensor[]")
-_OPS.define(f"recur_backward({_ABOUT}, Tensor[] made, Tensor?[] grads, bool[] wanted) -> Tensor[]")
-
-
-def is_compiled(spec: Spec, tensors: Flat) -> bool:
-    """Whether C computes it: a plug that it knows, and float32 of a CPU throughout.
-
-    The tensors have been checked, so none of them is empty if the weights are not.
-    """
-    if spec.plug not in NORMS or library() is None:
-        return False
-    first = spec.first_cell
-    w_ih, w_hh, projection = tensors[first], tensors[first + 1], tensors[first + OF_A_CELL - 1]
-    assert w_hh is not None
-    if projection is not None or 0 in w_hh.shape or (w_ih is not None and 0 in w_ih.shape):
-        return False
-    for k, t in enumerate(tensors):
-        if t is None:
-            continue
-        if not t.is_cpu or t.layout != torch.strided:
-            return False
-        if k == RESETS or t.dtype == torch.float32:
-            continue
-        if k not in (KEPT_H, KEPT_C) or t.dtype != torch.bool:
-            return False
-    return _zones(*tensors[KEPT_H:FIRST])
-
-
-def _zones(h: Tensor | None, c: Tensor | None) -> bool:
-    """Whether C knows such a zoneout: masks for both, or shares that are those of all rows."""
-    given = [t for t in (h, c) if t is not None]
-    masks = [t.dtype == torch.bool for t in given]
-    return all(masks) or (not any(masks) and all(t.shape[0] == 1 for t in given))
-
-
-def is_compiled_backward(spec: Spec, made: Sequence[Tensor], wanted: Sequence[bool]) -> bool:
-    """Whether C computes these gradients: it has run forward, and it treats given statistics as
-    constants."""
-    place = spec.place("fixed")
-    statistics = () if place is None else wanted[place : place + 2]
-    return Made.of(spec, made).kept is not None and not any(statistics)
-
-
-class Made(NamedTuple):
-    """What ``recur`` returns, apart."""
-
-    rows: Tensor
-    state: tuple[Tensor, ...]
-    statistics: Tensor | None
-    """Mean and variance of the batch, (2, K, D·C), where it takes them."""
-    kept: Tensor | None
-    """For the way back of the compiled kernels."""
-
-    @staticmethod
-    def of(spec: Spec, made: Sequence[Tensor]) -> "Made":
-        rows, *rest = made
-        state, rest = tuple(rest[: spec.parts]), rest[spec.parts :]
-        statistics = rest.pop(0) if spec.measures else None
-        return Made(rows, state, statistics, rest[0] if rest else None)
-
-
+_OPS.define(f"recur({_ARGUMENTS}, bool keep) -> Tensor[]")
+_OPS.define(
+    f"recur_backward({_ARGUMENTS}, Tensor[] saved, Tensor?[] grads, bool[] wanted) -> Tensor[]"
+)
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
-def derived_by_loop(
-    spec: Spec, steps: Steps, tensors: Flat, grads: Flat, wanted: Sequence[bool], again: bool
-) -> list[Tensor]:
-    """The same gradients in torch's operations, to be differentiated ``again`` or not."""
-    with torch.enable_grad():
-        # Views, so that an input that depends on another one counts for itself alone.
-        seen = [None if t is None else t.view_as(t) for t in tensors]
-        for t, want in zip(seen, wanted, strict=True):
-            if want and not t.requires_grad:  # type: ignore[union-attr]
-                t.requires_grad_()  # type: ignore[union-attr]
-        frames = _frames(steps, rows_of(tensors))
-        if frames.steps.sizes:
-            rows, state, _ = loop(*restored(spec, frames.steps, frames.taken(seen)))
-            state = [frames.whole(part, seen[H0 + k]) for k, part in enumerate(state)]
-            made = frames.spread(rows), *state
-        else:  # padding alone: the state stays as it was
-            starts = seen[H0 : H0 + spec.parts]
-            made = None, *(s if s is not None and s.requires_grad else None for s in starts)
-        pairs = zip(made, grads, strict=False)
-        given = [(out, grad) for out, grad in pairs if out is not None and grad is not None]
-        sources: Any = [t for t, want in zip(seen, wanted, strict=True) if want]
-        if not given:
-            return [torch.zeros_like(t) for t in sources]
-        outputs, heads = zip(*given, strict=True)
-        return list(
-            torch.autograd.grad(outputs, sources, heads, create_graph=again, materialize_grads=True)
-        )
-
-
-def operands(spec: Spec, steps: Steps, tensors: Flat) -> tuple[Any, ...]:
-    """A call as the operators take it."""
+def arguments(spec: Spec, steps: Steps, tensors: Flat) -> tuple[Any, ...]:
+    """Return a call as the operators take it."""
+    sizes = None
     if isinstance(steps, Traced):
         sizes = steps.batch_sizes
-    else:
-        sizes = torch.tensor(steps.sizes, device="cpu") if steps.ragged else None
+    elif steps.ragged:
+        sizes = torch.tensor(steps.sizes, device="cpu")
     return list(tensors), sizes, steps.time, steps.batch, *spec
 
 
-def _frames(steps: Steps, rows: int) -> Frames:
-    if isinstance(steps, Traced):
-        return Frames.of(steps.batch_sizes, steps.time, steps.batch, rows)
-    return Frames(steps)
+class Call(NamedTuple):
+    """The arguments of an operator as a description of the call, checked."""
+
+    spec: Spec
+    steps: Traced
+    tensors: Tensors
+    rest: tuple[Any, ...]
+
+    @staticmethod
+    def of(args: Sequence[Any]) -> "Call":
+        flat, sizes, time, batch, mode, reverse, *norm = args
+        if len(flat) != COUNT:
+            raise ValueError(f"a call has {COUNT} tensors, got {len(flat)}")
+        x = flat[0]
+        if x is None or x.dim() != 2:
+            raise ValueError(f"the input should be rows (N, I), got {x if x is None else x.shape}")
+        spec, tensors = Spec(mode, tuple(reverse), *norm[:5]), Tensors(*flat)
+        steps = Traced(time, batch, x.shape[0], sizes)
+        check(spec, steps, tensors)
+        return Call(spec, steps, tensors, tuple(norm[5:]))
 
 
-def spec_of(mode: str, reverse: Sequence[bool], plug: str, numbers: Sequence[float]) -> Spec:
-    return Spec(mode, tuple(reverse), plug, tuple(numbers))
+class Frames(NamedTuple):
+    """The rows that are frames, of those that an operator was given."""
+
+    steps: Steps
+    places: Tensor | None = None
+    """(N,); None: all rows are frames."""
+    rows: int = 0
+    batch: int = 0
+    """Sequences, with those that have no frame."""
+
+    @staticmethod
+    def of(steps: Steps) -> "Frames":
+        if not isinstance(steps, Traced):
+            return Frames(steps)
+        sizes, time, batch, rows = steps.batch_sizes, steps.time, steps.batch, steps.rows
+        found = Steps.packed(_check_sizes(sizes, time, batch, rows))
+        if sizes is None or found.rows == rows:
+            return Frames(found)
+        sizes = sizes.cpu()
+        starts = torch.arange(time).repeat_interleave(sizes) * batch
+        within = torch.arange(len(starts)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+        return Frames(found, starts + within, rows, batch)
+
+    def select(self, tensors: Tensors) -> Tensors:
+        """Return the tensors of the frames alone."""
+        if self.places is None:
+            return tensors
+        rows = ("x", "resets", "zoneout_h", "zoneout_c")
+        some: Any = {name: self.select_rows(getattr(tensors, name)) for name in rows}
+        some |= {name: self.select_state(getattr(tensors, name)) for name in ("h0", "c0")}
+        return tensors._replace(**some)
+
+    def select_rows(self, rows: Tensor | None) -> Tensor | None:
+        if rows is None or self.places is None or len(rows) == 1:
+            return rows
+        return rows.index_select(0, self.places.to(rows.device))
+
+    def select_state(self, state: Tensor | None) -> Tensor | None:
+        """Return (D, B, ·) of the sequences that have frames."""
+        if state is None or self.places is None:
+            return state
+        return state[:, : self.steps.batch].contiguous()
+
+    def restore_rows(self, rows: Tensor) -> Tensor:
+        """Put rows back among the padding, which is 0."""
+        if self.places is None:
+            return rows
+        padded = rows.new_zeros(self.rows, rows.shape[1])
+        return padded.index_copy_(0, self.places.to(rows.device), rows)
+
+    def restore_state(self, state: Tensor, others: Tensor | None) -> Tensor:
+        """(D, B′, ·) -> (D, B, ·): sequences without frames have the state of ``others``, or 0."""
+        missing = self.batch - state.shape[1]
+        if self.places is None or not missing:
+            return state
+        if others is None:
+            others = state.new_zeros(state.shape[0], self.batch, state.shape[2])
+        return torch.cat([state, others[:, -missing:]], 1)
+
+
+def _check_sizes(sizes: Tensor | None, time: int, batch: int, rows: int) -> list[int]:
+    """Check the sizes of the time steps, which may end with zeros; return those of real steps.
+
+    ``rows`` are the frames alone, or all of a padded batch.
+    """
+    if min(time, batch) < 0:
+        raise ValueError(f"time and batch should not be negative, got {time} and {batch}")
+    if sizes is None:
+        if rows != time * batch:
+            raise ValueError(f"{time} steps of {batch} sequences are not {rows} rows")
+        return [batch] * time if batch else []
+    if sizes.shape != (time,) or sizes.dtype != torch.int64:
+        raise ValueError(
+            f"sizes should be torch.int64 of shape {(time,)}, got {sizes.dtype} of shape "
+            f"{tuple(sizes.shape)}"
+        )
+    values = sizes.tolist()
+    alive = values[: len(values) - values.count(0)]
+    if 0 in alive:
+        raise ValueError(f"sizes of time steps should be 0 at the end alone, got {values}")
+    Steps.packed(alive)  # which checks the rest
+    first = alive[0] if alive else 0
+    is_packed = rows == sum(alive) and first == batch
+    is_padded = rows == time * batch and first <= batch
+    is_empty = rows == sum(alive) == 0
+    if not (is_packed or is_padded or is_empty):
+        raise ValueError(f"steps of sizes {values} and {batch} sequences do not fit {rows} rows")
+    return alive
+
+
+def gradients_by_loop(
+    spec: Spec, steps: Steps, tensors: Flat, grads: Flat, wanted: Sequence[bool], again: bool
+) -> list[Tensor]:
+    """Compute the wanted gradients in torch's operations, to be differentiated ``again`` or not."""
+    with torch.enable_grad():
+        # Views, so that an input that depends on another one counts for itself alone.
+        seen: Any = [None if t is None else t.view_as(t) for t in tensors]
+        for t, want in zip(seen, wanted, strict=True):
+            if want and not t.requires_grad:
+                t.requires_grad_()
+        own, frames = Tensors(*seen), Frames.of(steps)
+        starts = (own.h0, own.c0)[: spec.states]
+        outputs: tuple[Tensor | None, ...]
+        if frames.steps.rows:
+            rows, state, _ = loop(spec, frames.steps, frames.select(own))
+            pairs = zip(state, starts, strict=True)
+            outputs = frames.restore_rows(rows), *(frames.restore_state(*pair) for pair in pairs)
+        else:  # padding alone: the state stays as it was
+            outputs = None, *(s if s is not None and s.requires_grad else None for s in starts)
+        pairs = zip(outputs, grads, strict=False)
+        heads = [(out, grad) for out, grad in pairs if out is not None and grad is not None]
+        sources: Any = [t for t, want in zip(seen, wanted, strict=True) if want]
+        if not heads:
+            return [torch.zeros_like(t) for t in sources]
+        made, given = zip(*heads, strict=True)
+        return list(
+            torch.autograd.grad(made, sources, given, create_graph=again, materialize_grads=True)
+        )
+
+
+def has_native_backward(spec: Spec, saved: Sequence[Tensor], wanted: Sequence[bool]) -> bool:
+    """Whether C computes these gradients: it ran the forward pass, and given statistics, which it
+    treats as constants, need none."""
+    return len(saved) == 2 + spec.batch and not any(wanted[Tensors.FIRST - 2 : Tensors.FIRST])
 
 
 @torch.library.impl(_OPS, "recur", "CompositeExplicitAutograd")
-def _recur(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any) -> list[Tensor]:
-    spec, keep, rows = spec_of(*about[:4]), about[4], rows_of(tensors)
-    check_flat(spec, Traced(time, batch, rows, sizes), tensors)
-    frames = Frames.of(sizes, time, batch, rows)
-    if not frames.steps.sizes:
-        return _of_nobody(spec, tensors, time, batch, keep)
-    check_given(frames.steps, spec, tensors)
-    steps, some = frames.steps, frames.taken(tensors)
-    if steps.rows and is_compiled(spec, some):
-        kept = kept_floats(spec, some, time, rows) if keep else 0
-        made = forward(spec, steps, some, keep, kept)
+def _recur(*args: Any) -> list[Tensor]:
+    (spec, traced, tensors, (keep,)) = Call.of(args)
+    frames = Frames.of(traced)
+    steps, some = frames.steps, frames.select(tensors)
+    if not steps.rows:
+        return _empty_batch_outputs(spec, traced, tensors, keep)
+    check_given(spec, steps, tensors)
+    if kernel.can_run(spec, some):
+        size = kernel.kept_floats(spec, some, traced.time, traced.rows) if keep else 0
+        outputs = kernel.forward(spec, steps, some, keep, size)
     else:
-        rows, state, found = loop(*restored(spec, steps, some))
-        made = [rows, *state, *([] if found is None else [torch.stack(found[:2])])]
-    made[0] = frames.spread(made[0])
-    for k in range(spec.parts):
-        made[1 + k] = frames.whole(made[1 + k], tensors[H0 + k])
-    missing = time - steps.time
-    if missing and spec.measures and spec.by_step:
-        made[1 + spec.parts] = F.pad(made[1 + spec.parts], (0, 0, 0, missing))
-    return made
+        rows, state, found = loop(spec, steps, some)
+        outputs = [rows, *state, *([] if found is None else [torch.stack(found[:2])])]
+    outputs[0] = frames.restore_rows(outputs[0])
+    for k in range(spec.states):
+        outputs[1 + k] = frames.restore_state(outputs[1 + k], tensors[1 + k])
+    missing = traced.time - steps.time
+    if missing and spec.batch and spec.per_step:
+        outputs[1 + spec.states] = F.pad(outputs[1 + spec.states], (0, 0, 0, missing))
+    return outputs
 
 
-def _of_nobody(spec: Spec, tensors: Flat, time: int, batch: int, keep: bool) -> list[Tensor]:
-    """What comes of padding alone: the state stays as it was."""
-    made = [t.zero_() for t in _results(spec, tensors, time, batch, keep)]
-    for k in range(spec.parts):
-        given = tensors[H0 + k]
-        if given is not None:
-            made[1 + k].copy_(given)
-    return made
+def _empty_batch_outputs(spec: Spec, steps: Traced, tensors: Tensors, keep: bool) -> list[Tensor]:
+    """Return zeros for padding alone; the state stays as it was."""
+    outputs = [t.zero_() for t in _empty_outputs(spec, steps, tensors, keep)]
+    for output, start in zip(outputs[1:], (tensors.h0, tensors.c0)[: spec.states], strict=False):
+        if start is not None:
+            output.copy_(start)
+    return outputs
 
 
 @torch.library.impl(_OPS, "recur_backward", "CompositeExplicitAutograd")
-def _recur_backward(
-    tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any
-) -> list[Tensor]:
-    spec, (made, grads, wanted) = spec_of(*about[:4]), about[4:]
-    traced = Traced(time, batch, rows_of(tensors), sizes)
-    check_flat(spec, traced, tensors)
-    frames = _frames(traced, traced.rows)
-    if frames.steps.sizes:
-        check_given(frames.steps, spec, tensors)
-    _check_backward(spec, tensors, (time, batch), made, grads, wanted)
-    if not is_compiled_backward(spec, made, wanted) or not frames.steps.sizes:
+def _recur_backward(*args: Any) -> list[Tensor]:
+    (spec, traced, tensors, (saved, grads, wanted)) = Call.of(args)
+    frames = Frames.of(traced)
+    steps = frames.steps
+    if steps.rows:
+        check_given(spec, steps, tensors)
+    _check_backward(spec, traced, tensors, saved, grads, wanted)
+    if not has_native_backward(spec, saved, wanted) or not steps.rows:
         with torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False):
-            found = derived_by_loop(spec, traced, tensors, grads, wanted, again=False)
+            found = gradients_by_loop(spec, traced, tensors, grads, wanted, again=False)
         return [grad.clone(memory_format=torch.contiguous_format) for grad in found]
-    steps, own = frames.steps, [frames.picked(made[0]), *made[1:]]
-    if time > steps.time and spec.measures and spec.by_step:
-        own[1 + spec.parts] = made[1 + spec.parts][:, : steps.time].contiguous()
-    heads = [frames.picked(grads[0]), *map(frames.begun, grads[1:])]
-    found = backward(spec, steps, frames.taken(tensors), own, heads, wanted)  # type: ignore[arg-type]
-    places = [k for k, want in enumerate(wanted) if want]
-    for n, k in enumerate(places):
-        if k == X:
-            found[n] = frames.spread(found[n])
-        elif k in (H0, C0):
-            found[n] = frames.whole(found[n], grads[k])
-    return found
+    own: Any = [frames.select_rows(saved[0]), *saved[1:]]
+    if traced.time > steps.time and spec.batch and spec.per_step:
+        own[1] = saved[1][:, : steps.time].contiguous()
+    heads = [frames.select_rows(grads[0]), *map(frames.select_state, grads[1:])]
+    derived = kernel.backward(spec, steps, frames.select(tensors), own, heads, wanted)
+    if derived[0] is not None:
+        derived[0] = frames.restore_rows(derived[0])
+    for k in (1, 2):  # h0, c0
+        state = derived[k]
+        if state is not None:
+            derived[k] = frames.restore_state(state, grads[k])
+    return [t for t in derived if t is not None]
 
 
 @torch.library.impl(_OPS, "recur_backward", "Batched")
-def _recur_backward_batched(
-    tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any
-) -> list[Tensor]:
-    """Many cotangents at once, as of a Jacobian: torch's operations know how."""
-    spec, (_, grads, wanted) = spec_of(*about[:4]), about[4:]
-    steps = Traced(time, batch, rows_of(tensors), sizes)
-    return derived_by_loop(spec, steps, tensors, grads, wanted, again=torch.is_grad_enabled())
-
-
-def rows_of(tensors: Flat) -> int:
-    """The number of rows of the input, padding included."""
-    x = tensors[X] if tensors else None
-    if x is None or x.dim() != 2:
-        raise ValueError(f"the input should be rows (N, I), got {x if x is None else x.shape}")
-    return x.shape[0]
+def _recur_backward_batched(*args: Any) -> list[Tensor]:
+    """Many cotangents at once, as for a Jacobian, which torch's operations know."""
+    spec, steps, tensors, (_, grads, wanted) = Call.of(args)
+    return gradients_by_loop(spec, steps, tensors, grads, wanted, again=torch.is_grad_enabled())
 
 
 def _check_backward(
-    spec: Spec,
-    tensors: Flat,
-    size: tuple[int, int],
-    made: Sequence[Tensor],
-    grads: Flat,
-    wanted: Sequence[bool],
+    spec: Spec, steps: Traced, tensors: Tensors, saved: Any, grads: Flat, wanted: Sequence[bool]
 ) -> None:
-    """Check what the backward pass takes on top of the forward pass."""
-    x, expected = tensors[X], _result_types(spec, tensors, *size, keep=True)
-    assert x is not None
-    outputs = 1 + spec.parts
-    needed = outputs + spec.measures
-    check_tensors("gradients", grads, expected[:outputs], x)
-    # The final state is not read: any tensor may stand in for it.
-    if len(made) not in (needed, len(expected)):
-        raise ValueError(f"expected {needed} or {len(expected)} outputs, got {len(made)}")
-    read = made[0], *made[outputs:]
-    check_tensors("outputs", read, [expected[0], *expected[outputs : len(made)]], x)
-    if len(wanted) != len(tensors):
-        raise ValueError(f"expected {len(tensors)} flags of wanted gradients, got {len(wanted)}")
+    """Check the arguments that the backward pass takes on top of the forward pass."""
+    types = _output_types(spec, steps, tensors, keep=True)
+    outputs = 1 + spec.states
+    _check_tensors("gradients", grads, types[:outputs], tensors.x)
+    expected = [types[0], *types[outputs:]]
+    least = 1 + spec.batch
+    if len(saved) not in (least, len(expected)):
+        raise ValueError(f"expected {least} or {len(expected)} saved outputs, got {len(saved)}")
+    _check_tensors("saved outputs", saved, expected[: len(saved)], tensors.x)
+    if len(wanted) != COUNT:
+        raise ValueError(f"expected {COUNT} flags of wanted gradients, got {len(wanted)}")
     if any(want and t is None for t, want in zip(tensors, wanted, strict=True)):
         raise ValueError("a gradient is wanted of a tensor that was not given")
-    if any(wanted[RESETS:FIRST]):
+    if any(wanted[3:6]):
         raise ValueError("resets and zoneout have no gradient")
 
 
+def _check_tensors(
+    what: str, tensors: Sequence[Tensor | None], types: Sequence[tuple[Any, ...]], like: Tensor
+) -> None:
+    """Check a list of optional tensors against the same number of (shape, dtype)."""
+    if len(tensors) != len(types):
+        raise ValueError(f"expected {len(types)} {what}, got {len(tensors)}")
+    for tensor, (shape, dtype) in zip(tensors, types, strict=True):
+        if tensor is None:
+            continue
+        if tensor.shape != shape or tensor.dtype != dtype or tensor.device != like.device:
+            raise ValueError(
+                f"one of the {what} should be {dtype} of shape {shape} on {like.device}, got "
+                f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+            )
+
+
 @torch.library.register_fake("normrnn::recur", lib=_OPS)
-def _(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any) -> list[Tensor]:
-    spec = spec_of(*about[:4])
-    check_flat(spec, Traced(time, batch, rows_of(tensors), sizes), tensors)
-    return _results(spec, tensors, time, batch, about[4])
-
-
-def _results(spec: Spec, tensors: Flat, time: int, batch: int, keep: bool) -> list[Tensor]:
-    """Room for what ``recur`` returns."""
-    x = tensors[X]
-    assert x is not None
-    types = _result_types(spec, tensors, time, batch, keep)
-    return [x.new_empty(shape, dtype=dtype) for shape, dtype in types]
-
-
-def _result_types(
-    spec: Spec, tensors: Flat, time: int, batch: int, keep: bool
-) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and types of what ``recur`` returns."""
-    x, w_hh = tensors[X], tensors[spec.first_cell + 1]
-    assert x is not None
-    assert w_hh is not None
-    D, N, (C, shown) = len(spec.reverse), x.shape[0], w_hh.shape
-    H = C // GATES[spec.mode]
-    parts = (shown, H)[: spec.parts]  # h is narrower where it is projected
-    shapes = [(N, D * shown), *((D, batch, size) for size in parts)]
-    types: list[Any] = [(shape, x.dtype) for shape in shapes]
-    if spec.measures:
-        shape = 2, (time if spec.by_step else 1), D * spec.channels(H)
-        types.append((shape, wide(x.dtype)))
-    if keep and is_compiled(spec, tensors):
-        types.append(((kept_floats(spec, tensors, time, N),), x.dtype))
-    return types
+def _(*args: Any) -> list[Tensor]:
+    (spec, steps, tensors, (keep,)) = Call.of(args)
+    return _empty_outputs(spec, steps, tensors, keep)
 
 
 @torch.library.register_fake("normrnn::recur_backward", lib=_OPS)
-def _(tensors: Flat, sizes: Tensor | None, time: int, batch: int, *about: Any) -> list[Tensor]:
-    spec, (made, grads, wanted) = spec_of(*about[:4]), about[4:]
-    check_flat(spec, Traced(time, batch, rows_of(tensors), sizes), tensors)
-    _check_backward(spec, tensors, (time, batch), made, grads, wanted)
+def _(*args: Any) -> list[Tensor]:
+    (spec, steps, tensors, (saved, grads, wanted)) = Call.of(args)
+    _check_backward(spec, steps, tensors, saved, grads, wanted)
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format)
         for t, want in zip(tensors, wanted, strict=True)
         if t is not None and want
     ]
+
+
+def _empty_outputs(spec: Spec, steps: Steps, tensors: Tensors, keep: bool) -> list[Tensor]:
+    types = _output_types(spec, steps, tensors, keep)
+    return [tensors.x.new_empty(shape, dtype=dtype) for shape, dtype in types]
+
+
+def _output_types(
+    spec: Spec, steps: Steps, tensors: Tensors, keep: bool
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Return shapes and types of the outputs of ``recur``."""
+    x, (C, shown), D, N = tensors.x, tensors.w_hh.shape, len(spec.reverse), tensors.x.shape[0]
+    H = C // CELLS[spec.mode].gates
+    sizes = (shown, H)[: spec.states]
+    types: list[Any] = [((N, D * shown), x.dtype)]
+    types += [((D, steps.batch, size), x.dtype) for size in sizes]
+    if spec.batch:
+        types.append((spec.statistics_shape(steps.time, H), wide(x.dtype)))
+    if keep and kernel.can_run(spec, tensors):
+        types.append(((kernel.kept_floats(spec, tensors, steps.time, N),), x.dtype))
+    return types

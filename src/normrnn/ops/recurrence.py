@@ -1,62 +1,232 @@
-"""The recurrence of ready gate inputs: ``recur`` for layers, ``rnn``, ``lstm``, ``gru`` for you."""
+"""The recurrence: ``recur`` for layers; ``rnn``, ``lstm``, ``gru`` for ready gate inputs.
 
-from collections.abc import Iterable
+``recur`` runs the compiled kernels on float32 on a CPU, and the loop on everything else. Tracers
+(a compiler, an exporter, fake tensors, transforms of torch.func) see the operators of
+:mod:`normrnn.ops.operators` instead. The derivative of a backward pass is the loop's.
+"""
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from normrnn.ops import kernel
+from normrnn.ops import backend, operators
 from normrnn.ops.call import (
-    Call,
-    Cell,
-    InputNorm,
-    Inputs,
+    COUNT,
+    Norm,
     Peephole,
-    Plain,
-    Plug,
-    RecurrentNorm,
     Result,
-    RowNorm,
+    Spec,
     State,
-    StepNorm,
+    Tensors,
+    Weights,
+    check,
+    check_given,
+    describe_call,
 )
-from normrnn.ops.check import check
+from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.loop import loop
+from normrnn.ops.native import kernel
+from normrnn.ops.operators import arguments, gradients_by_loop, has_native_backward
 from normrnn.ops.scan import run_scan
-from normrnn.ops.steps import Steps, Traced
-
-__all__ = [
-    "Call",
-    "Cell",
-    "InputNorm",
-    "Inputs",
-    "Peephole",
-    "Plain",
-    "Plug",
-    "RecurrentNorm",
-    "Result",
-    "RowNorm",
-    "State",
-    "StepNorm",
-    "gru",
-    "lstm",
-    "recur",
-    "rnn",
-]
+from normrnn.ops.statistics import Statistics
 
 
-def recur(call: Call, inputs: Inputs, plug: Plug) -> Result:
-    """The directions of one layer over all time steps.
+def recur(spec: Spec, steps: Steps, tensors: Tensors) -> Result:
+    """Run the directions of one layer over all time steps."""
+    check(spec, steps, tensors)
+    if isinstance(steps, Traced) and steps.is_scanned:
+        return run_scan(spec, steps, tensors)
+    if not steps.is_traced and not can_run_native(spec, steps, tensors):
+        if backend.selected == "native":
+            raise RuntimeError(
+                'backend("native") cannot run this call: the compiled kernels take float32 on a '
+                "CPU, outside forward-mode differentiation and torch.jit"
+            )
+        return loop(spec, steps, tensors)
+    if not steps.is_traced:
+        check_given(spec, steps, tensors)
+    transforms = torch._C._are_functorch_transforms_active()
+    keep = torch.is_grad_enabled() and (transforms or _require_grad(tensors))
+    if tensors.mean is not None:
+        tensors = _with_given(spec, steps, tensors, keep)
+    if torch.compiler.is_compiling():
+        outputs = torch.ops.normrnn.recur(*arguments(spec, steps, tensors), keep)
+    elif transforms:
+        outputs = _Recurrence.apply(spec, steps, *tensors)
+    elif keep:
+        outputs = _apply(spec, steps, *tensors)
+    else:
+        outputs = _forward(spec, steps, tensors, False)
+    states = 1 + spec.states
+    statistics = None
+    if spec.batch:
+        mean, var = outputs[states].unbind()
+        statistics = Statistics(mean, var, steps.counts(spec.per_step, mean.device))
+    return Result(outputs[0], tuple(outputs[1:states]), statistics)
 
-    Args:
-        inputs: rows with the weights of their projection, or ready gate inputs; the recurrent
-            parameters of each direction; and the initial state.
-        plug: how gate inputs are read and steps normalised.
-    """
-    check(call, inputs, plug)
-    if isinstance(call.steps, Traced) and call.steps.scanned:
-        return run_scan(call, inputs, plug)
-    found = kernel.attempt(call, inputs, plug)
-    return loop(call, inputs, plug) if found is None else found
+
+def can_run_native(spec: Spec, steps: Steps, tensors: Tensors) -> bool:
+    """Whether the compiled kernels run this call, which has been checked."""
+    if forward_ad._current_level >= 0 or torch.jit.is_tracing():
+        return False  # which see torch's operations alone
+    return steps.rows > 0 and kernel.can_run(spec, tensors)
+
+
+def _require_grad(tensors: Sequence[Tensor | None]) -> bool:
+    for t in tensors:  # noqa: SIM110 (a generator is slower)
+        if t is not None and t.requires_grad:
+            return True
+    return False
+
+
+def _with_given(spec: Spec, steps: Steps, tensors: Tensors, keep: bool) -> Tensors:
+    """Leave out given statistics that are not needed. Copy them before a backward pass, since
+    running ones change before it."""
+    mean, var = tensors.mean, tensors.var
+    assert mean is not None
+    assert var is not None
+    is_needed = not spec.batch or steps.has_single_row(spec.per_step)
+    if not is_needed and not spec.tests_constant_steps:
+        return tensors._replace(mean=None, var=None)
+    return tensors._replace(mean=mean.clone(), var=var.clone()) if keep else tensors
+
+
+def _forward(
+    spec: Spec, steps: Steps, tensors: Sequence[Tensor | None], keep: bool
+) -> Sequence[Tensor]:
+    if not steps.is_traced and kernel.is_plain(tensors):
+        return kernel.forward(spec, steps, tensors, keep)
+    return torch.ops.normrnn.recur(*arguments(spec, steps, tensors), keep)
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(spec: Spec, steps: Steps, *tensors: Tensor | None) -> Any:
+        return tuple(_forward(spec, steps, tensors, True))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.spec, ctx.steps = inputs[:2]
+        states = 1 + ctx.spec.states
+        ctx.mark_non_differentiable(*output[states:])
+        # Not the final state: a caller that carries it over may change it in place.
+        ctx.save_for_backward(*inputs[2:], output[0], *output[states:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        saved, spec, wanted = ctx.saved_tensors, ctx.spec, ctx.needs_input_grad[2:]
+        heads = grads[: 1 + spec.states]
+        static = spec, ctx.steps, len(heads), wanted
+        if torch._C._are_functorch_transforms_active():
+            found: Any = _Backward.apply(*static, *saved[:COUNT], *heads, *saved[COUNT:])
+        elif torch.is_grad_enabled():
+            found = _apply_backward(*static, *saved[:COUNT], *heads, *saved[COUNT:])
+        else:
+            found = _backward(spec, ctx.steps, saved[:COUNT], saved[COUNT:], heads, wanted)
+        if len(found) == COUNT:
+            return None, None, *found
+        found = iter(found)
+        return None, None, *[next(found) if want else None for want in wanted]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _one_by_one(_Recurrence, info, in_dims, args)
+
+
+def _backward(
+    spec: Spec, steps: Steps, tensors: Any, saved: Any, grads: Any, wanted: Sequence[bool]
+) -> Sequence[Tensor | None]:
+    """Return the gradients of all tensors, or of the wanted ones."""
+    is_native = not steps.is_traced and has_native_backward(spec, saved, wanted)
+    if is_native and kernel.is_plain((*tensors, *saved, *grads)):
+        return kernel.backward(spec, steps, tensors, saved, grads, wanted)
+    call = arguments(spec, steps, tensors)
+    return torch.ops.normrnn.recur_backward(*call, saved, grads, wanted)
+
+
+class _Backward(torch.autograd.Function):
+    """The backward pass, whose own derivative is that of the loop."""
+
+    @staticmethod
+    def forward(spec: Spec, steps: Steps, outputs: int, wanted: Sequence[bool], *given: Any) -> Any:
+        heads = COUNT + outputs
+        tensors, grads, saved = given[:COUNT], given[COUNT:heads], given[heads:]
+        found = _backward(spec, steps, tensors, saved, grads, wanted)
+        return tuple([t for t in found if t is not None])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
+        ctx.spec, ctx.steps, outputs, ctx.wanted = inputs[:4]
+        ctx.save_for_backward(*inputs[4 : 4 + COUNT + outputs])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *heads: Tensor | None) -> Any:
+        needs, again = ctx.needs_input_grad[4:], torch.is_grad_enabled()
+        with torch.enable_grad():
+            seen = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
+            call = ctx.spec, ctx.steps, seen[:COUNT], seen[COUNT:]
+            found = gradients_by_loop(*call, ctx.wanted, again=True)
+            pairs = [(f, h) for f, h in zip(found, heads, strict=True) if h is not None]
+            which = [k for k, need in enumerate(needs) if need and k < len(seen)]
+            derived: list[Tensor | None] = [None] * len(needs)
+            if pairs and which:
+                made, given = zip(*pairs, strict=True)
+                sources: Any = [seen[k] for k in which]
+                grads = torch.autograd.grad(
+                    made, sources, given, create_graph=again, allow_unused=True
+                )
+                for k, grad in zip(which, grads, strict=True):
+                    derived[k] = grad
+        return *[None] * 4, *derived
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _one_by_one(_Backward, info, in_dims, args)
+
+
+# Function.apply without transforms, and without its lookup of a signature.
+_apply: Any = super(torch.autograd.Function, _Recurrence).apply  # type: ignore[misc]
+_apply_backward: Any = super(torch.autograd.Function, _Backward).apply  # type: ignore[misc]
+
+
+def _one_by_one(function: Any, info: Any, in_dims: Any, args: Any) -> Any:
+    """Run the calls of a vmap one after the other."""
+    found = []
+    for k in range(info.batch_size):
+        pairs = zip(args, in_dims, strict=True)
+        one = [a.select(d, k) if isinstance(a, Tensor) and d is not None else a for a, d in pairs]
+        found.append(function.apply(*one))
+    stacked = tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def _differentiable(operator: Any, is_backward: bool) -> Any:
+    """Return the autograd kernel of an operator, as in an exported graph."""
+
+    def run(keyset: Any, *args: Any) -> Any:
+        tensors, more = args[0], args[-2] if is_backward else ()
+        if torch.is_grad_enabled() and _require_grad([*tensors, *more]):
+            spec, steps, tensors, rest = operators.Call.of(args)
+            if not is_backward:
+                return list(_apply(spec, steps, *tensors))
+            saved, grads, wanted = rest
+            return list(_apply_backward(spec, steps, len(grads), wanted, *tensors, *grads, *saved))
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    return run
+
+
+_OPS = torch.library.Library("normrnn", "IMPL")
+for _name in ("recur", "recur_backward"):
+    _operator = getattr(torch.ops.normrnn, _name).default
+    _kernel = _differentiable(_operator, _name == "recur_backward")
+    _OPS.impl(_name, _kernel, "Autograd", with_keyset=True)
 
 
 def rnn(
@@ -76,8 +246,8 @@ def rnn(
         w_hh: (H, H).
         h0: (B, H), longest sequence first; zeros if None.
         reverse: every sequence from its own last frame to its first.
-        resets: rows (N,), bool: before these frames the state starts from zero; backwards, at the
-            frame before them.
+        resets: rows (N,), bool: before these frames the state starts from zero; in reverse, at
+            the frame before them.
 
     Returns:
         All states (N, H), and the last one of every sequence (B, H).
@@ -88,7 +258,7 @@ def rnn(
     (torch.Size([7, 4]), torch.Size([3, 4]))
     """
     mode = f"RNN_{nonlinearity.upper()}"
-    rows, (h,) = _one(mode, gates, Cell(w_hh), steps, (h0,), (reverse, resets))
+    rows, (h,) = _one_direction(mode, gates, Weights(None, w_hh), steps, (h0,), reverse, resets)
     return rows, h
 
 
@@ -105,10 +275,12 @@ def lstm(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The LSTM of ready gate inputs (N, 4H), gate order i, f, g, o; ``w_hh`` (4H, H).
 
+    ``peephole`` holds the diagonal weights (H,) from the cell to the gates i, f and o.
+
     Returns all states (N, H), and the last h and c of every sequence, each (B, H).
     """
-    cell, how = Cell(w_hh, None, peephole), (reverse, resets)
-    rows, (h, c) = _one("LSTM", gates, cell, steps, (h0, c0), how)
+    weights = Weights(None, w_hh, None, *peephole)
+    rows, (h, c) = _one_direction("LSTM", gates, weights, steps, (h0, c0), reverse, resets)
     return rows, (h, c)
 
 
@@ -127,21 +299,22 @@ def gru(
     ``bias_hn`` (H,) is the one inside r ⊙ (W_hn h + b). Returns all states (N, H), and the last
     one of every sequence (B, H).
     """
-    rows, (h,) = _one("GRU", gates, Cell(w_hh, bias_hn), steps, (h0,), (reverse, resets))
+    weights = Weights(None, w_hh, bias_hn)
+    rows, (h,) = _one_direction("GRU", gates, weights, steps, (h0,), reverse, resets)
     return rows, h
 
 
-def _one(
+def _one_direction(
     mode: str,
     gates: Tensor,
-    cell: Cell,
+    weights: Weights,
     steps: Steps,
-    start: Iterable[Tensor | None],
-    how: tuple[bool, Tensor | None],
+    start: Sequence[Tensor | None],
+    reverse: bool,
+    resets: Tensor | None,
 ) -> tuple[Tensor, State]:
-    """One direction from a state whose missing parts are zeros."""
-    zeros = gates.new_zeros(steps.batch, cell.w_hh.shape[-1])
+    zeros = gates.new_zeros(steps.batch, weights.w_hh.shape[-1])
     state = tuple((zeros if part is None else part).unsqueeze(0) for part in start)
-    call = Call(mode, steps, how[:1], how[1])
-    result = recur(call, Inputs(gates, [cell], state), Plain())
+    spec, tensors = describe_call(mode, (reverse,), gates, [weights], Norm(), state, resets)
+    result = recur(spec, steps, tensors)
     return result.rows, tuple(part[0] for part in result.state)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normrnn.ops import kernel
+from normrnn.ops.native import kernel
 from normrnn.ops.statistics import Statistics, constant_groups, pool, unbiased, without_constant
 
 MOST_STEPS, ENOUGH_ROWS = 512, 30
@@ -18,7 +18,7 @@ _OPS.define("store_(Tensor(a!) buffer, Tensor value) -> ()")
 
 
 def store_(buffer: Tensor, value: Tensor) -> None:
-    """``buffer.copy_(value)`` that transforms of torch.func allow."""
+    """Run ``buffer.copy_(value)`` in a way that transforms of torch.func allow."""
     if kernel.is_plain((buffer, value)):
         with torch.no_grad():
             buffer.copy_(value)
@@ -33,7 +33,7 @@ def _store(buffer: Tensor, value: Tensor) -> None:
     buffer.copy_(value)
 
 
-def update_shared_(
+def update_running_(
     mean: Tensor,
     var: Tensor,
     tracked: Tensor,
@@ -41,25 +41,29 @@ def update_shared_(
     momentum: float | None,
     inputs: int = 0,
 ) -> None:
-    """One update of buffers (C,) shared over time, from all rows of the batch.
+    """Update running statistics, shared over time, (C,), or one slot per time step, (K, C).
 
-    A batch with a non-finite value, or with a single row in every group, leaves everything as it
-    was. ``momentum`` is the weight of the new value, as in torch; None means the average of all
-    updates so far. ``inputs``: how many channels, the first ones, are those of W_x x; there groups
-    whose rows are all equal are left out.
+    Shared ones are updated from all rows of the batch, slots from the first K steps. A batch with
+    a non-finite value, at whatever step, changes nothing; neither does a group of a single row.
+
+    Args:
+        tracked: the number of updates, () or (K,).
+        momentum: the weight of the new value, as in torch; None: the average of all updates.
+        inputs: how many channels, the first ones, are those of W_x x; there groups whose rows are
+            all equal are left out.
     """
     if not kernel.is_plain((mean, var, tracked, *batch)):
         torch.ops.normrnn.update_(mean, var, tracked, *batch, momentum, inputs)
         return
-    if momentum is not None:
+    if momentum is not None and not tracked.dim():
         done = kernel.update(mean, var, batch, momentum, inputs)
         if done is not None:
             tracked += int(done)
             return
-    _update_shared_(mean, var, tracked, batch, momentum, inputs)
+    _update_by_torch_(mean, var, tracked, batch, momentum, inputs)
 
 
-def _update_shared_(
+def _update_by_torch_(
     mean: Tensor,
     var: Tensor,
     tracked: Tensor,
@@ -67,42 +71,18 @@ def _update_shared_(
     momentum: float | None,
     inputs: int,
 ) -> None:
-    counted = without_constant(batch, inputs)
-    good = (counted.count > 1).any(0, keepdim=True) & _finite(batch)
-    _update_(mean[None], var[None], tracked.view(1), pool(counted), good, momentum)
-
-
-def update_steps_(
-    mean: Tensor,
-    var: Tensor,
-    tracked: Tensor,
-    batch: Statistics,
-    momentum: float | None,
-    inputs: int = 0,
-) -> None:
-    """Updates slots (K, C) from the first K steps of the batch that have more than one row.
-
-    A non-finite value at any step, a lone row's or one past the last slot, prevents them all.
-    ``inputs`` as for :func:`update_shared_`.
-    """
-    if not kernel.is_plain((mean, var, tracked, *batch)):
-        torch.ops.normrnn.update_(mean, var, tracked, *batch, momentum, inputs)
-        return
-    _update_steps_(mean, var, tracked, batch, momentum, inputs)
-
-
-def _update_steps_(
-    mean: Tensor,
-    var: Tensor,
-    tracked: Tensor,
-    batch: Statistics,
-    momentum: float | None,
-    inputs: int,
-) -> None:
-    used = min(len(mean), len(batch.mean))
-    first = without_constant(Statistics(*(value[:used] for value in batch)), inputs)
-    slots = mean[:used], var[:used], tracked[:used]
-    _update_(*slots, first, (first.count > 1) & _finite(batch), momentum)
+    is_finite = _is_finite(batch)
+    if tracked.dim():
+        used = min(len(mean), len(batch.mean))
+        mean, var, tracked = mean[:used], var[:used], tracked[:used]
+        batch = without_constant(Statistics(*(value[:used] for value in batch)), inputs)
+        good = (batch.count > 1) & is_finite
+    else:
+        mean, var, tracked = mean[None], var[None], tracked.view(1)
+        batch = without_constant(batch, inputs)
+        good = (batch.count > 1).any(0, keepdim=True) & is_finite
+        batch = pool(batch)
+    _average_(mean, var, tracked, batch, good, momentum)
 
 
 @torch.library.impl(_OPS, "update_", "CompositeExplicitAutograd")
@@ -116,20 +96,18 @@ def _update(
     momentum: float | None,
     inputs: int = 0,
 ) -> None:
-    """Both, as an operator that changes the first three."""
+    """``update_running_`` as an operator."""
     batch = Statistics(batch_mean, batch_var, count)
     _check_update(mean, var, tracked, batch, inputs)
     if count.is_cpu and bool((count == 1).any() & (count <= 1).all() & (tracked == 0).all()):
-        # A graph learns only here what is an error before an eager call.
+        # In eager mode this is an error before the call; a graph knows the rows only here.
         raise ValueError(
             "a batch with a single row cannot be normalised before running statistics were "
             "gathered: begin with a larger batch, or use norm='layer'"
         )
-    if kernel.is_plain((mean, var, tracked, *batch)):
-        how = update_steps_ if tracked.dim() else update_shared_
-    else:  # a tensor subclass
-        how = _update_steps_ if tracked.dim() else _update_shared_
-    how(mean, var, tracked, batch, momentum, inputs)
+    is_plain = kernel.is_plain((mean, var, tracked, *batch))
+    update = update_running_ if is_plain else _update_by_torch_  # a tensor subclass
+    update(mean, var, tracked, batch, momentum, inputs)
 
 
 def _check_update(
@@ -150,11 +128,11 @@ def _check_update(
         raise ValueError(f"statistics of {mean.shape[-1]} channels cannot have {inputs} inputs")
 
 
-def _nothing(*_: Any) -> None:
+def _fake(*_: Any) -> None:
     pass
 
 
-def _refused(*_: Any) -> None:
+def _refuse_vmap(*_: Any) -> None:
     raise RuntimeError(
         "running statistics cannot be updated under vmap, which has many batches at once: "
         "use eval(), or `with normrnn.batch_statistics(model):`"
@@ -162,18 +140,18 @@ def _refused(*_: Any) -> None:
 
 
 for _name in ("normrnn::update_", "normrnn::store_"):
-    torch.library.register_fake(_name, _nothing, lib=_OPS)
-    torch.library.register_vmap(_name, _refused, lib=_OPS)
+    torch.library.register_fake(_name, _fake, lib=_OPS)
+    torch.library.register_vmap(_name, _refuse_vmap, lib=_OPS)
 
 
-def _finite(batch: Statistics) -> Tensor:
-    """Whether all rows of the batch were finite: a mean is not if one of its rows is not."""
-    # The sum is finite unless a part of it is not: one look at both.
+def _is_finite(batch: Statistics) -> Tensor:
+    """Whether all rows of the batch are finite: a mean is not if one of its rows is not."""
+    # The sum is finite unless one of its terms is not: one test for both.
     return ((batch.mean + batch.var).isfinite() | (batch.count == 0)[:, None]).all()
 
 
 @torch.no_grad()  # inside, since a graph that ends with an error would leave gradients off
-def _update_(
+def _average_(
     mean: Tensor,
     var: Tensor,
     tracked: Tensor,
@@ -191,8 +169,8 @@ def _update_(
 
 
 def slots_for(tracked: Tensor, steps: int) -> Tensor:
-    """For steps 0 … steps−1 the last slot ≤ min(t, K−1) that has ever been updated, else the first
-    one that has, else 0: (steps,).
+    """Return the slot of each time step, (steps,): the last one ≤ min(t, K−1) that has ever been
+    updated, else the first one that has, else 0.
 
     >>> slots_for(torch.tensor([0, 4, 4, 0, 2]), 7).tolist()
     [1, 1, 2, 2, 4, 4, 4]
@@ -205,19 +183,19 @@ def slots_for(tracked: Tensor, steps: int) -> Tensor:
 
 
 class Population:
-    """Pools (count, mean, centred squares) of any number of batches, in float64.
+    """Statistics of any number of batches, pooled in float64.
 
     Rows count equally however they were split into batches.
-    """
 
-    def __init__(self, slots: int | None = None, inputs: int = 0, by_step: bool = False):
-        """Args:
-        slots: one per time step, so many; None: statistics are shared over time.
+    Args:
+        slots: the number of time steps with statistics of their own; None: shared over time.
         inputs: how many channels, the first ones, are those of W_x x; there time steps whose rows
             are all equal are left out.
-        by_step: batches come as one group per time step, for :attr:`step_difference`.
-        """
-        self._steps = Population(MOST_STEPS, inputs) if by_step and slots is None else None
+        per_step: batches have one group per time step, for :attr:`step_difference`.
+    """
+
+    def __init__(self, slots: int | None = None, inputs: int = 0, per_step: bool = False):
+        self._steps = Population(MOST_STEPS, inputs) if per_step and slots is None else None
         self.shared, self.groups, self.inputs = slots is None, slots or 1, inputs
         self.batches = 0
         self._count = self._mean = self._squares = torch.zeros(0)
@@ -247,7 +225,7 @@ class Population:
 
     @property
     def enough(self) -> Tensor:
-        """Where there is more than one row and, of W_x x, not always the same one, (groups, C)."""
+        """Where there is more than one row and, of W_x x, not always the same row: (groups, C)."""
         several, own = self._count > 1, slice(self.inputs)
         if self.inputs:
             rows = self._count[:, own].amax(1)
@@ -257,11 +235,11 @@ class Population:
 
     @property
     def step_difference(self) -> float:
-        """How far statistics shared over time are from those of each step: the mean square of what
-        that changes in normalised rows, 0 if all steps are alike.
+        """How far statistics shared over time are from those of each step: the mean square change
+        of normalised rows, 0 if all steps are alike.
 
-        (x − μ_t)/σ_t and (x − μ)/σ differ by (μ_t − μ)/σ and σ_t/σ − 1. Steps with few rows do not
-        count, and of steps beyond the first `MOST_STEPS` nothing is known.
+        (x − μ_t)/σ_t and (x − μ)/σ differ by (μ_t − μ)/σ and σ_t/σ − 1. Steps with few rows, and
+        those beyond the first `MOST_STEPS`, do not count.
         """
         if self._steps is None or not self._steps.batches:
             return 0.0

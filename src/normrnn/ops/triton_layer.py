@@ -21,7 +21,7 @@ from torch import Tensor
 from triton import knobs
 
 from normrnn.ops import reference
-from normrnn.ops.steps import Steps
+from normrnn.ops.layout import Steps
 
 MAX_HIDDEN = 256
 TOLERANCE = 1e-4

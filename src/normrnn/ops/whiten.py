@@ -1,4 +1,4 @@
-"""Whitening of rows: Σ^{-1/2} (x − μ), folded into the weights that the rows meet."""
+"""Whitening of rows, Σ^{-1/2} (x − μ), as a change of the input weights."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normrnn.ops.fold import Weights
+from normrnn.ops.call import Weights
+from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.statistics import wide
-from normrnn.ops.steps import Steps, Traced
 
 
 class Covariance(NamedTuple):
@@ -20,21 +20,21 @@ class Covariance(NamedTuple):
 
     @property
     def unbiased(self) -> Tensor:
-        """What running buffers hold."""
+        """The covariance that running buffers hold."""
         return self.cov * (self.rows / (self.rows - 1))
 
 
-def _exactly(kind: str) -> AbstractContextManager[Any]:
-    """Without autocast, on devices that have it."""
+def _full_precision(kind: str) -> AbstractContextManager[Any]:
+    """Disable autocast on devices that have it."""
     available = torch.amp.is_autocast_available(kind)
     return torch.autocast(kind, enabled=False) if available else nullcontext()
 
 
 def covariance(rows: Tensor, steps: Steps) -> Covariance:
-    """Of rows (N, I), in two passes and in float32 or wider, under autocast too."""
-    with _exactly(rows.device.type):
+    """Compute it over rows (N, I), in two passes and in float32 or wider, under autocast too."""
+    with _full_precision(rows.device.type):
         rows, count = rows.to(wide(rows.dtype)), rows.shape[0]
-        if isinstance(steps, Traced) and steps.padded:
+        if isinstance(steps, Traced) and steps.is_padded:
             frames = steps.frames[:, None]
             rows, count = torch.where(frames, rows, 0.0), frames.sum()
             mean = rows.sum(0) / count
@@ -46,13 +46,13 @@ def covariance(rows: Tensor, steps: Steps) -> Covariance:
 
 
 def whitener(cov: Tensor, eps: float, shrinkage: float = 0.0) -> Tensor:
-    """((1 − s) Σ + s diag(Σ) + ε)^{-1/2}, symmetric (I, I); NaN if anything of Σ is not finite."""
-    with _exactly(cov.device.type):
+    """Return ((1 − s) Σ + s diag(Σ) + ε)^{-1/2}, symmetric (I, I); NaN if Σ is not finite."""
+    with _full_precision(cov.device.type):
         variances = cov.diagonal()
         if shrinkage:
             cov = cov * (1 - shrinkage) + torch.diag(variances * shrinkage)
         cov = cov + torch.diag(torch.full_like(variances, eps))
-        kind = _InverseRoot if torch.compiler.is_compiling() else _BothWays
+        kind = _InverseRoot if torch.compiler.is_compiling() else _InverseRootWithJvp
         return kind.apply(cov, eps)[0]  # type: ignore[index]
 
 
@@ -61,7 +61,7 @@ class _InverseRoot(torch.autograd.Function):
 
     With A = Q diag(λ) Qᵀ a change dA of A is one of Q (K ∘ Qᵀ dA Q) Qᵀ of its root, where
     K_ij = (λ_i^{-1/2} − λ_j^{-1/2}) / (λ_i − λ_j) = −1 / (√λ_i √λ_j (√λ_i + √λ_j)): nothing is
-    divided by a difference, so equal eigenvalues do no harm.
+    divided by a difference, so equal eigenvalues are safe.
     """
 
     generate_vmap_rule = True
@@ -89,11 +89,11 @@ class _InverseRoot(torch.autograd.Function):
         matrix, values, vectors = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again
             values, vectors = torch.linalg.eigh(matrix)
-        return _change_of_root((grad + grad.t()) / 2, values, vectors), None
+        return _root_change((grad + grad.t()) / 2, values, vectors), None
 
 
-class _BothWays(_InverseRoot):
-    """With derivatives forward as well, which Dynamo does not trace."""
+class _InverseRootWithJvp(_InverseRoot):
+    """With a forward-mode derivative too, which Dynamo does not trace."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -104,36 +104,36 @@ class _BothWays(_InverseRoot):
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         values, vectors = ctx.saved_tensors
         change = tangents[0]
-        return None if change is None else _change_of_root(change, values, vectors), None, None
+        return None if change is None else _root_change(change, values, vectors), None, None
 
 
-def _change_of_root(change: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-    """Q (K ∘ Qᵀ dA Q) Qᵀ: of the root, from that of its matrix; and the way back, since it is its
-    own transpose."""
-    with _exactly(change.device.type):
+def _root_change(change: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+    """Return Q (K ∘ Qᵀ dA Q) Qᵀ, the change of the root for a change of its matrix; also the
+    backward pass, since the map is its own transpose."""
+    with _full_precision(change.device.type):
         root = values.sqrt()
         factor = -1 / (torch.outer(root, root) * (root + root[:, None]))
         return vectors @ (factor * (vectors.t() @ change @ vectors)) @ vectors.t()
 
 
 def whitened(w_ih: Tensor, root: Tensor) -> Tensor:
-    """W_x Σ^{-1/2}, in the type of the root."""
-    with _exactly(root.device.type):
+    """Return W_x Σ^{-1/2}, in the type of the root."""
+    with _full_precision(root.device.type):
         return w_ih.to(root.dtype) @ root
 
 
 def fold_whitening(weights: Weights, beta: Tensor | None, mean: Tensor, w_ih: Tensor) -> Weights:
-    """Plain weights that do to x what W_x does to whitened x, plus β; ``w_ih``: whitened."""
-    with _exactly(w_ih.device.type):
+    """Return plain weights that apply ``w_ih`` = W_x Σ^{-1/2} to x − mean, and add β."""
+    with _full_precision(w_ih.device.type):
         shift = -(w_ih @ mean)
         bias = shift if beta is None else beta + shift
-    dtype = weights.w_ih.dtype
+    dtype = weights.w_hh.dtype
     return weights._replace(w_ih=w_ih.to(dtype), bias=bias.to(dtype))
 
 
 class CovariancePopulation:
-    """Pools (rows, mean, centred products) of any number of batches, in float64: rows count
-    equally however they were split."""
+    """The covariance of any number of batches, pooled in float64: rows count equally however they
+    were split."""
 
     def __init__(self) -> None:
         self.batches = self.rows = 0

@@ -142,6 +142,14 @@ class Run:
         rows = [r for r in self.split("valid", statistics or self.serving) if key in r]
         return min(rows, key=lambda row: row[key], default=None)
 
+    def frame(self) -> Any:
+        """Return the rows as a DataFrame; pandas is needed."""
+        try:
+            from pandas import DataFrame  # type: ignore[import-not-found]
+        except ImportError:
+            raise UserError("frame() needs pandas: pip install pandas") from None
+        return DataFrame(self.rows)
+
     def __repr__(self) -> str:
         return f"<Run {self.path.name!r}: {self.recipe} {self.label}, {self.updates:,} updates>"
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from normrnn.errors import UsageError, UserError, notice
 from normrnn.files import machine_memory
-from normrnn.ops import kernel
+from normrnn.ops.native.library import describe
 from normrnn.runs.machines import read_machines, write_machines
 from normrnn.runs.store import RunDirectory
 from normrnn.version import __version__
@@ -33,7 +33,7 @@ def environment(threads: int, processes: int = 1, device: str = "cpu") -> dict[s
         "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": threads,
-        "recurrence": kernel.describe(),
+        "recurrence": describe(),
         "system": f"{platform.system()} {platform.machine()}",
     }
     found |= {"processes": processes} if processes > 1 else {}

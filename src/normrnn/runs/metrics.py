@@ -1,54 +1,13 @@
-"""metrics.jsonl, and the running sums of the next row."""
+"""Append to metrics.jsonl, and cut it back when a run resumes."""
 
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from normrnn.config.measure import perplexity
 from normrnn.errors import UserError
 from normrnn.files import following_no_link, open_regular
-
-
-@dataclass
-class RowSums:
-    """Sums since the last train row; part of the checkpoint, so that resuming splits no row."""
-
-    nats: float = 0.0
-    count: int = 0
-    updates: int = 0
-    batch_ppl: float = 0.0
-    grad_norm: float = 0.0
-    errors: int | None = None
-    """Wrong predictions, where they are counted."""
-
-    def add(self, nats: float, count: int, grad_norm: float, errors: int | None = None) -> None:
-        """Add an update."""
-        if errors is not None:
-            self.errors = errors + (self.errors or 0)
-        self.nats += nats
-        self.count += count
-        self.updates += 1
-        self.batch_ppl += perplexity(nats / count)
-        self.grad_norm += grad_norm
-
-    def row(self, error_rate: tuple[str, str] | None = None) -> dict[str, float | int]:
-        """Loss per target, the error rate under its key, and means over the updates."""
-        key = error_rate[0] if error_rate else "fer"
-        fer = {} if self.errors is None else {key: self.errors / self.count}
-        return {
-            "loss": self.nats / self.count,
-            **fer,
-            "count": self.count,
-            "batch_ppl": self.batch_ppl / self.updates,
-            "grad_norm": self.grad_norm / self.updates,
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for the checkpoint."""
-        return asdict(self)
 
 
 class MetricsFile:

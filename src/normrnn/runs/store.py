@@ -136,13 +136,14 @@ class RunDirectory:
         """Return the tensors of a safetensors file, verified."""
         return self._tensors(name)[0]
 
-    def weights(self) -> dict[str, Tensor]:
-        """Weights of the best model; UserError if there is none or its config differs."""
+    def read_model(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return weights and metadata of the best model; UserError if there is none or its config
+        differs."""
         if not self.has(MODEL):
             raise UserError(f"{self.path} has no {MODEL} yet: the first validation writes it")
         weights, metadata = self._tensors(MODEL)
         self._check_header(metadata)
-        return weights
+        return weights, metadata
 
     def check_model(self) -> None:
         """Raise UserError if there is a best model that is not of this run."""

@@ -8,7 +8,15 @@ from normrnn import norms
 from normrnn.config.base import Config, LayersConfig, LoopConfig
 from normrnn.config.measure import Measure
 from normrnn.errors import UsageError
-from normrnn.speech.measure import FRAMES
+
+FRAMES = Measure(
+    name="FCE",
+    long="frame-wise cross entropy (FCE)",
+    axis="FCE, nats",
+    unit="frames",
+    held_out="dev",
+    error_rate=("fer", "FER"),
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class SpeechConfig(Config):
     """One complete experiment with an acoustic model, as saved in `config.json`."""
 
     noun: ClassVar[str] = "an acoustic model"
-    task: ClassVar[str] = "normrnn.speech.task"
+    task: ClassVar[str] = "normrnn.speech.task:SpeechTask"
     hub_task: ClassVar[str] = "automatic-speech-recognition"
     data: str = ""
     """Directory that `normrnn prepare librispeech` or `normrnn prepare kaldi` made."""

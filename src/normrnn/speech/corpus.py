@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normrnn.errors import UserError
-from normrnn.files import expanded, file_state, open_regular, resolved
+from normrnn.files import expanded, file_state, resolved
 from normrnn.speech.archive import (
     CHECKSUMS,
     Entry,
@@ -110,9 +110,7 @@ class SpeechCorpus:
     variance: Tensor
     label_counts: Tensor
     sha256: str
-    """Of what a network learns from, wherever the directory is."""
-    labels_sha256: str
-    """The same as older versions knew it: without the features."""
+    """Hash of what a network learns from, wherever the directory is."""
 
 
 def read_speech(path: str | Path) -> SpeechCorpus:
@@ -122,7 +120,7 @@ def read_speech(path: str | Path) -> SpeechCorpus:
         why = "it is a file" if path.exists() else "it does not exist"
         raise UserError(f"{path} is no directory of prepared speech: {why}")
     summary = read_summary(path)
-    statistics = read_json(path / STATISTICS, CHECKSUMS in summary)
+    statistics = read_json(path / STATISTICS)
     try:
         classes, dim = int(summary["classes"]), int(summary["dim"])
         mean, variance = (
@@ -137,28 +135,14 @@ def read_speech(path: str | Path) -> SpeechCorpus:
         raise UserError(f"{path / STATISTICS} does not belong to {SUMMARY}: other sizes")
     if not (mean.isfinite().all() and (variance >= 0).all() and (counts >= 0).all()):
         raise UserError(f"{path / STATISTICS} is damaged: its numbers are no statistics")
-    written = summary.get(CHECKSUMS)
-    checksums = {name: _checksums(path / name, name, written) for name in SPLITS}
-    train, dev = (_read_split(path / name, classes, dim, checksums[name]) for name in SPLITS)
-    of_labels = hashlib.sha256(json.dumps([FORMAT, classes, dim, statistics]).encode())
-    of_all = of_labels.copy()
+    train, dev = (_read_split(path / name, classes, dim, summary) for name in SPLITS)
+    hashed = hashlib.sha256(json.dumps([FORMAT, classes, dim, statistics]).encode())
     for split in (train, dev):
-        for found in (of_labels, of_all):
-            found.update(json.dumps([split.keys, split.lengths]).encode())
-        of_labels.update(_sha256(split.path / "labels.ark"))
-        of_all.update(json.dumps([split._checksums.get(key) for key in split.keys]).encode())
-    return SpeechCorpus(
-        path,
-        classes,
-        dim,
-        train,
-        dev,
-        mean.float(),
-        variance.float(),
-        counts,
-        of_labels.hexdigest() if written is None else of_all.hexdigest(),
-        of_labels.hexdigest(),
-    )
+        hashed.update(json.dumps([split.keys, split.lengths]).encode())
+        hashed.update(json.dumps([split._checksums.get(key) for key in split.keys]).encode())
+    mean, variance = mean.float(), variance.float()
+    sha256 = hashed.hexdigest()
+    return SpeechCorpus(path, classes, dim, train, dev, mean, variance, counts, sha256)
 
 
 def sources(directory: str | Path) -> set[Path]:
@@ -191,16 +175,12 @@ def read_features(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
         yield key, torch.from_numpy(values)
 
 
-def _checksums(folder: Path, split: str, written: Any) -> Checksums:
-    if written is None:
-        return {}
-    known = written.get(split) if isinstance(written, dict) else None
-    if not isinstance(known, str):
-        raise UserError(f"{folder.parent / SUMMARY} is damaged: it lacks the hash of {split}")
-    return read_checksums(folder, known)
-
-
-def _read_split(path: Path, classes: int, dim: int, checksums: Checksums) -> SpeechSplit:
+def _read_split(path: Path, classes: int, dim: int, summary: dict[str, Any]) -> SpeechSplit:
+    hashes = summary.get(CHECKSUMS)
+    written = hashes.get(path.name) if isinstance(hashes, dict) else None
+    if not isinstance(written, str):
+        raise UserError(f"{path.parent / SUMMARY} is damaged: it lacks the hash of {path.name}")
+    checksums = read_checksums(path, written)
     lengths = {key: _frames(path, key, n) for key, n in read_table(path / "utt2num_frames").items()}
     keys = sorted(lengths)
     if not keys:
@@ -215,7 +195,7 @@ def _read_split(path: Path, classes: int, dim: int, checksums: Checksums) -> Spe
             raise UserError(f"{path} lacks {name}.ark")
         entries.append([locate(table[key], path) for key in keys])
     frames = [lengths[key] for key in keys]
-    if checksums and checksums.keys() != lengths.keys():
+    if checksums.keys() != lengths.keys():
         odd = min(checksums.keys() ^ lengths.keys())
         raise UserError(f"{path}: {odd} is in only one of {CHECKSUMS} and utt2num_frames")
     return SpeechSplit(keys, frames, path, classes, dim, entries[0], entries[1], checksums)
@@ -226,8 +206,3 @@ def _frames(path: Path, key: str, text: str) -> int:
     if not frames:
         raise UserError(f"{path / 'utt2num_frames'} is damaged at {key}: no number of frames")
     return frames
-
-
-def _sha256(path: Path) -> bytes:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").digest()

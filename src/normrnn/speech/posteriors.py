@@ -13,8 +13,10 @@ from normrnn.files import replacing, resolved, utf8_name
 from normrnn.runs.environment import named_device
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.archive import write_matrix
+from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import count_frames, read_features, sources
-from normrnn.speech.load import load
+from normrnn.speech.model import AcousticModel
+from normrnn.speech.task import SpeechTask
 
 FRAMES = 16_384  # that run through the network together: a dozen utterances or two
 
@@ -41,7 +43,9 @@ def write_posteriors(
     if prefix.name in ("", ".."):
         raise UsageError(f"--out {prefix} is a directory: the archive needs a name in it")
     place = named_device(device)
-    model = load(RunDirectory(run), place)
+    directory = RunDirectory(run)
+    directory.config(SpeechConfig)
+    model: AcousticModel = SpeechTask.load(directory, place)
     minus = 0.0 if prior_floor is None else model.log_priors(prior_floor)
     ark, scp = (prefix.with_name(f"{prefix.name}.{kind}") for kind in ("ark", "scp"))
     taken = sources(data) & {resolved(ark), resolved(scp)}

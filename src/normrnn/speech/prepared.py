@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normrnn.errors import UserError, notice
+from normrnn.errors import UserError
 from normrnn.files import ROWS, read_regular, write_whole
 from normrnn.seal import is_sealed, sealed_json
 from normrnn.speech.archive import CHECKSUMS, read_table
@@ -41,8 +41,6 @@ def read_summary(path: Path) -> dict[str, Any]:
     summary = read_json(path / SUMMARY)
     if summary.get("format") != FORMAT:
         raise UserError(f"{path / SUMMARY} is of format {summary.get('format')!r}, not {FORMAT!r}")
-    if CHECKSUMS not in summary:
-        notice(f"{path} has no checksums, as older versions prepared it: not verified")
     return summary
 
 
@@ -71,8 +69,8 @@ def read_checksums(folder: Path, written: str | None = None) -> Checksums:
     return {key: (pair[0], pair[1]) for key, pair in pairs.items()}
 
 
-def read_json(path: Path, must_be_sealed: bool = False) -> dict[str, Any]:
-    """A JSON object, verified if it carries a checksum."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object with a checksum."""
     try:
         content = read_regular(path)
         sealed = is_sealed(content, path)
@@ -84,8 +82,8 @@ def read_json(path: Path, must_be_sealed: bool = False) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise UserError(f"{path} is damaged: not JSON") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path} is damaged: no JSON object")
-    if not sealed and (must_be_sealed or CHECKSUMS in values):
+        raise UserError(f"{path} is damaged: not a JSON object")
+    if not sealed:
         raise UserError(f"{path} is damaged: its checksum is missing")
     return {name: value for name, value in values.items() if name != "sha256"}
 

@@ -1,158 +1,165 @@
-"""Frame-wise speech recognition as a task for the loop."""
+"""Frame-wise speech recognition: the state of every frame of an utterance."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from normrnn.engine.ranks import Ranks, current, nothing
-from normrnn.engine.statistics import BEST_VALID
-from normrnn.engine.task import Experiment, Loss, Poll, StatisticsKind, Tensors, Validation
+from normrnn.engine.batches import evenly_spread
+from normrnn.engine.exported import ExportedClassifier
+from normrnn.engine.statistics import Tensors
+from normrnn.engine.task import Loss, Split, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
-from normrnn.nn.mode import TEST, asking
-from normrnn.runs.rows import Row, finite_rows
-from normrnn.speech.batches import Piece, read_batch
+from normrnn.nn.normaliser import TEST, requesting
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechCorpus, read_speech
-from normrnn.speech.evaluation import (
-    SpeechEvaluator,
-    evaluate,
-    training_batches,
-    training_pieces,
-)
-from normrnn.speech.exported import exported_loss
-from normrnn.speech.load import build_model, load
 from normrnn.speech.model import AcousticModel
-from normrnn.speech.tables import show
-
-__all__ = ["SpeechTask", "evaluate", "exported_loss", "load", "open_data", "show"]
 
 
-def open_data(config: SpeechConfig) -> Experiment:
-    """The prepared directory of the config."""
-    if not config.data:
-        raise UsageError(
-            f"{config.recipe} needs prepared speech: pass --data DIR, made by normrnn prepare"
-            " librispeech or normrnn prepare kaldi"
-        )
-    corpus = read_speech(config.data)
-    lengths = corpus.train.lengths
-    pieces = training_pieces(config, lengths)
-    kept = len({piece.utterance for piece in pieces})
-    if not kept:
-        raise UserError(
-            f"no training utterance of {config.data} has at most {config.train.max_frames} frames"
-        )
-    if config.normalisation.keeps_statistics and min(config.train.batch, len(pieces)) < 2:
-        raise UserError("statistics over one utterance are its own: train.batch must be at least 2")
-    hours = sum(piece.length for piece in pieces) / 360_000
-    source = f"{corpus.path}: {kept} utterances, {hours:.2f} h, {corpus.classes} states"
-    if kept < len(lengths):
-        share = 1 - kept / len(lengths)
-        source += (
-            f"; {len(lengths) - kept} of {len(lengths)} ({share:.1%}) left out:"
-            f" over {config.train.max_frames} frames"
-        )
+class Piece(NamedTuple):
+    """Frames `start` to `stop` of an utterance."""
 
-    def build(device: torch.device) -> SpeechTask:
-        return SpeechTask(config, corpus, device)
-
-    where = str(resolved(corpus.path))
-    return Experiment(where, corpus.sha256, corpus.labels_sha256, source, build)
-
-
-class SpeechTask:
-    """Ragged batches of utterances, cross entropy and errors of every frame's state."""
-
-    shares_batches = True
-
-    def __init__(self, config: SpeechConfig, corpus: SpeechCorpus, device: torch.device) -> None:
-        self.config = config
-        self.corpus = corpus
-        self.device = device
-        self.ranks = current()
-        if self.ranks.size > 1 and config.model.count_padding:
-            raise UsageError("model.count_padding is for one process: padding is a whole batch's")
-        self.model = build_model(config, corpus.dim, corpus.classes)
-        self.model.mean.copy_(corpus.mean)
-        self.model.variance.copy_(corpus.variance)
-        self.model.label_counts.copy_(corpus.label_counts)
-        self.model.to(device)
-        self.evaluator = SpeechEvaluator(config, corpus, device)
-        self._epoch = -1
-        self._batches: list[list[Piece]] = []
+    utterance: int
+    start: int
+    stop: int
 
     @property
-    def files(self) -> Mapping[str, bytes]:
-        """None: features' mean and variance and the states' counts are in the model."""
-        return {}
+    def length(self) -> int:
+        """Number of frames."""
+        return self.stop - self.start
 
-    def batches(self, epoch: int) -> list[list[Piece]]:
-        """The batches of an epoch, in order."""
-        if epoch != self._epoch:
-            self._batches = training_batches(self.config, self.corpus.train.lengths, epoch)
-            self._epoch = epoch
-        return self._batches
 
-    def updates(self, epoch: int) -> int:
-        """Batches of this epoch."""
-        return len(self.batches(epoch))
+def cut(lengths: Sequence[int], longest: int = 0) -> list[Piece]:
+    """Cut utterances into pieces of nearly equal length and at most `longest` frames; 0: whole.
 
-    def reset(self) -> None:
-        """Every utterance starts from zero state anyway."""
+    >>> [piece[1:] for piece in cut([5, 3], 2)]
+    [(0, 1), (1, 3), (3, 5), (0, 1), (1, 3)]
+    """
+    pieces = []
+    for utterance, length in enumerate(lengths):
+        parts = -(-length // longest) if longest else 1
+        bounds = [length * i // parts for i in range(parts + 1)]
+        pieces += [Piece(utterance, a, b) for a, b in pairwise(bounds)]
+    return pieces
+
+
+class SpeechTask(Task):
+    """Ragged batches of utterances, cross entropy and errors of every frame's state."""
+
+    config: SpeechConfig
+    model: AcousticModel
+
+    def __init__(self, config: SpeechConfig, corpus: SpeechCorpus | None = None) -> None:
+        if not config.data and corpus is None:
+            raise UsageError(
+                f"{config.recipe} needs prepared speech: pass --data DIR, made by normrnn prepare"
+                " librispeech or normrnn prepare kaldi"
+            )
+        self.corpus = corpus = corpus or read_speech(config.data)
+        super().__init__(config, corpus.sha256, str(resolved(corpus.path)))
+        if self.ranks.size > 1 and config.model.count_padding:
+            raise UsageError("model.count_padding is for one process: padding is a whole batch's")
+        self.sizes = {"dim": corpus.dim, "classes": corpus.classes}
+        self.pool = config.train.pool
+        self.calibration_batches = config.evaluation.recalibrate_batches
+        lengths, limit = corpus.train.lengths, config.train.max_frames
+        pieces = cut(lengths, config.train.piece_frames)
+        used = {i for i, length in enumerate(lengths) if not limit or length <= limit}
+        whole = [piece for piece in cut(lengths) if piece.utterance in used]
+        fixed = evenly_spread(config.evaluation.train_utterances, len(whole))
+        self.pieces = {
+            "train": [piece for piece in pieces if piece.utterance in used],
+            "valid": cut(corpus.dev.lengths),
+            "train_eval": [whole[i] for i in fixed],
+        }
+        self.lengths = {s: [p.length for p in some] for s, some in self.pieces.items()}
+        self.has_train_eval = bool(fixed)
+        hours = sum(self.lengths["train"]) / 360_000
+        self.source = (
+            f"{corpus.path}: {len(used)} utterances, {hours:.2f} h, {corpus.classes} states"
+        )
+        if len(used) < len(lengths):
+            share = 1 - len(used) / len(lengths)
+            self.source += (
+                f"; {len(lengths) - len(used)} of {len(lengths)} ({share:.1%}) left out:"
+                f" over {limit} frames"
+            )
+
+    @classmethod
+    def open(cls, config: SpeechConfig, model: Any = None) -> "SpeechTask":
+        """Read the data of a config; UserError if it cannot be trained on."""
+        task, batch = super().open(config, model), config.train.batch
+        count = len(task.pieces["train"])
+        if model is None and not count:
+            raise UserError(
+                f"no training utterance of {config.data} has at most {config.train.max_frames}"
+                " frames"
+            )
+        if model is None and config.normalisation.keeps_statistics and min(batch, count) < 2:
+            raise UserError(
+                "statistics over one utterance are its own: train.batch must be at least 2"
+            )
+        return task
+
+    @classmethod
+    def network(cls, config: SpeechConfig, *, dim: int, classes: int) -> AcousticModel:
+        """Make a network."""
+        m = config.model
+        return AcousticModel(
+            dim,
+            classes,
+            m.hidden,
+            m.layers,
+            bidirectional=m.bidirectional,
+            **m.options(config.normalisation),
+            count_padding=m.count_padding,
+        )
+
+    @classmethod
+    def saved_sizes(cls, weights: Tensors, files: Any) -> dict[str, Any]:  # noqa: ARG003
+        """Return the sizes of a saved network."""
+        return {
+            "dim": len(weights.get("mean", ())),
+            "classes": len(weights.get("label_counts", ())),
+        }
+
+    def check_model(self, model: AcousticModel) -> None:
+        """Raise UserError if the data has other features or states than a network."""
+        dim, classes = len(model.mean), len(model.label_counts)
+        if (self.corpus.dim, self.corpus.classes) != (dim, classes):
+            raise UserError(
+                f"{self.corpus.path} has {self.corpus.dim} features and {self.corpus.classes}"
+                f" states; the network has {dim} and {classes}"
+            )
+
+    def initialise(self, model: AcousticModel) -> None:
+        """Set statistics of the training features and counts of the labels."""
+        for name in ("mean", "variance", "label_counts"):
+            getattr(model, name).copy_(getattr(self.corpus, name))
+
+    def read(self, split: Split, indices: list[int]) -> tuple[PackedSequence, Tensor]:
+        """Return the features of some pieces, longest first, and the labels of their rows (N,)."""
+        source = self.corpus.dev if split == "valid" else self.corpus.train
+        pieces = [self.pieces[split][i] for i in indices]
+        features = pack_sequence([source.features(*piece).to(self.device) for piece in pieces])
+        labels = pack_sequence([source.labels(*piece) for piece in pieces])
+        return features, labels.data.to(self.device)
 
     def loss(self, epoch: int, index: int) -> Loss:
-        """Loss of a batch, all frames of all its utterances."""
-        batch = self.batches(epoch)[index]
-        frames = sum(piece.length for piece in batch)
-        share = read_batch(self.corpus.train, batch, self.device, self._sharing(batch))
+        """Return the loss of a batch, all frames of all its utterances."""
         with self._statistics(epoch):
-            if share is None:
-                nats = nothing(self.model)
-                errors = nats.new_zeros((), dtype=torch.long)
-            else:
-                nats, errors = self.model.loss(*share)
-        return Loss(nats, frames, len(batch), errors)
+            return super().loss(epoch, index)
 
     def _statistics(self, epoch: int) -> AbstractContextManager[None]:
-        """The batch's own, or from an epoch on those that there are."""
+        """Use the batch's own statistics, or from `freeze_after` on the running ones."""
         if not 0 < self.config.model.freeze_after <= epoch:
             return nullcontext()
-        return asking(dict.fromkeys(self.model.rnn.normalisers(), TEST))
+        return requesting(dict.fromkeys(self.model.rnn.normalisers(), TEST))
 
-    def _sharing(self, batch: list[Piece]) -> Ranks:
-        """Those that have a part of a batch. Where each normalises its own by time steps, one
-        utterance is no part: it has no statistics in any step."""
-        ranks, config = self.ranks, self.config
-        if config.train.sync_statistics or config.normalisation.pools != "step":
-            return ranks
-        return replace(ranks, size=min(ranks.size, max(1, len(batch) // 2)))
-
-    def validate(self, poll: Poll) -> Validation:
-        """The development set and the fixed training utterances."""
-        rows = list(self.evaluator.rows(self.model, {"running": {}}, poll, batch=False))
-        return Validation(finite_rows(rows), rows[0]["loss"])
-
-    def population(self, model: nn.Module, poll: Poll) -> Tensors:
-        """Recalibrated statistics over training batches."""
-        assert isinstance(model, AcousticModel)
-        return self.evaluator.population(model, poll)
-
-    def test(
-        self, model: nn.Module, kinds: Mapping[StatisticsKind, Tensors], poll: Poll
-    ) -> list[Row]:
-        """The selected model on the development set: there is no third set."""
-        assert isinstance(model, AcousticModel)
-        rows = self.evaluator.rows(model, kinds, poll, fixed=False)
-        return finite_rows({**row, "split": BEST_VALID} for row in rows)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing flows between batches."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to carry on."""
+    def exported(self, session: Any) -> nn.Module:
+        """Return a network that runs an ONNX session."""
+        return ExportedClassifier(session)

@@ -6,9 +6,27 @@ from typing import Any, ClassVar, Literal
 
 from normrnn import norms
 from normrnn.config.base import Config, LayersConfig, LoopConfig
-from normrnn.config.measure import Measure
+from normrnn.config.measure import Measure, bits, perplexity
 from normrnn.errors import UsageError
-from normrnn.text.measure import CHARACTERS, WORDS
+
+WORDS = Measure(
+    name="perplexity",
+    of=perplexity,
+    digits=1,
+    log=True,
+    unit="tokens",
+    batch_mean=("batch_ppl", perplexity),
+    brief=("ppl", perplexity, 2),
+)
+CHARACTERS = Measure(
+    name="cross entropy",
+    long="cross entropy in nats per character",
+    axis="nats per character",
+    unit="characters",
+    batch_mean=("batch_ppl", perplexity),
+    columns={"bpc": bits},
+    brief=("bpc", bits, 4),
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +95,7 @@ class LanguageConfig(Config):
     """One complete experiment with a language model, as saved in `config.json`."""
 
     noun: ClassVar[str] = "a language model"
-    task: ClassVar[str] = "normrnn.text.task"
+    task: ClassVar[str] = "normrnn.text.task:LanguageTask"
     predicts_inputs: ClassVar[bool] = True
     hub_task: ClassVar[str] = "text-generation"
     data: str = ""

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from normrnn.deploy.stream import Stream
 from normrnn.engine.statistics import evaluating
+from normrnn.engine.task import State
 from normrnn.norms import of
-from normrnn.text.model import LanguageModel, State
+from normrnn.text.model import LanguageModel
 
 
 class Reader:

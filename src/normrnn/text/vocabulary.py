@@ -1,6 +1,7 @@
 """Symbols and their ids."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,32 +28,11 @@ def tokens(line: str, level: Level) -> list[str]:
     return [*(line.split() if level == "word" else line), EOS]
 
 
-class StrangeError(UserError):
+class UnknownSymbolError(UserError):
     """A symbol that a vocabulary without <unk> lacks."""
 
     def __init__(self, symbol: str) -> None:
         super().__init__(f"the text has {symbol!r}, which the vocabulary lacks, and no {UNKNOWN}")
-
-
-@dataclass(frozen=True)
-class SymbolText:
-    """A text cut into symbols: these as they first appear, and for every place (N,) which."""
-
-    symbols: list[str]
-    places: np.ndarray
-    level: Level
-
-    @classmethod
-    def read(cls, lines: Iterable[str], level: Level) -> "SymbolText":
-        """Every line is cut once."""
-        seen: dict[str, int] = {}
-        symbols = chain.from_iterable(tokens(line, level) for line in lines)
-        places = np.fromiter((seen.setdefault(s, len(seen)) for s in symbols), np.int64)
-        return cls(list(seen), places, level)
-
-    def counts(self) -> dict[str, int]:
-        """Symbol -> how often it is there."""
-        return dict(zip(self.symbols, np.bincount(self.places).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -71,18 +51,14 @@ class Vocabulary:
         >>> Vocabulary.build(["a b b", "b a c"], "word", limit=4).symbols
         ('b', '<eos>', 'a', '<unk>')
         """
-        return cls.of(SymbolText.read(lines, level), limit, unknown)
-
-    @classmethod
-    def of(cls, text: "SymbolText", limit: int = 0, unknown: bool = True) -> "Vocabulary":
-        """The same of a text that is cut already."""
-        return cls.ranked(text.counts(), text.level, limit, unknown)
+        counts = Counter(chain.from_iterable(tokens(line, level) for line in lines))
+        return cls.ranked(counts, level, limit, unknown)
 
     @classmethod
     def ranked(
         cls, counts: Mapping[str, int], level: Level, limit: int = 0, unknown: bool = True
     ) -> "Vocabulary":
-        """The same of symbols that are counted already."""
+        """The same from counted symbols."""
         ranked = sorted(counts, key=lambda s: (-counts[s], s))
         required = [EOS] + ([UNKNOWN] if unknown else [])
         if limit and len(ranked) + (UNKNOWN not in counts and unknown) > limit:
@@ -107,30 +83,25 @@ class Vocabulary:
         return self.index[EOS]
 
     def encode(self, lines: Iterable[str]) -> np.ndarray:
-        """Ids of all lines, one after another, (N,) int64."""
-        return self.encode_text(SymbolText.read(lines, self.level))
+        """Return the ids of all lines, one after another, (N,) int64; UserError for an unknown
+        symbol where there is no <unk>."""
+        return self._encoded([s for line in lines for s in tokens(line, self.level)])
 
     def begin(self, text: str) -> list[int]:
-        """Ids of a text whose last line goes on: no <eos> behind it.
+        """Return the ids of a text whose last line goes on: no <eos> after it.
 
         >>> Vocabulary(("<eos>", "a", " "), "char").begin(" a\\na ")
         [2, 1, 0, 1, 2]
         """
         *whole, last = text.split("\n")
-        symbols = list(chain.from_iterable(tokens(line, self.level) for line in whole))
-        symbols += last.split() if self.level == "word" else last
+        symbols = [s for line in whole for s in tokens(line, self.level)]
+        return self._encoded([*symbols, *tokens(last, self.level)[:-1]]).tolist()
+
+    def _encoded(self, symbols: list[str]) -> np.ndarray:
         ids = self.ids(symbols)
         if (ids < 0).any():
-            raise StrangeError(symbols[int(ids.argmin())])
-        return ids.tolist()
-
-    def encode_text(self, text: "SymbolText") -> np.ndarray:
-        """The same of a text that is cut already; UserError for a symbol that is not known, where
-        there is no <unk>."""
-        ids = self.ids(text.symbols)
-        if (ids < 0).any():
-            raise StrangeError(text.symbols[int(ids.argmin())])
-        return ids[text.places]
+            raise UnknownSymbolError(symbols[int(ids.argmin())])
+        return ids
 
     def ids(self, symbols: Sequence[str]) -> np.ndarray:
         """The id of each symbol (n,), <unk>'s or -1 for one that is not known."""

@@ -18,7 +18,8 @@ from normrnn.config.base import Config
 from normrnn.config.extensions import handed_over, receive
 from normrnn.config.measure import Measure
 from normrnn.config.registry import with_fields
-from normrnn.engine.display import PlainDisplay
+from normrnn.engine.callbacks import with_callbacks
+from normrnn.engine.display import Display, PlainDisplay
 from normrnn.engine.interrupt import Interrupt, Interrupted
 from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.engine.loop import Diverged
@@ -26,17 +27,16 @@ from normrnn.engine.start import train
 from normrnn.errors import UserError
 from normrnn.experiments.search.plan import Plan
 from normrnn.experiments.search.space import draw
-from normrnn.experiments.search.storage import storage_errors
-from normrnn.experiments.search.study import ARMS, SLOT, Study
+from normrnn.experiments.search.study import ARMS, SLOT, Study, storage_errors
 from normrnn.processes import stop, stop_with_parent
 from normrnn.runs.names import CONFIG, METRICS
-from normrnn.runs.rows import read_rows
+from normrnn.runs.rows import Row, read_rows
 from normrnn.runs.store import BusyError, RunDirectory
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is told."""
+    """What a worker has to do."""
 
     study: str
     storage: str
@@ -50,14 +50,14 @@ class Order:
     """Import paths that the user gave, and where they were found."""
 
     def send(self) -> bytes:
-        """For the worker's standard input: a storage may hold a password."""
+        """Return it for standard input, where a password of the storage is not visible."""
         return json.dumps(asdict(self)).encode()
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """Reports every validation of an arm to the pruner, which compares it with the same arm of
-    other settings."""
+    """Reports validations of an arm to the pruner, which compares them with the same arm of other
+    settings."""
 
     trial: optuna.Trial
     first: int
@@ -65,29 +65,12 @@ class Pruning:
     active: bool = True
     """Whether the arm may be stopped."""
 
-    def validated(self, metrics: Path) -> None:
-        """Report the lowest loss so far; the rows of a resumed run count too."""
-        rows = read_rows(metrics)
-        losses = [r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
-        if not self.active:
-            return
-        self.trial.report(min(losses), self.first + len(losses) - 1)
-        if self.trial.should_prune():
-            raise optuna.TrialPruned
-
-
-class Reporter(PlainDisplay):
-    """Says what happens, and reports validations with running statistics."""
-
-    def __init__(self, epochs: int, measure: Measure, out: Path, pruning: Pruning) -> None:
-        super().__init__(epochs, measure)
-        self.metrics, self.pruning = out / METRICS, pruning
-
-    def row(self, row: dict[str, Any]) -> None:
-        """One value per validation."""
-        super().row(row)
-        if row["split"] == "valid" and row["statistics"] == "running":
-            self.pruning.validated(self.metrics)
+    def report(self, losses: list[float]) -> None:
+        """Report the lowest loss so far; TrialPruned if the pruner stops the arm."""
+        if self.active:
+            self.trial.report(min(losses), self.first + len(losses) - 1)
+            if self.trial.should_prune():
+                raise optuna.TrialPruned
 
 
 def work(study: Study, out: Path, poll: Callable[[], None], processes: int = 1) -> None:
@@ -103,8 +86,7 @@ def work(study: Study, out: Path, poll: Callable[[], None], processes: int = 1) 
         if trial is None:
             if len(study.done().keys() | impossible.keys()) == study.count:
                 break
-            # Somebody runs the last ones, and may die of it.
-            time.sleep(min(2.0, study.heartbeat))
+            time.sleep(min(2.0, study.heartbeat))  # other workers run the last ones, and may die
             continue
         with study.alive(trial):
             try:
@@ -112,9 +94,8 @@ def work(study: Study, out: Path, poll: Callable[[], None], processes: int = 1) 
             except optuna.TrialPruned:
                 study.finish(trial, None)
             except UpdateFinishedTrialError:
-                print("given up for dead and run by another worker", flush=True)
-            except BusyError:
-                # It was given up for dead and is alive.
+                print("counted as dead and run by another worker", flush=True)
+            except BusyError:  # its worker counted as dead and is alive
                 study.give_back(trial)
                 time.sleep(min(2.0, study.heartbeat))
             except UserError as error:
@@ -147,10 +128,7 @@ def run_trial(
         config = with_fields(plan.config, {**settings, "norm": norm})
         directory = out / "trials" / f"{slot:04d}" / norm
         first = plan.norms.index(norm) * config.epochs * config.train.segments
-        pruning = Pruning(trial, first, active)
-        if processes > 1:
-            return run_arm_together(config, directory, pruning, poll, processes)
-        return run_arm(config, directory, pruning)
+        return run_arm(config, directory, Pruning(trial, first, active), poll, processes)
 
     results: dict[str, Any] = {}
     for norm in plan.norms:
@@ -164,97 +142,100 @@ def run_trial(
     return min(losses, default=math.inf)
 
 
-def run_arm(config: Config, out: Path, pruning: Pruning) -> dict[str, Any]:
-    """Train, or go on with, one arm; what came of it."""
-    config = as_begun(config, out)
+def run_arm(
+    config: Config, out: Path, pruning: Pruning, poll: Callable[[], None], processes: int = 1
+) -> dict[str, Any]:
+    """Train or resume one arm, in this process or by several; return its result."""
+    begun = RunDirectory(out)
+    if begun.has(CONFIG):  # workers may differ in threads and device, a run may not
+        before = begun.config()
+        config = replace(config, threads=before.threads, device=before.device)
     try:
-        train(config, out, lambda epochs, measure: Reporter(epochs, measure, out, pruning))
+        if processes == 1:
+            _train_here(config, out, pruning)
+        else:
+            _train_together(config, out, pruning, poll, processes)
     except Diverged as error:
-        return diverged(str(error))
+        print(f"diverged: {error}", flush=True)
+        return {"diverged": True, "loss": None, "reason": str(error).split(";")[0]}
     return result(out)
 
 
-def run_arm_together(
+def _train_here(config: Config, out: Path, pruning: Pruning) -> None:
+    def on_row(row: Row) -> None:
+        if _is_validation(row):
+            pruning.report(validations(out))
+
+    def display(epochs: int, measure: Measure) -> Display:
+        return PlainDisplay(epochs, measure)
+
+    train(config, out, with_callbacks(display, [on_row]))
+
+
+def _train_together(
     config: Config, out: Path, pruning: Pruning, poll: Callable[[], None], processes: int
-) -> dict[str, Any]:
-    """The same by several processes, which this one watches."""
-    config = as_begun(config, out)
+) -> None:
+    """Watch several processes that train; Diverged or UserError as they end."""
     if out.exists():
         with RunDirectory(out).locked():  # BusyError if another worker has it
             pass
-    child, told = start_run(config, out, processes), len(validations(out))
+    child, reported = start_run(config, out, processes), len(validations(out))
     try:
         while child.code is None:
             time.sleep(0.2)
             poll()
-            if len(validations(out)) > told:
-                told = len(validations(out))
-                pruning.validated(out / METRICS)
+            losses = validations(out)
+            if len(losses) > reported:
+                reported = len(losses)
+                pruning.report(losses)
     finally:
         stop([child])
-    if child.code == DIVERGED:
-        return diverged(child.last_words())
     if child.code:
-        raise UserError(child.last_words())
-    return result(out)
+        raise (Diverged if child.code == DIVERGED else UserError)(child.last_words())
 
 
-def as_begun(config: Config, out: Path) -> Config:
-    """How it is computed may differ between workers, but not within a run."""
-    begun = RunDirectory(out)
-    if not begun.has(CONFIG):
-        return config
-    before = begun.config()
-    return replace(config, threads=before.threads, device=before.device)
-
-
-def diverged(why: str) -> dict[str, Any]:
-    """What came of an arm that did."""
-    print(f"diverged: {why}", flush=True)
-    return {"diverged": True, "loss": None, "reason": why.split(";")[0]}
+def _is_validation(row: Row) -> bool:
+    return row["split"] == "valid" and row["statistics"] == "running"
 
 
 def validations(out: Path) -> list[float]:
-    """Validation losses with running statistics."""
-    rows = read_rows(out / METRICS)
-    return [r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
+    """Return the validation losses with running statistics."""
+    return [row["loss"] for row in read_rows(out / METRICS) if _is_validation(row)]
 
 
 def result(out: Path) -> dict[str, Any]:
-    """Of a finished arm, from its run directory: best and last validation, last epoch's training.
+    """Return the results of a finished arm: best and last validation, last epoch's training.
 
     It diverged if its last validation is worse than twice a uniform guess, where the network ends
     in a softmax called `decoder`.
     """
-    directory = RunDirectory(out)
     rows = read_rows(out / METRICS)
-    valid = [r for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
-    train = [r for r in rows if r["split"] == "train"]
-    last = [r for r in train if r["epoch"] == train[-1]["epoch"]]
+    valid = [r for r in rows if _is_validation(r)]
+    train_rows = [r for r in rows if r["split"] == "train"]
+    last = [r for r in train_rows if r["epoch"] == train_rows[-1]["epoch"]]
     tested = [r for r in rows if r["split"] == "test" and r["statistics"] == "running"]
     fixed = [r for r in rows if r["split"] == "train_eval"]
-    classes = len(directory.weights().get("decoder.bias", ()))
+    classes = len(RunDirectory(out).read_model()[0].get("decoder.bias", ()))
     final = valid[-1]["loss"]
     at_end = [r for r in rows if r["split"] == "valid" and r["updates"] == valid[-1]["updates"]]
-    too_high = classes > 1 and final > 2 * math.log(classes)
-    summary = {
-        "diverged": too_high,
+    is_high = classes > 1 and final > 2 * math.log(classes)
+    reason = f"the last validation loss is {final:.4g}, above 2 log {classes}"
+    return {
+        "diverged": is_high,
         "loss": min(r["loss"] for r in valid),
         "final": final,
         "statistics": {r["statistics"]: r["loss"] for r in at_end},
         "train": sum(r["loss"] * r["count"] for r in last) / sum(r["count"] for r in last),
         "train_eval": fixed[-1]["loss"] if fixed else None,
         "test": tested[-1]["loss"] if tested else None,
-        "updates": train[-1]["updates"],
-        "count": sum(r["count"] for r in train),
-        "seconds": train[-1]["seconds"],
+        "updates": train_rows[-1]["updates"],
+        "count": sum(r["count"] for r in train_rows),
+        "seconds": train_rows[-1]["seconds"],
+        **({"reason": reason} if is_high else {}),
     }
-    if too_high:
-        summary["reason"] = f"the last validation loss is {final:.4g}, above 2 log {classes}"
-    return summary
 
 
-def run(arguments: list[str]) -> int:  # noqa: ARG001  everything is on standard input
+def run(arguments: list[str]) -> int:  # noqa: ARG001  the order is on standard input
     """Work as the order on standard input says."""
     stop_with_parent()
     order = Order(**json.load(sys.stdin))

@@ -5,62 +5,80 @@ that the backward pass reads.
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from normrnn.ops.call import InputNorm, Plain, RecurrentNorm, RowNorm, StepNorm
-from normrnn.ops.flat import FIRST, KEPT_C, KEPT_H, OF_A_CELL, Flat, Spec
+from normrnn.ops import backend
+from normrnn.ops.call import CELLS, COUNT, NORMS, Spec, Tensors
+from normrnn.ops.layout import Steps
 from normrnn.ops.native.library import library, out_of_memory
-from normrnn.ops.steps import Steps
+from normrnn.ops.statistics import Statistics
 
 NUMBERS = (
     *("T", "B", "N", "H", "I", "D", "threads", "mode", "norm", "reverse", "reverse_1"),
     *("per_step", "batch", "fixed_per_step", "cell", "masks", "keep"),
 )
 """The integers of `Arguments`, in order; ε follows."""
-NORMS = [kind.__name__ for kind in (Plain, InputNorm, StepNorm, RowNorm, RecurrentNorm)]
-"""Normalisations that C knows, as `arguments.h` numbers them."""
-_MODES = "RNN_TANH", "RNN_RELU", "LSTM", "GRU"
-_VECTORS = "weight", "bias", "gamma_hh", "weight_c", "bias_c", "fixed", "fixed.1"
-_TENSORS = FIRST + len(_VECTORS) + 2 * OF_A_CELL
-"""Pointers of `Tensors`."""
-LAYOUT = struct.Struct(f"{len(NUMBERS)}qd{2 + _TENSORS + 5 + 3 + _TENSORS}q")
-_NO_GRADIENTS = (0,) * (3 + _TENSORS)
+LAYOUT = struct.Struct(f"{len(NUMBERS)}qd{2 + COUNT + 5 + 3 + COUNT}q")
+_NO_GRADIENTS = (0,) * (3 + COUNT)
+_MODES, _KINDS = list(CELLS), list(NORMS)
 Sizes = tuple[int, int, bool, bool]
 """H, I, whether given statistics have a row per step, and whether zoneout has masks."""
 _CPU = torch.device("cpu")
 _empty = partial(torch.empty, dtype=torch.float32, device=_CPU)
+_TENSORS = {Tensor, torch.nn.Parameter}
+
+
+def is_plain(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether addresses can be passed to C: no tracing, no transforms, real memory."""
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
+        return False
+    for t in tensors:
+        if t is not None and not (type(t) in _TENSORS and torch._C._has_storage(t)):
+            return False
+    return True
+
+
+def can_run(spec: Spec, tensors: Tensors) -> bool:
+    """Whether C computes this call, which has been checked: float32 on a CPU throughout."""
+    x, w_hh, w_ih = tensors.x, tensors.w_hh, tensors.w_ih
+    if x.dtype != torch.float32 or not x.is_cpu or library() is None or backend.selected == "loop":
+        return False
+    if tensors.w_hr is not None or 0 in w_hh.shape or (w_ih is not None and 0 in w_ih.shape):
+        return False
+    if spec.mode not in _MODES or spec.kind not in _KINDS:
+        return False
+    for t in tensors:
+        if t is None:
+            continue
+        if t.layout != torch.strided or (t.dtype != torch.float32 and t.dtype != torch.bool):
+            return False
+        if type(t) not in _TENSORS and not isinstance(t, torch._subclasses.FakeTensor):
+            return False  # another subclass
+    # Zoneout: masks for both, or shares that all rows have in common.
+    zoneout = [t for t in (tensors.zoneout_h, tensors.zoneout_c) if t is not None]
+    if len(zoneout) == 2 and zoneout[0].dtype != zoneout[1].dtype:
+        return False
+    return not zoneout or zoneout[0].dtype == torch.bool or {t.shape[0] for t in zoneout} == {1}
 
 
 class Plan(NamedTuple):
-    """What calls of one kind share."""
+    """The static part of calls with equal sizes."""
 
     numbers: tuple[float, ...]
-    """Numbers and the addresses of the sizes of steps."""
-    select: Callable[[Sequence[int]], tuple[int, ...]]
-    """From pointers of the flat tensors, and a 0, to those of `Tensors`."""
+    """Integers, ε and the addresses of the sizes of steps."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of the outputs, with the statistics of the batch and, for a backward pass, ``kept``."""
-    parts: int
-    """Of a state."""
-    has_statistics: bool
-    layout: Tensor
-    """Sizes and offsets of the steps, alive as long as their addresses."""
-
-
-def kept_floats(spec: Spec, tensors: Flat, time: int, rows: int) -> int:
-    """Count the floats that a backward pass reads; ``time`` and ``rows`` may be symbolic."""
-    constant, per_step, per_row = _kept_coefficients(spec, _sizes(spec, tensors))
-    return constant + per_step * time + per_row * rows
+    """Shapes of the outputs."""
 
 
 def forward(
-    spec: Spec, steps: Steps, tensors: Flat, keep: bool, kept_size: int = 0
+    spec: Spec, steps: Steps, tensors: Sequence[Tensor | None], keep: bool, kept_size: int = 0
 ) -> list[Tensor]:
     """Run the forward pass of a layer.
 
@@ -70,69 +88,85 @@ def forward(
             as many as needed.
 
     Returns:
-        Rows, final states, the batch's statistics (2, K, D·C) if they are taken, and with
-        ``keep`` the block for the backward pass.
+        Rows, final states, the batch's statistics (2, K, D·C) if they are used, and with ``keep``
+        the block for the backward pass.
     """
     tensors = [
         t if t is None or (t.is_contiguous() and not t.is_neg()) else t.resolve_neg().contiguous()
         for t in tensors
     ]
-    plan = _plan(spec, steps, _sizes(spec, tensors), keep, torch.get_num_threads())
-    made = [*map(_empty, plan.shapes)]
+    plan = _plan(spec, steps, _sizes(tensors), keep, torch.get_num_threads())
+    outputs = [*map(_empty, plan.shapes)]
     if kept_size:
-        made[-1] = torch.zeros(kept_size, dtype=torch.float32, device=_CPU)
-    rows, *rest = map(Tensor.data_ptr, made)
-    state, rest = [*rest[: plan.parts], 0][:2], rest[plan.parts :]
-    statistics = rest[0] if plan.has_statistics else 0
+        outputs[-1] = torch.zeros(kept_size, dtype=torch.float32, device=_CPU)
+    rows, *rest = map(Tensor.data_ptr, outputs)
+    states = CELLS[spec.mode].states
     arguments = LAYOUT.pack(
         *plan.numbers,
-        *plan.select([0 if t is None else t.data_ptr() for t in (*tensors, None)]),
-        *(rows, *state, statistics, rest[-1] if keep else 0),
+        *[0 if t is None else t.data_ptr() for t in tensors],
+        *(rows, rest[0], rest[1] if states == 2 else 0),
+        *(rest[states] if spec.batch else 0, rest[-1] if keep else 0),
         *_NO_GRADIENTS,
     )
     if library().forward(arguments):  # type: ignore[union-attr]
         raise out_of_memory()
-    return made
+    return outputs
 
 
 def backward(
     spec: Spec,
     steps: Steps,
-    tensors: Flat,
-    made: Sequence[Tensor],
-    grads: Flat,
+    tensors: Sequence[Tensor | None],
+    saved: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
     wanted: Sequence[bool],
-) -> list[Tensor]:
-    """Run the backward pass, from what ``forward`` returned: gradients of the wanted tensors."""
-    count = len(tensors)
-    given = [
+) -> list[Tensor | None]:
+    """Run the backward pass.
+
+    Args:
+        saved: of the outputs of ``forward`` the rows, the statistics if there are any, and the
+            kept block.
+        grads: gradients of rows and final states.
+
+    Returns:
+        The gradients of the wanted tensors, None for the others.
+    """
+    inputs = [
         t if t is None or (t.is_contiguous() and not t.is_neg()) else t.resolve_neg().contiguous()
-        for t in (*tensors, *grads, made[0], made[-2], made[-1])
+        for t in (*tensors, saved[0], saved[1], saved[-1], *grads)
     ]
-    # The number of threads may differ: this is autograd's thread.
-    plan = _plan(spec, steps, _sizes(spec, given), True, torch.get_num_threads())
+    # The number of threads may differ: this may be autograd's thread.
+    plan = _plan(spec, steps, _sizes(inputs), True, torch.get_num_threads())
     derived = [
         torch.empty_like(t) if want else None  # type: ignore[arg-type]
-        for t, want in zip(given, wanted, strict=False)
+        for t, want in zip(inputs, wanted, strict=False)
     ]
-    *pointers, rows, statistics, kept = [0 if t is None else t.data_ptr() for t in given]
+    pointers = [0 if t is None else t.data_ptr() for t in (*inputs, *derived)]
+    rows, statistics, kept = pointers[COUNT : COUNT + 3]
+    heads = pointers[COUNT + 3 : len(inputs)]
     arguments = LAYOUT.pack(
         *plan.numbers,
-        *plan.select((*pointers[:count], 0)),
-        *(rows, 0, 0, statistics if plan.has_statistics else 0, kept),
-        *(*pointers[count:], 0, 0)[:3],
-        *plan.select([0 if t is None else t.data_ptr() for t in (*derived, None)]),
+        *pointers[:COUNT],
+        *(rows, 0, 0, statistics if spec.batch else 0, kept),
+        *(*heads, 0)[:3],
+        *pointers[len(inputs) :],
     )
     if library().backward(arguments):  # type: ignore[union-attr]
         raise out_of_memory()
-    return [t for t in derived if t is not None]
+    return derived
 
 
-def _sizes(spec: Spec, tensors: Flat) -> Sizes:
-    first, fixed = _places(spec)
-    w_ih, w_hh = tensors[first : first + 2]
-    mean = None if fixed is None else tensors[fixed]
-    zoneout = tensors[KEPT_C] if tensors[KEPT_H] is None else tensors[KEPT_H]
+def kept_floats(spec: Spec, tensors: Tensors, time: int, rows: int) -> int:
+    """Count the floats that a backward pass reads; ``time`` and ``rows`` may be symbolic."""
+    constant, per_step, per_row = _kept_coefficients(spec, _sizes(tensors))
+    return constant + per_step * time + per_row * rows
+
+
+def _sizes(tensors: Sequence[Tensor | None]) -> Sizes:
+    w_ih, w_hh = tensors[Tensors.FIRST : Tensors.FIRST + 2]
+    zoneout_h, zoneout_c = tensors[4:6]
+    mean = tensors[Tensors.FIRST - 2]
+    zoneout = zoneout_c if zoneout_h is None else zoneout_h
     return (
         int(w_hh.shape[1]),  # type: ignore[union-attr]  # never symbolic
         0 if w_ih is None else int(w_ih.shape[1]),
@@ -142,50 +176,71 @@ def _sizes(spec: Spec, tensors: Flat) -> Sizes:
 
 
 @lru_cache(maxsize=256)
-def _places(spec: Spec) -> tuple[int, int | None]:
-    """Return the places of the first cell and of given statistics."""
-    return spec.first_cell, spec.place("fixed")
-
-
-@lru_cache(maxsize=256)
 def _plan(spec: Spec, steps: Steps, sizes: Sizes, keep: bool, threads: int) -> Plan:
-    layout = torch.tensor([steps.sizes, steps.offsets], dtype=torch.int64, device=_CPU)
     T, B, N, D, H = steps.time, steps.batch, steps.rows, len(spec.reverse), sizes[0]
-    shapes: list[tuple[int, ...]] = [(N, D * H), *[(D, B, H)] * spec.parts]
-    if spec.measures:
-        shapes.append((2, T if spec.by_step else 1, D * spec.channels(H)))
+    shapes: list[tuple[int, ...]] = [(N, D * H), *[(D, B, H)] * CELLS[spec.mode].states]
+    if spec.batch:
+        shapes.append(spec.statistics_shape(T, H))
     if keep:
         constant, per_step, per_row = _kept_coefficients(spec, sizes)
         shapes.append((constant + per_step * T + per_row * N,))
-    count = spec.first_cell + D * OF_A_CELL
-    places = [*range(FIRST), *map(spec.place, _VECTORS), *range(spec.first_cell, count)]
-    places += [None] * (_TENSORS - len(places))
-    select: Any = itemgetter(*[count if place is None else place for place in places])
-    numbers = _numbers(spec, sizes, (T, B, N), threads, keep)
-    addresses = layout[0].data_ptr(), layout[1].data_ptr()
-    return Plan((*numbers, *addresses), select, tuple(shapes), spec.parts, spec.measures, layout)
+    # The plan's cache holds the steps, and so the memory at these addresses.
+    addresses = steps.native[0].data_ptr(), steps.native[1].data_ptr()
+    return Plan((*_numbers(spec, sizes, (T, B, N), threads, keep), *addresses), tuple(shapes))
 
 
 def _numbers(
     spec: Spec, sizes: Sizes, counts: tuple[int, int, int], threads: int, keep: bool
 ) -> list[float]:
-    options, (hidden, features, fixed_per_step, masks) = spec.options, sizes
+    hidden, features, given_per_step, masks = sizes
     return [
         *(*counts, hidden, features, len(spec.reverse), threads),
-        *(_MODES.index(spec.mode), NORMS.index(spec.plug), spec.reverse[0], spec.reverse[-1]),
-        *(options.get("per_step", False), spec.measures, fixed_per_step),
-        *(options.get("cell", False), masks, keep, options.get("eps", 0.0)),
+        *(_MODES.index(spec.mode), _KINDS.index(spec.kind), spec.reverse[0], spec.reverse[-1]),
+        *(spec.per_step, spec.batch, given_per_step, spec.cell, masks, keep, spec.eps),
     ]
 
 
 @lru_cache(maxsize=256)
 def _kept_coefficients(spec: Spec, sizes: Sizes) -> tuple[int, int, int]:
-    """Floats of the kept block: a constant, per time step and per row."""
+    """Return the floats of the kept block: a constant, per time step and per row."""
     loaded = library()
     assert loaded is not None
-    pointers = (0,) * (2 + _TENSORS + 5 + 3 + _TENSORS)
+    pointers = (0,) * (2 + COUNT + 5 + 3 + COUNT)
     constant, step, row = (
         loaded.kept_floats(LAYOUT.pack(*_numbers(spec, sizes, counts, 1, True), *pointers))
         for counts in ((0, 0, 0), (1, 0, 0), (0, 0, 1))
     )
     return constant, step - constant, row - constant
+
+
+def update(
+    mean: Tensor, var: Tensor, batch: Statistics, share: float, inputs: int = 0
+) -> bool | None:
+    """Update running buffers (C,) from K groups; groups whose rows are all equal are left out of
+    the first ``inputs`` channels.
+
+    All tensors are plain (``is_plain``).
+
+    Returns:
+        Whether there was an update; None if C cannot do it.
+    """
+    loaded, (means, variances, count) = library(), batch
+    K, C = means.shape
+    if loaded is None or not K * C or mean.shape != (C,) or var.shape != (C,):
+        return None
+    if not 0 <= inputs <= C or backend.selected == "loop":
+        return None
+    for t in (mean, var, means, variances, count):
+        if t.dtype != torch.float32 or not t.is_cpu or t.layout != torch.strided or t.is_neg():
+            return None
+    stride, one = means.stride()
+    if one != 1 or variances.shape != (K, C) or variances.stride() != (stride, 1):
+        return None
+    if count.shape != (K,) or not count.is_contiguous():
+        return None
+    if not (mean.is_contiguous() and var.is_contiguous()):
+        return None
+    counted: Any = torch.empty_like(count)
+    pointers = map(Tensor.data_ptr, (count, counted, means, variances))
+    running = mean.data_ptr(), var.data_ptr()
+    return bool(loaded.update(K, C, stride, inputs, *pointers, share, *running))

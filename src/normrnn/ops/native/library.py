@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from normrnn.ops import backend
 from normrnn.ops.native import build
 
 _NO_MEMORY = "not enough memory for a compiled kernel: use a smaller batch or shorter sequences"
@@ -89,10 +90,13 @@ def best_variant() -> str:
 
 def describe() -> dict[str, Any]:
     """Describe the kernels for the record of a run: other kernels round differently."""
-    loaded = library()
+    loaded, chosen = library(), {}
+    if backend.selected != "auto":
+        chosen = {"backend": backend.selected}
     if loaded is None:
-        return {"kernels": "torch"}
-    return {"kernels": loaded.variant, "build": loaded.path.stem, "threads": loaded.threaded}
+        return {"kernels": "torch", **chosen}
+    found = {"kernels": loaded.variant, "build": loaded.path.stem, "threads": loaded.threaded}
+    return found | chosen
 
 
 @cache

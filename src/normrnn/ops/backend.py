@@ -1,0 +1,37 @@
+"""The choice of a backend, which a user may override."""
+
+from typing import Any, Literal, get_args
+
+Backend = Literal["auto", "native", "torch", "loop"]
+selected: str = "auto"
+"""The name of the selected backend."""
+
+
+class backend:  # noqa: N801  used as a function
+    """Select what computes the recurrence, for the process or inside a ``with`` block.
+
+    Args:
+        name: ``"auto"`` chooses per call by a fixed rule (see ARCHITECTURE.md). ``"native"``: the
+            compiled kernels. ``"torch"``: torch's own kernels, where the normalisation is a change
+            of weights. ``"loop"``: a loop over time in torch's operations. A call that the chosen
+            backend cannot compute raises RuntimeError.
+
+    >>> import torch, normrnn
+    >>> layer, x = normrnn.LSTM(3, 4, norm="frame"), torch.randn(5, 2, 3)
+    >>> with backend("loop"):
+    ...     output, _ = layer(x)
+    """
+
+    def __init__(self, name: Backend):
+        if name not in get_args(Backend):
+            choices = ", ".join(map(repr, get_args(Backend)))
+            raise ValueError(f"unknown backend {name!r}: choose one of {choices}")
+        global selected
+        self._before, selected = selected, name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        global selected
+        selected = self._before

@@ -1,0 +1,79 @@
+"""Networks on arrays in other formats: the same outputs and losses."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import normrnn
+from normrnn.config.registry import recipe, task_of, with_settings
+from normrnn.deploy.session import session
+from normrnn.engine.display import Nowhere
+from normrnn.engine.evaluate import evaluate
+from normrnn.engine.start import train
+from normrnn.runs.store import RunDirectory
+from tests.tiny_runs import rows_of
+
+pytest.importorskip("onnxruntime")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    lengths = random.integers(4, 9, 60)
+    x = random.normal(size=(lengths.sum(), 3)).astype(np.float32)
+    targets = {
+        "labels": np.arange(60) % 3,
+        "tags": (x[:, 0] > 0).astype(int),
+        "values": 100 + 50 * x[:, :2],
+    }
+    for name, y in targets.items():
+        np.savez(tmp_path / f"{name}.npz", x=x, lengths=lengths, y=y)
+    return tmp_path
+
+
+def trained(data: Path, kind: str, **settings: Any) -> Path:
+    config = recipe("arrays")
+    where = {"data": str(data / f"{kind}.npz"), "epochs": 1, "hidden": 4, "precision": "bf16"}
+    out = data / "run"
+    train(with_settings(config, {**where, **settings}), out, Nowhere, lambda _: None)
+    assert all(np.isfinite(row["loss"]) for row in rows_of(out))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("labels", {"norm": "sequence", "cell": "gru", "bidirectional": True}),
+        ("labels", {"norm": "layer"}),
+        ("tags", {"norm": "frame"}),
+        ("values", {"norm": "none"}),
+    ],
+)
+def test_onnx_and_program(kind: str, settings: dict[str, Any], data: Path) -> None:
+    run = trained(data, kind, **settings)
+    model, directory = normrnn.load(run), RunDirectory(run)
+    x, lengths = torch.randn(7, 3, 3), torch.tensor([7, 5, 2])
+    with torch.no_grad():
+        expected = model(x, lengths)
+        alone = model(x[:5, 1:2], torch.tensor([5]))
+    got = expected[:5, 1:2] if kind != "labels" else expected[1:2]
+    torch.testing.assert_close(alone, got, rtol=1e-4, atol=1e-4)  # padding does not matter
+    program = torch.export.load(normrnn.export(run, data / "program", "program")).module()
+    torch.testing.assert_close(program(x, lengths), expected, rtol=1e-4, atol=1e-4)
+    one = session(normrnn.export(run, data / "onnx", "onnx"))
+    (found,) = one.run(None, {"features": x.numpy(), "lengths": lengths.numpy()})
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    loss = task_of(directory.config()).exported_loss(directory, "", one)
+    rows = {(r["split"], r["statistics"]): r["loss"] for r in evaluate(run)["rows"]}
+    assert loss == pytest.approx(rows["valid", directory.saved_statistics], rel=1e-4)
+
+
+def test_int8_has_the_loss_on_its_card(data: Path) -> None:
+    run = trained(data, "values", norm="sequence")
+    file = normrnn.export(run, data / "int8", "onnx", quantize="int8")
+    assert "RMSE" in (file.parent / "README.md").read_text()
+    other = normrnn.export(run, data / "torch")
+    assert "decoder.weight" in torch.load(other, weights_only=True)["weights"]
