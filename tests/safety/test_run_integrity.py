@@ -146,7 +146,7 @@ def test_an_edited_config_is_refused_by_what_changed(
         config = json.loads((path / "config.json").read_text())
         change(config)
         (path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(UserError, match=rf"config\.json was changed since .*: {said}; put"):
+        with pytest.raises(UserError, match=rf"config\.json was changed since .*: {said}"):
             use(path)
 
 
