@@ -278,8 +278,8 @@ def _to_target(
     found: list[Figure | None] = []
     for name in ("step", "seconds"):
         measure = partial(_time_of, met=met, name=name)
-        known = ([run for run in some if id(run) in met] for some in (baseline, other))
-        first, second = _groups(*known, measure, settings)
+        known, others = ([run for run in some if id(run) in met] for some in (baseline, other))
+        first, second = _groups(known, others, measure, settings)
         positive = all(value > 0 for value in (*first.values(), *second.values()))
         if not first or not second or not positive:
             found.append(None)
