@@ -42,7 +42,7 @@ REAL = 20
 """One in so many is a new process."""
 WARM = (
     "torch._dynamo", "torch.utils.tensorboard", "normrnn.commands.train", "normrnn.engine.start",
-    "normrnn.engine.tensorboard", "normrnn.recipes", "normrnn.text.task",
+    "normrnn.engine.callbacks", "normrnn.recipes", "normrnn.text.task",
     "normrnn.speech.task",
 )  # fmt: skip
 # Ended by the signal itself, or politely, or finished before the signal came.

@@ -1,4 +1,4 @@
-"""The terminal as commands write to it: rich without markup, and without others' control codes."""
+"""Rich console without markup and without control codes from files."""
 
 import sys
 from collections.abc import Iterable
@@ -12,8 +12,7 @@ from normrnn.terminal import below
 
 
 class PlainConsole(Console):
-    """Shows paths and settings as they are, not as markup, with control characters escaped; a
-    closed pipe is for `cli.guarded` to answer."""
+    """Prints text literally, with control characters escaped."""
 
     def __init__(self, **options: Any) -> None:
         stream = below(sys.stderr if options.get("stderr") else sys.stdout)

@@ -1,10 +1,9 @@
-"""The one exception for what a user can put right, and words that are no error."""
+"""Errors that a user can act on, notices, and escaping of control characters."""
 
 import logging
 from functools import cache
 
-# Control characters but for newline and tab, what reverses the order of characters, other line
-# separators, and halves of characters.
+# Control characters except newline and tab, bidirectional controls, line separators, surrogates.
 _STEERING = (
     *(c for c in range(0x20) if chr(c) not in "\n\t"),
     *range(0x7F, 0xA0),
@@ -16,9 +15,9 @@ _ESCAPES = {c: repr(chr(c))[1:-1] for c in _STEERING}
 
 
 class UserError(Exception):
-    """A mistake or mishap that a person can act on; the command line prints it as one sentence.
+    """An error that a user can act on; the command line prints it as one line.
 
-    `code` is the exit code: 2 for a wrong call, 1 for anything found while working.
+    `code` is the exit code: 2 for wrong arguments, 1 otherwise.
     """
 
     def __init__(self, message: str, code: int = 1) -> None:
@@ -27,7 +26,7 @@ class UserError(Exception):
 
 
 class UsageError(UserError):
-    """A wrong call: exit code 2."""
+    """Wrong arguments: exit code 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code=2)
@@ -35,7 +34,7 @@ class UsageError(UserError):
 
 @cache
 def notice(message: str) -> None:
-    """Say something once, on standard error unless the program that uses us logs otherwise."""
+    """Log a warning once; on standard error unless logging is configured otherwise."""
     logging.getLogger("normrnn").warning(printable(message))
 
 

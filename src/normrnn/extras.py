@@ -27,12 +27,12 @@ def install_command(extra: str) -> str:
 
 
 def speech_extra(name: str) -> Any:
-    """A module of the `speech` extra, or how to get it."""
+    """Import a module of the `speech` extra; UserError with an install command if missing."""
     return _of_extra(name, "speech")
 
 
 def export_extra(name: str) -> Any:
-    """A module of the `export` extra, or how to get it."""
+    """Import a module of the `export` extra; UserError with an install command if missing."""
     return _of_extra(name, "export")
 
 
@@ -47,7 +47,7 @@ def _of_extra(name: str, extra: str) -> Any:
 
 
 def versions(*names: str) -> dict[str, str]:
-    """Module name -> version, of modules that can be imported."""
+    """Versions of these modules by name."""
     for name in names:
         speech_extra(name)
     return {name: metadata.version(name.replace("_", "-")) for name in names}

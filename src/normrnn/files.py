@@ -1,7 +1,7 @@
-"""Paths as people write them, and files that are there whole or not at all.
+"""Paths, limits on what is read, and atomic writes.
 
-What is written here follows no symbolic link at its last name: a directory may be somebody
-else's, and a link in it would have us overwrite what it points to.
+Writes do not follow a symbolic link at the last component of a path: in another user's directory
+a link could make us overwrite its target.
 """
 
 import contextlib
@@ -17,26 +17,26 @@ from typing import IO
 from normrnn.errors import UsageError, UserError
 
 SETTINGS = 1 << 26
-"""Bytes that are read of a file of settings or results at most: config.json and its like."""
+"""Limit in bytes for files of settings or results, as config.json."""
 ROWS = 1 << 30
-"""The same of files with a line for each row, utterance or trial."""
+"""Limit for files with a line for each row, utterance or trial."""
 _GROWTH = 100
 _SMALL = 1 << 24
 
 
 def largest_tensors() -> int:
-    """Bytes that are read of a file of tensors, or of a text, at most: half of the memory."""
+    """Limit for files of tensors and texts: half of the memory."""
     return min(machine_memory() // 2, 1 << 40)
 
 
 def largest_unpacked(size: int) -> int:
-    """Bytes that a compressed file of `size` bytes may hold: labels and sound shrink to a tenth,
-    not to a hundredth, so what holds more was made to fill the memory."""
+    """Limit for the content of a compressed file of `size` bytes: a hundred times as much, since
+    labels and sound compress to about a tenth."""
     return _GROWTH * size + _SMALL
 
 
 def machine_memory() -> int:
-    """Bytes of memory of this machine; very many where that is not known."""
+    """Memory of this machine in bytes; a very large number if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -44,7 +44,7 @@ def machine_memory() -> int:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with its ~ resolved; UserError if that user has no home here."""
+    """Expand ~ in a path; UserError if that user has no home directory."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -52,12 +52,12 @@ def expanded(path: str | Path) -> Path:
 
 
 def resolved(path: Path) -> Path:
-    """Where a path leads; unlike `Path.resolve`, of links that lead nowhere too."""
+    """Resolve a path; unlike `Path.resolve`, also through links in a loop."""
     return Path(os.path.realpath(path))
 
 
 def is_utf8(path: Path) -> bool:
-    """Whether the path, made absolute, is UTF-8, as some formats and libraries require."""
+    """Whether the absolute path is valid UTF-8, as some libraries require."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
@@ -66,22 +66,22 @@ def is_utf8(path: Path) -> bool:
 
 
 def utf8_name(path: Path, option: str) -> None:
-    """UsageError for a name that is not UTF-8."""
+    """Raise UsageError for a name that is not UTF-8."""
     if not is_utf8(path):
         raise UsageError(f"{option} needs a name in UTF-8, not {str(path)!r}")
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """A file to read; a pipe or a device, which could keep a reader waiting, is an OSError."""
+    """Open a file for reading; OSError for a pipe or a device, which could block."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(None, "it is no regular file", str(path))
+        raise OSError(None, "not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
 
 
 def file_state(path: Path) -> tuple[int, ...]:
-    """Numbers that change whenever the content of a file does; none if it cannot be looked up."""
+    """Numbers that change with the content of a file; empty if there is no such file."""
     try:
         found = path.stat()
     except OSError:
@@ -109,26 +109,26 @@ def read_text(path: Path) -> str:
 
 
 def is_stream(path: str | Path) -> bool:
-    """What a shell opened for us: standard input, or the <(…) of a command."""
+    """Whether a path is standard input or the <(…) of a shell."""
     return str(path).startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
 
 
 def refuse_stream(path: str) -> None:
-    """UsageError for data that can be read only once, where several processes are to read it."""
+    """Raise UsageError for data that can be read only once."""
     if is_stream(path):
         raise UsageError(f"{path} can be read once only: save it to a file for several runs")
 
 
 def following_no_link(path: str, flags: int) -> int:
-    """An opener for `open` that follows no symbolic link."""
+    """Opener for `open` that follows no symbolic link."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `path`, through to the disk, when the block has ended.
+    """Open a new file that replaces `path` atomically, flushed to the disk, when the block ends.
 
-    If that fails the old one is kept: a UserError says so.
+    If that fails the old file is kept and UserError is raised.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -148,18 +148,18 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
                 temporary.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written: {error.strerror or error}; what was there is kept"
+            f"{path} cannot be written: {error.strerror or error}; the old file is kept"
         ) from None
 
 
 def write_whole(path: Path, content: bytes | bytearray | memoryview) -> None:
-    """Replace a file through to the disk; UserError, and the old one kept, if that fails."""
+    """Replace a file atomically; UserError, with the old file kept, if that fails."""
     with replacing(path) as file:
         file.write(content)
 
 
 def remove_leftovers(folder: Path, *names: str) -> None:
-    """Temporary files of killed writers of these files; call it where nobody else writes them."""
+    """Remove temporary files that killed writers of these files left; hold their lock."""
     for name in names:
         for leftover in folder.glob(f".{name}.*tmp"):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Locks between processes: held by one, given up by the system when that one dies."""
+"""Locks between processes; the system releases them when the holder dies."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,8 +10,7 @@ from normrnn.files import open_regular
 
 
 def try_lock(path: Path, patience: float = 0.0) -> FileLock | None:
-    """The lock file `path`, taken at once, or within so many seconds; None if another process holds
-    it.
+    """Take the lock file within `patience` seconds; None if another process holds it.
 
     No symbolic link is followed, and the file stays when the lock is released.
     """
@@ -25,8 +24,10 @@ def try_lock(path: Path, patience: float = 0.0) -> FileLock | None:
 
 @contextlib.contextmanager
 def exclusive(path: Path, busy: Exception) -> Iterator[None]:
-    """Holds the lock file `path` inside; raises `busy` if another process does, for longer than
-    `is_held` takes to ask."""
+    """Hold the lock file inside the block; raise `busy` if another process holds it.
+
+    Waits longer than `is_held` takes, so that asking does not get in the way.
+    """
     lock = try_lock(path, patience=0.3)
     if lock is None:
         raise busy
@@ -37,7 +38,7 @@ def exclusive(path: Path, busy: Exception) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock file. Asking leaves no file and takes no exclusive lock."""
+    """Whether a process holds the lock file; takes no exclusive lock and creates no file."""
     try:
         import fcntl
 

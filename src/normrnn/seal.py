@@ -1,7 +1,7 @@
-"""A checksum inside the file that it is of.
+"""Checksums inside files: the one envelope of everything that is written.
 
-A field `"sha256": "…"` holds the hash of the whole file as it is with zeros in that place. So one
-write carries both, and a file that is damaged anywhere, the field included, is known for it.
+A field `"sha256": "…"` holds the hash of the whole file with zeros in its place. So content and
+checksum are written at once, and damage anywhere, the field included, is recognised.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ _FIELD = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
 
 
 def seal(content: bytearray | memoryview, start: int = 0) -> str:
-    """Put the hash into the first blank field after `start`, and return it."""
+    """Write the hash into the first field after `start`, and return it."""
     field = _FIELD.search(content, start)
     assert field is not None
     found = _hash(content, *field.span(1))
@@ -26,34 +26,34 @@ def seal(content: bytearray | memoryview, start: int = 0) -> str:
 
 
 def is_sealed(content: bytes, path: Path, start: int = 0, stop: int | None = None) -> bool:
-    """Whether there is a hash between `start` and `stop`; UserError if it is of something else."""
+    """Whether there is a hash between `start` and `stop`; UserError if it is wrong."""
     field = _FIELD.search(content, start, len(content) if stop is None else stop)
     if field is None:
         return False
     if field[1] != _hash(content, *field.span(1)):
-        raise UserError(f"{path} is damaged: it is not what was written")
+        raise UserError(f"{path} is damaged: wrong checksum")
     return True
 
 
 def sealed_json(values: dict[str, Any]) -> bytes:
-    """A JSON object with its hash as first field."""
+    """Return a JSON object with its hash as first field."""
     return sealed(json.dumps(with_place(values), indent=2, allow_nan=False) + "\n")
 
 
 def with_place(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with a place for a hash as first field."""
+    """Return the values with an empty hash as first field."""
     return {"sha256": BLANK, **values}
 
 
 def sealed(text: str) -> bytes:
-    """A text in which there is such a place, with the hash of all of it put in."""
+    """Return a text with its hash filled in."""
     content = bytearray(text.encode())
     seal(content)
     return bytes(content)
 
 
 def without_hash(values: dict[str, Any]) -> dict[str, Any]:
-    """The same as it was before there was a place for a hash."""
+    """Return the values without the hash."""
     return {name: value for name, value in values.items() if name != "sha256"}
 
 

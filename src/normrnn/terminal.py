@@ -1,7 +1,7 @@
-"""Output without control characters: every command prints through these streams.
+"""Streams that escape control characters: every command prints through them.
 
-Names and texts come from files that anybody may have written. `guarded` puts the streams in place;
-`PlainConsole` (rich) and tyro's help write terminal codes of their own and use the stream below.
+Names and texts come from untrusted files. `cli.guarded` installs the streams; `PlainConsole` (rich)
+and tyro's help write terminal codes of their own and use the stream below.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from normrnn.errors import printable
 
 
 class EscapingStream:
-    """A text stream that escapes control characters; the rest is that of the stream below."""
+    """A text stream that escapes control characters before it writes to the stream below."""
 
     def __init__(self, below: TextIO) -> None:
         self.below = below
@@ -33,7 +33,7 @@ class EscapingStream:
 
 
 def below(stream: Any) -> TextIO:
-    """The stream that takes terminal codes."""
+    """Return the stream below, which takes terminal codes."""
     return stream.below if isinstance(stream, EscapingStream) else stream
 
 

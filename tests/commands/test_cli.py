@@ -160,9 +160,9 @@ def test_missing_things_exit_with_1(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a b\n")
     for arguments, said in (
         (["train", "ptb-small", "--data", tmp_path / "no"], "does not exist"),
-        (["evaluate", tmp_path / "no"], "is no run directory"),
-        (["score", tmp_path / "no", tmp_path / "a.txt"], "is no run directory"),
-        (["sample", tmp_path / "no"], "is no run directory"),
+        (["evaluate", tmp_path / "no"], "is not a run directory"),
+        (["score", tmp_path / "no", tmp_path / "a.txt"], "is not a run directory"),
+        (["sample", tmp_path / "no"], "is not a run directory"),
         (["prepare", "ptb", tmp_path], "simple-examples.tgz"),
         (["train", "wsj", "--data", tmp_path / "a.txt"], "prepared speech: it is a file"),
     ):

@@ -578,7 +578,7 @@ for format, suffix in zip(sys.argv[2::2], sys.argv[3::2]):
         file = f"{sys.argv[1]}/{format}.{suffix}"
         normrnn.export(model, file, format=format, example=(torch.zeros(3, 2, 20),))
     except normrnn.errors.UserError as error:
-        print(format, "File too large; what was there is kept" in str(error))
+        print(format, "File too large; the old file is kept" in str(error))
 """
 
 

@@ -59,7 +59,7 @@ def test_the_check_itself_sees_an_item(tiny: LanguageConfig, tmp_path: Path) -> 
 
 def test_auto_is_a_device_that_is_there() -> None:
     assert named_device("auto").type in ("cpu", "cuda", "mps")
-    with pytest.raises(UsageError, match="no device 'tpu' here; there is cpu"):
+    with pytest.raises(UsageError, match="no device 'tpu'"):
         named_device("tpu")
 
 

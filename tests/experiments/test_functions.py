@@ -115,7 +115,7 @@ def test_changed_rows_are_recognised(tmp_path: Path) -> None:
     normrnn.compare(falling, out=tmp_path)
     file = tmp_path / "none-1" / "metrics.jsonl"
     file.write_text(file.read_text().replace("4.01", "3.01"))
-    with pytest.raises(UserError, match="not what was written"):
+    with pytest.raises(UserError, match="damaged"):
         normrnn.reporting.load(tmp_path / "none-1")
 
 

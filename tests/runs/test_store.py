@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import normrnn
 from normrnn.errors import UserError
 from normrnn.recipes import recipe
 from normrnn.recipes.ptb import ptb_small
 from normrnn.runs.metrics import MetricsFile
 from normrnn.runs.store import RunDirectory, changed_fields
+from normrnn.text.config import LanguageConfig
+from tests.tiny_runs import run_tiny
 
 CONFIG = recipe("ptb-small")
 
@@ -174,3 +177,19 @@ def test_metrics_file_is_cut_and_never_stretched(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_text() == '{"loss": 1.0}\n'
     with pytest.raises(UserError, match="rows are missing"):
         metrics.cut(size + 1)
+
+
+def test_a_model_is_hashed_once(
+    tiny: LanguageConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_tiny(replace(tiny, epochs=1), tmp_path / "run")
+    reads: list[str] = []
+    read = RunDirectory.read
+
+    def counted(directory: RunDirectory, name: str) -> bytes:
+        reads.append(name)
+        return read(directory, name)
+
+    monkeypatch.setattr(RunDirectory, "read", counted)
+    normrnn.export(tmp_path / "run", tmp_path / "m.pt")
+    assert reads.count("model.safetensors") == 1

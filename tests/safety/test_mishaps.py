@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from normrnn.engine.tensorboard import DIRECTORY
 
+from normrnn.engine.callbacks import TENSORBOARD
 from normrnn.reporting.runs import examine
 from tests.mishaps import config
 from tests.tiny_runs import rows_of, run_tiny
@@ -133,7 +133,7 @@ def test_a_clock_that_jumps(text_dir: Path, expected: list[dict], tmp_path: Path
     seconds = [json.loads(line)["seconds"] for line in lines]
     assert seconds == sorted(seconds)
     assert seconds[-1] < 3600
-    assert list((out / DIRECTORY).glob("events.*"))
+    assert list((out / TENSORBOARD).glob("events.*"))
 
 
 def test_a_cache_without_permission(text_dir: Path, expected: list[dict], tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def real(*arguments: str | bytes | Path, **options: Any) -> subprocess.Completed
     ("flags", "said"),
     [
         (["--threads", "100000"], "threads must lie between 0 and"),
-        (["--device", "meta"], "no device 'meta' here; there is cpu"),
-        (["--device", "mps"], "no device 'mps' here; there is cpu"),
+        (["--device", "meta"], "no device 'meta'"),
+        (["--device", "mps"], "no device 'mps'"),
         (["--model.hidden", "1000000"], "the network is too large: 16,000,"),
         (["--model.hidden", "2147483647"], "the network is too large"),
         (["--model.hidden", "1" + "0" * 20], "model.hidden must be at most 2,147,483,647"),

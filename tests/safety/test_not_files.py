@@ -72,7 +72,7 @@ def test_in_a_directory_of_texts(what: str, cli: Cli, run: Path, text_dir: Path)
     code, _, err = cli("evaluate", run)
     assert (code, "has no valid.txt" in err) == (1, True)
     code, _, err = cli("score", run, text_dir / "valid.txt")
-    assert (code, "it is no regular file" in err) == (1, True)
+    assert (code, "not a regular file" in err) == (1, True)
 
 
 @pytest.mark.parametrize("name", ["space", "listed", "lexicon"])
@@ -89,7 +89,7 @@ def test_named_on_the_command_line(name: str, cli: Cli, text_dir: Path, tmp_path
     call = calls[name] if name == "space" else [*calls[name], tmp_path / "pipe"]
     code, _, err = cli(*call)
     assert code in (1, 2)
-    assert "it is no regular file" in err
+    assert "not a regular file" in err
 
 
 def test_a_stream_that_the_shell_opened_is_read(run: Path, text_dir: Path) -> None:
@@ -107,7 +107,7 @@ def test_an_old_report_that_is_a_pipe(cli: Cli, run: Path, tmp_path: Path) -> No
     os.mkfifo(tmp_path / "r.html")
     code, _, err = cli("report", run, "--out", tmp_path / "r.html")
     assert code == 1
-    assert "it is no regular file" in err
+    assert "not a regular file" in err
 
 
 @pytest.mark.parametrize("content", ["[1]", "[" * 100_000, '[{"layers": {}}, null]'])

@@ -187,7 +187,7 @@ def test_a_pipe_in_the_file_system_does_not_keep_a_command_waiting(
     spoil(speech_dir, lambda *_: str(tmp_path / "fifo"))
     code, _, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
     assert code == 1
-    assert "it is no regular file" in said_by_prepare(err, tmp_path)
+    assert "not a regular file" in said_by_prepare(err, tmp_path)
 
 
 def test_what_other_processes_of_a_run_send(canary: Path) -> None:

@@ -147,7 +147,7 @@ def of_run(run: RunDirectory) -> About:
 def _check(run: RunDirectory) -> None:
     changes = config_changes(run.path, json.loads(run.read(CONFIG)))
     if changes is not None and changes.edited:
-        raise UserError(f"{run.path}: {changes.edited}; put it back as it was")
+        raise UserError(f"{run.path}: {changes.edited}; restore it")
     run.check_model()
     if changes is None:
         notice(f"{run.path} has no checksum of its {CONFIG}: not verified")

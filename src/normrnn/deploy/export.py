@@ -16,7 +16,7 @@ from normrnn.deploy.onnxfile import check_opset
 from normrnn.deploy.parts import Parts
 from normrnn.errors import UsageError, UserError
 from normrnn.files import expanded, is_utf8, open_regular, write_whole
-from normrnn.runs.load import load
+from normrnn.runs.environment import named_device
 from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL, PREVIOUS
 from normrnn.runs.store import RunDirectory
 
@@ -83,7 +83,8 @@ def export(
         about = _of_model(network)
     else:
         run = RunDirectory(expanded(model))
-        network, about = load(run.path), of_run(run)
+        network = task_of(run.config()).load(run, named_device("cpu"))
+        about = of_run(run)
     ours: Any = getattr(network, "plain_parts", None)
     parts: Any = None if ours is None else ours()
     if example is None and hasattr(network, "example_inputs"):

@@ -187,7 +187,7 @@ def load(
 
     >>> load("no-such-run")
     Traceback (most recent call last):
-    normrnn.errors.UserError: no-such-run is no run directory with a config.json
+    normrnn.errors.UserError: no-such-run is not a run directory: no config.json
     """
     from normrnn.runs.load import load as load_run
 

@@ -1,4 +1,4 @@
-"""`normrnn.verdict`: run directories or rows of the user, each variant against the baseline."""
+"""`normrnn.verdict`: compare the variants of run directories or of a user's own rows."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from normrnn.verdicts.rows import BASELINE, PlainRun, Point, read_rows
 from normrnn.verdicts.verdict import Settings
 
 LONG_ENOUGH = 30.0
-"""Seconds: shorter runs say nothing about speed."""
+"""Seconds that a run must take for its speed to be compared."""
 
 
 def verdict(
@@ -63,7 +63,7 @@ def verdicts(
     target: float | None = None,
     margin: float = 0.01,
 ) -> list[Verdict]:
-    """The same of runs of several experiments, one verdict each."""
+    """Compare the variants of several experiments: one verdict each."""
     if target is not None and not (isinstance(target, int | float) and math.isfinite(target)):
         raise UsageError(f"target must be a finite number, not {target!r}")
     if isinstance(rows, list | tuple) and len(rows) == 1 and isinstance(rows[0], str | Path):
@@ -80,7 +80,7 @@ def verdicts(
         )
     found = groups(runs)
     if not found:
-        raise UsageError("no runs there")
+        raise UsageError("no runs found")
     return group_verdicts(found, baseline, target, margin)
 
 
@@ -91,7 +91,7 @@ def group_verdicts(
     margin: float = 0.01,
     titled: bool = False,
 ) -> list[Verdict]:
-    """One verdict per group; with a title if there are several, or if asked for."""
+    """Return a verdict per group; with titles if there are several, or if asked for."""
     answers = [group_verdict(group, baseline, target, margin) for group in found]
     if len(found) < 2 and not titled:
         return answers
@@ -101,7 +101,7 @@ def group_verdicts(
 def group_verdict(
     group: Group, baseline: str | None = None, target: float | None = None, margin: float = 0.01
 ) -> Verdict:
-    """The verdict on runs that can be compared."""
+    """Compare the variants of a group of comparable runs."""
     plain = plain_runs(group)
     if not have_comparable_seconds(group.runs):
         for run in plain:
@@ -114,7 +114,7 @@ def group_verdict(
 
 
 def _runs(rows: Any) -> list[Run] | None:
-    """Runs, if that is what was given; None for rows."""
+    """Return runs if directories or runs were given; None for rows."""
     one = isinstance(rows, str | Path | Run)
     several: Sequence[Any] = [rows] if one else rows if isinstance(rows, list | tuple) else []
     if not several or not all(isinstance(item, str | Path | Run) for item in several):
@@ -132,9 +132,9 @@ def _runs(rows: Any) -> list[Run] | None:
 
 
 def plain_runs(group: Group) -> list[PlainRun]:
-    """The runs of a group, in the unit that its task shows; arms are variants.
+    """Return the runs of a group as plain values in the unit of the task; arms are variants.
 
-    The first baseline is called "none", whatever sets it apart from others.
+    The first baseline is called "none", even if its settings differ from those of others.
     """
     found = []
     for number, arm in enumerate(group.arms):

@@ -1,4 +1,4 @@
-"""Text, table and picture of what `normrnn gradients` recorded."""
+"""Text, table and figure of the records of `normrnn gradients`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ def sentence(layer: str, found: Record) -> str:
 
 
 def table(records: Sequence[Record]) -> Table:
-    """A line per network and layer."""
+    """Return a table with a row per network and layer."""
     rows = []
     for record in records:
         for name, found in record["layers"].items():
@@ -61,7 +61,7 @@ def _spread(value: float) -> str:
 
 
 def _ends(layer: str, norms: Sequence[float]) -> tuple[float, float]:
-    """Where the gradient starts, and where it ends."""
+    """Return the norms at the last and at the first step of back-propagation."""
     return (norms[0], norms[-1]) if layer.endswith("_reverse") else (norms[-1], norms[0])
 
 

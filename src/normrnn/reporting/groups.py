@@ -16,7 +16,7 @@ from normrnn.recipes.paper import PAPER, Paper
 from normrnn.reporting.runs import Run, RunOrProblem
 
 _APART, _DATA = ("norm", "seed"), "data_sha256"
-# What sets an arm apart only where there is a normaliser, and what changes no curve.
+# Settings that distinguish arms only with a normaliser, and settings that change no curve.
 _NORMALISER = ("gamma", "eps", "momentum", "time_steps", "cell_norm", "count_padding")
 _NORMALISER += ("shrinkage", "freeze_after")
 _NORMALISER = tuple(f"model.{name}" for name in _NORMALISER)
@@ -29,8 +29,8 @@ _SIDES = ((False,), (True,), (False, True))
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that differ in their seed alone, one per seed. `index` is 0 for the baseline, 1 for the
-    normalised arm of the paper, or the first."""
+    """Runs that differ only in their seed. `index` is 0 for the baseline, 1 for the paper's
+    normalisation or the first one."""
 
     name: str
     norm: str
@@ -40,7 +40,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one recipe that can be compared; `variant` sets them apart from its other runs."""
+    """Comparable runs of one recipe; `variant` names what distinguishes them."""
 
     recipe: str
     variant: str
@@ -48,7 +48,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """The recipe, and what is special here."""
+        """The recipe, and what distinguishes the group."""
         return f"{self.recipe}, {self.variant}" if self.variant else self.recipe
 
     @property
@@ -63,8 +63,7 @@ class Group:
 
     @property
     def arms(self) -> list[Arm]:
-        """Every distinct setting is one, named by what differs; the baseline first, then the
-        paper's normalisation, then others."""
+        """Arms named by their differing settings: baseline, the paper's normalisation, others."""
         kinds: dict[tuple[str, Settings], list[Run]] = {}
         for run in furthest(self.runs):
             kinds.setdefault((run.norm, _arm_settings(run)), []).append(run)
@@ -89,13 +88,13 @@ def measure(runs: Sequence[Run]) -> Measure:
 
 
 def _arm_settings(run: Run) -> Settings:
-    """Settings that define an arm; those of the normaliser do not count for a baseline."""
+    """Settings that define an arm; those of the normaliser are ignored for a baseline."""
     own = _NORMALISER if run.normalisation.normalises else ()
     return _key(run) + tuple((k, str(run.settings[k])) for k in own if k in run.settings)
 
 
 def _arm_name(run: Run, settings: Settings, every: Sequence[Settings]) -> str:
-    """With the settings that some other arm has in another value."""
+    """Name an arm by its norm and the settings in which another arm differs."""
     others = [dict(one) for one in every]
     own = {"model.gamma": str(run.normalisation.gamma)}
     differs = [
@@ -107,14 +106,14 @@ def _arm_name(run: Run, settings: Settings, every: Sequence[Settings]) -> str:
 
 
 def _shortened(settings: Sequence[str]) -> list[str]:
-    """Leave out the parts that fields belong to, unless two fields have the same name."""
+    """Drop the prefixes of settings unless two then have the same name."""
     short = [re.sub(r"^(?:[a-z_]+\.)+", "", setting) for setting in settings]
     names = [setting.split()[0] for setting in short]
     return short if len(set(names)) == len(names) else list(settings)
 
 
 def furthest(runs: Sequence[Run]) -> list[Run]:
-    """Of runs with the same settings and seed, the one that got furthest, whatever their order."""
+    """Of runs with the same settings and seed, keep the one with most updates."""
     kept: dict[tuple[object, ...], Run] = {}
     for run in runs:
         other = kept.get(_identity(run))
@@ -124,7 +123,7 @@ def furthest(runs: Sequence[Run]) -> list[Run]:
 
 
 def without_repeats(found: Sequence[RunOrProblem]) -> list[RunOrProblem]:
-    """Of runs with the same settings and seed, the one that got furthest; the others say so."""
+    """Keep the furthest of runs with the same settings and seed; report the others."""
     kept = {_identity(run): run for run in furthest([one.run for one in found if one.run])}
     result = []
     for one in found:
@@ -142,12 +141,12 @@ def _identity(run: Run) -> tuple[object, ...]:
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Comparable runs together, in the order of their first.
+    """Group comparable runs, in the order of the first of each.
 
-    Runs of one recipe with the same settings but normalisation and seed are comparable. Where a
-    normalised network has no baseline with its settings, it was tuned apart from it: it stands
-    beside the baselines of the recipe, on the same data read in the same way, that have no
-    normalised network, or else beside the only baseline that there is.
+    Runs of one recipe that differ only in normalisation and seed are comparable. A normalised
+    network without a baseline of its settings was tuned separately: it is grouped with the
+    baselines of the recipe on the same data that have no normalised network, or else with the only
+    baseline.
     """
     found: dict[tuple[str, Settings], list[Run]] = {}
     for run in runs:
@@ -164,14 +163,14 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def _unusual(name: str, special: Settings | list[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-    """The settings that the recipe has otherwise; all of them if there is none."""
+    """Return the settings that differ from the recipe's; all of them if none does."""
     defaults = flat(to_dict(recipe(name))) if name in RECIPES else {}
     unusual = [(k, v) for k, v in special if k not in defaults or str(defaults[k]) != v]
     return unusual or special
 
 
 def _joined(found: dict[tuple[str, Settings], list[Run]]) -> dict[tuple[str, Settings], list[Run]]:
-    """With networks that have no baseline of their own settings beside one that was tuned apart."""
+    """Join networks without a baseline of their settings to one that was tuned separately."""
     kinds: dict[tuple[str, Settings], dict[frozenset[bool], list[tuple[str, Settings]]]] = {}
     for (name, key), members in found.items():
         sides = frozenset(run.normalisation.normalises for run in members)
@@ -189,7 +188,7 @@ def _joined(found: dict[tuple[str, Settings], list[Run]]) -> dict[tuple[str, Set
         members = [run for kind in (first, *rest) for run in found[kind]]
         place = {first: (first[0], tuple(s for s in first[1] if s in shared))}
         result = {place.get(k, k): v for k, v in result.items() if k not in rest}
-        if baselines and both:  # what a sweep has left over comes after its pairs
+        if baselines and both:  # after the pairs of a sweep
             del result[place[first]]
         result[place[first]] = members
     return result
@@ -203,10 +202,10 @@ def _key(run: Run) -> Settings:
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Settings besides norm and seed in which runs differ, with the value of each run."""
+    """Return the settings besides norm and seed in which runs differ, with all values."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     values = {name: [run.settings.get(name) for run in runs] for name in names}
-    left_out = (*_APART, "data")  # its hash says whether it is the same
+    left_out = (*_APART, "data")  # compared by its hash
     return {
         name: found
         for name, found in values.items()
@@ -215,20 +214,20 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def data_name(run: Run) -> str:
-    """The data without the path that leads to it."""
+    """Name of the data without its directory."""
     data = str(run.settings.get("data", ""))
     return data if data.startswith("builtin:") else PurePath(data).name
 
 
 def _data_words(run: Run, runs: Sequence[Run]) -> str:
-    """Its name, with the beginning of its hash where others of that name are other data."""
+    """Name of the data, with part of its hash if other data has the same name."""
     name = data_name(run)
     hashes = {str(other.settings.get(_DATA, "")) for other in runs if data_name(other) == name}
     return f"{name} ({str(run.settings.get(_DATA, ''))[:8]})" if len(hashes) > 1 else name
 
 
 def command(run: Run) -> str:
-    """What to type to repeat a run; the data by name."""
+    """Return the command that repeats a run."""
     known = run.recipe in RECIPES
     defaults = flat(to_dict(recipe(run.recipe))) if known else {}
     words = ["normrnn", "train", run.recipe or "RECIPE"]

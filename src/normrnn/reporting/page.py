@@ -1,4 +1,4 @@
-"""The report: one HTML file that loads nothing from elsewhere, and its Markdown form."""
+"""The report: a self-contained HTML file, or Markdown."""
 
 import re
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ from normrnn.reporting.tables import DASH, Table, as_markdown, details_tables, r
 from normrnn.version import __version__
 
 MARK = '<!doctype html>\n<html lang="en" data-by="normrnn report">'
-"""How every report begins: such a file may be overwritten."""
+"""Start of every report; only such files are overwritten."""
 LONGEST = 150
-"""Bytes of a title in the name of a file."""
+"""Limit in bytes for the name of a file."""
 _FACTS = ("normrnn", "torch", "numpy", "python", "cpu", "cores", "threads", "system")
 
 
@@ -43,7 +43,7 @@ def page(
     studies: Sequence[RecordedStudy] = (),
     target: float | None = None,
 ) -> str:
-    """The report of studies and runs; `target` is a validation value to reach."""
+    """Return the HTML report of studies and runs; `target` is a validation value to reach."""
     environment = Environment(
         loader=PackageLoader("normrnn.reporting", ""),
         autoescape=True,
@@ -64,7 +64,7 @@ def page(
 
 
 def warnings(found: Sequence[RunOrProblem], studies: Sequence[RecordedStudy]) -> list[str]:
-    """What is damaged, unfinished or missing."""
+    """List what is damaged, unfinished or missing."""
     lines = [f"{study.name} {study.state}" for study in studies if study.state]
     for one in found:
         run, name = one.run, one.path.name or str(one.path)
@@ -149,7 +149,7 @@ def markdown(
     studies: Sequence[RecordedStudy] = (),
     target: float | None = None,
 ) -> str:
-    """Verdicts and tables as Markdown."""
+    """Return verdicts and tables as Markdown."""
     parts = []
     for study in studies:
         parts.append(f"## {as_markdown(study.title)}")
@@ -171,7 +171,7 @@ def write_report(
     studies: Sequence[RecordedStudy] = (),
     target: float | None = None,
 ) -> None:
-    """Write the report; only an older report is overwritten."""
+    """Write the report; refuse to overwrite anything but a report."""
     refuse_other(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def write_report(
 
 
 def refuse_other(path: Path) -> None:
-    """UserError if the file exists and is not a report."""
+    """Raise UserError if the file exists and is not a report."""
     if path.is_dir():
         raise UserError(f"{path} is a directory: name the file to write, as in {path}/report.html")
     if path.exists():
@@ -215,7 +215,7 @@ def _save(drawn: Any, path: Path) -> None:
 
 
 def safe(title: str) -> str:
-    """A title as the name of a file; a long one ends with a hash of all of it."""
+    """Return a title as the name of a file; a long one is cut and ends with its hash."""
     name = re.sub(r"[^\w.-]+", "-", title).strip("-") or "runs"
     if len(name.encode()) <= LONGEST:
         return name

@@ -1,4 +1,4 @@
-"""Curves of runs: the mean over seeds with a band from the lowest to the highest seed."""
+"""Figures of runs: the mean over seeds with a band from the lowest to the highest seed."""
 
 import contextlib
 import importlib
@@ -35,7 +35,7 @@ MOST_POINTS = 400
 
 
 class Picture(NamedTuple):
-    """What a picture shows of each run, against updates."""
+    """A value of each run, drawn against updates."""
 
     name: str
     title: str
@@ -45,13 +45,13 @@ class Picture(NamedTuple):
 
 
 def validation(group: Group) -> Picture:
-    """Validation against updates, with the statistics that select the model."""
+    """Return the picture of validation against updates."""
     axis = group.measure.axis
     return Picture("validation", "Validation against updates", "valid", "loss", axis)
 
 
 def pictures(group: Group) -> list[Picture]:
-    """The pictures that the runs have rows for, validation first."""
+    """Return the pictures that the runs have rows for, validation first."""
     found = [
         validation(group),
         Picture("train", "Training, in training mode", "train", "loss", group.measure.axis),
@@ -82,7 +82,7 @@ def draw(
     ink: str = "#222222",
     grid: str = "#bbbbbb",
 ) -> None:
-    """One line per arm: the mean over its seeds, in a band from the lowest to the highest."""
+    """Draw a line per arm, the mean over seeds, and a band from the lowest to the highest."""
     shown = group.measure
     for arm in group.arms:
         colour = colours[arm.index % len(colours)]
@@ -130,7 +130,7 @@ def _rows(run: Run, picture: Picture) -> list[Row]:
 
 
 def dress(axes: "Axes", x: str, y: str, ink: str, grid: str) -> None:
-    """Name the axes; thin lines, a light grid, no frame on top and right."""
+    """Label the axes and draw a light grid."""
     axes.set_xlabel(x, color=ink)
     axes.set_ylabel(y, color=ink)
     axes.grid(color=grid, linewidth=0.5)
@@ -141,7 +141,7 @@ def dress(axes: "Axes", x: str, y: str, ink: str, grid: str) -> None:
 
 
 def _log_scale(axes: "Axes", log: bool) -> None:
-    """A logarithmic axis with plain numbers."""
+    """Use a logarithmic axis with plain numbers."""
     if not log:
         return
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
@@ -190,7 +190,7 @@ def svg(draw: Callable[["Axes", Sequence[str], str, str], None], prefix: str, ti
 
 
 def why_no_pictures() -> str:
-    """Why pictures cannot be drawn, with the command that helps; empty if they can."""
+    """Return why pictures cannot be drawn, with an install command; empty if they can."""
     try:
         require_matplotlib()
     except UserError as error:
@@ -208,7 +208,7 @@ def require_matplotlib() -> None:
     elsewhere = contextlib.chdir(os.sep)
     try:
         os.chdir(os.getcwd())  # noqa: PTH109
-    except OSError:  # removed or closed to us: then nothing can be read there either
+    except OSError:  # removed or not readable, so it has no matplotlibrc
         elsewhere = contextlib.nullcontext()
     try:
         with elsewhere:
@@ -218,7 +218,7 @@ def require_matplotlib() -> None:
 
 
 def new_figure(**options: Any) -> "Figure":
-    """A figure with its own canvas, so that no global state of matplotlib changes.
+    """Return a figure with its own canvas, without global state of matplotlib.
 
     Notebooks show it as a picture.
     """

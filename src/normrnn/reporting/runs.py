@@ -1,4 +1,4 @@
-"""A run directory as plain data, whatever state it is in."""
+"""Read a run directory as plain data, finished, running or damaged."""
 
 import hashlib
 import json
@@ -41,12 +41,12 @@ class Run:
 
     @property
     def norm(self) -> str:
-        """The arm of the comparison."""
+        """Name of the normalisation."""
         return self.config["norm"]
 
     @property
     def recipe(self) -> str:
-        """The experiment."""
+        """Name of the recipe."""
         return self.config.get("recipe", "")
 
     @property
@@ -61,7 +61,7 @@ class Run:
 
     @cached_property
     def normalisation(self) -> Norm:
-        """The entry of its norm; a made-up one for a norm that is not registered."""
+        """The entry of its norm, or a placeholder for a norm that is not registered."""
         if self.norm in names():
             return of(self.norm)
         words = f"{self.norm} normalised network"
@@ -69,27 +69,27 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The config with dotted names; a missing field has its default, as when it is resumed."""
+        """The config with dotted names; missing fields have the recipe's defaults."""
         known = self.recipe in RECIPES
         defaults = to_dict(type(recipe(self.recipe))(recipe=self.recipe)) if known else {}
         return settled({**flat(defaults), **flat(self.config)})
 
     @property
     def finished(self) -> bool:
-        """All epochs that were asked for are done."""
+        """Whether all epochs are done."""
         asked = self.settings.get("epochs")
         return bool(self.split("test")) or (bool(self.rows) and self.epochs_done == asked)
 
     @property
     def epochs_done(self) -> int:
-        """Whole epochs, validated."""
+        """Number of complete, validated epochs."""
         last = self.rows[-1]["epoch"] if self.rows else 0
         validated: dict[int, set[int]] = {}
         for row in self.split("valid"):
             validated.setdefault(row["epoch"], set()).add(row["updates"])
         parts = self.settings.get("train.segments", 1)
         asked = parts if isinstance(parts, int) else 1
-        if last > 1:  # an epoch of few updates has fewer segments: as many as the first had
+        if last > 1:  # short epochs have as many segments as the first
             asked = min(asked, len(validated.get(1, ())) or asked)
         whole = self.split("test") or len(validated.get(last, ())) >= asked
         return last if whole else max(last - 1, 0)
@@ -106,20 +106,19 @@ class Run:
 
     @cached_property
     def serving(self) -> str:
-        """The statistics that select the model: running ones, or recalibrated ones of a run that
-        was validated with these alone."""
+        """Statistics that select the model: recalibrated if the run has no running ones."""
         recalibrated = self.split("valid", "recalibrated") and not self.split("valid", "running")
         return "recalibrated" if recalibrated else "running"
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether training statistics include the words to predict, so that the training loss of
-        a language model is not comparable."""
+        """Whether training statistics include the words to predict, which makes the training loss
+        of a language model incomparable."""
         return self.normalisation.looks_ahead and config_class(self.config).predicts_inputs
 
     @property
     def progress(self) -> str:
-        """How far the run got of the epochs it was asked for."""
+        """Epochs done of those requested."""
         epochs = self.settings.get("epochs")
         if self.diverged:
             return f"diverged after {self.updates:,} updates"
@@ -133,13 +132,13 @@ class Run:
 
     @property
     def rate(self) -> float | None:
-        """Tokens or frames trained on per second."""
+        """Tokens or frames per second in training."""
         rows = self.split("train")
         seconds = rows[-1]["seconds"] if rows else 0
         return sum(row["count"] for row in rows) / seconds if seconds > 0 else None
 
     def best(self, statistics: str | None = None, key: str = "loss") -> Row | None:
-        """The validation with the lowest loss, or the lowest value of another key."""
+        """Return the validation row with the lowest loss, or lowest value of another key."""
         rows = [r for r in self.split("valid", statistics or self.serving) if key in r]
         return min(rows, key=lambda row: row[key], default=None)
 
@@ -155,7 +154,7 @@ class Run:
         return f"<Run {self.path.name!r}: {self.recipe} {self.label}, {self.updates:,} updates>"
 
     def split(self, name: str, statistics: str | None = None) -> list[Row]:
-        """Rows of one split, and of one kind of statistics if given."""
+        """Return the rows of a split, and of one kind of statistics if given."""
         return [
             row
             for row in self.rows
@@ -165,29 +164,29 @@ class Run:
 
 @dataclass(frozen=True)
 class RunOrProblem:
-    """A run, or the readable part of one, and its problem."""
+    """A run, or its readable part, and its problem."""
 
     path: Path
     run: Run | None
     problem: str = ""
     words: tuple[str, ...] = ()
-    """Notices that do not concern the numbers."""
+    """Notices that do not affect the numbers."""
     verified: bool = True
-    """Whether checksums cover all of it."""
+    """Whether checksums cover all files."""
 
 
 RunsLike = str | Path | Run | Iterable[str | Path | Run]
-"""Run directories or what `load` gave, one or several."""
+"""Run directories or loaded runs, one or several."""
 
 
 def loaded(runs: RunsLike) -> list[Run]:
-    """Load those that are given as paths."""
+    """Load the runs that are given as paths."""
     several = [runs] if isinstance(runs, str | Path | Run) else runs
     return [run if isinstance(run, Run) else load(run) for run in several]
 
 
 def load(path: str | Path) -> Run:
-    """Read a run directory, finished, running or broken off; a torn last line is left out.
+    """Read a run directory, finished or not; an incomplete last row is left out.
 
     The run's `config` is a plain dict, its `rows` a list of plain dicts as in metrics.jsonl.
     """
@@ -199,7 +198,7 @@ def load(path: str | Path) -> Run:
 
 
 def examine(path: Path) -> RunOrProblem:
-    """Read what can be read of a run directory."""
+    """Read the valid part of a run directory."""
     config = _config(path / CONFIG)
     if config is None:
         empty = path.is_dir() and not any(path.iterdir())
@@ -210,11 +209,11 @@ def examine(path: Path) -> RunOrProblem:
     try:
         machines, verified = read_machines(path)
     except UserError as damage:
-        words.append(f"{damage}; where it ran is left out")
+        words.append(f"{damage}; versions and machine are left out")
         machines, verified = [], True
     changes = config_changes(path, config)
     if not machines and not words and changes is not None:
-        words.append(f"{path / ENVIRONMENT} is missing; where it ran is left out")
+        words.append(f"{path / ENVIRONMENT} is missing; versions and machine are left out")
     verified = verified and changes is not None and metrics_as_written(path) is not None
     if config.get("kind") == KIND and (sha256 := config.pop("metrics_sha256", "")):
         if hashlib.sha256(read_regular(path / METRICS, ROWS)).hexdigest() != sha256:
@@ -224,7 +223,7 @@ def examine(path: Path) -> RunOrProblem:
         return RunOrProblem(path, None, f"is damaged or edited: {changes.edited}")
     if changes and changes.own:
         words.append(f"{path}: {changes.own}")
-    # Names of files that are not UTF-8 cannot be printed.
+    # Names that are not UTF-8 cannot be printed.
     config = json.loads(json.dumps(config, ensure_ascii=False).encode(errors="replace"))
     run = Run(path, config, rows, machines, is_held(path / LOCK), _diverged(path))
     problem = problem and f"is damaged: {problem}"
@@ -249,7 +248,7 @@ def _say(found: Sequence[RunOrProblem]) -> None:
 
 
 def _config(path: Path) -> dict[str, Any] | None:
-    """Read a config.json; None if a field that every report needs is missing."""
+    """Read a config.json; None if it is invalid or lacks norm or seed."""
     try:
         config = json.loads(read_regular(path))
         fields = flat(config) if isinstance(config, dict) else {}
@@ -267,7 +266,7 @@ def _config(path: Path) -> dict[str, Any] | None:
 
 
 def inside(path: Path) -> list[Path]:
-    """Runs one or two levels inside a directory, but not inside another run."""
+    """List runs one or two levels inside a directory, but not inside another run."""
     first, second = (
         sorted(found.parent for found in path.glob(f"{level}/{CONFIG}")) for level in ("*", "*/*")
     )
@@ -275,7 +274,7 @@ def inside(path: Path) -> list[Path]:
 
 
 def find(paths: Sequence[Path]) -> list[RunOrProblem]:
-    """Runs in these directories, or one or two levels inside them; each once."""
+    """Read the runs in these directories, or one or two levels inside them; each once."""
     found: dict[Path, RunOrProblem] = {}
     for path in paths:
         if not path.is_dir():

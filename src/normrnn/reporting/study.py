@@ -1,4 +1,4 @@
-"""A search on disk, read and written: `trials.jsonl`, its table, and `study.json`, its plan."""
+"""A search on disk: `trials.jsonl`, a row per trial, and `study.json`, its plan."""
 
 import contextlib
 import json
@@ -28,12 +28,12 @@ from normrnn.seal import is_sealed, sealed, sealed_json, with_place, without_has
 
 TRIALS, ABOUT, PICTURE = "trials.jsonl", "study.json", "loss-by-learning-rate.png"
 SAID = "sentence"
-"""In a plan: what was chosen, by how much work, and what speaks against it."""
+"""Key of a plan: the chosen values and the work behind them, as text."""
 
 
 @dataclass(frozen=True)
 class RecordedStudy:
-    """The recorded output of a search, and its problem."""
+    """The trials of a search, and a problem with its files."""
 
     path: Path
     trials: list[Trial]
@@ -41,28 +41,27 @@ class RecordedStudy:
     """The plan: study, trials, space, norms, sampler, pruner, config; empty if not recorded."""
     problem: str = ""
     verified: bool = True
-    """Whether checksums cover it."""
+    """Whether checksums cover the files."""
 
     @property
     def name(self) -> str:
-        """The directory's."""
+        """Name of the directory."""
         return resolved(self.path).name
 
     @property
     def recipe(self) -> str:
-        """The experiment, if recorded."""
+        """Name of the recipe, if recorded."""
         return str(self.about.get("config", {}).get("recipe", ""))
 
     @property
     def said(self) -> str:
-        """What was chosen, in words, if recorded."""
+        """Text on the chosen values, if recorded."""
         said = self.about.get(SAID, "")
         return said if isinstance(said, str) else ""
 
     @property
     def paper(self) -> Paper | None:
-        """The paper's search, where this is one; without a plan, one of the same arms and
-        settings."""
+        """The paper's search that this one repeats: of its recipe, or of its arms and settings."""
         if self.recipe:
             beside = PAPER.get(self.recipe)
             return beside if beside and beside.settings else None
@@ -82,12 +81,12 @@ class RecordedStudy:
 
     @property
     def title(self) -> str:
-        """The study by name."""
+        """Title of the study."""
         return f"Study {self.name}" + (f" of {self.recipe}" if self.recipe else "")
 
     @property
     def state(self) -> str:
-        """What is damaged or not finished."""
+        """Whether it is damaged or unfinished, as text; empty if neither."""
         if self.problem:
             return self.problem + ("; the trials before that are shown" if self.trials else "")
         asked, done = self.about.get("trials"), len(self.trials)
@@ -96,7 +95,7 @@ class RecordedStudy:
 
     @property
     def budget(self) -> str:
-        """How much was tried, as far as it was recorded."""
+        """Number of settings, runs, updates and seconds, as far as recorded."""
         arms = [found for t in self.trials for found in t["arms"].values()]
         parts = [f"{len(self.trials)} settings, {len(arms)} runs"]
         for key in ("updates", "seconds"):
@@ -108,14 +107,14 @@ class RecordedStudy:
         return ", ".join(parts)
 
     def markdown(self) -> str:
-        """A summary for a results page."""
+        """Return a summary for a results page."""
         shown, said = table(self.trials, paper=self.paper), as_markdown(self.said)
         answer = "\n".join(["```", *lines(self.trials), "```"])
         parts = [said, answer, shown.markdown(), shown.note]
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def runs(self) -> list[Path]:
-        """The runs that are here: those kept beside the trials, and all of the best trials."""
+        """List the run directories beside the trials and of the best trials."""
         found = sorted(p.parent for p in self.path.glob("*/config.json"))
         tops = [best(self.trials, arm) for arm in arms_of(self.trials)]
         for number in dict.fromkeys(t["trial"] for t in tops if t is not None):
@@ -140,7 +139,7 @@ def read_study(path: Path) -> RecordedStudy:
 
 
 def find_studies(paths: Sequence[Path]) -> tuple[list[RecordedStudy], list[Path]]:
-    """Studies in these directories, or right inside them, each once; and where runs may be."""
+    """Read studies in or directly inside these directories; also return where runs may be."""
     found: dict[Path, RecordedStudy] = {}
     rest = []
     for path in paths:
@@ -154,7 +153,7 @@ def find_studies(paths: Sequence[Path]) -> tuple[list[RecordedStudy], list[Path]
             rest.append(path)
     for study in found.values():
         if not (study.path / ABOUT).exists():
-            notice(f"{study.path / ABOUT} is missing; what was searched is left out")
+            notice(f"{study.path / ABOUT} is missing; the search space is left out")
         if not study.verified:
             notice(f"{study.path} has no checksums: not verified")
     return list(found.values()), rest
@@ -168,11 +167,11 @@ def _content(path: Path) -> tuple[bytes, str, bool]:
     except OSError as error:
         return b"", f"cannot be read: {error.strerror}", True
     except UserError:
-        return b"", f"is damaged: {path.name} is not what was written", True
+        return b"", f"is damaged: {path.name} has a wrong checksum", True
 
 
 def _trials(content: bytes) -> tuple[list[Trial], str]:
-    """The rows up to the first invalid one, and its problem."""
+    """Return the rows up to the first invalid one, and its problem."""
     trials: list[Trial] = []
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
         trial: Any = None
@@ -200,15 +199,14 @@ def _is_arm(arm: Any) -> bool:
 
 
 def _sealed_rows(trials: Sequence[Trial]) -> bytes:
-    """A line per trial; the first holds the checksum of all."""
+    """Return a line per trial; the first holds the checksum."""
     rows = [with_place(trials[0]), *trials[1:]] if trials else []
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
     return sealed(text) if rows else b""
 
 
 def write(study: RecordedStudy) -> list[Path]:
-    """trials.jsonl, study.json, trials.csv and summary.md, and a picture where there is a learning
-    rate, in the study's directory."""
+    """Write trials.jsonl, study.json, trials.csv, summary.md, and a figure of the learning rate."""
     trials, out = study.trials, study.path
     out.mkdir(parents=True, exist_ok=True)
     files = {

@@ -25,12 +25,12 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """Markdown without title and note."""
+        """Return Markdown without title and note."""
         lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
         return "\n".join(f"| {' | '.join(map(as_markdown, row))} |" for row in lines)
 
     def text(self, width: int = COLUMNS) -> str:
-        """Aligned columns, or, where these are too wide, a wrapped line per row."""
+        """Return aligned columns, or a wrapped line per row if these are too wide."""
         lines = [self.head, *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         if sum(widths) + 2 * (len(widths) - 1) <= width:
@@ -57,7 +57,7 @@ def as_markdown(text: str) -> str:
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Mean and standard deviation.
+    """Format mean and standard deviation.
 
     >>> spread([1.0, 2.0, 3.0], 1)
     '2.0 ± 1.0'
@@ -67,7 +67,7 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def details_tables(verdict: Verdict) -> list[Table]:
-    """All figures of a verdict, primary and secondary: a table per variant."""
+    """Return a table per variant with all figures of a verdict."""
     tables = []
     for name, one in verdict.variants.items():
         figures = (one.quality, one.speed, one.seconds, *one.details.values())
@@ -81,7 +81,7 @@ def details_tables(verdict: Verdict) -> list[Table]:
 
 
 def runs_table(group: Group) -> Table:
-    """A row per run: epochs, best training and validation values, test value, speed."""
+    """Return a row per run: epochs, best training and validation values, test value, speed."""
     shown = group.measure
     kinds = [k for k in _STATISTICS if any(run.split("valid", k) for run in group.runs)]
     several = any(run.normalisation.keeps_statistics for run in group.runs)

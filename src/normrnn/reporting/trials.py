@@ -1,4 +1,4 @@
-"""The trials of a search: the best of each variant, the pairs, loss against learning rate."""
+"""Trials of a search: best setting per variant, pairs, loss against learning rate."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ def is_number(value: Any) -> bool:
 
 
 def as_csv(trials: Sequence[Trial]) -> str:
-    """One column per setting, and per figure of a variant."""
+    """Return CSV with a column per setting and per figure of a variant."""
     about = ("trial", "state")
     rows = [{**{k: t[k] for k in about}, **t["settings"], **flat(t["arms"])} for t in trials]
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -40,7 +40,7 @@ def as_csv(trials: Sequence[Trial]) -> str:
 
 
 def arms_of(trials: Sequence[Trial]) -> list[str]:
-    """The variants, the baseline first."""
+    """Return the variants, the baseline first."""
     return list(dict.fromkeys(arm for t in trials for arm in t["arms"]))
 
 
@@ -67,7 +67,7 @@ def best(trials: Sequence[Trial], arm: str) -> Trial | None:
 
 
 class Pairs(NamedTuple):
-    """How two variants did with the same settings."""
+    """Two variants compared over the same settings."""
 
     differences: list[float]
     """Validation loss minus the baseline's, where both trained."""
@@ -90,7 +90,7 @@ def pairs(trials: Sequence[Trial], baseline: str, other: str) -> Pairs:
 
 
 def lines(trials: Sequence[Trial], width: int = COLUMNS) -> list[str]:
-    """The result in at most three lines per variant."""
+    """Return at most three lines per variant."""
     arms, every = arms_of(trials), counted(trials)
     texts = []
     for arm in arms:
@@ -120,7 +120,7 @@ def _words(trial: Trial) -> str:
 
 
 def short(names: Sequence[str]) -> list[str]:
-    """Fields without the groups they are in, where that is clear.
+    """Drop the prefixes of fields where that is unambiguous.
 
     >>> short(["optimizer.lr", "optimizer.momentum", "model.momentum"])
     ['lr', 'optimizer.momentum', 'model.momentum']
@@ -138,7 +138,7 @@ def _settings(trials: Sequence[Trial]) -> list[str]:
 
 
 def table(trials: Sequence[Trial], *, paper: Paper | None = None) -> Table:
-    """Table 3: the best of each variant with its settings; the paper's rows beside them."""
+    """Return the best setting of each variant, with the paper's rows."""
     names, rows = _settings(trials), []
     for arm in arms_of(trials):
         if (top := best(trials, arm)) is not None:
@@ -160,7 +160,7 @@ def _row(
 
 
 def trials_table(trials: Sequence[Trial]) -> Table:
-    """Every trial, the lowest loss first: settings, and validation loss of each variant."""
+    """Return every trial, the lowest loss first."""
     names, arms = _settings(trials), arms_of(trials)
     rows = [
         [
@@ -185,7 +185,7 @@ def _loss(trial: Trial, arm: str) -> str:
 
 
 def space_table(space: Any, trials: Sequence[Trial]) -> Table:
-    """What was searched, beside what was drawn."""
+    """Return the search space and the values drawn from it."""
     space = space if isinstance(space, dict) else {}
     rows = []
     for name in dict.fromkeys([*space, *_settings(trials)]):
@@ -220,7 +220,7 @@ def draw(
     ink: str = "#222222",
     grid: str = "#dddddd",
 ) -> None:
-    """A point per run and a thin line per pair; diverged runs are crosses on the top edge."""
+    """Draw a point per run and a line per pair; diverged runs are crosses at the top."""
     every = counted(trials)
     top = max((loss for t in every for loss in _losses(t)), default=1.0)
     for t in every:

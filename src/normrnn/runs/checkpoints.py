@@ -1,8 +1,7 @@
-"""checkpoint.pt and the one before it: everything needed to go on, with its checksum.
+"""checkpoint.pt and the previous one: everything needed to resume, with a checksum.
 
-The file is torch's, a zip archive; the archive's comment holds a note in JSON: the checksum of the
-file, the config, and how far metrics.jsonl was written, with the hash of that part. Whoever reads
-the note needs no torch.
+The file is written by `torch.save`, a zip archive. The archive's comment holds a note in JSON: the
+checksum of the file, the config, and size and hash of metrics.jsonl. Reading it needs no torch.
 """
 
 import contextlib
@@ -24,22 +23,22 @@ from normrnn.runs.torchfile import TorchFileError, load_torch_file
 from normrnn.seal import BLANK, is_sealed, seal
 
 FORMAT = "normrnn checkpoint 2"
-_COMMENT = 2  # bytes of a zip archive's end that say how long its comment is
+_COMMENT = 2  # bytes of the comment's length, at the end of a zip archive
 
 
 class Checkpoints:
-    """Reads and writes the two checkpoints of one directory."""
+    """The two checkpoints of one directory."""
 
     def __init__(self, folder: Path) -> None:
         self.newest, self.previous = folder / CHECKPOINT, folder / PREVIOUS
         self._keep_previous = False
 
     def exist(self) -> bool:
-        """Is there one to go on from?"""
+        """Whether there is a checkpoint to resume from."""
         return self.newest.exists() or self.previous.exists()
 
     def write(self, payload: Mapping[str, Any], note: Mapping[str, Any]) -> None:
-        """The newest becomes the previous one; there is a whole one at any moment."""
+        """Write a checkpoint; the newest becomes the previous one."""
         # In memory first: torch's own writer reports a full disk as an internal error.
         buffer = io.BytesIO()
         torch.save({"format": FORMAT, **payload}, buffer)
@@ -53,14 +52,14 @@ class Checkpoints:
         self._keep_previous = False
 
     def read(self) -> dict[str, Any] | None:
-        """What was written last, None if nothing.
+        """Return the newest checkpoint, None if there is none.
 
-        A damaged newest one is passed over for the one before it, which is said.
+        If it is damaged, give notice and return the previous one.
         """
-        if not self.newest.exists():  # stopped between two names, where files have one only
+        if not self.newest.exists():  # killed between two renames
             if not self.previous.exists():
                 return None
-            notice(f"{self.newest} is missing; going on from {self.previous.name}")
+            notice(f"{self.newest} is missing; resuming from {self.previous.name}")
             return _read(self.previous)
         try:
             return _read(self.newest)
@@ -71,8 +70,8 @@ class Checkpoints:
                 payload = _read(self.previous)
             except UserError:
                 raise damage from None
-            notice(f"{damage}; going on from {self.previous.name}")
-            self._keep_previous = True  # until there is a good newest one again
+            notice(f"{damage}; resuming from {self.previous.name}")
+            self._keep_previous = True  # until a good newest one is written
             return payload
 
     def _rotate(self) -> None:
@@ -80,9 +79,9 @@ class Checkpoints:
         try:
             os.link(self.newest, temporary, follow_symlinks=False)
             temporary.replace(self.previous)
-            # Two names of one file, as a kill leaves them, are both kept by a replacement.
+            # A rename between two names of one file, left by a kill, removes neither.
             temporary.unlink(missing_ok=True)
-        except OSError:  # a file system without second names
+        except OSError:  # a file system without hard links
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
                 self.newest.replace(self.previous)

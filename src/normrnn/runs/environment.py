@@ -1,4 +1,4 @@
-"""What a run runs on: device, versions and machine, nothing personal."""
+"""Device, threads and memory of a run; versions and machine, without personal data."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ _DRAWS = {Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_}
 
 
 def environment(threads: int, processes: int = 1, device: str = "cpu") -> dict[str, Any]:
-    """Versions, processor and system; several processes, or another device, where it is so."""
+    """Return versions, processor and system; processes and device if not one and the CPU."""
     found = {
         "normrnn": __version__,
         "torch": _version("torch"),
@@ -41,15 +41,15 @@ def environment(threads: int, processes: int = 1, device: str = "cpu") -> dict[s
 
 
 def record(run: RunDirectory, processes: int = 1, device: str = "cpu") -> bool:
-    """Note in the run directory what it runs on; a run that goes on elsewhere has several.
+    """Record the environment in the run directory; a run resumed elsewhere has several entries.
 
-    Returns whether it went on so far with the kernels of now: others give other last bits.
+    Returns whether the last entry has the same kernels: others differ in the last bits.
     """
     now = environment(torch.get_num_threads(), processes, device)
     try:
         before, _ = read_machines(run.path)
     except UserError as damage:
-        notice(f"{damage}; what the run ran on so far is not known any more")
+        notice(f"{damage}; earlier environments are lost")
         before = []
     if before[-1:] != [now]:
         write_machines(run.path, [*before, now])
@@ -58,23 +58,23 @@ def record(run: RunDirectory, processes: int = 1, device: str = "cpu") -> bool:
 
 
 def named_device(name: str | torch.device) -> torch.device:
-    """The device of that name, the fastest for "auto"; UsageError if torch has none such here."""
+    """Return a device by name, the fastest for "auto"; UsageError if it is not available."""
     if name == "auto":
         mps = "mps" if torch.backends.mps.is_available() else "cpu"
         name = "cuda" if torch.cuda.is_available() else mps
     try:
         device = torch.device(name)
-        torch.ones(1, device=device).item()  # there, and it computes: "meta" does not
+        torch.ones(1, device=device).item()  # "meta" does not compute
     except (RuntimeError, AssertionError, NotImplementedError):
         cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         mps = ["mps"] if torch.backends.mps.is_available() else []
         here = ", ".join(["cpu", *cuda, *mps])
-        raise UsageError(f"no device {str(name)!r} here; there is {here}") from None
+        raise UsageError(f"no device {str(name)!r}; available: {here}") from None
     return device
 
 
 def set_threads(threads: int) -> None:
-    """Threads of the tensor library; 0 is its own choice."""
+    """Set the threads of torch; 0 keeps its default."""
     cores = os.cpu_count() or 1
     most = max(_THREADS, 4 * cores)
     if not 0 <= threads <= most:
@@ -86,11 +86,11 @@ def set_threads(threads: int) -> None:
 
 
 def built(make: Callable[[], M]) -> M:
-    """The network; UsageError, before anything is reserved for it, if it is beyond the machine."""
+    """Build the network; UsageError before memory is reserved if it exceeds the machine's."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"), _Undrawn():
         try:
             model = make()
-        except (RuntimeError, TypeError, OverflowError):  # sizes that torch itself cannot take
+        except (RuntimeError, TypeError, OverflowError):  # sizes beyond torch's limits
             raise UsageError("the network is too large for any machine: see its sizes") from None
     tensors = [*model.parameters(), *model.buffers()]
     numbers = sum(tensor.numel() for tensor in tensors)
@@ -104,7 +104,7 @@ def built(make: Callable[[], M]) -> M:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Nothing is drawn: for tensors without memory torch would import all of its compiler."""
+    """Skip random draws: on the meta device they make torch import its compiler."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -116,7 +116,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -11,14 +11,14 @@ from normrnn.runs.store import RunDirectory
 
 
 def load(run: str | Path, device: str | torch.device = "cpu") -> nn.Module:
-    """The best model of a run, in eval mode: a network of the run's task.
+    """Load the best model of a run, in eval mode.
 
-    `.vocabulary` of a language model says what its ids mean. A UserError says what is wrong with a
-    directory that holds no usable model. docs/reference/files.md has an example.
+    `.vocabulary` of a language model gives the meaning of its ids. Raise UserError for a directory
+    without a usable model.
 
     >>> load("no-such-run")
     Traceback (most recent call last):
-    normrnn.errors.UserError: no-such-run is no run directory with a config.json
+    normrnn.errors.UserError: no-such-run is not a run directory: no config.json
     """
     directory = RunDirectory(Path(run))
     return task_of(directory.config()).load(directory, named_device(device))

@@ -1,4 +1,4 @@
-"""environment.json, where a run ran: a list, with a checksum in its first entry. No torch."""
+"""environment.json: versions and machines of a run, a list with a checksum in its first entry."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from normrnn.seal import is_sealed, sealed, with_place, without_hash
 
 
 def read_machines(folder: Path) -> tuple[list[dict[str, Any]], bool]:
-    """What a run ran on so far, and whether a checksum vouches for it; UserError if damaged."""
+    """Return the entries, and whether a checksum covers them; UserError if damaged."""
     path = folder / ENVIRONMENT
     try:
         content = read_regular(path)
@@ -24,12 +24,12 @@ def read_machines(folder: Path) -> tuple[list[dict[str, Any]], bool]:
     except (ValueError, RecursionError):
         raise UserError(f"{path} is damaged: not JSON") from None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UserError(f"{path} is damaged: no list of machines")
+        raise UserError(f"{path} is damaged: not a list of machines")
     return [without_hash(entry) for entry in entries], verified
 
 
 def write_machines(folder: Path, entries: list[dict[str, Any]]) -> None:
-    """The list, at least one."""
+    """Write at least one entry."""
     first, *rest = entries
     text = json.dumps([with_place(first), *rest], indent=2, allow_nan=False)
     write_whole(folder / ENVIRONMENT, sealed(f"{text}\n"))

@@ -11,23 +11,23 @@ from normrnn.files import following_no_link, open_regular
 
 
 class MetricsFile:
-    """One JSON object a line, only ever appended to, and cut back when a run resumes."""
+    """A JSON object per line, appended to, and truncated when a run resumes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._digest = hashlib.sha256()
-        """Of what this process wrote or found: known after `cut`."""
+        """Of all rows; known after `check` or `cut`."""
 
     def size(self) -> int:
         """Bytes so far."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def sha256(self) -> str:
-        """Hash of all rows, for whoever cut the file and wrote to it since."""
+        """Hash of all rows, after `check` or `cut`."""
         return self._digest.hexdigest()
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write one row through to the disk: no checkpoint may know more than the file."""
+        """Append a row and flush it to the disk, so that no checkpoint knows more than the file."""
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
         try:
             with open(self.path, "ab", opener=following_no_link) as file:
@@ -39,9 +39,9 @@ class MetricsFile:
         self._digest.update(line)
 
     def check(self, size: int, sha256: str | None = None) -> None:
-        """UserError unless the file begins with these rows; without a hash only their size counts.
+        """Raise UserError unless the file begins with these rows; without a hash, so many bytes.
 
-        What is behind them a resume writes again.
+        Later rows are written again when the run resumes.
         """
         if self.size() < size:
             raise UserError(
@@ -54,7 +54,7 @@ class MetricsFile:
         self._digest = found
 
     def cut(self, size: int) -> None:
-        """Drop what the checkpoint does not know, a torn last line included."""
+        """Drop rows newer than the checkpoint, and an incomplete last line."""
         self.check(size)
         if self.path.exists():
             with open(self.path, "r+b", opener=following_no_link) as file:

@@ -1,8 +1,8 @@
-"""The note at the end of a checkpoint, for readers without torch.
+"""The note at the end of a checkpoint, read without torch: which files belong to the run.
 
-It says which files are the run's: the run's random id, the update of the checkpoint and of the best
-model, the checksum of that model, and the size and the hash of metrics.jsonl at that time.
-model.safetensors carries the run's id, its update and its checksum in its own header.
+It has the run's random id, the update of the checkpoint and of the best model, the checksum of that
+model, and size and hash of metrics.jsonl. model.safetensors has the id, its update and its checksum
+in its own header.
 """
 
 import hashlib
@@ -25,9 +25,9 @@ _TRIES = 5
 
 
 def read_note(folder: Path) -> dict[str, Any] | None:
-    """What the newest checkpoint says about the files beside it; None if it says nothing.
+    """Return the note of the newest checkpoint, None if it has none.
 
-    The note is taken at its word: `trusted` asks the whole file.
+    The note is not verified: `trusted` verifies the whole file.
     """
     try:
         with open_regular(folder / CHECKPOINT) as file:
@@ -40,7 +40,7 @@ def read_note(folder: Path) -> dict[str, Any] | None:
 
 
 def trusted(folder: Path) -> bool:
-    """Is the newest checkpoint what was written, its note included?"""
+    """Whether the checksum of the newest checkpoint, its note included, is right."""
     try:
         content = read_regular(folder / CHECKPOINT, largest_tensors())
         return is_sealed(content, folder / CHECKPOINT, max(content.rfind(START), 0))
@@ -49,10 +49,10 @@ def trusted(folder: Path) -> bool:
 
 
 def belongs(model: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
-    """Whether the header of model.safetensors is of the run and the update that a checkpoint says.
+    """Whether a header of model.safetensors has the run and the update of a checkpoint.
 
-    A run that is killed, or read, between two files may have a model that is newer than its
-    checkpoint: that of the validation under way. The model of a finished run is known exactly.
+    A run that is killed or read between two writes may have a model newer than its checkpoint, that
+    of the current validation. Of a finished run the checksum must match.
     """
     if state["finished"]:
         return model.get("sha256") == state["model_sha256"]
@@ -61,7 +61,7 @@ def belongs(model: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
 
 
 def model_belongs(folder: Path, model: Mapping[str, Any]) -> bool:
-    """The same by the newest checkpoint in a folder; True if that does not say or is damaged."""
+    """`belongs` by the newest checkpoint in a folder; True if that has no note or is damaged."""
     note = read_note(folder)
     if note is None or not note.keys() >= _STATE:
         return True
@@ -69,16 +69,15 @@ def model_belongs(folder: Path, model: Mapping[str, Any]) -> bool:
 
 
 class Changes(NamedTuple):
-    """In what a config differs from that of its checkpoint, in words; empty: in nothing."""
+    """Descriptions of the fields that changed since a checkpoint; empty if none did."""
 
     edited: str
     own: str
-    """What a run that goes on for longer, or with moved data, has before its checkpoint."""
+    """Fields that may change before resuming: epochs, and the place of the data."""
 
 
 def config_changes(folder: Path, config: Mapping[str, Any]) -> Changes | None:
-    """Since the newest checkpoint; None if that does not say. Fields that only `config` has are
-    younger than the checkpoint."""
+    """Compare with the config in the newest checkpoint; None if that is unknown."""
     written = (read_note(folder) or {}).get("config")
     if not isinstance(written, Mapping):
         return None
@@ -96,10 +95,10 @@ def config_changes(folder: Path, config: Mapping[str, Any]) -> Changes | None:
 
 
 def metrics_as_written(folder: Path) -> bool | None:
-    """Whether metrics.jsonl begins as the newest checkpoint knows it; None if that is not known.
+    """Whether metrics.jsonl begins with the rows of the newest checkpoint; None if unknown.
 
-    Rows behind that part are newer than the checkpoint, and a run that resumes writes them again;
-    a finished run has none.
+    Later rows are newer than the checkpoint, and are written again when the run resumes; a
+    finished run has none.
     """
     note = read_note(folder)
     for _ in range(_TRIES):
@@ -118,4 +117,4 @@ def metrics_as_written(folder: Path) -> bool | None:
         before, note = note, read_note(folder)
         if note == before:
             return False if trusted(folder) else None
-    return None  # it trains faster than we read
+    return None  # the run is training and writes faster than we read

@@ -1,4 +1,4 @@
-"""The rows of metrics.jsonl: reading them, and averages over several."""
+"""Read the rows of metrics.jsonl, and average over several."""
 
 import json
 import math
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The complete rows of a metrics file; none if there is no file yet."""
+    """Return the complete rows of a metrics file; none if there is no file yet."""
     rows, problem = parse_rows(path)
     if problem:
         raise UserError(f"{path} is damaged: {problem}")
@@ -24,7 +24,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def parse_rows(path: Path) -> tuple[list[Row], str]:
-    """The rows up to the first that is none, and what is wrong with that."""
+    """Return the rows up to the first invalid one, and the problem with that."""
     if metrics_as_written(path.parent) is False:
         return [], f"{path.name} is not what was written"
     if not path.exists():
@@ -41,7 +41,7 @@ def parse_rows(path: Path) -> tuple[list[Row], str]:
         except (ValueError, RecursionError):
             row = None
         if row is None or not _is_row(row) or (rows and row["updates"] < rows[-1]["updates"]):
-            return rows, f"line {number} of {path.name} is no row of metrics"
+            return rows, f"line {number} of {path.name} is not a row of metrics"
         rows.append(row)
     return rows, ""
 
@@ -63,12 +63,12 @@ def _is_row(row: Any) -> bool:
 
 
 def finite_rows(rows: Iterable[Row]) -> list[Row]:
-    """One kind of statistics may diverge before the others: JSON has no number for that."""
+    """Return the rows with a finite loss; JSON has no other numbers."""
     return [row for row in rows if math.isfinite(row["loss"])]
 
 
 def left_out(rows: Iterable[Row]) -> list[str]:
-    """What `finite_rows` leaves out, in words."""
+    """Describe the rows that `finite_rows` leaves out."""
     return [
         f"{row['split']} with {row['statistics']} statistics left out: its loss is {row['loss']}"
         for row in rows
@@ -77,8 +77,8 @@ def left_out(rows: Iterable[Row]) -> list[str]:
 
 
 def epoch_averages(rows: Sequence[Row]) -> list[Row]:
-    """The running average of each epoch in training: loss over its tokens, `batch_ppl` over its
-    mini-batches, at the epoch's end."""
+    """Return a row per epoch with the running average in training: the loss over tokens,
+    `batch_ppl` over mini-batches."""
     parts: dict[int, list[Row]] = {}
     for row in rows:
         if row["split"] == "train":
@@ -87,7 +87,7 @@ def epoch_averages(rows: Sequence[Row]) -> list[Row]:
 
 
 def pooled(parts: Sequence[list[Row]]) -> list[Row]:
-    """One row for each part, which is a run of train rows."""
+    """Return one averaged row for each part of consecutive train rows."""
     averages: list[Row] = []
     before = 0
     for part in parts:

@@ -1,7 +1,7 @@
-"""The run directory: what is in it, and writes that never leave half a file.
+"""The run directory: its files, written atomically and verified when read.
 
 config.json, metrics.jsonl, model.safetensors (best on validation), checkpoint.pt (everything
-needed to go on) and the one before it, vocabulary.json; evaluation.json from `normrnn evaluate`.
+needed to resume) and the previous one, vocabulary.json; evaluation.json from `normrnn evaluate`.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from normrnn.config.registry import read_config
 from normrnn.errors import UsageError, UserError
 from normrnn.files import (
     SETTINGS,
+    file_state,
     largest_tensors,
     open_regular,
     read_regular,
@@ -46,30 +47,31 @@ from normrnn.seal import BLANK, is_sealed, seal
 
 C = TypeVar("C", bound=Config)
 WRITTEN = (CONFIG, MODEL, CHECKPOINT, PREVIOUS, VOCABULARY, ENVIRONMENT)
-"""By whoever trains, each whole or not at all."""
+"""Files that training replaces."""
 DATA_CHANGED = "the data has changed"
 _TRIES = 5
 
 
 class BusyError(UserError):
-    """Somebody else trains in this directory."""
+    """Another process trains in this directory."""
 
 
 class RunDirectory:
-    """Reads and writes the files of one run."""
+    """The files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = MetricsFile(path / METRICS)
         self.checkpoints = Checkpoints(path)
+        self._verified: dict[str, tuple[tuple[int, ...], dict[str, str]]] = {}
 
     def create(self) -> None:
-        """Make the directory; refuse one that holds a stranger's files under our names."""
+        """Make the directory; refuse one with files of these names but no config."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             reason = "a file is in the way" if self.path.exists() else error.strerror
-            raise UsageError(f"{self.path} cannot be made a run directory: {reason}") from None
+            raise UsageError(f"{self.path} cannot be created: {reason}") from None
         if not (self.path / CONFIG).exists():
             for name in (METRICS, MODEL, CHECKPOINT, PREVIOUS):
                 if (self.path / name).exists():
@@ -79,28 +81,28 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else trains in this directory meanwhile."""
+        """Hold the lock of the directory; BusyError if another process trains there."""
         busy = BusyError(f"another process is training in {self.path}")
         with exclusive(self.path / LOCK, busy):
             remove_leftovers(self.path, *WRITTEN)
             yield
 
     def write(self, name: str, content: bytes | bytearray | memoryview) -> None:
-        """Replace a file whole or not at all."""
+        """Replace a file atomically."""
         write_whole(self.path / name, content)
 
     def read(self, name: str) -> bytes:
-        """The bytes of a file that must be there."""
+        """Return the content of a required file."""
         try:
             limit = largest_tensors() if name.endswith(".safetensors") else SETTINGS
             return read_regular(self.path / name, limit)
         except FileNotFoundError:
-            raise UserError(f"{self.path} is no run directory with a {name}") from None
+            raise UserError(f"{self.path} is not a run directory: no {name}") from None
         except OSError as error:
             raise UserError(f"{self.path / name} cannot be read: {error.strerror}") from None
 
     def write_json(self, name: str, value: Any) -> None:
-        """A JSON file for people and programs."""
+        """Write a JSON file."""
         self.write(name, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
     def write_config(self, config: Config) -> None:
@@ -108,7 +110,7 @@ class RunDirectory:
         self.write_json(CONFIG, to_dict(config))
 
     def config(self, kind: type[C] = Config) -> C:
-        """The config the run was started with; UserError if it is of another kind."""
+        """Return the run's config; UserError if it is of another task."""
         try:
             values = json.loads(self.read(CONFIG))
         except (ValueError, RecursionError):
@@ -119,7 +121,7 @@ class RunDirectory:
         return config
 
     def has(self, name: str) -> bool:
-        """Is the file there?"""
+        """Whether the file exists."""
         return (self.path / name).exists()
 
     def write_tensors(
@@ -131,12 +133,12 @@ class RunDirectory:
         return sha256
 
     def read_tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors of a safetensors file, verified."""
+        """Return the tensors of a safetensors file, verified."""
         return self._tensors(name)[0]
 
     def read_model(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return the tensors and the header of the best model, read and verified once; UserError
-        before there is one, or if it is of another config."""
+        """Return weights and metadata of the best model; UserError if there is none or its config
+        differs."""
         if not self.has(MODEL):
             raise UserError(f"{self.path} has no {MODEL} yet: the first validation writes it")
         weights, metadata = self._tensors(MODEL)
@@ -144,7 +146,7 @@ class RunDirectory:
         return weights, metadata
 
     def check_model(self) -> None:
-        """UserError if the best model, where there is one, is not this run's."""
+        """Raise UserError if there is a best model that is not of this run."""
         if self.has(MODEL):
             self._check_header(self.tensors_metadata(MODEL))
 
@@ -152,11 +154,11 @@ class RunDirectory:
         try:
             written = json.loads(metadata.get(CONFIG, "null"))
         except (ValueError, TypeError, RecursionError):
-            raise UserError(f"{self.path / MODEL} is damaged: its config is none") from None
+            raise UserError(f"{self.path / MODEL} is damaged: no config") from None
         self.check_config(self.config(), written, MODEL)
 
     def fill(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
-        """Put them into a network; UserError if they are another's."""
+        """Load weights into a network; UserError if they do not fit."""
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
@@ -164,7 +166,7 @@ class RunDirectory:
             raise UserError(f"{MODEL} of {self.path} does not fit its {CONFIG}: {reason}") from None
 
     def model_sha256(self) -> str | None:
-        """By which the best model is known; None of one that an older version wrote, or of none."""
+        """Checksum of the best model; None if there is none."""
         return self.tensors_metadata(MODEL).get("sha256") if self.has(MODEL) else None
 
     @property
@@ -173,14 +175,18 @@ class RunDirectory:
         return self.tensors_metadata(MODEL).get("statistics", "running")
 
     def tensors_metadata(self, name: str) -> dict[str, str]:
-        """What was written with the tensors of a safetensors file."""
-        return self._tensors(name)[1]
+        """Return the metadata of a safetensors file, which is hashed once per content."""
+        state = file_state(self.path / name)
+        known, metadata = self._verified.get(name, ((), {}))
+        return metadata if state and state == known else self._tensors(name)[1]
 
     def _tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The tensors and the header; UserError if damaged, or not the model of this run."""
-        for _ in range(_TRIES):  # training may write the model and the checkpoint meanwhile
+        """Return tensors and metadata; UserError if damaged or a model of another run."""
+        for _ in range(_TRIES):  # a running training may replace the model and the checkpoint
+            state = file_state(self.path / name)
             tensors, metadata = self._read_tensors(name)
             if name != MODEL or model_belongs(self.path, metadata):
+                self._verified[name] = state, metadata
                 return tensors, metadata
         raise self.foreign_model()
 
@@ -193,7 +199,7 @@ class RunDirectory:
 
     def _read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         path = self.path / name
-        with contextlib.suppress(OSError):  # `read` says what is wrong
+        with contextlib.suppress(OSError):  # `read` reports it
             tensors_header(path)
         content = self.read(name)
         header = content[8 : 8 + int.from_bytes(content[:8], "little")]
@@ -202,7 +208,7 @@ class RunDirectory:
             tensors = tensors_from_bytes(content)
             metadata = json.loads(header).get("__metadata__", {})
         except (SafetensorError, ValueError, RecursionError):
-            raise UserError(f"{path} is damaged: no safetensors file") from None
+            raise UserError(f"{path} is damaged: not a safetensors file") from None
         if not sealed:
             raise UserError(f"{path} is damaged: its checksum is missing")
         return tensors, metadata
@@ -214,10 +220,10 @@ class RunDirectory:
         written: tuple[int, str] = (0, ""),
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Everything needed to resume, with the config it belongs to.
+        """Write everything needed to resume, with the run's config.
 
-        `written` is how far metrics.jsonl stands, and the hash of it; `state` says which run and
-        update it is (`note.belongs`).
+        `written` is the size and the hash of metrics.jsonl; `state` names the run and the update
+        (`note.belongs`).
         """
         values = to_dict(config)
         note = {"config": values, "metrics_bytes": written[0], "metrics_sha256": written[1]}
@@ -225,7 +231,7 @@ class RunDirectory:
         self.checkpoints.write({"config": values, **payload}, note)
 
     def read_checkpoint(self, config: Config) -> dict[str, Any] | None:
-        """What `write_checkpoint` wrote, None if nothing; UserError if it is not this run's."""
+        """Return the newest checkpoint, None if there is none; UserError if of another run."""
         payload = self.checkpoints.read()
         if payload is None:
             return None
@@ -233,17 +239,16 @@ class RunDirectory:
         if changed:
             raise UserError(f"{self.path / CHECKPOINT} belongs to another run: {changed}")
         if type(payload.setdefault("finished", 0)) is not int:
-            raise UserError(f"{self.path / CHECKPOINT} is damaged: it does not say how far it is")
+            raise UserError(f"{self.path / CHECKPOINT} is damaged: `finished` is not an integer")
         return payload
 
     def check_config(self, config: Config, written: Any, what: str) -> None:
-        """UserError if config.json has been edited or damaged since something was written."""
+        """Raise UserError if config.json was changed since `what` was written."""
         if isinstance(written, Mapping) and (
             changed := changed_fields(read_config(written), config)
         ):
             raise UserError(
-                f"{self.path / CONFIG} was changed since {what} was written: {changed};"
-                " put it back as it was"
+                f"{self.path / CONFIG} was changed since {what} was written: {changed}; restore it"
             )
 
 
@@ -257,8 +262,8 @@ def sealed_tensors(
 
 
 def tensors_header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file, which must declare the file's own size; UserError if it is
-    damaged. The tensors are not read."""
+    """Return the header of a safetensors file without reading the tensors; UserError if it is
+    damaged or declares another size than the file has."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -271,14 +276,14 @@ def tensors_header(path: Path) -> dict[str, Any]:
             if max(ends, default=0) != size - 8 - length:
                 raise ValueError("another size")
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            raise UserError(f"{path} is damaged: no safetensors file") from None
+            raise UserError(f"{path} is damaged: not a safetensors file") from None
     return header
 
 
 def changed_fields(old: Config, new: Config) -> str:
-    """The fields in which two configs cannot share a run, in words; empty if there are none.
+    """Describe the fields in which two configs may not differ in one run; empty if none do.
 
-    The epochs may differ and the data may have moved, as long as its bytes are the same.
+    The epochs may differ, and the data may have moved with the same content.
     """
     changed = differences(old, new)
     gamma = "model.gamma"
@@ -288,6 +293,6 @@ def changed_fields(old: Config, new: Config) -> str:
         changed.pop(name, None)
     if "recipe" in changed:
         changed = {"recipe": changed["recipe"]}
-    # The data's hash stands for the data; nobody sets it by hand, and it tells nobody anything.
+    # The hash itself is not shown.
     data = [DATA_CHANGED] if changed.pop("data_sha256", None) else []
     return ", ".join(data + [f"{k} was {a}, is now {b}" for k, (a, b) in changed.items()])
