@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart results test test-slow lint types format bench wheel clean
+.PHONY: quickstart results docs test test-slow lint types format bench wheel clean
 
 quickstart: $(READY)
 	$(BIN)/normrnn compare quickstart
@@ -25,9 +25,13 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# RESULTS.md, and the table and pictures of the README, from results/
+# docs/results, the tables of README and findings, and pictures, from results/
 results: $(READY)
 	$(BIN)/python -m tools.results
+
+# the site, in build/docs; every warning is an error
+docs: $(READY)
+	$(BIN)/sphinx-build -W --keep-going -q -n -j 2 docs build/docs
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.layers
@@ -41,8 +45,8 @@ wheel: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install -q -e '.[dev,report,export,search,speech]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install -q -e '.[dev,docs,report,export,search,speech]'
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

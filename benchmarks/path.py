@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import normrnn
 
@@ -41,18 +42,21 @@ def count_calls(function: Callable[[], Any]) -> Calls:
     return calls
 
 
-def training_step() -> tuple[Calls, Calls]:
-    """Return the calls of the forward and of the backward pass."""
+def training_step() -> dict[str, Calls]:
+    """Return the calls of the forward pass, on packed and on padded input, and of the backward
+    pass."""
     torch.manual_seed(0)
     layer = normrnn.LSTM(20, 32, num_layers=2, bidirectional=True, norm="sequence")
     x = torch.randn(12, 6, 20)
     for lengths in ([12, 9, 9, 4, 2, 1], [12, 11, 7, 5, 5, 3]):  # compiles, fills caches
         layer(x, lengths=lengths)[0].sum().backward()
-    outputs: list[torch.Tensor] = []
-    forward = count_calls(lambda: outputs.append(layer(x, lengths=[12, 8, 6, 6, 3, 2])[0]))
-    loss = outputs[0].sum()
+    packed, outputs = pack_padded_sequence(x, torch.tensor([12, 8, 6, 6, 3, 2])), []
+    found = {
+        "forward, packed": count_calls(lambda: outputs.append(layer(packed)[0].data)),
+        "forward, lengths=": count_calls(lambda: layer(x, lengths=[12, 7, 6, 6, 3, 2])),
+    }
     # The autograd engine runs CPU nodes in the calling thread, so that they are counted.
-    return forward, count_calls(loss.backward)
+    return found | {"backward": count_calls(outputs[0].sum().backward)}
 
 
 def lines(*patterns: str) -> int:
@@ -64,9 +68,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--functions", action="store_true", help="also list the functions")
     arguments = parser.parse_args()
-    for name, calls in zip(("forward", "backward"), training_step(), strict=True):
+    for name, calls in training_step().items():
         files = {file for file, _ in calls}
-        print(f"{name:9} {len(files):3} files {sum(calls.values()):5} Python calls")
+        print(f"{name:18} {len(files):3} files {sum(calls.values()):5} Python calls")
         if arguments.functions:
             for (file, function), count in sorted(calls.items()):
                 print(f"    {count:4} {file}: {function}")

@@ -1,4 +1,4 @@
-"""RESULTS.md, docs/results and the tables of README and findings are those of results/."""
+"""docs/results and the tables of README and findings are those of results/."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from tests.reporting.test_gradients import RECORDS
 from tests.reporting.test_study import TRIALS
 from tools.claims import HIGHER, LOWER, judge, sign_test
 from tools.collect import collect, collect_study
-from tools.results import FINDINGS, PAGES, experiments, stale, texts, write
+from tools.results import FINDINGS, INDEX, PAGES, experiments, stale, texts, write
 
 ROOT = Path(__file__).parent.parent
 MARKS = {
@@ -54,8 +54,8 @@ def test_committed_results_are_fresh() -> None:
 
 
 def test_committed_pages_are_short() -> None:
-    assert (ROOT / "RESULTS.md").stat().st_size <= 15_000
-    for file in ("RESULTS.md", "README.md", FINDINGS):
+    assert (ROOT / INDEX).stat().st_size <= 15_000
+    for file in (INDEX, "README.md", FINDINGS):
         for row in rows((ROOT / file).read_text(encoding="utf-8")):
             for cell in row:
                 assert len(re.sub(r"\]\(.*?\)", "", cell).split()) <= 15, cell
@@ -99,14 +99,14 @@ def test_written_results_are_fresh_until_something_changes(project: Path) -> Non
     for row in lines:
         row["loss"] -= 1 if row["split"] == "valid" else 0
     metrics.write_text("".join(json.dumps(row) + "\n" for row in lines))
-    assert stale(project) == ["RESULTS.md", FINDINGS, f"{PAGES}/ptb-medium.md"]
+    assert stale(project) == [INDEX, FINDINGS, f"{PAGES}/ptb-medium.md"]
     write(project)
     (project / picture).unlink()
     assert stale(project) == [picture]
 
 
 def test_one_row_per_comparison(project: Path) -> None:
-    found = rows(texts(project)["RESULTS.md"])
+    found = rows(texts(project)[INDEX])
     names = [re.sub(r"[|\[ ]*([\w-]+).*", r"\1", row[0]) for row in found[2:]]
     assert sorted(names) == ["ptb-large", "ptb-medium", "ptb-small-authors"]
     (authors,) = (row for row in found if "ptb-small-authors" in row[0])

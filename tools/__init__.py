@@ -1,1 +1,1 @@
-"""Tools of this repository, not of the package: `results/` in, RESULTS.md and pictures out."""
+"""Tools of this repository, not of the package: `results/` in, docs/results and pictures out."""

@@ -1,4 +1,4 @@
-"""Writes RESULTS.md, docs/results/, and the tables of README.md and docs/findings.md.
+"""Write docs/results/, and the tables of README.md and docs/findings.md.
 
     python -m tools.results            (or: make results)
     python -m tools.results --check    names what is stale and changes nothing
@@ -29,26 +29,25 @@ from tools.claims import (
 )
 
 ROOT = Path(__file__).parent.parent
-PAGES, FINDINGS = "docs/results", "docs/findings.md"
+PAGES, INDEX, FINDINGS = "docs/results", "docs/results/index.md", "docs/findings.md"
 PICTURED = ("ptb-small-authors", "ptb-small-regularised", "librispeech-mini-small")
 SUMMARY = (
     ("ptb-small-authors", "frame"),
-    ("ptb-small-authors", "layer"),
-    ("ptb-small-authors", "sequence"),
     ("ptb-small-regularised", "frame"),
     ("librispeech-mini-small", "sequence"),
 )
 """Rows of the README: experiments with several seeds."""
-HEAD = """# Results
+HEAD = """# Experiments
 
-Every comparison of the committed runs, variant against baseline. Written by `make results`; each
-experiment has a page with all figures and runs. What differs from the paper:
-[notes](docs/results/notes.md). Claim by claim: [docs/findings.md](docs/findings.md).
+Every comparison of the committed runs, variant against baseline, written by `make results`. Each
+experiment has a page with all figures and runs. [What differs from the paper](notes.md);
+[the paper, claim by claim](../findings.md).
 
 Quality is the test value at the best validation, or the best validation value without a test set.
 Speed is the ratio of updates to a validation value that all runs reach. Seeds: of the variant, of
 the baseline. 95 % intervals, simultaneous over the variants of an experiment.
 """
+TOCTREE = "```{{toctree}}\n:hidden:\n\n{}\n```"
 
 
 def experiments(root: Path) -> dict[str, list[Group]]:
@@ -71,21 +70,22 @@ def _runs(directory: Path) -> list:
     return [load(path.parent) for path in sorted(directory.glob("*/config.json"))]
 
 
-def results_md(root: Path) -> str:
-    """One row per comparison."""
+def index_page(root: Path) -> str:
+    """One row per comparison, and the list of pages."""
     rows = []
     for name, parts in experiments(root).items():
         for group in parts:
             for variant, cells in _compared(group_verdict(group)):
                 setting = f", {group.variant}" if group.variant else ""
-                page = f"[{name}]({PAGES}/{name}.md)"
+                page = f"[{name}]({name}.md)"
                 rows.append([page + as_markdown(setting), as_markdown(variant), *cells])
     empty = [n for n, parts in experiments(root).items() if not any(n in row[0] for row in rows)]
     head = ["experiment", "variant", "seeds", "quality", "speed"]
     parts = [HEAD.strip(), rows_to_markdown(head, rows)]
     if empty:
-        links = ", ".join(f"[{name}]({PAGES}/{name}.md)" for name in empty)
+        links = ", ".join(f"[{name}]({name}.md)" for name in empty)
         parts.append(f"Without a comparison of runs: {links}.")
+    parts.append(TOCTREE.format("\n".join(["notes", *experiments(root)])))
     return "\n\n".join(parts) + "\n"
 
 
@@ -187,7 +187,7 @@ def texts(root: Path) -> dict[str, str]:
     """Every file that `make results` writes, or writes in."""
     notes = (root / "results/NOTES.md").read_text(encoding="utf-8")
     found = {
-        "RESULTS.md": results_md(root),
+        INDEX: index_page(root),
         "README.md": filled(root / "README.md", {"results": readme_table(root)}),
         FINDINGS: filled(root / FINDINGS, findings_parts(root)),
         f"{PAGES}/notes.md": f"# Notes on the results\n\n{notes.strip()}\n",

@@ -18,37 +18,38 @@ from normrnn.terminal import escaping
 COMMANDS = {
     "train": "train a recipe, or resume a run",
     "recipes": "list the recipes and what they reproduce",
-    "evaluate": "losses of a trained run, under all statistics",
-    "report": "print and write what runs say: verdict, curves, tables",
+    "evaluate": "evaluate a trained run under all statistics",
+    "report": "print the verdict on runs; write curves and tables",
     "verdict": "compare variants: which is better, which is faster",
-    "compare": "train a recipe with several normalisations and compare them",
-    "search": "search the settings of a recipe, every arm with each",
-    "gradients": "what back-propagation does: gradients of the states, step by step",
+    "compare": "train with several normalisations and compare them",
+    "search": "search the settings of a recipe, every norm with each",
+    "gradients": "gradients of the hidden states, step by step",
     "prepare": "check or make the data of a recipe",
     "posteriors": "write an acoustic model's outputs for Kaldi",
     "score": "score a text with a trained run",
-    "sample": "let a trained run write",
+    "sample": "draw text from a trained run",
     "export": "write a trained network for use without this library",
-    "info": "what a run, an export or one of their files is",
+    "doctor": "what is installed, in use and missing on this machine",
+    "info": "describe a run, an export or one of their files",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by whoever started us
+        if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files may be no text
+            stream.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     code = guarded(_run, list(sys.argv[1:] if argv is None else argv))
-    if argv is None:  # a Ctrl-C has nothing left to stop, and Python would print where it came
+    if argv is None:  # from here on Ctrl-C would only print a traceback
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
 
 
 def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """The exit code; a user's mistake becomes one sentence instead of a stack trace."""
+    """Run a command and return its exit code; UserError is printed as one line."""
     with escaping():
         return _guarded(command, arguments)
 
@@ -59,9 +60,9 @@ def _guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever read our output has seen enough; what is left in the buffer has nowhere to go.
+        # The reader of our output has ended; drop what is left in the buffer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # as a shell has it: 128 + SIGPIPE
+        return 141  # the shell convention: 128 + SIGPIPE
     except UserError as error:
         print(f"normrnn: {error}", file=sys.stderr)
         return error.code
@@ -75,7 +76,7 @@ def _guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         from normrnn.crash import is_out_of_memory, report
 
         if is_out_of_memory(error):
-            print("normrnn: there is not enough memory for this", file=sys.stderr)
+            print("normrnn: out of memory", file=sys.stderr)
             return 1
         print(f"normrnn: {report(error, arguments)}", file=sys.stderr)
         return 1
@@ -111,7 +112,7 @@ def _usage() -> str:
             "",
             *lines,
             "",
-            "normrnn COMMAND --help says more.",
+            "normrnn COMMAND --help lists the options of a command.",
             'eval "$(normrnn --completion)" completes words in bash and zsh.',
         ]
     )

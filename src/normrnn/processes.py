@@ -1,4 +1,4 @@
-"""Processes that this one starts: a file for what they say, and an end with their parent."""
+"""Child processes: their output goes to a file, and they end with their parent."""
 
 import contextlib
 import math
@@ -36,27 +36,26 @@ def start_python(
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
-        # A session of its own: Ctrl-C in the terminal reaches only us, who pass it on once.
+        # A session of its own: Ctrl-C in the terminal reaches this process only, which passes it on
         start_new_session=True,
         env={**_inherited(), **(environment or {}), PARENT: str(os.getpid()), _SAFE_PATH: "1"},
     )
     assert process.stdin is not None
-    # A process that dies before reading says why in its log.
+    # A process that dies before reading has the reason in its log.
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(order)
     return process
 
 
 def _inherited() -> dict[str, str]:
-    """Return the environment without what a cluster's or torchrun's process is told: a child is not
-    one of those."""
+    """Return the environment without variables of a cluster or of torchrun: children are not among
+    the processes that these started."""
     return {k: v for k, v in os.environ.items() if not re.fullmatch(_OF_RANKS, k)}
 
 
 @contextlib.contextmanager
 def safe_path() -> Iterator[None]:
-    """Inside, Python processes started by other libraries import nothing from the current directory
-    either."""
+    """Inside, Python processes of other libraries do not import from the current directory."""
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:
@@ -74,8 +73,8 @@ class Child:
     def __init__(
         self, module: str, arguments: Sequence[str], order: bytes, log: Path, threads: int = 1
     ) -> None:
-        """Start it with `order` on standard input and `threads` threads, whatever the environment
-        says: who starts several processes shares the cores out."""
+        """Start it with `order` on standard input and `threads` threads, which override the
+        environment."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         counts = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -85,21 +84,21 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """The exit code; None while it runs."""
+        """Return the exit code; None while it runs."""
         return self._process.poll()
 
     def interrupt(self) -> None:
-        """Ask it to save what it has and end. By SIGTERM: a shell that starts us in the background
-        has SIGINT ignored, and then so have our children until they can save anything."""
+        """Ask it to save its state and end, by SIGTERM: children of a background job of a shell
+        ignore SIGINT."""
         if self.code is None:
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
         self._process.wait()
 
     def last_words(self) -> str:
-        """Why it ended."""
+        """Return why it ended: its last line of output, or the signal."""
         code = self.code
         if code is not None and code < 0:
             return f"was ended by signal {-code}"
@@ -111,7 +110,7 @@ class Child:
 
 
 def stop(children: Sequence[Child]) -> None:
-    """Ask those that still run to save what they have, and wait until they have."""
+    """Ask those that still run to save their state and end, and wait for them."""
     for child in children:
         child.interrupt()
     for child in children:
@@ -120,7 +119,7 @@ def stop(children: Sequence[Child]) -> None:
 
 @contextlib.contextmanager
 def ended_politely() -> Iterator[None]:
-    """Inside, SIGTERM is a Ctrl-C: whoever ends us politely means our processes too."""
+    """Inside, SIGTERM raises KeyboardInterrupt, so that child processes are stopped too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -132,9 +131,9 @@ def ended_politely() -> Iterator[None]:
 
 
 def stop_with_parent() -> None:
-    """Called by a child: a parent that was killed takes it along; its checkpoint stays.
+    """End this process, by SIGTERM, when its parent ends.
 
-    The parent tells its number: a child may ask for it too late.
+    The parent passes its process id: it may have ended before the child could ask for it.
     """
     parent = int(os.environ.get(PARENT) or os.getppid())
 
@@ -147,14 +146,14 @@ def stop_with_parent() -> None:
 
 
 def usable_cores() -> int:
-    """The cores that this process may use: its affinity, and its group's quota where one is set."""
+    """Return the number of cores that this process may use: its affinity and its cgroup's quota."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return min(cores, _quota() or cores)
 
 
 def _quota() -> int | None:
-    """Whole cores of the control group's quota, at least one; None without one."""
+    """Return the whole cores of the cgroup's quota, at least one; None without a quota."""
     try:
         allowed, period = QUOTA.read_text(encoding="ascii").split()
         return max(1, math.floor(int(allowed) / int(period)))

@@ -17,6 +17,7 @@ from normrnn.config.base import checked_norms
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UserError
 from normrnn.experiments.jobs import RunJob, plan, run_jobs
+from normrnn.experiments.outcome import check_report
 from normrnn.extras import install_command
 from normrnn.recipes import read_config, recipe
 from normrnn.runs.names import DIVERGED
@@ -94,6 +95,17 @@ def test_a_comparison_without_matplotlib_has_no_pictures(
     assert code == 0
     assert said.count(install_command("report")) == 2  # before the runs, and at the end
     assert {path.name for path in out.iterdir()} == {"none-1", "frame-1", "report.html"}
+
+
+def test_a_comparison_without_jinja2_has_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, "normrnn.reporting.page", raising=False)
+    result = normrnn.compare(lambda norm, seed, log: log(1, valid=seed), out=tmp_path)  # noqa: ARG005
+    assert len(result.runs) == 2
+    assert not (tmp_path / "report.html").exists()
+    assert install_command("report") in check_report(tmp_path)
 
 
 @pytest.mark.parametrize("command", ["compare", "search"])

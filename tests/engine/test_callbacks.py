@@ -1,22 +1,25 @@
-"""Rows for tensorboard: all of them, each once, also after a resume."""
+"""Rows for TensorBoard, CSV and callbacks: all of them, each once, also after a resume."""
 
+import csv
 import json
 import re
 import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from normrnn.config.base import Config
-from normrnn.engine.callbacks import TensorBoard, with_callbacks
+from normrnn.engine.callbacks import CSV, TensorBoard, with_callbacks
 from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.launch import rank_and_size
 from normrnn.engine.start import train
 from normrnn.errors import UserError
 from normrnn.experiments.training import run_training
 from normrnn.extras import install_command
+from normrnn.reporting.runs import load
 from normrnn.runs.environment import record
 from normrnn.runs.machines import write_machines
 from normrnn.runs.names import ENVIRONMENT
@@ -137,3 +140,28 @@ def test_a_run_that_goes_on_with_other_kernels_is_told(tmp_path: Path) -> None:
     write_machines(tmp_path, [{**first, "recurrence": {"kernels": "sse"}}])
     assert not record(run)
     assert record(run)
+
+
+def test_csv_and_callbacks_get_every_row_once(tiny: Config, tmp_path: Path) -> None:
+    out, seen = tmp_path / "run", []
+    with pytest.raises(Interrupted):
+        train(tiny, out, with_callbacks(Silent(30), [CSV(out), seen.append]), lambda _: None)
+    train(tiny, out, with_callbacks(Silent(), [CSV(out), seen.append]), lambda _: None)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    with (out / "metrics.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in found] == [row["loss"] for row in rows]
+    assert [row["split"] for row in found] == [row["split"] for row in rows]
+    assert seen == rows
+
+
+def test_rows_as_a_data_frame(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_training(replace(tiny, epochs=1), tmp_path / "run")
+    run = load(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows: len(rows)))
+    assert run.frame() == len(run.rows)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match="pandas"):
+        run.frame()

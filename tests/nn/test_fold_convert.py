@@ -107,13 +107,6 @@ class TestFold:
                 parameter.zero_()
         assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
-    def test_a_layer_alone_is_a_model(self) -> None:
-        layer = build("lstm", "sequence", dtype=torch.float32).eval()
-        folded = normrnn.fold(layer)
-        assert type(folded) is nn.LSTM
-        x = torch.randn(5, 4, 3)
-        same(folded(x), layer(x))
-
     def test_parameters_of_the_copy_are_leaves_that_train(self) -> None:
         folded = build("lstm", "sequence").fold()
         folded(torch.randn(5, 4, 3, dtype=torch.float64))[0].sum().backward()
@@ -237,19 +230,6 @@ class TestConvert:
         assert isinstance(converted, normrnn.LSTM)
         assert converted.normalisers()[0].momentum == 0.5
 
-    def test_modes_are_kept(self) -> None:
-        model = nn.Sequential(nn.LSTM(3, 2, num_layers=2, dropout=0.5), nn.Dropout(0.5).eval())
-
-        def step(m: Any, x: Tensor) -> None:
-            assert not any(module.training for module in m.modules())
-            m[0](x)
-
-        converted = normrnn.convert(model, batches=[torch.randn(5, 4, 3)], step=step)
-        assert isinstance(converted, nn.Sequential)
-        assert converted[0].training
-        assert all(child.training for child in converted[0].children())
-        assert not converted[1].training
-
     @pytest.mark.parametrize(
         ("options", "reason"),
         [
@@ -322,14 +302,6 @@ def test_a_layer_that_no_batch_reaches_is_named() -> None:
 
     with pytest.raises(ValueError, match="finite values to reach idle, got none"):
         normrnn.convert(model, batches=[torch.randn(5, 4, 3)], step=one)
-
-
-def test_fold_is_free_of_our_types() -> None:
-    """A folded model's state dict and modules are torch's alone."""
-    for norm in ("sequence", "frame"):
-        folded = nn.Sequential(normrnn.fold(build("lstm", norm, num_layers=2)))
-        assert not [m for m in folded.modules() if "normrnn" in type(m).__module__]
-        assert set(folded[0].state_dict()) == set(nn.LSTM(3, 2, 2).state_dict())
 
 
 def test_convert_and_regularisers() -> None:

@@ -1,8 +1,6 @@
 """Whole ways of a user: train, fold, call as before, save, load elsewhere."""
 
 import copy
-import inspect
-import io
 import subprocess
 import sys
 import warnings
@@ -76,11 +74,6 @@ def test_plain_true_insists_and_says_why_not() -> None:
     torch.testing.assert_close(kept(x), model.eval()(x), rtol=1e-5, atol=1e-5)
 
 
-def test_a_layers_own_fold_is_always_torchs() -> None:
-    model, _, _ = trained()
-    assert type(model.lstm.fold()) is nn.LSTM  # type: ignore[operator]
-
-
 @pytest.mark.parametrize("cell", ["lstm-output", "lstm-all"])
 @pytest.mark.parametrize("norm", ["sequence", "frame", "none"])
 def test_peepholes_are_kept_where_ours_is(cell: str, norm: Any) -> None:
@@ -91,13 +84,6 @@ def test_peepholes_are_kept_where_ours_is(cell: str, norm: Any) -> None:
     x = torch.randn(5, 4, 3, dtype=torch.float64)
     assert (folded.norm, folded.peephole) == (None, layer.peephole)
     torch.testing.assert_close(folded(x), layer(x), rtol=1e-9, atol=1e-9)
-
-
-def test_nothing_is_added_to_the_state_dict() -> None:
-    model, _, _ = trained()
-    fresh = normrnn.LSTM(3, 4, norm="sequence")
-    assert set(model.lstm.state_dict()) == set(fresh.state_dict())
-    fresh.load_state_dict(model.lstm.state_dict())
 
 
 def test_saved_as_plain_torch_and_loaded_where_there_is_nothing_else(tmp_path: Path) -> None:
@@ -329,17 +315,6 @@ def test_what_a_compiled_model_was_called_with_counts_too() -> None:
     torch.testing.assert_close(folded(x, lengths), model(x, lengths), rtol=1e-5, atol=1e-5)
 
 
-class HandsOn(nn.Module):
-    """``forward`` hands on what it was given, be it None."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = normrnn.LSTM(3, 4, norm="sequence")
-
-    def forward(self, x: Tensor, lengths: Any = None, resets: Any = None) -> Tensor:
-        return self.rnn(x, lengths=lengths, resets=resets)[0]
-
-
 @pytest.mark.parametrize("plain", [None, True])
 def test_a_layer_that_was_never_given_the_keyword_becomes_torchs(plain: bool | None) -> None:
     model = nn.Sequential(normrnn.LSTM(3, 4, norm="sequence"))
@@ -356,17 +331,6 @@ def test_a_node_of_fx_folds_as_it_was_called() -> None:
     folded: Any = normrnn.fold(traced.eval())
     assert type(folded.get_submodule("1")) is nn.LSTM
     torch.testing.assert_close(folded(x)[0], traced(x)[0], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore")  # of torch's old exporter
-def test_the_signature_of_a_call_reads_as_ever() -> None:
-    """The exporter takes defaults from it, and knows None."""
-    layer = normrnn.LSTM(3, 4, norm=None).eval()
-    parameters = inspect.signature(layer.forward).parameters
-    assert list(parameters) == ["input", "hx", "lengths", "resets"]
-    assert [parameter.default for parameter in parameters.values()][1:] == [None] * 3
-    file: Any = io.BytesIO()
-    torch.onnx.export(layer, (torch.randn(6, 3, 3),), file, dynamo=False)
 
 
 @pytest.mark.parametrize("options", [{}, {"proj_size": 4}, {"dtype": torch.float64}])

@@ -265,33 +265,6 @@ def test_keys_of_the_options() -> None:
     assert keys(normrnn.LSTM(3, 4, proj_size=2, norm=None)) == keys(projected)
 
 
-def test_directions_and_layers_share_nothing() -> None:
-    """Every parameter is its own tensor, and changing one moves one direction."""
-    layer = build("lstm-all", "frame", num_layers=2, bidirectional=True).eval()
-    addresses = [p.data_ptr() for p in layer.parameters()]
-    assert len(addresses) == len(set(addresses)) == 4 * 7
-    assert len({id(n) for n in layer.normalisers()}) == 4
-    layer = build("lstm", "sequence", bidirectional=True).eval()
-    x = torch.randn(5, 2, 3, dtype=torch.float64)
-    before = layer(x)[0]
-    with torch.no_grad():
-        layer.weight_ih_l0_reverse.mul_(2)
-    after = layer(x)[0]
-    assert torch.equal(before[..., :2], after[..., :2])
-    assert not torch.isclose(before[..., 2:], after[..., 2:]).any()
-
-
-def test_no_redundant_bias_remains() -> None:
-    """β is the bias: a bias before the normaliser would have gradient 0."""
-    layer = build("lstm", "sequence", num_layers=2, bidirectional=True)
-    assert not [name for name, _ in layer.named_parameters() if name.startswith("bias")]
-    out, _ = layer(torch.randn(5, 4, 3, dtype=torch.float64))
-    out.square().sum().backward()
-    for name, parameter in layer.named_parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.abs().max() > 1e-6, name
-
-
 class TestInitialValues:
     def test_gamma_and_beta(self) -> None:
         """γ starts at 1 unless asked otherwise."""
@@ -409,14 +382,6 @@ class TestDropout:
         assert 0.68 < kept < 0.72
         torch.testing.assert_close(out[out > 0], torch.full_like(out[out > 0], 1 / 0.7))
 
-    @pytest.mark.parametrize("bad", [-0.1, 1.5, "half", True])
-    def test_bad_rate_is_torchs_error(self, bad: Any) -> None:
-        with pytest.raises(ValueError) as theirs:
-            nn.LSTM(3, 4, num_layers=2, dropout=bad)
-        with pytest.raises(ValueError) as mine:
-            normrnn.LSTM(3, 4, num_layers=2, dropout=bad, norm="sequence")
-        assert str(mine.value) == str(theirs.value)
-
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_projection_with_norm_none_is_torchs() -> None:
@@ -493,14 +458,6 @@ class TestShapes:
         fresh.load_state_dict(torch.load(file, weights_only=True))
         assert torch.equal(fresh(x)[0], wanted)
 
-    def test_copying_keeps_training_alike(self, norm: str) -> None:
-        layer = build("gru", norm)
-        twin = copy.deepcopy(layer)
-        x = torch.randn(5, 3, 3, dtype=torch.float64)
-        assert torch.equal(layer(x)[0], twin(x)[0])
-        for (name, a), b in zip(layer.named_buffers(), twin.buffers(), strict=True):
-            assert torch.equal(a, b), name
-
     def test_functional_call(self, norm: str) -> None:
         layer = build("lstm", norm).eval()
         other = build("lstm", norm).eval()
@@ -517,11 +474,6 @@ class TestShapes:
         layer(x)[0].sum().backward()
         for name, parameter in layer.named_parameters():
             close(values[name].grad, parameter.grad, name, 1e-12)
-
-
-def test_strict_loading_says_what_differs() -> None:
-    with pytest.raises(RuntimeError, match="bias_ih_l0"):
-        normrnn.LSTM(3, 2, norm="sequence").load_state_dict(nn.LSTM(3, 2).state_dict())
 
 
 @pytest.mark.parametrize(("ours", "torchs"), PAIRS)

@@ -1,4 +1,4 @@
-"""What the usual helpers do to our layers: the table of docs/moving.md, row by row."""
+"""What the usual helpers do to our layers: the table of docs/guides/frameworks.md, row by row."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import normrnn
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "moving.md"
+PAGE = ROOT / "docs" / "guides" / "frameworks.md"
 
 
 class Model(nn.Module):

@@ -183,15 +183,6 @@ class TestRefused:
             recur("GRU", reverse, self.steps, torch.randn(5, 3 * H), weights, Norm())
 
 
-def test_flip_turns_every_sequence_over_its_own_length() -> None:
-    """The padding never comes first."""
-    steps = Steps((3, 2, 1))  # lengths 3, 2, 1; rows a0 b0 c0 a1 b1 a2
-    rows = ["a0", "b0", "c0", "a1", "b1", "a2"]
-    flipped = [rows[k] for k in steps.flip(torch.device("cpu")).tolist()]
-    assert flipped == ["a2", "b1", "c0", "a1", "b0", "a0"]
-    assert steps.lengths == (3, 2, 1)
-
-
 def test_final_state_of_each_direction() -> None:
     """Backwards it is the state at frame 0, forwards the one at the last frame."""
     gates, w = torch.arange(1.0, 7.0).view(6, 1), torch.zeros(1, 1)

@@ -79,7 +79,7 @@ def test_runs_without_checksums_are_named_once(
         (path / "checkpoint.pt").unlink()
     code, _, _ = cli("report", run, tmp_path / "other", "--out", tmp_path / "r.html")
     assert code == 0
-    assert caplog.messages == ["2 of 2 runs have no checksums (run, other): not verified"]
+    assert caplog.messages == ["2 of 2 runs have no checksums: not verified"]
 
 
 def test_rows_that_are_gone_are_missed(run: Path) -> None:

@@ -394,17 +394,6 @@ def test_a_plan_travels_as_json() -> None:
     assert Plan.from_json(PLAN.to_json()) == PLAN
 
 
-def test_a_study_of_an_older_version_goes_on(study: Open) -> None:
-    """Fields that are younger than it have their defaults."""
-    older = PLAN.identity()
-    del older["config"]["precision"], older["config"]["model"]["weight_drop"]
-    assert PLAN.changes(older) == ""
-    study(4).optuna.set_user_attr(IDENTITY, older)
-    assert study(4).trials() == []
-    older["config"]["model"]["hidden"] = 7
-    assert PLAN.changes(older) == "model.hidden was 7, is now 250"
-
-
 @pytest.mark.parametrize(
     ("name", "value"), [(HEARTBEAT, "soon"), (HEARTBEAT, None), (HEARTBEAT, [1])]
 )

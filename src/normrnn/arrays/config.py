@@ -80,7 +80,7 @@ class ArrayConfig(Config):
     noun: ClassVar[str] = "a network on arrays"
     task: ClassVar[str] = "normrnn.arrays.task:ArrayTask"
     data: str = ""
-    """File .npz with x, y and optionally lengths and groups; docs/arrays.md describes it."""
+    """File .npz with x, y and optionally lengths and groups; docs/guides/arrays.md describes it."""
     target: Suppress[Literal["", "classes", "values"]] = ""
     """Set by training: what y holds."""
     target_per: Suppress[Literal["", "sequence", "step"]] = ""

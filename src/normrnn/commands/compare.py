@@ -9,7 +9,7 @@ from normrnn.commands.options import Directory, chosen_config, named_function, p
 from normrnn.config.base import Config
 from normrnn.console import PlainConsole
 from normrnn.experiments.compare import compare, compare_recipe, make_request
-from normrnn.experiments.outcome import REPORT
+from normrnn.experiments.outcome import REPORT, check_report
 from normrnn.experiments.training import folder_name, log_names
 from normrnn.recipes import usual_norms
 
@@ -100,9 +100,10 @@ def _compare_function(name: str, arguments: list[str]) -> int:
 
 
 def _show(result: "Result", out: Path) -> int:
-    from normrnn.reporting.pictures import why_no_pictures
-
-    console, omitted = PlainConsole(soft_wrap=True), why_no_pictures()
+    console, omitted = PlainConsole(soft_wrap=True), check_report(out)
     console.print(str(result))
-    console.print(f"report: {out / REPORT}{f' ({omitted})' if omitted else ''}")
+    if (out / REPORT).exists():
+        console.print(f"report: {out / REPORT}{f' ({omitted})' if omitted else ''}")
+    else:
+        console.print(omitted)
     return 0

@@ -1,7 +1,8 @@
-"""`normrnn gradients RUN|RECIPE`."""
+"""`normrnn gradients RECIPE` and `normrnn gradients RUN...`."""
 
 import contextlib
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,16 +24,13 @@ Output = Annotated[Path, arg(aliases=["-o"], metavar="FILE")]
 
 
 def run(arguments: list[str]) -> int:
-    """Record gradients and spreads of a run or of an untrained recipe."""
-    if arguments and (Path(arguments[0]) / CONFIG).exists():
-        return _of_runs(arguments)
-    if (
-        arguments
-        and not arguments[0].startswith("-")
-        and not (arguments[0] in RECIPES or is_import_path(arguments[0]))
-    ):
+    """Record gradients and spreads of trained runs or of an untrained recipe."""
+    name = arguments[0] if arguments else "--help"
+    if (Path(name) / CONFIG).exists():
+        return _measure_runs(arguments)
+    if not (name.startswith("-") or name in RECIPES or is_import_path(name)):
         raise UsageError(
-            f"{arguments[0]} is neither a run directory nor a recipe; normrnn recipes lists these"
+            f"{name} is neither a run directory nor a recipe; normrnn recipes lists these"
         )
     default, rest = split_recipe(
         "gradients", arguments, "normrnn gradients RUN_DIR... [OPTIONS] measures trained runs"
@@ -54,22 +52,14 @@ def run(arguments: list[str]) -> int:
             batches: Training batches to measure on.
             output: JSON file; a picture of the same name is written beside it.
         """
-        from normrnn.engine.start import open_experiment
-
-        _check(batches, output)
         chosen = checked_norms(norms or [config.norm], "--norms")
-        records = []
-        for norm in chosen:
-            one = replace(config, norm=norm)
-            experiment = open_experiment(one)
-            records.append(_record(one, f"norm {norm}", _built(one, experiment), batches))
-        _write(records, output)
+        configs = [replace(config, norm=norm) for norm in chosen]
+        _write(((f"norm {one.norm}", one, _task(one)) for one in configs), batches, output)
 
-    parse(options, f"gradients {default.recipe}", rest)
-    return 0
+    return parse(options, f"gradients {default.recipe}", rest) or 0
 
 
-def _of_runs(arguments: list[str]) -> int:
+def _measure_runs(arguments: list[str]) -> int:
     def options(
         runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")],
         data: str = "",
@@ -80,70 +70,50 @@ def _of_runs(arguments: list[str]) -> int:
 
         Args:
             runs: Run directories.
-            data: Where the data is now, if not where it was in training.
+            data: Where the data is now, if it moved.
             batches: Training batches to measure on.
             output: JSON file; a picture of the same name is written beside it.
         """
-        from normrnn.engine.start import open_experiment
-        from normrnn.runs.load import load
-        from normrnn.runs.store import RunDirectory
+        _write((_trained(path, data) for path in runs), batches, output)
 
-        _check(batches, output)
-        records = []
-        for path in runs:
-            config = RunDirectory(path).config()
-            config = replace(config, data=data or config.data)
-            experiment = open_experiment(config)
-            if config.data_sha256 != experiment.sha256:
-                raise UserError(f"{config.data} is not what {path} was trained on")
-            task = _built(config, experiment)
-            task.model.load_state_dict(load(path).state_dict())
-            records.append(_record(config, path.name, task, batches))
-        _write(records, output)
-
-    parse(options, "gradients RUN", arguments)
-    return 0
+    return parse(options, "gradients RUN", arguments) or 0
 
 
-def _check(batches: int, output: Path) -> None:
-    if batches < 1:
-        raise UsageError(f"--batches must be at least 1, not {batches}")
-    if output.suffix == ".png":
-        raise UsageError(f"--output {output} is the JSON file; its picture ends in .png")
-    if output.exists() and not _ours(output):
-        raise UsageError(f"--output {output} is there and holds no gradients: not overwriting it")
-
-
-def _ours(file: Path) -> bool:
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        records = json.loads(read_regular(file))
-        return isinstance(records, list) and all(
-            isinstance(record, dict) and "layers" in record for record in records
-        )
-    return False
-
-
-def _built(config: Config, experiment: Any) -> "Task":
+def _task(config: Config) -> "Task":
     import torch
 
+    from normrnn.engine.start import open_experiment
+
+    task = open_experiment(config)
     torch.manual_seed(config.seed)
-    return experiment.build(torch.device("cpu"))
+    return task.build(torch.device("cpu"))
 
 
-def _record(config: Config, label: str, task: "Task", batches: int) -> dict[str, Any]:
+def _trained(path: Path, data: str) -> "tuple[str, Config, Task]":
+    from normrnn.runs.load import load
+    from normrnn.runs.store import RunDirectory
+
+    config = RunDirectory(path).config()
+    config = replace(config, data=data or config.data)
+    task = _task(config)
+    if config.data_sha256 != task.sha256:
+        raise UserError(f"{config.data} is not what {path} was trained on")
+    task.model.load_state_dict(load(path).state_dict())
+    return path.name, config, task
+
+
+def _write(measured: "Iterable[tuple[str, Config, Task]]", batches: int, output: Path) -> None:
+    """Measure every network and write the figures, and a picture where matplotlib is installed."""
     from normrnn.analysis.gradients import record
-    from normrnn.reporting.gradients import sentence
-
-    measured = {"label": label, **record(config, task, batches)}
-    for name, layer in measured["layers"].items():
-        print(f"{label}, {sentence(name, layer)}")
-    return measured
-
-
-def _write(records: list[dict[str, Any]], output: Path) -> None:
-    from normrnn.reporting.gradients import figure
+    from normrnn.reporting.gradients import figure, sentence
     from normrnn.reporting.pictures import save, why_no_pictures
 
+    _check(batches, output)
+    records: list[dict[str, Any]] = []
+    for label, config, task in measured:
+        records.append({"label": label, **record(config, task, batches)})
+        for name, layer in records[-1]["layers"].items():
+            print(f"{label}, {sentence(name, layer)}")
     output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(output, (json.dumps(records, indent=1) + "\n").encode())
     if omitted := why_no_pictures():
@@ -152,3 +122,21 @@ def _write(records: list[dict[str, Any]], output: Path) -> None:
     picture = output.with_suffix(".png")
     save(figure(records), picture)
     print(f"wrote {output} and {picture}")
+
+
+def _check(batches: int, output: Path) -> None:
+    if batches < 1:
+        raise UsageError(f"--batches must be at least 1, not {batches}")
+    if output.suffix == ".png":
+        raise UsageError(f"--output {output} is the JSON file; its picture ends in .png")
+    if output.exists() and not _holds_gradients(output):
+        raise UsageError(f"--output {output} exists and holds no gradients: not overwriting it")
+
+
+def _holds_gradients(file: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        records = json.loads(read_regular(file))
+        return isinstance(records, list) and all(
+            isinstance(record, dict) and "layers" in record for record in records
+        )
+    return False

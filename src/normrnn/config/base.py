@@ -39,8 +39,8 @@ def checked_norms(given: "str | Iterable[str | None]", name: str) -> tuple[str, 
 
 
 def settled(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted names, the norm's own γ as None, however it was said: runs from before
-    None was the default have the number.
+    """Return settings by dotted names, with the norm's own γ as None, whichever way it was given:
+    runs from before None was the default have the number.
 
     >>> settled({"norm": "frame", "model.gamma": 1.0})
     {'norm': 'frame', 'model.gamma': None}
@@ -54,8 +54,8 @@ def settled(settings: Mapping[str, Any]) -> dict[str, Any]:
 _LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 1e38  # of float32, and a range of twice as much fits too
 MEASURED = ("data_sha256", "text.", "arrays.", "evaluation.tokens")
-"""How fields begin that say what a loss is a loss of: runs that differ in one are compared in
-nothing, and none is tuned."""
+"""How the fields begin that define what the loss is: runs that differ in one are not compared, and
+none is tuned."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LayersConfig:
-    """Of a network's recurrent layers: size, normalisers, regularisers."""
+    """Recurrent layers: size, normalisers, regularisers."""
 
     hidden: int
     layers: int
@@ -109,22 +109,17 @@ class LayersConfig:
     """The same of the LSTM's c."""
 
     def options(self, norm: norms.Norm) -> dict[str, Any]:
-        """What the layers are made with, besides their size."""
+        """Return the arguments of the layers besides their size."""
+        same = ("gamma", "eps", "momentum", "shrinkage", "dropout", "dropout_kind", "weight_drop")
         return {
             "norm": norm.name if norm.normalises else None,
             "peephole": None if self.peephole == "none" else self.peephole,
-            "gamma": self.gamma,
-            "eps": self.eps,
-            "momentum": self.momentum,
-            "shrinkage": self.shrinkage,
-            "dropout": self.dropout,
-            "dropout_kind": self.dropout_kind,
-            "weight_drop": self.weight_drop,
+            **{name: getattr(self, name) for name in same},
             "zoneout": (self.zoneout_h, self.zoneout_c),
         }
 
     def check(self) -> None:
-        """UsageError for what cannot be."""
+        """Raise UsageError for values that are out of range."""
         for name in ("hidden", "layers"):
             if not getattr(self, name) >= 1:
                 raise UsageError(f"model.{name} must be at least 1, not {getattr(self, name)}")
@@ -223,17 +218,17 @@ class Config:
 
     @property
     def normalisation(self) -> norms.Norm:
-        """What the table says of `norm`."""
+        """Return the entry of `norm` in the table of normalisations."""
         return norms.of(self.norm)
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:  # noqa: ARG003
-        """What its loss is shown as; `settings` by dotted names, as far as they were recorded."""
+        """Return how the loss is shown; `settings` by dotted names, as far as they are recorded."""
         return NATS
 
     @property
     def own_measure(self) -> Measure:
-        """What the loss of this experiment is shown as."""
+        """Return how the loss of this experiment is shown."""
         return self.measure(flat(to_dict(self)))
 
     @staticmethod

@@ -13,12 +13,12 @@ _LARGEST = 2**63
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Nested plain values, ready for JSON."""
+    """Return nested plain values, ready for JSON."""
     return dataclasses.asdict(config)
 
 
 def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """The config that `to_dict` came from. A missing field takes its default.
+    """Return the config of these values. A missing field takes its default.
 
     >>> from normrnn.text.config import TextConfig
     >>> from_dict(TextConfig, {"level": "char"})
@@ -56,7 +56,7 @@ def _value(kind: Any, value: Any, name: str) -> Any:
     if float in allowed and type(value) is int:
         return float(value)
     if type(value) is str and not _is_text(value):
-        raise UserError(f"config field {name} holds half a character")
+        raise UserError(f"config field {name} is not valid text")
     if origin is list:
         if not isinstance(value, list):
             raise UserError(f"config field {name} should be a list, not {_brief(value)}")
@@ -73,7 +73,7 @@ def _brief(value: Any) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it could be the name of a file; names that are no UTF-8 could."""
+    """Return whether a value could be the name of a file, which need not be UTF-8."""
     try:
         os.fsencode(value)
     except UnicodeEncodeError:
@@ -82,7 +82,7 @@ def _is_text(value: str) -> bool:
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """Dotted name -> (old value, new value) of the fields that differ.
+    """Return dotted name -> (old value, new value) of the fields that differ.
 
     >>> from normrnn.text.config import TextConfig
     >>> differences(TextConfig(), TextConfig(level="char"))
@@ -93,7 +93,7 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values under dotted names.
+    """Return nested values under dotted names.
 
     >>> flat({"seed": 1, "model": {"hidden": 200}})
     {'seed': 1, 'model.hidden': 200}

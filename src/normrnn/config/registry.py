@@ -2,7 +2,7 @@
 
 A recipe is a function that returns a complete config. The config's class is the torch-free half of
 its task; its `task` names the class with the other half, imported when a network is built.
-`normrnn.recipes` registers the recipes of this package, and is imported when somebody asks.
+`normrnn.recipes` registers the recipes of this package, and is imported when it is needed.
 """
 
 import difflib
@@ -41,7 +41,7 @@ def unregister(name: str) -> None:
 
 
 def recipes() -> Mapping[str, Callable[[], Config]]:
-    """Name -> function."""
+    """Return name -> function, those of this package first."""
     import_module(OURS)
     return _RECIPES
 
@@ -57,7 +57,7 @@ def recipe(name: str) -> Config:
 
 
 def read_config(values: Mapping[str, Any]) -> Config:
-    """The config that a run saved; its recipe's name says of which kind it is."""
+    """Return the config that a run saved, in the class of its recipe's config."""
     name = values.get("recipe") if isinstance(values, Mapping) else None
     if not isinstance(name, str) or name not in recipes():
         hint = ": name it with --use" if isinstance(name, str) and ":" in name else ""
@@ -120,7 +120,7 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
 
 @cache
 def _kind(make: Callable[[], Config]) -> tuple[type[Config], frozenset[str]]:
-    """The class and the fields of a recipe's config."""
+    """Return the class and the fields of a recipe's config."""
     config = make()
     return type(config), frozenset(flat(to_dict(config)))
 

@@ -7,15 +7,14 @@ from types import FrameType
 from typing import Any
 
 
-class Interrupted(Exception):  # noqa: N818  no error: the user wished it
+class Interrupted(Exception):  # noqa: N818  not an error: the user asked for it
     """The run was asked to stop; everything done so far is in the checkpoint."""
 
 
 class Interrupt:
     """While entered, SIGINT and SIGTERM set `requested`; a second one ends the process at once.
 
-    They can be nested: whoever runs several things one after the other learns of a request that
-    came too late for one of them.
+    They can be nested: a request that came too late for the inner one reaches the outer one.
     """
 
     def __init__(self) -> None:
@@ -23,7 +22,7 @@ class Interrupt:
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> "Interrupt":
-        # Only the main thread may set handlers; elsewhere nothing can be asked of us.
+        # Only the main thread may set handlers.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._request)

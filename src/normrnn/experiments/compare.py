@@ -17,7 +17,7 @@ from normrnn.errors import UsageError
 from normrnn.experiments.arrays import array_parts, write_arrays
 from normrnn.experiments.functions import compare_function
 from normrnn.experiments.jobs import RunJob, plan, run_jobs
-from normrnn.experiments.outcome import TemporaryFolder, conclude
+from normrnn.experiments.outcome import TemporaryFolder, check_report, conclude
 from normrnn.experiments.progress import Progress, watching
 from normrnn.experiments.training import configured, folder_name, log_names
 from normrnn.experiments.tuning import Tuning, tuned, tuning
@@ -196,11 +196,8 @@ def _check_counts(**counts: tuple[int, int]) -> None:
 
 def compare_recipe(config: Config, request: Request) -> "Result":
     """Train what was asked for, write the report and return the result."""
-    from normrnn.reporting.page import refuse_other
-    from normrnn.reporting.pictures import why_no_pictures
-
-    out, console, omitted = request.out, PlainConsole(), why_no_pictures()
-    refuse_other(out / "report.html")
+    out, console = request.out, PlainConsole()
+    omitted = check_report(out)
     if "tensorboard" in request.logs:
         from normrnn.engine.callbacks import require_tensorboard
 

@@ -14,13 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from normrnn.config.extensions import find, handed_over, import_path, receive
 from normrnn.config.function import KIND
+from normrnn.config.jsonio import flat
 from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import Job, run_jobs
-from normrnn.experiments.outcome import conclude
+from normrnn.experiments.outcome import check_report, conclude
 from normrnn.files import read_regular, write_whole
 from normrnn.locks import try_lock
 from normrnn.norms import BASELINE
@@ -99,7 +101,7 @@ class FunctionJob(Job):
             "norm": self.norm,
             "seed": self.seed,
             "higher_is_better": self.higher_is_better,
-            **{name: _plain(value) for name, value in self.settings.items()},
+            "settings": {name: _plain(value) for name, value in self.settings.items()},
         }
 
     def check(self) -> None:
@@ -112,12 +114,14 @@ class FunctionJob(Job):
             epochs, _ = found.pop("epochs"), found.pop("metrics_sha256")
         except (ValueError, KeyError, AttributeError):
             raise UserError(f"{path} is not the config.json of a training function") from None
-        if found != self.config:
-            names = [n for n in {**found, **self.config} if found.get(n) != self.config.get(n)]
-            changed = ", ".join(
-                f"{n} was {found.get(n)}, is now {self.config.get(n)}" for n in names
+        old, new = flat(found), flat(self.config)
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        if names:
+            changes = (f"{name} was {old.get(name)}, is now {new.get(name)}" for name in names)
+            raise UsageError(
+                f"{self.out} holds a run with other settings ({', '.join(changes)}): use another"
+                " --out"
             )
-            raise UsageError(f"{self.out} holds a run with other settings ({changed})")
         if epochs:
             self.ended = 0
 
@@ -185,10 +189,13 @@ def compare_function(
     if workers is not None:
         function = import_path(train)
     jobs = [
-        FunctionJob(out / f"{norm}-{seed}", function, norm, seed, higher_is_better, settings)
+        FunctionJob(
+            out / f"{quote(norm, safe='')}-{seed}", function, norm, seed, higher_is_better, settings
+        )
         for seed in range(first, first + seeds)
         for norm in names
     ]
+    check_report(out)
     for job in jobs:
         job.check()
     console, printed = PlainConsole(), {job.out for job in jobs if job.code is not None}
@@ -215,7 +222,7 @@ def _check_signature(train: TrainFunction, settings: Mapping[str, Any]) -> None:
     try:
         inspect.signature(train).bind(None, 1, None, **settings)
     except TypeError as error:
-        raise UsageError(f"cannot call {train.__name__}(norm, seed, log): {error}") from None
+        raise UsageError(f"cannot call {train!r} as train(norm, seed, log): {error}") from None
 
 
 def main(arguments: list[str]) -> int:

@@ -192,8 +192,7 @@ def load(
     from normrnn.runs.load import load as load_run
 
     import_names(use, path)
-    place: str | Path = getattr(run, "path", run)
-    return load_run(place, device)
+    return load_run(run if isinstance(run, str | Path) else run.path, device)
 
 
 def sample(

@@ -9,7 +9,6 @@ from typing import (
     Generic,
     Literal,
     ParamSpec,
-    Protocol,
     TypeVar,
     overload,
 )
@@ -27,7 +26,24 @@ State = TypeVar("State")
 
 if TYPE_CHECKING:  # the types of a call: padded in, padded out; packed in, packed out
 
-    class _Call(Protocol[State]):
+    class _Typed(Normalised, Generic[State]):
+        @overload
+        def forward(
+            self,
+            input: Tensor,
+            hx: State | None = None,
+            lengths: Tensor | Sequence[int] | None = None,
+            resets: Tensor | PackedSequence | None = None,
+        ) -> tuple[Tensor, State]: ...
+        @overload
+        def forward(
+            self,
+            input: PackedSequence,
+            hx: State | None = None,
+            lengths: None = None,
+            resets: Tensor | PackedSequence | None = None,
+        ) -> tuple[PackedSequence, State]: ...
+        def forward(self, *args: Any, **kwargs: Any) -> Any: ...
         @overload
         def __call__(
             self,
@@ -44,10 +60,7 @@ if TYPE_CHECKING:  # the types of a call: padded in, padded out; packed in, pack
             lengths: None = None,
             resets: Tensor | PackedSequence | None = None,
         ) -> tuple[PackedSequence, State]: ...
-
-    class _Typed(Normalised, Generic[State]):
-        forward: _Call[State]  # type: ignore[assignment]
-        __call__: _Call[State]  # type: ignore[assignment]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     _OneState = _Typed[Tensor]
     _TwoStates = _Typed[tuple[Tensor, Tensor]]

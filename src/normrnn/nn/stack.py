@@ -9,7 +9,8 @@ from torch import Tensor
 
 from normrnn.nn.normaliser import GateNorm, Resolved
 from normrnn.ops.call import CELLS, Norm, Result, State, Weights, describe_call
-from normrnn.ops.fold import fused, fused_direction, torch_parameters
+from normrnn.ops.fold import fused, torch_parameters
+from normrnn.ops.fused import FusedWeights, fused_rows
 from normrnn.ops.layout import Steps
 from normrnn.ops.recurrence import recur
 from normrnn.ops.regularise import drop_weights, locked_dropout, zoneout_mask
@@ -191,25 +192,22 @@ def run_by_torch(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State
         state = zero_state(module, parts.weights, batch.steps.batch)
     if not any(resolved.mode.batch for resolved in parts.resolved):
         return _run_at_once(module, batch, parts, state)
-    D, rows, finals = module.directions, batch.rows, []
+    D, rows, steps, finals = module.directions, batch.rows, batch.steps, []
+    dense = (steps.time, steps.batch) if batch.batch_sizes is None else None
     for first in range(0, len(parts.weights), D):
-        outputs, shared = [], {}
+        shared: dict[Any, Any] = {}
+        directions = []
         for k in range(first, first + D):
-            own = parts.resolved[k], rows, batch.steps, parts.weights[k], shared
-            output, final = fused_direction(
-                module.mode,
-                rows,
-                tuple(s[k : k + 1] for s in state),
-                parts.normalisers[k].change_weights(*own),
-                batch.steps,
-                batch_sizes=batch.batch_sizes,
-                reverse=k > first,
-            )
-            outputs.append(output)
-            finals.append(final)
-        rows = torch.cat(outputs, 1)
+            own = parts.resolved[k], rows, steps, parts.weights[k], shared
+            plain = parts.normalisers[k].change_weights(*own)
+            directions.append(FusedWeights(*torch_parameters(plain)))
+        start = tuple(s[first : first + D] for s in state)
+        rows, final = fused_rows(
+            module.mode, rows, directions, start, dense=dense, batch_sizes=batch.batch_sizes
+        )
+        finals.append(final)
         if first + D < len(parts.weights):
-            rows = _dropout(module, rows, batch.steps)
+            rows = _dropout(module, rows, steps)
     return rows, tuple(map(torch.cat, zip(*finals, strict=True)))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normrnn.ops.call import State, Weights
-from normrnn.ops.layout import Steps
+from normrnn.ops.fused import input_statistics
 from normrnn.ops.statistics import Given, Statistics, wide
 
 
@@ -72,11 +72,10 @@ def fold_batch(
     Returns the folded weights, and the batch's statistics, detached.
     """
     assert weights.w_ih is not None
-    pre = (rows @ weights.w_ih.t()).to(wide(rows.dtype))
-    var, mean = torch.var_mean(pre, 0, correction=0, keepdim=True)
+    mean, var = input_statistics(rows, weights.w_ih)
     count = mean.new_full((1,), rows.shape[0])
     folded = fold_input(weights, gamma, beta, (mean, var), eps)
-    return folded, Statistics(mean.detach(), var.detach(), count)
+    return folded, Statistics(mean.detach()[None], var.detach()[None], count)
 
 
 def fold_before(
@@ -141,27 +140,3 @@ def fused(
     if batch_sizes is None:
         return kernel(rows, state, parameters, *options, False)
     return kernel(rows, batch_sizes, state, parameters, *options)
-
-
-def fused_direction(
-    mode: str,
-    rows: Tensor,
-    state: State,
-    weights: Weights,
-    steps: Steps,
-    *,
-    batch_sizes: Tensor | None = None,
-    reverse: bool = False,
-) -> tuple[Tensor, State]:
-    """Run one direction on rows (N, I) by torch's kernel; each sequence is flipped by itself.
-
-    ``state`` is (1, B, H) each, and so is the final one.
-    """
-    index = steps.flip(rows.device) if reverse else None
-    rows = rows if index is None else rows[index]
-    x = rows if batch_sizes is not None else rows.view(steps.time, steps.batch, -1)
-    start = tuple(s.contiguous() for s in state)
-    parameters = torch_parameters(weights)
-    output, *final = fused(mode, x, start, parameters, batch_sizes=batch_sizes, training=True)
-    output = output.reshape(steps.rows, -1)
-    return (output if index is None else output[index]), tuple(final)

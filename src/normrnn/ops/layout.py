@@ -124,18 +124,6 @@ class Steps:
         rows = self.sizes if per_step else (self.rows,)
         return torch.tensor(rows, dtype=torch.float32, device=device)
 
-    def flip(self, device: torch.device) -> Tensor:
-        """Return the index (N,) of rows that reverses every sequence over its own length.
-
-        >>> Steps((2, 1)).flip(torch.device("cpu")).tolist()
-        [2, 1, 0]
-        """
-        sizes, offsets = self.native
-        step = torch.repeat_interleave(torch.arange(self.time), sizes)
-        sequence = torch.arange(self.rows) - offsets[step]
-        mirrored = torch.tensor(self.lengths)[sequence] - 1 - step
-        return (offsets[mirrored] + sequence).to(device)
-
 
 class Traced(Steps):
     """The layout as a tracer sees it: T and B may be symbols, sizes are known at run time.
@@ -182,12 +170,6 @@ class Traced(Steps):
             return sizes if per_step else sizes.sum(0, keepdim=True)
         shape, rows = ((self.time,), self.batch) if per_step else ((1,), self.rows)
         return torch.full(shape, rows, dtype=torch.float32, device=device)
-
-    def flip(self, device: torch.device) -> Tensor:
-        """Return the index of rows of a dense batch, as ``runs``."""
-        assert self.batch_sizes is None
-        rows = torch.arange(self.rows, device=device).view(self.time, self.batch)
-        return rows.flip(0).reshape(-1)
 
     @property
     def frames(self) -> Tensor:

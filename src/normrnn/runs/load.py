@@ -14,7 +14,7 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> nn.Module:
     """The best model of a run, in eval mode: a network of the run's task.
 
     `.vocabulary` of a language model says what its ids mean. A UserError says what is wrong with a
-    directory that holds no usable model. docs/notebook.md has a whole example.
+    directory that holds no usable model. docs/reference/files.md has an example.
 
     >>> load("no-such-run")
     Traceback (most recent call last):

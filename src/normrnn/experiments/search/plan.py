@@ -1,4 +1,4 @@
-"""What a search is about: the experiment, the space, the arms, how settings are drawn."""
+"""The plan of a search: the experiment, the space, the norms, how settings are drawn."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ SAMPLERS = {
     "bruteforce": "BruteForceSampler",
 }
 NEEDS = {"gp": "scipy", "qmc": "scipy"}
-"""What Optuna imports only when it draws."""
+"""Packages that Optuna imports when it draws."""
 PRUNERS = {
     "none": "NopPruner",
     "median": "MedianPruner",
@@ -31,12 +31,12 @@ PRUNERS = {
 }
 
 _OWN = ("data", "device", "threads", "norm")
-"""Of a config: what differs between workers, or between arms."""
+"""Settings that differ between workers, or between norms."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study is about; workers share one only if they mean the same."""
+    """What a study searches; workers share a study only if their plans agree."""
 
     config: Config
     space: Space
@@ -65,19 +65,18 @@ class Plan:
                     )
 
     def identity(self) -> dict[str, Any]:
-        """Plain values. Where the data lies and how it is computed may differ between workers."""
+        """Return plain values, without what may differ between workers: paths, threads, devices."""
         names = ("norms", "sampler", "pruner", "space")
         values = {n: getattr(self, n) for n in names} | {"config": _shared(self.config)}
         return json.loads(json.dumps(values))
 
     def changes(self, other: dict[str, Any]) -> str:
-        """In what another identity differs, in words; empty if it does not. Fields that are younger
-        than it have their defaults."""
-        a, b = flat(_completed(other)), flat(self.identity())
+        """Return in words how another identity differs; empty if it does not."""
+        a, b = flat(other), flat(self.identity())
         changed = [k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
         if "config.recipe" in changed:
             changed = ["config.recipe"]
-        data = "config.data_sha256"  # a hash tells nobody anything
+        data = "config.data_sha256"
         return ", ".join(
             DATA_CHANGED
             if k == data
@@ -86,23 +85,16 @@ class Plan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
+        """Return what `from_json` reads."""
         return {**self.identity(), "config": to_dict(self.config)}
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> "Plan":
-        """In another process."""
+        """Return the plan of these values, in another process."""
         config, norms = read_config(values["config"]), tuple(values["norms"])
         return Plan(config, values["space"], norms, values["sampler"], values["pruner"])
 
 
 def _shared(config: Config) -> dict[str, Any]:
-    """What all workers of a study have in common."""
+    """Return the settings that all workers of a study share."""
     return {k: v for k, v in to_dict(config).items() if k not in _OWN}
-
-
-def _completed(identity: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return {**identity, "config": _shared(read_config(identity["config"]))}
-    except (KeyError, UserError):
-        return identity  # differs, and says in what

@@ -139,73 +139,63 @@ INLINE vec hidden_gradient(const BackwardLoop *L, const StepRows *f, int64_t i, 
  * gate is packed column `first`, and its columns of gate buffers from the step's first row on. */
 typedef struct {
     int n;
-    int64_t first;
+    int64_t v, first;
     Columns pre, dx, dp;
 } StepUnits;
 INLINE StepUnits step_units(const BackwardLoop *L, const StepRows *f, int64_t v, int mode) {
     const Job *J = L->J;
     const Gates o = gates(J->H, mode);
-    StepUnits u = {.n = units_in(J->H, v), .first = column(J->H, v, 0, o.G)};
-    u.pre = columns_at(J, o, L->d->pre, u.first);
-    u.dx = columns_at(J, o, L->d->dx, u.first), u.dp = columns_at(J, o, L->d->dp, u.first);
+    const int64_t c = column(J->H, v, 0, o.G);
+    StepUnits u = {units_in(J->H, v), v, c, columns_at(J, o, L->d->pre, c),
+                   columns_at(J, o, L->d->dx, c), columns_at(J, o, L->d->dp, c)};
     const int64_t skip = f->t < 0 ? 0 : J->offsets[f->t] * u.dx.ld;
     u.pre.at += skip, u.dx.at += skip, u.dp.at += skip;
     return u;
 }
 
-INLINE void prefetch_step(const BackwardLoop *L, const StepRows *f, int64_t r, int64_t v,
-                          Columns pre, int G) {
+INLINE void prefetch_step(const BackwardLoop *L, const StepRows *f, int64_t r, StepUnits u, int G) {
     const Job *J = L->J;
     const int64_t next = L->d->reverse ? f->t + 1 : f->t - 1;
     if (next < 0 || next >= J->T) return;
     const int64_t row = J->offsets[next] + r;
-    if (L->d->dout) __builtin_prefetch(L->d->dout + row * J->ldo + v * VW, 0, 2);
+    if (L->d->dout) __builtin_prefetch(L->d->dout + row * J->ldo + u.v * VW, 0, 2);
     if (J->outer == COLUMNS)
         for (int g = 0; g < G; g++)
-            __builtin_prefetch(pre.at + (row - J->offsets[f->t]) * pre.ld + g * VW, 0, 2);
+            __builtin_prefetch(u.pre.at + (row - J->offsets[f->t]) * u.pre.ld + g * VW, 0, 2);
 }
 
-INLINE void backward_no_norm(const BackwardLoop *L, const StepRows *f, int mode) {
+INLINE void backward_no_norm(const BackwardLoop *L, const StepRows *f, StepUnits u, int mode) {
     const Job *J = L->J;
-    const Direction *d = L->d;
+    const int G = gates(J->H, mode).G, has_sums = J->outer == COLUMNS && !J->per_step, n = u.n;
     const int64_t rows = rows_of(L->s, f->rows);
-    const int G = gates(J->H, mode).G, has_sums = J->outer == COLUMNS && !J->per_step;
-    for (int64_t block = L->s.from; block < L->s.to; block++) {
-        block_product(L, f, block);
-        for (int64_t v = block * 2; v < block * 2 + 2 && v < L->vectors; v++) {
-            const StepUnits u = step_units(L, f, v, mode);
-            const int n = u.n;
-            vec sd[4], sx[4], m[4];
-            for (int g = 0; g < G; g++) {
-                const int64_t c = u.first + g * n;
-                sd[g] = load_n(sum_d(L) + c, n), sx[g] = load_n(sum_x(L) + c, n);
-                m[g] = load_n(d->mean + c, n);
-            }
-            for (int64_t i = 0; i < rows; i++) {
-                const int64_t r = L->s.row0 + i * L->s.stride;
-                const int cut = is_state_reset(L, f, r);
-                prefetch_step(L, f, r, v, u.pre, G);
-                vec dy[4], dq;
-                const vec dh = hidden_gradient(L, f, i, r, v, cut, mode);
-                gate_gradients(L, f->t, r, v, dh, cut, dy, &dq, (vec){0}, mode, 0);
-                if (mode == GRU) {
-                    float *dp = u.dp.at + r * u.dp.ld;
-                    dy[0] *= dy[2], dq *= dy[2];
-                    store_n(dp, dy[0], n), store_n(dp + n, dy[1], n), store_n(dp + 2 * n, dq, n);
-                    add_unit(L, BIAS_HN, v, dq);
-                }
-                float *dx = u.dx.at + r * u.dx.ld;
-                for (int g = 0; g < G; g++) store_n(dx + g * n, dy[g], n), sd[g] += dy[g];
-                if (has_sums) {
-                    const float *x = u.pre.at + r * u.pre.ld;
-                    for (int g = 0; g < G; g++) sx[g] += dy[g] * (load_n(x + g * n, n) - m[g]);
-                }
-            }
-            for (int g = 0; g < G; g++) {
-                store_n(sum_d(L) + u.first + g * n, sd[g], n);
-                store_n(sum_x(L) + u.first + g * n, sx[g], n);
-            }
+    vec sd[4], sx[4], m[4];
+    for (int g = 0; g < G; g++) {
+        const int64_t c = u.first + g * n;
+        sd[g] = load_n(sum_d(L) + c, n), sx[g] = load_n(sum_x(L) + c, n);
+        m[g] = load_n(L->d->mean + c, n);
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t r = L->s.row0 + i * L->s.stride;
+        const int cut = is_state_reset(L, f, r);
+        prefetch_step(L, f, r, u, G);
+        vec dy[4], dq;
+        const vec dh = hidden_gradient(L, f, i, r, u.v, cut, mode);
+        gate_gradients(L, f->t, r, u.v, dh, cut, dy, &dq, (vec){0}, mode, 0);
+        if (mode == GRU) {
+            float *dp = u.dp.at + r * u.dp.ld;
+            dy[0] *= dy[2], dq *= dy[2];
+            store_n(dp, dy[0], n), store_n(dp + n, dy[1], n), store_n(dp + 2 * n, dq, n);
+            add_unit(L, BIAS_HN, u.v, dq);
         }
+        for (int g = 0; g < G; g++) {
+            store_n(u.dx.at + r * u.dx.ld + g * n, dy[g], n);
+            sd[g] += dy[g];
+            if (has_sums) sx[g] += dy[g] * (load_n(u.pre.at + r * u.pre.ld + g * n, n) - m[g]);
+        }
+    }
+    for (int g = 0; g < G; g++) {
+        store_n(sum_d(L) + u.first + g * n, sd[g], n);
+        store_n(sum_x(L) + u.first + g * n, sx[g], n);
     }
 }
 
@@ -229,103 +219,85 @@ INLINE void column_backward(const BackwardLoop *L, int64_t t, int64_t c, int n, 
     }
 }
 
-INLINE void backward_products(const BackwardLoop *L, const StepRows *f, int mode) {
+/* dL of the input of a normalised cell's tanh. */
+INLINE vec cell_gradient(const float *trace, vec dh) {
+    const vec tc = load(trace + 5 * VW);
+    return dh * load(trace + 3 * VW) * (splat(1.0f) - tc * tc);
+}
+
+INLINE void backward_products(const BackwardLoop *L, const StepRows *f, StepUnits u, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
-    const int G = gates(J->H, mode).G;
+    const int G = gates(J->H, mode).G, n = u.n;
     const int cell = mode == LSTM && d->gamma_c != NULL, keep = trace_vectors(mode, cell) * VW;
-    const int64_t rows = f->rows, off = f->t < 0 ? 0 : J->offsets[f->t];
+    const int64_t rows = f->rows, at = J->offsets[f->t] * L->vectors + u.v * rows;
     const float *inv = d->used_inv + f->t * products_stride(L->width, L->vectors);
-    const int own = J->batch && rows > 1;
-    const vec share = splat(1.0f / (float)(rows ? rows : 1)), one = splat(1.0f);
+    const float *trace = d->trace + at * keep;
+    const vec share = splat(J->batch && rows > 1 ? 1.0f / (float)rows : 0.0f);
     float *dhs = L->scratch + (J->B + 1) * BLOCK; /* (rows, VW) */
-    for (int64_t block = L->s.from; block < L->s.to; block++) {
-        block_product(L, f, block);
-        for (int64_t v = block * 2; rows && v < block * 2 + 2 && v < L->vectors; v++) {
-            const StepUnits u = step_units(L, f, v, mode);
-            const int n = u.n;
-            const float *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
-            const float *trace = d->trace + (off * L->vectors + v * rows) * keep;
-            vec gamma_c = {0}, sd = {0}, sx = {0}, inv_c = {0};
-            if (cell) {
-                gamma_c = load_n(d->gamma_c + v * VW, n);
-                inv_c = load_n(inv + L->width + v * VW, n);
-            }
-            for (int64_t r = 0; r < rows; r++) {
-                const vec dh = hidden_gradient(L, f, r, r, v, is_state_reset(L, f, r), mode);
-                store(dhs + r * VW, dh);
-                if (!cell) continue;
-                const float *kept = trace + r * keep;
-                const vec tc = load(kept + 5 * VW);
-                const vec dz = dh * load(kept + 3 * VW) * (one - tc * tc);
-                sd += dz, sx += dz * load(kept + 6 * VW);
-            }
-            if (cell) add_unit(L, BETA_C, v, sd), add_unit(L, GAMMA_C, v, sx);
-            for (int64_t r = 0; r < rows; r++) {
-                const vec dh = load(dhs + r * VW);
-                vec dc = {0}, dy[4], dq;
-                if (cell) {
-                    const float *kept = trace + r * keep;
-                    const vec tc = load(kept + 5 * VW), e = load(kept + 6 * VW);
-                    dc = dh * load(kept + 3 * VW) * (one - tc * tc);
-                    if (own) dc -= sd * share + e * sx * share;
-                    dc *= gamma_c * inv_c;
-                }
-                gate_gradients(L, f->t, r, v, dh, is_state_reset(L, f, r), dy, &dq, dc, mode, cell);
-                if (mode == GRU) dy[0] *= dy[2], dq *= dy[2], add_unit(L, BIAS_HN, v, dq);
-                for (int g = 0; g < G; g++) {
-                    store_n(u.dx.at + r * u.dx.ld + g * n, dy[g], n);
-                    store_n(u.dp.at + r * u.dp.ld + g * n, mode == GRU && g == 2 ? dq : dy[g], n);
-                }
-            }
-            for (int g = 0; g < G; g++) {
-                const int64_t c = u.first + g * n;
-                column_backward(L, f->t, c, n, u.dp.at + g * n, u.dp.ld, hat + g * VW, G * VW,
-                                load_n(d->gamma_h + c, n) * load_n(inv + c, n));
-            }
+    vec k = {0}, sd = {0}, sx = {0};
+    if (cell) k = load_n(d->gamma_c + u.v * VW, n) * load_n(inv + L->width + u.v * VW, n);
+    for (int64_t r = 0; r < rows; r++) {
+        const vec dh = hidden_gradient(L, f, r, r, u.v, is_state_reset(L, f, r), mode);
+        store(dhs + r * VW, dh);
+        if (!cell) continue;
+        const vec dz = cell_gradient(trace + r * keep, dh);
+        sd += dz, sx += dz * load(trace + r * keep + 6 * VW);
+    }
+    if (cell) add_unit(L, BETA_C, u.v, sd), add_unit(L, GAMMA_C, u.v, sx);
+    const int own = share[0] > 0;
+    for (int64_t r = 0; r < rows; r++) {
+        const vec dh = load(dhs + r * VW);
+        vec dc = {0}, dy[4], dq;
+        if (cell) {
+            dc = cell_gradient(trace + r * keep, dh);
+            if (own) dc -= (sd + load(trace + r * keep + 6 * VW) * sx) * share;
+            dc *= k;
         }
+        gate_gradients(L, f->t, r, u.v, dh, is_state_reset(L, f, r), dy, &dq, dc, mode, cell);
+        if (mode == GRU) dy[0] *= dy[2], dq *= dy[2], add_unit(L, BIAS_HN, u.v, dq);
+        for (int g = 0; g < G; g++) {
+            store_n(u.dx.at + r * u.dx.ld + g * n, dy[g], n);
+            store_n(u.dp.at + r * u.dp.ld + g * n, mode == GRU && g == 2 ? dq : dy[g], n);
+        }
+    }
+    for (int g = 0; g < G; g++) {
+        const int64_t c = u.first + g * n;
+        column_backward(L, f->t, c, n, u.dp.at + g * n, u.dp.ld, d->hat + (at * G + g) * VW, G * VW,
+                        load_n(d->gamma_h + c, n) * load_n(inv + c, n));
     }
 }
 
-INLINE void backward_over_rows(const BackwardLoop *L, const StepRows *f, int mode) {
+INLINE void backward_over_rows(const BackwardLoop *L, const StepRows *f, StepUnits u, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
-    const int G = gates(J->H, mode).G;
-    const int64_t rows = f->rows, off = f->t < 0 ? 0 : J->offsets[f->t];
+    const int G = gates(J->H, mode).G, n = u.n;
+    const int64_t rows = f->rows, at = J->offsets[f->t] * L->vectors + u.v * rows;
     const float *inv = d->used_inv + f->t * L->width;
     float *dq = L->scratch + (J->B + 1) * BLOCK;
-    for (int64_t block = L->s.from; block < L->s.to; block++) {
-        block_product(L, f, block);
-        for (int64_t v = block * 2; rows && v < block * 2 + 2 && v < L->vectors; v++) {
-            const StepUnits u = step_units(L, f, v, mode);
-            const int n = u.n;
-            const float *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
-            for (int64_t r = 0; r < rows; r++) {
-                const int cut = is_state_reset(L, f, r);
-                vec dy[4], q;
-                const vec dh = hidden_gradient(L, f, r, r, v, cut, mode);
-                gate_gradients(L, f->t, r, v, dh, cut, dy, &q, (vec){0}, mode, 0);
-                for (int g = 0; g < G; g++) store_n(u.dx.at + r * u.dx.ld + g * n, dy[g], n);
-                if (mode == GRU) store(dq + r * VW, q);
-            }
-            for (int g = G - 1; g >= 0; g--) { /* the GRU's candidate first: r is inside its sum */
-                const int64_t c = u.first + g * n;
-                column_backward(L, f->t, c, n, u.dx.at + g * n, u.dx.ld, hat + g * VW, G * VW,
-                                load_n(d->scale + c, n) * load_n(inv + c, n));
-                if (mode != GRU) continue;
-                for (int64_t r = 0; r < rows; r++) {
-                    float *x = u.dx.at + r * u.dx.ld, *dp = u.dp.at + r * u.dp.ld + g * n;
-                    const vec ds = load_n(x + g * n, n), to_q = ds * load(dq + r * VW);
-                    store_n(dp, g == 2 ? to_q : ds, n);
-                    if (g == 2) store_n(x, load_n(x, n) * ds, n), add_unit(L, BIAS_HN, v, to_q);
-                }
-            }
+    for (int64_t r = 0; r < rows; r++) {
+        const int cut = is_state_reset(L, f, r);
+        vec dy[4], q;
+        const vec dh = hidden_gradient(L, f, r, r, u.v, cut, mode);
+        gate_gradients(L, f->t, r, u.v, dh, cut, dy, &q, (vec){0}, mode, 0);
+        for (int g = 0; g < G; g++) store_n(u.dx.at + r * u.dx.ld + g * n, dy[g], n);
+        if (mode == GRU) store(dq + r * VW, q);
+    }
+    for (int g = G - 1; g >= 0; g--) { /* the GRU's candidate first: r is inside its sum */
+        const int64_t c = u.first + g * n;
+        column_backward(L, f->t, c, n, u.dx.at + g * n, u.dx.ld, d->hat + (at * G + g) * VW, G * VW,
+                        load_n(d->scale + c, n) * load_n(inv + c, n));
+        for (int64_t r = 0; r < rows && mode == GRU; r++) {
+            float *x = u.dx.at + r * u.dx.ld, *dp = u.dp.at + r * u.dp.ld + g * n;
+            const vec ds = load_n(x + g * n, n), to_q = ds * load(dq + r * VW);
+            store_n(dp, g == 2 ? to_q : ds, n);
+            if (g == 2) store_n(x, load_n(x, n) * ds, n), add_unit(L, BIAS_HN, u.v, to_q);
         }
     }
 }
 
-/* The thread has whole rows. A gradient depends on all features of its row, so the products of all
- * blocks come first. */
+/* The thread has whole rows, whose dL/dh of all units is known: a gradient depends on all features
+ * of its row. */
 INLINE void backward_over_features(const BackwardLoop *L, const StepRows *f, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
@@ -334,15 +306,6 @@ INLINE void backward_over_features(const BackwardLoop *L, const StepRows *f, int
     const int64_t rows = rows_of(L->s, f->rows), b = f->rows;
     const int64_t off = f->t < 0 ? 0 : J->offsets[f->t];
     float *dhs = L->scratch + (J->B + 1) * BLOCK; /* (rows, lanes) */
-    for (int64_t block = L->s.from; block < L->s.to; block++) {
-        block_product(L, f, block);
-        for (int64_t v = block * 2; v < block * 2 + 2 && v < L->vectors; v++)
-            for (int64_t i = 0; i < rows; i++) {
-                const int64_t r = L->s.row0 + i * L->s.stride;
-                store(dhs + i * L->lanes + v * VW,
-                      hidden_gradient(L, f, i, r, v, is_state_reset(L, f, r), mode));
-            }
-    }
     for (int64_t i = 0; i < rows; i++) {
         const int64_t r = L->s.row0 + i * L->s.stride;
         const int cut = is_state_reset(L, f, r);
@@ -352,8 +315,7 @@ INLINE void backward_over_features(const BackwardLoop *L, const StepRows *f, int
         if (cell) {
             for (int64_t v = 0; v < L->vectors; v++) {
                 const float *trace = d->trace + ((off * L->vectors + v * b) + r) * keep;
-                const vec tc = load(trace + 5 * VW), e = load(trace + 6 * VW);
-                const vec dz = load(dh + v * VW) * load(trace + 3 * VW) * (splat(1.0f) - tc * tc);
+                const vec dz = cell_gradient(trace, load(dh + v * VW)), e = load(trace + 6 * VW);
                 const vec y = dz * load_n(d->gamma_c + v * VW, units_in(J->H, v));
                 add_unit(L, GAMMA_C, v, dz * e), add_unit(L, BETA_C, v, dz);
                 cd += y, cx += y * e;
@@ -368,8 +330,7 @@ INLINE void backward_over_features(const BackwardLoop *L, const StepRows *f, int
             vec dc = {0}, dy[4], dq;
             if (cell) {
                 const float *trace = d->trace + ((off * L->vectors + v * b) + r) * keep;
-                const vec tc = load(trace + 5 * VW), e = load(trace + 6 * VW);
-                const vec dz = load(dh + v * VW) * load(trace + 3 * VW) * (splat(1.0f) - tc * tc);
+                const vec dz = cell_gradient(trace, load(dh + v * VW)), e = load(trace + 6 * VW);
                 dc = (dz * load_n(d->gamma_c + v * VW, n) - splat(mean_d) - e * splat(mean_x)) *
                      splat(d->inv[J->N + off + r]);
                 dc = first_lanes(dc, n);
@@ -400,6 +361,27 @@ INLINE void backward_over_features(const BackwardLoop *L, const StepRows *f, int
     }
 }
 
+INLINE void backward_step(const BackwardLoop *L, const StepRows *f, int mode, int inner) {
+    const Job *J = L->J;
+    for (int64_t block = L->s.from; block < L->s.to; block++) {
+        block_product(L, f, block);
+        for (int64_t v = block * 2; f->rows && v < block * 2 + 2 && v < L->vectors; v++) {
+            const StepUnits u = step_units(L, f, v, mode);
+            if (inner == NO_NORM) backward_no_norm(L, f, u, mode);
+            if (inner == OVER_ROWS) backward_over_rows(L, f, u, mode);
+            if (inner == PRODUCTS) backward_products(L, f, u, mode);
+            if (inner != OVER_FEATURES) continue;
+            float *dhs = L->scratch + (J->B + 1) * BLOCK + v * VW; /* (rows, lanes) */
+            for (int64_t i = 0; i < rows_of(L->s, f->rows); i++) {
+                const int64_t r = L->s.row0 + i * L->s.stride;
+                store(dhs + i * L->lanes,
+                      hidden_gradient(L, f, i, r, v, is_state_reset(L, f, r), mode));
+            }
+        }
+    }
+    if (inner == OVER_FEATURES) backward_over_features(L, f, mode);
+}
+
 INLINE void backward_loop(BackwardLoop *L, Barrier *barrier, int mode, int inner) {
     const Job *J = L->J;
     const Direction *d = L->d;
@@ -412,10 +394,7 @@ INLINE void backward_loop(BackwardLoop *L, Barrier *barrier, int mode, int inner
         f.done = s ? J->sizes[before] : 0;
         f.have = min64(f.rows, f.done);
         if (s) f.from = J->offsets[before] + L->s.row0;
-        if (inner == NO_NORM) backward_no_norm(L, &f, mode);
-        else if (inner == OVER_ROWS) backward_over_rows(L, &f, mode);
-        else if (inner == PRODUCTS) backward_products(L, &f, mode);
-        else backward_over_features(L, &f, mode);
+        backward_step(L, &f, mode, inner);
         since += f.rows;
         if (since >= 256 || s + 1 >= J->T) {
             for (int64_t k = 0; k < sums; k++) L->totals[k] += L->sums[k], L->sums[k] = 0;

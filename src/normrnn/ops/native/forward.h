@@ -89,54 +89,13 @@ INLINE void activate(const ForwardLoop *L, int64_t t, int64_t r, int64_t v, cons
     }
 }
 
-INLINE void step_no_norm(const ForwardLoop *L, int64_t t, const float *before, float *after,
-                         int product, int mode) {
-    const Job *J = L->J;
-    const Direction *d = L->d;
-    const Gates o = gates(J->H, mode);
-    const int G = o.G, U = o.U;
-    const Share s = L->s;
-    const int64_t rows = rows_of(s, J->sizes[t]), off = J->offsets[t];
-    const int64_t next = d->reverse ? t - 1 : t + 1;
-    const int64_t ahead = next >= 0 && next < J->T ? J->offsets[next] : -1;
-    const float *mean = d->mean + (J->per_step ? t * L->width : 0);
-    const float *scale = d->scale + (J->per_step ? t * L->width : 0);
-    for (int64_t p = s.from * 2 / U; p < s.to * 2 / U; p++) {
-        if (p * U >= L->vectors) break;
-        const int64_t w = panel_vectors(o, p) * VW;
-        if (product) recurrent_product(L, p, o, before, rows, L->scratch, w);
-        for (int u = 0; u < U; u++) {
-            const int64_t v = p * U + u, first = column(J->H, v, 0, G);
-            if (v >= L->vectors) break;
-            const int n = units_in(J->H, v);
-            const Columns pre = columns_at(J, o, d->pre, first);
-            vec m[4], k[4], beta[4], bias = {0};
-            for (int g = 0; g < G; g++) {
-                m[g] = load_n(mean + first + g * n, n), k[g] = load_n(scale + first + g * n, n);
-                beta[g] = load_n(d->shift + first + g * n, n);
-            }
-            if (mode == GRU && d->bias_hn) bias = load_n(d->bias_hn + v * VW, n);
-            if (mode == GRU && J->outer == SUMS) bias *= k[2]; /* it is part of the sum */
-            for (int64_t i = 0; i < rows; i++) {
-                const int64_t r = s.row0 + i * s.stride;
-                const float *x = pre.at + (off + r) * pre.ld;
-                if (ahead >= 0)
-                    for (int g = 0; g < G; g++)
-                        __builtin_prefetch(pre.at + (ahead + r) * pre.ld + g * n, 0, 2);
-                vec a[4], q = bias;
-                for (int g = 0; g < G; g++) {
-                    a[g] = (load_n(x + g * n, n) - m[g]) * k[g] + beta[g];
-                    const vec y = product ? load_n(L->scratch + i * w + u * VW + g * n, n)
-                                          : (vec){0};
-                    if (mode == GRU && g == 2) q += y;
-                    else a[g] += y;
-                }
-                if (mode == GRU) a[0] = sigmoid_(a[0]), a[2] += a[0] * q;
-                activate(L, t, r, v, a, q, before, after, mode, 0);
-            }
-        }
-    }
-}
+/* Vector v of units at a step: n units, whose first gate is packed column `first`. */
+typedef struct {
+    int n;
+    int64_t v, first, ld;
+    float *sums, *hat; /* of the recurrent product (rows, ld), which OVER_ROWS adds W_x x to */
+    Columns pre;       /* from the step's first row on */
+} Units;
 
 /* How a vector of columns is normalised: where its n statistics are written, and those that are
  * used, the batch's or given ones. */
@@ -145,6 +104,15 @@ typedef struct {
     int n;
     vec gamma, beta;
 } Normal;
+/* Of n columns at step t: their statistics are row `row` of the direction's, and what is used
+ * begins at `used`. */
+INLINE Normal normal_of(const ForwardLoop *L, int64_t t, int64_t row, int64_t used, int n,
+                        vec gamma, vec beta) {
+    const Direction *d = L->d;
+    const int64_t to = t * L->J->ldc + row;
+    return (Normal){AT(d->stat_mean, to), AT(d->stat_var, to), d->used_mean + used,
+                    d->used_inv + used, n, gamma, beta};
+}
 
 /* Normalise a vector of columns over its rows into y; writes the statistics and the hats. */
 INLINE void normalise_rows(const Job *J, int64_t rows, const float *x, int64_t ld, float *y,
@@ -167,134 +135,123 @@ INLINE void normalise_rows(const Job *J, int64_t rows, const float *x, int64_t l
         store_n(y + r * ldy, e * k.gamma + k.beta, k.n);
     }
 }
-
-/* Of n columns at step t: their statistics are row `row` of the direction's, and what is used
- * begins at `used`. */
-INLINE Normal normal_of(const ForwardLoop *L, int64_t t, int64_t row, int64_t used, int n,
-                        vec gamma, vec beta) {
-    const Direction *d = L->d;
-    const int64_t to = t * L->J->ldc + row;
-    return (Normal){AT(d->stat_mean, to), AT(d->stat_var, to), d->used_mean + used,
-                    d->used_inv + used, n, gamma, beta};
-}
-INLINE void normalise_sums(const ForwardLoop *L, int64_t t, int64_t v, int g, int G, float *x,
-                           int64_t ld, float *hat) {
-    const int64_t H = L->J->H, c = column(H, v, g, G);
-    const int n = units_in(H, v);
-    const vec gamma = load_n(L->d->scale + c, n), beta = load_n(L->d->shift + c, n);
-    normalise_rows(L->J, L->J->sizes[t], x, ld, x, ld, hat + g * VW, G * VW,
-                   normal_of(L, t, g * H + v * VW, t * L->width + c, n, gamma, beta));
-}
-
-INLINE void step_over_rows(const ForwardLoop *L, int64_t t, const float *before, float *after,
-                           int product, int mode) {
-    const Job *J = L->J;
-    const Direction *d = L->d;
-    const Gates o = gates(J->H, mode);
-    const int G = o.G, U = o.U;
-    const int64_t rows = J->sizes[t], off = J->offsets[t];
-    for (int64_t p = L->s.from * 2 / U; p < L->s.to * 2 / U; p++) {
-        if (p * U >= L->vectors) break;
-        const int64_t w = panel_vectors(o, p) * VW;
-        if (product) recurrent_product(L, p, o, before, rows, L->scratch, w);
-        for (int u = 0; u < U; u++) {
-            const int64_t v = p * U + u;
-            if (v >= L->vectors) break;
-            const int n = units_in(J->H, v);
-            float *sums = L->scratch + u * VW, *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
-            const Columns pre = columns_at(J, o, d->pre, column(J->H, v, 0, G));
-            vec bias = {0};
-            if (mode == GRU && d->bias_hn) bias = load_n(d->bias_hn + v * VW, n);
-            for (int64_t r = 0; r < rows; r++)
-                for (int g = 0; g < G; g++) {
-                    float *at = sums + r * w + g * n;
-                    const vec x = load_n(pre.at + (off + r) * pre.ld + g * n, n);
-                    const vec y = product ? load_n(at, n) : (vec){0};
-                    store_n(at, mode == GRU && g == 2 ? y + bias : x + y, n);
-                }
-            for (int g = 0; g < (mode == GRU ? 2 : G); g++)
-                normalise_sums(L, t, v, g, G, sums + g * n, w, hat);
-            float *q = L->scratch + rows * w; /* GRU: kept while its sum is normalised */
-            if (mode == GRU) {
-                for (int64_t r = 0; r < rows; r++) {
-                    float *at = sums + r * w;
-                    const vec y = load_n(at + 2 * n, n), gate = sigmoid_(load_n(at, n));
-                    const vec x = load_n(pre.at + (off + r) * pre.ld + 2 * n, n);
-                    store(q + r * VW, y);
-                    store_n(at, gate, n), store_n(at + 2 * n, x + gate * y, n);
-                }
-                normalise_sums(L, t, v, 2, G, sums + 2 * n, w, hat);
-            }
-            for (int64_t r = 0; r < rows; r++) {
-                vec a[4];
-                for (int g = 0; g < G; g++) a[g] = load_n(sums + r * w + g * n, n);
-                const vec y = mode == GRU ? load(q + r * VW) : (vec){0};
-                activate(L, t, r, v, a, y, before, after, mode, 0);
-            }
-        }
-    }
-}
-
 /* Floats of the statistics that a step uses: of the gates, then of the cells. */
 INLINE int64_t products_stride(int64_t width, int64_t vectors) { return width + vectors * VW; }
 
-INLINE void step_products(const ForwardLoop *L, int64_t t, const float *before, float *after,
-                          int product, int mode) {
+/* Gate g of the units, in place: of the sums, or of the recurrent product. */
+INLINE void normalise_gate(const ForwardLoop *L, int64_t t, Units u, int g, int G, int inner) {
+    const Direction *d = L->d;
+    const int64_t H = L->J->H, c = u.first + g * u.n, row = g * H + u.v * VW;
+    float *x = u.sums + g * u.n;
+    Normal k;
+    if (inner == OVER_ROWS)
+        k = normal_of(L, t, row, t * L->width + c, u.n, load_n(d->scale + c, u.n),
+                      load_n(d->shift + c, u.n));
+    else
+        k = normal_of(L, t, G * H + row, t * products_stride(L->width, L->vectors) + c, u.n,
+                      load_n(d->gamma_h + c, u.n), (vec){0});
+    normalise_rows(L->J, L->J->sizes[t], x, u.ld, x, u.ld, u.hat + g * VW, G * VW, k);
+}
+
+/* OVER_ROWS: add the gate inputs and normalise; the GRU's candidate last, as r is inside its sum. */
+INLINE void normalise_sums(const ForwardLoop *L, int64_t t, Units u, vec bias, int mode) {
+    const int64_t rows = L->J->sizes[t], ld = u.pre.ld;
+    const int G = gates(L->J->H, mode).G, n = u.n;
+    float *q = L->scratch + rows * u.ld; /* GRU: kept while its sum is normalised */
+    for (int64_t r = 0; r < rows; r++)
+        for (int g = 0; g < G; g++) {
+            float *at = u.sums + r * u.ld + g * n;
+            const vec more = mode == GRU && g == 2 ? bias : load_n(u.pre.at + r * ld + g * n, n);
+            store_n(at, load_n(at, n) + more, n);
+        }
+    for (int g = 0; g < (mode == GRU ? 2 : G); g++) normalise_gate(L, t, u, g, G, OVER_ROWS);
+    if (mode != GRU) return;
+    for (int64_t r = 0; r < rows; r++) {
+        float *at = u.sums + r * u.ld;
+        const vec y = load_n(at + 2 * n, n), gate = sigmoid_(load_n(at, n));
+        store(q + r * VW, y), store_n(at, gate, n);
+        store_n(at + 2 * n, load_n(u.pre.at + r * ld + 2 * n, n) + gate * y, n);
+    }
+    normalise_gate(L, t, u, 2, G, OVER_ROWS);
+}
+
+/* The thread's rows of a vector of units, from sums to states. */
+INLINE void activate_units(const ForwardLoop *L, int64_t t, Units u, vec bias, const float *before,
+                           float *after, int mode, int inner, int cell) {
+    const Job *J = L->J;
+    const Direction *d = L->d;
+    const Share s = L->s;
+    const int G = gates(J->H, mode).G, n = u.n;
+    const int64_t next = d->reverse ? t - 1 : t + 1, slot = J->per_step ? t * L->width : 0;
+    const int64_t ahead = next >= 0 && next < J->T ? J->offsets[next] - J->offsets[t] : 0;
+    const int64_t rows = rows_of(s, J->sizes[t]);
+    vec m[4], k[4], beta[4];
+    for (int g = 0; g < G; g++) {
+        const int64_t c = u.first + g * n;
+        m[g] = load_n(d->mean + slot + c, n), k[g] = load_n(d->scale + slot + c, n);
+        beta[g] = load_n(d->shift + c, n);
+    }
+    if (mode == GRU && J->outer == SUMS) bias *= k[2]; /* it is part of the sum */
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t r = s.row0 + i * s.stride;
+        const float *x = u.pre.at + r * u.pre.ld, *y = u.sums + i * u.ld;
+        vec a[4], q = bias;
+        for (int g = 0; g < G; g++) {
+            __builtin_prefetch(x + ahead * u.pre.ld + g * n, 0, 2);
+            a[g] = load_n(y + g * n, n);
+            if (inner == OVER_ROWS) continue;
+            if (mode == GRU && g == 2) q += a[g], a[g] = (vec){0};
+            a[g] += (load_n(x + g * n, n) - m[g]) * k[g] + beta[g];
+        }
+        if (mode == GRU && inner == OVER_ROWS) q = load(L->scratch + rows * u.ld + i * VW);
+        else if (mode == GRU) a[0] = sigmoid_(a[0]), a[2] += a[0] * q;
+        activate(L, t, r, u.v, a, q, before, after, mode, cell);
+    }
+}
+
+/* PRODUCTS: normalise the cells of a vector of units over the rows, then write the states. */
+INLINE void normalise_cells(const ForwardLoop *L, int64_t t, Units u, const float *before,
+                            float *after, int mode) {
+    const Job *J = L->J;
+    const Direction *d = L->d;
+    const int64_t rows = J->sizes[t], v = u.v, keep = trace_vectors(mode, 1) * VW;
+    const int64_t used = t * products_stride(L->width, L->vectors) + L->width + v * VW;
+    float *trace = d->trace + (J->offsets[t] * L->vectors + v * rows) * keep;
+    const vec shift = d->beta_c ? load_n(d->beta_c + v * VW, u.n) : (vec){0};
+    normalise_rows(J, rows, L->c + v * VW, L->lanes, trace + 5 * VW, keep, trace + 6 * VW, keep,
+                   normal_of(L, t, 2 * gates(J->H, mode).G * J->H + v * VW, used, u.n,
+                             load_n(d->gamma_c + v * VW, u.n), shift));
+    for (int64_t r = 0; r < rows; r++, trace += keep) {
+        const vec tc = tanh_(load_n(trace + 5 * VW, u.n)), out = load(trace + 3 * VW);
+        store(trace + 5 * VW, tc);
+        write_state(L, t, r, v, out * tc, load(L->c + r * L->lanes + v * VW), load(trace + 4 * VW),
+                    before, after, mode);
+    }
+}
+
+INLINE void step_by_units(const ForwardLoop *L, int64_t t, const float *before, float *after,
+                          int product, int mode, int inner) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const Gates o = gates(J->H, mode);
-    const int G = o.G, U = o.U;
-    const int cell = mode == LSTM && d->gamma_c != NULL, keep = trace_vectors(mode, cell) * VW;
-    const int64_t rows = J->sizes[t], off = J->offsets[t], C = G * J->H;
-    const int64_t used = t * products_stride(L->width, L->vectors);
-    const float *mean = d->mean + t * L->width, *scale = d->scale + t * L->width;
-    for (int64_t p = L->s.from * 2 / U; p < L->s.to * 2 / U; p++) {
-        if (p * U >= L->vectors) break;
-        const int64_t w = panel_vectors(o, p) * VW;
-        if (product) recurrent_product(L, p, o, before, rows, L->scratch, w);
-        else memset(L->scratch, 0, (size_t)(rows * w) * 4);
-        for (int u = 0; u < U; u++) {
-            const int64_t v = p * U + u, first = column(J->H, v, 0, G);
-            if (v >= L->vectors) break;
-            const int n = units_in(J->H, v);
-            float *sums = L->scratch + u * VW, *hat = d->hat + (off * L->vectors + v * rows) * G * VW;
-            const Columns pre = columns_at(J, o, d->pre, first);
-            vec m[4], k[4], beta[4], bias = {0};
-            for (int g = 0; g < G; g++) {
-                const int64_t c = first + g * n;
-                m[g] = load_n(mean + c, n), k[g] = load_n(scale + c, n);
-                beta[g] = load_n(d->shift + c, n);
-                normalise_rows(J, rows, sums + g * n, w, sums + g * n, w, hat + g * VW, G * VW,
-                               normal_of(L, t, C + g * J->H + v * VW, used + c, n,
-                                         load_n(d->gamma_h + c, n), (vec){0}));
-            }
-            if (mode == GRU && d->bias_hn) bias = load_n(d->bias_hn + v * VW, n);
-            for (int64_t r = 0; r < rows; r++) {
-                const float *x = pre.at + (off + r) * pre.ld;
-                vec a[4], q = bias;
-                for (int g = 0; g < G; g++) {
-                    const vec y = load_n(sums + r * w + g * n, n);
-                    a[g] = (load_n(x + g * n, n) - m[g]) * k[g] + beta[g];
-                    if (mode == GRU && g == 2) q += y;
-                    else a[g] += y;
-                }
-                if (mode == GRU) a[0] = sigmoid_(a[0]), a[2] += a[0] * q;
-                activate(L, t, r, v, a, q, before, after, mode, cell);
-            }
-            if (!cell) continue;
-            float *trace = d->trace + (off * L->vectors + v * rows) * keep;
-            const vec gamma = load_n(d->gamma_c + v * VW, n);
-            const vec shift = d->beta_c ? load_n(d->beta_c + v * VW, n) : (vec){0};
-            normalise_rows(J, rows, L->c + v * VW, L->lanes, trace + 5 * VW, keep,
-                           trace + 6 * VW, keep,
-                           normal_of(L, t, 2 * C + v * VW, used + L->width + v * VW, n, gamma,
-                                     shift));
-            for (int64_t r = 0; r < rows; r++, trace += keep) {
-                const vec tc = tanh_(load_n(trace + 5 * VW, n)), out = load(trace + 3 * VW);
-                store(trace + 5 * VW, tc);
-                write_state(L, t, r, v, out * tc, load(L->c + r * L->lanes + v * VW),
-                            load(trace + 4 * VW), before, after, mode);
-            }
+    const int cell = inner == PRODUCTS && mode == LSTM && d->gamma_c != NULL;
+    const int64_t b = J->sizes[t], rows = rows_of(L->s, b), off = J->offsets[t];
+    for (int64_t p = L->s.from * 2 / o.U; p < L->s.to * 2 / o.U && p < panels(o); p++) {
+        Units u = {.ld = panel_vectors(o, p) * VW};
+        if (product) recurrent_product(L, p, o, before, rows, L->scratch, u.ld);
+        else memset(L->scratch, 0, (size_t)(rows * u.ld) * 4);
+        for (u.v = p * o.U; u.v < (p + 1) * o.U && u.v < L->vectors; u.v++) {
+            u.n = units_in(J->H, u.v), u.first = column(J->H, u.v, 0, o.G);
+            u.sums = L->scratch + (u.v - p * o.U) * VW;
+            u.pre = columns_at(J, o, d->pre, u.first), u.pre.at += off * u.pre.ld;
+            vec bias = {0};
+            if (mode == GRU && d->bias_hn) bias = load_n(d->bias_hn + u.v * VW, u.n);
+            if (inner != NO_NORM) u.hat = d->hat + (off * L->vectors + u.v * b) * o.G * VW;
+            if (inner == OVER_ROWS) normalise_sums(L, t, u, bias, mode);
+            for (int g = 0; g < o.G && inner == PRODUCTS; g++)
+                normalise_gate(L, t, u, g, o.G, PRODUCTS);
+            activate_units(L, t, u, bias, before, after, mode, inner, cell);
+            if (cell) normalise_cells(L, t, u, before, after, mode);
         }
     }
 }
@@ -381,10 +338,8 @@ INLINE void forward_loop(ForwardLoop *L, Barrier *barrier, int mode, int inner) 
         const float *before = L->h[s & 1];
         float *after = L->h[~s & 1];
         const int product = s > 0 || L->d->h0 != NULL;
-        if (inner == NO_NORM) step_no_norm(L, t, before, after, product, mode);
-        else if (inner == OVER_ROWS) step_over_rows(L, t, before, after, product, mode);
-        else if (inner == PRODUCTS) step_products(L, t, before, after, product, mode);
-        else step_over_features(L, t, before, after, product, mode);
+        if (inner == OVER_FEATURES) step_over_features(L, t, before, after, product, mode);
+        else step_by_units(L, t, before, after, product, mode, inner);
         barrier_wait(barrier, L->s.team);
     }
 }

@@ -7,7 +7,7 @@ enum { MANY_ROWS = 96 }; /* rows of a large product at a time: they stay in the 
 INLINE int measures_in_product(const Job *J) {
     return J->I && J->outer == COLUMNS && J->batch && !J->per_step;
 }
-/* pre = x W_xᵀ in packed order; threads split rows, or panels if there are few rows. */
+/* pre = x W_xᵀ in packed order; threads split the packing of weights, then rows. */
 static void project_part(const Team *c, int id, int n) {
     const Job *J = c->J;
     const Gates o = gates_of(J);
@@ -15,12 +15,10 @@ static void project_part(const Team *c, int id, int n) {
     for (int64_t k = every * id / n; k < every * (id + 1) / n; k++)
         pack_rows(o, I, J->d[k / P].w_ih, c->buffer + k / P * C * I, k % P, k % P + 1);
     barrier_all(c, n);
-    const int by_rows = J->N >= 4 * n * MOST_ROWS[o.G * o.U];
-    const int64_t r0 = by_rows ? J->N * id / n : 0, r1 = by_rows ? J->N * (id + 1) / n : J->N;
-    const int64_t p0 = by_rows ? 0 : every * id / n, p1 = by_rows ? every : every * (id + 1) / n;
-    double *M = c->totals + 2 * C * J->D * id, *S = M + C * J->D;
+    const int64_t r0 = J->N * id / n, r1 = J->N * (id + 1) / n, all_ = C * J->D;
+    double *M = c->totals + 2 * all_ * id, *S = M + all_;
     for (int64_t r = r0; r < r1; r += MANY_ROWS)
-        for (int64_t p = p0; p < p1; p++) {
+        for (int64_t p = 0; p < every; p++) {
             const int64_t rows = min64(MANY_ROWS, r1 - r), first = p % P * panel_width(o);
             const int64_t at = p / P * C + first; /* its first column among all directions' */
             const Columns to = columns_at(J, o, J->d[p / P].pre, first);
@@ -32,20 +30,15 @@ static void project_part(const Team *c, int id, int n) {
                                 M + at, S + at);
         }
     if (!c->totals) return;
-    int64_t from = p0 / P * C + p0 % P * panel_width(o), to = p1 / P * C + p1 % P * panel_width(o);
-    if (by_rows) { /* merge the other threads' moments into the first's */
-        barrier_all(c, n);
-        const int64_t vectors = C * J->D / VW;
-        from = vectors * id / n * VW, to = vectors * (id + 1) / n * VW;
-        M = c->totals, S = M + C * J->D;
-        for (int t = 1; t < n; t++) {
-            const double *m = M + 2 * C * J->D * t, *s = m + C * J->D;
-            const double before = (double)(J->N * t / n);
-            const double rows = (double)(J->N * (t + 1) / n) - before, share = rows / (before + rows);
-            for (int64_t k = from; k < to; k++) {
-                const double e = m[k] - M[k];
-                M[k] += e * share, S[k] += s[k] + e * e * before * share;
-            }
+    barrier_all(c, n);
+    const int64_t from = all_ / VW * id / n * VW, to = all_ / VW * (id + 1) / n * VW;
+    M = c->totals, S = M + all_; /* merge the other threads' moments into the first's */
+    for (int t = 1; t < n; t++) {
+        const double *m = M + 2 * all_ * t, *s = m + all_, before = (double)(J->N * t / n);
+        const double rows = (double)(J->N * (t + 1) / n) - before, share = rows / (before + rows);
+        for (int64_t k = from; k < to && rows > 0; k++) {
+            const double e = m[k] - M[k];
+            M[k] += e * share, S[k] += s[k] + e * e * before * share;
         }
     }
     write_statistics(J, 0, from, to - from, J->N, M + from, S + from);
@@ -77,7 +70,7 @@ static int project(const Job *J) {
     const int64_t wide = J->D * width_of(J);
     const int early = measures_in_product(J);
     float *packed = allocate(wide * J->I);
-    double *sums = early ? malloc((size_t)(J->threads * 2 * wide) * 8) : NULL;
+    double *sums = early ? calloc((size_t)(J->threads * 2 * wide), sizeof(double)) : NULL;
     const int failed = !packed || (early && !sums) || run_parallel(J, project_part, packed, sums);
     free(packed), free(sums);
     return failed;
@@ -93,12 +86,9 @@ static void input_gradient_part(const Team *c, int id, int n) {
                      blocks * (id + 1) / n);
     barrier_all(c, n);
     float part[MANY_ROWS * BLOCK] __attribute__((aligned(64)));
-    const int by_rows = J->N >= 4 * n * MOST_ROWS[2];
-    const int64_t r0 = by_rows ? J->N * id / n : 0, r1 = by_rows ? J->N * (id + 1) / n : J->N;
-    const int64_t b0 = by_rows ? 0 : blocks * id / n;
-    const int64_t b1 = by_rows ? blocks : blocks * (id + 1) / n;
-    for (int64_t r = r0; r < r1; r += MANY_ROWS)
-        for (int64_t b = b0; b < b1; b++) {
+    const int64_t r1 = J->N * (id + 1) / n;
+    for (int64_t r = J->N * id / n; r < r1; r += MANY_ROWS)
+        for (int64_t b = 0; b < blocks; b++) {
             const int64_t rows = min64(MANY_ROWS, r1 - r), have = min64(BLOCK, I - b * BLOCK);
             const int Q = block_vectors(I, b), whole = have == Q * VW;
             float *to = J->dx_in + r * I + b * BLOCK;
@@ -128,21 +118,22 @@ INLINE const float *state_before(const Job *J, const Direction *d, int64_t t, in
 
 /* The backward pass of normalised columns: d ← (d − mean of d − hat · mean of d hat)·scale over rows
  * of a group, where `level` is the first mean and `slope` the second over σ. */
-INLINE void apply_rows(Columns d, Columns x, int n, int64_t from, int64_t to, vec mean, vec scale,
-                       vec level, vec slope) {
+typedef struct {
+    vec mean, scale, level, slope;
+} Affine;
+INLINE vec apply_affine(vec d, vec x, Affine k) {
+    return (d - k.level - (x - k.mean) * k.slope) * k.scale;
+}
+INLINE void apply_rows(Columns d, Columns x, int n, int64_t from, int64_t to, Affine k) {
     for (int64_t r = from; r < to; r++) {
         float *y = d.at + r * d.ld;
-        const vec e = load_n(x.at + r * x.ld, n) - mean;
-        store_n(y, (load_n(y, n) - level - e * slope) * scale, n);
+        store_n(y, apply_affine(load_n(y, n), load_n(x.at + r * x.ld, n), k), n);
     }
 }
 /* Sequence-wise, of n columns from packed column c on. */
-INLINE void apply_sequence(const Job *J, const Direction *d, int64_t c, int n, int64_t from,
-                           int64_t to) {
-    const Gates o = gates_of(J);
-    apply_rows(columns_at(J, o, d->dx, c), columns_at(J, o, d->pre, c), n, from, to,
-               load_n(d->mean + c, n), load_n(d->scale + c, n), load_n(d->level + c, n),
-               load_n(d->slope + c, n));
+INLINE Affine sequence_affine(const Direction *d, int64_t c, int n) {
+    return (Affine){load_n(d->mean + c, n), load_n(d->scale + c, n), load_n(d->level + c, n),
+                    load_n(d->slope + c, n)};
 }
 /* Whether the gradient of the input weights applies the backward pass of the normalisation. */
 INLINE int norm_in_weight_gradient(const Job *J) {
@@ -170,16 +161,15 @@ static void pack_slab(const Slab *s, const float *const *rows, int64_t deep) {
                 store(to, rows[k] ? load_n(rows[k] + v * VW, units_in(s->M, v)) : (vec){0});
     }
 }
-/* Add the products of n columns of d, from row `first` on, with a slab to the rows of `to`. */
-static void slab_product(const Slab *s, Columns d, int64_t first, int64_t deep, int n, float *to) {
-    const int add = first > 0;
+/* Add the products of n columns of d (deep, VW) with a slab to the rows of `to`. */
+static void slab_product(const Slab *s, const float *d, int64_t deep, int n, float *to, int add) {
     for (int64_t b = 0; b < s->blocks; b++) {
         const int64_t v0 = s->vectors * b / s->blocks, v1 = s->vectors * (b + 1) / s->blocks;
         const int Q = (int)(v1 - v0), tiles = (n + MOST_ROWS[Q] - 1) / MOST_ROWS[Q];
         const int is_whole = v1 * VW <= s->M;
         for (int i = 0; i < tiles; i++) {
             const int r = n * i / tiles, R = n * (i + 1) / tiles - r;
-            const Factor f = {d.at + first * d.ld + r, 1, d.ld, deep, 1, 0};
+            const Factor f = {d + r, 1, VW, deep, 1, 0};
             const float *from = s->packed + v0 * VW * deep;
             float *at = to + r * s->M + v0 * VW, part[VW * MOST_VECTORS * VW];
             if (is_whole) {
@@ -198,42 +188,71 @@ static void slab_product(const Slab *s, Columns d, int64_t first, int64_t deep, 
         }
     }
 }
+/* Rows of gates g0 to g1 of vector v of units, as [gate][row][VW]: so they stay in the first cache.
+ * With `has_norm` the backward pass of sequence-wise normalisation is applied to them before. */
+static void copy_gates(const Job *J, const Direction *d, float *buffer, int has_norm, int64_t v,
+                       int g0, int g1, int64_t first, int64_t rows, float *to) {
+    const Gates o = gates_of(J);
+    const int n = units_in(o.H, v), count = g1 - g0;
+    const int64_t c = column(o.H, v, g0, o.G);
+    const Columns y = columns_at(J, o, buffer, c), x = columns_at(J, o, d->pre, c);
+    Affine k[4];
+    for (int g = 0; g < count && has_norm; g++) k[g] = sequence_affine(d, c + g * n, n);
+    for (int64_t r = 0; r < rows; r++)
+        for (int g = 0; g < count; g++) {
+            float *at = y.at + (first + r) * y.ld + g * n;
+            vec z = load_n(at, n);
+            if (has_norm) {
+                z = apply_affine(z, load_n(x.at + (first + r) * x.ld + g * n, n), k[g]);
+                store_n(at, z, n);
+            }
+            store(to + (g * rows + r) * VW, z);
+        }
+}
 typedef struct {
     int recurrent, input; /* the gradients that are computed */
 } Wanted;
+/* Of gates [from, to), counted by vector of units. */
 static void weight_gradients_of(const Team *team, const Direction *d, Wanted wanted, int64_t from,
                                 int64_t to) {
     const Job *J = team->J;
     const Gates o = gates_of(J);
+    const int has_norm = norm_in_weight_gradient(J);
     /* Sums of many weights leave the cache between slabs: then fewer slabs are better. */
     const int64_t M = wanted.recurrent && J->H > J->I ? J->H : J->I;
-    const int64_t most = M * o.G * o.H > 1 << 20 ? DEEP : DEEP / 4, slabs = (J->N + most - 1) / most;
+    const int64_t most = M * o.G * o.H > 1 << 20 ? DEEP : DEEP / 3, slabs = (J->N + most - 1) / most;
     const Slab h = slab_of(J->H, most, wanted.recurrent), x = slab_of(J->I, most, wanted.input);
-    const int failed = (wanted.recurrent && !h.packed) || (wanted.input && !x.packed);
+    float *gates_ = allocate(o.G * most * VW);
+    const int failed = (wanted.recurrent && !h.packed) || (wanted.input && !x.packed) || !gates_;
     const float *rows[DEEP];
     if (failed) fail(team);
     int64_t t = 0, r = 0;
     for (int64_t slab = 0; slab < slabs && !failed; slab++) {
         const int64_t k0 = J->N * slab / slabs, deep = J->N * (slab + 1) / slabs - k0;
-        for (int64_t k = 0; k < deep && wanted.input; k++) rows[k] = J->x + (k0 + k) * J->ldi;
+        for (int64_t k = 0; k < deep; k++) rows[k] = J->x + (k0 + k) * J->ldi;
         if (wanted.input) pack_slab(&x, rows, deep);
         for (int64_t k = 0; k < deep && wanted.recurrent; k++, r++) {
             while (r >= J->sizes[t]) r = 0, t++;
             rows[k] = state_before(J, d, t, r);
         }
         if (wanted.recurrent) pack_slab(&h, rows, deep);
-        for (int64_t unit = from; unit < to; unit++) { /* a gate of a vector of units */
-            const int64_t v = unit / o.G, g = unit % o.G, row = g * o.H + v * VW;
-            const int n = units_in(o.H, v);
-            const int64_t c = column(o.H, v, (int)g, o.G);
-            if (wanted.recurrent)
-                slab_product(&h, columns_at(J, o, d->dp, c), k0, deep, n, d->d_w_hh + row * h.M);
-            if (!wanted.input) continue;
-            if (norm_in_weight_gradient(J)) apply_sequence(J, d, c, n, k0, k0 + deep);
-            slab_product(&x, columns_at(J, o, d->dx, c), k0, deep, n, d->d_w_ih + row * x.M);
+        for (int64_t v = from / o.G; v * o.G < to; v++) {
+            const int g0 = (int)(v * o.G < from ? from % o.G : 0), n = units_in(o.H, v);
+            const int g1 = (int)min64(to - v * o.G, o.G);
+            for (int is_input = 0; is_input < 2; is_input++) {
+                const Slab *s = is_input ? &x : &h;
+                if (!s->packed) continue;
+                if (!is_input || has_norm || d->dx != d->dp || !wanted.recurrent)
+                    copy_gates(J, d, is_input ? d->dx : d->dp, is_input && has_norm, v, g0, g1, k0,
+                               deep, gates_);
+                float *out = (is_input ? d->d_w_ih : d->d_w_hh) + v * VW * s->M;
+                for (int g = g0; g < g1; g++)
+                    slab_product(s, gates_ + (g - g0) * deep * VW, deep, n, out + g * o.H * s->M,
+                                 slab > 0);
+            }
         }
     }
-    free(h.packed), free(x.packed);
+    free(h.packed), free(x.packed), free(gates_);
 }
 static void weight_gradients_part(const Team *team, int id, int n) {
     const Job *J = team->J;

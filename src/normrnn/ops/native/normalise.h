@@ -159,8 +159,9 @@ static void steps_backward(const Team *team, int id, int n) {
                 }
                 store(beta + c, load(beta + c) + sd);
                 store(gamma + c, load(gamma + c) + sx * inv);
-                apply_rows(dx, x, have, off, off + rows, m, load(d->scale + t * C + c),
-                           own ? sd * share : none, own ? sx * inv * inv * share : none);
+                const Affine k = {m, load(d->scale + t * C + c), own ? sd * share : none,
+                                  own ? sx * inv * inv * share : none};
+                apply_rows(dx, x, have, off, off + rows, k);
             }
         }
     }
@@ -187,7 +188,9 @@ static void sequence_apply_rows(const Team *team, int id, int n) {
     const Gates o = gates_of(J);
     for (int64_t i = 0; i < J->D; i++)
         for (int64_t c = 0; c < o.G * o.H; c += VW)
-            apply_sequence(J, &J->d[i], c, lanes_of(o, c), J->N * id / n, J->N * (id + 1) / n);
+            apply_rows(columns_at(J, o, J->d[i].dx, c), columns_at(J, o, J->d[i].pre, c),
+                       lanes_of(o, c), J->N * id / n, J->N * (id + 1) / n,
+                       sequence_affine(&J->d[i], c, lanes_of(o, c)));
 }
 static void sequence_backward(const Job *J) {
     const Gates o = gates_of(J);

@@ -28,6 +28,10 @@ typedef struct {
             }                                                                                    \
         for (int64_t b = f->blocks; b > 0; b--, A += jump, P += K * ldp) {                       \
             int64_t k = 0;                                                                       \
+            if (b > 1) /* the next block is too far for the hardware to foresee */               \
+                for (int r = 0; r < R; r++)                                                      \
+                    for (int64_t j = 0; j < K; j += 16)                                          \
+                        __builtin_prefetch(A + jump + r * rs + j);                               \
             if (TWO)                                                                             \
                 for (; k + 2 <= K; k += 2) {                                                     \
                     _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) {                        \
@@ -40,22 +44,15 @@ typedef struct {
                     }                                                                            \
                 }                                                                                \
             for (; k < K; k++) {                                                                 \
-                vec w[Q], x[R];                                                                  \
-                if ((R) <= 4)                                                                    \
-                    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) x[r] =                  \
-                        splat(A[r * rs + k * ks]);                                               \
+                vec w[Q];                                                                        \
                 _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) {                            \
                     w[q] = load(P + k * ldp + q * VW);                                           \
                     KEEP_IN_REGISTER(w[q]);                                                      \
-                    if ((R) <= 4)                                                                \
-                        _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) s[r][q] +=          \
-                            w[q] * x[r];                                                         \
                 }                                                                                \
-                if ((R) > 4)                                                                     \
-                    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                       \
-                        vec y = splat(A[r * rs + k * ks]);                                       \
-                        _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) s[r][q] += w[q] * y; \
-                    }                                                                            \
+                _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                           \
+                    vec y = splat(A[r * rs + k * ks]);                                           \
+                    _Pragma("GCC unroll 4") for (int q = 0; q < Q; q++) s[r][q] += w[q] * y;     \
+                }                                                                                \
             }                                                                                    \
         }                                                                                        \
         _Pragma("GCC unroll 16") for (int r = 0; r < R; r++)                                     \
