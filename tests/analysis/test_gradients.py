@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
-from normrnn.analysis.gradients import growth, record, watched
+from normrnn.analysis.gradients import growth, record, recorded
 from normrnn.cli import main
 from normrnn.engine.start import open_experiment
 from normrnn.engine.task import Loss
@@ -121,7 +121,7 @@ def test_watched_layers_compute_the_same(kind: str, norm: str) -> None:
     x: Tensor = torch.randn(4, 5, 3, dtype=torch.float64)
     expected, final = layer(x)
     buffers = {name: value.clone() for name, value in layer.named_buffers()}
-    with watched(layer) as passes:
+    with recorded(layer) as passes:
         output, last = layer(x)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(last, final)
@@ -274,7 +274,7 @@ def test_watched_packed_rows_keep_their_order(sort: bool) -> None:
     rows = [torch.randn(n, 3, dtype=torch.float64) for n in lengths]
     packed = pack_sequence(rows, enforce_sorted=sort)
     expected, _ = layer(packed)
-    with watched(layer):
+    with recorded(layer):
         output, _ = layer(packed)
     torch.testing.assert_close(output.data, expected.data)
     assert torch.equal(output.batch_sizes, expected.batch_sizes)

@@ -174,7 +174,7 @@ def _assemble(
         }
         for u, path in pairs:
             part = read_part(path, u.key)
-            record = {"reason": CRASHED} if part is None else part.record
+            record: dict[str, Any] = {"reason": CRASHED} if part is None else part.record
             columns = record.get("shape", (0, dim))[1]
             if part is None or "reason" in record or columns != (dim or columns):
                 other = f"its features have {columns} columns, those before {dim}"
