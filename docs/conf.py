@@ -39,7 +39,7 @@ html_show_sphinx = False
 html_copy_source = False
 html_show_sourcelink = False
 pygments_style = "default"
-pygments_dark_style = "monokai"
+pygments_dark_style = "github-dark"
 html_theme_options = {
     "navigation_with_keys": True,
     "light_css_variables": {"color-brand-primary": "#0b5fa5", "color-brand-content": "#0b5fa5"},

@@ -2,7 +2,7 @@
 
     python examples/classifier.py [--epochs N] [--sequences N]
 
-Made-up data: noise with a slow wave of one of three periods; which one? Features are standardised.
+Synthetic data: noise with a slow wave of one of three periods. Features are standardised.
 On this easy problem normalisation does not help. Prints (two cores, five seconds):
 
     epoch 5: accuracy on held-out sequences  nn.LSTM 1.00   normrnn.LSTM 0.94
@@ -31,15 +31,15 @@ class Classifier(nn.Module):
         return self.head(torch.cat([h[0], h[1]], 1))
 
 
-def made(count: int) -> Data:
-    found: Data = []
+def make_data(count: int) -> Data:
+    data: Data = []
     for _ in range(count):
         label, length = int(torch.randint(3, ())), int(torch.randint(12, 37, ()))
         phase = torch.rand(()) * 6.3
         wave = torch.sin(torch.arange(length) * 6.3 / PERIODS[label] + phase)
         scales = torch.logspace(-1, 1, 10)
-        found.append(((torch.randn(length, 10) + wave[:, None]) * scales + 3 * scales, label))
-    return found
+        data.append(((torch.randn(length, 10) + wave[:, None]) * scales + 3 * scales, label))
+    return data
 
 
 def standardised(data: Data, by: Data) -> Data:
@@ -49,20 +49,20 @@ def standardised(data: Data, by: Data) -> Data:
 
 
 def batches(data: Data, size: int) -> list[tuple[PackedSequence, Tensor]]:
-    found = []
+    batched = []
     for first in range(0, len(data), size):
         x, y = zip(*data[first : first + size], strict=True)
-        found.append((pack_sequence(list(x), enforce_sorted=False), torch.tensor(y)))
-    return found
+        batched.append((pack_sequence(list(x), enforce_sorted=False), torch.tensor(y)))
+    return batched
 
 
-def main(given: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--sequences", type=int, default=800)
-    args = parser.parse_args(given)
+    args = parser.parse_args(arguments)
     torch.manual_seed(0)
-    data, test_data = made(args.sequences), made(300)
+    data, test_data = make_data(args.sequences), make_data(300)
     train = batches(standardised(data, by=data), 32)
     test = batches(standardised(test_data, by=data), 100)
     models = {"nn.LSTM": Classifier(nn.LSTM), "normrnn.LSTM": Classifier(normrnn.LSTM)}

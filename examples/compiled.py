@@ -28,7 +28,7 @@ class Tagger(nn.Module):
         return self.body(self.lstm(x)[0])
 
 
-def made() -> tuple[Tensor, Tensor]:
+def make_data() -> tuple[Tensor, Tensor]:
     """(B, T, 8), and whether the first feature is larger than the frame before."""
     x = torch.randn(32, 30, 8)
     before = torch.cat([torch.zeros(32, 1), x[:, :-1, 0]], 1)
@@ -39,10 +39,10 @@ def loss_of(model: nn.Module, x: Tensor, tags: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x).flatten(0, 1), tags.flatten())
 
 
-def main(given: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--updates", type=int, default=50)
-    args = parser.parse_args(given)
+    args = parser.parse_args(arguments)
     torch.manual_seed(0)
     eager = Tagger()
     compiled = torch.compile(copy.deepcopy(eager), fullgraph=True)
@@ -50,7 +50,7 @@ def main(given: list[str] | None = None) -> None:
     optimizers = [torch.optim.Adam(m.parameters(), lr=1e-2) for m in models]
     worst, loss = 0.0, torch.zeros(())
     for update in range(1, args.updates + 1):
-        x, tags = made()
+        x, tags = make_data()
         losses = []
         for model, optimizer in zip(models, optimizers, strict=True):
             optimizer.zero_grad()

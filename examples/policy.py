@@ -2,7 +2,7 @@
 
     python examples/policy.py [--updates N]
 
-Made-up task: every frame shows a symbol; the action at the last frame of an episode is rewarded if
+Synthetic task: each frame shows a symbol; the action at the last frame of an episode is rewarded if
 it is the first one's. Episodes follow each other in streams that are cut into windows, so a window
 holds parts of several. ``resets`` says where one begins: there the state starts from zero. A
 policy without them cannot know. REINFORCE with a mean baseline. Prints (two cores, six seconds):
@@ -51,10 +51,10 @@ class Streams:
         return [torch.stack(part) for part in zip(*frames, strict=True)]
 
 
-def main(given: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--updates", type=int, default=400)
-    args = parser.parse_args(given)
+    args = parser.parse_args(arguments)
     torch.manual_seed(0)
     streams, policies = Streams(), {"with resets": Policy(), "without": Policy()}
     optimizers = [torch.optim.Adam(p.parameters(), lr=1e-2) for p in policies.values()]

@@ -1,9 +1,9 @@
-"""A tagger of ragged batches with ``lengths=``: nothing is packed, padding is never looked at.
+"""A tagger of ragged batches with ``lengths=``: nothing is packed, padding is never read.
 
     python examples/tagger.py [--updates N]
 
-Made-up data: numbers one after the other; is each larger than the mean of all so far? Trains
-normrnn.GRU on padded batches (NaN in the padding, to show that nobody looks), folds it, and tags
+Synthetic data: numbers one after the other; is each larger than the mean of all so far? Trains
+normrnn.GRU on padded batches (NaN in the padding, to show that it is not read), folds it, and tags
 with the folded model, which still takes lengths. Prints (two cores, four seconds):
 
     update 50: accuracy 0.92
@@ -33,7 +33,7 @@ class Tagger(nn.Module):
         return self.head(self.gru(x, lengths=lengths)[0])  # 0 in the padding
 
 
-def made(count: int) -> tuple[Tensor, Tensor, list[int]]:
+def make_data(count: int) -> tuple[Tensor, Tensor, list[int]]:
     """(B, T, 1) with NaN in the padding, tags (B, T) with -100 there, and lengths."""
     lengths = torch.randint(5, 41, (count,)).tolist()
     x = torch.full((count, max(lengths), 1), NAN)
@@ -46,16 +46,16 @@ def made(count: int) -> tuple[Tensor, Tensor, list[int]]:
     return x, tags, lengths
 
 
-def main(given: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--updates", type=int, default=200)
-    args = parser.parse_args(given)
+    args = parser.parse_args(arguments)
     torch.manual_seed(0)
     model = Tagger()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    x_test, tags_test, lengths_test = made(200)
+    x_test, tags_test, lengths_test = make_data(200)
     for update in range(1, args.updates + 1):
-        x, tags, lengths = made(32)
+        x, tags, lengths = make_data(32)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x, lengths).flatten(0, 1), tags.flatten()).backward()
         optimizer.step()

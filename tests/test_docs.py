@@ -11,6 +11,7 @@ import pytest
 
 import normrnn
 from normrnn.cli import COMMANDS
+from normrnn.commands.recipes import NEEDS
 from normrnn.recipes import RECIPES
 from tools.figures import texts as drawn
 
@@ -25,6 +26,7 @@ GENERATED = {"layers", "tools", "laboratory", "commands", "settings"}
 PUBLIC = {
     *("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"),
     *("recalibrate", "batch_statistics", "fold", "convert", "replace", "replacing", "initialise"),
+    "backend",
     *("export", "Stream", "compare", "verdict", "train", "evaluate", "sample", "load"),
     *("reporting", "__version__"),
 }
@@ -118,7 +120,10 @@ def test_commands_and_recipes_exist(page: str) -> None:
 def test_every_recipe_is_described(name: str) -> None:
     text = (DOCS / "reference" / "recipes.md").read_text()
     assert f"\n## {name}\n" in text
-    assert f"| [`{name}`](#{name}) |" in text
+    (row,) = re.findall(rf"^\| \[`{name}`\]\(#{name}\) \|(.*)\|$", text, re.MULTILINE)
+    data, epoch, epochs = (cell.strip() for cell in row.split("|"))
+    assert (data.replace("`", ""), epoch) == NEEDS[name]
+    assert int(epochs) == RECIPES[name]().epochs
 
 
 def test_public_names() -> None:

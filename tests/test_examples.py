@@ -1,4 +1,4 @@
-"""The programs of ``examples/``, each on tiny data, as a person starts them."""
+"""The programs of ``examples/``, started as a user would, on tiny data."""
 
 import os
 import re
@@ -19,7 +19,7 @@ TINY = {
     "policy": ["--updates", "3"],
     "compiled": ["--updates", "2"],
 }
-SAYS = {
+PRINTS = {
     "classifier": r"epoch 1: accuracy on held-out sequences  nn\.LSTM \d\.\d\d   normrnn\.LSTM \d",
     "language_model": r"running statistics .*, recalibrated .*, folded .*; saved in saved\.pt",
     "tagger": r"update 3: accuracy .*\nfolded: GRU\(1, 32, .*norm=None\), the same tags: True",
@@ -28,7 +28,7 @@ SAYS = {
 }
 
 
-def started(name: str, folder: Path) -> str:
+def run_example(name: str, folder: Path) -> str:
     (folder / "text.txt").write_text("the cat sat on the mat. " * 600)
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", str(EXAMPLES / f"{name}.py"), *TINY[name]],
@@ -43,13 +43,13 @@ def started(name: str, folder: Path) -> str:
 
 
 def test_all_are_here() -> None:
-    assert {file.stem for file in EXAMPLES.glob("*.py")} == set(TINY) == set(SAYS)
+    assert {file.stem for file in EXAMPLES.glob("*.py")} == set(TINY) == set(PRINTS)
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name != "compiled"])
-def test_runs_and_says_what_its_docstring_shows(name: str, tmp_path: Path) -> None:
-    assert re.search(SAYS[name], started(name, tmp_path))
-    if name == "language_model":  # nothing of normrnn is in what it saved
+def test_prints_what_its_docstring_shows(name: str, tmp_path: Path) -> None:
+    assert re.search(PRINTS[name], run_example(name, tmp_path))
+    if name == "language_model":  # the saved weights need no normrnn
         state = torch.load(tmp_path / "saved.pt", weights_only=True)
         model = nn.ModuleDict(
             {
@@ -63,7 +63,7 @@ def test_runs_and_says_what_its_docstring_shows(name: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_compiled(tmp_path: Path) -> None:
-    found = re.search(SAYS["compiled"], started("compiled", tmp_path))
+    found = re.search(PRINTS["compiled"], run_example("compiled", tmp_path))
     assert found is not None
     assert float(found.group(1)) < 1e-4
 
@@ -73,7 +73,7 @@ def test_shows_what_it_prints_and_is_short(name: str) -> None:
     text = (EXAMPLES / f"{name}.py").read_text()
     doc = text.split('"""')[1]
     assert f"python examples/{name}.py" in doc
-    first = SAYS[name].split("\\n")[0]
+    first = PRINTS[name].split("\\n")[0]
     shape = re.sub(r"update \d+|epoch \d+|saved\\\.pt", ".*", first)
     assert re.search(shape, doc), shape
     assert len(text.splitlines()) <= 85

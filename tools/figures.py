@@ -196,30 +196,27 @@ def life(theme: Theme) -> str:
 def architecture(theme: Theme) -> str:
     """Packages, each above those it imports."""
     rows = (
-        ("commands", ("normrnn COMMAND", "commands/")),
-        ("laboratory", ("search/", "reporting/", "recipes/", "verdicts/")),
+        ("commands", ("commands/",)),
+        ("laboratory", ("experiments/", "reporting/", "recipes/", "verdicts/")),
         ("tasks", ("text/", "speech/", "arrays/")),
         ("training", ("engine/", "deploy/", "runs/", "config/")),
         ("layers", ("nn/", "norms.py")),
         ("functions", ("ops/", "ops/native/ (C)")),
     )
-    parts = []
+    parts, width = [], 460
     for number, (name, boxes) in enumerate(rows):
-        y = 12 + number * 52
-        parts.append(text(96, y + 26, name, theme.faint, 13, anchor="end"))
-        parts.append(box(110, y, 580, 42, theme.panel))
-        wide = (580 - 10) / len(boxes)
+        y = 8 + number * 46
+        parts.append(text(80, y + 24, name, theme.faint, 14, anchor="end"))
+        parts.append(box(90, y, width, 38, theme.panel))
+        wide = (width - 6) / len(boxes)
         for k, inside in enumerate(boxes):
-            x = 115 + k * wide
+            x = 93 + k * wide
             colour = theme.colours[0] if name in ("layers", "functions") else theme.faint
-            parts.append(box(x + 3, y + 6, wide - 8, 30, "none", stroke=colour))
-            parts.append(text(x + wide / 2, y + 26, inside, theme.text, 13, anchor="middle"))
-    parts.append(
-        text(
-            110, 340, "A package imports only from its own row or from rows below.", theme.faint, 13
-        )
-    )
-    return svg(700, 352, "Packages of normrnn", parts)
+            parts.append(box(x + 3, y + 5, wide - 6, 28, "none", stroke=colour))
+            parts.append(text(x + wide / 2, y + 24, inside, theme.text, 14, anchor="middle"))
+    words = "A package imports only from its own row or from rows below."
+    parts.append(text(90, 304, words, theme.faint, 14))
+    return svg(560, 316, "Packages of normrnn", parts)
 
 
 PICTURES: dict[str, Callable[[Theme], str]] = {

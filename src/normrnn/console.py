@@ -17,7 +17,14 @@ class PlainConsole(Console):
     def __init__(self, **options: Any) -> None:
         stream = below(sys.stderr if options.get("stderr") else sys.stdout)
         super().__init__(
-            **{"file": stream, "highlight": False, "markup": False, "emoji": False, **options}
+            **{
+                "file": stream,
+                "highlight": False,
+                "markup": False,
+                "emoji": False,
+                "force_jupyter": False,  # a display per line otherwise
+                **options,
+            }
         )
 
     def render(self, *args: Any, **options: Any) -> Iterable[Segment]:

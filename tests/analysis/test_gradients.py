@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
-from normrnn.analysis.gradients import growth, record, watched
+from normrnn.analysis.gradients import growth, record, recorded
 from normrnn.cli import main
 from normrnn.engine.start import open_experiment
 from normrnn.engine.task import Loss
@@ -57,7 +57,7 @@ class Toy:
     def loss(self, epoch: int, index: int) -> Loss:
         assert epoch == index == 0
         output, _ = self.rnn(self.inputs)
-        return Loss((output[:, :, 0] * self.signs).sum(), 1, 1)
+        return Loss((output[:, :, 0] * self.signs).sum(), count=1, sequences=1)
 
 
 def _record(toy: Toy) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_watched_layers_compute_the_same(kind: str, norm: str) -> None:
     x: Tensor = torch.randn(4, 5, 3, dtype=torch.float64)
     expected, final = layer(x)
     buffers = {name: value.clone() for name, value in layer.named_buffers()}
-    with watched(layer) as passes:
+    with recorded(layer) as passes:
         output, last = layer(x)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(last, final)
@@ -234,7 +234,8 @@ def test_ragged_batches_by_hand(tiny_speech: SpeechConfig) -> None:
     cell.load_state_dict({k.removesuffix("_l0"): v for k, v in rnn.state_dict().items()})
     squares: list[dict[int, float]] = []
     ends: list[dict[int, float]] = []
-    for batch in task.batches(0):
+    for key in task.batches("train"):
+        batch = [task.pieces["train"][i] for i in key]
         longest = max(piece.length for piece in batch)
         squares.append(dict.fromkeys(range(longest), 0.0))
         ends.append(dict.fromkeys(range(longest), 0.0))
@@ -274,7 +275,7 @@ def test_watched_packed_rows_keep_their_order(sort: bool) -> None:
     rows = [torch.randn(n, 3, dtype=torch.float64) for n in lengths]
     packed = pack_sequence(rows, enforce_sorted=sort)
     expected, _ = layer(packed)
-    with watched(layer):
+    with recorded(layer):
         output, _ = layer(packed)
     torch.testing.assert_close(output.data, expected.data)
     assert torch.equal(output.batch_sizes, expected.batch_sizes)
@@ -299,7 +300,7 @@ def test_the_command_on_speech(tiny_speech: SpeechConfig, tmp_path: Path) -> Non
         (["--norms", "none,batch"], "--norms has 'batch', not one of none, sequence"),
         (["--batches", 0], "--batches must be at least 1, not 0"),
         (["-o", "g.png"], "g.png is the JSON file; its picture ends in .png"),
-        (["-o", __file__], "is there and holds no gradients: not overwriting it"),
+        (["-o", __file__], "holds no gradients"),
     ],
 )
 def test_mistakes(small: LanguageConfig, capsys, more: list[object], said: str) -> None:

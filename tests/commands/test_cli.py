@@ -109,6 +109,7 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
     code, out, _ = cli(command, "--help")
     assert code == 0
     assert f"normrnn {command}" in out
+    assert "example" in out
 
 
 @pytest.mark.parametrize(
@@ -309,20 +310,21 @@ def test_evaluate_writes_its_own_file(cli: Cli, text_dir: Path, run: Path) -> No
     assert (run / "metrics.jsonl").read_bytes() == metrics
     result = json.loads((run / "evaluation.json").read_text())
     rows = {(r["split"], r["statistics"], r["streams"]): r for r in result["rows"]}
-    kinds = ("running", "recalibrated", "batch")
+    saved = RunDirectory(run).saved_statistics
+    kinds = {saved, "recalibrated", "batch"}
     expected = {(split, kind, 8) for split in ("valid", "test") for kind in kinds}
-    expected |= {("test", "running", 1), ("test", "recalibrated", 1), ("train_eval", "running", 8)}
+    expected |= {("test", kind, 1) for kind in kinds - {"batch"}} | {("train_eval", saved, 8)}
     assert rows.keys() == expected
     counts = {row["count"] for key, row in rows.items() if key[0] == "test"}
     words = (text_dir / "test.txt").read_text().replace("\n", " <eos> ").split()
     assert counts == {len(words) - 1}
     # The best model as the run itself measured it.
-    best = min(
-        r["loss"]
-        for r in rows_of(run)
-        if r.get("statistics") == "running" and r["split"] == "valid"
+    (best,) = (
+        row["loss"]
+        for row in rows_of(run)
+        if (row["split"], row.get("statistics")) == ("best_valid", saved)
     )
-    assert rows["valid", "running", 8]["loss"] == pytest.approx(best, rel=1e-6)
+    assert rows["valid", saved, 8]["loss"] == pytest.approx(best, rel=1e-6)
     test = next(r for r in rows_of(run) if r["split"] == "test" and r["statistics"] == "batch")
     assert rows["test", "batch", 8]["loss"] == pytest.approx(test["loss"], rel=1e-6)
     authors = {row["split"]: row for row in result["authors_protocol"]}

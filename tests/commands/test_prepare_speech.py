@@ -211,7 +211,7 @@ def test_ctrl_c_on_a_terminal_keeps_what_is_done(tmp_path: Path, processes: str)
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, command)
-    shown, journal, sent = b"", out / ".journal.jsonl", False
+    shown, parts, sent = b"", out / ".parts", False
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
@@ -221,7 +221,7 @@ def test_ctrl_c_on_a_terminal_keeps_what_is_done(tmp_path: Path, processes: str)
         if not chunk:
             break
         shown += chunk
-        if not sent and journal.exists() and journal.read_text():
+        if not sent and parts.is_dir() and len(list(parts.iterdir())) > 1:
             os.write(terminal, b"\x03")
             sent = True
     _, status = os.waitpid(pid, 0)
@@ -231,7 +231,7 @@ def test_ctrl_c_on_a_terminal_keeps_what_is_done(tmp_path: Path, processes: str)
     assert "Traceback" not in text
     assert "the same command goes on" in text
     assert "/24" in text  # of the progress bar
-    kept = len(journal.read_text().splitlines())
+    kept = len(list(parts.iterdir()))
     assert 0 < kept < 24
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -245,9 +245,9 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "normrnn.cli", "prepare", "librispeech", str(corpus)]
     command += ["--out", str(out), "--processes", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
-    journal = out / ".journal.jsonl"
+    parts = out / ".parts"
     deadline = time.monotonic() + 120
-    while not (journal.exists() and journal.read_text()) and time.monotonic() < deadline:
+    while not (parts.is_dir() and any(parts.iterdir())) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -77,11 +77,12 @@ def test_the_archives_of_a_preparation(
     call = arguments("prepare", speech_dir, speech_run, tmp_path)
     code, _, err = cli(*call)  # begins, and finds nothing it can use: 20 labels for each
     assert code == 1, err
-    (tmp_path / "out" / "train" / "feats.ark").unlink()
-    (tmp_path / "out" / "train" / "feats.ark").symlink_to(precious)
+    part = min((tmp_path / "out" / ".parts").iterdir())
+    part.unlink()
+    part.symlink_to(precious)
     code, _, err = cli(*call)
     assert code == 1
-    assert err.startswith("normrnn: ")
+    assert "normrnn: " in err
     assert precious.read_text() == "precious"
 
 
@@ -109,7 +110,7 @@ def test_tensorboard_in_another_place(
     (tmp_path / "new" / "tensorboard").symlink_to(other)
     code, _, err = cli(*call, "--tensorboard")
     assert code == 1
-    assert "tensorboard is a symbolic link" in err
+    assert "link: not writing through it" in err
     assert (other / "events.out.tfevents.1").read_text() == "precious"
 
 

@@ -35,7 +35,7 @@ def test_a_batch_is_the_rows_of_its_pieces(tiny_speech: SpeechConfig) -> None:
     task = SpeechTask(tiny_speech)
     split = task.corpus.train
     task.pieces["train"] = [Piece(1, 2, 7), Piece(3, 0, 9), Piece(0, 30, 31)]
-    task.lengths["train"] = [5, 9, 1]
+    task.lengths = {"train": [5, 9, 1]}
     batch = task.batch("train", [0, 1, 2], ALONE)
     assert batch.inputs.batch_sizes.tolist() == [3, 2, 2, 2, 2, 1, 1, 1, 1]
     x = {u: split.features(u) for u in (0, 1, 3)}

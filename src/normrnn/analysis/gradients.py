@@ -1,10 +1,10 @@
-"""What happens in back-propagation (the paper's appendix left it open).
+"""Gradients in back-propagation through time, which the paper's appendix leaves open.
 
-On the reference recurrence, in float64, without dropout and with the batch's own statistics:
-per layer and time step the norm of the total derivative of the loss with respect to h_t, and the
-spread of what the non-linearities see. A loss of the last step alone tells what the recurrence
-does to a gradient on its way back: its growth per step. Of ragged batches, that is the loss of the
-longest sequences, and batches are laid together at their ends.
+On the reference recurrence, in float64, without dropout and with the batch's own statistics: per
+layer and time step the norm of the total derivative of the loss with respect to h_t, and the
+standard deviation of the inputs of the non-linearities. The loss of the last step alone gives the
+growth of a gradient per step; of ragged batches, that of the longest sequences, aligned at their
+ends.
 """
 
 import math
@@ -30,9 +30,9 @@ Series = dict[int, float]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One pass of a stack: its padded output (T, B, D·H), its lengths (B,), and by layer and
-    direction what every time step computed."""
+class Pass:
+    """One forward pass of a stack: padded output (T, B, D·H), lengths (B,), and by layer and
+    direction the values of every time step."""
 
     output: Tensor
     lengths: Tensor
@@ -40,9 +40,9 @@ class Seen:
 
 
 @contextmanager
-def watched(layer: Normalised) -> Iterator[list[Seen]]:
-    """Inside, the layer runs on the reference recurrence; every pass adds to the list."""
-    passes: list[Seen] = []
+def recorded(layer: Normalised) -> Iterator[list[Pass]]:
+    """Run the layer on the reference recurrence inside the block; every pass is recorded."""
+    passes: list[Pass] = []
 
     def forward(input: Any, hx: Any = None) -> Any:
         return _reference(layer, input, hx, passes)
@@ -54,7 +54,7 @@ def watched(layer: Normalised) -> Iterator[list[Seen]]:
         del layer.forward
 
 
-def _reference(layer: Normalised, input: Any, hx: Any, passes: list[Seen]) -> Any:
+def _reference(layer: Normalised, input: Any, hx: Any, passes: list[Pass]) -> Any:
     packed = isinstance(input, PackedSequence)
     if packed:
         x, lengths = pad_packed_sequence(input)
@@ -75,17 +75,17 @@ def _reference(layer: Normalised, input: Any, hx: Any, passes: list[Seen]) -> An
     if hx is not None:
         state = tuple(hx) if layer.mode == "LSTM" else (hx, torch.zeros_like(hx))
     result = reference.stack(x, lengths.tolist(), parameters, settings, state)  # type: ignore[arg-type]
-    passes.append(Seen(result.output, lengths, result.steps))
+    passes.append(Pass(result.output, lengths, result.steps))
     output: Any = result.output
     if packed:
-        # In the order of the input: its rows have targets.
+        # In the order of the input, because its rows have targets.
         order = slice(None) if input.sorted_indices is None else input.sorted_indices
         output = input._replace(data=pack_padded_sequence(output[:, order], lengths[order]).data)
     return output, (result.h, result.c) if layer.mode == "LSTM" else result.h
 
 
 def _refuse(config: Config, layer: Normalised) -> None:
-    """UserError of a network that the reference recurrence does not compute."""
+    """Raise UserError for a network that the reference recurrence does not support."""
     counted = flat(to_dict(config)).get("model.count_padding", False)
     for name, there in (("zoneout", any(layer.zoneout)), ("model.count_padding", counted)):
         if there:
@@ -93,10 +93,9 @@ def _refuse(config: Config, layer: Normalised) -> None:
 
 
 def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
-    """The record of the task's network on its first training batches.
+    """Return the gradients of the task's network on its first training batches.
 
-    Norms and spreads are means over the batches; a step that not all batches have, over those
-    that do.
+    Norms and spreads are means over the batches that have the step.
     """
     model = task.model.double().eval()
     (layer,) = (m for m in model.modules() if isinstance(m, Normalised))
@@ -106,7 +105,7 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
     task.reset()
     batches = min(batches, task.updates(0))
     for index in range(batches):
-        with watched(layer) as passes:
+        with recorded(layer) as passes:
             loss = task.loss(0, index)
         total, count = total + loss.total.item(), count + loss.count
         by_time = config.optimizer.loss == "sum_over_time"
@@ -126,7 +125,7 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
     }
 
 
-def _measure(seen: Seen, direct: Tensor) -> dict[str, dict[str, Series]]:
+def _measure(seen: Pass, direct: Tensor) -> dict[str, dict[str, Series]]:
     """`direct` (T, B, D·H) is the derivative of the loss with respect to the output alone."""
     T = len(direct)
     whole = _norms(seen, direct, list(seen.layers))
@@ -153,9 +152,9 @@ def _spread(rows: Tensor) -> float:
     return rows.std(correction=0).item()
 
 
-def _norms(seen: Seen, direct: Tensor, names: Sequence[str]) -> dict[str, Series]:
-    """‖dL/dh_t‖ over batch and features, all paths included, of some layers: one way back serves
-    them all, since each state's own derivative is asked for."""
+def _norms(seen: Pass, direct: Tensor, names: Sequence[str]) -> dict[str, Series]:
+    """Return ‖dL/dh_t‖ over batch and features, all paths included, of some layers, from one
+    backward pass."""
     places = [(name, t) for name in names for t in sorted(seen.layers[name])]
     states = [seen.layers[name][t].h for name, t in places]
     grads = torch.autograd.grad(seen.output, states, direct, retain_graph=True, allow_unused=True)
@@ -188,7 +187,7 @@ def _summary(layer: Normalised, name: str, series: dict[str, list[Series]]) -> d
 
 
 def growth(norms: Sequence[float]) -> float | None:
-    """Factor per step between the first norm and the last that is not 0; None without steps.
+    """Return the factor per step between the first norm and the last above 0; None without steps.
 
     >>> growth([1.0, 2.0, 4.0])
     2.0

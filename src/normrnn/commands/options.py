@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import io
 import itertools
 import os
@@ -28,6 +29,24 @@ _PLAIN = {
     "invalid literal for int() with base 10:": "no whole number",
     "could not convert string to float:": "no number",
 }
+EXAMPLES = {
+    "train": "normrnn train quickstart --norm frame --epochs 3 --out runs/one",
+    "compare": "normrnn compare arrays --data mine.npz --norms none,sequence --seeds 3",
+    "search": "normrnn search quickstart --space space.json --norms none,frame --trials 20",
+    "evaluate": "normrnn evaluate runs/one",
+    "report": "normrnn report runs/mine -o report.html",
+    "verdict": "normrnn verdict runs/mine --details",
+    "gradients": "normrnn gradients runs/none runs/hidden -o gradients.json",
+    "prepare ptb": "normrnn prepare ptb DIR",
+    "prepare librispeech": "normrnn prepare librispeech LibriSpeech/dev-clean --out data/speech",
+    "prepare kaldi": "normrnn prepare kaldi --data data/train --ali exp/tri4b_ali --out data/wsj",
+    "posteriors": "normrnn posteriors runs/one --data data/speech/dev --out exp/dev --priors",
+    "score": "normrnn score runs/one text.txt",
+    "sample": "normrnn sample runs/one --tokens 50",
+    "export": "normrnn export runs/one -o model --format onnx",
+    "info": "normrnn info runs/one",
+}
+"""Command -> an example, shown in its help."""
 _FILES = ("--out", "--output", "-o", "--png")
 
 
@@ -60,7 +79,8 @@ def split_recipe(
         usage = f"usage: normrnn {command} RECIPE [OPTIONS]"
         usage += f"\n       {runs}" if runs else ""
         own = "  MODULE:NAME            A recipe of your own; --path DIR says where it is."
-        text = f"{usage}\n\n{listed}\n{own}\n\nnormrnn {command} RECIPE --help lists the options."
+        text = f"{usage}\n\n{listed}\n{own}\n\nexample: {EXAMPLES[command]}\n"
+        text += f"normrnn {command} RECIPE --help lists the options."
         if not arguments:
             raise UsageError(f"{command} needs a recipe\n\n{text}")
         print(text)
@@ -145,11 +165,21 @@ def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
             return function(*args, **kwargs)
 
         try:
-            return tyro.cli(understood, args=arguments, prog=f"normrnn {command}")
+            text = _description(function, command)
+            return tyro.cli(understood, args=arguments, prog=f"normrnn {command}", description=text)
         except SystemExit as end:
             if spoken.getvalue() and end.code:
                 raise UsageError(_sentence(spoken.getvalue(), command)) from None
             raise
+
+
+def _description(function: Callable[..., Any], command: str) -> str | None:
+    """Return what a command does, with an example; None leaves it to tyro."""
+    text = inspect.getdoc(function) or ""
+    example = EXAMPLES.get(command) or EXAMPLES.get(command.split()[0])
+    if example is None:
+        return None
+    return f"{text.partition('Args:')[0].strip()}\n\nexample: {example}"
 
 
 def _at_home(argument: str) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from normrnn.commands.options import parse
+from normrnn.commands.options import EXAMPLES, parse
 from normrnn.commands.prepare_speech import kaldi, librispeech
 from normrnn.errors import UsageError
 
@@ -21,7 +21,9 @@ def run(arguments: list[str]) -> int:
     usage = f"usage: normrnn prepare {{{','.join(KINDS)}}} ..."
     if arguments and arguments[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:<12} {text}" for name, text in KINDS.items())
-        print(f"{usage}\n\n{listed}\n\nnormrnn prepare NAME --help lists the options.")
+        example = EXAMPLES["prepare librispeech"]
+        print(f"{usage}\n\n{listed}\n\nexample: {example}")
+        print("normrnn prepare NAME --help lists the options.")
         return 0
     if not arguments or arguments[0] not in KINDS:
         named = f", not {arguments[0]!r}" if arguments else ""

@@ -1,23 +1,57 @@
 """`normrnn recipes`."""
 
-from rich.table import Table
+import textwrap
 
-from normrnn.console import PlainConsole
 from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, summary
+
+HELP = """\
+usage: normrnn recipes
+
+List the recipes: what each reproduces, the data it needs and how long an epoch takes.
+
+example:
+  normrnn recipes"""
+
+NEEDS = {
+    "quickstart": ("no data, or a text", "3 s"),
+    "ptb-small": ("Penn Treebank", "6 min"),
+    "ptb-small-authors": ("Penn Treebank", "5 min"),
+    "ptb-small-regularised": ("Penn Treebank", "4 min"),
+    "ptb-medium": ("Penn Treebank", "16 min"),
+    "ptb-large": ("Penn Treebank", "2 h"),
+    "ptb-char": ("Penn Treebank, or a text", "4 min"),
+    "wsj": ("WSJ, prepared with Kaldi", ""),
+    "librispeech-mini": ("an hour of LibriSpeech", "10 min"),
+    "librispeech-mini-small": ("an hour of LibriSpeech", "2 min"),
+    "arrays": ("an .npz file of your own", ""),
+    "adding": ("no data: generated", "3 s"),
+    "sequential-mnist": ("the four MNIST files", "10 min"),
+    "permuted-mnist": ("the four MNIST files", "10 min"),
+}
+"""Recipe -> its data, and an epoch on one core; empty where it depends on the data."""
 
 
 def run(arguments: list[str]) -> int:
     """List the recipes."""
     if arguments in (["-h"], ["--help"]):
-        print("usage: normrnn recipes\n\nLists the recipes with what they reproduce.")
+        print(HELP)
         return 0
     if arguments:
         raise UsageError(f"recipes takes no arguments, not {arguments[0]!r}")
-    table = Table(box=None, pad_edge=False)
-    table.add_column("recipe", no_wrap=True)
-    table.add_column("reproduces")
     for name in RECIPES:
-        table.add_row(name, summary(name))
-    PlainConsole().print(table)
+        print(_entry(name))
+    print("\nTimes are for one core; compare trains as many runs at a time as there are cores.")
     return 0
+
+
+def _entry(name: str) -> str:
+    """Return two lines or more: what a recipe reproduces, and what it takes."""
+    data, epoch = NEEDS.get(name, ("", ""))
+    epochs = f"{RECIPES[name]().epochs} epochs" + (f" of {epoch}" if epoch else "")
+    needs = "; ".join(filter(None, [f"needs {data}" if data else "", epochs]))
+    indent = " " * 24
+    first = textwrap.fill(
+        summary(name), 80, initial_indent=f"{name:<23} ", subsequent_indent=indent
+    )
+    return f"{first}\n{indent}{needs}"

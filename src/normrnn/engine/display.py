@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live display on a terminal, plain lines elsewhere."""
+"""Displays of a run: live on a terminal, plain lines elsewhere."""
 
 import time
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any, Protocol
 from normrnn.config.measure import Measure
 
 _COLUMNS = 80
-"""Of a terminal, or of a page that a log is read on."""
+"""Width of a terminal or of a log."""
 _WIDE = 100
-"""Columns of a terminal with room for everything."""
+"""Columns of a terminal that also shows the bar and the learning rate."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """A run after one update."""
+    """State of a run after an update."""
 
     epoch: int
     index: int
@@ -29,7 +29,7 @@ class Status:
 
 
 class Display(Protocol):
-    """Somewhere to show a run."""
+    """What the loop calls to show a run."""
 
     def __enter__(self) -> "Display": ...
 
@@ -45,7 +45,7 @@ class Display(Protocol):
 
 
 class Nowhere:
-    """Shows nothing."""
+    """Show nothing."""
 
     def __init__(self, epochs: int, measure: Measure) -> None: ...
 
@@ -60,9 +60,9 @@ class Nowhere:
 
 
 class _Display:
-    """Speed and time left, from the updates of this process alone.
+    """Speed and time left, from the updates of this process.
 
-    `statistics` is whether the kind of statistics is shown: of networks that have several.
+    `statistics`: whether to show the kind of statistics.
     """
 
     def __init__(self, epochs: int, measure: Measure, statistics: bool = True) -> None:
@@ -75,7 +75,7 @@ class _Display:
         self.total = 0
 
     def note(self, status: Status) -> None:
-        """Remember where the run stands."""
+        """Record the status."""
         if self.first is None:
             self.first, self.began = status, time.monotonic()
         self.last = status
@@ -87,7 +87,7 @@ class _Display:
         return self.measure.quality(status.loss, {key: status.error_rate}, 3)
 
     def speed(self) -> str:
-        """Tokens per second and time left, in words."""
+        """Return targets per second and time left, in words."""
         first, last = self.first, self.last
         if first is None or last is None or last.updates == first.updates:
             return ""
@@ -96,7 +96,7 @@ class _Display:
         remaining = self.epochs * last.epoch_updates - (
             (last.epoch - 1) * last.epoch_updates + last.index
         )
-        # By the clock: validations and checkpoints take their share of what is left, too.
+        # By the clock, because validations and checkpoints take time too.
         left = remaining * (time.monotonic() - self.began) / (last.updates - first.updates)
         return f"{rate:,.0f} {self.measure.unit}/s  {duration(left)} left"
 
@@ -111,11 +111,11 @@ class PlainDisplay(_Display):
         pass
 
     def update(self, status: Status) -> None:
-        """Nothing to see until the row is complete."""
+        """Record the status; rows are printed."""
         self.note(status)
 
     def row(self, row: dict[str, Any]) -> None:
-        """A train row with the speed and the time left behind it, as far as there is room."""
+        """Print a row; a train row with speed and time left, where they fit."""
         text = describe(row, self.epochs, self.measure, self.statistics)
         if row["split"] == "train":
             speed = self.speed()
@@ -173,7 +173,7 @@ class LiveDisplay(_Display):
         )
 
     def row(self, row: dict[str, Any]) -> None:
-        """Validations stay on the screen; train rows are what the bar shows anyway."""
+        """Print validations above the bar, which shows train rows."""
         if row["split"] != "train":
             text = describe(row, self.epochs, self.measure, self.statistics)
             self.bar.console.print(text, soft_wrap=True)
@@ -194,7 +194,7 @@ def describe(row: dict[str, Any], epochs: int, measure: Measure, statistics: boo
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds.
+    """Return hours, minutes and seconds.
 
     >>> duration(3725)
     '1:02:05'

@@ -12,7 +12,7 @@ Generators = Callable[[str], torch.Generator]
 
 
 def derived_seed(*parts: int | str) -> int:
-    """A seed that depends on all `parts` and on nothing else.
+    """Return a seed that depends on all `parts` and on nothing else.
 
     >>> derived_seed(1, "weight") == derived_seed(1, "weight") != derived_seed(2, "weight")
     True
@@ -21,7 +21,7 @@ def derived_seed(*parts: int | str) -> int:
 
 
 def generators_by_name() -> Generators:
-    """A function from a parameter's name to a generator of its own.
+    """Return a function from a parameter's name to a generator of its own.
 
     All depend on one draw from torch's generator. Variants of a network built from the same seed
     therefore start from the same values of the parameters that they share, whatever else they have.

@@ -48,13 +48,13 @@ from normrnn.runs.store import RunDirectory
 T = TypeVar("T")
 
 
-class Diverged(UserError):  # noqa: N818  a finding, in a search
-    """The loss or its gradient is no finite number any more."""
+class Diverged(UserError):  # noqa: N818  a result, in a search
+    """The loss or its gradient is not a finite number."""
 
 
 @dataclass
 class Progress:
-    """Where a run stands."""
+    """Position of a run."""
 
     epoch: int = 0
     """Finished epochs; metrics.jsonl counts the current one from 1."""
@@ -62,9 +62,9 @@ class Progress:
     """Updates done in this epoch."""
     updates: int = 0
     seconds: float = 0.0
-    """Time spent in updates: evaluation and checkpoints are not in it."""
+    """Time spent in updates, without evaluation and checkpoints."""
     validation_due: bool = False
-    """The last update ended a segment that is not validated yet."""
+    """Whether the last update ended a segment that is not validated yet."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class _Done:
 
 
 class Trainer:
-    """Runs a task to its last epoch, writing the run directory as it goes."""
+    """Train a task to its last epoch and write the run directory."""
 
     def __init__(
         self, config: Config, task: Task, run: RunDirectory, display: Display, interrupt: Interrupt
@@ -101,7 +101,7 @@ class Trainer:
         self.ranks = current()
         self._loss = self._shared_loss() if self.ranks.size > 1 else task.loss
         self._agreed = False
-        """Whether some rank had been asked to stop when figures were read."""
+        """Whether some rank was asked to stop."""
         self.parameters = [p for p in task.model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.parameters)
         self.progress = Progress()
@@ -116,7 +116,7 @@ class Trainer:
         self.model_sha256 = ""
         """Checksum of the best model, as it was written last."""
         self.metrics_bytes, self.metrics_sha256 = 0, ""
-        """How far metrics.jsonl is good, and the hash of it: a resume cuts it there."""
+        """Size and hash of metrics.jsonl at the checkpoint: a resume truncates it there."""
 
     def run(self) -> None:
         """Train to the end and test the best model."""
@@ -128,7 +128,7 @@ class Trainer:
         self._finish()
 
     def load(self, checkpoint: dict[str, Any]) -> None:
-        """Go on where the checkpoint was written."""
+        """Resume from a checkpoint."""
         metrics = self.run_directory.metrics
         try:
             self.task.model.load_state_dict(checkpoint["model"])
@@ -153,14 +153,14 @@ class Trainer:
         if self.ranks.first and self.best.updates:
             self._check_model(checkpoint["finished"])
         if checkpoint["finished"]:
-            # It vouches for test rows, which go now: first there must be one that does not.
+            # The test rows are removed now, so the checkpoint must not refer to them.
             self._write_checkpoint(finished=0)
         if self.ranks.first:
             metrics.cut(self.metrics_bytes)
         self.saved_at = self.progress.updates
 
     def _state(self, finished: int) -> dict[str, Any]:
-        """What says which files are the run's."""
+        """Return what identifies the files of the run."""
         return {
             "run": self.run_id,
             "updates": self.progress.updates,
@@ -170,7 +170,7 @@ class Trainer:
         }
 
     def _check_model(self, finished: int) -> None:
-        """UserError unless the best model is there and is this run's: the end will need it."""
+        """Raise UserError unless the best model is there and belongs to this run."""
         run = self.run_directory
         if not run.has(MODEL):
             raise UserError(
@@ -183,8 +183,8 @@ class Trainer:
     def save(self, *, finished: bool = False) -> None:
         """Write a checkpoint.
 
-        A finished run keeps the size of metrics.jsonl from before its test rows, so that an
-        extension cuts them off and goes on as if it had been asked for from the start.
+        A finished run keeps the size of metrics.jsonl before its test rows, so that a run with
+        more epochs removes them and equals one that had them from the start.
         """
         metrics = self.run_directory.metrics
         if not finished and self.ranks.first:
@@ -218,7 +218,7 @@ class Trainer:
         self.run_directory.write_checkpoint(payload, self.config, written, self._state(finished))
 
     def _checked(self, progress: Progress) -> Progress:
-        """A place that a run of this config can be in; ValueError otherwise."""
+        """Return a position; ValueError if no run of this config can be there."""
         epoch, index = progress.epoch, progress.index
         last = self.task.updates(epoch) if 0 <= epoch <= self.config.epochs else -1
         due = last if progress.validation_due else last - 1
@@ -227,7 +227,7 @@ class Trainer:
         return progress
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
-        """torch takes a momentum of any size, settings of any kind, and fails at the next step."""
+        """Load the optimiser's state; ValueError if it does not fit, which torch does not check."""
         own = [dict(group) for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state)
         for before, group in zip(own, self.optimizer.param_groups, strict=True):
@@ -240,7 +240,7 @@ class Trainer:
                     raise ValueError(f"{name} of the optimizer has another size")
 
     def _bounds(self) -> list[int]:
-        """Updates at which the segments of this epoch end; the last is the epoch's end."""
+        """Return the updates at which the segments of this epoch end."""
         n, parts = self.task.updates(self.progress.epoch), self.config.train.segments
         return sorted({n * (i + 1) // parts for i in range(parts)} - {0})
 
@@ -268,7 +268,7 @@ class Trainer:
         progress.validation_due = True
 
     def update(self) -> None:
-        """One batch, and its figures; on a GPU those of the batch before, while it works."""
+        """Run one update and read its figures; on a GPU those of the update before."""
         start = time.perf_counter()
         progress = self.progress
         # Masks depend on seed, update and rank alone: the same for every norm, and after a resume.
@@ -283,15 +283,15 @@ class Trainer:
             self.display.update(replace(self._status, seconds=progress.seconds))
 
     def step(self, epoch: int, index: int) -> tuple[Loss, Tensor]:
-        """Loss, gradient and step of a batch, and the gradient's norm; nothing waits for the
-        device."""
+        """Compute loss and gradient of a batch and take a step; return the loss and the gradient's
+        norm, without waiting for the device."""
         config = self.config
         half = config.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16) if half else nullcontext():
             loss = self._loss(epoch, index)
         by_time = config.optimizer.loss == "sum_over_time"
         self.optimizer.zero_grad()
-        # Gradients are averaged over ranks, but each has a part of the sum.
+        # Gradients are averaged over ranks, but each rank has a share of the sum.
         parts = loss.sequences if by_time else loss.count
         objective = loss.total if loss.objective is None else loss.objective
         (objective * self.ranks.size / parts).backward()
@@ -300,7 +300,7 @@ class Trainer:
         return loss, norm
 
     def _read(self, keep: int = 0) -> None:
-        """Take the figures of all updates but the last `keep` off the device."""
+        """Read the figures of all updates but the last `keep` from the device."""
         while len(self._unread) > keep:
             done = self._unread.popleft()
             loss = done.loss
@@ -316,7 +316,7 @@ class Trainer:
             self._status = self._status_of(total, loss.count, errors)
 
     def _validate(self) -> None:
-        # Saved first: a run stopped in a long validation repeats only that.
+        # Saved first: a run stopped in a long validation repeats only the validation.
         self.save()
         self._stop_if_asked()
         progress = self.progress
@@ -338,7 +338,7 @@ class Trainer:
         self._stop_if_asked()
 
     def _write_model(self, model: nn.Module, statistics: StatisticsKind) -> None:
-        """Write the best model with the statistics it has, and what it belongs to."""
+        """Write the best model with its statistics, and what identifies its run."""
         if not self.ranks.first:
             return
         metadata = {"format": "pt", "epoch": str(self.best.epoch), "statistics": statistics}
@@ -365,12 +365,12 @@ class Trainer:
             rows = self.task.test(model, both_kinds(population), poll)
         saved = better_kind(rows)
         if saved == "recalibrated":
-            # Kept in the checkpoint first: a run that is killed or extended needs both kinds again.
+            # The checkpoint keeps the others: a run that is killed or extended needs both.
             self.best_running = statistics_of(model)
             self.save()
             with using(model, population):
                 self._write_model(model, saved)
-        # The test belongs to the last epoch; `progress` already stands before the next.
+        # Test rows belong to the last epoch; `progress` is already at the next.
         for row in rows:
             mark = {"saved": row["statistics"] == saved} if population else {}
             self._write({**row, **mark}, epoch=self.config.epochs)
@@ -392,7 +392,7 @@ class Trainer:
 
     @property
     def _to_stop(self) -> bool:
-        """The same on every rank: they save together."""
+        """Whether to stop; the same on every rank, because they save together."""
         return self.interrupt.requested if self.ranks.size == 1 else self._agreed
 
     def _stop_if_asked(self) -> None:
@@ -400,7 +400,7 @@ class Trainer:
             raise Interrupted
 
     def _shared_loss(self) -> Callable[[int, int], Loss]:
-        """The loss of this rank's share of a batch; its gradients are those of all ranks."""
+        """Return a function for the loss of this rank's share, with gradients of all ranks."""
         task, train, norm = self.task, self.config.train, self.config.normalisation
         pooled = train.sync_statistics and norm.keeps_statistics
         if pooled and not norm.sync:
@@ -418,7 +418,7 @@ class Trainer:
         return distributed(task.model, task.loss, pooled or not norm.keeps_statistics)
 
     def _evaluating(self) -> AbstractContextManager[None]:
-        """Evaluations are of whole batches also where updates are not."""
+        """Pool statistics over ranks: evaluations normalise whole batches."""
         if self.ranks.size == 1 or not self.config.normalisation.sync:
             return nullcontext()
         return sharing_statistics(self.task.model)
@@ -439,7 +439,7 @@ class Trainer:
 
 
 def _typed(kind: type[T], values: Any) -> T:
-    """A dataclass from plain values; ValueError for what is of another type."""
+    """Return a dataclass from plain values; ValueError for a value of another type."""
     try:
         return from_dict(kind, values)
     except UserError as error:

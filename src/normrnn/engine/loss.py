@@ -10,13 +10,13 @@ from torch import Tensor
 from normrnn.engine.softmax import Classified, classify
 
 CHUNK_ROWS = 2048
-"""Rows of logits held at once: a batch of long utterances needs no more memory than a short one."""
+"""Rows of logits in memory at once in training."""
 LOGITS = 1 << 25
-"""Logits held at once where nothing is trained: windows are longer there."""
+"""Logits in memory at once in evaluation, whose windows are longer."""
 
 
 def _classified(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Classified:
-    """A chunk in torch's operations: logits and probabilities share one buffer."""
+    """Classify a chunk with torch's operations; logits and probabilities share one buffer."""
     index = targets[:, None]
     z = torch.addmm(bias, rows, weight.T)
     errors = (z.argmax(1) != targets).sum()
@@ -31,7 +31,7 @@ def _classified(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     """The loss is a scalar, so its gradients are known up to a factor in the forward pass, and no
-    logits are kept; they are made again if the gradients themselves are to be differentiated.
+    logits are kept; double backward computes them again.
 
     `F.linear_cross_entropy` of torch 2.13 does the same in chunks, and is slower
     on a CPU than the two functions one after the other (benchmarks/NOTES.md).
@@ -57,7 +57,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         *known, rows, weight, bias, targets = ctx.saved_tensors
         scale = grads[0]
-        if torch.is_grad_enabled():  # in operations that can be differentiated again
+        if torch.is_grad_enabled():  # double backward
             logits = F.linear(rows, weight, bias)
             d = scale * (logits.softmax(1) - F.one_hot(targets, len(weight)))
             return d @ weight, d.T @ rows, d.sum(0), None
@@ -65,7 +65,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
-    """Into the first."""
+    """Return the sum, in the memory of the first."""
     first, *others = parts
     for other in others:
         first += other
@@ -75,8 +75,8 @@ def _sum(parts: Sequence[Tensor]) -> Tensor:
 def nats_and_errors(
     rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, *, count_errors: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Nats of `targets` (N,) under softmax(rows Wᵀ + b), summed, and how often another class was
-    the most probable. rows (N, H), weight (C, H).
+    """Return the summed nats of `targets` (N,) under softmax(rows Wᵀ + b), and how many are wrong.
+    rows (N, H), weight (C, H).
 
     >>> rows, weight, bias = torch.ones(2, 3), torch.zeros(4, 3), torch.tensor([0., 0., 1., 0.])
     >>> nats, errors = nats_and_errors(rows, weight, bias, torch.tensor([2, 3]))
@@ -85,7 +85,7 @@ def nats_and_errors(
     """
     kind = rows.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        with torch.autocast(kind, enabled=False):  # a sum of many is not for low precision
+        with torch.autocast(kind, enabled=False):  # sums need full precision
             rows = rows.to(weight.dtype)
             return nats_and_errors(rows, weight, bias, targets, count_errors=count_errors)
     if torch.is_grad_enabled():
@@ -99,7 +99,7 @@ def nats_and_errors(
 
 
 def nats_of_each(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """The nats of every target (N,), where nothing is trained.
+    """Return the nats of every target (N,), without gradients.
 
     >>> rows, weight, bias = torch.ones(2, 3), torch.zeros(4, 3), torch.tensor([0., 0., 1., 0.])
     >>> nats_of_each(rows, weight, bias, torch.tensor([2, 3]))  # log(3 + e) - 1, log(3 + e)
@@ -112,14 +112,14 @@ def nats_of_each(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) ->
 def _logits(
     rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """With the targets that they are of, no more of them at once than memory is meant for."""
+    """Yield logits and targets in chunks of limited size."""
     most = max(1, min(CHUNK_ROWS, LOGITS // len(weight)))
     for some, right in zip(rows.split(most), targets.split(most), strict=True):
         yield F.linear(some, weight, bias), right
 
 
 def linear_cross_entropy(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """The nats alone.
+    """Return the nats alone.
 
     >>> rows, weight, bias = torch.ones(2, 3), torch.zeros(4, 3), torch.zeros(4)
     >>> linear_cross_entropy(rows, weight, bias, torch.tensor([0, 3])).item() / 2  # log 4

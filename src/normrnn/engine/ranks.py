@@ -1,7 +1,6 @@
-"""Several processes that train one run: who reads what, and how they agree.
+"""Several processes that train one run together.
 
-torchrun starts them and tells each its rank in the environment. All of them run the same program
-on their share of every batch; only the first writes and speaks.
+All run the same program on their share of every batch; only the first writes and prints.
 """
 
 import hashlib
@@ -37,23 +36,23 @@ _LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|soc
 
 
 class LostError(UserError):
-    """Another process of the run has ended, so this one cannot go on."""
+    """Another process of the run has ended, so this one cannot continue."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a run, and which of them this one is."""
+    """Rank of this process, and number of processes."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def first(self) -> bool:
-        """Whether this one writes and speaks."""
+        """Whether this process writes and prints."""
         return self.rank == 0
 
     def share(self, count: int) -> slice:
-        """The part of `count` streams that this rank reads: as many as the others, or one more.
+        """Return this rank's share of `count` streams: as many as the others, or one more.
 
         >>> [Ranks(rank, 3).share(7) for rank in range(3)]
         [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
@@ -63,7 +62,7 @@ class Ranks:
         return slice(start, start + whole + (self.rank < rest))
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """The sum of each value over all ranks, in double precision, the same on every rank."""
+        """Return the sum of each value over all ranks, in double precision."""
         if self.size == 1:
             return list(values)
         sums = torch.tensor(values, dtype=torch.float64)
@@ -71,11 +70,11 @@ class Ranks:
         return sums.tolist()
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds on any rank."""
+        """Return whether a flag is set on any rank."""
         return self.total([float(flag)])[0] > 0
 
     def from_first(self, work: Callable[[], T]) -> T:
-        """What `work` gives on the first rank, where alone it is done."""
+        """Run `work` on the first rank only; return its result on all."""
         if self.size == 1:
             return work()
         content = _packed(work()) if self.first else torch.empty(0, dtype=torch.uint8)
@@ -87,7 +86,7 @@ class Ranks:
         return _unpacked(content)
 
     def gathered(self, value: T) -> list[T]:
-        """The values of all ranks, on the first; elsewhere only its own."""
+        """Return the values of all ranks on the first; elsewhere only its own."""
         if self.size == 1:
             return [value]
         content = _packed(value)
@@ -102,15 +101,15 @@ class Ranks:
         return [_unpacked(part[:size]) for part, size in zip(parts, sizes, strict=True)]
 
     def same_buffers(self, model: nn.Module) -> None:
-        """Every rank has the first one's."""
+        """Copy the buffers of the first rank to all."""
         if self.size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
 
 
 def _packed(value: Any) -> Tensor:
-    """Tensors and plain values as bytes. torch's own functions for objects unpickle what they
-    receive; `_unpacked` does not."""
+    """Return tensors and plain values as bytes; unlike torch's functions for objects, `_unpacked`
+    does not unpickle."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).clone()
@@ -121,43 +120,43 @@ def _unpacked(content: Tensor) -> Any:
 
 
 ALONE = Ranks()
-_speaks: bool | None = None
-"""Whether this process says why the run ends, once that is known."""
+_reports: bool | None = None
+"""Whether this process reports why the run ends, once that is known."""
 
 
 def current() -> Ranks:
-    """The processes that have met, or this one alone."""
+    """Return the ranks of the process group, or this process alone."""
     if not (dist.is_available() and dist.is_initialized()):
         return ALONE
     return Ranks(dist.get_rank(), dist.get_world_size())
 
 
 def evaluating(norm: Norm) -> Ranks:
-    """Those that share an evaluation. Statistics that cannot be pooled are of whole batches there
-    all the same: then each process does all of it."""
+    """Return the ranks that share an evaluation. Where statistics cannot be pooled, each process
+    evaluates whole batches alone."""
     return current() if norm.sync or not norm.keeps_statistics else ALONE
 
 
 @contextmanager
 def together(device: torch.device) -> Iterator[Ranks]:
-    """All processes that were started with this one meet, and part at the end.
+    """Form the process group of the processes that were started together, for the block.
 
-    LostError on those that are left when one of them ends before.
+    LostError in the others when one of them ends before.
     """
     if rank_and_size()[1] == 1:
         yield ALONE
         return
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     try:
-        _meet(backend)
+        _join_group(backend)
         yield current()
     except BaseException as error:
         if isinstance(error, RuntimeError) and _LOST.search(str(error)):
             raise LostError(
-                "another process of this run has ended; the same command goes on from the last"
+                "another process of this run has ended; the same command resumes from the last"
                 " checkpoint"
             ) from None
-        # Before the others notice that we have gone: we know why.
+        # Before the others notice the end: this process knows the reason.
         may_speak(error)
         raise
     finally:
@@ -165,13 +164,12 @@ def together(device: torch.device) -> Iterator[Ranks]:
             dist.destroy_process_group()
 
 
-def _meet(backend: str) -> None:
+def _join_group(backend: str) -> None:
     """Form the default process group, through the file that our launcher names or torchrun's store.
 
-    torchrun keeps one store over restarts. What a rank of an earlier attempt left there, an
-    address where nobody listens any more, must not be found: every attempt has a room of its own,
-    whose name the first rank makes up. (The number of restarts is no such name: on several
-    machines each counts its own.)
+    torchrun keeps one store over restarts, with addresses of earlier attempts. So every attempt
+    has a prefix of its own, drawn by the first rank. (The number of restarts is not a prefix:
+    machines count their own.)
     """
     if path := os.environ.get(STORE):
         rank, size = rank_and_size()
@@ -189,7 +187,7 @@ def _meet(backend: str) -> None:
         end = time.monotonic() + _PATIENCE.total_seconds()
         while missing and time.monotonic() < end:
             for other in sorted(missing):
-                # Maybe of an earlier attempt: an answer to that harms nobody.
+                # A request of an earlier attempt is answered too, without effect.
                 if store.check([asks := f"normrnn/asks/{other}"]):
                     store.set(f"normrnn/room/{store.get(asks).decode()}", name)
             missing = {other for other in missing if not store.check([f"normrnn/{name}/{other}"])}
@@ -199,14 +197,14 @@ def _meet(backend: str) -> None:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """Of several processes on a machine with several GPUs each has its own."""
+    """Return the GPU of this process, where several processes share a machine."""
     if device.type == "cuda" and device.index is None and rank_and_size()[1] > 1:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return device
 
 
 def share_statistics(model: nn.Module, sync: bool = True) -> None:
-    """From now on batch statistics are those of all ranks' rows, or no longer."""
+    """Set whether batch statistics are pooled over ranks."""
     for module in model.modules():
         if isinstance(module, Normaliser):
             module.sync = sync
@@ -214,7 +212,7 @@ def share_statistics(model: nn.Module, sync: bool = True) -> None:
 
 @contextmanager
 def sharing_statistics(model: nn.Module) -> Iterator[None]:
-    """Inside they are."""
+    """Pool batch statistics over ranks inside the block."""
     before = {m: m.sync for m in model.modules() if isinstance(m, Normaliser)}
     share_statistics(model)
     try:
@@ -237,7 +235,7 @@ def empty_loss(model: nn.Module) -> Tensor:
 
 
 class _Losses(nn.Module):
-    """A task's losses as a module, the only thing that torch can distribute."""
+    """The loss of a task as a module, because torch distributes modules."""
 
     def __init__(self, model: nn.Module, loss: Callable[[int, int], T]) -> None:
         super().__init__()
@@ -250,10 +248,10 @@ class _Losses(nn.Module):
 def distributed(
     model: nn.Module, loss: Callable[[int, int], T], same_statistics: bool
 ) -> Callable[[int, int], T]:
-    """`loss`, whose gradients are from now on averaged over ranks while they are computed.
+    """Return `loss` with gradients averaged over ranks.
 
-    They travel in a group of their own: a rank without a part of a batch meets the others in
-    statistics and gradients in another order than they do.
+    Gradients have a process group of their own: a rank without a share of a batch exchanges
+    statistics and gradients in another order than the others.
     """
     return DistributedDataParallel(
         _Losses(model, loss),
@@ -264,15 +262,15 @@ def distributed(
 
 
 def may_speak(error: BaseException) -> bool:
-    """Whether no other process of the run has said yet why it ends, nor the same before a restart;
-    asks the store that they share, once."""
-    global _speaks
-    if _speaks is None:
-        _speaks = rank_and_size()[1] == 1 or _is_first_to_say(str(error))
-    return _speaks
+    """Return whether this process reports an error: the first of the run to ask, and not the same
+    error as before a restart."""
+    global _reports
+    if _reports is None:
+        _reports = rank_and_size()[1] == 1 or _is_first_to_report(str(error))
+    return _reports
 
 
-def _is_first_to_say(text: str) -> bool:
+def _is_first_to_report(text: str) -> bool:
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     sentence = hashlib.sha256(text.encode()).hexdigest()
     try:

@@ -9,7 +9,7 @@ from normrnn.config.base import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, epoch: int) -> float:
-    """Learning rate of an epoch (0-based): a function of its number alone, so runs can be extended.
+    """Return the learning rate of an epoch (0-based); it depends on nothing else.
 
     >>> config = OptimizerConfig(lr=1.0, decay=2.0, decay_after=6)
     >>> [learning_rate(config, epoch) for epoch in (0, 5, 6, 7)]
@@ -22,7 +22,7 @@ def learning_rate(config: OptimizerConfig, epoch: int) -> float:
 def build_optimizer(
     config: OptimizerConfig, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """The optimiser the config names."""
+    """Return the optimiser of a config."""
     parameters = list(parameters)
     foreach = _all_at_once(parameters)
     if config.name in ("sgd", "rmsprop"):
@@ -39,17 +39,17 @@ def build_optimizer(
 
 
 def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:
-    """Scale all gradients down to the global norm `limit` (0: never); the norm before that."""
+    """Scale gradients down to the global norm `limit` (0: never); return the norm before that."""
     grads = [p.grad for p in parameters if p.grad is not None]
     foreach = _all_at_once(parameters)
     norm = torch.nn.utils.get_total_norm(grads, foreach=foreach)
-    # Most updates are within the limit: multiplying by 1 would be a pass over memory for nothing.
-    # Elsewhere than on a CPU, to know that would be to wait for the device.
+    # Most updates are within the limit: no pass over memory to multiply by 1. Only on a CPU is
+    # the norm known without waiting for the device.
     if limit and (norm.device.type != "cpu" or norm > limit):
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm, foreach=foreach)
     return norm
 
 
 def _all_at_once(parameters: list[nn.Parameter]) -> bool | None:
-    """torch chooses well by itself, except on a CPU."""
+    """Return torch's option `foreach`: its own choice is slow on a CPU."""
     return True if all(p.device.type == "cpu" for p in parameters) else None

@@ -33,11 +33,10 @@ def train(
     display: Callable[[int, Measure], Display],
     say: Callable[[str], None] = print,
 ) -> None:
-    """Bring the run in `out` to the last epoch of `config`, from wherever it stands.
+    """Train or resume the run in `out` up to the last epoch of `config`.
 
-    `display` is made from the number of epochs and what the loss is shown as.
-
-    Started by torchrun, the processes train it together; the first of them writes and speaks.
+    `display` is called with the number of epochs and the measure. Processes that were started
+    together train the run together; the first of them writes and prints.
     """
     device = own_device(named_device(config.device))
     with together(device) as ranks:
@@ -68,7 +67,7 @@ def _train(
         values, checkpoint = ranks.from_first(lambda: _checkpoint(config, run))
         config = from_dict(type(config), values)
         if checkpoint and checkpoint["finished"] >= config.epochs:
-            say(f"{out} is finished: {_epochs(config)}. A larger --epochs goes on from there.")
+            say(f"{out} is finished: {_epochs(config)}. A larger --epochs continues it.")
             return
         say(f"data: {task.source}")
         set_threads(config.threads)
@@ -94,16 +93,16 @@ def _train(
 
 
 def _checkpoint(config: Config, run: RunDirectory) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The config, as plain values, and the checkpoint to resume from, if any."""
+    """Return the config, as plain values, and the checkpoint to resume from, if any."""
     if not run.has(CONFIG):
         return to_dict(config), None
     saved, out = run.config(), run.path
     config = dataclasses.replace(config, shared_initialisation=saved.shared_initialisation)
-    if trusted(out):  # what is damaged says nothing; the one before it is asked when it is read
+    if trusted(out):
         run.check_config(saved, (read_note(out) or {}).get("config"), CHECKPOINT)
     refuse_changes(saved, config, out)
     checkpoint = run.read_checkpoint(config)
-    if checkpoint is None and run.has(MODEL):  # which is never written before it
+    if checkpoint is None and run.has(MODEL):  # the checkpoint is written first
         raise UserError(f"{out} has a {MODEL} but no {CHECKPOINT}: not overwriting it")
     return to_dict(config), checkpoint
 
@@ -121,7 +120,7 @@ def _begin(
     checkpoint: dict[str, Any] | None,
     say: Callable[[str], None],
 ) -> None:
-    """Write what a run has from its start; say in what one that goes on is not as it was."""
+    """Write the files of a new run; say how the machine of a resumed one differs."""
     if checkpoint is None:
         for name, content in task.files.items():
             run.write(name, content)
@@ -137,19 +136,18 @@ def _begin(
     others += [] if before == size else [f"{before} process{'es' * (before > 1)}, now {size},"]
     if others:
         had = " and ".join(others)
-        say(f"{run.path} had {had} so far: it goes on to float tolerance, not to the bit")
+        say(f"{run.path} had {had} so far: it resumes to float tolerance, not bit-exactly")
 
 
 def _compile(model: nn.Module) -> None:
-    """The kernels that its layers need, which are not the same for all sizes: the first update is
-    timed like every other."""
+    """Compile the kernels, so that the first update takes no longer than others."""
     for module in model.modules():
         if isinstance(module, Normalised):
             library()
 
 
 def _quiet(_: str) -> None:
-    """The first process speaks."""
+    """Print nothing: the first process prints."""
 
 
 def open_experiment(config: Config) -> Task:
@@ -158,7 +156,7 @@ def open_experiment(config: Config) -> Task:
 
 
 def refuse_changes(old: Config, new: Config, out: Path) -> None:
-    """UsageError if a run that was begun there cannot be gone on with."""
+    """Raise UsageError if the run in `out` cannot be resumed with the new config."""
     changed = changed_fields(old, new)
     if not changed and new.epochs < old.epochs:
         changed = f"epochs was {old.epochs}, is now {new.epochs}"

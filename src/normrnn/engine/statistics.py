@@ -1,4 +1,4 @@
-"""The statistics of a network's normalisers, exchanged and put back.
+"""Statistics of a network's normalisers: copied, replaced and restored.
 
 - running: the buffers as training left them;
 - recalibrated: population statistics over training batches, without dropout;
@@ -25,18 +25,18 @@ BEST_VALID = "best_valid"
 
 
 def statistics_of(model: nn.Module) -> Tensors:
-    """A copy of all buffers: the normalisers' statistics, and what else the model keeps there."""
+    """Return a copy of all buffers of the model."""
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
 def statistics_fit(model: nn.Module, statistics: Tensors) -> bool:
-    """Whether all of them are buffers of the model, by name and shape."""
+    """Return whether all are buffers of the model, by name and shape."""
     shapes = {name: buffer.shape for name, buffer in model.named_buffers()}
     return all(torch.is_tensor(v) and shapes.get(n) == v.shape for n, v in statistics.items())
 
 
 def set_statistics(model: nn.Module, statistics: Tensors) -> None:
-    """Put such a copy back; UserError if it is another network's."""
+    """Restore a copy; UserError if it is of another network."""
     if not statistics_fit(model, statistics):
         raise UserError("the saved statistics belong to another network")
     buffers = dict(model.named_buffers())
@@ -46,9 +46,9 @@ def set_statistics(model: nn.Module, statistics: Tensors) -> None:
 
 
 def better_kind(rows: Iterable[Row]) -> StatisticsKind:
-    """The kind of statistics with the lowest validation loss of the selected model.
+    """Return the kind of statistics with the lowest validation loss of the selected model.
 
-    Batch statistics are no choice: they depend on what else is in a batch. Running ones win a tie.
+    Batch statistics are left out: they depend on the rest of a batch. Running ones win a tie.
 
     >>> rows = [("running", 5.0), ("recalibrated", 4.9), ("batch", 4.0)]
     >>> better_kind({"split": "best_valid", "statistics": k, "loss": v} for k, v in rows)
@@ -60,13 +60,13 @@ def better_kind(rows: Iterable[Row]) -> StatisticsKind:
 
 
 def both_kinds(population: Tensors) -> dict[StatisticsKind, Tensors]:
-    """The model's own running statistics, and recalibrated ones if there are any."""
+    """Return running statistics (the model's own) and recalibrated ones if there are any."""
     return {"running": {}, "recalibrated": population} if population else {"running": {}}
 
 
 @contextlib.contextmanager
 def using(model: nn.Module, statistics: Tensors) -> Iterator[None]:
-    """These statistics inside, the model's own outside."""
+    """Use these statistics inside the block."""
     before = statistics_of(model)
     set_statistics(model, statistics)
     try:
@@ -78,8 +78,8 @@ def using(model: nn.Module, statistics: Tensors) -> Iterator[None]:
 def population_statistics(
     model: nn.Module, batches: Iterable[Any], step: Callable[[nn.Module, Any], Any]
 ) -> Tensors:
-    """Recalibrated statistics over training batches, or its own of a network that has diverged;
-    the model keeps its own."""
+    """Return recalibrated statistics over training batches, or the model's own if its activations
+    are not finite. The model keeps its own."""
     before = statistics_of(model)
     try:
         with contextlib.suppress(NothingFinite):
@@ -91,8 +91,7 @@ def population_statistics(
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; outside every module is as it was, also those that were frozen, and also
-    after an error."""
+    """Set eval mode inside the block; every module's mode is restored."""
     before = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -103,5 +102,5 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def own_or_kept(model: nn.Module, own: bool) -> contextlib.AbstractContextManager[Any]:
-    """Inside, each batch's own statistics, or those that the model keeps."""
+    """Use each batch's own statistics inside the block if `own`, else the model's."""
     return batch_statistics(model) if own else contextlib.nullcontext()

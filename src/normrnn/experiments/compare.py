@@ -206,7 +206,9 @@ def compare_recipe(config: Config, request: Request) -> "Result":
     data = _open_data(replace(config, norm=request.norms[-1]))
     if omitted:  # said now, not after hours of training
         console.print(omitted, soft_wrap=True)
-    console.print(f"data: {data.source}", soft_wrap=True)
+    own_file = Path(config.data).parent == out  # arrays given in Python
+    source = data.source.removeprefix(f"{config.data}: ") if own_file else data.source
+    console.print(f"data: {source}", soft_wrap=True)
     studies = []
     try:
         if request.tuning is not None:

@@ -5,6 +5,7 @@ with, and `metrics.jsonl` with what it logged. `normrnn report OUT` and `normrnn
 them as they read other runs.
 """
 
+import functools
 import inspect
 import json
 import math
@@ -23,6 +24,7 @@ from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import Job, run_jobs
 from normrnn.experiments.outcome import check_report, conclude
+from normrnn.experiments.progress import notebook_line
 from normrnn.files import read_regular, write_whole
 from normrnn.locks import try_lock
 from normrnn.norms import BASELINE
@@ -199,13 +201,14 @@ def compare_function(
     for job in jobs:
         job.check()
     console, printed = PlainConsole(), {job.out for job in jobs if job.code is not None}
+    show = notebook_line() or functools.partial(console.print, soft_wrap=True)
 
     def watch() -> None:
         for job in jobs:
             if job.code is not None and job.out not in printed:
                 printed.add(job.out)
                 text = f"{job.out.name}: {job.state}; {len(printed)} of {len(jobs)} runs done"
-                console.print(text, soft_wrap=True)
+                show(text)
 
     if workers is None:
         for job in jobs:

@@ -1,6 +1,7 @@
 """What is shown of several runs: a live table on a terminal, plain lines elsewhere."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,20 @@ from normrnn.config.jsonio import to_dict
 from normrnn.experiments.jobs import Job, RunJob
 from normrnn.runs.names import METRICS
 from normrnn.runs.rows import Row, read_rows
+
+
+def notebook_line() -> Callable[[str], None] | None:
+    """Return a function that shows a line of text in place of the last; None outside notebooks."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    if module is None or not hasattr(shell, "kernel"):
+        return None
+    shown = module.display.display({"text/plain": ""}, raw=True, display_id=True)
+
+    def show(text: str) -> None:
+        shown.update({"text/plain": text}, raw=True)
+
+    return show
 
 
 class Progress:
@@ -55,7 +70,11 @@ def has_ended(job: Job) -> bool:
 def watching(
     jobs: Sequence[RunJob], progress: Progress, console: Console
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that shows all runs: a live table on a terminal, plain lines elsewhere."""
+    """Yield a function that shows all runs: a live table on a terminal, one line that is updated in
+    a notebook, plain lines elsewhere."""
+    if (show := notebook_line()) is not None:
+        yield lambda: show(progress.line([read_rows(job.out / METRICS) for job in jobs]))
+        return
     if not console.is_terminal:
         yield _line_printer(jobs, progress, console)
         return

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from normrnn.ops.statistics import without_autocast
+
 IDENTITY_LIMIT = 2**28
 """Largest B·D·C² for which the product with the identity should cost less than a Python loop.
 
@@ -151,7 +153,7 @@ def input_statistics(rows: Tensor, w_ih: Tensor) -> tuple[Tensor, Tensor]:
     """
     wide = torch.promote_types(rows.dtype, torch.float32)
     rows, w_ih = rows.to(wide), w_ih.to(wide)
-    with without_tf32(rows.device), torch.autocast(rows.device.type, enabled=False):
+    with without_tf32(rows.device), without_autocast(rows.device.type):
         if not moments_pay(rows.shape[0], rows.shape[1], len(w_ih)):
             var, mean = torch.var_mean(rows @ w_ih.t(), 0, correction=0)
             return mean, var

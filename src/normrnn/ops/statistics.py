@@ -6,8 +6,9 @@ always two-pass: the mean first, then the centred squares.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,6 +80,12 @@ class Groups:
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Return the type statistics are computed in: float32 or wider."""
     return dtype if dtype == torch.float64 else torch.float32
+
+
+def without_autocast(kind: str) -> AbstractContextManager[Any]:
+    """Disable autocast on a kind of device that has it."""
+    is_available = torch.amp.is_autocast_available(kind)
+    return torch.autocast(kind, enabled=False) if is_available else nullcontext()
 
 
 def measure(rows: Tensor, groups: Groups, pool: Pool | None = None) -> tuple[Statistics, Tensor]:

@@ -1,6 +1,5 @@
 """Whitening of rows, Σ^{-1/2} (x − μ), as a change of the input weights."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from normrnn.ops.call import Weights
 from normrnn.ops.layout import Steps, Traced
-from normrnn.ops.statistics import wide
+from normrnn.ops.statistics import wide, without_autocast
 
 
 class Covariance(NamedTuple):
@@ -24,15 +23,9 @@ class Covariance(NamedTuple):
         return self.cov * (self.rows / (self.rows - 1))
 
 
-def _full_precision(kind: str) -> AbstractContextManager[Any]:
-    """Disable autocast on devices that have it."""
-    available = torch.amp.is_autocast_available(kind)
-    return torch.autocast(kind, enabled=False) if available else nullcontext()
-
-
 def covariance(rows: Tensor, steps: Steps) -> Covariance:
     """Compute it over rows (N, I), in two passes and in float32 or wider, under autocast too."""
-    with _full_precision(rows.device.type):
+    with without_autocast(rows.device.type):
         rows, count = rows.to(wide(rows.dtype)), rows.shape[0]
         if isinstance(steps, Traced) and steps.is_padded:
             frames = steps.frames[:, None]
@@ -47,7 +40,7 @@ def covariance(rows: Tensor, steps: Steps) -> Covariance:
 
 def whitener(cov: Tensor, eps: float, shrinkage: float = 0.0) -> Tensor:
     """Return ((1 − s) Σ + s diag(Σ) + ε)^{-1/2}, symmetric (I, I); NaN if Σ is not finite."""
-    with _full_precision(cov.device.type):
+    with without_autocast(cov.device.type):
         variances = cov.diagonal()
         if shrinkage:
             cov = cov * (1 - shrinkage) + torch.diag(variances * shrinkage)
@@ -110,7 +103,7 @@ class _InverseRootWithJvp(_InverseRoot):
 def _root_change(change: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
     """Return Q (K ∘ Qᵀ dA Q) Qᵀ, the change of the root for a change of its matrix; also the
     backward pass, since the map is its own transpose."""
-    with _full_precision(change.device.type):
+    with without_autocast(change.device.type):
         root = values.sqrt()
         factor = -1 / (torch.outer(root, root) * (root + root[:, None]))
         return vectors @ (factor * (vectors.t() @ change @ vectors)) @ vectors.t()
@@ -118,13 +111,13 @@ def _root_change(change: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
 
 def whitened(w_ih: Tensor, root: Tensor) -> Tensor:
     """Return W_x Σ^{-1/2}, in the type of the root."""
-    with _full_precision(root.device.type):
+    with without_autocast(root.device.type):
         return w_ih.to(root.dtype) @ root
 
 
 def fold_whitening(weights: Weights, beta: Tensor | None, mean: Tensor, w_ih: Tensor) -> Weights:
     """Return plain weights that apply ``w_ih`` = W_x Σ^{-1/2} to x − mean, and add β."""
-    with _full_precision(w_ih.device.type):
+    with without_autocast(w_ih.device.type):
         shift = -(w_ih @ mean)
         bias = shift if beta is None else beta + shift
     dtype = weights.w_hh.dtype

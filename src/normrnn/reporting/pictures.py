@@ -218,11 +218,20 @@ def require_matplotlib() -> None:
 
 
 def new_figure(**options: Any) -> "Figure":
-    """Return a figure with its own canvas, without global state of matplotlib."""
+    """Return a figure with its own canvas, without global state of matplotlib.
+
+    Notebooks show it as a picture.
+    """
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(**options)
+    class NotebookFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=90)
+            return file.getvalue()
+
+    figure = NotebookFigure(**options)
     FigureCanvasAgg(figure)
     return figure

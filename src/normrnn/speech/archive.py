@@ -1,11 +1,11 @@
 """Kaldi's archives: matrices and int32 vectors, and the tables that point at them.
 
-Nothing that is read is run: `matrices` says what is taken, and a command in a table is refused by
-whoever looks up its place. No message repeats what stands in an archive.
+Nothing that is read is executed: `matrices` lists the accepted objects, and `locate` refuses
+commands. No message repeats the content of an archive.
 
 An scp line is `KEY PATH:OFFSET`. Kaldi's programs open PATH as it stands, so absolute paths are
-written. A reader here looks for an archive of that name beside the scp file first, and checks the
-key in front of the offset: a directory that was moved or copied reads its own archives.
+written. `locate` looks for an archive of that name beside the scp file first, and readers check the
+key before the offset: a directory that was moved or copied reads its own archives.
 """
 
 import gzip
@@ -27,26 +27,26 @@ from normrnn.speech.matrices import BINARY, Unusable, find_matrix
 
 _HEAD = struct.Struct("<bibi")  # size of an int, rows, size of an int, columns
 CHECKSUMS = "checksums"
-"""The file that vouches for the archives of a prepared directory, beside them."""
+"""File with the hashes of the objects in the archives of a prepared directory."""
 _ROW = np.dtype([("size", "i1"), ("value", "<i4")])
 _CHUNK = 1 << 20
-# Of what is unpacked while it is read, and so could be far larger than its file.
+# Limits for gzipped files, whose content may be far larger than the file.
 _LONGEST_KEY = 1 << 12
 _LONGEST_LINE = 1 << 24
 
 
 class Entry(NamedTuple):
-    """Where the object of a key lies: a file, and the position behind the key (None: alone)."""
+    """Position of the object of a key: a file, and the offset after the key (None: no key)."""
 
     path: Path
     offset: int | None
     named: bool = False
-    """Whether a table that is not ours names this very file: then it may have another key in it, as
-    after Kaldi's copy_data_dir.sh."""
+    """Whether a foreign table names this file: it may have another key in it, as after Kaldi's
+    copy_data_dir.sh."""
 
 
 def write_matrix(file: IO[bytes], key: str, matrix: NDArray[np.floating]) -> int:
-    """Append a matrix (T, D); returns the offset for the scp file."""
+    """Append a matrix (T, D); return the offset for the scp file."""
     file.write(f"{key} ".encode())
     offset = file.tell()
     rows, columns = matrix.shape
@@ -56,7 +56,7 @@ def write_matrix(file: IO[bytes], key: str, matrix: NDArray[np.floating]) -> int
 
 
 def write_vector(file: IO[bytes], key: str, vector: NDArray[np.integer]) -> int:
-    """Append an int32 vector (T,); returns the offset for the scp file."""
+    """Append an int32 vector (T,); return the offset for the scp file."""
     file.write(f"{key} ".encode())
     offset = file.tell()
     body = np.empty(len(vector), dtype=_ROW)
@@ -68,13 +68,13 @@ def write_vector(file: IO[bytes], key: str, vector: NDArray[np.integer]) -> int:
 def read_matrix(
     entry: Entry, key: str, start: int = 0, stop: int | None = None
 ) -> NDArray[np.float32]:
-    """Rows start..stop (T, D); of an uncompressed matrix only these are read from disk."""
+    """Read rows start..stop (T, D); of an uncompressed matrix only these come from disk."""
     with _open(entry, key) as file:
         return find_matrix(file, key, entry.path).read(start, stop)
 
 
 def count_rows(entry: Entry, key: str) -> int:
-    """Rows of a matrix, by its header."""
+    """Return the number of rows of a matrix from its header."""
     with _open(entry, key) as file:
         return find_matrix(file, key, entry.path).rows
 
@@ -82,7 +82,7 @@ def count_rows(entry: Entry, key: str) -> int:
 def read_vector(
     entry: Entry, key: str, start: int = 0, stop: int | None = None
 ) -> NDArray[np.int32]:
-    """Elements start..stop of a binary int32 vector; only these are read from disk."""
+    """Read elements start..stop of a binary int32 vector."""
     with _open(entry, key) as file:
         if file.read(2) != BINARY:
             raise Unusable(f"{entry.path} holds no binary int vector for {key}")
@@ -90,7 +90,7 @@ def read_vector(
 
 
 def read_vectors(path: Path) -> Iterator[tuple[str, NDArray[np.int32]]]:
-    """All int vectors of an archive: binary or text, .gz or not."""
+    """Yield all int vectors of an archive: binary or text, gzipped or not."""
     try:
         with open_regular(path) as raw, _unpacked(raw, path) as file:
             while True:
@@ -101,7 +101,9 @@ def read_vectors(path: Path) -> Iterator[tuple[str, NDArray[np.int32]]]:
                 if first != BINARY[:1]:
                     line = first if first == b"\n" else first + file.readline(_LONGEST_LINE)
                     if len(line) > _LONGEST_LINE:
-                        raise UserError(f"{path} is no archive: {key} has a line without an end")
+                        raise UserError(
+                            f"{path} is not an archive: {key} has a line without an end"
+                        )
                     yield key, _numbers(line, key, path)
                 elif file.read(1) == BINARY[1:]:
                     yield key, _vector(file, key, path)
@@ -113,10 +115,10 @@ def read_vectors(path: Path) -> Iterator[tuple[str, NDArray[np.int32]]]:
 
 
 def read_table(path: Path) -> dict[str, str]:
-    """Key -> rest of the line, of an scp, utt2spk, text, ... file; a key twice is an error."""
+    """Read an scp, utt2spk or text file: key -> rest of the line; a repeated key is an error."""
     table: dict[str, str] = {}
     try:
-        lines = read_text(path).split("\n")  # no other character ends a line for Kaldi
+        lines = read_text(path).split("\n")  # Kaldi's only line end
     except FileNotFoundError:
         raise UserError(f"{path.parent} lacks {path.name}") from None
     except OSError as error:
@@ -132,19 +134,19 @@ def read_table(path: Path) -> dict[str, str]:
 
 
 def whole_number(text: str) -> int | None:
-    """What plain digits say; None for anything else, or more than a file could be long."""
+    """Return the number of up to 18 plain digits; None for anything else."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def is_command(target: str) -> bool:
-    """Whether Kaldi, or what reads its tables, could run something for this scp entry."""
+    """Return whether Kaldi would run a command for this scp entry."""
     name, _, digits = target.rpartition(":")
     name = (name if digits.isdigit() else target).strip()
     return name.startswith("|") or name.endswith("|")
 
 
 def locate(target: str, folder: Path) -> Entry:
-    """The archive and offset behind an scp entry `PATH` or `PATH:OFFSET` of a file in `folder`."""
+    """Return the archive and offset of an scp entry `PATH` or `PATH:OFFSET` in `folder`."""
     if is_command(target):
         raise Unusable(
             f"an scp file of {folder} asks for a command ({target}): not run here"
@@ -157,8 +159,8 @@ def locate(target: str, folder: Path) -> Entry:
     name, colon, digits = target.rpartition(":")
     offset = whole_number(digits) if colon else None
     path = Path(target if offset is None else name)
-    # As Kaldi would open it, relative to the scp file, beside it; an archive of a directory of our
-    # own, whose content is checked, first beside it: the directory may be a copy.
+    # As Kaldi opens it, relative to the scp file, beside it. In a prepared directory, whose content
+    # is verified, first beside it: the directory may be a copy.
     choices = [path, folder / path, folder / path.name]
     own = offset is not None and (folder / CHECKSUMS).is_file()
     if own:
@@ -173,7 +175,7 @@ def _split(line: str) -> tuple[str, str, str]:
 
 
 def _open(entry: Entry, key: str) -> BufferedIOBase:
-    """The file, positioned at the object of this key."""
+    """Open the file at the object of this key."""
     try:
         file = open_regular(entry.path)
     except OSError as error:
@@ -194,7 +196,7 @@ def _unpacked(raw: BufferedIOBase, path: Path) -> BufferedIOBase:
 
 
 class _Bounded(RawIOBase):
-    """A gzipped file that ends with an OSError where it has unpacked to more than `limit` bytes."""
+    """A gzipped file that raises OSError after `limit` unpacked bytes."""
 
     def __init__(self, raw: BufferedIOBase, limit: int) -> None:
         self._file, self._left, self._limit = gzip.GzipFile(fileobj=raw), limit, limit
@@ -232,7 +234,7 @@ def _vector(
 
 
 def _exactly(file: BufferedIOBase, size: int) -> bytes | None:
-    """So many bytes, None if there are fewer: a header's word is not enough to reserve them."""
+    """Read `size` bytes in chunks, because a header may be wrong; None if there are fewer."""
     parts: list[bytes] = []
     while size > 0 and (part := file.read(min(size, _CHUNK))):
         parts.append(part)
@@ -241,7 +243,7 @@ def _exactly(file: BufferedIOBase, size: int) -> bytes | None:
 
 
 def _key(file: BufferedIOBase, path: Path) -> tuple[str, bool]:
-    """The next key, empty at the end of the file; and whether the line ended with it."""
+    """Return the next key, empty at the end of the file, and whether it ended the line."""
     name = bytearray()
     while byte := file.read(1):
         if byte in b" \t\n":
@@ -250,7 +252,9 @@ def _key(file: BufferedIOBase, path: Path) -> tuple[str, bool]:
             continue
         name += byte
         if len(name) > _LONGEST_KEY:
-            raise UserError(f"{path} is no archive: it has a key of over {_LONGEST_KEY:,} bytes")
+            raise UserError(
+                f"{path} is not an archive: it has a key of over {_LONGEST_KEY:,} bytes"
+            )
     return name.decode("utf-8", "replace"), True
 
 

@@ -1,4 +1,4 @@
-"""Prepared speech, read lazily: features and labels come from disk when they are asked for."""
+"""Prepared speech; features and labels are read from disk when needed."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ from normrnn.speech.prepared import (
 
 @dataclass(frozen=True)
 class SpeechSplit:
-    """Utterances of one side; nothing is held in memory but where they are."""
+    """Utterances of one split; only their positions are in memory."""
 
     keys: list[str]
     lengths: list[int]
@@ -48,11 +48,11 @@ class SpeechSplit:
     _labels: list[Entry] = field(repr=False)
     _checksums: Checksums = field(repr=False, default_factory=dict)
     _verified: dict[tuple[int, str], tuple[int, ...]] = field(repr=False, default_factory=dict)
-    """What was read whole and found to be what was written, and the state of its archive then: as
-    long as that is the same, parts will do."""
+    """Objects whose hash was verified, with the state of their archive then: while that stays the
+    same, slices are read without verification."""
 
     def features(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
-        """Frames start..stop of an utterance, (frames, D) float32, read from disk now."""
+        """Read frames start..stop of an utterance, (frames, D) float32."""
         key, entry = self.keys[index], self._features[index]
         values = self._read(read_matrix, 0, entry, key, start, stop)
         self._check(entry, index, len(values), start, stop)
@@ -63,7 +63,7 @@ class SpeechSplit:
         return torch.from_numpy(values)
 
     def labels(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
-        """Labels of frames start..stop of an utterance, (frames,) int64, read from disk now."""
+        """Read the labels of frames start..stop of an utterance, (frames,) int64."""
         key, entry = self.keys[index], self._labels[index]
         values = torch.from_numpy(self._read(read_vector, 1, entry, key, start, stop)).long()
         self._check(entry, index, len(values), start, stop)
@@ -118,7 +118,7 @@ def read_speech(path: str | Path) -> SpeechCorpus:
     path = expanded(path)
     if not path.is_dir():
         why = "it is a file" if path.exists() else "it does not exist"
-        raise UserError(f"{path} is no directory of prepared speech: {why}")
+        raise UserError(f"{path} is not a directory of prepared speech: {why}")
     summary = read_summary(path)
     statistics = read_json(path / STATISTICS)
     try:
@@ -134,7 +134,7 @@ def read_speech(path: str | Path) -> SpeechCorpus:
     if mean.shape != (dim,) or variance.shape != (dim,) or counts.shape != (classes,):
         raise UserError(f"{path / STATISTICS} does not belong to {SUMMARY}: other sizes")
     if not (mean.isfinite().all() and (variance >= 0).all() and (counts >= 0).all()):
-        raise UserError(f"{path / STATISTICS} is damaged: its numbers are no statistics")
+        raise UserError(f"{path / STATISTICS} is damaged: its numbers are not statistics")
     train, dev = (_read_split(path / name, classes, dim, summary) for name in SPLITS)
     hashed = hashlib.sha256(json.dumps([FORMAT, classes, dim, statistics]).encode())
     for split in (train, dev):
@@ -146,7 +146,7 @@ def read_speech(path: str | Path) -> SpeechCorpus:
 
 
 def sources(directory: str | Path) -> set[Path]:
-    """The files that `read_features` reads."""
+    """Return the files that `read_features` reads."""
     directory = expanded(directory)
     table = directory / "feats.scp"
     parts = [f"{directory / name}" for name in SPLITS if (directory / name / "feats.scp").is_file()]
@@ -157,14 +157,14 @@ def sources(directory: str | Path) -> set[Path]:
 
 
 def count_frames(directory: str | Path) -> int:
-    """Frames of all utterances that `read_features` reads; only headers are read."""
+    """Count the frames of all utterances that `read_features` reads, from headers."""
     directory = expanded(directory)
     table = read_table(directory / "feats.scp")
     return sum(count_rows(locate(target, directory), key) for key, target in table.items())
 
 
 def read_features(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
-    """Key and features (T, D) float32 of every utterance of a Kaldi directory with a feats.scp."""
+    """Yield key and features (T, D) float32 of every utterance of a Kaldi data directory."""
     directory = expanded(directory)
     checksums = read_checksums(directory) if (directory / CHECKSUMS).is_file() else {}
     for key, target in read_table(directory / "feats.scp").items():

@@ -1,8 +1,7 @@
 """One matrix of a Kaldi archive: float, double or compressed, binary or text.
 
-What a header promises is held against what the file can hold before anything is reserved for it.
-Other objects are refused by their names and never interpreted: some formats that other readers
-take from an archive, pickles above all, run what is in them.
+Sizes in headers are checked against the size of the file before memory is allocated. Other objects
+are refused and never interpreted: some formats, such as pickles, execute code.
 """
 
 import os
@@ -43,13 +42,13 @@ _NAMES = {
 }
 
 
-class Unusable(UserError):  # noqa: N818  said of an utterance, not of the program
-    """One utterance cannot be used, and why; the others go on."""
+class Unusable(UserError):  # noqa: N818  a property of an utterance
+    """Why one utterance cannot be used; the others can."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix in an open file: kind and size are known, its values are not read yet."""
+    """A matrix in an open file, whose values are not read yet."""
 
     file: BufferedIOBase
     where: str
@@ -61,7 +60,7 @@ class Matrix:
     text: NDArray[np.float32] | None = None
 
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
-        """Rows start..stop, (rows, columns); of plain matrices only these come from disk."""
+        """Read rows start..stop; of plain matrices only these come from disk."""
         if self.text is not None:
             return self.text[start:stop]
         if self.kind not in _PLAIN:
@@ -100,7 +99,7 @@ class Matrix:
 
 
 def find_matrix(file: BufferedIOBase, key: str, path: Path) -> Matrix:
-    """The matrix at the file's position, sizes checked; Unusable names anything else."""
+    """Return the matrix at the file's position, sizes checked; Unusable for other objects."""
     where = f"the matrix of {key} in {path}"
     start = file.tell()
     head = file.read(8)
@@ -144,14 +143,14 @@ def _header(file: BufferedIOBase, layout: struct.Struct, where: str) -> tuple:
 
 
 def _named(head: bytes) -> str:
-    """What an object is, by its first bytes; these themselves are nobody's to print."""
+    """Name an object by its first bytes, which are not printed."""
     if not head:
         return "nothing"
     return next((name for magic, name in _NAMES.items() if head.startswith(magic)), "no matrix")
 
 
 def _text(file: BufferedIOBase, where: str) -> NDArray[np.float32]:
-    """`[`, lines of numbers, `]`."""
+    """Read a matrix in text: `[`, lines of numbers, `]`."""
     rows: list[NDArray[np.float32]] = []
     size, ended, first = 0, False, True
     while not ended:

@@ -1,4 +1,4 @@
-"""What a hybrid decoder needs of a trained acoustic model."""
+"""Posteriors of a trained acoustic model, for a hybrid decoder."""
 
 import math
 import os
@@ -30,12 +30,12 @@ def write_posteriors(
     device: str = "cpu",
     show_size: Callable[[int], None] = lambda _: None,
 ) -> tuple[int, int]:
-    """Natural-log posteriors of every utterance of `data` into `prefix`.ark and `prefix`.scp.
+    """Write log posteriors of every utterance of `data` to `prefix`.ark and `prefix`.scp.
 
     With a `prior_floor`, scaled log-likelihoods: minus the log priors of the training labels, each
     state counted as seen in at least so many frames. `show_size` is called with the bytes that the
-    archive will take before anything is computed. Both files appear when all is written; gives the
-    number of utterances and frames.
+    archive will take, before anything is computed. Both files are replaced at the end. Return the
+    numbers of utterances and frames.
     """
     if prior_floor is not None and not 0 < prior_floor < math.inf:
         raise UsageError(f"--prior-floor must be positive and finite, not {prior_floor}")
@@ -86,7 +86,7 @@ def _checked(data: Path, dim: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _together(utterances: Iterator[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-    """In their order, as many at a time as `FRAMES` allow, and at least one."""
+    """Yield utterances in groups of up to `FRAMES` frames, at least one each."""
     some: list[tuple[str, Tensor]] = []
     frames = 0
     for key, features in utterances:

@@ -32,10 +32,10 @@ Checksums = dict[str, tuple[str, str]]
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """What a finished directory says about itself."""
+    """Read the summary of a finished directory."""
     if not (path / SUMMARY).is_file():
         raise UserError(
-            f"{path} is no finished directory of prepared speech: it has no {SUMMARY}"
+            f"{path} is not a finished directory of prepared speech: it has no {SUMMARY}"
             " (normrnn prepare librispeech or kaldi makes one)"
         )
     summary = read_json(path / SUMMARY)
@@ -45,7 +45,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def digest(values: NDArray) -> str:
-    """Hash of features (T, D) or labels (T,), whatever they are stored as."""
+    """Return the hash of features (T, D) or labels (T,), independent of their storage type."""
     kind = "<f4" if values.dtype.kind == "f" else "<i4"
     hashed = hashlib.sha256(repr(values.shape).encode())
     hashed.update(np.ascontiguousarray(values, dtype=kind).tobytes())
@@ -53,14 +53,14 @@ def digest(values: NDArray) -> str:
 
 
 def write_checksums(folder: Path, checksums: Checksums) -> str:
-    """The table of one side; the hash of it, for the summary."""
+    """Write the hashes of one split; return the hash of the file, for the summary."""
     content = "".join(f"{key} {feats} {labels}\n" for key, (feats, labels) in checksums.items())
     write_text(folder / CHECKSUMS, content)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def read_checksums(folder: Path, written: str | None = None) -> Checksums:
-    """That table; UserError if it is another than was `written`."""
+    """Read them; UserError if the file's hash is not `written`."""
     table = read_table(folder / CHECKSUMS)
     found = hashlib.sha256(read_regular(folder / CHECKSUMS, ROWS)).hexdigest()
     pairs = {key: tuple(line.split()) for key, line in table.items()}
@@ -89,10 +89,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """A JSON file with its checksum, replaced whole or not at all."""
+    """Write a JSON file with its checksum, atomically."""
     write_whole(path, sealed_json(values))
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file, replaced whole or not at all."""
+    """Write a text file, atomically."""
     write_whole(path, text.encode())

@@ -1,4 +1,4 @@
-"""Is this Penn Treebank as prepared by Mikolov, whole and unchanged?"""
+"""Check Penn Treebank as prepared by Mikolov."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SOURCE = (
 
 @dataclass(frozen=True)
 class PtbFile:
-    """What one file of the corpus must be."""
+    """Name, hash and tokens of a file of the corpus."""
 
     name: str
     sha256: str
@@ -37,7 +37,7 @@ FILES = (
 
 
 def check_ptb(directory: Path) -> dict[str, int]:
-    """File name -> tokens with <eos>; UserError where a file is missing or changed."""
+    """Return the tokens with <eos> of every file; UserError if one is missing or changed."""
     missing = [f.name for f in FILES if not (directory / f.name).is_file()]
     if missing:
         raise UserError(f"{directory} lacks {', '.join(missing)}. {SOURCE}")

@@ -1,4 +1,4 @@
-"""Tokens as they come, read as the network was trained to read them."""
+"""Tokens as they come, read in windows as in training."""
 
 import torch
 from torch import Tensor
@@ -11,12 +11,12 @@ from normrnn.text.model import LanguageModel
 
 
 class Reader:
-    """A language model fed some tokens at a time, in constant memory.
+    """A language model that gets some tokens at a time, in constant memory.
 
-    Where the state was carried on in training, the text is one stream. Else windows of `steps`
-    tokens begin from zero state; with `overlap` the second half of a full window is read again
-    first, so that what follows has something before it. With statistics kept per position in the
-    window its tokens are read again with each push, so that all meet those of their own position.
+    Where training carried the state, the text is one stream. Else windows of `steps` tokens begin
+    from zero state; with `overlap` the second half of a full window is read again first, as
+    context. With statistics kept per position, the tokens of the window are read again with each
+    push, so that each token is normalised with those of its position.
     """
 
     def __init__(self, model: LanguageModel, steps: int, carried: bool, overlap: bool) -> None:
@@ -27,11 +27,11 @@ class Reader:
         self.steps = steps if slots or not carried else 0
         self.window: list[int] = []
         self.state: State | None = None
-        """At the start of the window, where that is read again."""
+        """State at the start of the window, where that is read again."""
 
     @torch.no_grad()
     def push(self, ids: list[int]) -> Tensor:
-        """Logits (T, C) of what follows each of these tokens (T of them, at least one)."""
+        """Return logits (T, C) of the token after each of these T ≥ 1 tokens."""
         parts = []
         while ids:
             room = self.steps - len(self.window) if self.steps else len(ids)
@@ -56,7 +56,7 @@ class Reader:
         return logits
 
     def _turn(self, after: State | None) -> None:
-        """The window is full."""
+        """Begin the next window."""
         if self.carried:
             self.window, self.state = [], after
             return

@@ -1,4 +1,4 @@
-"""Text that a language model writes."""
+"""Text drawn from a language model."""
 
 from dataclasses import dataclass
 
@@ -11,19 +11,19 @@ from normrnn.text.reading import Reader
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a network is read while it writes."""
+    """How tokens are read back while drawing."""
 
     steps: int
-    """Tokens of a window. With statistics kept per position the window's tokens are read again at
-    every step, so that each meets the statistics of its own position; 1 otherwise."""
+    """Tokens of a window, which are read again at every step where statistics are kept per
+    position; 1 otherwise."""
     carried: bool = True
-    """Whether the state goes on from window to window. Where it does not, a full window is
-    followed by one that begins with its second half."""
+    """Whether the state is carried from window to window; else the next window begins with the
+    second half of the last."""
     temperature: float = 1.0
 
     @classmethod
     def of(cls, config: LanguageConfig, temperature: float) -> "Sampling":
-        """As the network was trained."""
+        """Return the settings of training."""
         carried = config.train.reading == "streams"
         again = config.model.time_steps or not carried
         return cls(config.train.steps if again else 1, carried, temperature)
@@ -37,12 +37,12 @@ def sample(
     sampling: Sampling,
     generator: torch.Generator,
 ) -> list[int]:
-    """`count` ids that follow `start`, drawn one at a time."""
+    """Draw `count` ids that follow `start`, one at a time."""
     reader = Reader(model, sampling.steps, sampling.carried, overlap=True)
     drawn: list[int] = []
     last = reader.push(start)[-1]
     while len(drawn) < count:
-        # From the largest down: however small the temperature, nothing overflows.
+        # Relative to the largest, so that a small temperature does not overflow.
         scaled = (last - last.max()) / max(sampling.temperature, 1e-30)
         drawn.append(int(torch.multinomial(scaled.softmax(0), 1, generator=generator)))
         if len(drawn) < count:

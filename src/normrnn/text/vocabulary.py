@@ -18,7 +18,7 @@ Level = Literal["word", "char"]
 
 
 def tokens(line: str, level: Level) -> list[str]:
-    """Symbols of one line, <eos> included; characters keep blanks and indentation.
+    """Return the symbols of a line, <eos> included; characters keep blanks and indentation.
 
     >>> tokens(" no it was n't ", "word")
     ['no', 'it', 'was', "n't", '<eos>']
@@ -46,7 +46,7 @@ class Vocabulary:
     def build(
         cls, lines: Iterable[str], level: Level, limit: int = 0, unknown: bool = True
     ) -> "Vocabulary":
-        """The symbols of `lines`; with a `limit` the most frequent ones, ties alphabetical.
+        """Build from the symbols of `lines`; with a `limit` the most frequent, ties alphabetical.
 
         >>> Vocabulary.build(["a b b", "b a c"], "word", limit=4).symbols
         ('b', '<eos>', 'a', '<unk>')
@@ -104,12 +104,12 @@ class Vocabulary:
         return ids
 
     def ids(self, symbols: Sequence[str]) -> np.ndarray:
-        """The id of each symbol (n,), <unk>'s or -1 for one that is not known."""
+        """Return the id of each symbol (n,); <unk>'s or -1 for an unknown one."""
         index, unknown = self.index, self.index.get(UNKNOWN, -1)
         return np.array([index.get(s, unknown) for s in symbols], np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`: a new line for each <eos>.
+        """Return the text of `ids`: a newline for each <eos>.
 
         >>> v = Vocabulary(("a", "<eos>", "b"))
         >>> v.decode([0, 2, 1, 2])
@@ -125,12 +125,12 @@ class Vocabulary:
         return "\n".join(between.join(line) for line in lines)
 
     def to_json(self) -> str:
-        """What `from_json` reads."""
+        """Return the vocabulary as JSON."""
         return json.dumps({"level": self.level, "symbols": self.symbols}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Vocabulary":
-        """The vocabulary that `to_json` wrote; UserError for anything else."""
+        """Read what `to_json` wrote; UserError for anything else."""
         try:
             values = json.loads(text)
             symbols, level = tuple(values["symbols"]), values["level"]

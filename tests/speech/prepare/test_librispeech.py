@@ -30,7 +30,7 @@ def test_other_directories(tmp_path: Path, subset: Path) -> None:
     for directory in (tmp_path, subset / "11"):
         with pytest.raises(UserError, match="is not in LibriSpeech's layout"):
             find_utterances(directory)
-    with pytest.raises(UserError, match="is no directory"):
+    with pytest.raises(UserError, match="is not a directory"):
         find_utterances(tmp_path / "none")
 
 

@@ -24,7 +24,7 @@ _FILLERS = frozenset({"<s>", "</s>", "<sil>", "[NOISE]", "[SPEECH]"})
 
 
 class Model(NamedTuple):
-    """What the acoustic model distinguishes."""
+    """Phones and states of the acoustic model."""
 
     phones: tuple[str, ...]
     states: int
@@ -32,18 +32,18 @@ class Model(NamedTuple):
     senones: int
 
     def classes(self, targets: Targets) -> int:
-        """One per state of the model, seen or not."""
+        """Return the number of states of the model."""
         return self.senones if targets == "senone" else len(self.phones) * self.states
 
 
 @cache
 def acoustic_model() -> Model:
-    """Phones and numbers of states, from the model's own definition file."""
+    """Read phones and numbers of states from the model's definition file."""
     pocketsphinx = speech_extra("pocketsphinx")
     path = Path(pocketsphinx.get_model_path("en-us/en-us")) / "mdef"
     raw = path.read_bytes()
     if raw[:4] != b"BMDF":
-        raise UserError(f"{path} is no binary model definition")
+        raise UserError(f"{path} is not a binary model definition")
     _, comment = struct.unpack_from("<ii", raw, 4)
     numbers = struct.unpack_from("<10i", raw, 12 + comment)
     phones, _, states, _, senones = numbers[:5]
@@ -52,7 +52,7 @@ def acoustic_model() -> Model:
 
 
 def read_lexicon(path: Path) -> dict[str, tuple[str, ...]]:
-    """Lines `word PHONE PHONE ...`, a word as often as it has pronunciations."""
+    """Read lines `word PHONE PHONE ...`; a word may have several."""
     known = set(acoustic_model().phones)
     lexicon: dict[str, dict[str, None]] = {}
     lines = read_text(path).split("\n")
@@ -72,17 +72,17 @@ def read_lexicon(path: Path) -> dict[str, tuple[str, ...]]:
 def align(
     samples: NDArray[np.int16], text: str, targets: Targets, lexicon: Lexicon, frames: int
 ) -> NDArray[np.int32]:
-    """A label for each of the `frames` frames of a sound at 16 kHz with these words.
+    """Return a label for each of the `frames` frames of a sound at 16 kHz with these words.
 
-    A fresh decoder each time: labels must not depend on the utterances before.
+    Every call makes a new decoder, so that labels do not depend on earlier utterances.
     """
     words = text.lower().split()
     if not words:
         raise Unusable("its transcript is empty")
-    if "\0" in text:  # where C takes a word to end, and finds it again and again
+    if "\0" in text:  # C code would loop on it
         raise Unusable("its transcript has a zero byte")
     pocketsphinx = speech_extra("pocketsphinx")
-    # bestpath would search a lattice of words instead of following the given ones.
+    # bestpath would search a lattice instead of following the given words.
     decoder = pocketsphinx.Decoder(lm=None, samprate=16000, bestpath=False, loglevel="FATAL")
     _add_words(decoder, words, lexicon)
     sound = samples.tobytes()
@@ -131,7 +131,7 @@ def _add_words(decoder: Any, words: Iterable[str], lexicon: Lexicon) -> None:
 
 
 def _labels(alignment: Any, targets: Targets) -> list[int]:
-    """A label per frame, from one that begins at 0 and has no gaps."""
+    """Return a label per frame; Unusable for an alignment with gaps."""
     model = acoustic_model()
     phone_index = {name: index for index, name in enumerate(model.phones)}
     labels: list[int] = []

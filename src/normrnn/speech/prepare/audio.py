@@ -1,4 +1,4 @@
-"""Sound files as 16-bit samples; what cannot be used is refused with the reason."""
+"""Sound files as 16-bit samples; Unusable, with the reason, for others."""
 
 import os
 import struct
@@ -27,7 +27,7 @@ class Sound(NamedTuple):
 
 
 def read_sound(source: Path | IO[bytes], rate: int = SAMPLE_RATE) -> Sound:
-    """The whole sound at `rate`; other rates are refused, several channels are averaged."""
+    """Read a sound at `rate`; other rates are refused, channels are averaged."""
     soundfile = speech_extra("soundfile")
     limit = largest_unpacked(_file_size(source))
     try:
@@ -52,7 +52,7 @@ def read_sound(source: Path | IO[bytes], rate: int = SAMPLE_RATE) -> Sound:
     if len(values) == 0:
         raise Unusable("its sound is empty")
     if not np.isfinite(values).all():
-        raise Unusable("its sound holds samples that are no numbers")
+        raise Unusable("its sound has samples that are not finite")
     mono = values.mean(axis=1) if channels > 1 else values[:, 0]
     samples = np.clip(np.round(mono * 32768.0), -32768, 32767).astype(np.int16)
     check_not_silent(samples)
@@ -60,13 +60,13 @@ def read_sound(source: Path | IO[bytes], rate: int = SAMPLE_RATE) -> Sound:
 
 
 def check_not_silent(samples: NDArray[np.int16]) -> None:
-    """Refuse digital silence: nothing can be learnt or aligned there."""
+    """Raise Unusable for digital silence."""
     if len(samples) and samples.min() == samples.max():
         raise Unusable("it is silent: every sample is the same")
 
 
 def _read_to_end(file: Any, limit: int) -> NDArray[np.float32]:
-    """All samples (N, channels) of a sound whose header leaves the length out, as FLAC allows."""
+    """Read samples (N, channels) of a sound without a length in its header, as FLAC allows."""
     soundfile = speech_extra("soundfile")
     blocks = []
     frames, ended = 0, False
@@ -75,7 +75,7 @@ def _read_to_end(file: Any, limit: int) -> NDArray[np.float32]:
         try:
             count = file.buffer_read_into(block, dtype="float32")
         except soundfile.LibsndfileError:
-            # The last block is decoded, but soundfile fails to seek behind it.
+            # The last block is decoded, but soundfile fails to seek after it.
             count = int(np.isfinite(block[:, 0]).sum())
         ended = count < len(block)
         blocks.append(block[:count])

@@ -1,4 +1,4 @@
-"""What is to be prepared, what becomes of an utterance, and all that decides the bytes."""
+"""What a preparation consists of: utterances, the work on each, and settings."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from normrnn.files import open_regular
 
 @dataclass(frozen=True)
 class Utterance:
-    """What to prepare; `problem` is why it cannot be, if that is known already."""
+    """An utterance to prepare; `problem` is why it cannot be, if known already."""
 
     key: str
     speaker: str
@@ -26,7 +26,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Features (T, D) and labels (T,), the length of the sound, and what each cost in seconds."""
+    """Features (T, D) and labels (T,), the length of the sound, and the time spent, in seconds."""
 
     features: NDArray[np.float32]
     labels: NDArray[np.int32]
@@ -40,8 +40,8 @@ _SAMPLE = 4096
 
 
 def sample(path: Path, offset: int | None) -> bytes:
-    """Stands for the content of a file: its size, and what is at its beginning, middle and end, or
-    at an offset; nothing if it cannot be read."""
+    """Return the size of a file and some bytes at its start, middle and end, or at an offset;
+    nothing if it cannot be read."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
@@ -60,12 +60,12 @@ Work = Callable[[Utterance], Prepared]
 
 @dataclass(frozen=True)
 class Job:
-    """All that decides the bytes of a prepared directory."""
+    """Everything that determines the bytes of a prepared directory."""
 
     settings: dict[str, Any]
-    """What a later start must agree with; goes into the summary."""
+    """Settings that a later start must have too; they go into the summary."""
     source: dict[str, Any]
-    """Where the data was found: it may move. Goes into the summary too."""
+    """Place of the data, which may move; it goes into the summary too."""
     utterances: Sequence[Utterance]
     """In the order of their keys."""
     work: Work

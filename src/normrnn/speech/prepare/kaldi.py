@@ -21,7 +21,7 @@ from normrnn.speech.prepare.job import Job, Prepared, Utterance, sample
 from normrnn.speech.prepare.pdfs import Labels, class_count, read_alignments
 from normrnn.speech.prepare.speakers import choose_dev, dev_settings
 
-OVERSHOOT = 0.5  # seconds by which a segment may end behind its recording: extract-segments' rule
+OVERSHOOT = 0.5  # seconds by which a segment may exceed its recording, as in extract-segments
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Source:
-    """Where features or sound of an utterance come from, and its labels."""
+    """Place of the features or the sound of an utterance, and its labels."""
 
     target: str
     folder: Path
@@ -53,7 +53,7 @@ def kaldi_job(
     dev_speakers: Path | None,
     dev_fraction: float,
 ) -> Job:
-    """The preparation of directories; without a dev side, speakers of the train side are split."""
+    """Return the preparation of directories; without `dev`, speakers of `train` are split."""
     labels = {side: read_alignments(side.ali) for side in (train, dev) if side is not None}
     count, counted = class_count(classes, {s.ali: found for s, found in labels.items()})
     utterances = {u.key: u for u in _utterances(train, labels[train], "train", allow_pipes)}
@@ -70,11 +70,11 @@ def kaldi_job(
             other = utterances.get(utterance.key)
             if other and other.source and utterance.source:
                 raise UserError(f"{utterance.key} is in both {train.data} and {dev.data}")
-            # An alignment of both sides may be one: what is not in one's data is in the other's.
+            # Both sides may share one alignment directory.
             if not other or utterance.source:
                 utterances[utterance.key] = utterance
     else:
-        # Speakers of whom nothing can be used make no development set, unless they are listed.
+        # Speakers without usable utterances are not chosen, unless they are listed.
         speakers = {u.speaker for u in utterances.values() if dev_speakers or not u.problem}
         problems = [f"{u.key}: {u.problem}" for u in utterances.values() if u.problem]
         chosen = choose_dev(speakers - {""}, dev_speakers, dev_fraction, problems)
@@ -94,7 +94,7 @@ def kaldi_job(
 
 @dataclass(frozen=True)
 class ReadKaldi:
-    """Features as they are, or computed from sound; labels as they are."""
+    """Read features, or compute them from sound."""
 
     deltas: bool
     rate: int
@@ -124,7 +124,7 @@ def _computed(data: Path) -> bool:
 
 
 def _utterances(side: Side, labels: Labels, split: str, allow_pipes: bool) -> list[Utterance]:
-    """All keys of the data and of the alignments."""
+    """Return the utterances of all keys of the data and of the alignments."""
     sources = _sources(side.data, labels, allow_pipes)
     speakers = _optional(side.data / "utt2spk")
     texts = _optional(side.data / "text") or {}
@@ -143,13 +143,15 @@ def _utterances(side: Side, labels: Labels, split: str, allow_pipes: bool) -> li
 
 
 def _sources(data: Path, labels: Labels, allow_pipes: bool) -> dict[str, Source]:
-    """Key -> where it is; labels are empty for keys without any."""
+    """Return the source of every key; labels are empty for keys without any."""
     none = np.zeros(0, dtype=np.int32)
     if not _computed(data):
         table = _targets(data / "feats.scp", allow_pipes)
         return {key: Source(rx, data, labels.get(key, none)) for key, rx in table.items()}
     if not (data / "wav.scp").is_file():
-        raise UserError(f"{data} is no Kaldi data directory: neither feats.scp nor wav.scp in it")
+        raise UserError(
+            f"{data} is not a Kaldi data directory: it has neither feats.scp nor wav.scp"
+        )
     table = _targets(data / "wav.scp", allow_pipes)
     segments = _optional(data / "segments")
     if segments is None:
@@ -172,7 +174,7 @@ def _segment(line: str, key: str, path: Path) -> tuple[str, float, float]:
 
 
 def _targets(path: Path, allow_pipes: bool) -> dict[str, str]:
-    """An scp file; commands in it are refused unless they are allowed."""
+    """Read an scp file; UserError for commands unless they are allowed."""
     table = read_table(path)
     for key, target in table.items():
         if _pipe(target) and not allow_pipes:
@@ -180,14 +182,12 @@ def _targets(path: Path, allow_pipes: bool) -> dict[str, str]:
                 f"{path} runs commands (for {key}: {target}); --allow-pipes lets it run them"
             )
         if is_command(target) and not _pipe(target):
-            raise UserError(
-                f"{path} asks for a command that is none to read from ({key}: {target})"
-            )
+            raise UserError(f"{path} has a command whose output is not read ({key}: {target})")
     return table
 
 
 def _pipe(target: str) -> bool:
-    """A command whose output is read, as Kaldi tells them: the bar is last, and not first."""
+    """Return whether the entry is a command whose output is read: the bar is last."""
     return target.endswith("|") and not target.startswith("|")
 
 
@@ -209,7 +209,7 @@ def _given(source: Source, key: str) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=1)
 def _recording(target: str, folder: Path, rate: int) -> Sound:
-    """A whole recording; the last is kept, as its segments follow each other."""
+    """Read a recording; the last one is cached, because its segments follow each other."""
     if _pipe(target):
         return read_sound(io.BytesIO(_output(target)), rate)
     entry = locate(target, folder)
@@ -219,7 +219,7 @@ def _recording(target: str, folder: Path, rate: int) -> Sound:
 
 
 def _output(command: str) -> bytes:
-    """What a command of an scp file writes; the user allowed it."""
+    """Return the output of a command of an scp file, which the user allowed."""
     done = subprocess.run(command.rstrip("| \t"), shell=True, capture_output=True, check=False)
     if done.returncode or not done.stdout:
         errors = done.stderr.decode("utf-8", "replace").strip().splitlines()
@@ -242,7 +242,7 @@ def _cut(sound: Sound, segment: tuple[float, float] | None) -> NDArray[np.int16]
 
 
 def _fingerprint(utterances: list[Utterance]) -> str:
-    """Stands for the data: keys, speakers, words, labels, and samples of features or sound."""
+    """Return a hash of keys, speakers, words, labels, and samples of features or sound."""
     digest = hashlib.sha256()
     for u in utterances:
         digest.update(repr((u.key, u.speaker, u.split, u.text, bool(u.problem))).encode())

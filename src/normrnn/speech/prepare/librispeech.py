@@ -35,7 +35,7 @@ def librispeech_job(
     dev_speakers: Path | None,
     dev_fraction: float,
 ) -> Job:
-    """The preparation of a directory; its labels come from forced alignment."""
+    """Return the preparation of a directory, with labels from forced alignment."""
     made_with = versions("kaldi_native_fbank", "soundfile", "pocketsphinx")
     words = read_lexicon(lexicon) if lexicon else {}
     found = find_utterances(directory)
@@ -67,7 +67,7 @@ def librispeech_job(
 
 @dataclass(frozen=True)
 class AlignWords:
-    """Sound and words of an utterance -> features and labels."""
+    """Compute features and labels of an utterance from its sound and words."""
 
     targets: Targets
     lexicon: Lexicon
@@ -89,9 +89,9 @@ class AlignWords:
 
 
 def find_utterances(directory: Path) -> list[SourceUtterance]:
-    """All utterances in the order of their keys; DIR holds LibriSpeech/, is it, or is a subset."""
+    """Return all utterances by key; `directory` has LibriSpeech/, is it, or is a subset of it."""
     if not directory.is_dir():
-        raise UserError(f"{directory} is no directory")
+        raise UserError(f"{directory} is not a directory")
     root = directory / "LibriSpeech" if (directory / "LibriSpeech").is_dir() else directory
     level = next((one for one in ("*/*", "*/*/*") if any(_visible(root, f"{one}/{WORDS}"))), None)
     if level is None:
@@ -109,7 +109,7 @@ def find_utterances(directory: Path) -> list[SourceUtterance]:
 
 
 def _visible(root: Path, pattern: str) -> list[Path]:
-    """Other systems leave files behind whose names begin with a dot."""
+    """Return matching paths whose names do not begin with a dot."""
     return sorted(path for path in root.glob(pattern) if not path.name.startswith("."))
 
 
@@ -136,7 +136,7 @@ def _problem(item: SourceUtterance) -> str:
 
 
 def _fingerprint(found: Collection[SourceUtterance]) -> str:
-    """Stands for the data: keys, words, and samples of the sound files."""
+    """Return a hash of keys, words, and samples of the sound files."""
     digest = hashlib.sha256()
     for item in found:
         digest.update(repr((item.key, item.speaker, item.text)).encode())

@@ -13,18 +13,18 @@ from normrnn.speech.archive import read_vectors, whole_number
 
 Labels = dict[str, NDArray[np.int32]]
 
-# What ali-to-pdf made comes before the transition-ids that an alignment directory holds anyway.
+# Output of ali-to-pdf first: an alignment directory also has transition-ids.
 PATTERNS = ("pdf*.ark", "pdf*.gz", "ali.*.ark", "ali.*.gz", "*.ark", "*.gz")
 _NUM_PDFS = re.compile(rb"<NUMPDFS> (?:\x04(....)|(\d{1,10})\s)", re.DOTALL)
 _NEAR = 4  # ids of the transitions of one state follow each other; Kaldi's silence has most
 _SHARE = 0.75
 LARGEST_LABEL = "the largest label"
 MOST_CLASSES = 1 << 20
-"""More than any alignment has: memory is made for so many."""
+"""Limit, because memory is allocated for so many."""
 
 
 def read_alignments(path: Path) -> Labels:
-    """All labels of a directory's archives, or of one archive; 4 bytes a frame in memory."""
+    """Read all labels of a directory's archives, or of one archive."""
     labels: Labels = {}
     files = _archives(path)
     for file in files:
@@ -45,7 +45,7 @@ def read_alignments(path: Path) -> Labels:
 
 
 def class_count(given: int | None, alignments: Mapping[Path, Labels]) -> tuple[int, str]:
-    """The number of pdfs, and what says so; the largest label if nothing else does."""
+    """Return the number of pdfs and its source: the option, the model, or the largest label."""
     if given is not None:
         if not 1 <= given <= MOST_CLASSES:
             raise UsageError(f"--classes must lie between 1 and {MOST_CLASSES:,}, not {given:,}")
@@ -84,13 +84,13 @@ def _archives(path: Path) -> list[Path]:
 
 
 def _natural(path: Path) -> list[int | str]:
-    """ali.2.gz before ali.10.gz."""
+    """Return a sort key with ali.2.gz before ali.10.gz."""
     parts = re.split(r"([0-9]{1,18})", path.name)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def _model_pdfs(path: Path) -> int | None:
-    """The number of pdfs from `num_pdfs` or a Gaussian `final.mdl` beside the alignments."""
+    """Read the number of pdfs from `num_pdfs` or a Gaussian `final.mdl`."""
     folder = path if path.is_dir() else path.parent
     if (folder / "num_pdfs").is_file():
         text = read_regular(folder / "num_pdfs").decode("utf-8", "replace").strip()
@@ -114,11 +114,11 @@ def _rspecifier(files: list[Path]) -> str:
 
 
 def _transition_ids(path: Path, labels: Labels) -> bool:
-    """Are these ids of transitions?
+    """Return whether these are transition-ids.
 
     They count from 1 and exceed the number of pdfs, where that is known. And they have a pattern: a
     stay in a state is one frame of the transition that leaves it and, before or after that, any
-    number of its self-loop, whose id is a near one.
+    number of frames of its self-loop, whose id is near.
     """
     filled = [values for values in labels.values() if len(values)]
     if not filled or min(int(values.min()) for values in filled) < 1:

@@ -15,16 +15,16 @@ from normrnn.processes import safe_path
 T = TypeVar("T")
 R = TypeVar("R")
 C = TypeVar("C")
-_AHEAD = 4  # items per process that are under way: enough to bridge a long one
+_AHEAD = 4  # items in progress per process
 
 
 def in_order(
     function: Callable[[T], R], items: Sequence[T], processes: int, crashed: C
 ) -> Iterator[R | C]:
-    """function(item) for each item; one process works here, more work in fresh processes.
+    """Yield function(item) for each item; with more than one process in new processes.
 
-    Where C code takes a fresh process down, the items under way are tried again, the first of them
-    alone; if that crashes too, its result is `crashed`.
+    Where C code crashes a process, the items in progress are repeated, the first of them alone; if
+    that crashes too, its result is `crashed`.
     """
     if processes <= 1:
         yield from map(function, items)
@@ -63,13 +63,13 @@ def _pooled(function: Callable[[T], R], items: Sequence[T], processes: int) -> I
 
 
 _function: Callable[[Any], Any] | None = None
-"""Of a working process: sent once, as it may carry a large lexicon."""
+"""Function of a worker process: sent once, because it may have a large lexicon."""
 
 
 def _start_worker(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
-    # Ctrl-C reaches every process of the terminal; the parent alone decides what it means.
+    # Ctrl-C reaches every process of the terminal; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Which speakers are kept for development: nobody is heard on both sides."""
+"""Choice of the development speakers."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -15,10 +15,10 @@ def choose_dev(
     fraction: float,
     problems: Sequence[str] = (),
 ) -> set[str]:
-    """The development speakers: those listed in a file, or a fraction of all.
+    """Return the development speakers: those listed in a file, or a fraction of all.
 
-    The fraction takes the speakers whose names have the smallest hashes: the same on every machine,
-    and in no order that a corpus may have. `problems` are why others are not among them.
+    The fraction takes the speakers whose names have the smallest hashes: the same on every machine.
+    `problems` say why other speakers are left out.
     """
     if listed is not None:
         return _read_listed(set(speakers), listed)
@@ -33,7 +33,7 @@ def choose_dev(
 
 
 def dev_settings(dev: Collection[str], listed: Path | None, fraction: float) -> dict[str, Any]:
-    """The choice, for the settings of a preparation."""
+    """Return the choice, for the settings of a preparation."""
     if listed is None:
         return {"dev_fraction": fraction}
     return {"dev_speakers": " ".join(sorted(dev))}
