@@ -1,6 +1,7 @@
 """The ways a layer can run, against each other: the recurrence, torch's kernels, torch's layer."""
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -115,6 +116,40 @@ class TestBackend:
         layer(x)
         with pytest.raises(ValueError, match="'cuda'"):
             normrnn.backend("cuda")  # type: ignore[arg-type]
+
+    def test_threads_choose_for_themselves(self) -> None:
+        """Blocks of several threads that overlap leave nothing behind."""
+        layer, x = normrnn.LSTM(3, 2, norm="frame"), torch.randn(5, 4, 3)
+        both, seen = threading.Barrier(2, timeout=30), []
+
+        def enter_and_leave(name: Any, first: bool) -> None:
+            block = normrnn.backend(name)
+            both.wait()
+            if not first:
+                both.wait()
+            seen.append(describe().get("backend"))
+            block.__exit__()
+            if first:
+                both.wait()
+            seen.append(describe().get("backend"))
+
+        arguments = ("torch", True), ("loop", False)
+        threads = [threading.Thread(target=enter_and_leave, args=given) for given in arguments]
+        for thread in threads:
+            thread.start()
+        layer(x)
+        for thread in threads:
+            thread.join()
+        assert sorted(map(str, seen)) == ["None", "None", "loop", "torch"]
+        assert "backend" not in describe()
+
+    @pytest.mark.slow
+    def test_compiled_models_take_it(self) -> None:
+        layer, x = normrnn.LSTM(3, 2, norm="frame").eval(), torch.randn(5, 4, 3)
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        for name in ("auto", "loop", "native"):
+            with normrnn.backend(name):  # type: ignore[arg-type]
+                torch.testing.assert_close(compiled(x)[0], layer(x)[0], rtol=1e-5, atol=1e-6)
 
     def test_runs_record_it(self) -> None:
         assert "backend" not in describe()

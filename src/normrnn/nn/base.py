@@ -17,7 +17,7 @@ from normrnn.nn import packing, stack, tracing
 from normrnn.nn.normaliser import Resolved
 from normrnn.nn.parameters import Parameters
 from normrnn.nn.stack import Batch, Parts
-from normrnn.ops import backend
+from normrnn.ops.backend import choice
 from normrnn.ops.call import State
 from normrnn.ops.layout import Steps, Traced, is_unknown
 from normrnn.ops.native.library import library
@@ -282,14 +282,14 @@ class Normalised(Parameters):
         is_able = resets is None and self.peephole is None and not self._has_regularisers()
         is_linear = False not in [own.is_linear for own in resolved]
         if not (is_able and is_linear):
-            if backend.selected == "torch":
+            if choice.selected == "torch":
                 raise RuntimeError(
                     f"backend('torch') cannot run {type(self).__name__} with norm={self.norm!r} "
                     f"{'in training' if self.training else 'in eval mode'}: use 'auto'"
                 )
             return False
-        if backend.selected != "auto":
-            return backend.selected == "torch"
+        if choice.selected != "auto":
+            return choice.selected == "torch"
         on_cpu, is_compiling = data.is_cpu, torch.compiler.is_compiling()
         is_traced = is_compiling or torch._C._are_functorch_transforms_active()
         if is_traced and (on_cpu or (is_compiling and is_packed)):

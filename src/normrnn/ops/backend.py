@@ -1,14 +1,24 @@
 """The choice of a backend, which a user may override."""
 
+from threading import local
 from typing import Any, Literal, get_args
 
 Backend = Literal["auto", "native", "torch", "loop"]
-selected: str = "auto"
-"""The name of the selected backend."""
+
+
+class _Choice(local):
+    """The backend of the current thread."""
+
+    selected: str = "auto"
+
+
+choice = _Choice()
 
 
 class backend:  # noqa: N801  used as a function
-    """Select what computes the recurrence, for the process or inside a ``with`` block.
+    """Select what computes the recurrence, from now on or inside a ``with`` block.
+
+    The choice is that of the current thread, as with ``torch.set_grad_enabled``.
 
     Args:
         name: ``"auto"`` chooses per call by a fixed rule (see ARCHITECTURE.md). ``"native"``: the
@@ -26,12 +36,10 @@ class backend:  # noqa: N801  used as a function
         if name not in get_args(Backend):
             choices = ", ".join(map(repr, get_args(Backend)))
             raise ValueError(f"unknown backend {name!r}: choose one of {choices}")
-        global selected
-        self._before, selected = selected, name
+        self._before, choice.selected = choice.selected, name
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: Any) -> None:
-        global selected
-        selected = self._before
+        choice.selected = self._before

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from normrnn.ops import backend, operators
+from normrnn.ops import operators
+from normrnn.ops.backend import choice
 from normrnn.ops.call import (
     COUNT,
     Norm,
@@ -40,7 +41,7 @@ def recur(spec: Spec, steps: Steps, tensors: Tensors) -> Result:
     if isinstance(steps, Traced) and steps.is_scanned:
         return run_scan(spec, steps, tensors)
     if not steps.is_traced and not can_run_native(spec, steps, tensors):
-        if backend.selected == "native":
+        if choice.selected == "native":
             raise RuntimeError(
                 'backend("native") cannot run this call: the compiled kernels take float32 on a '
                 "CPU, outside forward-mode differentiation and torch.jit"

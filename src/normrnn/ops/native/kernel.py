@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normrnn.ops import backend
+from normrnn.ops.backend import choice
 from normrnn.ops.call import CELLS, COUNT, NORMS, Spec, Tensors
 from normrnn.ops.layout import Steps
 from normrnn.ops.native.library import library, out_of_memory
@@ -48,7 +48,7 @@ def is_plain(tensors: Sequence[Tensor | None]) -> bool:
 def can_run(spec: Spec, tensors: Tensors) -> bool:
     """Whether C computes this call, which has been checked: float32 on a CPU throughout."""
     x, w_hh, w_ih = tensors.x, tensors.w_hh, tensors.w_ih
-    if x.dtype != torch.float32 or not x.is_cpu or library() is None or backend.selected == "loop":
+    if x.dtype != torch.float32 or not x.is_cpu or library() is None or choice.selected == "loop":
         return False
     if tensors.w_hr is not None or 0 in w_hh.shape or (w_ih is not None and 0 in w_ih.shape):
         return False
@@ -228,7 +228,7 @@ def update(
     K, C = means.shape
     if loaded is None or not K * C or mean.shape != (C,) or var.shape != (C,):
         return None
-    if not 0 <= inputs <= C or backend.selected == "loop":
+    if not 0 <= inputs <= C or choice.selected == "loop":
         return None
     for t in (mean, var, means, variances, count):
         if t.dtype != torch.float32 or not t.is_cpu or t.layout != torch.strided or t.is_neg():

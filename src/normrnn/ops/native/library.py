@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from normrnn.ops import backend
+from normrnn.ops.backend import choice
 from normrnn.ops.native import build
 
 _NO_MEMORY = "not enough memory for a compiled kernel: use a smaller batch or shorter sequences"
@@ -91,8 +91,8 @@ def best_variant() -> str:
 def describe() -> dict[str, Any]:
     """Describe the kernels for the record of a run: other kernels round differently."""
     loaded, chosen = library(), {}
-    if backend.selected != "auto":
-        chosen = {"backend": backend.selected}
+    if choice.selected != "auto":
+        chosen = {"backend": choice.selected}
     if loaded is None:
         return {"kernels": "torch", **chosen}
     found = {"kernels": loaded.variant, "build": loaded.path.stem, "threads": loaded.threaded}
