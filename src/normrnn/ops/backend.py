@@ -36,10 +36,11 @@ class backend:  # noqa: N801  used as a function
         if name not in get_args(Backend):
             choices = ", ".join(map(repr, get_args(Backend)))
             raise ValueError(f"unknown backend {name!r}: choose one of {choices}")
-        self._before, choice.selected = choice.selected, name
+        self._name, self._before = name, choice.selected
+        choice.selected = name
 
     def __enter__(self) -> None:
-        pass
+        choice.selected = self._name
 
     def __exit__(self, *_: Any) -> None:
         choice.selected = self._before

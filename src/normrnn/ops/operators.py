@@ -187,7 +187,8 @@ def gradients_by_loop(
 def has_native_backward(spec: Spec, saved: Sequence[Tensor], wanted: Sequence[bool]) -> bool:
     """Whether C computes these gradients: it ran the forward pass, and given statistics, which it
     treats as constants, need none."""
-    return len(saved) == 2 + spec.batch and not any(wanted[Tensors.FIRST - 2 : Tensors.FIRST])
+    is_kept = len(saved) == 2 + spec.batch and saved[-1].numel() > 0
+    return is_kept and not any(wanted[Tensors.FIRST - 2 : Tensors.FIRST])
 
 
 @torch.library.impl(_OPS, "recur", "CompositeExplicitAutograd")
@@ -204,6 +205,7 @@ def _recur(*args: Any) -> list[Tensor]:
     else:
         rows, state, found = loop(spec, steps, some)
         outputs = [rows, *state, *([] if found is None else [torch.stack(found[:2])])]
+        outputs += [rows.new_empty(0)] if keep else []  # a graph has as many outputs without C
     outputs[0] = frames.restore_rows(outputs[0])
     for k in range(spec.states):
         outputs[1 + k] = frames.restore_state(outputs[1 + k], tensors[1 + k])
@@ -230,7 +232,8 @@ def _recur_backward(*args: Any) -> list[Tensor]:
     if steps.rows:
         check_given(spec, steps, tensors)
     _check_backward(spec, traced, tensors, saved, grads, wanted)
-    if not has_native_backward(spec, saved, wanted) or not steps.rows:
+    is_native = has_native_backward(spec, saved, wanted) and kernel.can_run(spec, tensors)
+    if not is_native or not steps.rows:
         with torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False):
             found = gradients_by_loop(spec, traced, tensors, grads, wanted, again=False)
         return [grad.clone(memory_format=torch.contiguous_format) for grad in found]
@@ -263,9 +266,11 @@ def _check_backward(
     outputs = 1 + spec.states
     _check_tensors("gradients", grads, types[:outputs], tensors.x)
     expected = [types[0], *types[outputs:]]
-    least = 1 + spec.batch
-    if len(saved) not in (least, len(expected)):
-        raise ValueError(f"expected {least} or {len(expected)} saved outputs, got {len(saved)}")
+    if len(saved) not in (len(expected) - 1, len(expected)):
+        count = len(expected)
+        raise ValueError(f"expected {count - 1} or {count} saved outputs, got {len(saved)}")
+    if len(saved) == len(expected) and not (saved[-1].numel() and expected[-1][0] != (0,)):
+        saved = saved[:-1]  # C did not run the forward pass, or does not run here
     _check_tensors("saved outputs", saved, expected[: len(saved)], tensors.x)
     if len(wanted) != COUNT:
         raise ValueError(f"expected {COUNT} flags of wanted gradients, got {len(wanted)}")
@@ -324,6 +329,8 @@ def _output_types(
     types += [((D, steps.batch, size), x.dtype) for size in sizes]
     if spec.batch:
         types.append((spec.statistics_shape(steps.time, H), wide(x.dtype)))
-    if keep and kernel.can_run(spec, tensors):
-        types.append(((kernel.kept_floats(spec, tensors, steps.time, N),), x.dtype))
+    if keep:
+        is_native = kernel.can_run(spec, tensors)
+        size = kernel.kept_floats(spec, tensors, steps.time, N) if is_native else 0
+        types.append(((size,), x.dtype))
     return types
