@@ -55,6 +55,7 @@ def recalibrate(
             differ strongly where one set is kept for all (see ``time_steps``).
 
     >>> import torch
+    >>> from normrnn import LSTM
     >>> layer = LSTM(3, 4, norm="sequence")
     >>> data = torch.randn(20, 6, 3)
     >>> pre = data.view(-1, 3) @ layer.weight_ih_l0.t()
@@ -109,6 +110,7 @@ def batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
     """Run in eval mode with the batch's own statistics; nothing is updated.
 
     >>> import torch
+    >>> from normrnn import LSTM
     >>> layer, x = LSTM(3, 4, norm="sequence").eval(), torch.randn(20, 6, 3) * 5 + 2
     >>> with batch_statistics(layer):
     ...     own = layer(x)[0]
