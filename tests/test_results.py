@@ -99,7 +99,7 @@ def test_written_results_are_fresh_until_something_changes(project: Path) -> Non
     for row in lines:
         row["loss"] -= 1 if row["split"] == "valid" else 0
     metrics.write_text("".join(json.dumps(row) + "\n" for row in lines))
-    assert stale(project) == [INDEX, FINDINGS, f"{PAGES}/ptb-medium.md"]
+    assert stale(project) == [INDEX, "RESULTS.md", FINDINGS, f"{PAGES}/ptb-medium.md"]
     write(project)
     (project / picture).unlink()
     assert stale(project) == [picture]

@@ -7,6 +7,7 @@ Everything comes from results/ and studies/. Texts are compared whole, pictures 
 """
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,7 +72,7 @@ def _runs(directory: Path) -> list:
 
 
 def index_page(root: Path) -> str:
-    """One row per comparison, and the list of pages."""
+    """One row per comparison."""
     rows = []
     for name, parts in experiments(root).items():
         for group in parts:
@@ -85,8 +86,18 @@ def index_page(root: Path) -> str:
     if empty:
         links = ", ".join(f"[{name}]({name}.md)" for name in empty)
         parts.append(f"Without a comparison of runs: {links}.")
-    parts.append(TOCTREE.format("\n".join(["notes", *experiments(root)])))
     return "\n\n".join(parts) + "\n"
+
+
+def site_page(root: Path, table: str) -> str:
+    """The same page in the documentation, with the list of pages."""
+    return f"{table}\n{TOCTREE.format(chr(10).join(['notes', *experiments(root)]))}\n"
+
+
+def top_level(table: str) -> str:
+    """The page with links from the top of the repository."""
+    links = re.sub(r"\]\(([\w-]+\.md)\)", rf"]({PAGES}/\1)", table)
+    return links.replace("](../", "](docs/").replace("# Experiments", "# Results", 1)
 
 
 def _compared(verdict: Verdict) -> list[tuple[str, list[str]]]:
@@ -186,8 +197,10 @@ def filled(file: Path, parts: Mapping[str, str]) -> str:
 def texts(root: Path) -> dict[str, str]:
     """Every file that `make results` writes, or writes in."""
     notes = (root / "results/NOTES.md").read_text(encoding="utf-8")
+    table = index_page(root)
     found = {
-        INDEX: index_page(root),
+        INDEX: site_page(root, table),
+        "RESULTS.md": top_level(table),
         "README.md": filled(root / "README.md", {"results": readme_table(root)}),
         FINDINGS: filled(root / FINDINGS, findings_parts(root)),
         f"{PAGES}/notes.md": f"# Notes on the results\n\n{notes.strip()}\n",

@@ -99,6 +99,11 @@ def of(name: str | None) -> Norm:
     return found
 
 
+def layer_argument(name: str) -> str | None:
+    """The name as layers take it: None for the baseline."""
+    return None if name == BASELINE else name
+
+
 def names() -> tuple[str, ...]:
     """All of them, the baseline first."""
     return tuple(_TABLE)

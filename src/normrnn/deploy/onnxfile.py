@@ -140,6 +140,7 @@ def _with_operators(
     options |= {"dynamic_axes": axes, "opset_version": min(version, HIGHEST_TRACED)}
     torch.onnx.export(model, (*given.values(),), traced, **options)
     content = onnx.load_model_from_string(traced.getvalue())
+    traced.close()
     if not content.graph.input:
         raise ValueError(
             "the tracer saw nothing of what the model does with its input: it would be a "

@@ -74,8 +74,15 @@ class Portable:
         return cls(modules, weights, own=True, usage=usage)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Copies of all of them on the CPU: one that has two names is written twice."""
-        return {n: v.cpu().clone() for n, v in (self.weights | self.values).items()}
+        """Return all on the CPU; a tensor that has two names is copied, to be written twice."""
+        found: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name, value in (self.weights | self.values).items():
+            value = value.cpu().contiguous()
+            place = value.untyped_storage().data_ptr()
+            found[name] = value.clone() if place in seen else value
+            seen.add(place)
+        return found
 
 
 def write_torch(portable: Portable, path: Path) -> None:

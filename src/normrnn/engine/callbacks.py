@@ -19,7 +19,6 @@ Callback = Callable[[Row], None]
 """Called with every row of metrics.jsonl, after it was written."""
 TENSORBOARD = "tensorboard"
 CSV_FILE = "metrics.csv"
-_SCALARS = ("loss", "bpc", "fer", "error", "batch_ppl", "grad_norm", "lr")
 
 
 def require_tensorboard() -> None:
@@ -99,9 +98,9 @@ class TensorBoard(RowLog):
         kind = row["split"] + (f" {row['statistics']}" if "statistics" in row else "")
         kind += f" {row['streams']} stream" if row.get("streams") == 1 else ""
         at = self.start + row["seconds"]
-        for name in _SCALARS:
-            if name in row:
-                self.writer.add_scalar(f"{name}/{kind}", row[name], row["updates"], walltime=at)
+        for name, value in row.items():
+            if isinstance(value, float) and name != "seconds":
+                self.writer.add_scalar(f"{name}/{kind}", value, row["updates"], walltime=at)
 
     def close(self) -> None:
         """Write what is pending."""

@@ -27,7 +27,7 @@ from normrnn.experiments.outcome import check_report, conclude
 from normrnn.experiments.progress import notebook_line
 from normrnn.files import read_regular, write_whole
 from normrnn.locks import try_lock
-from normrnn.norms import BASELINE
+from normrnn.norms import BASELINE, layer_argument
 from normrnn.processes import Child, stop_with_parent
 from normrnn.runs.metrics import MetricsFile
 from normrnn.runs.names import CONFIG, DIVERGED, LOCK, LOG, METRICS
@@ -137,7 +137,7 @@ class FunctionJob(Job):
             (self.out / DIVERGED).unlink(missing_ok=True)
             self._write(0)
             log = RunLog(self.out, self.higher_is_better)
-            train(None if self.norm == BASELINE else self.norm, self.seed, log, **self.settings)
+            train(layer_argument(self.norm), self.seed, log, **self.settings)
             if not log.calls:
                 raise UserError(f"{self.function} returned without calling log(step=…)")
             self._write(log.calls, log.sha256)

@@ -49,7 +49,7 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
             in a wrapper, of as many features as the layer's input. ``nn.Identity`` replaces it.
 
     >>> import torch
-    >>> from normrnn import recalibrate
+    >>> from normrnn import LSTM, recalibrate
     >>> model = nn.Sequential(LSTM(3, 4, norm="sequence"))
     >>> _ = recalibrate(model.eval(), [torch.randn(5, 8, 3)])
     >>> plain = fold(model)

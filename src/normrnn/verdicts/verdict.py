@@ -229,7 +229,7 @@ def _difference(
     settings: Settings,
 ) -> Figure | None:
     first, second = _groups(baseline, other, measure, settings)
-    if not first or not second:
+    if not first or not second or not any(map(math.isfinite, (*first.values(), *second.values()))):
         return None
     scale = abs(mean([v for v in first.values() if math.isfinite(v)] or [0.0]))
     margin = settings.margin * scale
@@ -304,8 +304,6 @@ def _groups(
     if settings.paired:
         common = [seed for seed in first if seed in second]
         first, second = ({seed: values[seed] for seed in common} for values in (first, second))
-    if not any(math.isfinite(value) for value in (*first.values(), *second.values())):
-        return {}, {}
     return first, second
 
 

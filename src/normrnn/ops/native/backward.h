@@ -36,9 +36,9 @@ INLINE vec output_gradient(const BackwardLoop *L, int64_t t, int64_t r, int64_t 
 }
 
 /* The gradient dy[G] of the inputs of the non-linearities, from dh and the trace. Stores what the
- * previous state receives without a product. *dq is the GRU's; `dc_more` that of a normalised cell. */
-INLINE void gate_gradients(const BackwardLoop *L, int64_t t, int64_t r, int64_t v, vec dh, int cut, vec *dy,
-                   vec *dq, vec dc_more, int mode, int cell) {
+ * previous state receives without a product. *dq is the GRU's, `dc_more` a normalised cell's. */
+INLINE void gate_gradients(const BackwardLoop *L, int64_t t, int64_t r, int64_t v, vec dh, int cut,
+                           vec *dy, vec *dq, vec dc_more, int mode, int cell) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int64_t b = J->sizes[t], at = r * L->lanes + v * VW;
@@ -52,7 +52,8 @@ INLINE void gate_gradients(const BackwardLoop *L, int64_t t, int64_t r, int64_t 
         const vec dho = dh * o, d_o = dho * tc * (one - o);
         vec dc = cut ? (vec){0} : load(L->carried + at), stays = {0};
         if (has_zoneout(d->zone_c, d->share_c))
-            dc = zoneout_backward(d->zone_c, d->share_c, (J->offsets[t] + r) * J->ldo, v, n, dc, &stays);
+            dc = zoneout_backward(d->zone_c, d->share_c, (J->offsets[t] + r) * J->ldo, v, n, dc,
+                                  &stays);
         dc += cell ? dc_more : dho * (one - tc * tc);
         if (d->peephole[2]) {
             dc += d_o * load_n(d->peephole[2] + v * VW, n);
@@ -61,14 +62,11 @@ INLINE void gate_gradients(const BackwardLoop *L, int64_t t, int64_t r, int64_t 
         const vec dci = dc * i, dcf = dc * f;
         const vec di = dci * g * (one - i), df = dcf * c0 * (one - f);
         vec back = dcf + stays;
-        if (d->peephole[0]) {
-            back += di * load_n(d->peephole[0] + v * VW, n);
-            add_unit(L, PEEP_I, v, di * c0);
-        }
-        if (d->peephole[1]) {
-            back += df * load_n(d->peephole[1] + v * VW, n);
-            add_unit(L, PEEP_F, v, df * c0);
-        }
+        for (int k = 0; k < 2; k++) /* of the input and forget gates */
+            if (d->peephole[k]) {
+                back += (k ? df : di) * load_n(d->peephole[k] + v * VW, n);
+                add_unit(L, PEEP_I + k, v, (k ? df : di) * c0);
+            }
         store(L->carried + at, back);
         dy[0] = di, dy[1] = df, dy[2] = dci * (one - g * g), dy[3] = d_o;
     } else if (mode == GRU) {
@@ -81,7 +79,8 @@ INLINE void gate_gradients(const BackwardLoop *L, int64_t t, int64_t r, int64_t 
         store(L->carried + at, dh * z);
     } else {
         const vec h = load(trace);
-        dy[0] = mode == RNN_RELU ? select_lanes(h <= splat(0.0f), (vec){0}, dh) : dh * (one - h * h);
+        dy[0] = mode == RNN_RELU ? select_lanes(h <= splat(0.0f), (vec){0}, dh)
+                                 : dh * (one - h * h);
     }
 }
 
@@ -117,8 +116,8 @@ INLINE void block_product(const BackwardLoop *L, const StepRows *f, int64_t bloc
 }
 
 /* dL/dh of a step, without the part that zoneout passes to the previous h. */
-INLINE vec hidden_gradient(const BackwardLoop *L, const StepRows *f, int64_t i, int64_t r, int64_t v, int cut,
-                    int mode) {
+INLINE vec hidden_gradient(const BackwardLoop *L, const StepRows *f, int64_t i, int64_t r,
+                           int64_t v, int cut, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int64_t at = r * L->lanes + v * VW;
@@ -245,13 +244,13 @@ INLINE void backward_products(const BackwardLoop *L, const StepRows *f, StepUnit
         sd += dz, sx += dz * load(trace + r * keep + 6 * VW);
     }
     if (cell) add_unit(L, BETA_C, u.v, sd), add_unit(L, GAMMA_C, u.v, sx);
-    const int own = share[0] > 0;
+    const int is_batch = share[0] > 0;
     for (int64_t r = 0; r < rows; r++) {
         const vec dh = load(dhs + r * VW);
         vec dc = {0}, dy[4], dq;
         if (cell) {
             dc = cell_gradient(trace + r * keep, dh);
-            if (own) dc -= (sd + load(trace + r * keep + 6 * VW) * sx) * share;
+            if (is_batch) dc -= (sd + load(trace + r * keep + 6 * VW) * sx) * share;
             dc *= k;
         }
         gate_gradients(L, f->t, r, u.v, dh, is_state_reset(L, f, r), dy, &dq, dc, mode, cell);

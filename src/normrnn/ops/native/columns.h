@@ -13,25 +13,13 @@ static void unpack_vector(Gates o, const float *from, float *to) {
 
 /* ---- statistics of columns ---- */
 
-/* Mean and Σ (x − mean)² of a vector of columns over a few rows, in two passes. */
-INLINE void two_pass_moments(const float *x, int64_t ld, int64_t rows, vec *mean, vec *squares) {
-    vec m = {0}, s = {0};
-    for (int64_t r = 0; r < rows; r++) m += load(x + r * ld);
-    m *= splat(1.0f / (float)rows);
-    for (int64_t r = 0; r < rows; r++) {
-        const vec e = load(x + r * ld) - m;
-        s += e * e;
-    }
-    *mean = m, *squares = s;
-}
-
 /* Means and Σ (x − mean)² of n columns, in double, with `rows` more rows after those before. */
 static void accumulate_rows(const float *x, int64_t ld, int64_t rows, int64_t before, int64_t n,
                             double *M, double *S) {
     const double share = (double)rows / (double)(before + rows), both = (double)before * share;
     for (int64_t c = 0; c < n; c += VW) {
         vec mean, squares;
-        two_pass_moments(x + c, ld, rows, &mean, &squares);
+        two_pass_moments(x + c, ld, rows, VW, &mean, &squares);
         for (int l = 0; l < VW; l++) {
             const double e = before ? (double)mean[l] - M[c + l] : 0.0;
             M[c + l] = before ? M[c + l] + e * share : (double)mean[l];

@@ -15,7 +15,7 @@ typedef struct {
 
 /* Write the state of a vector of units after a step; `c0` is the previous cell. */
 INLINE void write_state(const ForwardLoop *L, int64_t t, int64_t r, int64_t v, vec h, vec c, vec c0,
-                    const float *before, float *after, int mode) {
+                        const float *before, float *after, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int64_t H = J->H, at = r * L->lanes + v * VW;
@@ -114,16 +114,23 @@ INLINE Normal normal_of(const ForwardLoop *L, int64_t t, int64_t row, int64_t us
                     d->used_inv + used, n, gamma, beta};
 }
 
+/* Mean and Σ (x − mean)² of n columns over a few rows, in two passes. */
+INLINE void two_pass_moments(const float *x, int64_t ld, int64_t rows, int n, vec *mean,
+                             vec *squares) {
+    vec m = {0}, s = {0};
+    for (int64_t r = 0; r < rows; r++) m += load_n(x + r * ld, n);
+    m *= splat(1.0f / (float)rows);
+    for (int64_t r = 0; r < rows; r++) {
+        const vec e = load_n(x + r * ld, n) - m;
+        s += e * e;
+    }
+    *mean = m, *squares = s;
+}
 /* Normalise a vector of columns over its rows into y; writes the statistics and the hats. */
 INLINE void normalise_rows(const Job *J, int64_t rows, const float *x, int64_t ld, float *y,
                            int64_t ldy, float *hat, int64_t ldh, Normal k) {
-    vec mean = {0}, var = {0};
-    for (int64_t r = 0; r < rows; r++) mean += load_n(x + r * ld, k.n);
-    mean *= splat(1.0f / (float)rows);
-    for (int64_t r = 0; r < rows; r++) {
-        const vec e = load_n(x + r * ld, k.n) - mean;
-        var += e * e;
-    }
+    vec mean, var;
+    two_pass_moments(x, ld, rows, k.n, &mean, &var);
     var *= splat(1.0f / (float)rows);
     if (k.mean) store_n(k.mean, mean, k.n), store_n(k.var, var, k.n);
     vec inv = rsqrt_(var + splat((float)J->eps));
@@ -153,7 +160,7 @@ INLINE void normalise_gate(const ForwardLoop *L, int64_t t, Units u, int g, int 
     normalise_rows(L->J, L->J->sizes[t], x, u.ld, x, u.ld, u.hat + g * VW, G * VW, k);
 }
 
-/* OVER_ROWS: add the gate inputs and normalise; the GRU's candidate last, as r is inside its sum. */
+/* OVER_ROWS: add gate inputs and normalise; the GRU's candidate last, as r is inside its sum. */
 INLINE void normalise_sums(const ForwardLoop *L, int64_t t, Units u, vec bias, int mode) {
     const int64_t rows = L->J->sizes[t], ld = u.pre.ld;
     const int G = gates(L->J->H, mode).G, n = u.n;

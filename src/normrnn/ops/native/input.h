@@ -85,19 +85,19 @@ static void input_gradient_part(const Team *c, int id, int n) {
         pack_columns(o, I, J->d[d].w_ih, c->buffer + d * blocks * C * BLOCK, blocks * id / n,
                      blocks * (id + 1) / n);
     barrier_all(c, n);
-    float part[MANY_ROWS * BLOCK] __attribute__((aligned(64)));
+    float sums[MANY_ROWS * BLOCK] __attribute__((aligned(64)));
     const int64_t r1 = J->N * (id + 1) / n;
     for (int64_t r = J->N * id / n; r < r1; r += MANY_ROWS)
         for (int64_t b = 0; b < blocks; b++) {
             const int64_t rows = min64(MANY_ROWS, r1 - r), have = min64(BLOCK, I - b * BLOCK);
-            const int Q = block_vectors(I, b), whole = have == Q * VW;
+            const int Q = block_vectors(I, b), is_whole = have == Q * VW;
             float *to = J->dx_in + r * I + b * BLOCK;
             for (int64_t d = 0; d < J->D; d++)
                 gate_product(J, J->d[d].dx, r, 1, rows, Q,
-                             c->buffer + (d * blocks + b) * C * BLOCK, whole ? to : part,
-                             whole ? I : BLOCK, d > 0);
-            for (int64_t i = 0; i < rows && !whole; i++)
-                memcpy(to + i * I, part + i * BLOCK, (size_t)have * 4);
+                             c->buffer + (d * blocks + b) * C * BLOCK, is_whole ? to : sums,
+                             is_whole ? I : BLOCK, d > 0);
+            for (int64_t i = 0; i < rows && !is_whole; i++)
+                memcpy(to + i * I, sums + i * BLOCK, (size_t)have * 4);
         }
 }
 static int input_gradient(const Job *J) {
@@ -116,8 +116,8 @@ INLINE const float *state_before(const Job *J, const Direction *d, int64_t t, in
     return is_reset(J, d->reverse ? p : t, r) ? NULL : d->out + (J->offsets[p] + r) * J->ldo;
 }
 
-/* The backward pass of normalised columns: d ← (d − mean of d − hat · mean of d hat)·scale over rows
- * of a group, where `level` is the first mean and `slope` the second over σ. */
+/* The backward pass of normalised columns: d ← (d − mean of d − hat · mean of d hat)·scale over the
+ * rows of a group, where `level` is the first mean and `slope` the second over σ. */
 typedef struct {
     vec mean, scale, level, slope;
 } Affine;
@@ -171,17 +171,17 @@ static void slab_product(const Slab *s, const float *d, int64_t deep, int n, flo
             const int r = n * i / tiles, R = n * (i + 1) / tiles - r;
             const Factor f = {d + r, 1, VW, deep, 1, 0};
             const float *from = s->packed + v0 * VW * deep;
-            float *at = to + r * s->M + v0 * VW, part[VW * MOST_VECTORS * VW];
+            float *at = to + r * s->M + v0 * VW, sums[VW * MOST_VECTORS * VW];
             if (is_whole) {
                 TILES[Q][R](&f, from, Q * VW, at, s->M, add);
                 continue;
             }
-            TILES[Q][R](&f, from, Q * VW, part, Q * VW, 0);
+            TILES[Q][R](&f, from, Q * VW, sums, Q * VW, 0);
             for (int j = 0; j < R; j++)
                 for (int q = 0; q < Q; q++) {
                     const int have = units_in(s->M - v0 * VW, q);
                     float *t = at + j * s->M + q * VW;
-                    vec sum = load(part + (j * Q + q) * VW);
+                    vec sum = load(sums + (j * Q + q) * VW);
                     if (add) sum += load_n(t, have);
                     store_n(t, sum, have);
                 }
@@ -220,7 +220,8 @@ static void weight_gradients_of(const Team *team, const Direction *d, Wanted wan
     const int has_norm = norm_in_weight_gradient(J);
     /* Sums of many weights leave the cache between slabs: then fewer slabs are better. */
     const int64_t M = wanted.recurrent && J->H > J->I ? J->H : J->I;
-    const int64_t most = M * o.G * o.H > 1 << 20 ? DEEP : DEEP / 3, slabs = (J->N + most - 1) / most;
+    const int64_t most = M * o.G * o.H > 1 << 20 ? DEEP : DEEP / 3;
+    const int64_t slabs = (J->N + most - 1) / most;
     const Slab h = slab_of(J->H, most, wanted.recurrent), x = slab_of(J->I, most, wanted.input);
     float *gates_ = allocate(o.G * most * VW);
     const int failed = (wanted.recurrent && !h.packed) || (wanted.input && !x.packed) || !gates_;

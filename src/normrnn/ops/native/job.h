@@ -199,13 +199,13 @@ INLINE int64_t rows_of(Share s, int64_t rows) {
 /* Zoneout of a state, and its backward pass: the gradient of the new state, and in *stays that of
  * the old one. `at` is a row of the mask, v a vector of units of which n exist. */
 INLINE int has_zoneout(const uint8_t *zone, const float *share) { return zone || share; }
-INLINE vec apply_zoneout(const uint8_t *zone, const float *share, int64_t at, int64_t v, int n, vec old,
-                 vec new_) {
+INLINE vec apply_zoneout(const uint8_t *zone, const float *share, int64_t at, int64_t v, int n,
+                         vec old, vec new_) {
     if (zone) return select_lanes(load_mask(zone + at + v * VW, n), old, new_);
     return new_ + load_n(share + v * VW, n) * (old - new_);
 }
-INLINE vec zoneout_backward(const uint8_t *zone, const float *share, int64_t at, int64_t v, int n, vec dy,
-                     vec *stays) {
+INLINE vec zoneout_backward(const uint8_t *zone, const float *share, int64_t at, int64_t v, int n,
+                            vec dy, vec *stays) {
     if (zone) {
         const ivec m = load_mask(zone + at + v * VW, n);
         *stays = select_lanes(m, dy, (vec){0});

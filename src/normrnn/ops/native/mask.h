@@ -27,7 +27,8 @@ INLINE ivec is_dropped(const Drop *d, uvec x) {
 INLINE void drop_some(const Drop *d, uvec x, int64_t i, int n) {
     const ivec dropped = is_dropped(d, x);
     if (d->to) {
-        store_n(d->to + i, select_lanes(dropped, (vec){0}, load_n(d->from + i, n) * splat(d->scale)), n);
+        const vec scaled = load_n(d->from + i, n) * splat(d->scale);
+        store_n(d->to + i, select_lanes(dropped, (vec){0}, scaled), n);
         return;
     }
     const bvec ones = __builtin_convertvector(dropped & 1, bvec);
@@ -37,17 +38,18 @@ INLINE void drop_some(const Drop *d, uvec x, int64_t i, int n) {
 }
 static void drop_part(const Team *c, int id, int n) {
     const Drop d = *(const Drop *)c->more;
-    const int64_t vectors = (d.count + VW - 1) / VW, whole = d.count / VW;
+    const int64_t vectors = (d.count + VW - 1) / VW, full = d.count / VW;
     const int64_t from = vectors * id / n, to = vectors * (id + 1) / n;
     uvec x; /* the first key and the places of a vector's entries */
     for (int l = 0; l < VW; l++) x[l] = d.key[0] + (uint32_t)(from * VW) + (uint32_t)l;
-    for (int64_t v = from; v < min64(to, whole); v++, x += splat_u(VW)) drop_some(&d, x, v * VW, VW);
-    if (to > whole) drop_some(&d, x, whole * VW, (int)(d.count - whole * VW));
+    for (int64_t v = from; v < min64(to, full); v++, x += splat_u(VW))
+        drop_some(&d, x, v * VW, VW);
+    if (to > full) drop_some(&d, x, full * VW, (int)(d.count - full * VW));
 }
 /* `to` is `from` without what is dropped, the rest times `scale`; or `mask` is 1 there. */
 void EXPORT(drop)(int64_t threads, int64_t count, uint32_t key0, uint32_t key1, uint32_t limit,
                   float scale, const float *from, float *to, uint8_t *mask) {
-    const Drop about = {count, {key0, key1}, limit, scale, from, to, mask};
+    const Drop drop = {count, {key0, key1}, limit, scale, from, to, mask};
     const Job team = {.threads = threads};
-    run_parallel_with(&team, drop_part, NULL, NULL, &about);
+    run_parallel_with(&team, drop_part, NULL, NULL, &drop);
 }

@@ -63,7 +63,7 @@ static void prepare_products(const Job *J, const Direction *d) {
     }
 }
 
-/* Mean, scale and shift of the gate inputs from γ, β and statistics, the batch's or given ones. */
+/* Mean, scale and shift of gate inputs from γ, β and statistics, the batch's or given ones. */
 static void prepare(const Job *J) {
     const Gates o = gates_of(J);
     const int64_t C = packed_width(o);
@@ -81,11 +81,11 @@ static void prepare(const Job *J) {
         const int64_t K = J->inner == OVER_ROWS || J->per_step ? J->T : 1;
         const int any = J->outer == COLUMNS || J->outer == SUMS || J->inner == OVER_ROWS;
         for (int64_t k = 0; k < K && any; k++) {
-            const int own = J->outer == COLUMNS ? input_uses_batch(J, d, k) : uses_batch(J, k);
-            if (J->inner == OVER_ROWS && own) continue;
-            const int64_t slot = own ? k * J->ldc : J->fixed_per_step ? k * J->ldc : 0;
-            const float *m = (own ? d->stat_mean : d->fixed_mean) + slot;
-            const float *v = (own ? d->stat_var : d->fixed_var) + slot;
+            const int is_batch = J->outer == COLUMNS ? input_uses_batch(J, d, k) : uses_batch(J, k);
+            if (J->inner == OVER_ROWS && is_batch) continue;
+            const int64_t slot = is_batch ? k * J->ldc : J->fixed_per_step ? k * J->ldc : 0;
+            const float *m = (is_batch ? d->stat_mean : d->fixed_mean) + slot;
+            const float *v = (is_batch ? d->stat_var : d->fixed_var) + slot;
             for (int64_t c = 0; c < C; c += VW) {
                 const vec mean = load_columns(o, m, c);
                 const vec inv = rsqrt_(load_columns(o, v, c) + splat(eps));
@@ -128,10 +128,10 @@ static void row_statistics_of_input(const Team *team, int id, int n) {
 
 /* ---- backward pass ---- */
 
-/* Of the statistics of group k, its own or given: 1/√(var + ε) of the columns from c on. */
-INLINE vec inverse_std(const Job *J, const Direction *d, int own, int64_t k, int64_t c) {
-    const int64_t slot = own || J->fixed_per_step ? k * J->ldc : 0;
-    const float *v = (own ? d->stat_var : d->fixed_var) + slot;
+/* Of the statistics of group k, the batch's or given: 1/√(var + ε) of the columns from c on. */
+INLINE vec inverse_std(const Job *J, const Direction *d, int is_batch, int64_t k, int64_t c) {
+    const int64_t slot = is_batch || J->fixed_per_step ? k * J->ldc : 0;
+    const float *v = (is_batch ? d->stat_var : d->fixed_var) + slot;
     return rsqrt_(load_columns(gates_of(J), v, c) + splat((float)J->eps));
 }
 
@@ -146,12 +146,12 @@ static void steps_backward(const Team *team, int id, int n) {
         for (int64_t t = J->T * id / n; t < J->T * (id + 1) / n; t++) {
             const int64_t off = J->offsets[t], rows = J->sizes[t];
             /* otherwise a NaN stays in its row */
-            const int own = input_uses_batch(J, d, t);
+            const int is_batch = input_uses_batch(J, d, t);
             const vec share = splat(1.0f / (float)rows), none = {0};
             for (int64_t c = 0; c < C; c += VW) {
                 const int have = lanes_of(o, c);
                 const Columns dx = columns_at(J, o, d->dx, c), x = columns_at(J, o, d->pre, c);
-                const vec m = load(d->mean + t * C + c), inv = inverse_std(J, d, own, t, c);
+                const vec m = load(d->mean + t * C + c), inv = inverse_std(J, d, is_batch, t, c);
                 vec sd = {0}, sx = {0};
                 for (int64_t r = off; r < off + rows; r++) {
                     const vec y = load_n(dx.at + r * dx.ld, have);
@@ -159,8 +159,8 @@ static void steps_backward(const Team *team, int id, int n) {
                 }
                 store(beta + c, load(beta + c) + sd);
                 store(gamma + c, load(gamma + c) + sx * inv);
-                const Affine k = {m, load(d->scale + t * C + c), own ? sd * share : none,
-                                  own ? sx * inv * inv * share : none};
+                const Affine k = {m, load(d->scale + t * C + c), is_batch ? sd * share : none,
+                                  is_batch ? sx * inv * inv * share : none};
                 apply_rows(dx, x, have, off, off + rows, k);
             }
         }
@@ -194,16 +194,16 @@ static void sequence_apply_rows(const Team *team, int id, int n) {
 }
 static void sequence_backward(const Job *J) {
     const Gates o = gates_of(J);
-    const int own = uses_batch(J, 0);
+    const int is_batch = uses_batch(J, 0);
     const vec share = splat(1.0f / (float)J->N), none = {0};
     for (int64_t i = 0; i < J->D; i++) {
         const Direction *d = &J->d[i];
         for (int64_t c = 0; c < packed_width(o); c += VW) {
-            const vec inv = inverse_std(J, d, own, 0, c);
+            const vec inv = inverse_std(J, d, is_batch, 0, c);
             const vec sd = load(d->level + c), sx = load(d->slope + c) * inv;
             store_columns(o, d->d_beta, c, sd), store_columns(o, d->d_gamma, c, sx);
-            store(d->level + c, own ? sd * share : none);
-            store(d->slope + c, own ? sx * inv * share : none);
+            store(d->level + c, is_batch ? sd * share : none);
+            store(d->slope + c, is_batch ? sx * inv * share : none);
         }
     }
     if (!norm_in_weight_gradient(J)) run_parallel(J, sequence_apply_rows, NULL, NULL);

@@ -4,8 +4,8 @@
 #define NORMRNN_PRODUCT_H
 #include "vector.h"
 
-/* The left factor of a product: entry (r, k) is at[r·rs + k·ks] for k < depth, and K runs on through
- * more blocks like it, `jump` apart. */
+/* The left factor of a product: entry (r, k) is at[r·rs + k·ks] for k < depth; K continues in more
+ * blocks like it, `jump` apart. */
 typedef struct {
     const float *at;
     int64_t rs, ks, depth, blocks, jump;
@@ -98,10 +98,10 @@ INLINE void panel_product(int64_t rows, Factor a, int Q, const float *P, float *
     const int64_t cuts = a.blocks > 1 ? a.blocks : a.depth; /* places where K can be cut */
     const int64_t parts = tiles == 1 ? 1 : min64((a.blocks * a.depth + deep - 1) / deep, cuts);
     for (int64_t i = 0; i < parts; i++) {
-        const int64_t k = cuts * i / parts, part = cuts * (i + 1) / parts - k;
+        const int64_t k = cuts * i / parts, count = cuts * (i + 1) / parts - k;
         Factor f = a;
-        if (a.blocks > 1) f.blocks = part, f.at += k * a.jump;
-        else f.depth = part, f.at += k * a.ks;
+        if (a.blocks > 1) f.blocks = count, f.at += k * a.jump;
+        else f.depth = count, f.at += k * a.ks;
         const float *from = P + (a.blocks > 1 ? k * a.depth : k) * Q * VW, *at = f.at;
         for (int64_t j = 0; j < tiles; j++) {
             const int64_t r = rows * j / tiles, n = rows * (j + 1) / tiles - r;
@@ -235,7 +235,7 @@ static void pack_columns(Gates o, int64_t M, const float *W, float *P, int64_t f
         for (int64_t b = from; b < to; b++)
             for (int q = 0, Q = block_vectors(M, b); q < Q; q++) {
                 const int64_t m = b * BLOCK + q * VW;
-                store(P + b * C * BLOCK + c * Q * VW + q * VW, load_n(f + m, (int)min64(M - m, VW)));
+                store(P + b * C * BLOCK + (c * Q + q) * VW, load_n(f + m, (int)min64(M - m, VW)));
             }
     }
 }

@@ -34,7 +34,8 @@ static void forward_part(const Team *c, int id, int threads) {
     const int64_t packed = packed_width(o) * H, states = B * lanes;
     float *buffer = c->buffer;
     const Share s = share_of(J, id, threads);
-    ForwardLoop L = {.J = J, .s = s, .vectors = (H + VW - 1) / VW, .width = packed_width(o), .lanes = lanes};
+    ForwardLoop L = {.J = J, .s = s, .vectors = (H + VW - 1) / VW, .lanes = lanes};
+    L.width = packed_width(o);
     for (int i = s.d0; i < s.d1; i++) {
         const Direction *d = &J->d[i];
         float *area = buffer + i * (packed + 3 * states), *h = area + packed;
@@ -122,7 +123,8 @@ static int loop_backward(const Job *J) {
     const int64_t each = packed + states * (1 + has_hidden_zoneout(J));
     float *buffer = allocate(J->D * each), *single = allocate(2 * C);
     double *totals = calloc((size_t)(J->threads * J->D * sums), sizeof(double));
-    const int failed = !buffer || !single || !totals || run_parallel(J, backward_part, buffer, totals);
+    const int failed =
+        !buffer || !single || !totals || run_parallel(J, backward_part, buffer, totals);
     for (int64_t i = 0; i < J->D && !failed; i++) {
         const Direction *d = &J->d[i];
         double *all_ = totals + i * sums;
@@ -167,12 +169,12 @@ static int run_backward(const Job *J) {
     if (loop_backward(J)) return 1;
     /* Both gradients of weights at once, unless one needs `dx` as the loop left it. */
     const int is_apart = J->d[0].dp != J->d[0].dx;
-    const int together = is_apart || J->outer == PLAIN || norm_in_weight_gradient(J);
-    if (!together && weight_gradients(J, 1, 0)) return 1;
+    const int at_once = is_apart || J->outer == PLAIN || norm_in_weight_gradient(J);
+    if (!at_once && weight_gradients(J, 1, 0)) return 1;
     if (J->outer == COLUMNS && J->per_step && frame_backward(J)) return 1;
     if (J->outer == COLUMNS && !J->per_step) sequence_backward(J);
     if (J->outer == FEATURES && apply_features(J)) return 1;
-    if (weight_gradients(J, together, J->I > 0)) return 1;
+    if (weight_gradients(J, at_once, J->I > 0)) return 1;
     if (!J->dx_in) return 0;
     return J->I ? input_gradient(J) : run_parallel(J, unpack_gate_gradients, NULL, NULL);
 }

@@ -19,14 +19,14 @@ INLINE float *logit_at(const Job *J, int64_t row, int64_t class_) {
 }
 
 /* A few rows of logits without their bias, from row `first` on, in place; adds to the gradient of
- * the bias. Rows are taken together because those of a panel are neighbours. */
-enum { TOGETHER = 8 };
+ * the bias. Several at once, because rows of a panel lie side by side. */
+enum { AT_ONCE = 8 };
 static double softmax_rows(const Job *J, int64_t first, int rows, const int64_t *targets,
                            float *d_bias, int64_t *wrong) {
     const Gates o = gates_of(J);
     const int64_t C = J->H;
-    float *logits = J->d[0].pre, most[TOGETHER], own[TOGETHER];
-    vec top[TOGETHER], sums[TOGETHER];
+    float *logits = J->d[0].pre, most[AT_ONCE], at_target[AT_ONCE];
+    vec top[AT_ONCE], sums[AT_ONCE];
     for (int r = 0; r < rows; r++) top[r] = splat(-INFINITY), sums[r] = (vec){0};
     for (int64_t c = 0; c < C; c += VW) {
         const Columns z = columns_at(J, o, logits, c);
@@ -44,9 +44,10 @@ static double softmax_rows(const Job *J, int64_t first, int rows, const int64_t 
         const int64_t target = targets[first + r];
         most[r] = top[r][0];
         for (int l = 1; l < VW; l++) most[r] = top[r][l] > most[r] ? top[r][l] : most[r];
-        own[r] = *logit_at(J, first + r, target);
-        int is_wrong = own[r] != most[r];
-        for (int64_t c = 0; c < target && !is_wrong; c++) is_wrong = *logit_at(J, first + r, c) == most[r];
+        at_target[r] = *logit_at(J, first + r, target);
+        int is_wrong = at_target[r] != most[r];
+        for (int64_t c = 0; c < target && !is_wrong; c++)
+            is_wrong = *logit_at(J, first + r, c) == most[r];
         *wrong += is_wrong;
     }
     for (int64_t c = 0; c < C; c += VW) {
@@ -61,7 +62,7 @@ static double softmax_rows(const Job *J, int64_t first, int rows, const int64_t 
     double nats = 0;
     for (int r = 0; r < rows; r++) {
         const float total = sum_lanes(sums[r]);
-        nats += log((double)total) + (double)most[r] - (double)own[r];
+        nats += log((double)total) + (double)most[r] - (double)at_target[r];
         *logit_at(J, first + r, targets[first + r]) -= total;
         sums[r] = splat(1.0f / total);
     }
@@ -81,11 +82,11 @@ static double softmax_rows(const Job *J, int64_t first, int rows, const int64_t 
 
 static void softmax_part(const Team *team, int id, int n) {
     const Job *J = team->J;
-    const Classes *about = team->more;
+    const Classes *classes = team->more;
     const int64_t end = J->N * (id + 1) / n;
-    for (int64_t r = J->N * id / n; r < end; r += TOGETHER)
-        about->nats[id] += softmax_rows(J, r, (int)min64(TOGETHER, end - r), about->targets,
-                                        team->buffer + id * width_of(J), &about->wrong[id]);
+    for (int64_t r = J->N * id / n; r < end; r += AT_ONCE)
+        classes->nats[id] += softmax_rows(J, r, (int)min64(AT_ONCE, end - r), classes->targets,
+                                        team->buffer + id * width_of(J), &classes->wrong[id]);
 }
 
 /* Nats of the targets under softmax(x Wᵀ + b), summed, and all gradients, of x (N, H), w (C, H) and
@@ -101,10 +102,10 @@ int64_t EXPORT(classify)(int64_t N, int64_t H, int64_t C, int64_t threads, const
     J.d[0] = (Direction){.w_ih = w, .beta = b, .pre = logits, .dx = logits, .d_w_ih = d_w};
     double *parts = calloc((size_t)threads, sizeof(double));
     int64_t *wrong = calloc((size_t)threads, sizeof(int64_t)), errors = 0;
-    Classes about = {targets, parts, wrong};
+    Classes classes = {targets, parts, wrong};
     int failed = !logits || !sums || !parts || !wrong || project(&J);
     if (!failed) {
-        run_parallel_with(&J, softmax_part, sums, NULL, &about);
+        run_parallel_with(&J, softmax_part, sums, NULL, &classes);
         *nats = 0;
         for (int64_t t = 0; t < threads; t++) {
             *nats += parts[t], errors += wrong[t];

@@ -153,12 +153,14 @@ INLINE vec tanh_(vec x) {
 }
 /* Divisions are slow, so two share one. */
 INLINE void two_sigmoids(vec x, vec y, vec *sx, vec *sy) {
-    const vec a = sigmoid_denominator(x), b = sigmoid_denominator(y), inverse = splat(1.0f) / (a * b);
+    const vec a = sigmoid_denominator(x), b = sigmoid_denominator(y);
+    const vec inverse = splat(1.0f) / (a * b);
     *sx = inverse * b, *sy = inverse * a;
 }
 INLINE void sigmoid_and_tanh(vec x, vec y, vec *sx, vec *ty) {
     vec b;
-    const vec a = sigmoid_denominator(x), over = tanh_numerator(y, &b), inverse = splat(1.0f) / (a * b);
+    const vec a = sigmoid_denominator(x), over = tanh_numerator(y, &b);
+    const vec inverse = splat(1.0f) / (a * b);
     *sx = inverse * b, *ty = inverse * a * over;
 }
 INLINE vec relu_(vec x) { return select_lanes(x < splat(0.0f), splat(0.0f), x); }
