@@ -53,7 +53,7 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
     >>> model = nn.Sequential(LSTM(3, 4, norm="sequence"))
     >>> _ = recalibrate(model.eval(), [torch.randn(5, 8, 3)])
     >>> plain = fold(model)
-    >>> type(plain[0]), torch.allclose(plain(x := torch.randn(5, 2, 3))[0], model(x)[0])
+    >>> type(plain[0]), torch.allclose(plain(x := torch.ones(5, 2, 3))[0], model(x)[0], atol=1e-5)
     (<class 'torch.nn.modules.rnn.LSTM'>, True)
     """
     for name, module in model.named_modules():
