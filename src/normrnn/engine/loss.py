@@ -1,13 +1,11 @@
 """Softmax cross entropy over many classes."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from normrnn.engine.softmax import Classified, classify
 
 CHUNK_ROWS = 2048
 """Rows of logits in memory at once in training."""
@@ -15,8 +13,18 @@ LOGITS = 1 << 25
 """Logits in memory at once in evaluation, whose windows are longer."""
 
 
-def _classified(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Classified:
-    """Classify a chunk with torch's operations; logits and probabilities share one buffer."""
+class Classified(NamedTuple):
+    nats: Tensor
+    """Summed over the rows, ()."""
+    errors: Tensor
+    """Rows in which another class was the most probable, ()."""
+    d_rows: Tensor
+    d_weight: Tensor
+    d_bias: Tensor
+
+
+def _classify(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Classified:
+    """Score a chunk and compute its gradients; logits and probabilities share one buffer."""
     index = targets[:, None]
     z = torch.addmm(bias, rows, weight.T)
     errors = (z.argmax(1) != targets).sum()
@@ -43,13 +51,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         chunks = []
         for some, right in zip(rows.split(CHUNK_ROWS), targets.split(CHUNK_ROWS), strict=True):
-            given = some, weight, bias, right
-            chunks.append(classify(*given) or _classified(*given))
+            chunks.append(_classify(some, weight, bias, right))
         nats, errors, d_rows, d_weight, d_bias = zip(*chunks, strict=True)
         d_rows = torch.cat(d_rows) if len(chunks) > 1 else d_rows[0]
         nats, errors, d_weight, d_bias = map(_sum, (nats, errors, d_weight, d_bias))
-        given = rows, weight, bias, targets
-        ctx.save_for_backward(d_rows, d_weight, d_bias, *given)
+        ctx.save_for_backward(d_rows, d_weight, d_bias, rows, weight, bias, targets)
         ctx.mark_non_differentiable(errors)
         return nats, errors
 

@@ -24,7 +24,7 @@ SINGLE_ROW = (
 )
 CONSTANT = 1e-12
 """Rows of a step are equal if their variance, relative to the square of the mean, is not above.
-Rounding leaves up to 1e-13 in float32. `native/columns.h` has the same number."""
+Rounding leaves up to 1e-13 in float32. `native/input.h` has the same number."""
 
 
 class Statistics(NamedTuple):

@@ -1,10 +1,6 @@
-/* What Python passes to a call: sizes, options and one pointer per tensor. Everything else is
- * computed here: a direction's part of a tensor, and the blocks inside `kept` and the scratch
- * memory. Fields are 8 bytes each; `kernel.py` packs them in this order.
- */
-#ifndef NORMRNN_ARGUMENTS_H
-#define NORMRNN_ARGUMENTS_H
-#include "job.h"
+/* What Python passes to a call: sizes, options and one pointer per tensor, 8 bytes each, packed by
+ * `kernel.py` in this order. Everything else is computed here: a direction's part of a tensor, and
+ * the blocks inside `kept` (which the backward pass reads) and inside the scratch memory. */
 
 enum { NORM_NONE, NORM_INPUT, NORM_STEP, NORM_ROW, NORM_RECURRENT };
 
@@ -12,7 +8,7 @@ enum { NORM_NONE, NORM_INPUT, NORM_STEP, NORM_ROW, NORM_RECURRENT };
 typedef struct {
     float *x, *h0, *c0;
     uint8_t *resets;
-    void *zoneout_h, *zoneout_c; /* masks (N, D·H) of bytes, or shares (1, D·H) */
+    float *zoneout_h, *zoneout_c; /* shares that stay, (1 or N, D·H) */
     float *weight, *bias, *gamma_hh, *weight_c, *bias_c, *fixed_mean, *fixed_var;
     struct {
         float *w_ih, *w_hh, *bias_hn, *peephole[3], *w_hr;
@@ -21,7 +17,7 @@ typedef struct {
 
 typedef struct {
     int64_t T, B, N, H, I, D, threads, mode, norm, reverse[2];
-    int64_t per_step, batch, fixed_per_step, cell, masks, keep;
+    int64_t per_step, batch, fixed_per_step, cell, zoneout_h_rows, zoneout_c_rows, keep;
     double eps;
     const int64_t *sizes, *offsets; /* (T) */
     Tensors in;
@@ -67,13 +63,8 @@ static void set_tensors(const Arguments *a, const Job *J, int64_t i, Direction *
     d->d_gamma = AT(grad->weight, i * C), d->d_beta = AT(grad->bias, i * C);
     d->d_gamma_hh = AT(grad->gamma_hh, i * C);
     if (a->cell) d->gamma_c = AT(in->weight_c, i * H), d->beta_c = AT(in->bias_c, i * H);
-    if (a->masks) {
-        d->zone_h = AT((uint8_t *)in->zoneout_h, i * H);
-        d->zone_c = AT((uint8_t *)in->zoneout_c, i * H);
-    } else {
-        d->share_h = AT((float *)in->zoneout_h, i * H);
-        d->share_c = AT((float *)in->zoneout_c, i * H);
-    }
+    d->zoneout_h = (Zoneout){AT(in->zoneout_h, i * H), a->zoneout_h_rows ? J->ldo : 0};
+    d->zoneout_c = (Zoneout){AT(in->zoneout_c, i * H), a->zoneout_c_rows ? J->ldo : 0};
     d->fixed_mean = AT(in->fixed_mean, i * channels);
     d->fixed_var = AT(in->fixed_var, i * channels);
     if (a->batch) {
@@ -139,11 +130,8 @@ static int64_t lay_out(const Arguments *a, int is_backward, float *scratch, Job 
     J->fixed_per_step = a->fixed_per_step, J->eps = a->eps;
     J->sizes = a->sizes, J->offsets = a->offsets, J->resets = a->in.resets;
     J->x = a->in.x, J->dx_in = a->grad.x;
-    /* Given statistics that all steps share scale the weights, if there is no backward pass. */
-    const int is_scaled = a->norm == NORM_STEP && !a->batch && !a->fixed_per_step && !a->keep;
-    const int outer[] = {PLAIN, COLUMNS, is_scaled ? SUMS : PLAIN, FEATURES, COLUMNS};
-    const int inner[] = {NO_NORM, NO_NORM, is_scaled ? NO_NORM : OVER_ROWS, OVER_FEATURES,
-                         PRODUCTS};
+    static const int outer[] = {PLAIN, COLUMNS, PLAIN, FEATURES, COLUMNS};
+    static const int inner[] = {NO_NORM, NO_NORM, OVER_ROWS, OVER_FEATURES, PRODUCTS};
     J->outer = outer[a->norm], J->inner = inner[a->norm];
     J->per_step = J->inner == PRODUCTS || (J->outer == COLUMNS &&
                                            (a->batch ? a->per_step : a->fixed_per_step));
@@ -162,4 +150,3 @@ static int64_t lay_out(const Arguments *a, int is_backward, float *scratch, Job 
     *kept_floats = kept.used;
     return work.used;
 }
-#endif

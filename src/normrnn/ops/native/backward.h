@@ -1,6 +1,6 @@
-/* The time loop of the backward pass. A step needs the product of the previous step's `dp`, in this
- * order, with the recurrent weights; threads that split units wait for each other once a step. */
-#include "forward.h"
+/* The time loop of the backward pass, from the last step to the first. It writes two gate buffers:
+ * dx, the gradient of W_x x, and dp, that of W_h h; they are one where both are equal. A step begins
+ * with dp W_h of the step done before it, so threads that split units wait once a step. */
 
 typedef struct {
     const Job *J;
@@ -28,10 +28,9 @@ INLINE vec output_gradient(const BackwardLoop *L, int64_t t, int64_t r, int64_t 
     const Job *J = L->J;
     const Direction *d = L->d;
     const int n = units_in(J->H, v);
-    const int last = d->reverse ? t == 0 : t + 1 == J->T || r >= J->sizes[t + 1];
     vec dh = {0};
     if (d->dout) dh += load_n(d->dout + (J->offsets[t] + r) * J->ldo + v * VW, n);
-    if (d->dhn && last) dh += load_n(d->dhn + r * J->H + v * VW, n);
+    if (d->dhn && is_last(J, d, t, r)) dh += load_n(d->dhn + r * J->H + v * VW, n);
     return dh;
 }
 
@@ -51,9 +50,8 @@ INLINE void gate_gradients(const BackwardLoop *L, int64_t t, int64_t r, int64_t 
         const int n = units_in(J->H, v);
         const vec dho = dh * o, d_o = dho * tc * (one - o);
         vec dc = cut ? (vec){0} : load(L->carried + at), stays = {0};
-        if (has_zoneout(d->zone_c, d->share_c))
-            dc = zoneout_backward(d->zone_c, d->share_c, (J->offsets[t] + r) * J->ldo, v, n, dc,
-                                  &stays);
+        if (d->zoneout_c.at)
+            dc = zoneout_backward(d->zoneout_c, J->offsets[t] + r, v, n, dc, &stays);
         dc += cell ? dc_more : dho * (one - tc * tc);
         if (d->peephole[2]) {
             dc += d_o * load_n(d->peephole[2] + v * VW, n);
@@ -125,10 +123,9 @@ INLINE vec hidden_gradient(const BackwardLoop *L, const StepRows *f, int64_t i, 
     if (r < f->have && !cut) dh += load(L->scratch + i * BLOCK + v % 2 * VW);
     if (mode == GRU && !cut) dh += load(L->carried + at);
     if (L->zoneout_carried) {
-        const int64_t row = (J->offsets[f->t] + r) * J->ldo;
         vec stays;
         if (!cut) dh += load(L->zoneout_carried + at);
-        dh = zoneout_backward(d->zone_h, d->share_h, row, v, units_in(J->H, v), dh, &stays);
+        dh = zoneout_backward(d->zoneout_h, J->offsets[f->t] + r, v, units_in(J->H, v), dh, &stays);
         store(L->zoneout_carried + at, stays);
     }
     return dh;

@@ -1,7 +1,7 @@
-/* The time loop of the forward pass. `mode` and `inner` are constants wherever this is inlined. A
- * trace keeps, for a row and vector of units: LSTM i f g o c₋ tanh(c); GRU r z n q h₋;
- * RNN h; with a normalised cell also its hat. */
-#include "job.h"
+/* The time loop of the forward pass. `mode` and `inner` are compile-time constants: everything here
+ * is inlined into a loop for each pair of them. For the backward pass the *trace* keeps, as
+ * [step][vector of units][row], these vectors: LSTM i f g o c₋ tanh(c); GRU r z n q h₋ (₋: before the
+ * step, q: W_hn h + b); RNN h; with a normalised cell also its *hat*, (c − mean)/σ. */
 
 typedef struct {
     const Job *J;
@@ -20,14 +20,11 @@ INLINE void write_state(const ForwardLoop *L, int64_t t, int64_t r, int64_t v, v
     const Direction *d = L->d;
     const int64_t H = J->H, at = r * L->lanes + v * VW;
     const int n = units_in(H, v);
-    const int last = d->reverse ? t == 0 : t + 1 == J->T || r >= J->sizes[t + 1];
-    const int64_t row = (J->offsets[t] + r) * J->ldo;
-    if (has_zoneout(d->zone_h, d->share_h))
-        h = apply_zoneout(d->zone_h, d->share_h, row, v, n, load(before + at), h);
-    if (mode == LSTM && has_zoneout(d->zone_c, d->share_c))
-        c = apply_zoneout(d->zone_c, d->share_c, row, v, n, c0, c);
-    store_n(d->out + row + v * VW, h, n);
-    if (last) {
+    const int64_t row = J->offsets[t] + r;
+    if (d->zoneout_h.at) h = apply_zoneout(d->zoneout_h, row, v, n, load(before + at), h);
+    if (mode == LSTM && d->zoneout_c.at) c = apply_zoneout(d->zoneout_c, row, v, n, c0, c);
+    store_n(d->out + row * J->ldo + v * VW, h, n);
+    if (is_last(J, d, t, r)) {
         store_n(d->hn + r * H + v * VW, h, n);
         if (mode == LSTM) store_n(d->cn + r * H + v * VW, c, n);
     } else if (is_reset(J, d->reverse ? t : t + 1, r)) {
@@ -129,13 +126,17 @@ INLINE void two_pass_moments(const float *x, int64_t ld, int64_t rows, int n, ve
 /* Normalise a vector of columns over its rows into y; writes the statistics and the hats. */
 INLINE void normalise_rows(const Job *J, int64_t rows, const float *x, int64_t ld, float *y,
                            int64_t ldy, float *hat, int64_t ldh, Normal k) {
-    vec mean, var;
-    two_pass_moments(x, ld, rows, k.n, &mean, &var);
-    var *= splat(1.0f / (float)rows);
-    if (k.mean) store_n(k.mean, mean, k.n), store_n(k.var, var, k.n);
-    vec inv = rsqrt_(var + splat((float)J->eps));
-    if (J->batch && rows > 1) store_n(k.used_mean, mean, k.n), store_n(k.used_inv, inv, k.n);
-    else mean = load_n(k.used_mean, k.n), inv = load_n(k.used_inv, k.n);
+    if (J->batch) {
+        vec mean, var;
+        two_pass_moments(x, ld, rows, k.n, &mean, &var);
+        var *= splat(1.0f / (float)rows);
+        store_n(k.mean, mean, k.n), store_n(k.var, var, k.n);
+        if (rows > 1) {
+            store_n(k.used_mean, mean, k.n);
+            store_n(k.used_inv, rsqrt_(var + splat((float)J->eps)), k.n);
+        }
+    }
+    const vec mean = load_n(k.used_mean, k.n), inv = load_n(k.used_inv, k.n);
     for (int64_t r = 0; r < rows; r++) {
         const vec e = (load_n(x + r * ld, k.n) - mean) * inv;
         store(hat + r * ldh, e);
@@ -198,7 +199,6 @@ INLINE void activate_units(const ForwardLoop *L, int64_t t, Units u, vec bias, c
         m[g] = load_n(d->mean + slot + c, n), k[g] = load_n(d->scale + slot + c, n);
         beta[g] = load_n(d->shift + c, n);
     }
-    if (mode == GRU && J->outer == SUMS) bias *= k[2]; /* it is part of the sum */
     for (int64_t i = 0; i < rows; i++) {
         const int64_t r = s.row0 + i * s.stride;
         const float *x = u.pre.at + r * u.pre.ld, *y = u.sums + i * u.ld;

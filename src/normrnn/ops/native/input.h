@@ -1,5 +1,56 @@
-/* The product with a layer's input, and the gradients of the input and of weights. */
-#include "columns.h"
+/* The product with a layer's input, statistics of its columns, and the gradients of the input and of
+ * the weights. */
+
+INLINE int64_t width_of(const Job *J) { return packed_width(gates_of(J)); }
+
+static void pack_vector(Gates o, const float *from, float fill, float *to) {
+    for (int64_t c = 0; c < packed_width(o); c += VW)
+        store(to + c, from ? load_columns(o, from, c) : splat(fill));
+}
+static void unpack_vector(Gates o, const float *from, float *to) {
+    for (int64_t c = 0; c < packed_width(o); c += VW) store_columns(o, to, c, load(from + c));
+}
+
+/* ---- statistics of columns ---- */
+
+/* Means and Σ (x − mean)² of n columns, in double, with `rows` more rows after those before. */
+static void accumulate_rows(const float *x, int64_t ld, int64_t rows, int64_t before, int64_t n,
+                            double *M, double *S) {
+    const double share = (double)rows / (double)(before + rows), both = (double)before * share;
+    for (int64_t c = 0; c < n; c += VW) {
+        vec mean, squares;
+        two_pass_moments(x + c, ld, rows, VW, &mean, &squares);
+        for (int l = 0; l < VW; l++) {
+            const double e = before ? (double)mean[l] - M[c + l] : 0.0;
+            M[c + l] = before ? M[c + l] + e * share : (double)mean[l];
+            S[c + l] = (before ? S[c + l] : 0.0) + (double)squares[l] + e * e * both;
+        }
+    }
+}
+/* Write the statistics of packed columns from c on, of all directions, in the parameters' order. */
+static void write_statistics(const Job *J, int64_t k, int64_t c, int64_t n, int64_t rows,
+                             const double *M, const double *S) {
+    const int64_t C = width_of(J);
+    for (int64_t v = c; v < c + n; v += VW) {
+        const Direction *d = &J->d[v / C];
+        vec mean, var;
+        for (int l = 0; l < VW; l++)
+            mean[l] = (float)M[v - c + l], var[l] = (float)(S[v - c + l] / (double)rows);
+        store_columns(gates_of(J), d->stat_mean + k * J->ldc, v % C, mean);
+        store_columns(gates_of(J), d->stat_var + k * J->ldc, v % C, var);
+    }
+}
+/* Whether all rows are equal up to rounding, from the mean and variance of C columns; the threshold
+ * is `CONSTANT` of statistics.py. */
+static int is_constant(int64_t C, const float *mean, const float *var) {
+    double squares = 0, variances = 0;
+    for (int64_t c = 0; c < C; c++) {
+        squares += (double)mean[c] * (double)mean[c];
+        variances += (double)var[c];
+    }
+    return variances <= 1e-12 * squares;
+}
+enum { FEW = 32 }; /* rows accumulated at a time, while they are in the cache */
 
 enum { MANY_ROWS = 96 }; /* rows of a large product at a time: they stay in the cache */
 
@@ -11,14 +62,14 @@ INLINE int measures_in_product(const Job *J) {
 static void project_part(const Team *c, int id, int n) {
     const Job *J = c->J;
     const Gates o = gates_of(J);
-    const int64_t I = J->I, C = packed_width(o), P = panels(o), every = P * J->D;
-    for (int64_t k = every * id / n; k < every * (id + 1) / n; k++)
+    const int64_t I = J->I, C = packed_width(o), P = panels(o), all_panels = P * J->D;
+    for (int64_t k = all_panels * id / n; k < all_panels * (id + 1) / n; k++)
         pack_rows(o, I, J->d[k / P].w_ih, c->buffer + k / P * C * I, k % P, k % P + 1);
     barrier_all(c, n);
-    const int64_t r0 = J->N * id / n, r1 = J->N * (id + 1) / n, all_ = C * J->D;
-    double *M = c->totals + 2 * all_ * id, *S = M + all_;
+    const int64_t r0 = J->N * id / n, r1 = J->N * (id + 1) / n, wide = C * J->D;
+    double *M = c->totals + 2 * wide * id, *S = M + wide;
     for (int64_t r = r0; r < r1; r += MANY_ROWS)
-        for (int64_t p = 0; p < every; p++) {
+        for (int64_t p = 0; p < all_panels; p++) {
             const int64_t rows = min64(MANY_ROWS, r1 - r), first = p % P * panel_width(o);
             const int64_t at = p / P * C + first; /* its first column among all directions' */
             const Columns to = columns_at(J, o, J->d[p / P].pre, first);
@@ -31,10 +82,10 @@ static void project_part(const Team *c, int id, int n) {
         }
     if (!c->totals) return;
     barrier_all(c, n);
-    const int64_t from = all_ / VW * id / n * VW, to = all_ / VW * (id + 1) / n * VW;
-    M = c->totals, S = M + all_; /* merge the other threads' moments into the first's */
+    const int64_t from = wide / VW * id / n * VW, to = wide / VW * (id + 1) / n * VW;
+    M = c->totals, S = M + wide; /* merge the other threads' moments into the first's */
     for (int t = 1; t < n; t++) {
-        const double *m = M + 2 * all_ * t, *s = m + all_, before = (double)(J->N * t / n);
+        const double *m = M + 2 * wide * t, *s = m + wide, before = (double)(J->N * t / n);
         const double rows = (double)(J->N * (t + 1) / n) - before, share = rows / (before + rows);
         for (int64_t k = from; k < to && rows > 0; k++) {
             const double e = m[k] - M[k];
@@ -43,26 +94,19 @@ static void project_part(const Team *c, int id, int n) {
     }
     write_statistics(J, 0, from, to - from, J->N, M + from, S + from);
 }
-/* Ready gate inputs (N, D·G·H) instead of a product, and their gradient. */
-static void pack_gate_inputs(const Team *team, int id, int n) {
+/* Without an input product: ready gate inputs (N, D·G·H) to packed order, or in the backward pass
+ * their gradient from it. */
+static void convert_gates(const Team *team, int id, int n) {
     const Job *J = team->J;
     const Gates o = gates_of(J);
+    const int is_backward = J->dx_in != NULL;
     for (int64_t r = J->N * id / n; r < J->N * (id + 1) / n; r++)
         for (int64_t d = 0; d < J->D; d++)
             for (int64_t c = 0; c < packed_width(o); c += VW) {
-                const Columns to = columns_at(J, o, J->d[d].pre, c);
-                store(to.at + r * to.ld, load_columns(o, J->x + r * J->ldi + d * o.G * o.H, c));
-            }
-}
-static void unpack_gate_gradients(const Team *team, int id, int n) {
-    const Job *J = team->J;
-    const Gates o = gates_of(J);
-    for (int64_t r = J->N * id / n; r < J->N * (id + 1) / n; r++)
-        for (int64_t d = 0; d < J->D; d++)
-            for (int64_t c = 0; c < packed_width(o); c += VW) {
-                const Columns from = columns_at(J, o, J->d[d].dx, c);
-                store_columns(o, J->dx_in + (r * J->D + d) * o.G * o.H, c,
-                              load(from.at + r * from.ld));
+                const Columns p = columns_at(J, o, is_backward ? J->d[d].dx : J->d[d].pre, c);
+                const int64_t row = (r * J->D + d) * o.G * o.H;
+                if (is_backward) store_columns(o, J->dx_in + row, c, load(p.at + r * p.ld));
+                else store(p.at + r * p.ld, load_columns(o, J->x + row, c));
             }
 }
 
@@ -71,7 +115,7 @@ static int project(const Job *J) {
     const int early = measures_in_product(J);
     float *packed = allocate(wide * J->I);
     double *sums = early ? calloc((size_t)(J->threads * 2 * wide), sizeof(double)) : NULL;
-    const int failed = !packed || (early && !sums) || run_parallel(J, project_part, packed, sums);
+    const int failed = !packed || (early && !sums) || run_parallel(J, project_part, packed, sums, NULL);
     free(packed), free(sums);
     return failed;
 }
@@ -103,7 +147,7 @@ static void input_gradient_part(const Team *c, int id, int n) {
 static int input_gradient(const Job *J) {
     const int64_t blocks = (J->I + BLOCK - 1) / BLOCK;
     float *packed = allocate(J->D * blocks * gates_of(J).G * J->H * BLOCK);
-    const int failed = !packed || run_parallel(J, input_gradient_part, packed, NULL);
+    const int failed = !packed || run_parallel(J, input_gradient_part, packed, NULL, NULL);
     free(packed);
     return failed;
 }
@@ -258,16 +302,16 @@ static void weight_gradients_of(const Team *team, const Direction *d, Wanted wan
 static void weight_gradients_part(const Team *team, int id, int n) {
     const Job *J = team->J;
     const Gates o = gates_of(J);
-    const Wanted *all_ = team->more;
+    const Wanted *asked = team->more;
     const int64_t units = (J->H + VW - 1) / VW * o.G;
     for (int64_t i = 0; i < J->D; i++) {
         const Direction *d = &J->d[i];
-        const Wanted wanted = {all_->recurrent && d->d_w_hh, all_->input && d->d_w_ih};
+        const Wanted wanted = {asked->recurrent && d->d_w_hh, asked->input && d->d_w_ih};
         if (wanted.recurrent || wanted.input)
             weight_gradients_of(team, d, wanted, units * id / n, units * (id + 1) / n);
     }
 }
 static int weight_gradients(const Job *J, int recurrent, int input) {
     const Wanted wanted = {recurrent, input};
-    return run_parallel_with(J, weight_gradients_part, NULL, NULL, &wanted);
+    return run_parallel(J, weight_gradients_part, NULL, NULL, &wanted);
 }

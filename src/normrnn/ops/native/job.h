@@ -1,18 +1,13 @@
-/* The work of a call, as `arguments.h` lays it out, and how threads share it.
+/* The work of one call (filled in by arguments.h), and how threads share it.
  *
- * Rows are the frames of a packed batch, N = Σ sizes, step by step. Inside, the columns of gates
- * lie in *packed order* (product.h): a vector of units has its gates side by side. A *gate buffer*
- * is [panel][row][columns of the panel], so that the rows of a step lie side by side.
- */
-#ifndef NORMRNN_JOB_H
-#define NORMRNN_JOB_H
-#include "product.h"
+ * T time steps, B sequences, N rows (unpadded frames, step by step: N = Σ sizes), I inputs, H units,
+ * G gates, D directions; a letter in brackets is a dimension. Columns of gates are in *packed order*
+ * (product.h): a vector of units has its gates side by side. A *gate buffer* is [panel][row][columns
+ * of the panel], so that the rows of a time step lie side by side. */
 
 enum { RNN_TANH, RNN_RELU, LSTM, GRU };
-/* What is normalised before the loop: nothing, the columns of W_x x, or its rows ("layer"). SUMS:
- * those of W_x x + W_h h, by given statistics, the same at every step: W_h is scaled as it is
- * packed, and a step has nothing left to do. There is no backward pass. */
-enum { PLAIN, COLUMNS, FEATURES, SUMS };
+/* What is normalised before the loop: nothing, the columns of W_x x, or its rows ("layer"). */
+enum { PLAIN, COLUMNS, FEATURES };
 /* What is normalised inside a step: nothing, its sums over the rows of the step ("hidden"), the
  * recurrent product over the features of a row ("layer"), or over the rows of the step
  * ("recurrent"); with the last two the cell too. */
@@ -20,6 +15,12 @@ enum { NO_NORM, OVER_ROWS, OVER_FEATURES, PRODUCTS, INNER_KINDS };
 enum { SPLIT_UNITS, SPLIT_ROWS };
 /* Sums over rows that belong to units: gradients of peepholes, bias_hn, γ and β of the cell. */
 enum { PEEP_I, PEEP_F, PEEP_O, BIAS_HN, GAMMA_C, BETA_C, UNIT_SUMS };
+
+/* Zoneout: the share of a state that stays; its functions take vector v, of n units. */
+typedef struct {
+    const float *at; /* (1 or N, ldo) or NULL */
+    int64_t ld;      /* 0: the same for all rows */
+} Zoneout;
 
 typedef struct {
     int64_t reverse;
@@ -29,8 +30,7 @@ typedef struct {
     const float *gamma_c, *beta_c;      /* (H) or NULL; of a normalised cell */
     const float *bias_hn;               /* (H) or NULL */
     const float *peephole[3];           /* (H) or NULL */
-    const uint8_t *zone_h, *zone_c;     /* (N, ldo) or NULL: 1 where the state before stays */
-    const float *share_h, *share_c;     /* (H) or NULL: how much of it stays */
+    Zoneout zoneout_h, zoneout_c;
     const float *h0, *c0;               /* (B, H) or NULL: 0 */
     const float *fixed_mean, *fixed_var; /* (1 or T, ldc) or NULL: not the batch's */
     float *stat_mean, *stat_var;        /* (1 or T, ldc): of the batch; PRODUCTS: of W_x x, */
@@ -149,17 +149,14 @@ static void run_task(void *team) {
     ((const Team *)team)->task(team, omp_thread(), omp_threads());
 }
 /* Return whether an allocation failed in a thread. */
-static int run_parallel_with(const Job *J, task_t task, float *buffer, double *totals,
-                          const void *more) {
+static int run_parallel(const Job *J, task_t task, float *buffer, double *totals,
+                        const void *more) {
     Barrier barriers[3] = {0};
     int failed = 0;
     Team team = {J, task, buffer, totals, barriers, more, &failed};
     if (omp_parallel && J->threads > 1) omp_parallel(run_task, &team, (unsigned)J->threads, 0);
     else task(&team, 0, 1);
     return failed;
-}
-static int run_parallel(const Job *J, task_t task, float *buffer, double *totals) {
-    return run_parallel_with(J, task, buffer, totals, NULL);
 }
 INLINE void barrier_all(const Team *c, int threads) { barrier_wait(&c->barriers[2], threads); }
 
@@ -196,26 +193,20 @@ INLINE int64_t rows_of(Share s, int64_t rows) {
     const int64_t end = min64(rows, s.row1);
     return end > s.row0 ? (end - s.row0 + s.stride - 1) / s.stride : 0;
 }
-/* Zoneout of a state, and its backward pass: the gradient of the new state, and in *stays that of
- * the old one. `at` is a row of the mask, v a vector of units of which n exist. */
-INLINE int has_zoneout(const uint8_t *zone, const float *share) { return zone || share; }
-INLINE vec apply_zoneout(const uint8_t *zone, const float *share, int64_t at, int64_t v, int n,
-                         vec old, vec new_) {
-    if (zone) return select_lanes(load_mask(zone + at + v * VW, n), old, new_);
-    return new_ + load_n(share + v * VW, n) * (old - new_);
+INLINE vec apply_zoneout(Zoneout z, int64_t row, int64_t v, int n, vec old, vec new_) {
+    const vec stays = load_n(z.at + row * z.ld + v * VW, n);
+    return select_lanes(stays == splat(1.0f), old, new_ + stays * (old - new_));
 }
-INLINE vec zoneout_backward(const uint8_t *zone, const float *share, int64_t at, int64_t v, int n,
-                            vec dy, vec *stays) {
-    if (zone) {
-        const ivec m = load_mask(zone + at + v * VW, n);
-        *stays = select_lanes(m, dy, (vec){0});
-        return select_lanes(m, (vec){0}, dy);
-    }
-    *stays = load_n(share + v * VW, n) * dy;
-    return dy - *stays;
+/* Return the gradient of the new state; *to_old is that of the old one. */
+INLINE vec zoneout_backward(Zoneout z, int64_t row, int64_t v, int n, vec dy, vec *to_old) {
+    *to_old = load_n(z.at + row * z.ld + v * VW, n) * dy;
+    return dy - *to_old;
+}
+/* Whether the loop ends with step t for row r. */
+INLINE int is_last(const Job *J, const Direction *d, int64_t t, int64_t r) {
+    return d->reverse ? t == 0 : t + 1 == J->T || r >= J->sizes[t + 1];
 }
 /* Whether the state of row r is reset before the frame of step `later`. */
 INLINE int is_reset(const Job *J, int64_t later, int64_t r) {
     return J->resets && J->resets[J->offsets[later] + r];
 }
-#endif

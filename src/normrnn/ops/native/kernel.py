@@ -20,14 +20,14 @@ from normrnn.ops.statistics import Statistics
 
 NUMBERS = (
     *("T", "B", "N", "H", "I", "D", "threads", "mode", "norm", "reverse", "reverse_1"),
-    *("per_step", "batch", "fixed_per_step", "cell", "masks", "keep"),
+    *("per_step", "batch", "fixed_per_step", "cell", "zoneout_h_rows", "zoneout_c_rows", "keep"),
 )
 """The integers of `Arguments`, in order; ε follows."""
 LAYOUT = struct.Struct(f"{len(NUMBERS)}qd{2 + COUNT + 5 + 3 + COUNT}q")
 _NO_GRADIENTS = (0,) * (3 + COUNT)
 _MODES, _KINDS = list(CELLS), list(NORMS)
-Sizes = tuple[int, int, bool, bool]
-"""H, I, whether given statistics have a row per step, and whether zoneout has masks."""
+Sizes = tuple[int, int, bool]
+"""H, I, and whether given statistics have a row per step."""
 _CPU = torch.device("cpu")
 _empty = partial(torch.empty, dtype=torch.float32, device=_CPU)
 _TENSORS = {Tensor, torch.nn.Parameter}
@@ -61,11 +61,7 @@ def can_run(spec: Spec, tensors: Tensors) -> bool:
             return False
         if type(t) not in _TENSORS and not isinstance(t, torch._subclasses.FakeTensor):
             return False  # another subclass
-    # Zoneout: masks for both, or shares that all rows have in common.
-    zoneout = [t for t in (tensors.zoneout_h, tensors.zoneout_c) if t is not None]
-    if len(zoneout) == 2 and zoneout[0].dtype != zoneout[1].dtype:
-        return False
-    return not zoneout or zoneout[0].dtype == torch.bool or {t.shape[0] for t in zoneout} == {1}
+    return True
 
 
 class Plan(NamedTuple):
@@ -91,11 +87,9 @@ def forward(
         Rows, final states, the batch's statistics (2, K, D·C) if they are used, and with ``keep``
         the block for the backward pass.
     """
-    tensors = [
-        t if t is None or (t.is_contiguous() and not t.is_neg()) else t.resolve_neg().contiguous()
-        for t in tensors
-    ]
-    plan = _plan(spec, steps, _sizes(tensors), keep, torch.get_num_threads())
+    tensors = _readable(tensors)
+    options = _zoneout_rows(tensors), keep, torch.get_num_threads()
+    plan = _plan(spec, steps, _sizes(tensors), *options)
     outputs = [*map(_empty, plan.shapes)]
     if kept_size:
         outputs[-1] = torch.zeros(kept_size, dtype=torch.float32, device=_CPU)
@@ -131,12 +125,10 @@ def backward(
     Returns:
         The gradients of the wanted tensors, None for the others.
     """
-    inputs = [
-        t if t is None or (t.is_contiguous() and not t.is_neg()) else t.resolve_neg().contiguous()
-        for t in (*tensors, saved[0], saved[1], saved[-1], *grads)
-    ]
+    inputs = _readable((*tensors, saved[0], saved[1], saved[-1], *grads))
     # The number of threads may differ: this may be autograd's thread.
-    plan = _plan(spec, steps, _sizes(inputs), True, torch.get_num_threads())
+    options = _zoneout_rows(inputs), True, torch.get_num_threads()
+    plan = _plan(spec, steps, _sizes(inputs), *options)
     derived = [
         torch.empty_like(t) if want else None  # type: ignore[arg-type]
         for t, want in zip(inputs, wanted, strict=False)
@@ -162,21 +154,38 @@ def kept_floats(spec: Spec, tensors: Tensors, time: int, rows: int) -> int:
     return constant + per_step * time + per_row * rows
 
 
+def _readable(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Make tensors contiguous, and masks of zoneout shares."""
+    readable = [
+        t if t is None or (t.is_contiguous() and not t.is_neg()) else t.resolve_neg().contiguous()
+        for t in tensors
+    ]
+    for k in (4, 5):
+        mask = readable[k]
+        if mask is not None and mask.dtype == torch.bool:
+            readable[k] = mask.float()
+    return readable
+
+
 def _sizes(tensors: Sequence[Tensor | None]) -> Sizes:
     w_ih, w_hh = tensors[Tensors.FIRST : Tensors.FIRST + 2]
-    zoneout_h, zoneout_c = tensors[4:6]
     mean = tensors[Tensors.FIRST - 2]
-    zoneout = zoneout_c if zoneout_h is None else zoneout_h
     return (
         int(w_hh.shape[1]),  # type: ignore[union-attr]  # never symbolic
         0 if w_ih is None else int(w_ih.shape[1]),
         mean is not None and bool(mean.shape[0] > 1),
-        zoneout is not None and zoneout.dtype == torch.bool,
     )
 
 
+def _zoneout_rows(tensors: Sequence[Tensor | None]) -> tuple[bool, ...]:
+    """Whether zoneout of h and of c has a row per frame."""
+    return tuple(t is not None and len(t) > 1 for t in tensors[4:6])
+
+
 @lru_cache(maxsize=256)
-def _plan(spec: Spec, steps: Steps, sizes: Sizes, keep: bool, threads: int) -> Plan:
+def _plan(
+    spec: Spec, steps: Steps, sizes: Sizes, zoneout: tuple[bool, ...], keep: bool, threads: int
+) -> Plan:
     T, B, N, D, H = steps.time, steps.batch, steps.rows, len(spec.reverse), sizes[0]
     shapes: list[tuple[int, ...]] = [(N, D * H), *[(D, B, H)] * CELLS[spec.mode].states]
     if spec.batch:
@@ -186,17 +195,24 @@ def _plan(spec: Spec, steps: Steps, sizes: Sizes, keep: bool, threads: int) -> P
         shapes.append((constant + per_step * T + per_row * N,))
     # The plan's cache holds the steps, and so the memory at these addresses.
     addresses = steps.native[0].data_ptr(), steps.native[1].data_ptr()
-    return Plan((*_numbers(spec, sizes, (T, B, N), threads, keep), *addresses), tuple(shapes))
+    return Plan(
+        (*_numbers(spec, sizes, (T, B, N), zoneout, threads, keep), *addresses), tuple(shapes)
+    )
 
 
 def _numbers(
-    spec: Spec, sizes: Sizes, counts: tuple[int, int, int], threads: int, keep: bool
+    spec: Spec,
+    sizes: Sizes,
+    counts: tuple[int, int, int],
+    zoneout: tuple[bool, ...] = (False, False),
+    threads: int = 1,
+    keep: bool = True,
 ) -> list[float]:
-    hidden, features, given_per_step, masks = sizes
+    hidden, features, fixed_per_step = sizes
     return [
         *(*counts, hidden, features, len(spec.reverse), threads),
         *(_MODES.index(spec.mode), _KINDS.index(spec.kind), spec.reverse[0], spec.reverse[-1]),
-        *(spec.per_step, spec.batch, given_per_step, spec.cell, masks, keep, spec.eps),
+        *(spec.per_step, spec.batch, fixed_per_step, spec.cell, *zoneout, keep, spec.eps),
     ]
 
 
@@ -207,7 +223,7 @@ def _kept_coefficients(spec: Spec, sizes: Sizes) -> tuple[int, int, int]:
     assert loaded is not None
     pointers = (0,) * (2 + COUNT + 5 + 3 + COUNT)
     constant, step, row = (
-        loaded.kept_floats(LAYOUT.pack(*_numbers(spec, sizes, counts, 1, True), *pointers))
+        loaded.kept_floats(LAYOUT.pack(*_numbers(spec, sizes, counts), *pointers))
         for counts in ((0, 0, 0), (1, 0, 0), (0, 0, 1))
     )
     return constant, step - constant, row - constant

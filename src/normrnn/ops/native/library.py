@@ -27,21 +27,16 @@ class Library:
         pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
         packed, status, word = ctypes.c_char_p, ctypes.c_int, ctypes.c_uint32
 
-        def function(name: str, *arguments: Any, result: Any = None, failure: Any = None) -> Any:
-            found = getattr(loaded, f"normrnn_{name}_{variant}")
-            found.argtypes, found.restype = arguments, result
-            if failure is not None:
-                found.errcheck = _raise_on(failure)
-            return found
+        def function(name: str, *arguments: Any, result: Any = None) -> Any:
+            pointer_to = getattr(loaded, f"normrnn_{name}_{variant}")
+            pointer_to.argtypes, pointer_to.restype = arguments, result
+            return pointer_to
 
-        # Called for every layer, so without errcheck: a Python call less.
         self.forward = function("forward", packed, result=status)
         self.backward = function("backward", packed, result=status)
         self.kept_floats = function("kept_floats", packed, result=size)
         update = [*[size] * 4, *[pointer] * 4, real, *[pointer] * 2]
         self.update = function("update", *update, result=status)
-        classify = [*[size] * 4, *[pointer] * 8]
-        self.classify = function("classify", *classify, result=size, failure=-1)
         self.drop = function("drop", *[size] * 2, *[word] * 3, real, *[pointer] * 3)
         self.arguments_size: int = function("arguments_size", result=status)()
         self.threaded = _openmp() is not None
@@ -50,15 +45,6 @@ class Library:
 
 def out_of_memory() -> MemoryError:
     return MemoryError(_NO_MEMORY)
-
-
-def _raise_on(failure: int) -> Any:
-    def check(result: int, *_: Any) -> int:
-        if result == failure:
-            raise out_of_memory()
-        return result
-
-    return check
 
 
 @cache
@@ -95,8 +81,8 @@ def describe() -> dict[str, Any]:
         chosen = {"backend": choice.selected}
     if loaded is None:
         return {"kernels": "torch", **chosen}
-    found = {"kernels": loaded.variant, "build": loaded.path.stem, "threads": loaded.threaded}
-    return found | chosen
+    built = {"kernels": loaded.variant, "build": loaded.path.stem, "threads": loaded.threaded}
+    return built | chosen
 
 
 @cache
@@ -104,11 +90,11 @@ def _openmp() -> tuple[int, int, int] | None:
     """Addresses of functions of torch's OpenMP runtime; a second runtime would compete with it."""
     folder = Path(torch.__file__).parent / "lib"
     for name in ("libgomp.so.1", "libiomp5.so", "libomp.dylib"):
-        found = next(folder.glob(f"{name.split('.')[0]}*{Path(name).suffix}*"), None)
-        if found is None:
+        path = next(folder.glob(f"{name.split('.')[0]}*{Path(name).suffix}*"), None)
+        if path is None:
             continue
         try:
-            runtime = ctypes.CDLL(str(found))
+            runtime = ctypes.CDLL(str(path))
             names = "GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num"
             addresses = [ctypes.cast(getattr(runtime, n), ctypes.c_void_p).value for n in names]
         except (OSError, AttributeError):

@@ -1,7 +1,6 @@
 /* Masks of regularisers: entry i is dropped where a hash of i and of two keys lies below a limit.
- * A hash instead of a generator's next number: entries are drawn in any order, by any number of
- * threads, and the backward pass draws them again. `normrnn/ops/drop.py` has the same in torch's
- * operations. */
+ * A hash, not a random generator: entries are drawn in any order, by any number of threads, and the
+ * backward pass draws them again. `ops/regularise.py` has the same in torch's operations. */
 
 typedef struct {
     int64_t count;
@@ -51,5 +50,5 @@ void EXPORT(drop)(int64_t threads, int64_t count, uint32_t key0, uint32_t key1, 
                   float scale, const float *from, float *to, uint8_t *mask) {
     const Drop drop = {count, {key0, key1}, limit, scale, from, to, mask};
     const Job team = {.threads = threads};
-    run_parallel_with(&team, drop_part, NULL, NULL, &drop);
+    run_parallel(&team, drop_part, NULL, NULL, &drop);
 }

@@ -1,5 +1,5 @@
-/* Normalisation of a layer's gate inputs before the loop, and its backward pass. */
-#include "input.h"
+/* Normalisation of W_x x (N, G·H), before the loop and after the backward loop: statistics of columns
+ * ("sequence", "frame") or of rows ("layer"). What is normalised in the loop is in forward.h. */
 
 /* Statistics of the columns of gate inputs, where the product did not accumulate them: per step,
  * with steps split over threads, or of all rows, with columns split. */
@@ -79,7 +79,7 @@ static void prepare(const Job *J) {
             pack_vector(o, d->gamma_hh, 1.0f, d->gamma_h);
         if (J->inner == PRODUCTS) prepare_products(J, d);
         const int64_t K = J->inner == OVER_ROWS || J->per_step ? J->T : 1;
-        const int any = J->outer == COLUMNS || J->outer == SUMS || J->inner == OVER_ROWS;
+        const int any = J->outer == COLUMNS || J->inner == OVER_ROWS;
         for (int64_t k = 0; k < K && any; k++) {
             const int is_batch = J->outer == COLUMNS ? input_uses_batch(J, d, k) : uses_batch(J, k);
             if (J->inner == OVER_ROWS && is_batch) continue;
@@ -166,20 +166,25 @@ static void steps_backward(const Team *team, int id, int n) {
         }
     }
 }
+/* Run a task in which every thread adds to its own D · `count` floats; return their sums over the
+ * threads, or NULL. */
+static float *run_with_sums(const Job *J, task_t task, int64_t count) {
+    const int64_t n = count * J->D;
+    float *sums = calloc((size_t)(J->threads * n), sizeof(float));
+    if (!sums) return NULL;
+    run_parallel(J, task, sums, NULL, NULL);
+    for (int64_t k = n; k < J->threads * n; k++) sums[k % n] += sums[k];
+    return sums;
+}
 static int frame_backward(const Job *J) {
-    const Gates o = gates_of(J);
-    const int64_t C = packed_width(o), both = 2 * C * J->D;
-    float *sums = calloc((size_t)(J->threads * both), sizeof(float));
-    if (!sums) return 1;
-    run_parallel(J, steps_backward, sums, NULL);
-    for (int64_t t = 1; t < J->threads; t++)
-        for (int64_t c = 0; c < both; c++) sums[c] += sums[t * both + c];
-    for (int64_t i = 0; i < J->D; i++) {
-        unpack_vector(o, sums + 2 * i * C, J->d[i].d_beta);
-        unpack_vector(o, sums + 2 * i * C + C, J->d[i].d_gamma);
+    const int64_t C = width_of(J);
+    float *sums = run_with_sums(J, steps_backward, 2 * C);
+    for (int64_t i = 0; sums && i < J->D; i++) {
+        unpack_vector(gates_of(J), sums + 2 * i * C, J->d[i].d_beta);
+        unpack_vector(gates_of(J), sums + 2 * i * C + C, J->d[i].d_gamma);
     }
     free(sums);
-    return 0;
+    return !sums;
 }
 
 /* Sequence-wise: the loop has written Σ d to level and Σ d (x − mean) to slope. */
@@ -206,7 +211,7 @@ static void sequence_backward(const Job *J) {
             store(d->slope + c, is_batch ? sx * inv * share : none);
         }
     }
-    if (!norm_in_weight_gradient(J)) run_parallel(J, sequence_apply_rows, NULL, NULL);
+    if (!norm_in_weight_gradient(J)) run_parallel(J, sequence_apply_rows, NULL, NULL, NULL);
 }
 
 /* LN of the input: d ← (dγ − mean − hat · mean of dγ hat)/σ, and γ's gradient. */
@@ -240,14 +245,9 @@ static void apply_features_part(const Team *team, int id, int n) {
 }
 static int apply_features(const Job *J) {
     const int64_t C = width_of(J);
-    float *sums = calloc((size_t)(J->threads * J->D * C), sizeof(float));
-    if (!sums) return 1;
-    run_parallel(J, apply_features_part, sums, NULL);
-    for (int64_t i = 0; i < J->D; i++) {
-        for (int64_t t = 1; t < J->threads; t++)
-            for (int64_t c = 0; c < C; c++) sums[i * C + c] += sums[(t * J->D + i) * C + c];
+    float *sums = run_with_sums(J, apply_features_part, C);
+    for (int64_t i = 0; sums && i < J->D; i++)
         unpack_vector(gates_of(J), sums + i * C, J->d[i].d_gamma);
-    }
     free(sums);
-    return 0;
+    return !sums;
 }

@@ -1,8 +1,7 @@
-/* Products of rows with packed weights. One tile: R rows × Q vectors, held in registers while it
- * runs over K. Weights lie as [panel][k][Q·VW], so that a tile reads them straight through. */
-#ifndef NORMRNN_PRODUCT_H
-#define NORMRNN_PRODUCT_H
-#include "vector.h"
+/* Matrix products, and the packed order of gates and weights.
+ *
+ * A product is made of tiles: R rows × Q vectors of columns, held in registers while the tile runs
+ * over K. Weights are packed as [panel][k][Q·VW], so that a tile reads them straight through. */
 
 /* The left factor of a product: entry (r, k) is at[r·rs + k·ks] for k < depth; K continues in more
  * blocks like it, `jump` apart. */
@@ -62,33 +61,27 @@ typedef struct {
     }
 
 typedef void (*tile_t)(const Factor *, const float *, int64_t, float *, int64_t, int);
-#if MANY_REGISTERS
-#define EACH_ROW(Q) \
-    TILE(1, Q) TILE(2, Q) TILE(3, Q) TILE(4, Q) TILE(5, Q) TILE(6, Q)
-EACH_ROW(1) EACH_ROW(2) EACH_ROW(3) EACH_ROW(4)
-TILE(7, 1) TILE(8, 1) TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
-TILE(7, 3) TILE(8, 3)
-static const int MOST_ROWS[5] = {0, 8, 12, 8, 6};
-static const tile_t TILES[5][13] = {
-    {0},
-    {0, tile_1_1, tile_2_1, tile_3_1, tile_4_1, tile_5_1, tile_6_1, tile_7_1, tile_8_1},
-    {0, tile_1_2, tile_2_2, tile_3_2, tile_4_2, tile_5_2, tile_6_2, tile_7_2, tile_8_2, tile_9_2,
-     tile_10_2, tile_11_2, tile_12_2},
-    {0, tile_1_3, tile_2_3, tile_3_3, tile_4_3, tile_5_3, tile_6_3, tile_7_3, tile_8_3},
-    {0, tile_1_4, tile_2_4, tile_3_4, tile_4_4, tile_5_4, tile_6_4}};
-#else
+/* The largest tiles fill the registers. */
 TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1) TILE(6, 1) TILE(7, 1) TILE(8, 1)
 TILE(1, 2) TILE(2, 2) TILE(3, 2) TILE(4, 2) TILE(5, 2) TILE(6, 2)
 TILE(1, 3) TILE(2, 3) TILE(3, 3) TILE(4, 3)
 TILE(1, 4) TILE(2, 4) TILE(3, 4)
+#if MANY_REGISTERS
+TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
+TILE(5, 3) TILE(6, 3) TILE(7, 3) TILE(8, 3) TILE(4, 4) TILE(5, 4) TILE(6, 4)
+#define MORE(...) __VA_ARGS__
+static const int MOST_ROWS[5] = {0, 8, 12, 8, 6};
+#else
+#define MORE(...)
 static const int MOST_ROWS[5] = {0, 8, 6, 4, 3};
-static const tile_t TILES[5][9] = {
+#endif
+static const tile_t TILES[5][13] = {
     {0},
     {0, tile_1_1, tile_2_1, tile_3_1, tile_4_1, tile_5_1, tile_6_1, tile_7_1, tile_8_1},
-    {0, tile_1_2, tile_2_2, tile_3_2, tile_4_2, tile_5_2, tile_6_2},
-    {0, tile_1_3, tile_2_3, tile_3_3, tile_4_3},
-    {0, tile_1_4, tile_2_4, tile_3_4}};
-#endif
+    {0, tile_1_2, tile_2_2, tile_3_2, tile_4_2, tile_5_2, tile_6_2,
+     MORE(tile_7_2, tile_8_2, tile_9_2, tile_10_2, tile_11_2, tile_12_2)},
+    {0, tile_1_3, tile_2_3, tile_3_3, tile_4_3, MORE(tile_5_3, tile_6_3, tile_7_3, tile_8_3)},
+    {0, tile_1_4, tile_2_4, tile_3_4, MORE(tile_4_4, tile_5_4, tile_6_4)}};
 
 /* rows × Q vectors into C, rows shared out evenly; a panel is read again for every tile, so a part
  * of K is taken that stays in the second cache. */
@@ -157,12 +150,8 @@ INLINE void store_columns(Gates o, float *to, int64_t c, vec x) {
         for (int l = 0; l < VW && c + l < o.G * o.H; l++) to[row_of(o, c + l)] = x[l];
 }
 
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
+#if VW >= 8 && (__GNUC__ >= 12 || defined(__clang__))
 #define HAVE_SHUFFLE 1
-#endif
-#endif
-#if HAVE_SHUFFLE && VW >= 8
 typedef float v8 __attribute__((vector_size(32)));
 typedef v8 v8_unaligned __attribute__((aligned(4), may_alias));
 /* to[k·lt + l] = from[l·lf + k], 8 × 8 */
@@ -195,7 +184,7 @@ static void pack_rows(Gates o, int64_t K, const float *W, float *P, int64_t from
         for (int64_t c = 0; c < w; c++) {
             float *t = P + K * first + c;
             int64_t k = 0;
-#if HAVE_SHUFFLE && VW >= 8
+#if HAVE_SHUFFLE
             if (c % 8 == 0 && is_one_run(o, first + c)) {
                 const float *f = W + row_of(o, first + c) * K;
                 for (; k + 8 <= K; k += 8) transpose8(f + k, K, t + k * w, w);
@@ -208,18 +197,6 @@ static void pack_rows(Gates o, int64_t K, const float *W, float *P, int64_t from
             const float *f = first + c < o.G * o.H ? W + row_of(o, first + c) * K : NULL;
             for (; k < K; k++) t[k * w] = f ? f[k] : 0.0f;
         }
-    }
-}
-
-/* The same times a number per packed column. */
-static void scale_rows(Gates o, int64_t K, const float *scale, float *P, int64_t from, int64_t to) {
-    for (int64_t p = from; p < to; p++) {
-        const int64_t w = panel_vectors(o, p) * VW, first = p * panel_width(o);
-        for (int64_t k = 0; k < K; k++)
-            for (int64_t c = 0; c < w; c += VW) {
-                float *t = P + K * first + k * w + c;
-                store(t, load(t) * load(scale + first + c));
-            }
     }
 }
 
@@ -239,4 +216,3 @@ static void pack_columns(Gates o, int64_t M, const float *W, float *P, int64_t f
             }
     }
 }
-#endif

@@ -1,7 +1,13 @@
 /* A recurrent layer, all directions of it: the product with its input, normalisation, the loop
  * over time, and the backward pass. Functions for Python are at the end. */
-#include "normalise.h"
+#include "vector.h" /* in reading order: each file uses those before it */
+#include "product.h"
+#include "job.h"
 #include "arguments.h"
+#include "forward.h"
+#include "backward.h"
+#include "input.h"
+#include "normalise.h"
 
 #ifndef VARIANT
 #define VARIANT plain
@@ -10,158 +16,156 @@
 #define JOIN(a, b) JOIN_(a, b)
 #define EXPORT(name) __attribute__((visibility("default"))) JOIN(normrnn_##name, VARIANT)
 
-/* ---- the loops ---- */
-
-#define EACH_INNER(run, mode)                                                       \
-    case mode * INNER_KINDS + NO_NORM: run(mode, NO_NORM); break;                   \
-    case mode * INNER_KINDS + OVER_ROWS: run(mode, OVER_ROWS); break;               \
-    case mode * INNER_KINDS + OVER_FEATURES: run(mode, OVER_FEATURES); break;       \
-    case mode * INNER_KINDS + PRODUCTS: run(mode, PRODUCTS); break;
-#define DISPATCH(run)                           \
-    switch (J->mode * INNER_KINDS + J->inner) { \
-        EACH_INNER(run, RNN_TANH)               \
-        EACH_INNER(run, RNN_RELU)               \
-        EACH_INNER(run, LSTM)                   \
-        EACH_INNER(run, GRU)                    \
+/* One compiled loop for each cell and kind of norm inside the loop. */
+#define CASE(loop, mode, inner)      \
+    case mode * INNER_KINDS + inner: \
+        loop(&L, &team->barriers[s.barrier], mode, inner); break;
+#define EACH_INNER(loop, mode)                                     \
+    CASE(loop, mode, NO_NORM) CASE(loop, mode, OVER_ROWS)          \
+    CASE(loop, mode, OVER_FEATURES) CASE(loop, mode, PRODUCTS)
+#define DISPATCH(loop)                                             \
+    switch (J->mode * INNER_KINDS + J->inner) {                    \
+        EACH_INNER(loop, RNN_TANH) EACH_INNER(loop, RNN_RELU)      \
+        EACH_INNER(loop, LSTM) EACH_INNER(loop, GRU)               \
     }
 
-#define LANES(H) padded_stride((((H) + BLOCK - 1) / BLOCK) * BLOCK)
+/* The scratch memory of a loop, for each direction: its packed recurrent weights, then blocks of
+ * states (B, lanes): forward h before and after a step, and c; backward the carried gradients. */
+typedef struct {
+    int64_t lanes, weights, states, floats; /* floats: of one direction */
+} LoopMemory;
+static LoopMemory loop_memory(const Job *J, int is_backward) {
+    const int64_t lanes = padded_stride(round_up(J->H, BLOCK)), states = J->B * lanes;
+    const int64_t weights = is_backward ? gates_of(J).G * J->H * round_up(J->H, BLOCK)
+                                        : width_of(J) * J->H;
+    const int64_t blocks = is_backward ? 1 + (J->d[0].zoneout_h.at != NULL) : 3;
+    return (LoopMemory){lanes, weights, states, weights + blocks * states};
+}
 
-static void forward_part(const Team *c, int id, int threads) {
-    const Job *J = c->J;
+static void forward_part(const Team *team, int id, int threads) {
+    const Job *J = team->J;
+    const LoopMemory m = loop_memory(J, 0);
     const Gates o = gates_of(J);
-    const int64_t P = panels(o), B = J->B, H = J->H, lanes = LANES(H);
-    const int64_t packed = packed_width(o) * H, states = B * lanes;
-    float *buffer = c->buffer;
+    const int64_t P = panels(o), B = J->B, H = J->H;
     const Share s = share_of(J, id, threads);
-    ForwardLoop L = {.J = J, .s = s, .vectors = (H + VW - 1) / VW, .lanes = lanes};
+    ForwardLoop L = {.J = J, .s = s, .vectors = (H + VW - 1) / VW, .lanes = m.lanes};
     L.width = packed_width(o);
     for (int i = s.d0; i < s.d1; i++) {
         const Direction *d = &J->d[i];
-        float *area = buffer + i * (packed + 3 * states), *h = area + packed;
-        pack_rows(o, H, d->w_hh, area, P * s.me / s.of, P * (s.me + 1) / s.of);
-        if (J->outer == SUMS)
-            scale_rows(o, H, d->scale, area, P * s.me / s.of, P * (s.me + 1) / s.of);
+        float *weights = team->buffer + i * m.floats, *h = weights + m.weights;
+        pack_rows(o, H, d->w_hh, weights, P * s.me / s.of, P * (s.me + 1) / s.of);
         for (int64_t r = B * s.me / s.of; r < B * (s.me + 1) / s.of; r++) {
-            memset(h + r * lanes, 0, (size_t)lanes * 4);
-            memset(h + 2 * states + r * lanes, 0, (size_t)lanes * 4);
+            float *h_before = h + r * m.lanes, *c = h_before + 2 * m.states;
+            memset(h_before, 0, (size_t)m.lanes * 4), memset(c, 0, (size_t)m.lanes * 4);
             const int cut = !d->reverse && is_reset(J, 0, r);
-            if (d->h0 && !cut) memcpy(h + r * lanes, d->h0 + r * H, (size_t)H * 4);
-            if (d->c0 && !cut)
-                memcpy(h + 2 * states + r * lanes, d->c0 + r * H, (size_t)H * 4);
-            memcpy(h + states + r * lanes, h + r * lanes, (size_t)lanes * 4);
+            if (d->h0 && !cut) memcpy(h_before, d->h0 + r * H, (size_t)H * 4);
+            if (d->c0 && !cut) memcpy(c, d->c0 + r * H, (size_t)H * 4);
+            memcpy(h_before + m.states, h_before, (size_t)m.lanes * 4);
         }
     }
     const int64_t row = J->inner == OVER_FEATURES ? padded_stride(L.width) : panel_width(o) + VW;
     float unused_trace[8 * VW] __attribute__((aligned(64)));
     L.scratch = allocate((B + 4) * row), L.unused_trace = unused_trace;
-    if (!L.scratch) fail(c);
-    barrier_all(c, threads);
-    for (int i = s.d0; i < s.d1 && !has_failed(c); i++) {
-        float *area = buffer + i * (packed + 3 * states);
-        L.d = &J->d[i], L.packed = area;
-        L.h[0] = area + packed, L.h[1] = L.h[0] + states, L.c = L.h[1] + states;
-#define RUN(mode, inner) forward_loop(&L, &c->barriers[s.barrier], mode, inner)
-        DISPATCH(RUN)
-#undef RUN
+    if (!L.scratch) fail(team);
+    barrier_all(team, threads);
+    for (int i = s.d0; i < s.d1 && !has_failed(team); i++) {
+        L.d = &J->d[i], L.packed = team->buffer + i * m.floats;
+        L.h[0] = L.packed + m.weights, L.h[1] = L.h[0] + m.states, L.c = L.h[1] + m.states;
+        DISPATCH(forward_loop)
     }
     free(L.scratch);
 }
 static int loop_forward(const Job *J) {
-    float *buffer = allocate(J->D * (width_of(J) * J->H + 3 * J->B * LANES(J->H)));
-    const int failed = !buffer || run_parallel(J, forward_part, buffer, NULL);
+    float *buffer = allocate(J->D * loop_memory(J, 0).floats);
+    const int failed = !buffer || run_parallel(J, forward_part, buffer, NULL, NULL);
     free(buffer);
     return failed;
 }
 
-/* Whether zoneout passes gradients from h directly to the previous h: 1 or 0. */
-INLINE int has_hidden_zoneout(const Job *J) { return has_zoneout(J->d[0].zone_h, J->d[0].share_h); }
-
-static void backward_part(const Team *c, int id, int threads) {
-    const Job *J = c->J;
+static void backward_part(const Team *team, int id, int threads) {
+    const Job *J = team->J;
+    const LoopMemory m = loop_memory(J, 1);
     const Gates o = gates_of(J);
-    const int64_t B = J->B, H = J->H, C = packed_width(o), lanes = LANES(H);
-    const int64_t blocks = (H + BLOCK - 1) / BLOCK, packed = blocks * o.G * H * BLOCK;
-    const int64_t states = B * lanes, sums = 2 * C + UNIT_SUMS * lanes;
-    const int64_t each = packed + states * (1 + has_hidden_zoneout(J));
-    float *buffer = c->buffer;
+    const int64_t B = J->B, H = J->H, blocks = (H + BLOCK - 1) / BLOCK;
+    const int64_t carried = m.floats - m.weights;
     const Share s = share_of(J, id, threads);
-    BackwardLoop L = {.J = J, .s = s, .vectors = (H + VW - 1) / VW, .width = C, .lanes = lanes};
+    BackwardLoop L = {.J = J, .s = s, .vectors = (H + VW - 1) / VW, .lanes = m.lanes};
+    L.width = packed_width(o);
+    const int64_t sums = sum_floats(&L);
     for (int i = s.d0; i < s.d1; i++) {
         const Direction *d = &J->d[i];
-        float *area = buffer + i * each, *carried = area + packed;
-        pack_columns(o, H, d->w_hh, area, blocks * s.me / s.of, blocks * (s.me + 1) / s.of);
+        float *weights = team->buffer + i * m.floats, *first = weights + m.weights;
+        pack_columns(o, H, d->w_hh, weights, blocks * s.me / s.of, blocks * (s.me + 1) / s.of);
         for (int64_t r = B * s.me / s.of; r < B * (s.me + 1) / s.of; r++) {
-            memset(carried + r * lanes, 0, (size_t)lanes * 4);
-            if (has_hidden_zoneout(J)) memset(carried + states + r * lanes, 0, (size_t)lanes * 4);
+            for (int64_t block = 0; block < carried; block += m.states)
+                memset(first + block + r * m.lanes, 0, (size_t)m.lanes * 4);
             if (d->dcn && J->mode == LSTM)
-                memcpy(carried + r * lanes, d->dcn + r * H, (size_t)H * 4);
+                memcpy(first + r * m.lanes, d->dcn + r * H, (size_t)H * 4);
         }
     }
-    const int64_t row = J->inner == OVER_FEATURES ? lanes : J->inner == NO_NORM ? 0 : VW;
-    L.scratch = allocate((B + 2) * (BLOCK + row));
-    L.sums = allocate(sums);
-    if (!L.scratch || !L.sums) fail(c);
-    barrier_all(c, threads);
-    for (int i = s.d0; i < s.d1 && !has_failed(c); i++) {
-        float *area = buffer + i * each;
+    const int64_t row = J->inner == OVER_FEATURES ? m.lanes : J->inner == NO_NORM ? 0 : VW;
+    L.scratch = allocate((B + 2) * (BLOCK + row)), L.sums = allocate(sums);
+    if (!L.scratch || !L.sums) fail(team);
+    barrier_all(team, threads);
+    for (int i = s.d0; i < s.d1 && !has_failed(team); i++) {
         memset(L.sums, 0, (size_t)sums * 4);
-        L.d = &J->d[i], L.packed = area, L.carried = area + packed;
-        L.zoneout_carried = has_hidden_zoneout(J) ? L.carried + states : NULL;
-        L.totals = c->totals + (id * J->D + i) * sums;
-#define RUN(mode, inner) backward_loop(&L, &c->barriers[s.barrier], mode, inner)
-        DISPATCH(RUN)
-#undef RUN
+        L.d = &J->d[i], L.packed = team->buffer + i * m.floats, L.carried = L.packed + m.weights;
+        L.zoneout_carried = carried > m.states ? L.carried + m.states : NULL;
+        L.totals = team->totals + (id * J->D + i) * sums;
+        DISPATCH(backward_loop)
     }
     free(L.scratch), free(L.sums);
 }
+/* Write a direction's gradients that are sums over rows, from the sums of all threads. */
+static void write_sums(const Job *J, const Direction *d, int64_t lanes, const double *sums,
+                       float *in_float) {
+    const int64_t C = width_of(J);
+    for (int64_t k = 0; k < 2 * C; k++) in_float[k] = (float)sums[k];
+    if (J->outer == COLUMNS && !J->per_step) {
+        memcpy(d->level, in_float, (size_t)C * 4), memcpy(d->slope, in_float + C, (size_t)C * 4);
+    } else {
+        unpack_vector(gates_of(J), in_float, d->d_beta);
+        if (J->inner == OVER_ROWS) unpack_vector(gates_of(J), in_float + C, d->d_gamma);
+        if (J->inner == OVER_FEATURES || J->inner == PRODUCTS)
+            unpack_vector(gates_of(J), in_float + C, d->d_gamma_hh);
+    }
+    for (int64_t u = 0; u < UNIT_SUMS; u++)
+        for (int64_t k = 0; k < J->H && d->d_unit[u]; k++)
+            d->d_unit[u][k] = (float)sums[2 * C + u * lanes + k];
+}
 static int loop_backward(const Job *J) {
-    const Gates o = gates_of(J);
-    const int64_t B = J->B, H = J->H, C = packed_width(o), lanes = LANES(H);
-    const int64_t blocks = (H + BLOCK - 1) / BLOCK, packed = blocks * o.G * H * BLOCK;
-    const int64_t states = B * lanes, sums = 2 * C + UNIT_SUMS * lanes;
-    const int64_t each = packed + states * (1 + has_hidden_zoneout(J));
-    float *buffer = allocate(J->D * each), *single = allocate(2 * C);
+    const LoopMemory m = loop_memory(J, 1);
+    const int64_t C = width_of(J), sums = 2 * C + UNIT_SUMS * m.lanes;
+    float *buffer = allocate(J->D * m.floats), *in_float = allocate(2 * C);
     double *totals = calloc((size_t)(J->threads * J->D * sums), sizeof(double));
     const int failed =
-        !buffer || !single || !totals || run_parallel(J, backward_part, buffer, totals);
+        !buffer || !in_float || !totals || run_parallel(J, backward_part, buffer, totals, NULL);
     for (int64_t i = 0; i < J->D && !failed; i++) {
         const Direction *d = &J->d[i];
-        double *all_ = totals + i * sums;
+        const float *carried = buffer + i * m.floats + m.weights;
         for (int64_t id = 1; id < J->threads; id++)
-            for (int64_t k = 0; k < sums; k++) all_[k] += totals[(id * J->D + i) * sums + k];
-        for (int64_t k = 0; k < 2 * C; k++) single[k] = (float)all_[k];
-        if (J->outer == COLUMNS && !J->per_step) {
-            memcpy(d->level, single, (size_t)C * 4), memcpy(d->slope, single + C, (size_t)C * 4);
-        } else {
-            unpack_vector(o, single, d->d_beta);
-            if (J->inner == OVER_ROWS) unpack_vector(o, single + C, d->d_gamma);
-            if (J->inner == OVER_FEATURES || J->inner == PRODUCTS)
-                unpack_vector(o, single + C, d->d_gamma_hh);
+            for (int64_t k = 0; k < sums; k++)
+                totals[i * sums + k] += totals[(id * J->D + i) * sums + k];
+        write_sums(J, d, m.lanes, totals + i * sums, in_float);
+        for (int64_t r = 0; d->dc0 && r < J->B; r++) {
+            const int cut = !d->reverse && is_reset(J, 0, r);
+            for (int64_t k = 0; k < J->H; k++)
+                d->dc0[r * J->H + k] = cut ? 0.0f : carried[r * m.lanes + k];
         }
-        for (int64_t u = 0; u < UNIT_SUMS; u++)
-            for (int64_t k = 0; k < H && d->d_unit[u]; k++)
-                d->d_unit[u][k] = (float)all_[2 * C + u * lanes + k];
-        if (d->dc0)
-            for (int64_t r = 0; r < B; r++) {
-                const int cut = !d->reverse && is_reset(J, 0, r);
-                const float *carried = buffer + i * each + packed + r * lanes;
-                for (int64_t k = 0; k < H; k++) d->dc0[r * H + k] = cut ? 0.0f : carried[k];
-            }
     }
-    free(buffer), free(single), free(totals);
+    free(buffer), free(in_float), free(totals);
     return failed;
 }
 
 /* ---- functions for Python ---- */
 
 static int run_forward(const Job *J) {
-    if (J->I ? project(J) : run_parallel(J, pack_gate_inputs, NULL, NULL)) return 1;
+    if (J->I ? project(J) : run_parallel(J, convert_gates, NULL, NULL, NULL)) return 1;
     if (J->outer == COLUMNS && J->batch && !measures_in_product(J) &&
-        run_parallel(J, batch_statistics, NULL, NULL))
+        run_parallel(J, batch_statistics, NULL, NULL, NULL))
         return 1;
     prepare(J);
-    if (J->outer == FEATURES) run_parallel(J, row_statistics_of_input, NULL, NULL);
+    if (J->outer == FEATURES) run_parallel(J, row_statistics_of_input, NULL, NULL, NULL);
     return loop_forward(J);
 }
 
@@ -176,7 +180,7 @@ static int run_backward(const Job *J) {
     if (J->outer == FEATURES && apply_features(J)) return 1;
     if (weight_gradients(J, at_once, J->I > 0)) return 1;
     if (!J->dx_in) return 0;
-    return J->I ? input_gradient(J) : run_parallel(J, unpack_gate_gradients, NULL, NULL);
+    return J->I ? input_gradient(J) : run_parallel(J, convert_gates, NULL, NULL, NULL);
 }
 
 static int run(const Arguments *a, int is_backward) {
@@ -202,7 +206,6 @@ int64_t EXPORT(kept_floats)(const Arguments *a) {
     return kept;
 }
 
-#include "softmax.h"
 #include "mask.h"
 
 /* One update of running statistics (C,) from K groups of a batch, mean and biased var (K, C) over
@@ -245,7 +248,7 @@ int EXPORT(update)(int64_t K, int64_t C, int64_t ld, int64_t inputs, const float
 
 int EXPORT(arguments_size)(void) { return (int)sizeof(Arguments); }
 
-/* torch's own OpenMP runtime: GOMP_parallel, omp_get_num_threads, omp_get_thread_num. */
+/* Addresses in torch's OpenMP runtime: GOMP_parallel, omp_get_num_threads, omp_get_thread_num. */
 void EXPORT(threads)(void *parallel, void *threads, void *thread) {
     *(void **)&omp_parallel = parallel;
     *(void **)&omp_threads = threads;

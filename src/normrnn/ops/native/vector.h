@@ -1,7 +1,5 @@
-/* Vectors of VW floats by the compilers' extensions: the same source for every instruction set.
- * NaN in, NaN out: comparisons let it through, and nothing here is -ffast-math. */
-#ifndef NORMRNN_VECTOR_H
-#define NORMRNN_VECTOR_H
+/* Vectors of VW floats by the compiler's vector extensions, one source for all instruction sets;
+ * the activation functions; memory. NaN stays NaN: nothing here is compiled with -ffast-math. */
 #include <math.h>
 #include <sched.h>
 #include <stdint.h>
@@ -90,14 +88,6 @@ INLINE vec first_lanes(vec x, int n) {
     return x;
 #endif
 }
-/* Lanes whose byte, of n, is not 0. */
-INLINE ivec load_mask(const uint8_t *p, int n) {
-    bvec b = {0};
-    if (n >= VW) memcpy(&b, p, VW);
-    else
-        for (int l = 0; l < n; l++) b[l] = p[l];
-    return __builtin_convertvector(b, ivec) != (ivec){0};
-}
 INLINE float sum_lanes(vec x) {
     float s = 0;
     for (int l = 0; l < VW; l++) s += x[l];
@@ -147,8 +137,7 @@ INLINE vec tanh_numerator(vec x, vec *under) {
 }
 INLINE vec sigmoid_(vec x) { return splat(1.0f) / sigmoid_denominator(x); }
 INLINE vec tanh_(vec x) {
-    vec under;
-    const vec over = tanh_numerator(x, &under);
+    vec under, over = tanh_numerator(x, &under);
     return over / under;
 }
 /* Divisions are slow, so two share one. */
@@ -194,4 +183,3 @@ static float *allocate(int64_t floats) {
     if (p && is_large) use_large_pages(p, round_up(bytes, large));
     return p;
 }
-#endif
