@@ -340,18 +340,6 @@ class TestSubclasses:
         found = torch.stack([stream.push(frame) for frame in x])
         torch.testing.assert_close(found, layer(x)[0])
 
-    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-    def test_scripting(self) -> None:
-        with pytest.raises(ValueError, match="overrides forward"):
-            torch.jit.script(Scaled(3, 2, norm=None))
-        dropping = normrnn.GRU(3, 2, norm=None, weight_drop=0.5)
-        with pytest.raises(RuntimeError, match=r"weight_drop=0\.5"):
-            torch.jit.script(dropping)
-        x = torch.randn(5, 4, 3)
-        model = nn.Sequential(dropping.eval())
-        torch.testing.assert_close(torch.jit.script(model)(x)[0], dropping(x)[0])
-        assert type(model[0]) is nn.GRU  # torch's doing; docs/guides/moving.md says so
-
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_layer_made_of_fake_tensors(norm: str) -> None:

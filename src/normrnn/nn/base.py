@@ -75,7 +75,7 @@ class Normalised(Parameters):
             if resets is not None:
                 self.takes_resets = True
         if resets is not None and torch.jit.is_tracing():
-            tracing.refuse(self, "torch.jit.trace", "resets=")
+            tracing.refuse_torchscript(self)
         if lengths is None:
             if resets is not None:
                 resets = packing.check_resets(resets, input)
@@ -277,7 +277,7 @@ class Normalised(Parameters):
         autocast, and folding in training is slower than the compiled kernels.
         """
         if torch.jit.is_tracing():
-            tracing.check_plain(self, "torch.jit.trace")
+            tracing.check_plain(self)
             return True
         is_able = resets is None and self.peephole is None and not self._has_regularisers()
         is_linear = False not in [own.is_linear for own in resolved]
@@ -428,7 +428,7 @@ class Normalised(Parameters):
         return state if self.mode == "LSTM" else state[0]
 
     def __prepare_scriptable__(self) -> Any:
-        return tracing.plain(self)
+        tracing.refuse_torchscript(self)
 
 
 def _looks_like_lengths(hx: Any) -> bool:
@@ -439,4 +439,3 @@ def _looks_like_lengths(hx: Any) -> bool:
 
 
 tracing.allow(Normalised)
-tracing.prepare_for_script_modules(Normalised)

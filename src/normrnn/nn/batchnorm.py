@@ -32,7 +32,6 @@ class Normaliser(StatisticalNorm):
     """
 
     running_var: Tensor | None
-    is_native_at_test_time = True
     _pool: Pool = DEFAULT_POOL
     """The ranks that ``sync`` pools over."""
 
@@ -76,6 +75,10 @@ class Normaliser(StatisticalNorm):
         kind = "per step" if self.per_step else "sequence-wise"
         slots = "" if self.time_steps is None else f", time_steps={self.time_steps}"
         return f"{self.channels}, {kind}, eps={self.eps}, momentum={self.momentum}{slots}"
+
+    @property
+    def runs_hooks(self) -> bool:
+        return not self.inside
 
     def resolve(self, steps: Steps) -> Resolved:
         mode, pool, is_single_row = self.mode, None, False

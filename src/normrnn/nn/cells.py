@@ -8,10 +8,8 @@ from torch import Tensor, nn
 from normrnn.nn import stack, tracing
 from normrnn.nn.normaliser import GateNorm
 from normrnn.nn.options import Device, Norm, Options
-from normrnn.nn.parameters import TORCH_MODULE
 from normrnn.ops.call import CELLS, Weights
 from normrnn.ops.layout import Steps
-from normrnn.ops.loop import one_step
 
 
 class NormalisedCell(nn.RNNCellBase):
@@ -75,10 +73,9 @@ class NormalisedCell(nn.RNNCellBase):
         return final if is_pair else final[0]
 
     def _step(self, norm: GateNorm, rows: Tensor, state: Any) -> Any:
-        weights, steps = Weights(self.weight_ih, self.weight_hh, self.bias_hn), Steps.dense(1, 1)
+        weights = Weights(self.weight_ih, self.weight_hh, self.bias_hn)
         if torch.jit.is_tracing():
-            own = norm.norm(norm.resolve(steps), steps)
-            return one_step(self.mode, rows, weights, state, own)
+            tracing.refuse_torchscript(self)
         if state is not None:
             state = tuple(s.unsqueeze(0) for s in state)
         self._check(rows, state)
@@ -109,24 +106,7 @@ class NormalisedCell(nn.RNNCellBase):
         return super().extra_repr() + (", norm=None" if self.norm is None else "")
 
     def __prepare_scriptable__(self) -> Any:
-        """Return torch's cell with the same parameters, for torch.jit.script."""
-        if type(self).forward is not NormalisedCell.forward:
-            return self
-        if self.norm is not None:
-            raise RuntimeError(
-                f"torch.jit.script compiles torch's own cells only, not {type(self).__name__} with "
-                "a norm: use torch.jit.trace or torch.export"
-            )
-        kind: Any = next(k for k in type(self).__mro__ if k.__module__ == TORCH_MODULE)
-        same = kind(self.input_size, self.hidden_size, self.bias).train(self.training)
-        if self.mode.startswith("RNN"):
-            same.nonlinearity = self.nonlinearity
-        for name, parameter in self.named_parameters(recurse=False):
-            setattr(same, name, parameter)
-        return same
-
-
-tracing.prepare_for_script_modules(NormalisedCell)
+        tracing.refuse_torchscript(self)
 
 
 class RNNCell(NormalisedCell, nn.RNNCell):

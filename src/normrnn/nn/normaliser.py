@@ -1,5 +1,6 @@
 """What every normaliser offers the layers, and the statistics that a forward pass uses."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -65,8 +66,6 @@ class GateNorm(nn.Module):
 
     weight: Tensor | None
     bias: Tensor | None
-    is_native_at_test_time = False
-    """Whether the compiled kernels take its test statistics as they are."""
     needs_eigenvectors = False
     """Whether a graph of it needs eigenvectors, which ONNX does not have."""
 
@@ -103,6 +102,27 @@ class GateNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.channels}, eps={self.eps}"
+
+    @property
+    def runs_hooks(self) -> bool:
+        """Whether ``forward`` is called where there are hooks."""
+        return True
+
+    def register_forward_hook(self, *args: Any, **options: Any) -> Any:
+        self._warn_without_hooks()
+        return super().register_forward_hook(*args, **options)
+
+    def register_forward_pre_hook(self, *args: Any, **options: Any) -> Any:
+        self._warn_without_hooks()
+        return super().register_forward_pre_hook(*args, **options)
+
+    def _warn_without_hooks(self) -> None:
+        if not self.runs_hooks:
+            warnings.warn(
+                f"{type(self).__name__} acts inside the recurrence: this hook will not run; "
+                "register it on the layer instead",
+                stacklevel=3,
+            )
 
     def forward(self, rows: Tensor, steps: Steps) -> Tensor:
         """Normalise gate inputs (N, C) before the recurrence."""
@@ -183,6 +203,10 @@ class TransitionsNorm(GateNorm):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}{', cell_norm=True' if self.cell_norm else ''}"
+
+    @property
+    def runs_hooks(self) -> bool:
+        return False
 
 
 class StatisticalNorm(GateNorm):

@@ -105,14 +105,6 @@ class Weights(NamedTuple):
         return shown, shown if self.w_hr is None else self.w_hr.shape[-1]
 
 
-class Peephole(NamedTuple):
-    """Diagonal connections from the cell to its gates, each (H,) or None."""
-
-    i: Tensor | None = None
-    f: Tensor | None = None
-    o: Tensor | None = None
-
-
 class Tensors(NamedTuple):
     """All tensors of a call, in the order of `native/arguments.h`."""
 

@@ -254,6 +254,13 @@ def _recur_backward(*args: Any) -> list[Tensor]:
     return [t for t in derived if t is not None]
 
 
+@torch.library.impl(_OPS, "recur_backward", "Batched")
+def _recur_backward_batched(*args: Any) -> list[Tensor]:
+    """Many cotangents at once, as for a Jacobian: torch's own operations take them."""
+    spec, steps, tensors, (_, grads, wanted) = Call.of(args)
+    return gradients_by_loop(spec, steps, tensors, grads, wanted, again=False)
+
+
 def _check_backward(
     spec: Spec, steps: Traced, tensors: Tensors, saved: Any, grads: Flat, wanted: Sequence[bool]
 ) -> None:
