@@ -36,7 +36,6 @@ class Parameters(nn.RNNBase):
 
     weight_ih_l0: Tensor
     weight_hh_l0: Tensor
-    one_bias = False
     norm_given = True
     """Whether ``norm`` was given: the default, which depends on later frames, warns in training."""
     weight_drop: float = 0.0
@@ -149,29 +148,6 @@ class Parameters(nn.RNNBase):
         bound = self.hidden_size**-0.5
         nn.init.uniform_(parameter, -bound, bound)
 
-    def train_one_bias(self) -> None:
-        """Train only one of torch's two biases, which get equal gradients.
-
-        Otherwise they would learn at twice the rate of β. ``bias_hh`` stays at zero; of the GRU's
-        the candidate's part, which is inside r ⊙ (W_h h + b), is trained.
-        """
-        self.one_bias = True
-        inside = 2 * self.hidden_size if self.mode == "GRU" else None
-        with torch.no_grad():
-            for name, parameter in self.named_parameters(recurse=False):
-                if "bias_hh" in name:
-                    parameter[:inside] = 0
-                    parameter.requires_grad_(inside is not None)
-        self._mask_gradients()
-
-    def _mask_gradients(self) -> None:
-        """Register hooks, which belong to a tensor: copies of the layer need their own."""
-        if self.mode == "GRU":
-            n = 2 * self.hidden_size
-            for name, parameter in self.named_parameters(recurse=False):
-                if "bias_hh" in name:
-                    parameter.register_hook(lambda d: torch.cat([d.new_zeros(n), d[n:]]))
-
     @property
     def _all_weights(self) -> list[list[str]]:
         """Names of torch's parameters; AttributeError if there is a norm.
@@ -195,8 +171,6 @@ class Parameters(nn.RNNBase):
         norm = state.get("norm")
         super().__setstate__({**state, "norm": None})  # torch's reads _all_weights
         self.norm = norm
-        if self.one_bias:
-            self._mask_gradients()
 
     def flatten_parameters(self) -> None:
         """As in torch; with a normaliser there is nothing to flatten."""

@@ -78,11 +78,13 @@ def recalibrate(
     if not any(population.batches for population in populations):
         raise NothingFinite("recalibrate needs at least one batch of finite values, got none")
     _warn_if_steps_differ(model, dict(zip(normalisers, populations, strict=True)))
-    for normaliser, population in zip(normalisers, populations, strict=True):
-        if shared and normaliser.time_steps is not None and population.batches:
-            if not bool(population.enough.all()):
-                raise ValueError("statistics shared over time need more than one row, got 1")
-            normaliser.share()
+    pairs = list(zip(normalisers, populations, strict=True))
+    merged = [(n, p) for n, p in pairs if shared and n.time_steps is not None and p.batches]
+    if not all(bool(population.enough.all()) for _, population in merged):
+        raise ValueError("statistics shared over time need more than one row, got 1")
+    for normaliser, _ in merged:
+        normaliser.share()
+    for normaliser, population in pairs:
         normaliser.adopt(population)
     for module in model.modules():
         if isinstance(module, Normalised) and module.time_steps is not None:
