@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from normrnn.nn import stack, tracing
 from normrnn.nn.normaliser import GateNorm
-from normrnn.nn.options import Device, Norm, Options
+from normrnn.nn.options import Device, NormName, Options
 from normrnn.ops.call import CELLS, Weights
 from normrnn.ops.layout import Steps
 
@@ -128,7 +128,7 @@ class RNNCell(NormalisedCell, nn.RNNCell):
         device: Device = None,
         dtype: torch.dtype | None = None,
         *,
-        norm: Norm = "layer",
+        norm: NormName = "layer",
         eps: float = 1e-5,
         affine: bool = True,
         gamma: float | None = None,
@@ -163,7 +163,7 @@ class LSTMCell(NormalisedCell, nn.LSTMCell):
         device: Device = None,
         dtype: torch.dtype | None = None,
         *,
-        norm: Norm = "layer",
+        norm: NormName = "layer",
         eps: float = 1e-5,
         affine: bool = True,
         gamma: float | None = None,
@@ -195,7 +195,7 @@ class GRUCell(NormalisedCell, nn.GRUCell):
         device: Device = None,
         dtype: torch.dtype | None = None,
         *,
-        norm: Norm = "layer",
+        norm: NormName = "layer",
         eps: float = 1e-5,
         affine: bool = True,
         gamma: float | None = None,

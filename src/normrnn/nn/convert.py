@@ -9,10 +9,9 @@ from torch import nn
 
 from normrnn import norms
 from normrnn.nn.base import Normalised
-from normrnn.nn.batchnorm import Normaliser
+from normrnn.nn.batchnorm import Normaliser, collecting
 from normrnn.nn.layers import GRU, LSTM, RNN
-from normrnn.nn.normaliser import collecting
-from normrnn.nn.options import Norm
+from normrnn.nn.options import NormName
 from normrnn.nn.parameters import TORCH_OPTIONS, remade
 from normrnn.nn.recalibrate import eval_mode, run_batches
 from normrnn.ops.fold import fold_before
@@ -91,7 +90,7 @@ def _keeps_ours(module: Normalised, plain: bool | None) -> bool:
 
 def convert(
     model: nn.Module,
-    norm: Norm = "sequence",
+    norm: NormName = "sequence",
     batches: Iterable[Any] | None = None,
     step: Callable[[nn.Module, Any], Any] | None = None,
     **options: Any,
@@ -193,7 +192,7 @@ def as_ours(layer: nn.RNNBase) -> Normalised:
     return new
 
 
-def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> Normalised | None:
+def _converted(module: nn.Module, norm: NormName, options: dict[str, Any]) -> Normalised | None:
     """Return our layer with torch's weights and a neutral normaliser."""
     ours = our_layer(module)
     if ours is None:

@@ -11,7 +11,7 @@ from normrnn import norms
 from normrnn.nn import tracing
 from normrnn.nn.batchnorm import Normaliser
 from normrnn.nn.normaliser import GateNorm
-from normrnn.nn.options import DEFAULT_NORM, OPTION_NAMES, Norm, Options
+from normrnn.nn.options import DEFAULT_NORM, OPTION_NAMES, NormName, Options
 from normrnn.ops.call import Weights
 from normrnn.ops.fold import torch_weights
 
@@ -78,7 +78,7 @@ class Parameters(nn.RNNBase):
             self, mode, *sizes, bias=torch_bias, proj_size=proj_size, **torch_options, **factory
         )
         self.norm_given = options.norm is not DEFAULT_NORM
-        self.norm: Norm = options.norm if self.norm_given else "sequence"
+        self.norm: NormName = options.norm if self.norm_given else "sequence"
         self.peephole, self.bias, self.time_steps = peephole, options.bias, options.time_steps
         self.weight_drop, self.dropout_kind = options.weight_drop, options.dropout_kind
         self.zoneout = tuple(options.zoneout)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.nn.base import Normalised
-from normrnn.nn.normaliser import BATCH, StatisticalNorm, collecting, requesting
+from normrnn.nn.batchnorm import StatisticalNorm, collecting, requesting
+from normrnn.nn.normaliser import BATCH
 
 STEPS_DIFFER = 0.25
 """Above this mean square change of normalised rows, half a standard deviation, steps differ."""

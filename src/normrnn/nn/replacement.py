@@ -12,7 +12,7 @@ from torch import nn
 
 from normrnn.nn.base import Normalised
 from normrnn.nn.convert import OURS, check_options, check_ties, copied, our_layer
-from normrnn.nn.options import Norm
+from normrnn.nn.options import NormName
 from normrnn.nn.parameters import remade
 
 _Replaced = tuple[dict[str, Any], list[Normalised]]
@@ -22,7 +22,7 @@ _lock, _active = Lock(), 0
 _inits: dict[type[nn.RNNBase], Any] = {}
 
 
-def replace(model: nn.Module, norm: Norm, **options: Any) -> nn.Module:
+def replace(model: nn.Module, norm: NormName, **options: Any) -> nn.Module:
     """Return a copy in which every ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` is ours, to be trained.
 
     Weights keep their values, and those that are one parameter stay one; β starts as the sum of
@@ -65,7 +65,7 @@ def replace(model: nn.Module, norm: Norm, **options: Any) -> nn.Module:
 
 
 @contextmanager
-def replacing(norm: Norm, **options: Any) -> Iterator[list[Normalised]]:
+def replacing(norm: NormName, **options: Any) -> Iterator[list[Normalised]]:
     """Make every ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` that is built inside one of ours.
 
     For libraries that build their own layers. The classes stay torch's: ``isinstance`` and derived

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normrnn.nn.normaliser import Mode, Resolved, StatisticalNorm
+from normrnn.nn.batchnorm import StatisticalNorm
+from normrnn.nn.normaliser import Mode, Resolved
 from normrnn.ops.call import Weights
 from normrnn.ops.layout import Steps
 from normrnn.ops.native.kernel import is_plain

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from normrnn.ops import operators
-from normrnn.ops.backend import check_backend
+from normrnn.ops.backend import check_backend, choice
 from normrnn.ops.call import (
     COUNT,
     Result,
@@ -37,7 +37,8 @@ def recur(spec: Spec, steps: Steps, tensors: Tensors) -> Result:
         return run_scan(spec, steps, tensors)
     if not steps.is_traced:
         is_native = can_run_native(spec, steps, tensors)
-        check_backend(is_native)
+        if choice.selected != "auto":
+            check_backend(is_native)
         if not is_native:
             return loop(spec, steps, tensors)
         check_given(spec, steps, tensors)
