@@ -174,7 +174,7 @@ class Normaliser(StatisticalNorm):
     ):
         super().__init__(channels, device=device, dtype=dtype, **options)
         self.per_step, self.inside, self.momentum = per_step, inside, momentum
-        self.time_steps, self.sync = time_steps, sync
+        self.time_steps, self.sync, self.runs_hooks = time_steps, sync, not inside
         # Channels, the first ones, with frame-wise statistics of W_x x: a time step whose rows are
         # all equal there is normalised with the running ones and updates nothing.
         self._frame_wise = channels if per_step and not inside else 0
@@ -197,10 +197,6 @@ class Normaliser(StatisticalNorm):
         kind = "per step" if self.per_step else "sequence-wise"
         slots = "" if self.time_steps is None else f", time_steps={self.time_steps}"
         return f"{self.channels}, {kind}, eps={self.eps}, momentum={self.momentum}{slots}"
-
-    @property
-    def runs_hooks(self) -> bool:
-        return not self.inside
 
     def resolve(self, steps: Steps) -> Resolved:
         mode, pool, is_single_row = self.mode, None, False

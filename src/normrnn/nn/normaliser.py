@@ -60,6 +60,8 @@ class GateNorm(nn.Module):
 
     weight: Tensor | None
     bias: Tensor | None
+    runs_hooks = True
+    """Whether ``forward`` is called where there are forward hooks."""
     needs_eigenvectors = False
     """Whether a graph of it needs eigenvectors, which ONNX does not have."""
 
@@ -96,11 +98,6 @@ class GateNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.channels}, eps={self.eps}"
-
-    @property
-    def runs_hooks(self) -> bool:
-        """Whether ``forward`` is called where there are hooks."""
-        return True
 
     def register_forward_hook(self, *args: Any, **options: Any) -> Any:
         self._warn_without_hooks()

@@ -199,7 +199,8 @@ def run_by_torch(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State
     for first in range(0, len(parts.weights), D):
         if first:
             rows = _dropout(module, rows, steps)
-        layer, shared = parts.of_layer(first, D), dict[Any, Any]()
+        layer = parts.of_layer(first, D)
+        shared: dict[Any, Any] = {}
         directions = [
             torch_weights(normaliser.change_weights(resolved, rows, steps, weights, shared))
             for weights, normaliser, resolved in zip(*layer, strict=True)

@@ -26,6 +26,7 @@ class TransitionsNorm(GateNorm):
     gamma_hh: Tensor | None
     weight_c: Tensor | None
     bias_c: Tensor | None
+    runs_hooks = False
 
     def __init__(
         self,
@@ -46,10 +47,6 @@ class TransitionsNorm(GateNorm):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}{', cell_norm=True' if self.cell_norm else ''}"
-
-    @property
-    def runs_hooks(self) -> bool:
-        return False
 
 
 class LayerNormaliser(TransitionsNorm):
