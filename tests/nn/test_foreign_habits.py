@@ -235,6 +235,7 @@ def states(kind: Any, dtype: torch.dtype, size: int) -> Any:
     return (state, state) if issubclass(kind, nn.LSTM) else state
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("size", [2, 64])
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(("ours", "torchs"), PAIRS)

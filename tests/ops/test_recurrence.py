@@ -83,7 +83,7 @@ def test_every_norm_differentiates_twice(mode: str, batch: bool, kind: str) -> N
     given = [leaf(steps.rows, C), leaf(2, C // 2, H)]
     given += [leaf(2, steps.batch, H) for _ in range(parts)] + [leaf(n) for n in sizes]
     assert gradcheck(f, given)
-    assert gradgradcheck(f, given)
+    assert gradgradcheck(f, given, fast_mode=True)
 
 
 @pytest.mark.parametrize("mode", MODES)
