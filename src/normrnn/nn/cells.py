@@ -59,8 +59,8 @@ class NormalisedCell(nn.RNNCellBase):
             return super().forward(input, hx)
         name, is_pair = type(self).__name__, self.mode == "LSTM"
         state = None if hx is None else tuple(hx) if is_pair else (hx,)
-        given = {"input": input, **{f"hx[{k}]": s for k, s in enumerate(state or ())}}
-        for what, value in given.items():
+        tensors = {"input": input, **{f"hx[{k}]": s for k, s in enumerate(state or ())}}
+        for what, value in tensors.items():
             if value.dim() not in (1, 2):
                 raise ValueError(
                     f"{name}: Expected {what} to be 1D or 2D, got {value.dim()}D instead"

@@ -66,9 +66,9 @@ def _is_lstm(layer: nn.Module) -> bool:
 
 def _names(module: nn.Module) -> list[str]:
     """Return the names of its parameters, parametrised ones included."""
-    own = [name for name, _ in module.named_parameters(recurse=False)]
-    made: Any = module.parametrizations if parametrize.is_parametrized(module) else ()
-    return [*own, *made]
+    plain = [name for name, _ in module.named_parameters(recurse=False)]
+    parametrised: Any = module.parametrizations if parametrize.is_parametrized(module) else ()
+    return [*plain, *parametrised]
 
 
 def _initialiser(layer: Any, name: str, input: Init, recurrent: Init, fill: Init) -> Init:

@@ -191,11 +191,12 @@ class Parameters(nn.RNNBase):
 
     def weights(self) -> list[Weights]:
         """Return the weights per layer and direction in torch's order."""
-        own, found = self._parameters, []
+        parameters, result = self._parameters, []
         for names in self._weight_names:
             # A parametrisation or a hook computes some weights, which are attributes then.
             *weights, b_ih, b_hh = [
-                None if n is None else own[n] if n in own else getattr(self, n) for n in names
+                None if n is None else parameters[n] if n in parameters else getattr(self, n)
+                for n in names
             ]
             bias = None
             if b_ih is not None and b_hh is not None:
@@ -203,8 +204,8 @@ class Parameters(nn.RNNBase):
                     weights[2] = b_hh[-self.hidden_size :]
                     b_hh = torch.cat([b_hh[: -self.hidden_size], torch.zeros_like(weights[2])])
                 bias = b_ih + tracing.with_own_gradient(b_hh)
-            found.append(Weights(*weights, bias))  # type: ignore[arg-type]
-        return found
+            result.append(Weights(*weights, bias))  # type: ignore[arg-type]
+        return result
 
     def check_foldable(self, name: str, keep: bool = False) -> None:
         """Raise ValueError if no plain layer has the same eval output.
@@ -256,10 +257,10 @@ class Parameters(nn.RNNBase):
         kind = self._kind("normrnn.nn.layers" if keep else TORCH_MODULE)
         new = remade(self, kind, bias=self.bias or bool(normalisers), **more)
         peepholes = [name for name, _ in new.named_parameters() if name.startswith("weight_c")]
-        own = [] if normalisers else new._all_weights
+        weight_names = [] if normalisers else new._all_weights
         with torch.enable_grad():  # parametrised weights are computed when read
             vectors = [getattr(self, name) for name in peepholes]
-            plain = [[getattr(self, name) for name in names] for names in own]
+            plain = [[getattr(self, name) for name in names] for names in weight_names]
             pairs = list(zip(self.weights(), normalisers, strict=True)) if normalisers else []
         if normalisers:
             values = [torch_weights(n.folded(weights)) for weights, n in pairs]
@@ -267,8 +268,8 @@ class Parameters(nn.RNNBase):
             trained = [_trained(weights, n) for weights, n in pairs]
         else:
             values, trained = plain, [[value.requires_grad for value in some] for some in plain]
-        for names, *found in zip(new._all_weights, values, trained, strict=True):
-            for name, value, train in zip(names, *found, strict=True):
+        for names, *columns in zip(new._all_weights, values, trained, strict=True):
+            for name, value, train in zip(names, *columns, strict=True):
                 getattr(new, name).copy_(value).requires_grad_(train)
         for name, vector in zip(peepholes, vectors, strict=True):
             getattr(new, name).copy_(vector).requires_grad_(vector.requires_grad)
@@ -316,8 +317,8 @@ def remade(layer: nn.RNNBase, kind: Any, bias: bool, **options: Any) -> Any:
     """Return a new layer of that kind with the sizes, device, type and mode of ``layer``, and
     among ours with its regularisers."""
     if isinstance(layer, Parameters) and Parameters in kind.__mro__:
-        own = "weight_drop", "dropout_kind", "zoneout"
-        options = {name: getattr(layer, name) for name in own} | options
+        regularisers = "weight_drop", "dropout_kind", "zoneout"
+        options = {name: getattr(layer, name) for name in regularisers} | options
     options |= {name: getattr(layer, name) for name in TORCH_OPTIONS}
     options |= {"nonlinearity": layer.nonlinearity} if layer.mode.startswith("RNN") else {}
     options |= {"proj_size": layer.proj_size} if layer.proj_size else {}

@@ -116,8 +116,8 @@ def batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
     >>> from normrnn import LSTM
     >>> layer, x = LSTM(3, 4, norm="sequence").eval(), torch.randn(20, 6, 3) * 5 + 2
     >>> with batch_statistics(layer):
-    ...     own = layer(x)[0]
-    >>> torch.allclose(own, layer(x)[0]), torch.allclose(own, layer.train()(x)[0])
+    ...     outputs = layer(x)[0]
+    >>> torch.allclose(outputs, layer(x)[0]), torch.allclose(outputs, layer.train()(x)[0])
     (False, True)
     """
     with eval_mode(model), requesting(dict.fromkeys(_normalisers(model), BATCH)):
@@ -190,8 +190,8 @@ def _positional(model: nn.Module) -> tuple[int, int | None]:
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):  # wrappers such as DDP
         wrapped = getattr(inner, "module", None)
         return _positional(wrapped) if isinstance(wrapped, nn.Module) else (0, None)
-    own = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return sum(p.default is p.empty for p in own), len(own)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return sum(p.default is p.empty for p in positional), len(positional)
 
 
 def run_batches(
