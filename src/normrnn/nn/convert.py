@@ -63,7 +63,8 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
             if plain and arguments:
                 raise ValueError(
                     f"{name} cannot be folded into a torch.nn layer: it was called with "
-                    f"{arguments}, which torch's do not take; plain=None or False keeps ours, with norm=None"
+                    f"{arguments}, which torch's do not take; plain=None or False keeps ours, with "
+                    "norm=None"
                 )
 
     def change(module: nn.Module) -> nn.Module | None:
