@@ -36,6 +36,7 @@ def check(model: Any, parameters: nn.Module, x: Tensor) -> None:
         tensor.grad = None
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm", NORMS)
 def test_every_norm_forward_and_backward(norm: str, training: bool) -> None:
@@ -60,7 +61,7 @@ class Sum(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_norm_compiled(training: bool) -> None:
     torch._dynamo.reset()
     model = Sum().train(training)

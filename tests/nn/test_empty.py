@@ -64,6 +64,7 @@ def test_no_state_given() -> None:
     assert h[:, FULL].all()
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("T", [4, 0])
@@ -81,6 +82,7 @@ def test_nothing_but_sequences_of_length_0(cell: str, norm: str, T: int) -> None
         assert not parameter.grad.any()
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(("ours", "torchs"), PAIRS)

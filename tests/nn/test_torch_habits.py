@@ -483,19 +483,3 @@ def test_a_sequence_without_frames_is_torchs_error(ours: Any, torchs: Any) -> No
             ours(3, 2, norm=norm)(torch.zeros(0, 4, 3))
         with pytest.raises(mine.type, match="larger than 0"):
             torchs(3, 2)(torch.zeros(0, 4, 3))
-
-
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
-@pytest.mark.parametrize("part", [False, True], ids=["itself", "in a model"])
-def test_one_bias_learns_in_copies_too(how: Any, part: bool) -> None:
-    """The part of a GRU's bias_hh that is outside r ⊙ (…) stays at zero, also in a copy."""
-    layer: Any = normrnn.GRU(3, 2, num_layers=2, norm=None)
-    layer.train_one_bias()
-    model = how(nn.Sequential(layer))[0] if part else how(layer)
-    for one in (layer, model):
-        optimizer = torch.optim.SGD(one.parameters(), lr=1.0)
-        one(torch.randn(5, 4, 3))[0].sum().backward()
-        optimizer.step()
-        for bias in (one.bias_hh_l0, one.bias_hh_l1):
-            assert bias[:4].abs().max() == 0
-            assert bias[4:].abs().min() > 0

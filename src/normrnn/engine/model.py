@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.engine.dropout import Dropout
-from normrnn.engine.initial import generators_by_name, glorot_
+from normrnn.engine.initial import generators_by_name, glorot_, train_one_bias
 from normrnn.engine.loss import nats_and_errors
 from normrnn.engine.task import Loss, State
 from normrnn.nn import GRU, LSTM, RNN
@@ -63,7 +63,7 @@ class SequenceModel(nn.Module):
     def glorot(self) -> None:
         """Draw the weights: Glorot per gate, zero biases. γ and β keep their values."""
         glorot_(self.rnn, self.decoder, generators_by_name())
-        self.rnn.train_one_bias()
+        train_one_bias(self.rnn)
 
     def standardised(self, sequences: Sequences) -> Any:
         """Return the sequences with standardised features."""

@@ -23,8 +23,6 @@ from normrnn.ops.layout import Steps, Traced, is_unknown
 from normrnn.ops.native.library import library
 from normrnn.ops.scan import is_onnx_export
 
-FEW_ROWS = 32
-"""Changing weights is a pass over them, which does not pay for fewer rows, as in sampling."""
 WORTH_NATIVE = 500
 """T·H from which on the compiled kernels train a plain dense batch faster than torch's."""
 
@@ -75,7 +73,7 @@ class Normalised(Parameters):
             if resets is not None:
                 self.takes_resets = True
         if resets is not None and torch.jit.is_tracing():
-            tracing.refuse(self, "torch.jit.trace", "resets=")
+            tracing.refuse_torchscript(self)
         if lengths is None:
             if resets is not None:
                 resets = packing.check_resets(resets, input)
@@ -260,8 +258,7 @@ class Normalised(Parameters):
         The first line that applies:
 
         ==============================================================  ===========
-        resets, peephole, zoneout, weight_drop, locked dropout          recurrence
-        a norm that is no change of weights; hooks on a normaliser      recurrence
+        something that torch's kernels do not have (`_obstacle`)        recurrence
         ``backend("torch")``                                            torch
         ``backend("native")``, ``backend("loop")``                      recurrence
         torch.compile or torch.func on a CPU, or on packed input        recurrence
@@ -269,66 +266,56 @@ class Normalised(Parameters):
         no norm, training in float32 on a CPU, T·H ≥ 500                recurrence
         no norm                                                         torch
         batch statistics on a CPU                                       recurrence
-        test statistics that the compiled kernels take, or few rows     recurrence
+        test statistics in float32 on a CPU                             recurrence
         otherwise                                                       torch
         ==============================================================  ===========
 
         On a CPU torch's packed kernel takes time that grows with T², its LSTM fails under
-        autocast, and folding in training is slower than the compiled kernels.
+        autocast, and folding in training is slower than the compiled kernels. A projection and
+        everything that is not float32 on a CPU counts as another device here: the compiled kernels
+        do not take it. What the recurrence runs by is decided in :func:`normrnn.ops.recur`.
         """
         if torch.jit.is_tracing():
-            tracing.check_plain(self, "torch.jit.trace")
+            tracing.check_plain(self)
             return True
-        is_able = resets is None and self.peephole is None and not self._has_regularisers()
-        is_linear = False not in [own.is_linear for own in resolved]
-        if not (is_able and is_linear):
-            if choice.selected == "torch":
-                raise RuntimeError(
-                    f"backend('torch') cannot run {type(self).__name__} with norm={self.norm!r} "
-                    f"{'in training' if self.training else 'in eval mode'}: use 'auto'"
-                )
-            return False
-        if choice.selected != "auto":
-            return choice.selected == "torch"
+        selected, obstacle = choice.selected, self._obstacle(resets, resolved)
+        if obstacle and selected == "torch":
+            name = type(self).__name__
+            raise RuntimeError(f"backend('torch') cannot run {name} with {obstacle}: use 'auto'")
+        if obstacle or selected != "auto":
+            return selected == "torch"
         on_cpu, is_compiling = data.is_cpu, torch.compiler.is_compiling()
-        is_traced = is_compiling or torch._C._are_functorch_transforms_active()
-        if is_traced and (on_cpu or (is_compiling and is_packed)):
-            return False
-        is_slow = on_cpu and (is_packed or torch.is_autocast_enabled("cpu"))
-        if not resolved:
-            is_slow = is_slow or self._trains_natively(data)
-            return not is_slow or self.proj_size > 0
-        if is_slow:
-            return False
-        if True in [own.mode.batch for own in resolved]:
-            return not on_cpu
-        return not self._is_native_at_test_time() and data.shape[:-1].numel() >= FEW_ROWS
-
-    def _has_regularisers(self) -> bool:
-        """Whether the next pass has a regulariser that torch's kernels do not have."""
-        if any(self.zoneout):
-            return True
-        is_locked = self.dropout_kind == "locked" and self.dropout > 0 and self.num_layers > 1
-        return self.training and (is_locked or self.weight_drop > 0)
-
-    def _is_native_at_test_time(self) -> bool:
-        """Whether the compiled kernels take test statistics as they are, without a change of
-        weights. Caching changed weights is unsafe: writes through ``p.data`` are undetectable."""
+        if is_compiling or torch._C._are_functorch_transforms_active():
+            return not on_cpu and not (is_compiling and is_packed)
+        if on_cpu and (is_packed or torch.is_autocast_enabled("cpu")):
+            return not resolved and self.proj_size > 0
         like = self.weight_hh_l0
-        is_taken = like.dtype == torch.float32 and like.is_cpu and not self.proj_size
-        is_taken = is_taken and all(n.is_native_at_test_time for n in self.normalisers())
-        return is_taken and library() is not None
-
-    def _trains_natively(self, data: Tensor) -> bool:
-        """Whether a training step without a norm is faster by the compiled kernels.
-
-        A rule, not a measurement, so that the same program always computes the same bits.
-        """
-        is_float = data.dtype == self.weight_hh_l0.dtype == torch.float32
-        if not (is_float and data.is_cpu and torch.is_grad_enabled()) or data.dim() < 2:
-            return False
+        is_native = on_cpu and data.dtype == like.dtype == torch.float32 and not self.proj_size
+        is_native = is_native and library() is not None
+        if resolved:
+            uses_batch = True in [own.mode.batch for own in resolved]
+            return not on_cpu if uses_batch else not is_native
+        if not (is_native and torch.is_grad_enabled()) or data.dim() < 2:
+            return True
+        # A rule, not a measurement, so that the same program always computes the same bits.
         time = data.shape[1 if self.batch_first and data.dim() == 3 else 0]
-        return time * self.hidden_size >= WORTH_NATIVE and library() is not None
+        return time * self.hidden_size < WORTH_NATIVE
+
+    def _obstacle(self, resets: Any, resolved: Sequence[Resolved]) -> str:
+        """Return what torch's kernels do not have of this pass; empty if they can run it."""
+        if resets is not None:
+            return "resets="
+        if self.peephole is not None:
+            return f"peephole={self.peephole!r}"
+        if any(self.zoneout):
+            return f"zoneout={self.zoneout}"
+        if self.training and self.weight_drop:
+            return f"weight_drop={self.weight_drop}"
+        if self.training and self.dropout_kind == "locked" and self.dropout and self.num_layers > 1:
+            return "dropout_kind='locked'"
+        if False in [own.is_linear for own in resolved]:
+            return f"norm={self.norm!r} {'in training' if self.training else 'in eval mode'}"
+        return ""
 
     def _uses_scan(self) -> bool:
         """Whether an exporter sees torch's own operators: nothing is trained, drawn at random or
@@ -428,7 +415,7 @@ class Normalised(Parameters):
         return state if self.mode == "LSTM" else state[0]
 
     def __prepare_scriptable__(self) -> Any:
-        return tracing.plain(self)
+        tracing.refuse_torchscript(self)
 
 
 def _looks_like_lengths(hx: Any) -> bool:
@@ -439,4 +426,3 @@ def _looks_like_lengths(hx: Any) -> bool:
 
 
 tracing.allow(Normalised)
-tracing.prepare_for_script_modules(Normalised)

@@ -14,7 +14,8 @@ from normrnn.engine.statistics import Tensors
 from normrnn.engine.task import Loss, Split, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
-from normrnn.nn.normaliser import TEST, requesting
+from normrnn.nn.batchnorm import requesting
+from normrnn.nn.normaliser import TEST
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechCorpus, read_speech
 from normrnn.speech.model import AcousticModel

@@ -25,7 +25,7 @@ class Library:
         self.path, self.variant = path, variant
         loaded = ctypes.CDLL(str(path))
         pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-        packed, status, word = ctypes.c_char_p, ctypes.c_int, ctypes.c_uint32
+        packed, status = ctypes.c_char_p, ctypes.c_int
 
         def function(name: str, *arguments: Any, result: Any = None) -> Any:
             pointer_to = getattr(loaded, f"normrnn_{name}_{variant}")
@@ -37,7 +37,6 @@ class Library:
         self.kept_floats = function("kept_floats", packed, result=size)
         update = [*[size] * 4, *[pointer] * 4, real, *[pointer] * 2]
         self.update = function("update", *update, result=status)
-        self.drop = function("drop", *[size] * 2, *[word] * 3, real, *[pointer] * 3)
         self.arguments_size: int = function("arguments_size", result=status)()
         self.threaded = _openmp() is not None
         function("threads", *[pointer] * 3)(*(_openmp() or (None,) * 3))

@@ -206,7 +206,6 @@ int64_t EXPORT(kept_floats)(const Arguments *a) {
     return kept;
 }
 
-#include "mask.h"
 
 /* One update of running statistics (C,) from K groups of a batch, mean and biased var (K, C) over
  * `counts` rows each, pooled. Of the first `inputs` columns, those of W_x x, groups whose rows are

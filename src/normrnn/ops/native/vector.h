@@ -38,8 +38,6 @@
 #define INLINE static inline __attribute__((always_inline))
 typedef float vec __attribute__((vector_size(VW * 4)));
 typedef int32_t ivec __attribute__((vector_size(VW * 4)));
-typedef uint32_t uvec __attribute__((vector_size(VW * 4)));
-typedef uint8_t bvec __attribute__((vector_size(VW)));
 typedef vec unaligned __attribute__((aligned(4), may_alias));
 
 INLINE vec load(const float *p) { return *(const unaligned *)p; }
