@@ -22,6 +22,7 @@ CELLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "lstm-output": (normrnn.LSTM, {"peephole": "output"}),
     "lstm-all": (normrnn.LSTM, {"peephole": "all"}),
     "gru": (normrnn.GRU, {}),
+    "ligru": (normrnn.LiGRU, {}),
 }
 
 NORMS: dict[str, dict[str, Any]] = {
@@ -31,6 +32,7 @@ NORMS: dict[str, dict[str, Any]] = {
     "hidden": {"norm": "hidden", "time_steps": 3},
     "hidden-shared": {"norm": "hidden"},
     "layer": {"norm": "layer"},
+    "rms": {"norm": "rms"},
     "recurrent": {"norm": "recurrent", "time_steps": 3},
     "recurrent-shared": {"norm": "recurrent", "cell_norm": False},
     "whiten": {"norm": "whiten", "shrinkage": 0.2},
@@ -71,7 +73,9 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 def settings_of(layer: Any, batch_statistics: bool | None = None) -> reference.Settings:
-    cell = {"RNN_TANH": "tanh", "RNN_RELU": "relu", "LSTM": "lstm", "GRU": "gru"}[layer.mode]
+    cell = {"RNN_TANH": "tanh", "RNN_RELU": "relu", "LSTM": "lstm", "GRU": "gru", "LIGRU": "ligru"}[
+        layer.mode
+    ]
     normalisers = layer.normalisers()
     return reference.Settings(
         cell=cell,  # type: ignore[arg-type]

@@ -31,6 +31,8 @@ NORMS = {
     "step fixed slots": (False, 2),
     "row": (False, 0),
     "row cell": (False, 0),
+    "rms": (False, 0),
+    "rms cell": (False, 0),
     "recurrent": (True, 1),
     "recurrent slots": (True, 2),
     "recurrent fixed": (False, 1),
@@ -65,6 +67,8 @@ class Case:
     zoneout: str = ""
     """Masks or shares, and of what: "masks h", "shares hc", …"""
     resets: bool = False
+    reset_to: bool = False
+    """Whether resets start from a state that is given."""
     constant: tuple[int, ...] = ()
     """Time steps at which all sequences have the same frame."""
 
@@ -100,6 +104,7 @@ class Case:
         )
         ways = "".join("<" if r else ">" for r in self.reverse)
         more = (f" {self.zoneout}" if self.zoneout else "") + " resets" * self.resets
+        more += " to a state" * self.reset_to
         return f"{self.mode} {self.norm} {ways} B{batch} I{self.inputs} H{self.hidden}{more}"
 
 
@@ -137,7 +142,7 @@ def tensors_of(case: Case) -> Tensors:
         normal("bias", D * C, scale=0.3)
         if case.norm != "plain":
             positive("weight", D * C)
-        if case.norm.startswith(("row", "recurrent")):
+        if case.norm.startswith(("row", "rms", "recurrent")):
             positive("gamma_hh", D * C)
         if case.has_cell:
             positive("weight_c", D * H)
@@ -155,6 +160,10 @@ def tensors_of(case: Case) -> Tensors:
             made[f"kept_{part}"] = torch.rand(1, D * H, generator=g)
     if case.resets:
         made["resets"] = torch.rand(rows, generator=g) < 0.3
+    if case.reset_to:
+        normal("reset_h", D, batch, H, scale=0.5)
+        if case.mode == "LSTM":
+            normal("reset_c", D, batch, H, scale=0.5)
     return made
 
 
@@ -203,7 +212,8 @@ def problem(case: Case, t: Tensors) -> tuple[Spec, Steps, CallTensors]:
     state = tuple(t[name] for name in ("h0", "c0") if name in t) or None
     zoneout = t.get("kept_h"), t.get("kept_c")
     call = case.mode, case.reverse, t["x"], weights, _norm(case, t), state, t.get("resets")
-    spec, tensors = describe_call(*call, zoneout)
+    reset_to = tuple(t[name] for name in ("reset_h", "reset_c") if name in t) or None
+    spec, tensors = describe_call(*call, zoneout, reset_to)
     return spec, Steps.packed(case.sizes), tensors
 
 
@@ -235,7 +245,7 @@ def computed(case: Case, tensors: Tensors, compute: Compute) -> tuple[Tensors, T
     pulled = [found[name] for name in ("rows", "h", "c") if name in found]
     heads = [torch.randn(out.shape, generator=g).to(out) for out in pulled]
     leaves = {name: t for name, t in tensors.items() if t.requires_grad}
-    grads = torch.autograd.grad(pulled, list(leaves.values()), heads)
+    grads = torch.autograd.grad(pulled, list(leaves.values()), heads, materialize_grads=True)
     return found, dict(zip(leaves, grads, strict=True))
 
 
@@ -293,9 +303,9 @@ def drawn(mode: str, norm: str, reverse: tuple[bool, ...], draw: random.Random) 
     if batch:
         B = B if B == 1 or B > 3 else B + 3
         T = max(T, 5) if B == 1 else T
-    if norm.startswith(("row", "recurrent")):
+    if norm.startswith(("row", "rms", "recurrent")):
         hidden = max(hidden, 5)
-    divided = norm.startswith("row") or (batch and not norm.startswith("step"))
+    divided = norm.startswith(("row", "rms")) or (batch and not norm.startswith("step"))
     sizes = (B,) * T
     if draw.random() < 0.5:
         lengths = [T] + [draw.randint(1, T) for _ in range(B - 1)]
@@ -319,4 +329,5 @@ def drawn(mode: str, norm: str, reverse: tuple[bool, ...], draw: random.Random) 
     )
     more = random.Random(case.seed)
     zones = ["", "", "masks h", "masks c", "masks hc", "shares h", "shares c", "shares hc"]
-    return replace(case, zoneout=more.choice(zones), resets=more.random() < 0.3)
+    case = replace(case, zoneout=more.choice(zones), resets=more.random() < 0.4)
+    return replace(case, reset_to=case.resets and more.random() < 0.6)

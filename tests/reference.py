@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-Cell = Literal["tanh", "relu", "lstm", "gru"]
+Cell = Literal["tanh", "relu", "lstm", "gru", "ligru"]
 State = tuple[Tensor, Tensor]
 Parameters = Mapping[str, Tensor]
 
@@ -72,21 +72,24 @@ def stack(
     settings: Settings,
     state: State | None = None,
     resets: Tensor | None = None,
+    reset_to: State | None = None,
 ) -> Result:
     """Section 3: a stack of layers, each of one or two directions.
 
     ``x`` (T, B, I), ``lengths`` B numbers ≤ T, ``state`` h and c, each (L·D, B, H); c is used by
-    the LSTM alone. ``resets`` (T, B): the frames that begin a sequence of their own.
+    the LSTM alone. ``resets`` (T, B): the frames that begin a sequence of their own, in the state
+    ``reset_to`` (zeros if None), of B sequences or 1.
 
     >>> p = {"weight_ih_l0": torch.eye(2), "weight_hh_l0": torch.zeros(2, 2)}
     >>> stack(torch.ones(3, 1, 2), [2], p, Settings("relu", None)).output[:, 0].tolist()
     [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
     """
-    if settings.norm not in (None, "sequence", "frame", "hidden", "layer", "recurrent", "whiten"):
+    norms = None, "sequence", "frame", "hidden", "layer", "rms", "recurrent", "whiten"
+    if settings.norm not in norms:
         raise ValueError(f"the reference knows no norm={settings.norm!r}")
     suffixes = ("", "_reverse") if settings.bidirectional else ("",)
     rows, shown = parameters["weight_hh_l0"].shape  # (G·H, H), or (G·H, P) of a projecting LSTM
-    H = rows // {"lstm": 4, "gru": 3}.get(settings.cell, 1)
+    H = rows // {"lstm": 4, "gru": 3, "ligru": 2}.get(settings.cell, 1)
     if state is None:
         shape = settings.num_layers * len(suffixes), x.shape[1]
         state = (x.new_zeros(*shape, shown), x.new_zeros(*shape, H))
@@ -99,8 +102,12 @@ def stack(
         for suffix in suffixes:
             own, updated = _of_direction(parameters, f"_l{level}{suffix}")
             start = (state[0][len(last_h)], state[1][len(last_h)])
+            restart = None
+            if reset_to is not None:
+                h, c = (s[len(last_h)].expand(x.shape[1], -1) for s in reset_to)
+                restart = h, c
             output, (h, c), taken = direction(
-                x, lengths, own, settings, suffix != "", start, updated, resets
+                x, lengths, own, settings, suffix != "", start, updated, resets, restart
             )
             steps[f"l{level}{suffix}"] = taken
             outputs.append(output)
@@ -120,6 +127,7 @@ def direction(
     state: State,
     updated: dict[str, Tensor],
     resets: Tensor | None = None,
+    reset_to: State | None = None,
 ) -> tuple[Tensor, State, dict[int, Step]]:
     """Section 3: one direction of one layer over (T, B, I); ``updated`` collects new buffers.
 
@@ -142,8 +150,8 @@ def direction(
         slices = normalise_sequence(slices, p, settings, updated)
     elif settings.norm == "frame":
         slices = normalise_frames(slices, p, settings, updated)
-    elif settings.norm == "layer":
-        slices = [layer_norm(rows, p, "", settings.eps) for rows in slices]
+    elif settings.norm in ("layer", "rms"):
+        slices = [normalise_row(rows, p, "", settings) for rows in slices]
     elif settings.norm == "recurrent":
         own = _of_input(p)
         slices = [_normalise_slice(s, t, own, settings, True) for t, s in enumerate(slices)]
@@ -160,7 +168,7 @@ def direction(
         if resets is not None and border < T:
             cut = [b for b in running[border] if resets[border, b]]
             h, c = h.clone(), c.clone()
-            h[cut], c[cut] = 0.0, 0.0
+            h[cut], c[cut] = (0.0, 0.0) if reset_to is None else (s[cut] for s in reset_to)
         if not running[t]:
             continue
         rows = torch.tensor(running[t])
@@ -180,8 +188,8 @@ def step(wx: Tensor, state: State, p: Parameters, settings: Settings, t: int) ->
     plain = wh = h @ p["weight_hh"].T
     if "bias_hh" in p:
         wh = wh + p["bias_hh"]
-    if settings.norm == "layer":
-        wh = layer_norm(wh, p, "_hh", settings.eps)
+    if settings.norm in ("layer", "rms"):
+        wh = normalise_row(wh, p, "_hh", settings)
     elif settings.norm == "recurrent":
         wh = _normalise_slice(wh, t, _of(p, "_hh"), settings)
 
@@ -209,6 +217,11 @@ def step(wx: Tensor, state: State, p: Parameters, settings: Settings, t: int) ->
         pre_n = bn(sums_n, 2 * H)
         h = (1 - z) * pre_n.tanh() + z * h
         return Step(h, c, torch.cat([sums, sums_n], 1), torch.cat([gates, pre_n], 1), plain)
+    if settings.cell == "ligru":  # h_t = z_t h_{t-1} + (1 - z_t) ReLU(…)
+        pre = bn(wx + wh)
+        z, candidate = pre.chunk(2, dim=1)
+        z = z.sigmoid()
+        return Step(z * h + (1 - z) * candidate.relu(), c, wx + wh, pre, plain)
     phi = torch.tanh if settings.cell == "tanh" else torch.relu
     pre = bn(wx + wh)
     return Step(phi(pre), c, wx + wh, pre, plain)  # section 4: h_t = φ(W_h h_{t-1} + BN(W_x x_t))
@@ -233,18 +246,21 @@ def _lstm(
     if settings.cell_norm and settings.norm == "recurrent":
         shown = _normalise_slice(c, t, _of(p, "_c"), settings)
     elif settings.cell_norm:
-        shown = layer_norm(c, p, "_c", settings.eps)
+        shown = normalise_row(c, p, "_c", settings)
     h = o.sigmoid() * shown.tanh()
     if "weight_hr" in p:
         h = h @ p["weight_hr"].T
     return h, c, torch.cat([i, f, g, o], 1)
 
 
-def layer_norm(rows: Tensor, p: Parameters, which: str, eps: float) -> Tensor:
-    """Ba et al. 2016: each row of (n, features) by its own mean and (biased) variance."""
+def normalise_row(rows: Tensor, p: Parameters, which: str, settings: Settings) -> Tensor:
+    """Each row of (n, features) by its own mean and (biased) variance (Ba et al. 2016), with "rms"
+    by its mean square alone (Zhang & Sennrich 2019)."""
     mean = rows.mean(1, keepdim=True)
+    if settings.norm == "rms":
+        mean = torch.zeros_like(mean)
     var = ((rows - mean) ** 2).mean(1, keepdim=True)
-    return standardise(rows, mean, var, _of(p, which), eps)
+    return standardise(rows, mean, var, _of(p, which), settings.eps)
 
 
 def _of(p: Parameters, which: str) -> dict[str, Tensor]:

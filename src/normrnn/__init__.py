@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from normrnn.nn import LSTM as LSTM
     from normrnn.nn import RNN as RNN
     from normrnn.nn import GRUCell as GRUCell
+    from normrnn.nn import LiGRU as LiGRU
     from normrnn.nn import LSTMCell as LSTMCell
     from normrnn.nn import RNNCell as RNNCell
     from normrnn.nn import backend as backend
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from normrnn.nn import replacing as replacing
     from normrnn.reporting.answer import verdict as verdict
 
-_LAYERS = ["GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNCell"]
+_LAYERS = ["GRU", "GRUCell", "LSTM", "LSTMCell", "LiGRU", "RNN", "RNNCell"]
 _TOOLS = [
     "backend",
     "batch_statistics",
@@ -61,6 +62,7 @@ __all__ = [
     "RNN",
     "GRUCell",
     "LSTMCell",
+    "LiGRU",
     "RNNCell",
     "Stream",
     "__version__",

@@ -165,6 +165,17 @@ register(
 )
 register(
     Norm(
+        name="rms",
+        words="RMS-normalised network",
+        acts="step",
+        pools=None,
+        unfoldable="normalises every row by its own root mean square",
+        cell_norm=False,
+        implementation="normrnn.nn.transitions:RMSNormaliser",
+    )
+)
+register(
+    Norm(
         name="recurrent",
         words="network with both transitions normalised",
         acts="step",

@@ -25,7 +25,7 @@ from tests.kernel_cases import (
 )
 
 pytestmark = pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
-MODES = ["RNN_TANH", "RNN_RELU", "LSTM", "GRU"]
+MODES = ["RNN_TANH", "RNN_RELU", "LSTM", "GRU", "LIGRU"]
 WAYS = [(False,), (True,), (False, True)]
 
 
@@ -96,7 +96,7 @@ def test_a_step_with_equal_rows_is_normalised_by_what_is_given(norm: str) -> Non
     assert torch.allclose(none.rows, loop(spec, steps, without).rows, atol=1e-3)
 
 
-@pytest.mark.parametrize("norm", ["row", "row cell"])
+@pytest.mark.parametrize("norm", ["row", "row cell", "rms"])
 def test_numbers_near_the_smallest_are_as_good_as_torchs(norm: str) -> None:
     """They have few digits left, for the kernel as for torch's operations in float32."""
     for mode, scale in itertools.product(["LSTM"] if "cell" in norm else MODES, (1e-38, 1e-41)):
@@ -109,7 +109,7 @@ def test_numbers_near_the_smallest_are_as_good_as_torchs(norm: str) -> None:
             check(own, wanted, 1e-4, least=1e-30, beside=other)
 
 
-ALONE = ["plain", "frame fixed", "step fixed", "row", "row cell", "recurrent fixed"]
+ALONE = ["plain", "frame fixed", "step fixed", "row", "row cell", "rms", "recurrent fixed"]
 ALONE += ["recurrent cell fixed"]
 
 

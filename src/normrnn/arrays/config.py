@@ -50,8 +50,6 @@ class ArraysConfig:
 class ArrayModelConfig(LayersConfig):
     """Recurrent layers and a linear head, on every step or on the last state."""
 
-    cell: Literal["lstm", "rnn", "gru"] = "lstm"
-    """Kind of the layers; rnn is the simple one with tanh."""
     hidden: int = 64
     """Cells per layer and direction."""
     layers: int = 1
@@ -117,9 +115,6 @@ class ArrayConfig(Config):
             raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
         if norm.more_rows_than_features and not self.model.shrinkage:
             raise UsageError(f"norm {self.norm} needs model.shrinkage above 0, as 0.1")
-        for name in ("peephole", "zoneout_c"):
-            if getattr(self.model, name) not in ("none", 0.0) and self.model.cell != "lstm":
-                raise UsageError(f"model.{name} is for cell lstm, not {self.model.cell}")
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:

@@ -29,9 +29,7 @@ class ArrayModel(SequenceModel):
         if norm.takes_time_steps and time_steps:
             options["time_steps"] = time_steps
         size = m.hidden, m.layers
-        super().__init__(
-            features, outputs, *size, cell=m.cell, bidirectional=m.bidirectional, **options
-        )
+        super().__init__(features, outputs, *size, bidirectional=m.bidirectional, **options)
         self.per_step = config.target_per == "step"
         self.values = config.target == "values"
         self.register_buffer("mean", torch.zeros(features))

@@ -87,6 +87,8 @@ class LayersConfig:
 
     hidden: int
     layers: int
+    cell: Literal["lstm", "rnn", "gru", "ligru"] = "lstm"
+    """Kind of the layers; rnn is the simple one with tanh."""
     peephole: Literal["none", "output", "all"] = "none"
     """Diagonal peepholes of the LSTM: the paper's W_co, or all three."""
     gamma: float | None = None
@@ -112,6 +114,7 @@ class LayersConfig:
         """Return the arguments of the layers besides their size."""
         same = ("gamma", "eps", "momentum", "shrinkage", "dropout", "dropout_kind", "weight_drop")
         return {
+            "cell": self.cell,
             "norm": norm.name if norm.normalises else None,
             "peephole": None if self.peephole == "none" else self.peephole,
             **{name: getattr(self, name) for name in same},
@@ -123,6 +126,9 @@ class LayersConfig:
         for name in ("hidden", "layers"):
             if not getattr(self, name) >= 1:
                 raise UsageError(f"model.{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("peephole", "zoneout_c"):
+            if getattr(self, name) not in ("none", 0.0) and self.cell != "lstm":
+                raise UsageError(f"model.{name} is for cell lstm, not {self.cell}")
         if self.layers > 1000:
             raise UsageError(f"model.layers must be at most 1000, not {self.layers}")
         if not self.eps > 0:

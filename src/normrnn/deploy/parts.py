@@ -63,6 +63,11 @@ class Recurrent:
                 f"{name} has proj_size={layer.proj_size}, which ONNX's recurrent operators have not"
             )
         if isinstance(layer, Normalised):
+            if layer.needs_our_layer:
+                raise ValueError(
+                    f"{name} cannot be exported so: {layer.needs_our_layer}; choose the format "
+                    "program"
+                )
             if any(layer.zoneout):
                 raise ValueError(
                     f"{name} cannot be exported so: zoneout={layer.zoneout} keeps a share of every "

@@ -10,7 +10,7 @@ from normrnn.engine.dropout import Dropout
 from normrnn.engine.initial import generators_by_name, glorot_, train_one_bias
 from normrnn.engine.loss import nats_and_errors
 from normrnn.engine.task import Loss, State
-from normrnn.nn import GRU, LSTM, RNN
+from normrnn.nn import GRU, LSTM, RNN, LiGRU
 
 Sequences = Tensor | PackedSequence
 """(T, B, I) of equal lengths, or packed, longest first."""
@@ -35,7 +35,7 @@ class SequenceModel(nn.Module):
         hidden: int,
         layers: int,
         *,
-        cell: Literal["lstm", "rnn", "gru"] = "lstm",
+        cell: Literal["lstm", "rnn", "gru", "ligru"] = "lstm",
         norm: Any = None,
         bidirectional: bool = False,
         dropout: float = 0.0,
@@ -48,7 +48,7 @@ class SequenceModel(nn.Module):
         # The numbers that torch draws for a layer depend on its norm; `glorot` draws all again.
         with torch.random.fork_rng([]):
             self.dropout = Dropout(dropout, dropout_kind)
-            self.rnn = {"lstm": LSTM, "rnn": RNN, "gru": GRU}[cell](
+            self.rnn = {"lstm": LSTM, "rnn": RNN, "gru": GRU, "ligru": LiGRU}[cell](
                 inputs,
                 hidden,
                 layers,

@@ -7,7 +7,7 @@ from normrnn.nn.batchnorm import Normaliser
 from normrnn.nn.cells import GRUCell, LSTMCell, RNNCell
 from normrnn.nn.convert import convert, fold
 from normrnn.nn.init import initialise
-from normrnn.nn.layers import GRU, LSTM, RNN
+from normrnn.nn.layers import GRU, LSTM, RNN, LiGRU
 from normrnn.nn.recalibrate import batch_statistics, recalibrate
 from normrnn.nn.replacement import replace, replacing
 from normrnn.ops.backend import backend
@@ -19,6 +19,7 @@ __all__ = [
     "RNN",
     "GRUCell",
     "LSTMCell",
+    "LiGRU",
     "Normaliser",
     "RNNCell",
     "backend",
@@ -33,5 +34,15 @@ __all__ = [
 
 _rows = [norms.of(name) for name in norms.names()]
 torch.serialization.add_safe_globals(  # whole layers, by torch.load(..., weights_only=True)
-    [RNN, LSTM, GRU, RNNCell, LSTMCell, GRUCell, Pool, *(r.load() for r in _rows if r.normalises)]
+    [
+        RNN,
+        LSTM,
+        GRU,
+        LiGRU,
+        RNNCell,
+        LSTMCell,
+        GRUCell,
+        Pool,
+        *(r.load() for r in _rows if r.normalises),
+    ]
 )

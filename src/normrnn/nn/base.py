@@ -1,4 +1,4 @@
-"""The forward pass of ``RNN``, ``LSTM`` and ``GRU``.
+"""The forward pass of ``RNN``, ``LSTM``, ``GRU`` and ``LiGRU``.
 
 A call goes through three steps: any form of input becomes a :class:`~normrnn.nn.stack.Batch` of
 rows, the normalisers resolve their state, and :meth:`Normalised._uses_torch` chooses between
@@ -43,30 +43,42 @@ class Normalised(Parameters):
         hx: Tensor | tuple[Tensor, Tensor] | None = None,
         lengths: Tensor | Sequence[int] | None = None,
         resets: Tensor | PackedSequence | None = None,
+        reset_to: Tensor | tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, Tensor]]:
         """Run the layer.
 
         Args:
             input: (T, B, I), or (B, T, I) with ``batch_first``; (T, I) unbatched; or packed.
-            hx: initial state as torch takes it, (layers × directions, B, H) each; zeros if None.
+            hx: initial state as torch takes it, (layers × directions, B, H) each; if None, zeros
+                or what ``learn_initial_state`` has learned.
             lengths: of each sequence, for a padded ``input``; padding is never read. A length of
                 0 gives zeros, and the initial state as the final one.
             resets: boolean, (T, B), (B, T) with ``batch_first``, (T,) unbatched, packed like a
-                packed input. Where true the state restarts from zero before that frame, and the
-                backward direction's at the frame before it: as if the sequence was cut there. At
-                frame 0 it discards ``hx``. Statistics are over all rows in any case.
+                packed input. Where true the state restarts before that frame, and the backward
+                direction's at the frame before it: as if the sequence was cut there. At frame 0
+                it discards ``hx``. Statistics are over all rows in any case.
+            reset_to: the state that a reset starts from, in the form of ``hx``, of B sequences or
+                of one for all; if None, zeros or what ``learn_initial_state`` has learned.
 
         Returns:
             What torch's layer returns for such an input. Padded output has 0 in the padding.
         """
         if isinstance(input, torch.fx.Proxy):
-            given = {"lengths": lengths, "resets": resets}
+            given = {"lengths": lengths, "resets": resets, "reset_to": reset_to}
             given = {name: value for name, value in given.items() if value is not None}
             return tracing.leaf(self, input, hx, **given)  # type: ignore[return-value]
         if self.training and not self.norm_given:
             self._warn_looks_ahead()
         if hx is not None:
             self._check_state(input, hx)
+        if reset_to is not None:
+            if resets is None:
+                raise ValueError("reset_to= is the state that resets= start from: give both")
+            self._check_state(input, reset_to, "reset_to")
+        if self.learn_initial_state:
+            learned = self._learned_state(input)
+            hx = learned if hx is None else hx
+            reset_to = learned if reset_to is None and resets is not None else reset_to
         if not torch.compiler.is_exporting():  # which cannot set attributes
             if lengths is not None:
                 self.takes_lengths = True
@@ -77,34 +89,35 @@ class Normalised(Parameters):
         if lengths is None:
             if resets is not None:
                 resets = packing.check_resets(resets, input)
-            return self._forward_whole(input, hx, resets)
+            return self._forward_whole(input, hx, resets, reset_to)
         if is_unknown(lengths):
-            return self._forward_traced(input, hx, lengths, resets)  # type: ignore[arg-type]
+            padded: Any = input
+            return self._forward_traced(padded, hx, lengths, resets, reset_to)
         lengths = packing.check_lengths(input, lengths, self.batch_first)  # type: ignore[arg-type]
         if resets is not None:
             resets = packing.check_resets(resets, input)
-        return self._forward_padded(input, hx, lengths, resets)  # type: ignore[arg-type]
+        return self._forward_padded(input, hx, lengths, resets, reset_to)  # type: ignore[arg-type]
 
     # From any form of input to rows, and back.
 
     def _forward_padded(
-        self, input: Tensor, hx: Any, lengths: Tensor, resets: Tensor | None
+        self, input: Tensor, hx: Any, lengths: Tensor, resets: Tensor | None, reset_to: Any
     ) -> Any:
         batch_first, batch = self.batch_first, len(lengths)
         time = input.shape[1 if batch_first else 0]
         shortest = int(lengths.min()) if batch else time
         if not batch or shortest == time > 0:
-            return self._forward_whole(input, hx, resets)
+            return self._forward_whole(input, hx, resets, reset_to)
         if shortest == 0:
-            return self._forward_with_empty(input, hx, lengths, resets)
+            return self._forward_with_empty(input, hx, lengths, resets, reset_to)
         packed, packed_resets = packing.pack(input, lengths, batch_first), None
         if resets is not None:
             packed_resets = packed._replace(data=packing.pack(resets, lengths, batch_first).data)
-        output, final = self._forward_whole(packed, hx, packed_resets)
+        output, final = self._forward_whole(packed, hx, packed_resets, reset_to)
         return packing.unpack(output, batch_first, time), final
 
     def _forward_with_empty(
-        self, input: Tensor, hx: Any, lengths: Tensor, resets: Tensor | None
+        self, input: Tensor, hx: Any, lengths: Tensor, resets: Tensor | None, reset_to: Any
     ) -> Any:
         """Leave out sequences of length 0: zeros, and the initial state as the final one."""
         x = input.transpose(0, 1) if self.batch_first else input
@@ -115,11 +128,13 @@ class Normalised(Parameters):
             output, final = self._empty_batch_output(x, state)
             return output.transpose(0, 1) if self.batch_first else output, self._as_torch(final)
         some = None if state is None else tuple(s.index_select(1, kept) for s in state)
+        to = self._reset_state(reset_to, len(lengths))
         part, final = self._forward_padded(
             input.index_select(axis, kept),
             None if some is None else self._as_torch(some),
             lengths[lengths > 0],
             None if resets is None else resets.index_select(axis, kept),
+            None if to is None else self._as_torch(tuple(s.index_select(1, kept) for s in to)),
         )
         output = part.new_zeros(*input.shape[:2], part.shape[2]).index_copy(axis, kept, part)
         start = stack.zero_state(self, self.weights(), len(lengths)) if state is None else state
@@ -127,7 +142,9 @@ class Normalised(Parameters):
         pairs = zip(start, final, strict=True)
         return output, self._as_torch(tuple(s.to(f.dtype).index_copy(1, kept, f) for s, f in pairs))
 
-    def _forward_traced(self, input: Tensor, hx: Any, lengths: Any, resets: Any) -> Any:
+    def _forward_traced(
+        self, input: Tensor, hx: Any, lengths: Any, resets: Any, reset_to: Any
+    ) -> Any:
         """Run a padded batch of unknown lengths: all its rows go to an operator, or a scan."""
         state = self._initial(hx)
         if self._uses_scan():
@@ -137,6 +154,7 @@ class Normalised(Parameters):
             x, lengths, order = packing.sorted_by_length(input, lengths, self.batch_first)
         self._check_sizes(input, state, None)
         T, B, _ = x.shape
+        reset_to = self._reset_state(reset_to, B)
         if resets is not None:
             resets = packing.check_resets(resets, input)
             resets = resets.t() if self.batch_first else resets
@@ -144,11 +162,12 @@ class Normalised(Parameters):
             steps = Traced(T, B, T * B, is_scanned=True, sequence_lengths=lengths)
         else:
             state = state and tuple(s.index_select(1, order) for s in state)
+            reset_to = reset_to and tuple(s.index_select(1, order) for s in reset_to)
             resets = None if resets is None else resets.index_select(1, order)
             time = torch.arange(T, device=lengths.device).unsqueeze(1)
             steps = Traced(T, B, T * B, (time < lengths).sum(1), is_padded=True)
         resets = None if resets is None else resets.reshape(-1)
-        batch = Batch(x.reshape(T * B, -1), steps, state, None, resets)
+        batch = Batch(x.reshape(T * B, -1), steps, state, None, resets, reset_to)
         output, final = self._run(batch, by_recurrence=True)
         output = output.view(T, B, -1)
         if order is not None:
@@ -157,7 +176,7 @@ class Normalised(Parameters):
             final = tuple(s.index_select(1, back) for s in final)
         return output.transpose(0, 1) if self.batch_first else output, self._as_torch(final)
 
-    def _forward_whole(self, input: Any, hx: Any, resets: Any) -> Any:
+    def _forward_whole(self, input: Any, hx: Any, resets: Any, reset_to: Any) -> Any:
         """Run a dense batch or a PackedSequence."""
         uses_scan = torch.compiler.is_exporting() and self._uses_scan()
         if not self._norm_names or torch.jit.is_tracing():
@@ -166,10 +185,10 @@ class Normalised(Parameters):
             if not uses_scan and self._uses_torch(data, is_packed, resets, []):
                 return super().forward(input, hx)  # type: ignore[call-arg]
         if isinstance(input, PackedSequence):
-            return self._forward_packed(input, hx, resets)
-        return self._forward_dense(input, hx, resets, uses_scan)
+            return self._forward_packed(input, hx, resets, reset_to)
+        return self._forward_dense(input, hx, resets, reset_to, uses_scan)
 
-    def _forward_packed(self, input: PackedSequence, hx: Any, resets: Any) -> Any:
+    def _forward_packed(self, input: PackedSequence, hx: Any, resets: Any, reset_to: Any) -> Any:
         data, batch_sizes, sorted_indices, unsorted_indices = input
         state = self._initial(hx)
         self._check_sizes(data, state, batch_sizes)
@@ -185,13 +204,18 @@ class Normalised(Parameters):
         else:
             steps = Steps.packed(batch_sizes)
         rows = None if resets is None else resets.data
-        output, final = self._run(Batch(data, steps, state, batch_sizes, rows))
+        to = self._reset_state(reset_to, steps.batch)
+        if to is not None and sorted_indices is not None:
+            to = tuple(s.index_select(1, sorted_indices) for s in to)
+        output, final = self._run(Batch(data, steps, state, batch_sizes, rows, to))
         if unsorted_indices is not None:
             final = tuple([s.index_select(1, unsorted_indices) for s in final])
         packed = PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices)
         return packed, final if len(final) == 2 else final[0]
 
-    def _forward_dense(self, input: Tensor, hx: Any, resets: Tensor | None, uses_scan: bool) -> Any:
+    def _forward_dense(
+        self, input: Tensor, hx: Any, resets: Tensor | None, reset_to: Any, uses_scan: bool
+    ) -> Any:
         if input.dim() not in (2, 3):
             raise ValueError(
                 f"{type(self).__name__}: Expected input to be 2D or 3D, got {input.dim()}D instead"
@@ -210,7 +234,8 @@ class Normalised(Parameters):
             output, final = self._empty_batch_output(x, state)
         else:
             steps = Traced(T, B, T * B, is_scanned=True) if uses_scan else Steps.dense(T, B)
-            batch = Batch(x.reshape(T * B, -1), steps, state, None, resets)
+            to = self._reset_state(reset_to, B, is_batched)
+            batch = Batch(x.reshape(T * B, -1), steps, state, None, resets, to)
             output, final = self._run(batch, by_recurrence=uses_scan)
             output = output.view(T, B, -1)
         if self.batch_first:
@@ -303,6 +328,8 @@ class Normalised(Parameters):
 
     def _obstacle(self, resets: Any, resolved: Sequence[Resolved]) -> str:
         """Return what torch's kernels do not have of this pass; empty if they can run it."""
+        if self.mode == "LIGRU":
+            return "the cell of a LiGRU"
         if resets is not None:
             return "resets="
         if self.peephole is not None:
@@ -327,6 +354,8 @@ class Normalised(Parameters):
         draws = self.training and (dropout or self.weight_drop or any(self.zoneout))
         is_possible = not draws and all(n.is_fixed for n in normalisers)
         if is_onnx_export():
+            if self.mode == "LIGRU":
+                tracing.refuse_onnx(self, "its cell, which is no operator of ONNX")
             if not is_possible:
                 tracing.refuse_onnx(self, "dropout" if draws else "batch statistics")
             if any(n.needs_eigenvectors for n in normalisers):
@@ -358,21 +387,21 @@ class Normalised(Parameters):
                 stacklevel=2,
             )
 
-    def _check_state(self, input: Any, hx: Any) -> None:
+    def _check_state(self, input: Any, hx: Any, name: str = "hx") -> None:
         if _looks_like_lengths(hx):
             kind = RuntimeError if isinstance(hx, Tensor) else ValueError  # as torch, and as ours
             raise kind(
-                f"hx is the initial state of {type(self).__name__}, and got what looks like "
+                f"{name} is the initial state of {type(self).__name__}, and got what looks like "
                 "lengths: give them by name, lengths="
             )
         if self.mode != "LSTM":
             if not isinstance(hx, Tensor):
                 raise ValueError(
-                    f"hx of {type(self).__name__} must be one tensor, h_0, "
+                    f"{name} of {type(self).__name__} must be one tensor, h_0, "
                     f"got a {type(hx).__name__}"
                 )
         elif len(hx) != 2 or not all(isinstance(s, Tensor) for s in hx):
-            raise ValueError(f"hx must be the pair (h_0, c_0) of tensors, got {len(hx)} parts")
+            raise ValueError(f"{name} must be the pair (h_0, c_0) of tensors, got {len(hx)} parts")
         h = hx[0] if self.mode == "LSTM" else hx
         if isinstance(input, PackedSequence) or torch.compiler.is_compiling():
             return
@@ -381,8 +410,8 @@ class Normalised(Parameters):
         batch, time = input.shape[:2] if self.batch_first else input.shape[1::-1]
         if h.shape[1] == time != batch:
             raise RuntimeError(
-                f"hx is of {time} sequences and the input {tuple(input.shape)} of {batch}: with "
-                f"batch_first={not self.batch_first} they would fit"
+                f"{name} is of {time} sequences and the input {tuple(input.shape)} of {batch}: "
+                f"with batch_first={not self.batch_first} they would fit"
             )
 
     def _initial(self, hx: Any, is_batched: bool = True) -> State | None:
@@ -398,6 +427,36 @@ class Normalised(Parameters):
                     f"For {kind} input, hx should also be {dims}-D but got {name} of {s.dim()}-D"
                 )
         return state if is_batched else tuple(s.unsqueeze(1) for s in state)
+
+    def _learned_state(self, input: Any) -> Any:
+        """Return the learned initial state in the form of ``hx``."""
+        batch, dims = 1, 3
+        if isinstance(input, PackedSequence):
+            order = input.sorted_indices
+            batch = int(input.batch_sizes[0]) if order is None else len(order)
+        elif input.dim() == 3:
+            batch = input.shape[0 if self.batch_first else 1]
+        else:
+            dims = 2
+        parts = [torch.stack(own).unsqueeze(1) for own in self._initial_parameters()]
+        state = tuple(s.expand(-1, batch, -1) if dims == 3 else s.squeeze(1) for s in parts)
+        return self._as_torch(state)
+
+    def _reset_state(self, reset_to: Any, batch: Any, is_batched: bool = True) -> State | None:
+        """Return the state that resets start from, (layers × directions, B, H) each."""
+        state = self._initial(reset_to, is_batched)
+        if state is None:
+            return None
+        count = self.num_layers * self.directions
+        for s, size in zip(
+            state, (self.proj_size or self.hidden_size, self.hidden_size), strict=False
+        ):
+            if s.shape[0] != count or s.shape[2] != size or s.shape[1] not in (1, batch):
+                raise RuntimeError(
+                    f"reset_to should have the sizes ({count}, {batch} or 1, {size}), "
+                    f"got {tuple(s.shape)}"
+                )
+        return tuple(s.expand(-1, batch, -1) for s in state)
 
     def _check_sizes(self, data: Tensor, state: State | None, batch_sizes: Tensor | None) -> None:
         """Check sizes and types by torch's own methods."""

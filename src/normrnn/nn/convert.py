@@ -1,6 +1,7 @@
 """Conversion of models: ``fold`` into plain layers, ``convert`` into normalised ones."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -39,10 +40,11 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
 
     Args:
         plain: True requires ``torch.nn``'s layers, which take neither ``lengths=`` nor
-            ``resets=`` nor peepholes. False keeps ours, with ``norm=None``. None keeps ours where
-            a layer has been called with ``lengths=`` or ``resets=`` that are not None, so that
-            the copy can be called as the model was. Give False for a model that passes such
-            arguments and has not been called yet.
+            ``resets=`` nor peepholes. False keeps ours, with ``norm=None``. None keeps ours for a
+            LiGRU, for learned initial states (with a warning), and where a layer has been called
+            with ``lengths=`` or ``resets=`` that are not None, so that the copy can be called as
+            the model was. Give False for a model that passes such arguments and has not been
+            called yet.
         before: also fold a ``BatchNorm1d`` directly in front of a recurrent layer, torch's or
             ours, as in DeepSpeech: a child of the same module, right before the layer, alone or
             in a wrapper, of as many features as the layer's input. ``nn.Identity`` replaces it.
@@ -59,6 +61,12 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
         if isinstance(module, Normalised):
             name = name or type(module).__name__
             module.check_foldable(name, keep=_keeps_ours(module, plain))
+            if plain is None and module.learn_initial_state:
+                warnings.warn(
+                    f"{name} learns its initial state, which torch's layers do not: folded into "
+                    f"normrnn's {module.mode} with norm=None",
+                    stacklevel=2,
+                )
             arguments = _extra_arguments(module)
             if plain and arguments:
                 raise ValueError(
@@ -86,7 +94,9 @@ def _extra_arguments(module: Normalised) -> str:
 
 
 def _keeps_ours(module: Normalised, plain: bool | None) -> bool:
-    return bool(_extra_arguments(module)) if plain is None else not plain
+    if plain is None:
+        return bool(_extra_arguments(module) or module.needs_our_layer)
+    return not plain
 
 
 def convert(

@@ -1,4 +1,4 @@
-"""``RNN``, ``LSTM`` and ``GRU``: torch's layers with a normaliser in them."""
+"""``RNN``, ``LSTM``, ``GRU`` and ``LiGRU``: torch's layers with a normaliser in them."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # the types of a call: padded in, padded out; packed in, pack
             hx: State | None = None,
             lengths: Tensor | Sequence[int] | None = None,
             resets: Tensor | PackedSequence | None = None,
+            reset_to: State | None = None,
         ) -> tuple[Tensor, State]: ...
         @overload
         def forward(
@@ -42,6 +43,7 @@ if TYPE_CHECKING:  # the types of a call: padded in, padded out; packed in, pack
             hx: State | None = None,
             lengths: None = None,
             resets: Tensor | PackedSequence | None = None,
+            reset_to: State | None = None,
         ) -> tuple[PackedSequence, State]: ...
         def forward(self, *args: Any, **kwargs: Any) -> Any: ...
         @overload
@@ -51,6 +53,7 @@ if TYPE_CHECKING:  # the types of a call: padded in, padded out; packed in, pack
             hx: State | None = None,
             lengths: Tensor | Sequence[int] | None = None,
             resets: Tensor | PackedSequence | None = None,
+            reset_to: State | None = None,
         ) -> tuple[Tensor, State]: ...
         @overload
         def __call__(
@@ -59,6 +62,7 @@ if TYPE_CHECKING:  # the types of a call: padded in, padded out; packed in, pack
             hx: State | None = None,
             lengths: None = None,
             resets: Tensor | PackedSequence | None = None,
+            reset_to: State | None = None,
         ) -> tuple[PackedSequence, State]: ...
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -126,6 +130,7 @@ class RNN(_OneState, nn.RNN):
         weight_drop: float = 0.0,
         dropout_kind: Literal["element", "locked"] = "element",
         zoneout: tuple[float, float] = (0.0, 0.0),
+        learn_initial_state: bool = False,
     ):
         arguments = dict(locals())
         if nonlinearity not in ("tanh", "relu"):
@@ -153,17 +158,18 @@ class LSTM(_TwoStates, nn.LSTM):
             over all unpadded frames of the batch; ``"frame"`` with one per feature and time
             step; ``"hidden"`` normalises W_h h + W_x x at every step (the paper's appendix);
             ``"layer"`` is LN(W_x x; γ_x) + LN(W_h h; γ_h) + β, layer normalisation of every row
-            by itself; ``"recurrent"`` is BN(W_h h; γ_h) + BN(W_x x; γ_x) + β by the rows of each
+            by itself; ``"rms"`` is the same with the root mean square instead of mean and
+            variance; ``"recurrent"`` is BN(W_h h; γ_h) + BN(W_x x; γ_x) + β by the rows of each
             step, and BN on c before tanh (Cooijmans et al. 2016); ``"whiten"`` is
             W_x Σ^{-1/2} (x − μ) + β over all rows; ``None`` or ``"none"`` is torch's layer.
-            ``"layer"`` with ``input_size=1`` keeps only the sign of the input.
+            ``"layer"`` and ``"rms"`` with ``input_size=1`` keep only the sign of the input.
         peephole: ``"output"`` (the paper's W_co) or ``"all"``; diagonal.
         forget_bias: initial bias of the forget gates, in β or in torch's two together; None: as
             the other gates.
         eps, momentum, affine, track_running_stats: as in :class:`torch.nn.BatchNorm1d`.
         gamma: initial γ; None: 1, with ``"recurrent"`` 0.1.
-        cell_norm: normalise c before tanh too (``"layer"``, ``"recurrent"``); None: False, with
-            ``"recurrent"`` True.
+        cell_norm: normalise c before tanh too (``"layer"``, ``"rms"``, ``"recurrent"``); None:
+            False, with ``"recurrent"`` True.
         time_steps: keep test statistics for this many time steps (``"frame"``, ``"hidden"``,
             ``"recurrent"``).
         sync: pool the batch's statistics over ranks.
@@ -175,6 +181,8 @@ class LSTM(_TwoStates, nn.LSTM):
             mask per sequence.
         zoneout: shares of h and of c that a step keeps; by masks in training, at test time by
             the share itself.
+        learn_initial_state: train the state that sequences and resets start from, parameters
+            ``h_0_l0``, ``c_0_l0``, …, zeros at first; used where ``hx`` or ``reset_to`` is None.
 
     >>> import torch
     >>> layer = LSTM(8, 16, num_layers=2, bidirectional=True)
@@ -214,6 +222,7 @@ class LSTM(_TwoStates, nn.LSTM):
         weight_drop: float = 0.0,
         dropout_kind: Literal["element", "locked"] = "element",
         zoneout: tuple[float, float] = (0.0, 0.0),
+        learn_initial_state: bool = False,
     ):
         Normalised.__init__(self, "LSTM", locals())
 
@@ -264,9 +273,64 @@ class GRU(_OneState, nn.GRU):
         weight_drop: float = 0.0,
         dropout_kind: Literal["element", "locked"] = "element",
         zoneout: tuple[float, float] = (0.0, 0.0),
+        learn_initial_state: bool = False,
     ):
         Normalised.__init__(self, "GRU", locals())
 
     if TYPE_CHECKING:
 
         def fold(self) -> nn.GRU: ...
+
+
+class LiGRU(_OneState, nn.RNNBase):
+    """Light gated recurrent units (Ravanelli et al. 2018), for speech.
+
+    z_t = σ(BN(W_z x_t) + U_z h_{t−1}), n_t = ReLU(BN(W_n x_t) + U_n h_{t−1}) and
+    h_t = z_t ⊙ h_{t−1} + (1 − z_t) ⊙ n_t: a GRU with one gate fewer. Parameters, inputs and outputs
+    are named as those of :class:`GRU`, the gates in the order z, n.
+
+    With the default, ``norm="sequence"``, outputs depend on *later* frames of the batch while
+    training. ReLU is not bounded: ``norm=None`` can diverge. The arguments on top of torch's own
+    are those of :class:`LSTM`, without ``peephole`` and ``forget_bias``; ``fold()`` returns a
+    LiGRU with ``norm=None``.
+
+    >>> import torch
+    >>> layer = LiGRU(8, 16, norm="sequence", bidirectional=True)
+    >>> layer(torch.randn(5, 3, 8))[0].shape, layer.weight_hh_l0.shape
+    (torch.Size([5, 3, 32]), torch.Size([32, 16]))
+    """
+
+    @_without_proj_size
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm: NormName = DEFAULT_NORM,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        gamma: float | None = None,
+        cell_norm: bool | None = None,
+        time_steps: int | None = None,
+        sync: bool = False,
+        process_group: Any = None,
+        shrinkage: float = 0.0,
+        weight_drop: float = 0.0,
+        dropout_kind: Literal["element", "locked"] = "element",
+        zoneout: tuple[float, float] = (0.0, 0.0),
+        learn_initial_state: bool = False,
+    ):
+        Normalised.__init__(self, "LIGRU", locals())
+
+    if TYPE_CHECKING:
+
+        def fold(self) -> "LiGRU": ...

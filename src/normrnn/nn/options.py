@@ -9,7 +9,9 @@ import torch
 
 from normrnn import norms
 
-NormName = Literal["sequence", "frame", "hidden", "layer", "recurrent", "whiten", "none"] | None
+NormName = (
+    Literal["sequence", "frame", "hidden", "layer", "rms", "recurrent", "whiten", "none"] | None
+)
 Device = torch.device | str | int | None
 
 
@@ -41,6 +43,7 @@ class Options:
     weight_drop: float = 0.0
     dropout_kind: str = "element"
     zoneout: tuple[float, float] = (0.0, 0.0)
+    learn_initial_state: bool = False
 
     def __post_init__(self) -> None:
         if self.norm in norms.names() and not norms.of(self.norm).normalises:

@@ -12,7 +12,7 @@ from normrnn.nn import tracing
 from normrnn.nn.batchnorm import Normaliser
 from normrnn.nn.normaliser import GateNorm
 from normrnn.nn.options import DEFAULT_NORM, OPTION_NAMES, NormName, Options
-from normrnn.ops.call import Weights
+from normrnn.ops.call import CELLS, Weights
 from normrnn.ops.fold import torch_weights
 
 PEEPHOLES = {None: "", "output": "o", "all": "ifo"}
@@ -42,6 +42,7 @@ class Parameters(nn.RNNBase):
     dropout_kind: str = "element"
     zoneout: tuple[float, ...] = (0.0, 0.0)
     forget_bias: float | None = None
+    learn_initial_state: bool = False
     _norm_names: Sequence[str] = ()
     _weight_names: Sequence[tuple[str | None, ...]] = ()
 
@@ -74,14 +75,20 @@ class Parameters(nn.RNNBase):
             raise ValueError(f"forget_bias={forget_bias} needs a bias to set, got {lacks}")
         # β is the bias of a normalised layer, so torch makes none.
         torch_bias = options.bias and not row.normalises
+        like = "GRU" if mode == "LIGRU" else mode
         nn.RNNBase.__init__(
-            self, mode, *sizes, bias=torch_bias, proj_size=proj_size, **torch_options, **factory
+            self, like, *sizes, bias=torch_bias, proj_size=proj_size, **torch_options, **factory
         )
+        if mode != like:  # two gates of three
+            self.mode, rows = mode, 2 * self.hidden_size
+            for name, parameter in list(self.named_parameters()):
+                setattr(self, name, nn.Parameter(parameter.detach()[:rows].clone()))
         self.norm_given = options.norm is not DEFAULT_NORM
         self.norm: NormName = options.norm if self.norm_given else "sequence"
         self.peephole, self.bias, self.time_steps = peephole, options.bias, options.time_steps
         self.weight_drop, self.dropout_kind = options.weight_drop, options.dropout_kind
         self.zoneout = tuple(options.zoneout)
+        self.learn_initial_state = options.learn_initial_state
         for suffix in self._suffixes:
             channels, inputs = getattr(self, f"weight_ih_{suffix}").shape
             normaliser = options.normaliser((channels, self.hidden_size, inputs), factory)
@@ -94,6 +101,12 @@ class Parameters(nn.RNNBase):
                 vector = nn.Parameter(torch.empty(self.hidden_size, **factory))
                 self.register_parameter(f"{name}_{suffix}", vector)
                 self._draw(vector)
+            if options.learn_initial_state:
+                state_sizes = {"h_0": self.proj_size or self.hidden_size}
+                state_sizes |= {"c_0": self.hidden_size} if mode == "LSTM" else {}
+                for name, size in state_sizes.items():
+                    start = nn.Parameter(torch.zeros(size, **factory))
+                    self.register_parameter(f"{name}_{suffix}", start)
         self.forget_bias = forget_bias
         self._weight_names = [self._names_of(suffix) for suffix in self._suffixes]
         self._norm_names = [f"norm_{suffix}" for suffix in self._suffixes] if row.normalises else []
@@ -126,9 +139,20 @@ class Parameters(nn.RNNBase):
         for parameter in self.parameters():  # those of a parametrization too, as torch does
             if id(parameter) not in of_norms:
                 self._draw(parameter)
+        for state in self._initial_parameters():
+            for parameter in state:
+                nn.init.zeros_(parameter)
         for normaliser in normalisers:
             normaliser.reset_parameters()
         self.open_forget_gates()
+
+    def _initial_parameters(self) -> list[list[Tensor]]:
+        """Return the learned h_0 of all layers and directions and, with an LSTM, c_0; empty if
+        they are not learned."""
+        if not self.learn_initial_state:
+            return []
+        names = ("h_0", "c_0")[: CELLS[self.mode].states]
+        return [[getattr(self, f"{name}_{suffix}") for suffix in self._suffixes] for name in names]
 
     @torch.no_grad()
     def open_forget_gates(self) -> None:
@@ -173,13 +197,13 @@ class Parameters(nn.RNNBase):
         self.norm = norm
 
     def flatten_parameters(self) -> None:
-        """As in torch; with a normaliser there is nothing to flatten."""
-        if getattr(self, "norm", None) is None:
+        """As in torch; with a normaliser, and without torch's cell, there is nothing to flatten."""
+        if getattr(self, "norm", None) is None and self.mode != "LIGRU":
             super().flatten_parameters()
 
     def extra_repr(self) -> str:
         usual = {"peephole": None, "forget_bias": None, "weight_drop": 0.0}
-        usual |= {"dropout_kind": "element", "zoneout": (0.0, 0.0)}
+        usual |= {"dropout_kind": "element", "zoneout": (0.0, 0.0), "learn_initial_state": False}
         values = {name: getattr(self, name) for name in usual}
         shown = [f", {name}={values[name]!r}" for name in usual if values[name] != usual[name]]
         return f"{super().extra_repr()}, norm={self.norm!r}{''.join(shown)}"
@@ -218,6 +242,8 @@ class Parameters(nn.RNNBase):
                 f"{type(self).__name__} overrides forward, which would be lost; move that code "
                 "to a module around the layer"
             )
+        elif self.needs_our_layer and not keep:
+            reason = f"{self.needs_our_layer}; normrnn.fold(model) keeps our layer, with norm=None"
         elif self.peephole is not None and not keep:
             reason = f"peephole={self.peephole!r}: torch's layers have no peepholes"
         elif any(self.zoneout) and not keep:
@@ -243,10 +269,22 @@ class Parameters(nn.RNNBase):
                 stacklevel=3,
             )
 
+    @property
+    def needs_our_layer(self) -> str:
+        """Why a folded layer is one of ours, with ``norm=None``; empty if torch has such a one."""
+        if self.mode == "LIGRU":
+            return "torch has no LiGRU"
+        return "torch's layers do not learn initial states" if self.learn_initial_state else ""
+
     def fold(self) -> nn.RNNBase:
-        """Return a plain ``torch.nn`` layer of the same eval output; this one is unchanged."""
-        self.check_foldable(type(self).__name__)
-        return self.folded(keep=False)
+        """Return a plain layer of the same eval output; this one is unchanged.
+
+        A ``torch.nn`` layer, or one of ours with ``norm=None`` where torch has none, as with
+        ``learn_initial_state``.
+        """
+        keep = bool(self.needs_our_layer)
+        self.check_foldable(type(self).__name__, keep)
+        return self.folded(keep)
 
     @torch.no_grad()
     def folded(self, keep: bool) -> nn.RNNBase:
@@ -256,7 +294,8 @@ class Parameters(nn.RNNBase):
         more |= {"peephole": self.peephole} if self.peephole is not None else {}
         kind = self._kind("normrnn.nn.layers" if keep else TORCH_MODULE)
         new = remade(self, kind, bias=self.bias or bool(normalisers), **more)
-        peepholes = [name for name, _ in new.named_parameters() if name.startswith("weight_c")]
+        kept = "weight_c", "h_0", "c_0"
+        peepholes = [name for name, _ in new.named_parameters() if name.startswith(kept)]
         weight_names = [] if normalisers else new._all_weights
         with torch.enable_grad():  # parametrised weights are computed when read
             vectors = [getattr(self, name) for name in peepholes]
@@ -315,9 +354,9 @@ class Parameters(nn.RNNBase):
 
 def remade(layer: nn.RNNBase, kind: Any, bias: bool, **options: Any) -> Any:
     """Return a new layer of that kind with the sizes, device, type and mode of ``layer``, and
-    among ours with its regularisers."""
+    among ours with its regularisers and learned states."""
     if isinstance(layer, Parameters) and Parameters in kind.__mro__:
-        regularisers = "weight_drop", "dropout_kind", "zoneout"
+        regularisers = "weight_drop", "dropout_kind", "zoneout", "learn_initial_state"
         options = {name: getattr(layer, name) for name in regularisers} | options
     options |= {name: getattr(layer, name) for name in TORCH_OPTIONS}
     options |= {"nonlinearity": layer.nonlinearity} if layer.mode.startswith("RNN") else {}

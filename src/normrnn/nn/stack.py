@@ -1,6 +1,7 @@
 """Run the layers and directions of a module on rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,15 @@ class Batch(NamedTuple):
     """None for a dense batch, which torch's kernels take in another form."""
     resets: Tensor | None = None
     """Rows (N,)."""
+    reset_to: State | None = None
+    """The state that resets start from, as ``state``."""
+
+    def states(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return the batch with changed states."""
+        state, reset_to = (
+            both and tuple([change(s) for s in both]) for both in (self.state, self.reset_to)
+        )
+        return self._replace(state=state, reset_to=reset_to)
 
 
 class Parts(NamedTuple):
@@ -54,8 +64,7 @@ def run(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State]:
         last = first + D
         part, own = batch, parts
         if count > D:
-            state = batch.state and tuple([s[first:last] for s in batch.state])
-            part = batch._replace(rows=rows, state=state)
+            part = batch._replace(rows=rows).states(itemgetter(slice(first, last)))
             own = parts.of_layer(first, D)
         rows, final = _run_layer(module, part, own)
         finals.append(final)
@@ -76,7 +85,7 @@ def _dropout(module: Any, rows: Tensor, steps: Steps) -> Tensor:
 def _run_layer(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State]:
     """Run one layer; the projections of both directions are one product."""
     weights, normalisers, resolved = parts
-    rows, steps, state = batch.rows, batch.steps, batch.state
+    rows, steps = batch.rows, batch.steps
     if module.training and module.weight_drop:
         weights = [w._replace(w_hh=drop_weights(w.w_hh, module.weight_drop)) for w in weights]
     norms: list[Norm | None] = []
@@ -93,9 +102,7 @@ def _run_layer(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State]:
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = weights[0].w_hh.dtype
         rows, weights = _project(rows, weights)
-        batch = batch._replace(
-            rows=rows.to(dtype), state=state and tuple(s.to(dtype) for s in state)
-        )
+        batch = batch._replace(rows=rows.to(dtype)).states(methodcaller("to", dtype))
         with torch.autocast(device, enabled=False):
             return _recur(module, batch, weights, normalisers, resolved, norms)
     return _recur(module, batch, weights, normalisers, resolved, norms)
@@ -130,7 +137,8 @@ def _recur(
     state, resets, mode = batch.state, batch.resets, module.mode
     norm = norms[0] if D == 1 else join_norms(norms)
     if norm is not None:
-        call = describe_call(mode, _REVERSE[D], rows, weights, norm, state, resets, zoneout)
+        states = state, resets, zoneout, batch.reset_to
+        call = describe_call(mode, _REVERSE[D], rows, weights, norm, *states)
         result = recur(call[0], steps, call[1])
         _observe(result, normalisers, resolved)
         return result.rows, result.state
@@ -139,11 +147,11 @@ def _recur(
     results = []
     for d, own in enumerate(gates.chunk(D, 1)):
         part = slice(d, d + 1)
-        start = state and tuple(s[part] for s in state)
+        one = batch.states(itemgetter(part))
         kept: Any = tuple(None if kept is None else kept.chunk(D, 1)[d] for kept in zoneout)
         reverse = _REVERSE[D][part]
         spec, tensors = describe_call(
-            mode, reverse, own, weights[part], norms[d], start, resets, kept
+            mode, reverse, own, weights[part], norms[d], one.state, resets, kept, one.reset_to
         )
         results.append(recur(spec, steps, tensors))
         _observe(results[-1], normalisers[part], resolved[part])

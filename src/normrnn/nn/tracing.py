@@ -43,9 +43,7 @@ def _force_eager() -> Any:
 
 def check_plain(layer: Any) -> None:
     """Raise RuntimeError where torch.jit.trace would have to see more than torch's layer."""
-    if layer.norm is not None or layer.peephole is not None or any(layer.zoneout):
-        refuse_torchscript(layer)
-    if layer.training and (layer.weight_drop or (layer.dropout and layer.dropout_kind == "locked")):
+    if layer.norm is not None or layer._obstacle(None, []):
         refuse_torchscript(layer)
 
 
@@ -72,7 +70,9 @@ def can_fold(layer: Any) -> bool:
 def refuse_onnx(layer: Any, what: str) -> None:
     """Raise RuntimeError with an alternative."""
     advice = "give it padded batches and lengths=" if "Packed" in what else "export model.eval()"
-    if what.startswith("norm=") or (layer.training and can_fold(layer)):
+    if layer.mode == "LIGRU":
+        advice = "export it with torch.export (format program) instead"
+    elif what.startswith("norm=") or (layer.training and can_fold(layer)):
         advice = "export normrnn.fold(model.eval())"
     raise RuntimeError(
         f"torch.onnx.export cannot express {type(layer).__name__} with {what}: {advice}"

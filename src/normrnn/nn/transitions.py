@@ -52,12 +52,20 @@ class TransitionsNorm(GateNorm):
 class LayerNormaliser(TransitionsNorm):
     """LN(W_x x; γ_x) + LN(W_h h; γ_h) + β over all C features; no statistics are kept."""
 
+    kind = "row"
+
     def resolve(self, steps: Steps) -> Resolved:  # noqa: ARG002
         return Resolved()
 
     def norm(self, resolved: Resolved, steps: Steps) -> Norm:  # noqa: ARG002
-        static = "row", self.eps, False, False, self.cell_norm
+        static = self.kind, self.eps, False, False, self.cell_norm
         return Norm(*static, self.weight, self.bias, self.gamma_hh, self.weight_c, self.bias_c)
+
+
+class RMSNormaliser(LayerNormaliser):
+    """The same with x / √(mean of x² + ε) instead of LN (Zhang & Sennrich 2019)."""
+
+    kind = "rms"
 
 
 class RecurrentNormaliser(TransitionsNorm, Normaliser):

@@ -31,8 +31,9 @@ CELLS = {
     "RNN_RELU": CellType(1, 1),
     "LSTM": CellType(4, 2),
     "GRU": CellType(3, 1),
+    "LIGRU": CellType(2, 1),
 }
-"""Cells by torch's name; `native/arguments.h` numbers them in this order."""
+"""Cells, by torch's names where it has them; `native/arguments.h` numbers them in this order."""
 
 NORMS = {
     "none": {"bias"},
@@ -40,6 +41,7 @@ NORMS = {
     "step": {"weight", "bias", "mean", "var"},
     "row": {"weight", "bias", "gamma_hh", "weight_c", "bias_c"},
     "recurrent": {"weight", "bias", "gamma_hh", "weight_c", "bias_c", "mean", "var"},
+    "rms": {"weight", "bias", "gamma_hh", "weight_c", "bias_c"},
 }
 """Kinds of normalisation and the tensors that each takes, numbered by C in this order:
 
@@ -49,6 +51,7 @@ NORMS = {
 - row: LN(W_x x; γ_x) + LN(W_h h; γ_h) + β over the C features of a row and direction
 - recurrent: BN(W_x x; γ_x) + BN(W_h h; γ_h) + β, each over the rows of a step. Statistics are
   those of W_x x (C), W_h h (C) and, with ``cell``, c (H), one direction after the other.
+- rms: as row, each row divided by its root mean square, √(mean of squares + ε)
 """
 
 
@@ -113,9 +116,12 @@ class Tensors(NamedTuple):
     h0: Tensor | None
     """Initial states (D, B, H); None: zeros."""
     c0: Tensor | None
+    reset_h: Tensor | None
+    """The state that a reset starts from, as h0 and c0."""
+    reset_c: Tensor | None
     resets: Tensor | None
-    """Rows (N,), bool: before these frames the state restarts from zero, as if the sequence was
-    cut there; backward, at the frame before them."""
+    """Rows (N,), bool: before these frames the state restarts, as if the sequence was cut there;
+    backward, at the frame before them."""
     zoneout_h: Tensor | None
     """What stays of the state before a step (Krueger et al. 2017): masks, bool rows (N, D·H), or
     shares in [0, 1], the same for all rows, (1, D·H), or rows."""
@@ -143,8 +149,8 @@ class Tensors(NamedTuple):
     peephole_o_1: Tensor | None = None
     w_hr_1: Tensor | None = None
 
-    NORM, FIRST, SECOND = 6, 13, 20
-    """Where the norm's tensors and those of each direction begin."""
+    RESETS, ZONEOUT, NORM, FIRST, SECOND = 5, 6, 8, 15, 22
+    """Where the resets, the zoneout, the norm's tensors and those of each direction begin."""
 
     def weights(self, direction: int) -> Weights:
         first = (self.FIRST, self.SECOND)[direction]
@@ -196,6 +202,7 @@ def describe_call(
     state: State | None = None,
     resets: Tensor | None = None,
     zoneout: tuple[Tensor | None, Tensor | None] = (None, None),
+    reset_to: State | None = None,
 ) -> tuple[Spec, Tensors]:
     """Return the static part and the tensors of a call.
 
@@ -203,11 +210,14 @@ def describe_call(
         weights: of each direction.
         norm: of all directions together.
     """
-    h0, c0 = (None, None) if state is None else state if len(state) == 2 else (state[0], None)
-    flat = [x, h0, c0, resets, *zoneout, *norm[Norm.STATIC :]]
+    flat = [x, *_pair(state), *_pair(reset_to), resets, *zoneout, *norm[Norm.STATIC :]]
     for direction in weights:
         flat += direction[: Weights.IN_CALL]
     return Spec(mode, reverse, *norm[: Norm.STATIC]), Tensors(*flat)  # type: ignore[arg-type]
+
+
+def _pair(state: State | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if state is None else state if len(state) == 2 else (state[0], None)
 
 
 class Result(NamedTuple):
@@ -246,8 +256,10 @@ def check(spec: Spec, steps: Steps, tensors: Tensors) -> None:
                 f"the input and the weights should be matrices of real numbers, got {matrix.dtype} "
                 f"of shape {tuple(matrix.shape)}"
             )
-    if spec.mode == "LSTM" and (tensors.h0 is None) != (tensors.c0 is None):
-        raise ValueError("h0 and c0 should be given together")
+    if spec.mode == "LSTM":
+        for pair in ("h0", "c0"), ("reset_h", "reset_c"):
+            if (getattr(tensors, pair[0]) is None) != (getattr(tensors, pair[1]) is None):
+                raise ValueError(f"{pair[0]} and {pair[1]} should be given together")
     if (tensors.mean is None) != (tensors.var is None):
         raise ValueError("mean and var should be given together")
     shapes, dtype, device = _shapes(spec, steps, tensors), x.dtype, x.device
@@ -299,9 +311,10 @@ def _shapes(spec: Spec, steps: Steps, tensors: Tensors) -> dict[str, tuple[Any, 
             f"w_hh should have {CELLS[spec.mode].gates} × {H} rows for {spec.mode}, got {C}"
         )
     width = D * C if tensors.w_ih is None else tensors.w_ih.shape[1]
-    shapes: dict[str, tuple[Any, ...]] = {"x": (N, width), "h0": (D, B, shown), "resets": (N,)}
+    shapes: dict[str, tuple[Any, ...]] = {"x": (N, width), "resets": (N,)}
+    shapes["h0"] = shapes["reset_h"] = D, B, shown
     if spec.mode == "LSTM":
-        shapes["c0"] = D, B, H
+        shapes["c0"] = shapes["reset_c"] = D, B, H
     for name, size in (("zoneout_h", shown), ("zoneout_c", H)):
         kept: Tensor | None = getattr(tensors, name)
         if kept is not None and (name == "zoneout_h" or spec.mode == "LSTM"):

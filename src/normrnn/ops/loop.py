@@ -47,6 +47,12 @@ def initial_state(spec: Spec, tensors: Tensors, batch: int, like: Tensor) -> Sta
     return tuple(like.new_zeros(len(spec.reverse), batch, size) for size in sizes)
 
 
+def reset_state(tensors: Tensors, direction: int) -> State | None:
+    """Return the state of (B, H) each that a reset of this direction starts from; None: zeros."""
+    parts = tensors.reset_h, tensors.reset_c
+    return tuple(part[direction] for part in parts if part is not None) or None
+
+
 def _direction(
     spec: Spec, steps: Steps, tensors: Tensors, norm: "StepNorm", gates: Tensor, start: State
 ) -> tuple[Tensor, State]:
@@ -56,6 +62,7 @@ def _direction(
     kept = _zoneout(steps, tensors, norm.d, len(spec.reverse))
     order = range(steps.time - 1, -1, -1) if reverse else range(steps.time)
     resets = () if tensors.resets is None else steps.cut(tensors.resets.unsqueeze(1))
+    reset_to = reset_state(tensors, norm.d)
     state = tuple(s[: sizes[order[0]]] for s in start)
     outputs: dict[int, Tensor] = {}
     ended: list[State] = []  # final states, the shortest sequences' first
@@ -65,8 +72,11 @@ def _direction(
             ended.append(tuple(s[width:] for s in state))
             state = tuple(s[:width] for s in state)
         later = t + 1 if reverse else t  # a reset cuts between this frame and the one before it
-        if later < len(resets):
+        if later < len(resets) and reset_to is None:
             state = tuple(s.masked_fill(resets[later], 0) for s in state)
+        elif later < len(resets):
+            pairs = zip(reset_to, state, strict=True)
+            state = tuple(torch.where(resets[later], new[: len(s)], s) for new, s in pairs)
         if have < width:  # backward: some sequences begin
             state = tuple(
                 torch.cat([s, s0[have:width]]) for s, s0 in zip(state, start, strict=True)
@@ -89,7 +99,7 @@ def one_step(mode: str, rows: Tensor, weights: Weights, state: Any, norm: Norm) 
     assert weights.w_ih is not None
     spec, steps = Spec(mode, (False,), *norm[: Norm.STATIC]), Steps.dense(1, 1)
     own = norm[Norm.STATIC :] + weights[: Weights.IN_CALL]
-    tensors = Tensors(rows, None, None, None, None, None, *own)  # type: ignore[arg-type]
+    tensors = Tensors(rows, *[None] * (Tensors.NORM - 1), *own)  # type: ignore[arg-type]
     kind = StepNorm.KINDS[spec.kind]
     gates, _ = kind.before(spec, steps, tensors, F.linear(rows, weights.w_ih))
     if state is None:
@@ -176,7 +186,16 @@ def _gru(t: int, gates: Tensor, state: State, weights: Weights, norm: "StepNorm"
     return (n + z * (h - n),)
 
 
+def _ligru(t: int, gates: Tensor, state: State, weights: Weights, norm: "StepNorm") -> State:
+    """h_t = z h_{t−1} + (1−z) ReLU(a_n), gate order z, n (Ravanelli et al. 2018)."""
+    (h,) = state
+    z, n = norm.sums(t, gates + norm.recurrent(t, h @ weights.w_hh.t())).chunk(2, 1)
+    n = n.relu()
+    return (n + z.sigmoid() * (h - n),)
+
+
 STEPS = {"RNN_TANH": _rnn(torch.tanh), "RNN_RELU": _rnn(torch.relu), "LSTM": _lstm, "GRU": _gru}
+STEPS["LIGRU"] = _ligru
 """One time step of each cell: (t, gate inputs, state, weights, norm) -> state."""
 
 
@@ -315,7 +334,7 @@ class _RecurrentNorm(_RowsOfStep):
 
 
 class RowNorm(StepNorm):
-    """Layer normalisation: of W_x x before the loop, of W_h h and c inside it."""
+    """Layer or RMS normalisation: of W_x x before the loop, of W_h h and c inside it."""
 
     @staticmethod
     def before(
@@ -325,19 +344,19 @@ class RowNorm(StepNorm):
         pre: Tensor,
     ) -> tuple[Tensor, Statistics | None]:
         rows = pre.unflatten(1, (len(spec.reverse), -1))
-        out = _standardised(rows, spec.eps).flatten(1)
+        out = _standardised(rows, spec).flatten(1)
         return _affine(out, tensors.weight, tensors.bias).to(pre.dtype), None
 
     def recurrent(self, t: int, wh: Tensor) -> Tensor:  # noqa: ARG002
         weight = self.own(self.tensors.gamma_hh, 0, wh.shape[1])
-        return _affine(_standardised(wh, self.spec.eps), weight, None).to(wh.dtype)
+        return _affine(_standardised(wh, self.spec), weight, None).to(wh.dtype)
 
     def cell(self, t: int, c: Tensor) -> Tensor:  # noqa: ARG002
         if not self.spec.cell:
             return c
         H, tensors = c.shape[1], self.tensors
         weight, bias = self.own(tensors.weight_c, 0, H), self.own(tensors.bias_c, 0, H)
-        return _affine(_standardised(c, self.spec.eps), weight, bias).to(c.dtype)
+        return _affine(_standardised(c, self.spec), weight, bias).to(c.dtype)
 
 
 StepNorm.KINDS |= {
@@ -346,12 +365,16 @@ StepNorm.KINDS |= {
     "step": _SumsNorm,
     "row": RowNorm,
     "recurrent": _RecurrentNorm,
+    "rms": RowNorm,
 }
 
 
-def _standardised(rows: Tensor, eps: float) -> Tensor:
-    """Scale to mean 0 and variance 1 over the last dimension, in float32 or wider."""
-    rows = rows.to(wide(rows.dtype))
+def _standardised(rows: Tensor, spec: Spec) -> Tensor:
+    """Scale to mean 0 and variance 1 over the last dimension, in float32 or wider; with "rms" to
+    a mean square of 1."""
+    rows, eps = rows.to(wide(rows.dtype)), spec.eps
+    if spec.kind == "rms":
+        return rows * (rows.square().mean(-1, keepdim=True) + eps).rsqrt()
     if torch.jit.is_tracing():  # ONNX needs the size as a number: strides are, traced sizes not
         rows = rows.contiguous()
         return F.layer_norm(rows, rows.stride()[-2:-1], eps=eps)

@@ -94,7 +94,8 @@ class Frames(NamedTuple):
             return tensors
         rows = ("x", "resets", "zoneout_h", "zoneout_c")
         some: Any = {name: self.select_rows(getattr(tensors, name)) for name in rows}
-        some |= {name: self.select_state(getattr(tensors, name)) for name in ("h0", "c0")}
+        states = ("h0", "c0", "reset_h", "reset_c")
+        some |= {name: self.select_state(getattr(tensors, name)) for name in states}
         return tensors._replace(**some)
 
     def select_rows(self, rows: Tensor | None) -> Tensor | None:
@@ -249,10 +250,10 @@ def _recur_backward(*args: Any) -> list[Tensor]:
     derived = kernel.backward(spec, steps, frames.select(tensors), saved_frames, heads, wanted)
     if derived[0] is not None:
         derived[0] = frames.restore_rows(derived[0])
-    for k in (1, 2):  # h0, c0
+    for k in range(1, Tensors.RESETS):  # h0, c0, and the states of resets
         state = derived[k]
         if state is not None:
-            derived[k] = frames.restore_state(state, grads[k])
+            derived[k] = frames.restore_state(state, grads[k] if k < 3 else None)
     return [t for t in derived if t is not None]
 
 
@@ -281,7 +282,7 @@ def _check_backward(
         raise ValueError(f"expected {COUNT} flags of wanted gradients, got {len(wanted)}")
     if any(want and t is None for t, want in zip(tensors, wanted, strict=True)):
         raise ValueError("a gradient is wanted of a tensor that was not given")
-    if any(wanted[3:6]):
+    if any(wanted[Tensors.RESETS : Tensors.NORM]):
         raise ValueError("resets and zoneout have no gradient")
 
 

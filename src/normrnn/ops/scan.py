@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normrnn.ops.call import Result, Spec, State, Tensors
 from normrnn.ops.layout import Traced
-from normrnn.ops.loop import STEPS, RowNorm, StepNorm, initial_state, zoneout_of
+from normrnn.ops.loop import STEPS, RowNorm, StepNorm, initial_state, reset_state, zoneout_of
 from normrnn.ops.statistics import wide
 
 
@@ -44,7 +44,7 @@ def run_scan(spec: Spec, steps: Traced, tensors: Tensors) -> Result:
     gates = x
     if tensors.w_ih is not None:
         gates = F.linear(x, torch.cat([tensors.weights(d).w_ih for d in range(D)]))  # type: ignore
-    if spec.kind in ("none", "row"):
+    if spec.kind in ("none", "row", "rms"):
         gates, _ = StepNorm.KINDS[spec.kind].before(spec, steps, tensors, gates)
     state = initial_state(spec, tensors, B, gates)
     outputs, finals = [], []
@@ -158,13 +158,15 @@ def _direction(
                     part if value.by_step else part.squeeze(0)
                 )
     kept, step = zoneout_of(tensors, d, D), STEPS[spec.mode]
-    row_norm = RowNorm(spec, steps, tensors, d) if spec.kind == "row" else None
+    reset_to = reset_state(tensors, d) or (0.0,) * spec.states
+    row_norm = RowNorm(spec, steps, tensors, d) if spec.kind in ("row", "rms") else None
 
     def combine(state: Any, x: Any) -> Any:  # the compiler cannot trace other annotations
         values = {**fixed, **x}
         before = state
         if "resets" in x:
-            before = tuple(torch.where(x["resets"], 0.0, s) for s in state)
+            pairs = zip(reset_to, state, strict=True)
+            before = tuple(torch.where(x["resets"], new, old) for new, old in pairs)
         norm = row_norm
         if norm is None:
             names = ("recurrent", "sums", "cell")

@@ -46,8 +46,6 @@ class TextConfig:
 class ModelConfig(LayersConfig):
     """Embedding, stacked recurrent layers, softmax."""
 
-    cell: Literal["lstm", "rnn", "gru"] = "lstm"
-    """Kind of the layers; rnn is the simple one with tanh."""
     hidden: int = 200
     """Cells per layer."""
     layers: int = 2
@@ -127,10 +125,6 @@ class LanguageConfig(Config):
             raise UsageError(
                 f"model.time_steps is for norm {' or '.join(able)}; 0 for norm {self.norm}"
             )
-        if self.model.peephole != "none" and self.model.cell != "lstm":
-            raise UsageError(f"model.peephole is for cell lstm, not {self.model.cell}")
-        if self.model.zoneout_c and self.model.cell != "lstm":
-            raise UsageError(f"model.zoneout_c is for cell lstm, not {self.model.cell}")
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:

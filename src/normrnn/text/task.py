@@ -114,7 +114,6 @@ class LanguageTask(Task):
             len(vocabulary),
             m.hidden,
             m.layers,
-            cell=m.cell,
             embedding=m.embedding or None,
             **m.options(config.normalisation),
             time_steps=m.time_steps or None,

@@ -2,11 +2,11 @@
  * `kernel.py` in this order. Everything else is computed here: a direction's part of a tensor, and
  * the blocks inside `kept` (which the backward pass reads) and inside the scratch memory. */
 
-enum { NORM_NONE, NORM_INPUT, NORM_STEP, NORM_ROW, NORM_RECURRENT };
+enum { NORM_NONE, NORM_INPUT, NORM_STEP, NORM_ROW, NORM_RECURRENT, NORM_RMS };
 
 /* The input tensors of a call, or their gradients; NULL where there is none. */
 typedef struct {
-    float *x, *h0, *c0;
+    float *x, *h0, *c0, *reset_h, *reset_c;
     uint8_t *resets;
     float *zoneout_h, *zoneout_c; /* shares that stay, (1 or N, D·H) */
     float *weight, *bias, *gamma_hh, *weight_c, *bias_c, *fixed_mean, *fixed_var;
@@ -74,6 +74,8 @@ static void set_tensors(const Arguments *a, const Job *J, int64_t i, Direction *
     }
     d->h0 = AT(in->h0, state), d->c0 = AT(in->c0, state);
     d->dh0 = AT(grad->h0, state), d->dc0 = AT(grad->c0, state);
+    d->reset_h = AT(in->reset_h, state), d->reset_c = AT(in->reset_c, state);
+    d->d_reset_h = AT(grad->reset_h, state), d->d_reset_c = AT(grad->reset_c, state);
     d->out = AT(a->out, i * H), d->hn = AT(a->hn, state), d->cn = AT(a->cn, state);
     d->dout = AT(a->dout, i * H), d->dhn = AT(a->dhn, state), d->dcn = AT(a->dcn, state);
 }
@@ -130,8 +132,10 @@ static int64_t lay_out(const Arguments *a, int is_backward, float *scratch, Job 
     J->fixed_per_step = a->fixed_per_step, J->eps = a->eps;
     J->sizes = a->sizes, J->offsets = a->offsets, J->resets = a->in.resets;
     J->x = a->in.x, J->dx_in = a->grad.x;
-    static const int outer[] = {PLAIN, COLUMNS, PLAIN, FEATURES, COLUMNS};
-    static const int inner[] = {NO_NORM, NO_NORM, OVER_ROWS, OVER_FEATURES, PRODUCTS};
+    static const int outer[] = {PLAIN, COLUMNS, PLAIN, FEATURES, COLUMNS, FEATURES};
+    static const int inner[] = {NO_NORM,  NO_NORM,  OVER_ROWS, OVER_FEATURES,
+                                PRODUCTS, OVER_FEATURES};
+    J->centres = a->norm != NORM_RMS;
     J->outer = outer[a->norm], J->inner = inner[a->norm];
     J->per_step = J->inner == PRODUCTS || (J->outer == COLUMNS &&
                                            (a->batch ? a->per_step : a->fixed_per_step));

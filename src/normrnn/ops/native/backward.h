@@ -7,7 +7,7 @@ typedef struct {
     const Direction *d;
     Share s;
     int64_t vectors, width, lanes;
-    float *carried; /* (B, lanes): dL/dc of the LSTM, the direct part of dL/dh of the GRU */
+    float *carried; /* (B, lanes): dL/dc of the LSTM, the direct part of dL/dh of GRU and LIGRU */
     float *zoneout_carried; /* (B, lanes) or NULL: dL/dh that zoneout passes to the previous h */
     float *packed, *scratch, *sums;
     double *totals; /* sums over many rows are in double */
@@ -49,7 +49,9 @@ INLINE void gate_gradients(const BackwardLoop *L, int64_t t, int64_t r, int64_t 
         const vec o = load(trace + 3 * VW), c0 = load(trace + 4 * VW), tc = load(trace + 5 * VW);
         const int n = units_in(J->H, v);
         const vec dho = dh * o, d_o = dho * tc * (one - o);
-        vec dc = cut ? (vec){0} : load(L->carried + at), stays = {0};
+        vec dc = load(L->carried + at), stays = {0};
+        if (cut && d->d_reset_c) add_to(d->d_reset_c + r * J->H + v * VW, dc, n);
+        if (cut) dc = (vec){0};
         if (d->zoneout_c.at)
             dc = zoneout_backward(d->zoneout_c, J->offsets[t] + r, v, n, dc, &stays);
         dc += cell ? dc_more : dho * (one - tc * tc);
@@ -75,6 +77,11 @@ INLINE void gate_gradients(const BackwardLoop *L, int64_t t, int64_t r, int64_t 
         dy[0] = q * rr * (one - rr); /* times the gradient of the candidate's sum */
         *dq = rr;
         store(L->carried + at, dh * z);
+    } else if (mode == LIGRU) {
+        const vec z = load(trace), n = load(trace + VW), h0 = load(trace + 2 * VW);
+        dy[0] = dh * (h0 - n) * z * (one - z);
+        dy[1] = select_lanes(n <= splat(0.0f), (vec){0}, dh * (one - z));
+        store(L->carried + at, dh * z);
     } else {
         const vec h = load(trace);
         dy[0] = mode == RNN_RELU ? select_lanes(h <= splat(0.0f), (vec){0}, dh)
@@ -93,12 +100,22 @@ INLINE int is_state_reset(const BackwardLoop *L, const StepRows *f, int64_t r) {
     return is_reset(L->J, L->d->reverse ? f->t : f->t + 1, r);
 }
 
-/* dp W_h of the previous step for a block of units: into scratch, or to dh0 at the first step. */
+/* dL/dh that the step just done passes to the state before it. */
+INLINE vec passed_gradient(const BackwardLoop *L, int64_t i, int64_t r, int64_t v, int mode) {
+    const int64_t at = r * L->lanes + v * VW;
+    vec dh = load(L->scratch + i * BLOCK + v % 2 * VW);
+    if (carries_state(mode)) dh += load(L->carried + at);
+    if (L->zoneout_carried) dh += load(L->zoneout_carried + at);
+    return dh;
+}
+
+/* dp W_h of the step just done for a block of units: into scratch, or where its state began to dh0
+ * or the state of a reset. */
 INLINE void block_product(const BackwardLoop *L, const StepRows *f, int64_t block) {
     const Job *J = L->J;
     const Direction *d = L->d;
     const int Q = block_vectors(J->H, block);
-    const int64_t rows = rows_of(L->s, d->dh0 ? f->done : f->have);
+    const int64_t rows = rows_of(L->s, d->dh0 || d->d_reset_h ? f->done : f->have);
     if (!rows) return;
     gate_product(J, d->dp, f->from, L->s.stride, rows, Q,
                  L->packed + block * gates_of(J).G * J->H * BLOCK, L->scratch, BLOCK, 0);
@@ -106,10 +123,10 @@ INLINE void block_product(const BackwardLoop *L, const StepRows *f, int64_t bloc
         for (int q = 0; q < Q; q++) {
             const int64_t r = L->s.row0 + i * L->s.stride, v = block * 2 + q;
             const int n = units_in(J->H, v), cut = !d->reverse && is_reset(J, 0, r);
-            vec dh = load(L->scratch + i * BLOCK + q * VW);
-            if (L->J->mode == GRU) dh += load(L->carried + r * L->lanes + v * VW);
-            if (L->zoneout_carried) dh += load(L->zoneout_carried + r * L->lanes + v * VW);
-            store_n(d->dh0 + r * J->H + v * VW, cut ? (vec){0} : dh, n);
+            const int64_t at = r * J->H + v * VW;
+            const vec dh = passed_gradient(L, i, r, v, (int)J->mode);
+            if (d->dh0) store_n(d->dh0 + at, cut ? (vec){0} : dh, n);
+            if (cut && d->d_reset_h) add_to(d->d_reset_h + at, dh, n);
         }
 }
 
@@ -119,13 +136,16 @@ INLINE vec hidden_gradient(const BackwardLoop *L, const StepRows *f, int64_t i, 
     const Job *J = L->J;
     const Direction *d = L->d;
     const int64_t at = r * L->lanes + v * VW;
+    const int n = units_in(J->H, v);
     vec dh = output_gradient(L, f->t, r, v);
-    if (r < f->have && !cut) dh += load(L->scratch + i * BLOCK + v % 2 * VW);
-    if (mode == GRU && !cut) dh += load(L->carried + at);
+    if (r < f->have) {
+        const vec passed = passed_gradient(L, i, r, v, mode);
+        if (!cut) dh += passed;
+        else if (d->d_reset_h) add_to(d->d_reset_h + r * J->H + v * VW, passed, n);
+    }
     if (L->zoneout_carried) {
         vec stays;
-        if (!cut) dh += load(L->zoneout_carried + at);
-        dh = zoneout_backward(d->zoneout_h, J->offsets[f->t] + r, v, units_in(J->H, v), dh, &stays);
+        dh = zoneout_backward(d->zoneout_h, J->offsets[f->t] + r, v, n, dh, &stays);
         store(L->zoneout_carried + at, stays);
     }
     return dh;
@@ -292,8 +312,30 @@ INLINE void backward_over_rows(const BackwardLoop *L, const StepRows *f, StepUni
     }
 }
 
+/* Write the means over the H units of a normalised cell of d hat and of d hat · hat, of each row. */
+INLINE void cell_means(const BackwardLoop *L, const StepRows *f, const float *dhs, float *means,
+                       int mode) {
+    const Job *J = L->J;
+    const Direction *d = L->d;
+    const int64_t off = J->offsets[f->t], keep = trace_vectors(mode, 1) * VW;
+    for (int64_t i = 0; i < rows_of(L->s, f->rows); i++) {
+        const int64_t r = L->s.row0 + i * L->s.stride;
+        vec sd = {0}, sx = {0};
+        for (int64_t v = 0; v < L->vectors; v++) {
+            const float *trace = d->trace + ((off * L->vectors + v * f->rows) + r) * keep;
+            const vec dz = cell_gradient(trace, load(dhs + i * L->lanes + v * VW));
+            const vec e = load(trace + 6 * VW);
+            const vec y = dz * load_n(d->gamma_c + v * VW, units_in(J->H, v));
+            add_unit(L, GAMMA_C, v, dz * e), add_unit(L, BETA_C, v, dz);
+            sd += y, sx += y * e;
+        }
+        means[2 * i] = J->centres ? sum_lanes(sd) / (float)J->H : 0.0f;
+        means[2 * i + 1] = sum_lanes(sx) / (float)J->H;
+    }
+}
+
 /* The thread has whole rows, whose dL/dh of all units is known: a gradient depends on all features
- * of its row. */
+ * of its row, so what is summed over them is collected first, one vector of units after the other. */
 INLINE void backward_over_features(const BackwardLoop *L, const StepRows *f, int mode) {
     const Job *J = L->J;
     const Direction *d = L->d;
@@ -302,52 +344,53 @@ INLINE void backward_over_features(const BackwardLoop *L, const StepRows *f, int
     const int64_t rows = rows_of(L->s, f->rows), b = f->rows;
     const int64_t off = f->t < 0 ? 0 : J->offsets[f->t];
     float *dhs = L->scratch + (J->B + 1) * BLOCK; /* (rows, lanes) */
-    for (int64_t i = 0; i < rows; i++) {
-        const int64_t r = L->s.row0 + i * L->s.stride;
-        const int cut = is_state_reset(L, f, r);
-        const float *dh = dhs + i * L->lanes;
-        vec cd = {0}, cx = {0};
-        float mean_d = 0, mean_x = 0;
-        if (cell) {
-            for (int64_t v = 0; v < L->vectors; v++) {
-                const float *trace = d->trace + ((off * L->vectors + v * b) + r) * keep;
-                const vec dz = cell_gradient(trace, load(dh + v * VW)), e = load(trace + 6 * VW);
-                const vec y = dz * load_n(d->gamma_c + v * VW, units_in(J->H, v));
-                add_unit(L, GAMMA_C, v, dz * e), add_unit(L, BETA_C, v, dz);
-                cd += y, cx += y * e;
-            }
-            mean_d = sum_lanes(cd) / (float)J->H, mean_x = sum_lanes(cx) / (float)J->H;
-        }
-        vec pd = {0}, px = {0};
-        for (int64_t v = 0; v < L->vectors; v++) {
-            const StepUnits u = step_units(L, f, v, mode);
-            const int n = u.n;
-            const float *hat = d->hat + ((off * L->vectors + v * b) + r) * G * VW;
-            vec dc = {0}, dy[4], dq;
+    float *sums = dhs + J->B * L->lanes;          /* (rows, 2 VW) */
+    float *means = sums + J->B * 2 * VW;          /* (rows, 2) */
+    if (cell && rows) cell_means(L, f, dhs, means, mode);
+    memset(sums, 0, (size_t)(rows * 2 * VW) * 4);
+    for (int64_t v = 0; v < L->vectors && rows; v++) {
+        const StepUnits u = step_units(L, f, v, mode);
+        const int n = u.n;
+        vec gamma[4], sd[4] = {0}, sx[4] = {0}, to_bias = {0};
+        for (int g = 0; g < G; g++) gamma[g] = load_n(d->gamma_h + u.first + g * n, n);
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t r = L->s.row0 + i * L->s.stride, at = (off * L->vectors + v * b) + r;
+            const float *hat = d->hat + at * G * VW, *trace = d->trace + at * keep;
+            const vec dh = load(dhs + i * L->lanes + v * VW);
+            vec dc = {0}, dy[4], dq, pd = load(sums + i * 2 * VW), px = load(sums + (i * 2 + 1) * VW);
             if (cell) {
-                const float *trace = d->trace + ((off * L->vectors + v * b) + r) * keep;
-                const vec dz = cell_gradient(trace, load(dh + v * VW)), e = load(trace + 6 * VW);
-                dc = (dz * load_n(d->gamma_c + v * VW, n) - splat(mean_d) - e * splat(mean_x)) *
-                     splat(d->inv[J->N + off + r]);
-                dc = first_lanes(dc, n);
+                dc = cell_gradient(trace, dh) * load_n(d->gamma_c + v * VW, n);
+                dc -= splat(means[2 * i]) + load(trace + 6 * VW) * splat(means[2 * i + 1]);
+                dc = first_lanes(dc * splat(d->inv[J->N + off + r]), n);
             }
-            gate_gradients(L, f->t, r, v, load(dh + v * VW), cut, dy, &dq, dc, mode, cell);
-            if (mode == GRU) dy[0] *= dy[2], dq *= dy[2], add_unit(L, BIAS_HN, v, dq);
+            gate_gradients(L, f->t, r, v, dh, is_state_reset(L, f, r), dy, &dq, dc, mode, cell);
+            if (mode == GRU) dy[0] *= dy[2], dq *= dy[2], to_bias += dq;
             for (int g = 0; g < G; g++) {
-                const int64_t c = u.first + g * n;
                 const vec e = load(hat + g * VW), from = mode == GRU && g == 2 ? dq : dy[g];
-                const vec y = from * load_n(d->gamma_h + c, n);
+                const vec y = from * gamma[g];
                 store_n(u.dx.at + r * u.dx.ld + g * n, dy[g], n);
                 store_n(u.dp.at + r * u.dp.ld + g * n, y, n);
-                add_to(sum_d(L) + c, dy[g], n), add_to(sum_x(L) + c, from * e, n);
-                pd += y, px += y * e;
+                sd[g] += dy[g], sx[g] += from * e, pd += y, px += y * e;
             }
+            store(sums + i * 2 * VW, pd), store(sums + (i * 2 + 1) * VW, px);
         }
-        const float count = (float)(G * J->H);
-        const vec md = splat(sum_lanes(pd) / count), mx = splat(sum_lanes(px) / count);
-        for (int64_t v = 0; v < L->vectors; v++) {
-            const StepUnits u = step_units(L, f, v, mode);
+        for (int g = 0; g < G; g++) {
+            add_to(sum_d(L) + u.first + g * n, sd[g], n);
+            add_to(sum_x(L) + u.first + g * n, sx[g], n);
+        }
+        if (mode == GRU) add_unit(L, BIAS_HN, v, to_bias);
+    }
+    const float count = (float)(G * J->H);
+    for (int64_t i = 0; i < rows; i++) {
+        means[2 * i] = J->centres ? sum_lanes(load(sums + i * 2 * VW)) / count : 0.0f;
+        means[2 * i + 1] = sum_lanes(load(sums + (i * 2 + 1) * VW)) / count;
+    }
+    for (int64_t v = 0; v < L->vectors && rows; v++) {
+        const StepUnits u = step_units(L, f, v, mode);
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t r = L->s.row0 + i * L->s.stride;
             const float *hat = d->hat + ((off * L->vectors + v * b) + r) * G * VW;
+            const vec md = splat(means[2 * i]), mx = splat(means[2 * i + 1]);
             for (int g = 0; g < G; g++) {
                 float *at = u.dp.at + r * u.dp.ld + g * u.n;
                 const vec y = load_n(at, u.n) - md - load(hat + g * VW) * mx;
@@ -382,7 +425,7 @@ INLINE void backward_loop(BackwardLoop *L, Barrier *barrier, int mode, int inner
     const Job *J = L->J;
     const Direction *d = L->d;
     int64_t since = 0;
-    const int64_t end = J->T + (d->dh0 != NULL), sums = sum_floats(L);
+    const int64_t end = J->T + (d->dh0 || d->d_reset_h), sums = sum_floats(L);
     for (int64_t s = 0; s < end; s++) {
         StepRows f = {.t = s == J->T ? -1 : d->reverse ? s : J->T - 1 - s};
         const int64_t before = d->reverse ? s - 1 : J->T - s; /* the step just done */

@@ -1,7 +1,7 @@
 /* The time loop of the forward pass. `mode` and `inner` are compile-time constants: everything here
  * is inlined into a loop for each pair of them. For the backward pass the *trace* keeps, as
- * [step][vector of units][row], these vectors: LSTM i f g o c₋ tanh(c); GRU r z n q h₋ (₋: before the
- * step, q: W_hn h + b); RNN h; with a normalised cell also its *hat*, (c − mean)/σ. */
+ * [step][vector of units][row], these vectors: LSTM i f g o c₋ tanh(c); GRU r z n q h₋, LIGRU z n h₋
+ * (₋: before the step, q: W_hn h + b); RNN h; with a normalised cell also its *hat*, (c − mean)/σ. */
 
 typedef struct {
     const Job *J;
@@ -28,7 +28,8 @@ INLINE void write_state(const ForwardLoop *L, int64_t t, int64_t r, int64_t v, v
         store_n(d->hn + r * H + v * VW, h, n);
         if (mode == LSTM) store_n(d->cn + r * H + v * VW, c, n);
     } else if (is_reset(J, d->reverse ? t : t + 1, r)) {
-        h = c = (vec){0};
+        h = d->reset_h ? load_n(d->reset_h + r * H + v * VW, n) : (vec){0};
+        c = d->reset_c ? load_n(d->reset_c + r * H + v * VW, n) : (vec){0};
     }
     store(after + at, h);
     if (mode == LSTM) store(L->c + at, c);
@@ -78,6 +79,10 @@ INLINE void activate(const ForwardLoop *L, int64_t t, int64_t r, int64_t v, cons
         sigmoid_and_tanh(a[1], a[2], &z, &n);
         store(trace, a[0]), store(trace + VW, z), store(trace + 2 * VW, n);
         store(trace + 3 * VW, q), store(trace + 4 * VW, h0);
+        write_state(L, t, r, v, n + z * (h0 - n), (vec){0}, (vec){0}, before, after, mode);
+    } else if (mode == LIGRU) {
+        const vec h0 = load(before + at), z = sigmoid_(a[0]), n = relu_(a[1]);
+        store(trace, z), store(trace + VW, n), store(trace + 2 * VW, h0);
         write_state(L, t, r, v, n + z * (h0 - n), (vec){0}, (vec){0}, before, after, mode);
     } else {
         const vec h = mode == RNN_RELU ? relu_(a[0]) : tanh_(a[0]);
@@ -268,13 +273,13 @@ INLINE vec squares_of(const float *x, float m, int n) {
     const vec e = first_lanes(load_n(x, n) - splat(m), n);
     return e * e;
 }
-/* Mean and 1/σ of n numbers. */
-INLINE void row_statistics(const float *x, int64_t n, float eps, float *mean, float *inv) {
+/* Mean and 1/σ of n numbers; mean 0 if they are not centred. */
+INLINE void row_statistics(const Job *J, const float *x, int64_t n, float *mean, float *inv) {
     vec s = {0}, q = {0};
-    for (int64_t c = 0; c < n; c += VW) s += load_n(x + c, units_in(n, c / VW));
+    for (int64_t c = 0; c < n && J->centres; c += VW) s += load_n(x + c, units_in(n, c / VW));
     const float m = sum_lanes(s) / (float)n;
     for (int64_t c = 0; c < n; c += VW) q += squares_of(x + c, m, units_in(n, c / VW));
-    *mean = m, *inv = 1.0f / sqrtf(sum_lanes(q) / (float)n + eps);
+    *mean = m, *inv = 1.0f / sqrtf(sum_lanes(q) / (float)n + (float)J->eps);
 }
 
 /* The thread has whole rows: threads split rows, or there is one per direction. */
@@ -288,49 +293,57 @@ INLINE void step_over_features(const ForwardLoop *L, int64_t t, const float *bef
     const int cell = mode == LSTM && d->gamma_c != NULL, keep = trace_vectors(mode, cell) * VW;
     const int64_t rows = rows_of(s, J->sizes[t]), off = J->offsets[t], b = J->sizes[t];
     const int64_t ld = padded_stride(L->width);
+    float *means = L->scratch + J->B * ld; /* of the product or the cell, (rows) */
     for (int64_t p = 0; product && p * U < L->vectors; p++)
         recurrent_product(L, p, o, before, rows, L->scratch + p * panel_width(o), ld);
     for (int64_t i = 0; i < rows; i++) {
-        const int64_t r = s.row0 + i * s.stride;
-        const float *w = L->scratch + i * ld;
-        float m = 0, inv = 1.0f / sqrtf((float)J->eps);
-        if (product) row_statistics(w, G * J->H, (float)J->eps, &m, &inv);
-        d->inv[off + r] = inv;
-        const vec mx = splat(d->row_mean[off + r]), kx = splat(d->row_scale[off + r]);
-        for (int64_t v = 0; v < L->vectors; v++) {
-            const int64_t first = column(J->H, v, 0, G);
-            const int n = units_in(J->H, v);
-            const Columns pre = columns_at(J, o, d->pre, first);
-            const float *x = pre.at + (off + r) * pre.ld;
+        float *inv = &d->inv[off + s.row0 + i * s.stride];
+        means[i] = 0, *inv = 1.0f / sqrtf((float)J->eps);
+        if (product) row_statistics(J, L->scratch + i * ld, G * J->H, &means[i], inv);
+    }
+    for (int64_t v = 0; v < L->vectors; v++) {
+        const int64_t first = column(J->H, v, 0, G);
+        const int n = units_in(J->H, v);
+        const Columns pre = columns_at(J, o, d->pre, first);
+        const vec bias = mode == GRU && d->bias_hn ? load_n(d->bias_hn + v * VW, n) : (vec){0};
+        vec gamma[4], scale[4], shift[4];
+        for (int g = 0; g < G; g++) {
+            gamma[g] = load_n(d->gamma_h + first + g * n, n);
+            scale[g] = load_n(d->scale + first + g * n, n);
+            shift[g] = load_n(d->shift + first + g * n, n);
+        }
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t r = s.row0 + i * s.stride;
+            const float *x = pre.at + (off + r) * pre.ld, *w = L->scratch + i * ld + first;
             float *hat = d->hat + ((off * L->vectors + v * b) + r) * G * VW;
-            vec a[4], q = {0};
+            const vec m = splat(means[i]), inv = splat(d->inv[off + r]);
+            const vec mx = splat(d->row_mean[off + r]), kx = splat(d->row_scale[off + r]);
+            vec a[4], q = bias;
             for (int g = 0; g < G; g++) {
-                const int64_t c = first + g * n;
-                const vec e = product ? (load_n(w + c, n) - splat(m)) * splat(inv) : (vec){0};
+                const vec e = product ? (load_n(w + g * n, n) - m) * inv : (vec){0};
                 store(hat + g * VW, e);
-                const vec y = e * load_n(d->gamma_h + c, n);
-                a[g] = (load_n(x + g * n, n) - mx) * kx * load_n(d->scale + c, n) +
-                       load_n(d->shift + c, n);
-                if (mode == GRU && g == 2) q = y;
-                else a[g] += y;
+                a[g] = (load_n(x + g * n, n) - mx) * kx * scale[g] + shift[g];
+                if (mode == GRU && g == 2) q += e * gamma[g];
+                else a[g] += e * gamma[g];
             }
-            if (mode == GRU) {
-                if (d->bias_hn) q += load_n(d->bias_hn + v * VW, n);
-                a[0] = sigmoid_(a[0]), a[2] += a[0] * q;
-            }
+            if (mode == GRU) a[0] = sigmoid_(a[0]), a[2] += a[0] * q;
             activate(L, t, r, v, a, q, before, after, mode, cell);
         }
-        if (!cell) continue;
-        float mc, ic;
-        row_statistics(L->c + r * L->lanes, J->H, (float)J->eps, &mc, &ic);
-        d->inv[J->N + off + r] = ic;
-        for (int64_t v = 0; v < L->vectors; v++) {
-            const int n = units_in(J->H, v);
+    }
+    for (int64_t i = 0; i < rows && cell; i++) {
+        const int64_t r = s.row0 + i * s.stride;
+        row_statistics(J, L->c + r * L->lanes, J->H, &means[i], &d->inv[J->N + off + r]);
+    }
+    for (int64_t v = 0; v < L->vectors && cell; v++) {
+        const int n = units_in(J->H, v);
+        const vec gamma = load_n(d->gamma_c + v * VW, n);
+        const vec beta = d->beta_c ? load_n(d->beta_c + v * VW, n) : (vec){0};
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t r = s.row0 + i * s.stride;
             float *trace = d->trace + ((off * L->vectors + v * b) + r) * keep;
-            const vec c = load(L->c + r * L->lanes + v * VW), e = (c - splat(mc)) * splat(ic);
-            vec y = e * load_n(d->gamma_c + v * VW, n);
-            if (d->beta_c) y += load_n(d->beta_c + v * VW, n);
-            const vec tc = tanh_(y);
+            const vec c = load(L->c + r * L->lanes + v * VW);
+            const vec e = (c - splat(means[i])) * splat(d->inv[J->N + off + r]);
+            const vec tc = tanh_(e * gamma + beta);
             store(trace + 5 * VW, tc), store(trace + 6 * VW, e);
             write_state(L, t, r, v, load(trace + 3 * VW) * tc, c, load(trace + 4 * VW), before,
                         after, mode);
@@ -344,7 +357,7 @@ INLINE void forward_loop(ForwardLoop *L, Barrier *barrier, int mode, int inner) 
         const int64_t t = L->d->reverse ? J->T - 1 - s : s;
         const float *before = L->h[s & 1];
         float *after = L->h[~s & 1];
-        const int product = s > 0 || L->d->h0 != NULL;
+        const int product = s > 0 || L->d->h0 || L->d->reset_h;
         if (inner == OVER_FEATURES) step_over_features(L, t, before, after, product, mode);
         else step_by_units(L, t, before, after, product, mode, inner);
         barrier_wait(barrier, L->s.team);

@@ -156,8 +156,9 @@ static int input_gradient(const Job *J) {
 INLINE const float *state_before(const Job *J, const Direction *d, int64_t t, int64_t r) {
     const int64_t p = d->reverse ? t + 1 : t - 1;
     if (p < 0 || p >= J->T || r >= J->sizes[p])
-        return d->h0 && !(!d->reverse && is_reset(J, 0, r)) ? d->h0 + r * J->H : NULL;
-    return is_reset(J, d->reverse ? p : t, r) ? NULL : d->out + (J->offsets[p] + r) * J->ldo;
+        return start_of(J, d, r, d->h0, d->reset_h);
+    if (is_reset(J, d->reverse ? p : t, r)) return AT(d->reset_h, r * J->H);
+    return d->out + (J->offsets[p] + r) * J->ldo;
 }
 
 /* The backward pass of normalised columns: d ← (d − mean of d − hat · mean of d hat)·scale over the

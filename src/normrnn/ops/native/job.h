@@ -5,11 +5,11 @@
  * (product.h): a vector of units has its gates side by side. A *gate buffer* is [panel][row][columns
  * of the panel], so that the rows of a time step lie side by side. */
 
-enum { RNN_TANH, RNN_RELU, LSTM, GRU };
-/* What is normalised before the loop: nothing, the columns of W_x x, or its rows ("layer"). */
+enum { RNN_TANH, RNN_RELU, LSTM, GRU, LIGRU };
+/* What is normalised before the loop: nothing, the columns of W_x x, or its rows ("layer", "rms"). */
 enum { PLAIN, COLUMNS, FEATURES };
 /* What is normalised inside a step: nothing, its sums over the rows of the step ("hidden"), the
- * recurrent product over the features of a row ("layer"), or over the rows of the step
+ * recurrent product over the features of a row ("layer", "rms"), or over the rows of the step
  * ("recurrent"); with the last two the cell too. */
 enum { NO_NORM, OVER_ROWS, OVER_FEATURES, PRODUCTS, INNER_KINDS };
 enum { SPLIT_UNITS, SPLIT_ROWS };
@@ -32,6 +32,7 @@ typedef struct {
     const float *peephole[3];           /* (H) or NULL */
     Zoneout zoneout_h, zoneout_c;
     const float *h0, *c0;               /* (B, H) or NULL: 0 */
+    const float *reset_h, *reset_c;     /* the same: the state that a reset starts from */
     const float *fixed_mean, *fixed_var; /* (1 or T, ldc) or NULL: not the batch's */
     float *stat_mean, *stat_var;        /* (1 or T, ldc): of the batch; PRODUCTS: of W_x x, */
                                         /* then of the product, then of the cell */
@@ -52,6 +53,7 @@ typedef struct {
     float *d_w_ih, *d_w_hh, *d_gamma, *d_beta, *d_gamma_hh;
     float *d_unit[UNIT_SUMS];           /* (H) each, or NULL */
     float *dh0, *dc0;                   /* (B, H) or NULL */
+    float *d_reset_h, *d_reset_c;       /* the same; the loop adds to them */
     float *level, *slope;               /* (width): sequence-wise sums, then means */
 } Direction;
 
@@ -61,6 +63,7 @@ typedef struct {
     int64_t per_step;             /* statistics of every step, not of all rows */
     int64_t batch;                /* normalise by the batch's own statistics */
     int64_t fixed_per_step;       /* fixed_mean and fixed_var have a row per step */
+    int64_t centres;              /* FEATURES: subtract the mean ("layer"), or not ("rms") */
     int64_t keep;                 /* whether there will be a backward pass */
     double eps;
     const int64_t *sizes, *offsets; /* (T) */
@@ -71,7 +74,8 @@ typedef struct {
 } Job;
 
 INLINE Gates gates(int64_t H, int mode) {
-    return (Gates){H, mode == LSTM ? 4 : mode == GRU ? 3 : 1, mode <= RNN_RELU ? 2 : 1};
+    static const int count[] = {1, 1, 4, 3, 2};
+    return (Gates){H, count[mode], mode <= RNN_RELU ? 2 : 1};
 }
 INLINE Gates gates_of(const Job *J) { return gates(J->H, (int)J->mode); }
 
@@ -103,8 +107,10 @@ INLINE void gate_product(const Job *J, const float *buffer, int64_t row, int64_t
 
 /* Vectors that the trace keeps for a row and vector of units (forward.h). */
 INLINE int trace_vectors(int mode, int cell) {
-    return mode == LSTM ? 6 + cell : mode == GRU ? 5 : 1;
+    return mode == LSTM ? 6 + cell : mode == GRU ? 5 : mode == LIGRU ? 3 : 1;
 }
+/* Whether h is part of the next h directly, not by a product alone. */
+INLINE int carries_state(int mode) { return mode == GRU || mode == LIGRU; }
 
 /* A barrier that spins, then yields: two processes may share the cores. */
 typedef struct {
@@ -209,4 +215,9 @@ INLINE int is_last(const Job *J, const Direction *d, int64_t t, int64_t r) {
 /* Whether the state of row r is reset before the frame of step `later`. */
 INLINE int is_reset(const Job *J, int64_t later, int64_t r) {
     return J->resets && J->resets[J->offsets[later] + r];
+}
+/* The state (H) that row r starts from, of `initial` and `reset`; NULL: 0. */
+INLINE const float *start_of(const Job *J, const Direction *d, int64_t r, const float *initial,
+                             const float *reset) {
+    return AT(!d->reverse && is_reset(J, 0, r) ? reset : initial, r * J->H);
 }

@@ -133,6 +133,9 @@ def backward(
         torch.empty_like(t) if want else None  # type: ignore[arg-type]
         for t, want in zip(inputs, wanted, strict=False)
     ]
+    for t in derived[Tensors.RESETS - 2 : Tensors.RESETS]:  # which C adds to
+        if t is not None:
+            t.zero_()
     pointers = [0 if t is None else t.data_ptr() for t in (*inputs, *derived)]
     rows, statistics, kept = pointers[COUNT : COUNT + 3]
     heads = pointers[COUNT + 3 : len(inputs)]
@@ -160,7 +163,7 @@ def _readable(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         t if t is None or (t.is_contiguous() and not t.is_neg()) else t.resolve_neg().contiguous()
         for t in tensors
     ]
-    for k in (4, 5):
+    for k in (Tensors.ZONEOUT, Tensors.ZONEOUT + 1):
         mask = readable[k]
         if mask is not None and mask.dtype == torch.bool:
             readable[k] = mask.float()
@@ -179,7 +182,7 @@ def _sizes(tensors: Sequence[Tensor | None]) -> Sizes:
 
 def _zoneout_rows(tensors: Sequence[Tensor | None]) -> tuple[bool, ...]:
     """Whether zoneout of h and of c has a row per frame."""
-    return tuple(t is not None and len(t) > 1 for t in tensors[4:6])
+    return tuple(t is not None and len(t) > 1 for t in tensors[Tensors.ZONEOUT : Tensors.NORM])
 
 
 @lru_cache(maxsize=256)

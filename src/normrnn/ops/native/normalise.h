@@ -112,7 +112,7 @@ static void row_statistics_of_input(const Team *team, int id, int n) {
         for (int64_t i = 0; i < J->D; i++) {
             const Direction *d = &J->d[i];
             vec s = {0}, q = {0};
-            for (int64_t c = 0; c < o.G * o.H; c += VW) { /* padding holds 0 */
+            for (int64_t c = 0; c < o.G * o.H && J->centres; c += VW) { /* padding holds 0 */
                 const Columns x = columns_at(J, o, d->pre, c);
                 s += load(x.at + r * x.ld);
             }
@@ -214,7 +214,7 @@ static void sequence_backward(const Job *J) {
     if (!norm_in_weight_gradient(J)) run_parallel(J, sequence_apply_rows, NULL, NULL, NULL);
 }
 
-/* LN of the input: d ← (dγ − mean − hat · mean of dγ hat)/σ, and γ's gradient. */
+/* LN of the input: d ← (dγ − mean of dγ − hat · mean of dγ hat)/σ, and γ's gradient. */
 static void apply_features_part(const Team *team, int id, int n) {
     const Job *J = team->J;
     const Gates o = gates_of(J);
@@ -233,7 +233,8 @@ static void apply_features_part(const Team *team, int id, int n) {
                 store(sums + c, load(sums + c) + u * e);
                 pd += g, px += g * e;
             }
-            const vec md = splat(sum_lanes(pd) / count), mx = splat(sum_lanes(px) / count);
+            const vec md = splat(J->centres ? sum_lanes(pd) / count : 0.0f);
+            const vec mx = splat(sum_lanes(px) / count);
             for (int64_t c = 0; c < C; c += VW) {
                 const Columns dx = columns_at(J, o, d->dx, c), x = columns_at(J, o, d->pre, c);
                 float *y = dx.at + r * dx.ld;

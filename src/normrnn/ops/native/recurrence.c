@@ -27,6 +27,7 @@
     switch (J->mode * INNER_KINDS + J->inner) {                    \
         EACH_INNER(loop, RNN_TANH) EACH_INNER(loop, RNN_RELU)      \
         EACH_INNER(loop, LSTM) EACH_INNER(loop, GRU)               \
+        EACH_INNER(loop, LIGRU)                                    \
     }
 
 /* The scratch memory of a loop, for each direction: its packed recurrent weights, then blocks of
@@ -57,13 +58,14 @@ static void forward_part(const Team *team, int id, int threads) {
         for (int64_t r = B * s.me / s.of; r < B * (s.me + 1) / s.of; r++) {
             float *h_before = h + r * m.lanes, *c = h_before + 2 * m.states;
             memset(h_before, 0, (size_t)m.lanes * 4), memset(c, 0, (size_t)m.lanes * 4);
-            const int cut = !d->reverse && is_reset(J, 0, r);
-            if (d->h0 && !cut) memcpy(h_before, d->h0 + r * H, (size_t)H * 4);
-            if (d->c0 && !cut) memcpy(c, d->c0 + r * H, (size_t)H * 4);
+            const float *h0 = start_of(J, d, r, d->h0, d->reset_h);
+            const float *c0 = start_of(J, d, r, d->c0, d->reset_c);
+            if (h0) memcpy(h_before, h0, (size_t)H * 4);
+            if (c0) memcpy(c, c0, (size_t)H * 4);
             memcpy(h_before + m.states, h_before, (size_t)m.lanes * 4);
         }
     }
-    const int64_t row = J->inner == OVER_FEATURES ? padded_stride(L.width) : panel_width(o) + VW;
+    const int64_t row = J->inner == OVER_FEATURES ? padded_stride(L.width) + VW : panel_width(o) + VW;
     float unused_trace[8 * VW] __attribute__((aligned(64)));
     L.scratch = allocate((B + 4) * row), L.unused_trace = unused_trace;
     if (!L.scratch) fail(team);
@@ -103,7 +105,7 @@ static void backward_part(const Team *team, int id, int threads) {
                 memcpy(first + r * m.lanes, d->dcn + r * H, (size_t)H * 4);
         }
     }
-    const int64_t row = J->inner == OVER_FEATURES ? m.lanes : J->inner == NO_NORM ? 0 : VW;
+    const int64_t row = J->inner == OVER_FEATURES ? m.lanes + 3 * VW : J->inner == NO_NORM ? 0 : VW;
     L.scratch = allocate((B + 2) * (BLOCK + row)), L.sums = allocate(sums);
     if (!L.scratch || !L.sums) fail(team);
     barrier_all(team, threads);
@@ -147,10 +149,12 @@ static int loop_backward(const Job *J) {
             for (int64_t k = 0; k < sums; k++)
                 totals[i * sums + k] += totals[(id * J->D + i) * sums + k];
         write_sums(J, d, m.lanes, totals + i * sums, in_float);
-        for (int64_t r = 0; d->dc0 && r < J->B; r++) {
+        for (int64_t r = 0; J->mode == LSTM && r < J->B; r++) {
             const int cut = !d->reverse && is_reset(J, 0, r);
-            for (int64_t k = 0; k < J->H; k++)
-                d->dc0[r * J->H + k] = cut ? 0.0f : carried[r * m.lanes + k];
+            for (int64_t k = r * J->H, j = r * m.lanes; k < (r + 1) * J->H; k++, j++) {
+                if (d->dc0) d->dc0[k] = cut ? 0.0f : carried[j];
+                if (cut && d->d_reset_c) d->d_reset_c[k] += carried[j];
+            }
         }
     }
     free(buffer), free(in_float), free(totals);
