@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from normrnn.ops import reference
 from normrnn.ops.fused import (
     FusedWeights,
     fused_gates,
@@ -17,6 +16,7 @@ from normrnn.ops.fused import (
     single_buffer,
     without_tf32,
 )
+from tests import reference
 
 MODES = {"tanh": ("RNN_TANH", 1), "relu": ("RNN_RELU", 1), "lstm": ("LSTM", 4), "gru": ("GRU", 3)}
 INPUT, HIDDEN, EPS = 3, 4, 1e-5

@@ -44,3 +44,20 @@ class backend:  # noqa: N801  used as a function
 
     def __exit__(self, *_: Any) -> None:
         choice.selected = self._before
+
+
+def check_backend(is_native: bool) -> None:
+    """Raise RuntimeError if the recurrence, by the kernels or by the loop, is not what was chosen.
+
+    A compiled graph finds that out when it runs.
+    """
+    if choice.selected == "torch":
+        raise RuntimeError(
+            "backend('torch') cannot run this call, or a graph that was traced with another "
+            "backend: use 'auto'"
+        )
+    if choice.selected == "native" and not is_native:
+        raise RuntimeError(
+            "backend('native') cannot run this call: the compiled kernels take float32 on a CPU, "
+            "without a projection, outside forward-mode differentiation, torch.func and torch.jit"
+        )

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from normrnn.ops.backend import check_backend
 from normrnn.ops.call import CELLS, COUNT, Spec, Tensors, check, check_given
 from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.loop import loop
@@ -199,7 +200,9 @@ def _recur(*args: Any) -> list[Tensor]:
     if not steps.rows:
         return _empty_batch_outputs(spec, traced, tensors, keep)
     check_given(spec, steps, tensors)
-    if kernel.can_run(spec, some):
+    is_native = kernel.can_run(spec, some)
+    check_backend(is_native)
+    if is_native:
         size = kernel.kept_floats(spec, some, traced.time, traced.rows) if keep else 0
         outputs = kernel.forward(spec, steps, some, keep, size)
     else:
@@ -249,13 +252,6 @@ def _recur_backward(*args: Any) -> list[Tensor]:
         if state is not None:
             derived[k] = frames.restore_state(state, grads[k])
     return [t for t in derived if t is not None]
-
-
-@torch.library.impl(_OPS, "recur_backward", "Batched")
-def _recur_backward_batched(*args: Any) -> list[Tensor]:
-    """Many cotangents at once, as for a Jacobian, which torch's operations know."""
-    spec, steps, tensors, (_, grads, wanted) = Call.of(args)
-    return gradients_by_loop(spec, steps, tensors, grads, wanted, again=torch.is_grad_enabled())
 
 
 def _check_backward(

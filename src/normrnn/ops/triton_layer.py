@@ -5,7 +5,7 @@ inputs LN(W_x x; γ_x) + β are computed outside. A step adds LN(W_h h; γ_h) ov
 
 Never run on a GPU by us: the kernels are tested in Triton's interpreter and compiled for sm_80 and
 sm_90 (``python -m benchmarks.gpu``). The first call with a new size compares itself with
-:mod:`normrnn.ops.reference` and raises if they differ.
+:mod:`normrnn.ops.loop` and raises if they differ.
 
 Importing this module needs the package ``triton``. T time, B batch, N rows, D directions, H hidden.
 Rows are the data of a ``PackedSequence``: frame t of sequence b is row ``offsets[t] + b``.
@@ -20,12 +20,13 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from normrnn.ops import reference
+from normrnn.ops.call import Norm, Weights, describe_call
 from normrnn.ops.layout import Steps
+from normrnn.ops.loop import loop
 
 MAX_HIDDEN = 256
 TOLERANCE = 1e-4
-"""Largest relative difference from the reference that :func:`self_check` accepts."""
+"""Largest relative difference from the loop in float64 that :func:`self_check` accepts."""
 SEQUENCES = 16
 """Sequences per program: the fewest rows that ``tl.dot`` multiplies."""
 
@@ -544,7 +545,7 @@ def layer_lstm(
 
 
 def self_check(device: torch.device, H: int, dtype: torch.dtype, cell_norm: bool) -> None:
-    """Compare the kernels with the reference, once per device, size and type.
+    """Compare the kernels with the loop in float64, once per device, size and type.
 
     Raises a RuntimeError that names the quantity which differs.
     """
@@ -560,7 +561,7 @@ def self_check(device: torch.device, H: int, dtype: torch.dtype, cell_norm: bool
         wrong = {name: error for name, error in errors.items() if not error <= limit}
         if wrong:
             raise RuntimeError(
-                f"the Triton kernel differs from the reference on {device} with {H} hidden units"
+                f"the Triton kernel differs from the loop on {device} with {H} hidden units"
                 f" (relative differences {wrong}): use another backend and report this"
             )
     except BaseException:
@@ -608,11 +609,35 @@ def compare_with_reference(
         p |= {"h": draw(D, B, H), "c": draw(D, B, H)}
     resets = draw(T, B) > 0.8 if with_resets else None
     heads = [draw(T, B, D * H), draw(D, B, H), draw(D, B, H)]
-    settings = reference.Settings("lstm", "layer", bidirectional=bidirectional, cell_norm=cell_norm)
     exact = {name: value.requires_grad_() for name, value in p.items()}
-    state = (exact["h"], exact["c"]) if with_state else None
-    result = reference.stack(exact["x"], lengths, exact, settings, state, resets)
-    expected = [result.output, result.h, result.c]
+    inside = torch.arange(T)[:, None] < torch.tensor(lengths)
+
+    def joined(name: str) -> Tensor | None:
+        found = [exact.get(name.format(suffix)) for suffix in names]
+        return None if found[0] is None else torch.cat(found)  # type: ignore[arg-type]
+
+    norm = Norm(
+        *("row", 1e-5, False, False, cell_norm),
+        weight=joined("norm_l0{}.weight"),
+        bias=joined("norm_l0{}.bias"),
+        gamma_hh=joined("norm_l0{}.gamma_hh"),
+        weight_c=joined("norm_l0{}.weight_c"),
+        bias_c=joined("norm_l0{}.bias_c"),
+    )
+    weights = [Weights(exact[f"weight_ih_l0{n}"], exact[f"weight_hh_l0{n}"]) for n in names]
+    spec, tensors = describe_call(
+        "LSTM",
+        (False, True)[:D],
+        exact["x"][inside],
+        weights,
+        norm,
+        (exact["h"], exact["c"]) if with_state else None,
+        None if resets is None else resets[inside],
+    )
+    result = loop(spec, Steps.packed(inside.sum(1)), tensors)
+    output = result.rows.new_zeros(T, B, D * H)
+    output = output.masked_scatter(inside[..., None], result.rows)
+    expected = [output, *result.state]
     expected += torch.autograd.grad(expected, list(exact.values()), heads)
 
     ours = {name: value.detach().float().to(device) for name, value in p.items()}
