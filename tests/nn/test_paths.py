@@ -95,15 +95,15 @@ def test_backends_agree_in_float32(norm: str) -> None:
 
 class TestBackend:
     def test_a_call_that_it_cannot_run_is_an_error(self) -> None:
-        frame, x = normrnn.LSTM(3, 2, norm="frame"), torch.randn(5, 4, 3)
-        with normrnn.backend("torch"), pytest.raises(RuntimeError, match="norm='frame'"):
-            frame(x)
+        layer, x = normrnn.LSTM(3, 2, norm="layer"), torch.randn(5, 4, 3)
+        with normrnn.backend("torch"), pytest.raises(RuntimeError, match="torch"):
+            layer(x)
         with normrnn.backend("native"), pytest.raises(RuntimeError, match="native"):
-            frame.double()(x.double())
-        frame(x.double())
+            layer.double()(x.double())
+        layer(x.double())
 
     def test_it_is_a_function_and_a_context_manager(self) -> None:
-        layer, x = normrnn.LSTM(3, 2, norm="frame"), torch.randn(5, 4, 3)
+        layer, x = normrnn.LSTM(3, 2, norm="layer"), torch.randn(5, 4, 3)
         before = normrnn.backend("torch")
         with pytest.raises(RuntimeError):
             layer(x)
