@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from normrnn.config.base import Config
-from normrnn.engine.callbacks import CSV, TensorBoard, with_callbacks
+from normrnn.engine.callbacks import CSV, TensorBoard
 from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.launch import rank_and_size
 from normrnn.engine.start import train
@@ -30,8 +30,8 @@ from tests.tiny_runs import Silent
 def watched(config: Config, out: Path, stop_at: int = -1) -> None:
     board = TensorBoard(out)
     try:
-        train(config, out, with_callbacks(Silent(stop_at), [board]), lambda _: None)
-        board.complete()
+        train(config, out, Silent(stop_at), lambda _: None, [board])
+        board()
     finally:
         board.close()
 
@@ -145,8 +145,8 @@ def test_a_run_that_goes_on_with_other_kernels_is_told(tmp_path: Path) -> None:
 def test_csv_and_callbacks_get_every_row_once(tiny: Config, tmp_path: Path) -> None:
     out, seen = tmp_path / "run", []
     with pytest.raises(Interrupted):
-        train(tiny, out, with_callbacks(Silent(30), [CSV(out), seen.append]), lambda _: None)
-    train(tiny, out, with_callbacks(Silent(), [CSV(out), seen.append]), lambda _: None)
+        train(tiny, out, Silent(30), lambda _: None, [CSV(out), seen.append])
+    train(tiny, out, Silent(), lambda _: None, [CSV(out), seen.append])
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     with (out / "metrics.csv").open(newline="") as file:
         found = list(csv.DictReader(file))

@@ -1,6 +1,5 @@
 """A whole run against a loop written out by hand."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,14 +11,14 @@ import torch
 import torch.nn.functional as F
 
 from normrnn.engine.evaluate import evaluate
-from normrnn.engine.initial import derived_seed
 from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.loop import Trainer
+from normrnn.engine.model import derived_seed
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from normrnn.text.model import LanguageModel
 from normrnn.text.task import LanguageTask
-from tests.tiny_runs import rows_of, run_tiny
+from tests.tiny_runs import rows_of, run_tiny, vocabulary_of
 
 
 def _ids(path: Path, index: dict[str, int]) -> torch.Tensor:
@@ -85,7 +84,7 @@ def test_rows_and_weights_are_those_of_the_hand_written_loop(
     config = replace(tiny, norm=norm)
     out = tmp_path / "run"
     run_tiny(config, out)
-    symbols = json.loads((out / "vocabulary.json").read_text())["symbols"]
+    symbols = [*vocabulary_of(out).symbols]
     model, updates = _by_hand(config, symbols)
 
     rows = [row for row in rows_of(out) if row["split"] == "train"]

@@ -75,13 +75,13 @@ def test_it_is_trained_resumed_loaded_evaluated_and_reported(
 
 
 def test_bf16(tmp_path: Path) -> None:
-    from normrnn.engine.display import Nowhere
+    from normrnn.engine.display import Display
     from normrnn.engine.start import train
 
     registry.register(majority)
     try:
         config = replace(majority(), precision="bf16", norm="frame")
-        train(config, tmp_path / "run", Nowhere, lambda _: None)
+        train(config, tmp_path / "run", Display, lambda _: None)
     finally:
         registry.unregister("majority")
     assert all(math.isfinite(row["loss"]) for row in rows_of(tmp_path / "run"))

@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.arrays.config import ArrayConfig
 from normrnn.arrays.model import ArrayModel
 from normrnn.arrays.read import Arrays, describe, read_arrays
 from normrnn.engine.batches import evenly_spread
-from normrnn.engine.exported import ExportedClassifier
 from normrnn.engine.model import Sequences
 from normrnn.engine.statistics import Tensors
 from normrnn.engine.task import Split, Task
@@ -37,7 +36,7 @@ class ArrayTask(Task):
         if config.normalisation.keeps_statistics and len(train.lengths) < 2:
             raise UserError(f"{arrays.where}: norm {config.norm} needs two training sequences")
         self.settings = settings
-        self.per_step = arrays.per_step
+        self.per_step, self.is_regression = arrays.per_step, arrays.labels is None
         self.splits = tuple(split for split in ("valid", "test") if split in arrays.splits)
         self.calibration_batches = config.evaluation.recalibrate_batches
         longest, steps = int(train.lengths.max()), config.model.time_steps
@@ -68,7 +67,7 @@ class ArrayTask(Task):
         return ArrayModel(config, **sizes)
 
     @classmethod
-    def saved_sizes(cls, weights: Tensors, files: Any) -> dict[str, Any]:  # noqa: ARG003
+    def saved_sizes(cls, weights: Tensors, metadata: Any) -> dict[str, Any]:  # noqa: ARG003
         """Return the sizes of a saved network."""
         running = weights.get("rnn.norm_l0.running_mean", torch.empty(0))
         return {
@@ -116,10 +115,6 @@ class ArrayTask(Task):
         if is_used.all():
             return x.unflatten(0, (len(steps), len(which))), y
         return PackedSequence(x, is_used.sum(1)), y
-
-    def exported(self, session: Any) -> nn.Module:
-        """Return a network that runs an ONNX session."""
-        return ExportedClassifier(session, self.per_step, self.arrays.labels is None)
 
 
 def _moments(rows: Any) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,9 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
 from typing import Any, TypeVar
 
 import torch
@@ -17,9 +16,10 @@ from torch import Tensor, nn
 
 from normrnn.config.base import Config
 from normrnn.config.jsonio import from_dict, to_dict
+from normrnn.engine.callbacks import Callback
 from normrnn.engine.display import Display, Status
-from normrnn.engine.initial import derived_seed
 from normrnn.engine.interrupt import Interrupt, Interrupted
+from normrnn.engine.model import derived_seed
 from normrnn.engine.ranks import (
     current,
     distributed,
@@ -37,7 +37,7 @@ from normrnn.engine.statistics import (
     statistics_of,
     using,
 )
-from normrnn.engine.sums import RowSums
+from normrnn.engine.sums import Sums
 from normrnn.engine.task import Loss, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.runs.names import CONFIG, MODEL
@@ -89,7 +89,13 @@ class Trainer:
     """Train a task to its last epoch and write the run directory."""
 
     def __init__(
-        self, config: Config, task: Task, run: RunDirectory, display: Display, interrupt: Interrupt
+        self,
+        config: Config,
+        task: Task,
+        run: RunDirectory,
+        display: Display,
+        interrupt: Interrupt,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.config = config
         self.measure = config.own_measure
@@ -97,6 +103,7 @@ class Trainer:
         self.run_directory = run
         self.display = display
         self.interrupt = interrupt
+        self.callbacks = callbacks
         self.device = next(task.model.parameters()).device
         self.ranks = current()
         self._loss = self._shared_loss() if self.ranks.size > 1 else task.loss
@@ -108,7 +115,7 @@ class Trainer:
         self.best = Best()
         self.best_running: Tensors = {}
         """Running statistics of the best model, once it was saved with recalibrated ones."""
-        self.sums = RowSums()
+        self.sums = Sums()
         self._unread: deque[_Done] = deque()
         self._status: Status | None = None
         self.saved_at = 0
@@ -139,7 +146,7 @@ class Trainer:
             self.best_running = dict(checkpoint["best_running"])
             if not statistics_fit(self.task.model, self.best_running):
                 raise ValueError("statistics of another network")
-            self.sums = _typed(RowSums, checkpoint["sums"])
+            self.sums = _typed(Sums, checkpoint["sums"])
             self.run_id, self.model_sha256 = checkpoint["run"], checkpoint["model_sha256"]
             self.metrics_bytes = checkpoint["metrics_bytes"]
             if self.ranks.first:
@@ -198,7 +205,6 @@ class Trainer:
             "model": self.task.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "task": self.task.state_dict(),
-            "files": {name: sha256(c).hexdigest() for name, c in self.task.files.items()},
             "progress": asdict(self.progress),
             "best": asdict(self.best),
             "best_running": self.best_running,
@@ -257,8 +263,10 @@ class Trainer:
             self.update()
             if progress.index % config.log_every == 0 or progress.index == end:
                 self._read()
-                self._write({"split": "train", **self.sums.row(self.measure), "lr": lr})
-                self.sums = RowSums()
+                sums, self.sums = self.sums, Sums()
+                norm = sums.grad_norm / sums.batches
+                row = {"split": "train", **sums.row(self.measure), "grad_norm": norm, "lr": lr}
+                self._write(row)
             if progress.index < end and (
                 progress.updates % config.checkpoint_every == 0 or self._to_stop
             ):
@@ -312,7 +320,7 @@ class Trainer:
                 errors, self._agreed = None if errors is None else int(wrong), asked > 0
             self._check_finite("loss", total, done.number)
             self._check_finite("gradient", norm, done.number)
-            self.sums.add(total, loss.count, norm, errors, self.measure)
+            self.sums.add(total, loss.count, errors, self.measure, grad_norm=norm)
             self._status = self._status_of(total, loss.count, errors)
 
     def _validate(self) -> None:
@@ -344,8 +352,7 @@ class Trainer:
         metadata = {"format": "pt", "epoch": str(self.best.epoch), "statistics": statistics}
         metadata |= {"updates": str(self.best.updates), "loss": repr(self.best.loss)}
         metadata |= {"run": self.run_id, CONFIG: json.dumps(to_dict(self.config))}
-        for name, content in self.task.files.items():
-            metadata[name] = sha256(content).hexdigest()
+        metadata |= self.task.metadata
         written = self.run_directory.write_tensors(MODEL, model.state_dict(), metadata)
         self.model_sha256 = written
 
@@ -384,6 +391,8 @@ class Trainer:
         if self.ranks.first:
             self.run_directory.metrics.append(full)
         self.display.row(full)
+        for callback in self.callbacks:
+            callback(full)
 
     def _check_finite(self, what: str, value: float, at: int) -> None:
         if not math.isfinite(value):
