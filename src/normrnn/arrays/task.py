@@ -21,6 +21,7 @@ from normrnn.errors import UserError
 class ArrayTask(Task):
     """Batches of whole sequences."""
 
+    network = ArrayModel
     config: ArrayConfig
     model: ArrayModel
 
@@ -60,11 +61,6 @@ class ArrayTask(Task):
             s: self._data[s][2][torch.tensor(numbers, dtype=torch.long)].tolist()
             for s, numbers in self._numbers.items()
         }
-
-    @classmethod
-    def network(cls, config: ArrayConfig, **sizes: int) -> ArrayModel:
-        """Make a network."""
-        return ArrayModel(config, **sizes)
 
     @classmethod
     def saved_sizes(cls, weights: Tensors, metadata: Any) -> dict[str, Any]:  # noqa: ARG003

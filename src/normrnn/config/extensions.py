@@ -6,11 +6,11 @@ Nothing here is called with a name that was read from a file. Child processes ge
 locations from their parent (`handed_over`, `receive`).
 """
 
+import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
-from functools import reduce
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -44,7 +44,7 @@ def find(name: str, path: str | Path | None = None) -> Any:
     module_name, _, attributes = name.partition(":")
     try:
         module = _import(module_name, path)
-        found = reduce(getattr, attributes.split("."), module)
+        found = functools.reduce(getattr, attributes.split("."), module)
     except UserError:
         raise
     except (ImportError, AttributeError) as error:
@@ -119,22 +119,21 @@ def is_recipe(found: Any) -> bool:
     )
 
 
-def use(name: str, path: str | Path | None = None) -> str:
-    """Import a recipe or a normalisation, register it, and return the name it is known by.
-
-    A recipe is known by its import path, a normalisation by its own name.
-    """
-    return _register(find(name, path), name)
-
-
-def use_recipe(thing: Any) -> str:
-    """Register a recipe that is given as an object; return its import path."""
-    return _register(thing, import_path(thing))
+def use(what: Any, path: str | Path | None = None) -> str:
+    """Register a recipe or a normalisation, given by its import path or as an object; return the
+    name it is known by: a recipe's is its import path."""
+    if isinstance(what, str):
+        return _register(find(what, path), what)
+    return _register(what, import_path(what))
 
 
 def _register(found: Any, name: str) -> str:
     if isinstance(found, norms.Norm):
-        return _register_norm(found)
+        if found.name not in norms.names():
+            norms.register(found)
+        elif norms.of(found.name) != found:
+            raise UsageError(f"there is another normalisation {found.name!r} already")
+        return found.name
     if name in recipes():
         return name
     if not is_recipe(found):
@@ -142,25 +141,14 @@ def _register(found: Any, name: str) -> str:
             f"{name} is {type(found).__name__}; expected a function without arguments that returns"
             " a config, a config class, or a normrnn.norms.Norm"
         )
-    make: Callable[[], Any] = found
+    make = found
     if isinstance(found, type):
-
-        def make() -> Any:
-            return found(recipe=name)
-
+        make = functools.partial(found, recipe=name)
         make.__doc__ = found.__doc__
     if not isinstance(config := make(), Config):
         raise UsageError(f"{name} returned {type(config).__name__}, not a config")
     register(make, name)
     return name
-
-
-def _register_norm(norm: norms.Norm) -> str:
-    if norm.name not in norms.names():
-        norms.register(norm)
-    elif norms.of(norm.name) != norm:
-        raise UsageError(f"there is another normalisation {norm.name!r} already")
-    return norm.name
 
 
 def use_norms(given: Any, path: str | Path | None = None) -> Any:

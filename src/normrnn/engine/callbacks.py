@@ -91,7 +91,6 @@ class TensorBoard(RowLog):
     def add(self, row: Row) -> None:
         """Write one more row."""
         kind = row["split"] + (f" {row['statistics']}" if "statistics" in row else "")
-        kind += f" {row['streams']} stream" if row.get("streams") == 1 else ""
         at = self.start + row["seconds"]
         for name, value in row.items():
             if isinstance(value, float) and name != "seconds":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normrnn.config.base import Config
-from normrnn.config.extensions import is_import_path, is_recipe, use_norms, use_recipe
+from normrnn.config.extensions import is_import_path, is_recipe, use_norms
 from normrnn.config.extensions import use as use_name
 from normrnn.config.registry import recipe, with_settings
 from normrnn.engine.launch import rank_and_size
@@ -70,7 +70,7 @@ def configured(
     if isinstance(what, str):
         name = use_name(what, path) if is_import_path(what) else what
     elif is_recipe(what):
-        name = use_recipe(what)
+        name = use_name(what)
     else:
         raise UsageError(f"expected a recipe or its name, not {what!r}")
     config = recipe(name)
@@ -237,4 +237,4 @@ def import_names(names: str | Recipe | None, path: str | Path | None) -> None:
         for name in filter(None, names.split(",")):
             use_name(name, path)
     elif names is not None:
-        use_recipe(names)
+        use_name(names)
