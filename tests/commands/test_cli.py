@@ -144,8 +144,8 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
             ["posteriors", "nowhere", "--data", "x", "--out", "y", "--threads", "-1"],
             "threads must lie between 0 and",
         ),
-        (["train", "ptb-small", "--model.eps", "0"], "model.eps must be positive, not 0"),
-        (["train", "wsj", "--model.eps", "0"], "model.eps must be positive, not 0"),
+        (["train", "ptb-small", "--model.eps", "0"], "model.eps must be above 0, not 0"),
+        (["train", "wsj", "--model.eps", "0"], "model.eps must be above 0, not 0"),
     ],
 )
 def test_wrong_calls_exit_with_2(cli: Cli, arguments: list[str], said: str) -> None:

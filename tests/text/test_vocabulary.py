@@ -70,5 +70,5 @@ def test_json_round_trip() -> None:
     ],
 )
 def test_damaged_json(text: str) -> None:
-    with pytest.raises(UserError, match="vocabulary file"):
+    with pytest.raises(UserError, match="the vocabulary"):
         Vocabulary.from_json(text)

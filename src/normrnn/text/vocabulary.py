@@ -125,9 +125,9 @@ class Vocabulary:
             values = json.loads(text)
             symbols, level = tuple(values["symbols"]), values["level"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError("the vocabulary file is damaged") from None
+            raise UserError("the vocabulary is damaged") from None
         if level not in ("word", "char") or not all(isinstance(s, str) for s in symbols):
-            raise UserError("the vocabulary file is damaged")
+            raise UserError("the vocabulary is damaged")
         if len(set(symbols)) != len(symbols) or EOS not in symbols:
-            raise UserError(f"the vocabulary file repeats a symbol or lacks {EOS}")
+            raise UserError(f"the vocabulary repeats a symbol or lacks {EOS}")
         return cls(symbols, level)
