@@ -93,24 +93,24 @@ def prepare(parts: Mapping[str, Any], options: ArraysConfig, where: str = "array
     train = "x_train" if "x_train" in parts else "x"
     if train not in parts or train.replace("x", "y") not in parts:
         raise UserError(f"{where}: needs x and y, or x_train and y_train, has {sorted(parts)}")
-    given = {
+    suffixes = {
         split: suffix
         for split, suffix in zip(SPLITS, (train[1:], "_valid", "_test"), strict=True)
         if f"x{suffix}" in parts
     }
-    splits = {split: _sequences(parts, suffix, where) for split, suffix in given.items()}
+    splits = {split: _sequences(parts, suffix, where) for split, suffix in suffixes.items()}
     per_step = {s: len(v.targets) == len(v.rows) > len(v.lengths) for s, v in splits.items()}
     if len(set(per_step.values())) > 1:
         raise UserError(f"{where}: targets are per step in some splits only")
     first = splits["train"]
-    for split, found in splits.items():
-        if _form(found) != _form(first):
+    for split, one in splits.items():
+        if _form(one) != _form(first):
             raise UserError(f"{where}: x or y of {split} differ from the training data in form")
     if "valid" not in splits:
-        groups = parts.get(f"groups{given['train']}")
+        groups = parts.get(f"groups{suffixes['train']}")
         splits |= _divided(first, groups, options, "test" not in splits, where)
-    for split, found in splits.items():
-        if not len(found.lengths):
+    for split, one in splits.items():
+        if not len(one.lengths):
             raise UserError(f"{where}: the {split} split is empty")
     labels = None
     if first.targets.dtype.kind != "f":
@@ -241,15 +241,15 @@ def _divided(
             chosen[split] += order[start : start + take].tolist()
             start += take
         chosen["train"] += order[start:].tolist()
-    found = {}
+    parts = {}
     for split, some in chosen.items():
         if split == "test" and not shares["test"]:
             continue
         if not some:
             few = f"{len(np.unique(unit))} sequences or groups are too few"
             raise UserError(f"{where}: the {split} split is empty: {few}")
-        found[split] = whole.take(np.flatnonzero(np.isin(unit, some)))
-    return found
+        parts[split] = whole.take(np.flatnonzero(np.isin(unit, some)))
+    return parts
 
 
 def _classes(splits: Mapping[str, Split], where: str) -> tuple[Array, dict[str, Split]]:

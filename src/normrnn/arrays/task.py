@@ -74,14 +74,14 @@ class ArrayTask(Task):
 
     def check_model(self, model: ArrayModel) -> None:
         """Raise UserError if the data has other features or targets than a network."""
-        own, settings = self.sizes, self.settings
+        sizes, settings = self.sizes, self.settings
         if (settings["target"] == "values", self.per_step) != (model.values, model.per_step):
             raise UserError(
                 f"{self.where} has {settings['target']} per {settings['target_per']} as targets"
             )
-        if (own["features"], own["outputs"]) != (len(model.mean), len(model.target_mean)):
+        if (sizes["features"], sizes["outputs"]) != (len(model.mean), len(model.target_mean)):
             raise UserError(
-                f"{self.where} has {own['features']} features and {own['outputs']} outputs; the"
+                f"{self.where} has {sizes['features']} features and {sizes['outputs']} outputs; the"
                 f" network has {len(model.mean)} and {len(model.target_mean)}"
             )
 

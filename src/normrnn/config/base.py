@@ -23,19 +23,19 @@ def checked_norm(norm: str | None, name: str) -> str:
 
     Raise UsageError, with the choices and the name of the argument, for an unknown one.
     """
-    found = norms.BASELINE if norm in (None, "None") else norm
-    if found not in norms.names():
+    chosen = norms.BASELINE if norm in (None, "None") else norm
+    if chosen not in norms.names():
         raise UsageError(f"{name} has {norm!r}, not one of {', '.join(norms.names())}")
-    return found
+    return chosen
 
 
-def checked_norms(given: "str | Iterable[str | None]", name: str) -> tuple[str, ...]:
+def checked_norms(chosen: "str | Iterable[str | None]", name: str) -> tuple[str, ...]:
     """Return normalisations, each once, from a comma-separated string or a sequence.
 
     >>> checked_norms("none,frame", "norms"), checked_norms([None, "frame"], "norms")
     (('none', 'frame'), ('none', 'frame'))
     """
-    several = given.split(",") if isinstance(given, str) else given
+    several = chosen.split(",") if isinstance(chosen, str) else chosen
     return tuple(dict.fromkeys(checked_norm(norm, name) for norm in several))
 
 

@@ -44,7 +44,7 @@ def find(name: str, path: str | Path | None = None) -> Any:
     module_name, _, attributes = name.partition(":")
     try:
         module = _import(module_name, path)
-        found = functools.reduce(getattr, attributes.split("."), module)
+        thing = functools.reduce(getattr, attributes.split("."), module)
     except UserError:
         raise
     except (ImportError, AttributeError) as error:
@@ -53,7 +53,7 @@ def find(name: str, path: str | Path | None = None) -> Any:
     except Exception as error:
         raise UserError(f"importing {name} failed: {type(error).__name__}: {error}") from error
     _imported[name] = str(_root(module))
-    return found
+    return thing
 
 
 def _import(name: str, path: str | Path | None) -> ModuleType:
@@ -109,13 +109,13 @@ def import_path(thing: Any) -> str:
     return path
 
 
-def is_recipe(found: Any) -> bool:
+def is_recipe(thing: Any) -> bool:
     """Whether an object is a config class, or a function that needs no arguments."""
-    if isinstance(found, type):
-        return issubclass(found, Config)
-    return callable(found) and all(
+    if isinstance(thing, type):
+        return issubclass(thing, Config)
+    return callable(thing) and all(
         p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        for p in inspect.signature(found).parameters.values()
+        for p in inspect.signature(thing).parameters.values()
     )
 
 
@@ -127,35 +127,35 @@ def use(what: Any, path: str | Path | None = None) -> str:
     return _register(what, import_path(what))
 
 
-def _register(found: Any, name: str) -> str:
-    if isinstance(found, norms.Norm):
-        if found.name not in norms.names():
-            norms.register(found)
-        elif norms.of(found.name) != found:
-            raise UsageError(f"there is another normalisation {found.name!r} already")
-        return found.name
+def _register(thing: Any, name: str) -> str:
+    if isinstance(thing, norms.Norm):
+        if thing.name not in norms.names():
+            norms.register(thing)
+        elif norms.of(thing.name) != thing:
+            raise UsageError(f"there is another normalisation {thing.name!r} already")
+        return thing.name
     if name in recipes():
         return name
-    if not is_recipe(found):
+    if not is_recipe(thing):
         raise UsageError(
-            f"{name} is {type(found).__name__}; expected a function without arguments that returns"
+            f"{name} is {type(thing).__name__}; expected a function without arguments that returns"
             " a config, a config class, or a normrnn.norms.Norm"
         )
-    make = found
-    if isinstance(found, type):
-        make = functools.partial(found, recipe=name)
-        make.__doc__ = found.__doc__
+    make = thing
+    if isinstance(thing, type):
+        make = functools.partial(thing, recipe=name)
+        make.__doc__ = thing.__doc__
     if not isinstance(config := make(), Config):
         raise UsageError(f"{name} returned {type(config).__name__}, not a config")
     register(make, name)
     return name
 
 
-def use_norms(given: Any, path: str | Path | None = None) -> Any:
+def use_norms(names: Any, path: str | Path | None = None) -> Any:
     """Replace import paths among normalisations by the names that they are known by."""
-    if isinstance(given, str):
-        return ",".join(use_norms(given.split(","), path))
-    return [use(one, path) if is_import_path(one) else one for one in given]
+    if isinstance(names, str):
+        return ",".join(use_norms(names.split(","), path))
+    return [use(one, path) if is_import_path(one) else one for one in names]
 
 
 def handed_over() -> dict[str, str]:
@@ -166,6 +166,6 @@ def handed_over() -> dict[str, str]:
 def receive(imports: Mapping[str, str]) -> None:
     """Import and register in a child process what its parent handed over."""
     for name, path in imports.items():
-        found = find(name, path)
-        if isinstance(found, norms.Norm) or is_recipe(found):
-            _register(found, name)
+        thing = find(name, path)
+        if isinstance(thing, norms.Norm) or is_recipe(thing):
+            _register(thing, name)

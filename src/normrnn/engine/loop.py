@@ -234,9 +234,9 @@ class Trainer:
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
         """Load the optimiser's state; ValueError if it does not fit, which torch does not check."""
-        own = [dict(group) for group in self.optimizer.param_groups]
+        groups = [dict(group) for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state)
-        for before, group in zip(own, self.optimizer.param_groups, strict=True):
+        for before, group in zip(groups, self.optimizer.param_groups, strict=True):
             for name in before.keys() & group.keys() - {"params", "lr"}:
                 if repr(before[name]) != repr(group[name]):
                     raise ValueError(f"{name} of the optimizer is another")
@@ -315,9 +315,9 @@ class Trainer:
             total, norm = loss.total.item(), done.norm.item()
             errors = None if loss.errors is None else int(loss.errors)
             if self.ranks.size > 1:
-                mine = total, float(errors or 0), float(self.interrupt.requested)
-                total, wrong, asked = self.ranks.total(mine)
-                errors, self._agreed = None if errors is None else int(wrong), asked > 0
+                figures = total, float(errors or 0), float(self.interrupt.requested)
+                total, wrong, stops = self.ranks.total(figures)
+                errors, self._agreed = None if errors is None else int(wrong), stops > 0
             self._check_finite("loss", total, done.number)
             self._check_finite("gradient", norm, done.number)
             self.sums.add(total, loss.count, errors, self.measure, grad_norm=norm)

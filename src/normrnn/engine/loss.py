@@ -34,17 +34,17 @@ def classify(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Cla
         rows: (N, H).
         weight: (C, H); bias (C,).
     """
-    loaded, given = library(), (rows, weight, bias)
-    if loaded is None or not is_plain((*given, targets)) or targets.dtype != torch.int64:
+    loaded, arguments = library(), (rows, weight, bias)
+    if loaded is None or not is_plain((*arguments, targets)) or targets.dtype != torch.int64:
         return None
-    if not all(t.dtype == torch.float32 and t.is_cpu and not t.is_neg() for t in given):
+    if not all(t.dtype == torch.float32 and t.is_cpu and not t.is_neg() for t in arguments):
         return None
     (N, H), C = rows.shape, len(weight)
     if 0 in (N, H, C) or weight.shape != (C, H) or bias.shape != (C,) or targets.shape != (N,):
         return None
     if not targets.is_cpu or int(targets.min()) < 0 or int(targets.max()) >= C:
         return None
-    x, w, b, right = (t.contiguous() for t in (*given, targets))
+    x, w, b, right = (t.contiguous() for t in (*arguments, targets))
     d_rows, d_weight, d_bias = torch.empty_like(x), torch.empty_like(w), torch.empty_like(b)
     nats = ctypes.c_double()
     pointers = [t.data_ptr() for t in (x, w, b, right, d_rows, d_weight, d_bias)]
@@ -87,13 +87,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         chunks = []
         for some, right in zip(rows.split(CHUNK_ROWS), targets.split(CHUNK_ROWS), strict=True):
-            given = some, weight, bias, right
-            chunks.append(classify(*given) or _classified(*given))
+            arguments = some, weight, bias, right
+            chunks.append(classify(*arguments) or _classified(*arguments))
         nats, errors, d_rows, d_weight, d_bias = zip(*chunks, strict=True)
         d_rows = torch.cat(d_rows) if len(chunks) > 1 else d_rows[0]
         nats, errors, d_weight, d_bias = map(_sum, (nats, errors, d_weight, d_bias))
-        given = rows, weight, bias, targets
-        ctx.save_for_backward(d_rows, d_weight, d_bias, *given)
+        arguments = rows, weight, bias, targets
+        ctx.save_for_backward(d_rows, d_weight, d_bias, *arguments)
         ctx.mark_non_differentiable(errors)
         return nats, errors
 

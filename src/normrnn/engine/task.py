@@ -253,8 +253,8 @@ class Task:
             shape = (rnn.num_layers, batch, rnn.hidden_size)
             if [s.shape for s in state] != [shape] * (1 + (rnn.mode == "LSTM")):
                 raise ValueError("its state has another size")
-            own = self.ranks.share(batch)
-            state = tuple(s[:, own].to(self.device).contiguous() for s in state)
+            share = self.ranks.share(batch)
+            state = tuple(s[:, share].to(self.device).contiguous() for s in state)
         self.state = state
 
     # Evaluation
@@ -288,8 +288,8 @@ class Task:
                 if state is not None and batch.inputs is not None:
                     # The streams of a shorter remainder are the first ones.
                     state = tuple(s[:, : batch.inputs.shape[1]].contiguous() for s in state)
-                own = own_statistics and (batch.sequences > 1 or pools != "step")
-                with batch_statistics(model) if own else nullcontext():
+                share = own_statistics and (batch.sequences > 1 or pools != "step")
+                with batch_statistics(model) if share else nullcontext():
                     loss = self.forward(model, batch, state)
                 state = loss.state if self.carries_state else None
                 losses.append(loss.total.item())

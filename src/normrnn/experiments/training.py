@@ -135,9 +135,9 @@ def reported_once(work: Callable[[], int]) -> int:
 
 def is_reporting(error: BaseException) -> bool:
     """Return whether this process is the one that reports an error."""
-    from normrnn.engine.ranks import may_speak
+    from normrnn.engine.ranks import may_report
 
-    return may_speak(error)
+    return may_report(error)
 
 
 def evaluate(

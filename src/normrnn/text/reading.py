@@ -52,8 +52,8 @@ class Reader:
         """Return logits (T, C) of the token after each of these T ≥ 1 tokens."""
         parts = []
         while ids:
-            room = self.steps - len(self.window) if self.steps else len(ids)
-            some, ids = ids[:room], ids[room:]
+            free = self.steps - len(self.window) if self.steps else len(ids)
+            some, ids = ids[:free], ids[free:]
             parts.append(self._read(some))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
