@@ -288,8 +288,8 @@ class Task:
                 if state is not None and batch.inputs is not None:
                     # The streams of a shorter remainder are the first ones.
                     state = tuple(s[:, : batch.inputs.shape[1]].contiguous() for s in state)
-                share = own_statistics and (batch.sequences > 1 or pools != "step")
-                with batch_statistics(model) if share else nullcontext():
+                with_own = own_statistics and (batch.sequences > 1 or pools != "step")
+                with batch_statistics(model) if with_own else nullcontext():
                     loss = self.forward(model, batch, state)
                 state = loss.state if self.carries_state else None
                 losses.append(loss.total.item())
