@@ -194,22 +194,6 @@ def test_scoring_leaves_every_module_as_it_was(model: LanguageModel) -> None:
     assert {name: module.training for name, module in model.named_modules()} == before
 
 
-def test_sampling_does_not_fold_the_weights_for_every_word(
-    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folds: list[int] = []
-    kind = type(model.rnn.norm_l0)
-    fold = kind.folded
-
-    def counted(*arguments: object) -> object:
-        folds.append(1)
-        return fold(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(kind, "folded", counted)
-    Reader(model).draw([1], 50, torch.Generator().manual_seed(0))
-    assert len(folds) <= 2  # one for each layer, if at all
-
-
 def test_another_training_text_changes_nothing_about_the_model(
     tiny_frame: LanguageConfig, tmp_path: Path
 ) -> None:

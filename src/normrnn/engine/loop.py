@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,6 @@ from normrnn.runs.names import CONFIG, MODEL
 from normrnn.runs.note import belongs
 from normrnn.runs.rows import Row
 from normrnn.runs.store import RunDirectory
-
-T = TypeVar("T")
 
 
 class Diverged(UserError):  # noqa: N818  a result, in a search
@@ -141,22 +139,23 @@ class Trainer:
             self.task.model.load_state_dict(checkpoint["model"])
             self._load_optimizer(checkpoint["optimizer"])
             self.task.load_state_dict(checkpoint["task"])
-            self.progress = self._checked(_typed(Progress, checkpoint["progress"]))
-            self.best = _typed(Best, checkpoint["best"])
+            self.progress = self._checked(from_dict(Progress, checkpoint["progress"]))
+            self.best = from_dict(Best, checkpoint["best"])
             self.best_running = dict(checkpoint["best_running"])
             if not statistics_fit(self.task.model, self.best_running):
                 raise ValueError("statistics of another network")
-            self.sums = _typed(Sums, checkpoint["sums"])
+            self.sums = from_dict(Sums, checkpoint["sums"])
             self.run_id, self.model_sha256 = checkpoint["run"], checkpoint["model_sha256"]
-            self.metrics_bytes = checkpoint["metrics_bytes"]
-            if self.ranks.first:
-                metrics.check(self.metrics_bytes, checkpoint.get("metrics_sha256"))
-                self.metrics_sha256 = metrics.sha256()
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            self.metrics_bytes = int(checkpoint["metrics_bytes"])
+            self.metrics_sha256 = str(checkpoint["metrics_sha256"])
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, UserError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(
                 f"the checkpoint does not fit this network or its data: {reason}"
             ) from None
+        if self.ranks.first:
+            metrics.check(self.metrics_bytes, self.metrics_sha256)
+            self.metrics_sha256 = metrics.sha256()
         if self.ranks.first and self.best.updates:
             self._check_model(checkpoint["finished"])
         if checkpoint["finished"]:
@@ -445,11 +444,3 @@ class Trainer:
             lr=self.optimizer.param_groups[0]["lr"],
             error_rate=None if errors is None else errors / count,
         )
-
-
-def _typed(kind: type[T], values: Any) -> T:
-    """Return a dataclass from plain values; ValueError for a value of another type."""
-    try:
-        return from_dict(kind, values)
-    except UserError as error:
-        raise ValueError(str(error).replace("config field", kind.__name__)) from None
