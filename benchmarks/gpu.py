@@ -150,7 +150,7 @@ def time_all(
             print(f"| {name} | – | {type(error).__name__} |", flush=True)
 
 
-def compiled(kernel: Any, H: int, arch: int, cell_norm: bool) -> dict[str, int]:
+def compiled(kernel: Any, H: int, arch: int) -> dict[str, int]:
     """Registers per thread, bytes of spill stores and loads, and bytes of shared memory of a kernel
     as it would be launched."""
     import triton
@@ -160,13 +160,10 @@ def compiled(kernel: Any, H: int, arch: int, cell_norm: bool) -> dict[str, int]:
 
     from normrnn.ops import triton_layer
 
-    fixed = triton_layer.launch_options(
-        H, cell_norm=cell_norm, resets=True, backward=kernel is triton_layer._backward
-    )
+    is_backward = kernel is triton_layer._backward
+    fixed = triton_layer.launch_options(H, resets=True, backward=is_backward)
     launch = {n: fixed.pop(n) for n in ("num_warps", "num_stages", "enable_fp_fusion")}
     fixed["KEEP"] = True
-    if not cell_norm:
-        fixed |= {"weight_c": None, "bias_c": None}
     signature: dict[str, str] = {}
     constants: dict[Any, Any] = {}
     attributes: dict[Any, Any] = {}
@@ -199,7 +196,7 @@ def compiled(kernel: Any, H: int, arch: int, cell_norm: bool) -> dict[str, int]:
     }
 
 
-def compile_only(sizes: list[int], cell_norm: bool) -> None:
+def compile_only(sizes: list[int]) -> None:
     from normrnn.ops import triton_layer
 
     if triton_layer.INTERPRETED:
@@ -210,7 +207,7 @@ def compile_only(sizes: list[int], cell_norm: bool) -> None:
         kernels = {"forward": triton_layer._forward, "backward": triton_layer._backward}
         for name, kernel in kernels.items():
             for arch in ARCHITECTURES:
-                found = compiled(kernel, H, arch, cell_norm)
+                found = compiled(kernel, H, arch)
                 values = " | ".join(str(v) for v in found.values())
                 print(f"| {name} | {H} | sm_{arch} | {values} |", flush=True)
 
@@ -225,10 +222,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="per norm")
     parser.add_argument("--compile-only", action="store_true", help="compile the Triton kernels")
     parser.add_argument("--hidden", default=",".join(map(str, HIDDEN)), help="of --compile-only")
-    parser.add_argument("--cell-norm", action="store_true", help="of --compile-only")
     args = parser.parse_args()
     if args.compile_only:
-        compile_only([int(h) for h in args.hidden.split(",")], args.cell_norm)
+        compile_only([int(h) for h in args.hidden.split(",")])
         return
     device, names = torch.device(args.device), args.norms.split(",")
     if triton_runs(device) and "layer" in names:

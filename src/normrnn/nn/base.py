@@ -19,6 +19,7 @@ from normrnn.nn.stack import Batch, Parts
 from normrnn.ops.backend import choice
 from normrnn.ops.call import State
 from normrnn.ops.layout import Steps, Traced, is_unknown
+from normrnn.ops.native.library import library
 from normrnn.ops.scan import is_onnx_export
 
 WORTH_NATIVE = 500
@@ -246,27 +247,21 @@ class Normalised(Parameters):
     def _uses_torch(self, data: Tensor, is_packed: bool, resets: Any) -> bool:
         """Choose torch's layer or the recurrence, for a layer without norm.
 
-                The first line that applies:
+        The first line that applies:
 
-                ==============================================================  ===========
+        ==============================================================  ===========
+        torch.jit.trace                                                 torch
+        resets, peephole, zoneout, weight_drop, locked dropout          recurrence
+        ``backend("torch")``                                            torch
+        any other ``backend`` but ``"auto"``                            recurrence
+        torch.compile, torch.func                                       recurrence
+        a CPU, and packed input or autocast, without a projection       recurrence
+        training in float32 on a CPU, T·H ≥ 500                         recurrence
+        otherwise                                                       torch
+        ==============================================================  ===========
 
-                On a CPU torch's packed kernel takes time that grows with T², its LSTM fails under
-                autocast, and folding in training is slower than the compiled kernels. A projection and
-                everything that is not float32 on a CPU counts as another device here: the compiled kernels
-                do not take it. What the recurrence runs by is decided in :func:`normrnn.ops.recur`.
-        =======
-                torch.jit.trace                                                 torch
-                resets, peephole, zoneout, weight_drop, locked dropout          recurrence
-                ``backend("torch")``                                            torch
-                any other ``backend`` but ``"auto"``                            recurrence
-                torch.compile, torch.func                                       recurrence
-                a CPU, and packed input or autocast, without a projection       recurrence
-                training in float32 on a CPU, T·H ≥ 500                         recurrence
-                otherwise                                                       torch
-                ==============================================================  ===========
-
-                On a CPU torch's packed kernel takes time that grows with T², and its LSTM fails under
-                autocast. A compiler unrolls torch's loops.
+        On a CPU torch's packed kernel takes time that grows with T², and its LSTM fails under
+        autocast. A compiler unrolls torch's loops.
         """
         if torch.jit.is_tracing():
             tracing.check_plain(self)
@@ -296,7 +291,7 @@ class Normalised(Parameters):
         if not (is_float and data.is_cpu and torch.is_grad_enabled()) or data.dim() < 2:
             return False
         time = data.shape[1 if self.batch_first and data.dim() == 3 else 0]
-        return time * self.hidden_size < WORTH_NATIVE
+        return time * self.hidden_size >= WORTH_NATIVE and library() is not None
 
     def _uses_scan(self) -> bool:
         """Whether an exporter sees torch's own operators: nothing is trained, drawn at random or

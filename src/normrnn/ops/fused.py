@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -21,7 +20,7 @@ from normrnn.ops.backend import choice
 from normrnn.ops.call import Result, Spec, State, Tensors, Weights, check_given
 from normrnn.ops.fold import PlainWeights, fold_input, fold_recurrent, fold_sums, torch_weights
 from normrnn.ops.layout import Steps
-from normrnn.ops.loop import StepNorm, initial_state, loop
+from normrnn.ops.loop import gate_inputs, initial_state, loop
 from normrnn.ops.statistics import Statistics, wide, without_autocast
 
 IDENTITY_LIMIT = 2**28
@@ -132,25 +131,6 @@ def run(spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None = 
         directions = [torch_weights(w) for w in weights]
         output, final = fused_rows(spec.mode, rows, directions, state, steps=steps, dtype=dtype)
     return Result(output, final, statistics)
-
-
-def gate_inputs(
-    spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Statistics | None]:
-    """Return ready gate inputs (N, D·C), and the statistics of the batch."""
-    pre = project(spec, tensors, dtype).x
-    return StepNorm.KINDS[spec.kind].before(spec, steps, tensors, pre)
-
-
-def project(spec: Spec, tensors: Tensors, dtype: torch.dtype | None = None) -> Tensors:
-    """Return the same call with W_x x as its input; ``dtype`` is that of the product."""
-    if tensors.w_ih is None:
-        return tensors
-    x, matrices = tensors.x, [tensors.weights(d).w_ih for d in range(len(spec.reverse))]
-    w_ih = torch.cat(matrices)  # type: ignore[arg-type]
-    if dtype is not None:
-        x, w_ih = x.to(dtype), w_ih.to(dtype)
-    return tensors._replace(x=F.linear(x, w_ih).to(tensors.x.dtype), w_ih=None, w_ih_1=None)
 
 
 def _changed(spec: Spec, tensors: Tensors) -> tuple[list[Weights], Statistics | None]:

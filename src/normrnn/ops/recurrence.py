@@ -22,9 +22,9 @@ from normrnn.ops.call import (
     check,
     check_given,
 )
-from normrnn.ops.fused import precision, project, select
+from normrnn.ops.fused import precision, select
 from normrnn.ops.layout import Steps, Traced
-from normrnn.ops.loop import loop
+from normrnn.ops.loop import loop, project
 from normrnn.ops.native import kernel
 from normrnn.ops.operators import arguments, gradients_by_loop, has_native_backward
 from normrnn.ops.scan import run_scan

@@ -20,9 +20,8 @@ from torch import Tensor
 from triton import knobs
 
 from normrnn.ops.call import Norm, Result, Spec, Tensors, Weights, describe_call
-from normrnn.ops.fused import gate_inputs
 from normrnn.ops.layout import Steps, Traced
-from normrnn.ops.loop import initial_state, loop
+from normrnn.ops.loop import gate_inputs, initial_state, loop
 
 MAX_HIDDEN = 256
 TOLERANCE = 1e-4
@@ -48,19 +47,17 @@ def _sum4(i, f, g, o):
 
 
 @triton.jit
-def _gates(base, row, mask, j, H: tl.constexpr):
-    """The four gates of some rows, each (SEQUENCES, HP)."""
-    at = base + row[:, None] * (tl.num_programs(1) * 4 * H) + tl.program_id(1) * 4 * H + j[None, :]
+def _load4(at, mask, stride: tl.constexpr):
+    """What the four gates have at some places, which are a stride apart."""
     i = tl.load(at, mask, 0.0)
-    f = tl.load(at + H, mask, 0.0)
-    g = tl.load(at + 2 * H, mask, 0.0)
-    o = tl.load(at + 3 * H, mask, 0.0)
+    f = tl.load(at + stride, mask, 0.0)
+    g = tl.load(at + 2 * stride, mask, 0.0)
+    o = tl.load(at + 3 * stride, mask, 0.0)
     return i, f, g, o
 
 
 @triton.jit
-def _store_gates(base, row, mask, j, i, f, g, o, H: tl.constexpr):
-    at = base + row[:, None] * (tl.num_programs(1) * 4 * H) + tl.program_id(1) * 4 * H + j[None, :]
+def _store4(at, i, f, g, o, mask, H: tl.constexpr):
     tl.store(at, i, mask)
     tl.store(at + H, f, mask)
     tl.store(at + 2 * H, g, mask)
@@ -68,29 +65,28 @@ def _store_gates(base, row, mask, j, i, f, g, o, H: tl.constexpr):
 
 
 @triton.jit
-def _vectors(base, j, H: tl.constexpr):
-    """γ of the four gates, each (1, HP)."""
-    at, mask = base + tl.program_id(1) * 4 * H + j[None, :], (j < H)[None, :]
-    i = tl.load(at, mask, 0.0)
-    f = tl.load(at + H, mask, 0.0)
-    g = tl.load(at + 2 * H, mask, 0.0)
-    o = tl.load(at + 3 * H, mask, 0.0)
-    return i, f, g, o
+def _block(lengths, B, backwards, H: tl.constexpr, HP: tl.constexpr, SEQUENCES: tl.constexpr):
+    """The sequences of a program: whether time runs backwards, numbers, lengths, the longest
+    length, the places of their states (SEQUENCES, HP), and which of these are there."""
+    d, first = tl.program_id(1), tl.program_id(0) * SEQUENCES
+    reverse = tl.minimum(d + backwards, 1)
+    b = first + tl.arange(0, SEQUENCES)
+    length = tl.load(lengths + b, b < B, 0)
+    j = tl.arange(0, HP)[None, :]
+    state = (d * B + b).to(tl.int64)[:, None] * H + j
+    return reverse, b, length, tl.load(lengths + first), state, (b < B)[:, None] & (j < H)
 
 
 @triton.jit
-def _standardise_cell(c, inside, eps, H: tl.constexpr):
-    """(c − mean) / σ over H, and 1 / σ."""
-    centred = tl.where(inside, c - (tl.sum(c, 1) / H)[:, None], 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, 1) / H + eps)[:, None]
-    return centred * rstd, rstd
-
-
-@triton.jit
-def _is_reset(resets, offsets, t, reverse, b, length):
-    """Whether the state restarts at frame t: backwards, the border is after the frame."""
-    border = t + reverse
-    return tl.load(resets + tl.load(offsets + border) + b, border < length, 0) != 0
+def _frame(t, b, length, resets, offsets, reverse, RESETS: tl.constexpr):
+    """Which sequences have frame t, their rows, and which carry on the state before it."""
+    alive = t < length
+    carries = alive
+    if RESETS:  # in reverse, the border is after the frame
+        border = t + reverse
+        mark = tl.load(resets + tl.load(offsets + border) + b, border < length, 0)
+        carries = alive & (mark == 0)
+    return alive, tl.load(offsets + t) + b, carries
 
 
 @triton.jit
@@ -98,8 +94,6 @@ def _forward(
     gates,  # (N, D·4H)
     w_hh,  # (D, 4H, H)
     gamma,  # (D, 4H)
-    weight_c,  # (D, H)
-    bias_c,  # (D, H)
     c0,  # (D, B, H)
     resets,  # (N,) uint8
     lengths,  # (B,)
@@ -118,36 +112,27 @@ def _forward(
     HP: tl.constexpr,  # H, rounded up to a power of two
     BK: tl.constexpr,  # columns of W_h per product
     SEQUENCES: tl.constexpr,
-    CELL_NORM: tl.constexpr,
     RESETS: tl.constexpr,
     KEEP: tl.constexpr,  # whether to write what the backward pass needs
     PRECISION: tl.constexpr,
 ):
     d, D = tl.program_id(1), tl.num_programs(1)
-    reverse = tl.minimum(d + backwards, 1)
-    b = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
-    length = tl.load(lengths + b, b < B, 0)
-    T = tl.load(lengths + tl.program_id(0) * SEQUENCES)  # the longest of the block
-    j = tl.arange(0, HP)
-    inside = (j < H)[None, :]
-    gi, gf, gg, go = _vectors(gamma, j, H)
+    reverse, b, length, T, state, in_batch = _block(lengths, B, backwards, H, HP, SEQUENCES)
+    j = tl.arange(0, HP)[None, :]
+    inside = j < H
+    gi, gf, gg, go = _load4(gamma + d * 4 * H + j, inside, H)
+    c = tl.load(c0 + state, in_batch, 0.0)
     first = (d * B + b).to(tl.int64)[:, None] * H
-    in_batch = (b < B)[:, None] & inside
-    c = tl.load(c0 + first + j[None, :], in_batch, 0.0)
-    weights = w_hh + d * 4 * H * H + j[None, :] * H
     for s in range(T):
         t = tl.where(reverse == 1, T - 1 - s, s)
-        alive = t < length
+        alive, row, carries = _frame(t, b, length, resets, offsets, reverse, RESETS)
         mask = alive[:, None] & inside
-        row = tl.load(offsets + t) + b
-        carries = alive
         if RESETS:
-            carries = alive & (_is_reset(resets, offsets, t, reverse, b, length) == 0)
             c = tl.where(alive[:, None] & (carries == 0)[:, None], 0.0, c)
-        out = row[:, None] * (D * H) + d * H + j[None, :]
+        out = row[:, None] * (D * H) + d * H + j
+        at = row[:, None] * (D * 4 * H) + d * 4 * H + j
         if KEEP:
-            before = tl.load(h + first + j[None, :], carries[:, None] & inside, 0.0)
-            tl.store(h_before + out, before, mask)
+            tl.store(h_before + out, tl.load(h + state, carries[:, None] & inside, 0.0), mask)
             tl.store(c_before + out, c, mask)
         i = tl.zeros((SEQUENCES, HP), tl.float32)
         f = tl.zeros((SEQUENCES, HP), tl.float32)
@@ -157,11 +142,12 @@ def _forward(
             k = start + tl.arange(0, BK)
             part = tl.load(h + first + k[None, :], carries[:, None] & (k < H)[None, :], 0.0)
             part = part.to(w_hh.dtype.element_ty)
-            at, there = weights + k[:, None], (k < H)[:, None] & inside
-            i = tl.dot(part, tl.load(at, there, 0.0), i, input_precision=PRECISION)
-            f = tl.dot(part, tl.load(at + H * H, there, 0.0), f, input_precision=PRECISION)
-            g = tl.dot(part, tl.load(at + 2 * H * H, there, 0.0), g, input_precision=PRECISION)
-            o = tl.dot(part, tl.load(at + 3 * H * H, there, 0.0), o, input_precision=PRECISION)
+            weights, there = w_hh + d * 4 * H * H + j * H + k[:, None], (k < H)[:, None] & inside
+            wi, wf, wg, wo = _load4(weights, there, H * H)
+            i = tl.dot(part, wi, i, input_precision=PRECISION)
+            f = tl.dot(part, wf, f, input_precision=PRECISION)
+            g = tl.dot(part, wg, g, input_precision=PRECISION)
+            o = tl.dot(part, wo, o, input_precision=PRECISION)
         mean = (_sum4(i, f, g, o) / (4 * H))[:, None]
         i = tl.where(inside, i - mean, 0.0)
         f = tl.where(inside, f - mean, 0.0)
@@ -170,23 +156,17 @@ def _forward(
         scale = tl.rsqrt(_sum4(i * i, f * f, g * g, o * o) / (4 * H) + eps)
         i, f, g, o = i * scale[:, None], f * scale[:, None], g * scale[:, None], o * scale[:, None]
         if KEEP:
-            _store_gates(normed, row, mask, j, i, f, g, o, H)
+            _store4(normed + at, i, f, g, o, mask, H)
             tl.store(rstd + row * D + d, scale, alive)
-        xi, xf, xg, xo = _gates(gates, row, mask, j, H)
+        xi, xf, xg, xo = _load4(gates + at, mask, H)
         new = tl.sigmoid(f * gf + xf) * c + tl.sigmoid(i * gi + xi) * _tanh(g * gg + xg)
         c = tl.where(mask, new, c)
-        shown = c
-        if CELL_NORM:
-            shown, _ = _standardise_cell(c, inside, eps, H)
-            vector = d * H + j[None, :]
-            shown = shown * tl.load(weight_c + vector, inside, 0.0)
-            shown += tl.load(bias_c + vector, inside, 0.0)
-        new = tl.sigmoid(o * go + xo) * _tanh(shown)
+        new = tl.sigmoid(o * go + xo) * _tanh(c)
         tl.store(rows + out, new, mask)
         tl.debug_barrier()  # all threads have read h
-        tl.store(h + first + j[None, :], new, mask)
+        tl.store(h + state, new, mask)
         tl.debug_barrier()  # all threads have written h
-    tl.store(c_n + first + j[None, :], c, in_batch)
+    tl.store(c_n + state, c, in_batch)
 
 
 @triton.jit
@@ -195,8 +175,6 @@ def _backward(
     gates,  # (N, D·4H)
     w_hh,  # (D, 4H, H)
     gamma,  # (D, 4H)
-    weight_c,  # (D, H)
-    bias_c,  # (D, H)
     resets,  # (N,) uint8
     lengths,  # (B,)
     offsets,  # (T + 1,)
@@ -207,68 +185,43 @@ def _backward(
     dc_state,  # in and out (D, B, H)
     dgates,  # out (N, D·4H)
     dproduct,  # out (N, D·4H): gradient of W_h h
-    dbias_c,  # out (N, D·H): gradient of what tanh reads, with CELL_NORM
-    dweight_c,  # out (N, D·H): the same, times the standardised c
     B,
     backwards,
-    eps,
     H: tl.constexpr,
     HP: tl.constexpr,
     BK: tl.constexpr,
     SEQUENCES: tl.constexpr,
-    CELL_NORM: tl.constexpr,
     RESETS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     d, D = tl.program_id(1), tl.num_programs(1)
-    reverse = tl.minimum(d + backwards, 1)
-    b = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
-    length = tl.load(lengths + b, b < B, 0)
-    T = tl.load(lengths + tl.program_id(0) * SEQUENCES)
-    j = tl.arange(0, HP)
-    inside = (j < H)[None, :]
-    state = (d * B + b).to(tl.int64)[:, None] * H + j[None, :]
-    in_batch = (b < B)[:, None] & inside
+    reverse, b, length, T, state, in_batch = _block(lengths, B, backwards, H, HP, SEQUENCES)
+    j = tl.arange(0, HP)[None, :]
+    inside = j < H
     dh = tl.load(dh_state + state, in_batch, 0.0)
     dc = tl.load(dc_state + state, in_batch, 0.0)
     for s in range(T):
         t = tl.where(reverse == 1, s, T - 1 - s)
-        alive = t < length
+        alive, row, carries = _frame(t, b, length, resets, offsets, reverse, RESETS)
         mask = alive[:, None] & inside
-        row = tl.load(offsets + t) + b
-        carries = alive
-        if RESETS:
-            carries = alive & (_is_reset(resets, offsets, t, reverse, b, length) == 0)
-        out = row[:, None] * (D * H) + d * H + j[None, :]
+        out = row[:, None] * (D * H) + d * H + j
+        at = row[:, None] * (D * 4 * H) + d * 4 * H + j
         c = tl.load(c_before + out, mask, 0.0)
-        zi, zf, zg, zo = _gates(normed, row, mask, j, H)
-        i, f, g, o = _gates(gates, row, mask, j, H)
-        gi, gf, gg, go = _vectors(gamma, j, H)
+        zi, zf, zg, zo = _load4(normed + at, mask, H)
+        i, f, g, o = _load4(gates + at, mask, H)
+        gi, gf, gg, go = _load4(gamma + d * 4 * H + j, inside, H)
         i, f = tl.sigmoid(zi * gi + i), tl.sigmoid(zf * gf + f)
         g, o = _tanh(zg * gg + g), tl.sigmoid(zo * go + o)
-        shown = f * c + i * g
+        shown = _tanh(f * c + i * g)
         dout = dh + tl.load(grad_rows + out, mask, 0.0)
-        if CELL_NORM:
-            z, scale = _standardise_cell(shown, inside, eps, H)
-            vector = d * H + j[None, :]
-            weight = tl.load(weight_c + vector, inside, 0.0)
-            shown = _tanh(z * weight + tl.load(bias_c + vector, inside, 0.0))
-            dz = dout * o * (1 - shown * shown)
-            tl.store(dbias_c + out, dz, mask)
-            tl.store(dweight_c + out, dz * z, mask)
-            dz *= weight
-            dnew = dz - (tl.sum(dz, 1) / H)[:, None] - z * (tl.sum(dz * z, 1) / H)[:, None]
-            dnew = dc + dnew * scale
-        else:
-            shown = _tanh(shown)
-            dnew = dc + dout * o * (1 - shown * shown)
+        dnew = dc + dout * o * (1 - shown * shown)
         o = dout * shown * o * (1 - o)
         dc = tl.where(mask, tl.where(carries[:, None], dnew * f, 0.0), dc)
         f = dnew * c * f * (1 - f)
         new = dnew * i * (1 - g * g)
         i = dnew * g * i * (1 - i)
         g = new
-        _store_gates(dgates, row, mask, j, i, f, g, o, H)
+        _store4(dgates + at, i, f, g, o, mask, H)
 
         i, f, g, o = i * gi, f * gf, g * gg, o * go
         mean = (_sum4(i, f, g, o) / (4 * H))[:, None]
@@ -276,7 +229,7 @@ def _backward(
         scale = tl.load(rstd + row * D + d, alive, 0.0)[:, None]
         i, f = scale * (i - mean - zi * slope), scale * (f - mean - zf * slope)
         g, o = scale * (g - mean - zg * slope), scale * (o - mean - zo * slope)
-        _store_gates(dproduct, row, mask, j, i, f, g, o, H)
+        _store4(dproduct + at, i, f, g, o, mask, H)
         tl.debug_barrier()  # all threads have written dproduct
 
         product = tl.zeros((SEQUENCES, HP), tl.float32)
@@ -284,16 +237,16 @@ def _backward(
             k = start + tl.arange(0, BK)
             columns = row[:, None] * (D * 4 * H) + d * 4 * H + k[None, :]
             part = tl.load(dproduct + columns, carries[:, None] & (k < 4 * H)[None, :], 0.0)
-            part = part.to(w_hh.dtype.element_ty)
-            weights = w_hh + d * 4 * H * H + k[:, None] * H + j[None, :]
+            weights = w_hh + d * 4 * H * H + k[:, None] * H + j
             weights = tl.load(weights, (k < 4 * H)[:, None] & inside, 0.0)
+            part = part.to(w_hh.dtype.element_ty)
             product = tl.dot(part, weights, product, input_precision=PRECISION)
         dh = tl.where(mask, product, dh)
     tl.store(dh_state + state, dh, in_batch)
     tl.store(dc_state + state, dc, in_batch)
 
 
-def launch_options(H: int, *, cell_norm: bool, resets: bool, backward: bool) -> dict[str, Any]:
+def launch_options(H: int, *, resets: bool, backward: bool) -> dict[str, Any]:
     """Compile-time constants of a launch, chosen for few spilled registers.
 
     W_h h is computed in TF32 where torch's float32 products are, else as three products in TF32,
@@ -304,7 +257,7 @@ def launch_options(H: int, *, cell_norm: bool, resets: bool, backward: bool) -> 
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return {
         **{"H": H, "HP": HP, "BK": 16, "SEQUENCES": SEQUENCES},
-        **{"CELL_NORM": cell_norm, "RESETS": resets, "PRECISION": "tf32" if tf32 else "tf32x3"},
+        **{"RESETS": resets, "PRECISION": "tf32" if tf32 else "tf32x3"},
         **{"num_warps": warps, "num_stages": 2, "enable_fp_fusion": True},
     }
 
@@ -320,8 +273,6 @@ def _layer_lstm(
     gamma: Tensor,
     h0: Tensor,
     c0: Tensor,
-    weight_c: Tensor | None,
-    bias_c: Tensor | None,
     resets: Tensor | None,
     lengths: Tensor,
     offsets: Tensor,
@@ -331,14 +282,12 @@ def _layer_lstm(
 ) -> list[Tensor]:
     """Return h of all frames, the final h and c, and what the backward pass reads."""
     D, B, H = h0.shape
-    self_check(gates.device, H, w_hh.dtype, weight_c is not None)
+    self_check(gates.device, H, w_hh.dtype)
     outputs = _outputs(gates, h0, keep)
     outputs[1].copy_(h0)
-    options = launch_options(
-        H, cell_norm=weight_c is not None, resets=resets is not None, backward=False
-    )
+    options = launch_options(H, resets=resets is not None, backward=False)
     _forward[_grid(B, D)](
-        *(gates, w_hh, gamma, weight_c, bias_c, c0, resets, lengths, offsets),
+        *(gates, w_hh, gamma, c0, resets, lengths, offsets),
         *(*outputs, B, int(backwards), eps),
         KEEP=keep,  # type: ignore[arg-type]
         **options,
@@ -370,67 +319,56 @@ def _layer_lstm_backward(
     gates: Tensor,
     w_hh: Tensor,
     gamma: Tensor,
-    weight_c: Tensor | None,
-    bias_c: Tensor | None,
     resets: Tensor | None,
     lengths: Tensor,
     offsets: Tensor,
     normed: Tensor,
     rstd: Tensor,
     c_before: Tensor,
-    eps: float,
     backwards: bool,
 ) -> list[Tensor]:
-    """Return gradients of h0, c0, gates, W_h h and, row by row, of bias_c and weight_c."""
+    """Return gradients of h0, c0, gates and W_h h."""
     D, B, H = grad_h.shape
-    outputs = _gradients(gates, grad_h, weight_c)
+    outputs = _gradients(gates, grad_h)
     outputs[0].copy_(grad_h)
     outputs[1].copy_(grad_c)
-    options = launch_options(
-        H, cell_norm=weight_c is not None, resets=resets is not None, backward=True
-    )
+    options = launch_options(H, resets=resets is not None, backward=True)
     _backward[_grid(B, D)](
-        *(grad_rows.contiguous(), gates, w_hh, gamma, weight_c, bias_c, resets, lengths, offsets),
-        *(normed, rstd, c_before, *outputs, B, int(backwards), eps),
+        *(grad_rows.contiguous(), gates, w_hh, gamma, resets, lengths, offsets),
+        *(normed, rstd, c_before, *outputs, B, int(backwards)),
         **options,
     )
     return outputs
 
 
-def _gradients(gates: Tensor, state: Tensor, weight_c: Tensor | None) -> list[Tensor]:
-    N = 0 if weight_c is None else len(gates)
+def _gradients(gates: Tensor, state: Tensor) -> list[Tensor]:
     both = [torch.empty(state.shape, dtype=state.dtype, device=state.device) for _ in range(2)]
-    cell = [gates.new_empty(N, gates.shape[1] // 4) for _ in range(2)]
-    return [*both, torch.empty_like(gates), torch.empty_like(gates), *cell]
+    return [*both, torch.empty_like(gates), torch.empty_like(gates)]
 
 
 @_layer_lstm_backward.register_fake
 def _(*args: Any) -> list[Tensor]:
-    return _gradients(args[3], args[1], args[6])
+    return _gradients(args[3], args[1])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    gates, w_hh, gamma, _, _, *rest, eps, backwards, keep = inputs
-    ctx.static = eps, backwards
+    gates, w_hh, gamma, _, _, *layout, _, ctx.backwards, keep = inputs
     if keep:
         normed, rstd, h_before, c_before = output[3:]
-        ctx.save_for_backward(gates, w_hh, gamma, *rest, normed, rstd, c_before, h_before)
+        ctx.save_for_backward(gates, w_hh, gamma, *layout, normed, rstd, c_before, h_before)
 
 
 def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
     *saved, h_before = ctx.saved_tensors
-    w_hh, weight_c, normed = saved[1], saved[3], saved[8]
+    w_hh, normed = saved[1], saved[6]
     D, N = len(w_hh), len(normed)
-    dh, dc, dgates, dproduct, dbias_c, dweight_c = torch.ops.normrnn.layer_lstm_backward(
-        *grads[:3], *saved, *ctx.static
+    dh, dc, dgates, dproduct = torch.ops.normrnn.layer_lstm_backward(
+        *grads[:3], *saved, ctx.backwards
     )
     product, h = (v.view(N, D, -1).transpose(0, 1) for v in (dproduct, h_before))
     dw_hh = (product.transpose(1, 2) @ h).to(w_hh.dtype)
     dgamma = (dgates * normed).sum(0).view(D, -1)
-    cell: list[Any] = [None, None]
-    if weight_c is not None:
-        cell = [v.sum(0).view(D, -1) for v in (dweight_c, dbias_c)]
-    return dgates, dw_hh, dgamma, dh, dc, *cell, *[None] * 6
+    return dgates, dw_hh, dgamma, dh, dc, *[None] * 6
 
 
 _layer_lstm.register_autograd(_differentiate, setup_context=_setup_context)
@@ -438,28 +376,23 @@ _layer_lstm.register_autograd(_differentiate, setup_context=_setup_context)
 
 def check_call(spec: Spec, steps: Steps, tensors: Tensors) -> None:
     """RuntimeError if the kernels do not run this call."""
-    x, H = tensors.x, tensors.w_hh.shape[1]
-    more = [tensors.zoneout_h, tensors.zoneout_c, *tensors.weights(0)[3:7]]
-    device = x.device.type
-    reason = ""
-    if spec.mode != "LSTM":
-        reason = f"its cell is LSTM, not {spec.mode}"
-    elif spec.kind != "row":
-        reason = "its norm is 'layer'"
-    elif any(t is not None for t in more):
-        reason = "it has no peepholes, zoneout or projection"
-    elif H > MAX_HIDDEN:
-        reason = f"it has at most {MAX_HIDDEN} hidden units, got {H}"
-    elif x.dtype == torch.float64:
-        reason = "it computes in float32, got float64"
-    elif device != "cuda" and not (INTERPRETED and device == "cpu"):
-        reason = f"it needs a CUDA device or TRITON_INTERPRET=1, got tensors on {device}"
-    elif isinstance(steps, Traced) and steps.batch_sizes is not None:
-        reason = "a compiled graph of it takes dense batches"
-    elif not steps.rows:
-        reason = "it needs at least one row"
-    if reason:
-        raise RuntimeError(f"backend('triton') cannot run this call: {reason}")
+    x, H, device = tensors.x, tensors.w_hh.shape[1], tensors.x.device.type
+    more = tensors.zoneout_h, tensors.zoneout_c, *tensors.weights(0)[3:7]
+    is_here = device == "cuda" or (INTERPRETED and device == "cpu")
+    is_ragged_graph = isinstance(steps, Traced) and steps.batch_sizes is not None
+    for is_wrong, reason in (
+        (spec.mode != "LSTM", f"its cell is LSTM, not {spec.mode}"),
+        (spec.kind != "row", "its norm is 'layer'"),
+        (spec.cell, "it has no cell_norm"),
+        (any(t is not None for t in more), "it has no peepholes, zoneout or projection"),
+        (H > MAX_HIDDEN, f"it has at most {MAX_HIDDEN} hidden units, got {H}"),
+        (x.dtype == torch.float64, "it computes in float32, got float64"),
+        (not is_here, f"it needs CUDA or TRITON_INTERPRET=1, got tensors on {device}"),
+        (is_ragged_graph, "a compiled graph of it takes dense batches"),
+        (not steps.rows, "it needs at least one row"),
+    ):
+        if is_wrong:
+            raise RuntimeError(f"backend('triton') cannot run this call: {reason}")
 
 
 def run(spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None = None) -> Result:
@@ -468,20 +401,14 @@ def run(spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None = 
     gates, _ = gate_inputs(spec, steps, tensors, dtype)
     w_hh = torch.stack([tensors.weights(d).w_hh for d in range(D)])
     w_hh = w_hh if dtype is None else w_hh.to(dtype)
-    H = w_hh.shape[2]
-
-    def vector(value: Tensor | None, width: int, default: float) -> Tensor:
-        if value is None:
-            return torch.full((D, width), default, device=x.device)
-        return value.float().view(D, width).contiguous()
-
-    cell = [None, None]
-    if spec.cell:
-        cell = [vector(tensors.weight_c, H, 1.0), vector(tensors.bias_c, H, 0.0)]
+    if INTERPRETED and w_hh.dtype == torch.bfloat16:
+        w_hh = w_hh.float()  # the interpreter has no products of bfloat16
+    gamma = tensors.gamma_hh
+    gamma = torch.ones(w_hh.shape[:2], device=x.device) if gamma is None else gamma.float()
     h0, c0 = (s.float().contiguous() for s in initial_state(spec, tensors, steps.batch, x))
-    inputs = gates.float().contiguous(), w_hh, vector(tensors.gamma_hh, 4 * H, 1.0), h0, c0, *cell
+    inputs = gates.float().contiguous(), w_hh, gamma.reshape(D, -1), h0, c0
     resets = None if tensors.resets is None else tensors.resets.to(torch.uint8)
-    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    keep = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     rows, *state = torch.ops.normrnn.layer_lstm(
         *inputs, resets, *_layout(steps, x.device), spec.eps, spec.reverse[0], keep
     )[:3]
@@ -497,12 +424,12 @@ def _layout(steps: Steps, device: torch.device) -> tuple[Tensor, Tensor]:
     return lengths, torch.tensor([*steps.offsets, steps.rows], device=device)
 
 
-def self_check(device: torch.device, H: int, dtype: torch.dtype, cell: bool) -> None:
+def self_check(device: torch.device, H: int, dtype: torch.dtype) -> None:
     """Compare the kernels with the loop, once per device, size and type of W_h.
 
     Raises a RuntimeError that names the quantity which differs.
     """
-    key = device, H, dtype, cell
+    key = device, H, dtype
     if key in _checked:
         return
     _checked.add(key)  # before the calls below, which come here again
@@ -510,8 +437,7 @@ def self_check(device: torch.device, H: int, dtype: torch.dtype, cell: bool) -> 
         steps, lower = Steps((19, 18, 18, 3, 2)), None if dtype == torch.float32 else dtype
         # Operators run without autograd, which the comparison needs.
         with torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False), torch.enable_grad():
-            call = random_call(H, steps, cell=cell)
-            errors = differences(*call, device, lower)
+            errors = differences(*random_call(H, steps), device, lower)
         limit = TOLERANCE if lower is None else 0.05
         wrong = {name: error for name, error in errors.items() if not error <= limit}
         if wrong:
@@ -525,34 +451,21 @@ def self_check(device: torch.device, H: int, dtype: torch.dtype, cell: bool) -> 
 
 
 def random_call(
-    H: int,
-    steps: Steps,
-    *,
-    reverse: tuple[bool, ...] = (False, True),
-    cell: bool = False,
-    has_state: bool = True,
-    has_resets: bool = True,
-    affine: bool = True,
-    seed: int = 0,
+    H: int, steps: Steps, reverse: tuple[bool, ...] = (False, True), seed: int = 0
 ) -> tuple[Spec, Steps, Tensors]:
     """Return a call with random tensors in float64."""
-    generator, D, I = torch.Generator().manual_seed(seed), len(reverse), 3  # noqa: E741
+    generator, C = torch.Generator().manual_seed(seed), len(reverse) * 4 * H
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    weights = [Weights(draw(4 * H, I), draw(4 * H, H) / H**0.5) for _ in reverse]
-    vectors: dict[str, Tensor] = {}
-    if affine:
-        widths = {"weight": 4 * H, "bias": 4 * H, "gamma_hh": 4 * H}
-        widths |= {"weight_c": H, "bias_c": H} if cell else {}
-        vectors = {n: draw(D * w) if "bias" in n else draw(D * w).abs() + 0.5
-                   for n, w in widths.items()}  # fmt: skip
-    norm = Norm("row", 1e-5, cell=cell, **vectors)
-    state = (draw(D, steps.batch, H), draw(D, steps.batch, H)) if has_state else None
-    resets = draw(steps.rows) > 0.8 if has_resets else None
+    weights = [Weights(draw(4 * H, 3), draw(4 * H, H) / H**0.5) for _ in reverse]
+    gammas = {name: draw(C).abs() + 0.5 for name in ("weight", "gamma_hh")}
+    norm = Norm("row", 1e-5, bias=draw(C), **gammas)
+    state = draw(len(reverse), steps.batch, H), draw(len(reverse), steps.batch, H)
+    resets = draw(steps.rows) > 0.8
     spec, tensors = describe_call(
-        "LSTM", reverse, draw(steps.rows, I), weights, norm, state, resets
+        "LSTM", reverse, draw(steps.rows, 3), weights, norm, state, resets
     )
     return spec, steps, tensors
 
