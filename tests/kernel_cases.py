@@ -174,12 +174,13 @@ def one_direction(
     steps: Steps,
     *state: Tensor,
     reverse: bool = False,
+    resets: Tensor | None = None,
     **vectors: Tensor,
 ) -> tuple[Tensor, ...]:
     """The recurrence of gate inputs (N, C): rows and the final state, (B, H) each."""
     start = tuple(part[None] for part in state) or None
     weights = [Weights(None, w_hh, **vectors)]
-    spec, tensors = describe_call(mode, (reverse,), gates, weights, Norm(), start)
+    spec, tensors = describe_call(mode, (reverse,), gates, weights, Norm(), start, resets)
     result = recur(spec, steps, tensors)
     return result.rows, *(part[0] for part in result.state)
 

@@ -71,15 +71,6 @@ class TestForgetBias:
                     assert not bias[4:].any()
                 assert torch.equal(bias[2:4], torch.full((2,), 1.5))
 
-    def test_the_draws_of_everything_else_stay(self) -> None:
-        torch.manual_seed(1)
-        plain = normrnn.LSTM(3, 2, norm="sequence").state_dict()
-        torch.manual_seed(1)
-        for name, value in (
-            normrnn.LSTM(3, 2, forget_bias=1.0, norm="sequence").state_dict().items()
-        ):
-            assert torch.equal(value, plain[name]) == (name != "norm_l0.bias")
-
     def test_shown_and_refused(self) -> None:
         assert (
             "forget_bias=1.0" in normrnn.LSTM(3, 2, forget_bias=1.0, norm="sequence").extra_repr()
@@ -215,19 +206,6 @@ class TestInitialise:
         nn.utils.parametrize.register_parametrization(layer, "weight_hh_l0", nn.Tanh())
         with pytest.raises(ValueError, match=r"weight_hh_l0 of GRU cannot be.*assigned to"):
             normrnn.initialise(layer)
-
-    def test_the_layers_own_forget_bias_is_kept(self) -> None:
-        layer: Any = normrnn.initialise(normrnn.LSTM(3, 2, forget_bias=1.0, norm="sequence"))
-        assert layer.norm_l0.bias.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
-
-
-def test_state_dicts_load() -> None:
-    for norm in NORMS:
-        build("lstm", norm).load_state_dict(build("lstm", norm).state_dict())
-    bare = {"affine": False, "track_running_stats": False}
-    layer = normrnn.LSTM(3, 2, **bare)  # type: ignore[arg-type]
-    layer.load_state_dict(nn.LSTM(3, 2, bias=False).state_dict())
-    build("lstm", "sequence").load_state_dict({}, strict=False)
 
 
 def states(kind: Any, dtype: torch.dtype, size: int) -> Any:

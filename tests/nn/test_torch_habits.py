@@ -122,18 +122,6 @@ class TestWithoutNorm:
             assert str(mine.value) == str(theirs.value)
 
 
-@pytest.mark.parametrize("norm", list(NORMS))
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_attributes(norm: str, bidirectional: bool) -> None:
-    layer = build("lstm", norm, num_layers=2, batch_first=True, bidirectional=bidirectional)
-    assert (layer.mode, layer.input_size, layer.hidden_size) == ("LSTM", 3, 2)
-    assert (layer.num_layers, layer.batch_first, layer.dropout) == (2, True, 0.0)
-    assert (layer.bidirectional, layer.bias, layer.proj_size) == (bidirectional, True, 0)
-    assert layer.norm == NORMS[norm]["norm"]
-    assert build("relu", norm).nonlinearity == "relu"
-    assert build("relu", norm).mode == "RNN_RELU"
-
-
 CELL_ROWS = {"tanh": 1, "lstm": 4, "lstm-output": 4, "lstm-all": 4, "gru": 3}
 TORCH_KEYS = ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"]
 NORM_KEYS = [
@@ -320,12 +308,6 @@ class TestInitialValues:
                 assert vector.unique().numel() > 32
 
 
-def test_flatten_parameters_is_callable() -> None:
-    for norm in NORMS:
-        layer = build("lstm", norm)
-        assert layer.flatten_parameters() is None
-
-
 def test_representation() -> None:
     layer = normrnn.LSTM(3, 4, num_layers=2, bidirectional=True, peephole="all", norm="frame")
     text = layer.extra_repr()
@@ -457,14 +439,6 @@ class TestShapes:
         assert not torch.equal(fresh(x)[0], wanted)
         fresh.load_state_dict(torch.load(file, weights_only=True))
         assert torch.equal(fresh(x)[0], wanted)
-
-    def test_functional_call(self, norm: str) -> None:
-        layer = build("lstm", norm).eval()
-        other = build("lstm", norm).eval()
-        x = torch.randn(5, 3, 3, dtype=torch.float64)
-        called = torch.func.functional_call(layer, other.state_dict(), (x,))
-        assert torch.equal(called[0], other(x)[0])
-        assert not torch.equal(called[0], layer(x)[0])
 
     def test_functional_call_differentiates(self, norm: str) -> None:
         layer = build("lstm", norm)

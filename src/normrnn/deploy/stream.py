@@ -13,7 +13,9 @@ from normrnn import norms
 from normrnn.deploy.parts import Parts, Recurrent
 from normrnn.nn import fold
 from normrnn.nn.base import Normalised
-from normrnn.ops.fused import FusedWeights, fused_rows
+from normrnn.ops.fold import PlainWeights
+from normrnn.ops.fused import fused_rows
+from normrnn.ops.layout import Steps
 
 State = Any
 CHUNK = 8
@@ -176,8 +178,8 @@ class _Layer:
         start = tuple(torch.stack(parts) for parts in zip(*pairs, strict=True))
         rows, after = x, []
         for k, weights in enumerate(self.weights):
-            layer, state = [FusedWeights(*weights)], tuple(part[k : k + 1] for part in start)
-            rows, final = fused_rows(self.mode, rows, layer, state, dense=(len(x), 1))
+            layer, state = [PlainWeights(*weights)], tuple(part[k : k + 1] for part in start)
+            rows, final = fused_rows(self.mode, rows, layer, state, steps=Steps.dense(len(x), 1))
             after.append(tuple(part[0] for part in final))
         return rows, after if self.mode == "LSTM" else [h for (h,) in after]
 

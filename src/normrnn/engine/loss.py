@@ -1,4 +1,4 @@
-"""Softmax cross entropy over many classes."""
+"""Softmax cross entropy over many classes, all gradients at once."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -55,7 +55,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         nats, errors, d_rows, d_weight, d_bias = zip(*chunks, strict=True)
         d_rows = torch.cat(d_rows) if len(chunks) > 1 else d_rows[0]
         nats, errors, d_weight, d_bias = map(_sum, (nats, errors, d_weight, d_bias))
-        ctx.save_for_backward(d_rows, d_weight, d_bias, rows, weight, bias, targets)
+        arguments = rows, weight, bias, targets
+        ctx.save_for_backward(d_rows, d_weight, d_bias, *arguments)
         ctx.mark_non_differentiable(errors)
         return nats, errors
 
@@ -104,17 +105,6 @@ def nats_and_errors(
     return nats, errors
 
 
-def nats_of_each(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """Return the nats of every target (N,), without gradients.
-
-    >>> rows, weight, bias = torch.ones(2, 3), torch.zeros(4, 3), torch.tensor([0., 0., 1., 0.])
-    >>> nats_of_each(rows, weight, bias, torch.tensor([2, 3]))  # log(3 + e) - 1, log(3 + e)
-    tensor([0.7437, 1.7437])
-    """
-    parts = _logits(rows, weight, bias, targets)
-    return torch.cat([F.cross_entropy(z, right, reduction="none") for z, right in parts])
-
-
 def _logits(
     rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -122,13 +112,3 @@ def _logits(
     most = max(1, min(CHUNK_ROWS, LOGITS // len(weight)))
     for some, right in zip(rows.split(most), targets.split(most), strict=True):
         yield F.linear(some, weight, bias), right
-
-
-def linear_cross_entropy(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """Return the nats alone.
-
-    >>> rows, weight, bias = torch.ones(2, 3), torch.zeros(4, 3), torch.zeros(4)
-    >>> linear_cross_entropy(rows, weight, bias, torch.tensor([0, 3])).item() / 2  # log 4
-    1.3862943649291992
-    """
-    return nats_and_errors(rows, weight, bias, targets, count_errors=False)[0]

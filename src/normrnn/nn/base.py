@@ -1,8 +1,8 @@
 """The forward pass of ``RNN``, ``LSTM``, ``GRU`` and ``LiGRU``.
 
 A call goes through three steps: any form of input becomes a :class:`~normrnn.nn.stack.Batch` of
-rows, the normalisers resolve their state, and :meth:`Normalised._uses_torch` chooses between
-torch's kernels and the recurrence of :mod:`normrnn.ops`.
+rows, the normalisers resolve their state, and the recurrence of :mod:`normrnn.ops` runs layer by
+layer. Without a norm :meth:`Normalised._uses_torch` chooses between that and torch's own layer.
 """
 
 import warnings
@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.nn import packing, stack, tracing
-from normrnn.nn.normaliser import Resolved
 from normrnn.nn.parameters import Parameters
 from normrnn.nn.stack import Batch, Parts
 from normrnn.ops.backend import choice
@@ -167,8 +166,8 @@ class Normalised(Parameters):
             time = torch.arange(T, device=lengths.device).unsqueeze(1)
             steps = Traced(T, B, T * B, (time < lengths).sum(1), is_padded=True)
         resets = None if resets is None else resets.reshape(-1)
-        batch = Batch(x.reshape(T * B, -1), steps, state, None, resets, reset_to)
-        output, final = self._run(batch, by_recurrence=True)
+        batch = Batch(x.reshape(T * B, -1), steps, state, resets, reset_to)
+        output, final = self._run(batch)
         output = output.view(T, B, -1)
         if order is not None:
             back = order.argsort()
@@ -182,7 +181,7 @@ class Normalised(Parameters):
         if not self._norm_names or torch.jit.is_tracing():
             is_packed = isinstance(input, PackedSequence)
             data = input.data if is_packed else input
-            if not uses_scan and self._uses_torch(data, is_packed, resets, []):
+            if not uses_scan and self._uses_torch(data, is_packed, resets):
                 return super().forward(input, hx)  # type: ignore[call-arg]
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, resets, reset_to)
@@ -207,7 +206,7 @@ class Normalised(Parameters):
         to = self._reset_state(reset_to, steps.batch)
         if to is not None and sorted_indices is not None:
             to = tuple(s.index_select(1, sorted_indices) for s in to)
-        output, final = self._run(Batch(data, steps, state, batch_sizes, rows, to))
+        output, final = self._run(Batch(data, steps, state, rows, to))
         if unsorted_indices is not None:
             final = tuple([s.index_select(1, unsorted_indices) for s in final])
         packed = PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices)
@@ -235,8 +234,8 @@ class Normalised(Parameters):
         else:
             steps = Traced(T, B, T * B, is_scanned=True) if uses_scan else Steps.dense(T, B)
             to = self._reset_state(reset_to, B, is_batched)
-            batch = Batch(x.reshape(T * B, -1), steps, state, None, resets, to)
-            output, final = self._run(batch, by_recurrence=uses_scan)
+            batch = Batch(x.reshape(T * B, -1), steps, state, resets, to)
+            output, final = self._run(batch)
             output = output.view(T, B, -1)
         if self.batch_first:
             output = output.transpose(0, 1)
@@ -257,92 +256,68 @@ class Normalised(Parameters):
 
     # Rows: the state of the normalisers, the choice of a path, and the call.
 
-    def _run(self, batch: Batch, by_recurrence: bool = False) -> tuple[Tensor, State]:
+    def _run(self, batch: Batch) -> tuple[Tensor, State]:
         normalisers = self.normalisers()
         resolved = [normaliser.resolve(batch.steps) for normaliser in normalisers]
         for own in resolved:
             if own.is_single_row:
                 self._warn_single_row()
-        parts = Parts(self.weights(), normalisers, resolved)
-        if normalisers and not by_recurrence:
-            is_packed = batch.batch_sizes is not None
-            if self._uses_torch(batch.rows, is_packed, batch.resets, resolved):
-                return stack.run_by_torch(self, batch, parts)
-        rows, final = stack.run(self, batch, parts)
+        rows, final = stack.run(self, batch, Parts(self.weights(), normalisers, resolved))
         if self.mode != "LSTM" and rows.requires_grad:
             # The backward pass reads the output. torch's GRU and RNN allow changing it in place,
             # as in `output += x`, and its LSTM does not.
             rows = rows.clone()
         return rows, final
 
-    def _uses_torch(
-        self, data: Tensor, is_packed: bool, resets: Any, resolved: Sequence[Resolved]
-    ) -> bool:
-        """Choose torch's kernels, with changed weights if there is a norm, or the recurrence.
+    def _uses_torch(self, data: Tensor, is_packed: bool, resets: Any) -> bool:
+        """Choose torch's layer or the recurrence, for a layer without norm.
 
         The first line that applies:
 
         ==============================================================  ===========
-        something that torch's kernels do not have (`_obstacle`)        recurrence
+        torch.jit.trace                                                 torch
+        LiGRU, resets, peephole, zoneout, weight_drop, locked dropout   recurrence
         ``backend("torch")``                                            torch
-        ``backend("native")``, ``backend("loop")``                      recurrence
-        torch.compile or torch.func on a CPU, or on packed input        recurrence
-        a CPU, and packed input or autocast                             recurrence
-        no norm, training in float32 on a CPU, T·H ≥ 500                recurrence
-        no norm                                                         torch
-        batch statistics on a CPU                                       recurrence
-        test statistics in float32 on a CPU                             recurrence
+        any other ``backend`` but ``"auto"``                            recurrence
+        torch.compile, torch.func                                       recurrence
+        a CPU, and packed input or autocast, without a projection       recurrence
+        training in float32 on a CPU, T·H ≥ 500                         recurrence
         otherwise                                                       torch
         ==============================================================  ===========
 
-        On a CPU torch's packed kernel takes time that grows with T², its LSTM fails under
-        autocast, and folding in training is slower than the compiled kernels. A projection and
-        everything that is not float32 on a CPU counts as another device here: the compiled kernels
-        do not take it. What the recurrence runs by is decided in :func:`normrnn.ops.recur`.
+        On a CPU torch's packed kernel takes time that grows with T², and its LSTM fails under
+        autocast. A compiler unrolls torch's loops.
         """
         if torch.jit.is_tracing():
             tracing.check_plain(self)
             return True
-        selected, obstacle = choice.selected, self._obstacle(resets, resolved)
-        if obstacle and selected == "torch":
-            name = type(self).__name__
-            raise RuntimeError(f"backend('torch') cannot run {name} with {obstacle}: use 'auto'")
-        if obstacle or selected != "auto":
-            return selected == "torch"
-        on_cpu, is_compiling = data.is_cpu, torch.compiler.is_compiling()
-        if is_compiling or torch._C._are_functorch_transforms_active():
-            return not on_cpu and not (is_compiling and is_packed)
-        if on_cpu and (is_packed or torch.is_autocast_enabled("cpu")):
-            return not resolved and self.proj_size > 0
-        like = self.weight_hh_l0
-        is_native = on_cpu and data.dtype == like.dtype == torch.float32 and not self.proj_size
-        is_native = is_native and library() is not None
-        if resolved:
-            uses_batch = True in [own.mode.batch for own in resolved]
-            return not on_cpu if uses_batch else not is_native
-        if not (is_native and torch.is_grad_enabled()) or data.dim() < 2:
-            return True
-        # A rule, not a measurement, so that the same program always computes the same bits.
-        time = data.shape[1 if self.batch_first and data.dim() == 3 else 0]
-        return time * self.hidden_size < WORTH_NATIVE
+        is_other = self.mode == "LIGRU" or self.peephole is not None
+        if resets is not None or is_other or self._has_regularisers():
+            return False
+        if choice.selected != "auto":
+            return choice.selected == "torch"
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return False
+        is_slow = data.is_cpu and (is_packed or torch.is_autocast_enabled("cpu"))
+        return self.proj_size > 0 or not (is_slow or self._trains_natively(data))
 
-    def _obstacle(self, resets: Any, resolved: Sequence[Resolved]) -> str:
-        """Return what torch's kernels do not have of this pass; empty if they can run it."""
-        if self.mode == "LIGRU":
-            return "the cell of a LiGRU"
-        if resets is not None:
-            return "resets="
-        if self.peephole is not None:
-            return f"peephole={self.peephole!r}"
+    def _has_regularisers(self) -> bool:
+        """Whether the next pass has a regulariser that torch's kernels do not have."""
         if any(self.zoneout):
-            return f"zoneout={self.zoneout}"
-        if self.training and self.weight_drop:
-            return f"weight_drop={self.weight_drop}"
-        if self.training and self.dropout_kind == "locked" and self.dropout and self.num_layers > 1:
-            return "dropout_kind='locked'"
-        if False in [own.is_linear for own in resolved]:
-            return f"norm={self.norm!r} {'in training' if self.training else 'in eval mode'}"
-        return ""
+            return True
+        is_locked = self.dropout_kind == "locked" and self.dropout > 0 and self.num_layers > 1
+        return self.training and (is_locked or self.weight_drop > 0)
+
+    def _trains_natively(self, data: Tensor) -> bool:
+        """Whether a training step without a norm is faster by the compiled kernels.
+
+        A rule, not a measurement, so that the same program always computes the same bits.
+        """
+        is_float = data.dtype == self.weight_hh_l0.dtype == torch.float32
+        if not (is_float and data.is_cpu and torch.is_grad_enabled()) or data.dim() < 2:
+            return False
+        time = data.shape[1 if self.batch_first and data.dim() == 3 else 0]
+        return time * self.hidden_size >= WORTH_NATIVE and library() is not None
 
     def _uses_scan(self) -> bool:
         """Whether an exporter sees torch's own operators: nothing is trained, drawn at random or

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from normrnn.nn.normaliser import GateNorm, Resolved
 from normrnn.ops.call import CELLS, Norm, Result, State, Weights, describe_call
-from normrnn.ops.fold import torch_weights
-from normrnn.ops.fused import fused_rows
 from normrnn.ops.layout import Steps
 from normrnn.ops.recurrence import recur
 from normrnn.ops.regularise import draw_mask, drop_weights, locked_dropout
@@ -28,8 +26,6 @@ class Batch(NamedTuple):
     steps: Steps
     state: State | None = None
     """(layers × directions, B, H) each; None: zeros."""
-    batch_sizes: Tensor | None = None
-    """None for a dense batch, which torch's kernels take in another form."""
     resets: Tensor | None = None
     """Rows (N,)."""
     reset_to: State | None = None
@@ -85,26 +81,22 @@ def _dropout(module: Any, rows: Tensor, steps: Steps) -> Tensor:
 def _run_layer(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State]:
     """Run one layer; the projections of both directions are one product."""
     weights, normalisers, resolved = parts
+    dtype = weights[0].w_hh.dtype
+    if batch.rows.dtype != dtype:  # under autocast
+        batch = batch._replace(rows=batch.rows.to(dtype)).states(methodcaller("to", dtype))
     rows, steps = batch.rows, batch.steps
     if module.training and module.weight_drop:
         weights = [w._replace(w_hh=drop_weights(w.w_hh, module.weight_drop)) for w in weights]
     norms: list[Norm | None] = []
     shared: dict[Any, Any] = {}
     for d, own in enumerate(weights):
-        if normalisers and not resolved[d].is_always_weights:
+        if normalisers and not resolved[d].changes_weights:
             needs_call = resolved[d].needs_call
             norms.append(None if needs_call else normalisers[d].norm(resolved[d], steps))
             continue
         if normalisers:
             weights[d] = own = normalisers[d].change_weights(resolved[d], rows, steps, own, shared)
         norms.append(Norm(bias=own.bias))
-    device = rows.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        dtype = weights[0].w_hh.dtype
-        rows, weights = _project(rows, weights)
-        batch = batch._replace(rows=rows.to(dtype)).states(methodcaller("to", dtype))
-        with torch.autocast(device, enabled=False):
-            return _recur(module, batch, weights, normalisers, resolved, norms)
     return _recur(module, batch, weights, normalisers, resolved, norms)
 
 
@@ -132,7 +124,7 @@ def _recur(
         for d, normaliser in enumerate(normalisers):
             if norms[d] is None:
                 parts[d], norms[d] = normaliser(parts[d], steps), Norm()
-        rows = torch.cat(parts, 1)
+        rows = torch.cat(parts, 1).to(batch.rows.dtype)
     zoneout = _zoneout(module, weights, steps) if any(module.zoneout) else (None, None)
     state, resets, mode = batch.state, batch.resets, module.mode
     norm = norms[0] if D == 1 else join_norms(norms)
@@ -195,30 +187,6 @@ def _observe(result: Result, normalisers: Sequence[GateNorm], resolved: Sequence
     pairs = zip(mean.chunk(len(normalisers), 1), var.chunk(len(normalisers), 1), strict=True)
     for d, pair in enumerate(pairs):
         normalisers[d].observe(resolved[d].mode, Statistics(*pair, count))
-
-
-def run_by_torch(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State]:
-    """Run layer by layer by torch's kernels, with the weights that the normalisers change."""
-    state = batch.state
-    if state is None:
-        state = zero_state(module, parts.weights, batch.steps.batch)
-    D, rows, steps, finals = module.directions, batch.rows, batch.steps, []
-    dense = (steps.time, steps.batch) if batch.batch_sizes is None else None
-    for first in range(0, len(parts.weights), D):
-        if first:
-            rows = _dropout(module, rows, steps)
-        layer = parts.of_layer(first, D)
-        shared: dict[Any, Any] = {}
-        directions = [
-            torch_weights(normaliser.change_weights(resolved, rows, steps, weights, shared))
-            for weights, normaliser, resolved in zip(*layer, strict=True)
-        ]
-        start = tuple(s[first : first + D] for s in state)
-        rows, final = fused_rows(
-            module.mode, rows, directions, start, dense=dense, batch_sizes=batch.batch_sizes
-        )
-        finals.append(final)
-    return rows, tuple(map(torch.cat, zip(*finals, strict=True)))
 
 
 def zero_state(module: Any, weights: Sequence[Weights], batch: int) -> State:

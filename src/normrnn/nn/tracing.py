@@ -43,7 +43,8 @@ def _force_eager() -> Any:
 
 def check_plain(layer: Any) -> None:
     """Raise RuntimeError where torch.jit.trace would have to see more than torch's layer."""
-    if layer.norm is not None or layer._obstacle(None, []):
+    is_other = layer.mode == "LIGRU" or layer.peephole is not None
+    if layer.norm is not None or is_other or layer._has_regularisers():
         refuse_torchscript(layer)
 
 

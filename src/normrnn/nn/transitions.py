@@ -87,10 +87,6 @@ class RecurrentNormaliser(TransitionsNorm, Normaliser):
                 self.register_buffer(name + which, value)
         self.reset_running_stats()
 
-    def resolve(self, steps: Steps) -> Resolved:
-        resolved = super().resolve(steps)
-        return resolved._replace(is_linear=resolved.is_linear and not self.cell_norm)
-
     def norm(self, resolved: Resolved, steps: Steps) -> Norm:
         mean, var = self.test_statistics(steps.time) or (None, None)
         vectors = self.weight, self.bias, self.gamma_hh, self.weight_c, self.bias_c

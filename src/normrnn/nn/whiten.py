@@ -79,7 +79,7 @@ class Whitener(StatisticalNorm):
             mode = mode._replace(batch=False)
         else:
             is_single_row = False
-        return Resolved(mode, is_single_row, is_linear=True, is_always_weights=True)
+        return Resolved(mode, is_single_row, changes_weights=True)
 
     def change_weights(
         self,

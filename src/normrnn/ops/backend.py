@@ -3,7 +3,7 @@
 from threading import local
 from typing import Any, Literal, get_args
 
-Backend = Literal["auto", "native", "torch", "loop"]
+Backend = Literal["auto", "native", "torch", "loop", "triton"]
 
 
 class _Choice(local):
@@ -22,9 +22,11 @@ class backend:  # noqa: N801  used as a function
 
     Args:
         name: ``"auto"`` chooses per call by a fixed rule (see ARCHITECTURE.md). ``"native"``: the
-            compiled kernels. ``"torch"``: torch's own kernels, where the normalisation is a change
-            of weights. ``"loop"``: a loop over time in torch's operations. A call that the chosen
-            backend cannot compute raises RuntimeError.
+            compiled kernels. ``"torch"``: torch's own fused kernels, which can run every
+            normalisation of W_x x.
+            ``"loop"``: a loop over time in torch's operations. ``"triton"``: the Triton kernel of
+            ``norm="layer"`` on LSTM. A call that the chosen backend cannot compute raises
+            RuntimeError.
 
     >>> import torch, normrnn
     >>> layer, x = normrnn.LSTM(3, 4, norm="frame"), torch.randn(5, 2, 3)
@@ -44,20 +46,3 @@ class backend:  # noqa: N801  used as a function
 
     def __exit__(self, *_: Any) -> None:
         choice.selected = self._before
-
-
-def check_backend(is_native: bool) -> None:
-    """Raise RuntimeError if the recurrence, by the kernels or by the loop, is not what was chosen.
-
-    A compiled graph finds that out when it runs.
-    """
-    if choice.selected == "torch":
-        raise RuntimeError(
-            "backend('torch') cannot run this call, or a graph that was traced with another "
-            "backend: use 'auto'"
-        )
-    if choice.selected == "native" and not is_native:
-        raise RuntimeError(
-            "backend('native') cannot run this call: the compiled kernels take float32 on a CPU, "
-            "without a projection, outside forward-mode differentiation, torch.func and torch.jit"
-        )

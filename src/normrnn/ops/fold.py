@@ -5,12 +5,27 @@ That holds for the statistics of test time, of the input transition or of the su
 and, sequence-wise, for those of a training batch too, gradients included.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from normrnn.ops.call import Weights
-from normrnn.ops.fused import FusedWeights, input_statistics
-from normrnn.ops.statistics import Given, Statistics, wide
+from normrnn.ops.statistics import Given, wide
+
+
+class PlainWeights(NamedTuple):
+    """The weights of one direction as torch's layers and kernels take them."""
+
+    w_ih: Tensor
+    """(C, I)."""
+    w_hh: Tensor
+    """(C, H), or (C, P) of an LSTM with a projection."""
+    b_ih: Tensor
+    """(C,)."""
+    b_hh: Tensor
+    w_hr: Tensor | None = None
+    """(P, H)."""
 
 
 def fold_input(
@@ -62,20 +77,6 @@ def fold_recurrent(
     return folded._replace(w_hh=_scaled(w_hh, scale), bias_hn=bias_hn, bias=folded.bias + shift)
 
 
-def fold_batch(
-    rows: Tensor, weights: Weights, gamma: Tensor | None, beta: Tensor | None, eps: float
-) -> tuple[Weights, Statistics]:
-    """Fold with the statistics of W_x x over ``rows`` (N, I), differentiably.
-
-    Returns the folded weights, and the batch's statistics, detached.
-    """
-    assert weights.w_ih is not None
-    mean, var = input_statistics(rows, weights.w_ih)
-    count = mean.new_full((1,), rows.shape[0])
-    folded = fold_input(weights, gamma, beta, (mean, var), eps)
-    return folded, Statistics(mean.detach()[None], var.detach()[None], count)
-
-
 def fold_before(
     w_ih: Tensor, gamma: Tensor | None, beta: Tensor | None, given: Given, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -105,12 +106,12 @@ def _scaled(matrix: Tensor, scale: Tensor) -> Tensor:
     return (matrix * scale.unsqueeze(1)).to(matrix.dtype)
 
 
-def torch_weights(weights: Weights) -> FusedWeights:
-    """Return the weights with two biases, as torch's layers and kernels take them."""
+def torch_weights(weights: Weights) -> PlainWeights:
+    """Return the weights with two biases."""
     w_ih, w_hh, bias_hn, _, _, _, w_hr, bias = weights
     assert w_ih is not None
     b_ih = w_hh.new_zeros(len(w_hh)) if bias is None else bias
     b_hh = torch.zeros_like(b_ih)
     if bias_hn is not None:
         b_hh = torch.cat([b_hh[: -len(bias_hn)], bias_hn])
-    return FusedWeights(w_ih, w_hh, b_ih, b_hh, w_hr)
+    return PlainWeights(w_ih, w_hh, b_ih, b_hh, w_hr)

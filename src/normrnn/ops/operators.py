@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normrnn.ops.backend import check_backend
 from normrnn.ops.call import CELLS, COUNT, Spec, Tensors, check, check_given
+from normrnn.ops.fused import can_run, run, select
 from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.loop import loop
 from normrnn.ops.native import kernel
@@ -170,7 +170,10 @@ def gradients_by_loop(
         starts = (call_tensors.h0, call_tensors.c0)[: spec.states]
         outputs: tuple[Tensor | None, ...]
         if frames.steps.rows:
-            rows, state, _ = loop(spec, frames.steps, frames.select(call_tensors))
+            call = spec, frames.steps, frames.select(call_tensors)
+            # Off the CPU torch's fused kernels, which have one derivative.
+            is_fused = not (again or call_tensors.x.is_cpu) and can_run(*call)
+            rows, state, _ = (run if is_fused else loop)(*call)
             pairs = zip(state, starts, strict=True)
             outputs = frames.restore_rows(rows), *(frames.restore_state(*pair) for pair in pairs)
         else:  # padding alone: the state stays as it was
@@ -203,13 +206,11 @@ def _recur(*args: Any) -> list[Tensor]:
     if not steps.rows:
         return _empty_batch_outputs(spec, traced, tensors, keep)
     check_given(spec, steps, tensors)
-    is_native = kernel.can_run(spec, some)
-    check_backend(is_native)
-    if is_native:
+    if kernel.can_run(spec, some):
         size = kernel.kept_floats(spec, some, traced.time, traced.rows) if keep else 0
         outputs = kernel.forward(spec, steps, some, keep, size)
     else:
-        rows, state, statistics = loop(spec, steps, some)
+        rows, state, statistics = select(spec, steps, some)(spec, steps, some)
         outputs = [rows, *state, *([] if statistics is None else [torch.stack(statistics[:2])])]
         outputs += [rows.new_empty(0)] if keep else []  # a graph has as many outputs without C
     outputs[0] = frames.restore_rows(outputs[0])

@@ -1,8 +1,8 @@
 """The recurrence of one layer, all its directions.
 
-``recur`` runs the compiled kernels on float32 on a CPU, and the loop on everything else. Tracers
-(a compiler, an exporter, fake tensors) see the operators of :mod:`normrnn.ops.operators` instead.
-The derivative of a backward pass is the loop's.
+``recur`` runs the compiled kernels on float32 on a CPU; elsewhere torch's fused kernels where they
+can express the call, else the loop. Tracers (a compiler, an exporter, fake tensors) see the
+operators of :mod:`normrnn.ops.operators` instead. The derivative of a backward pass is the loop's.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from normrnn.ops import operators
-from normrnn.ops.backend import check_backend, choice
+from normrnn.ops.backend import choice
 from normrnn.ops.call import (
     COUNT,
     Result,
@@ -22,27 +22,47 @@ from normrnn.ops.call import (
     check,
     check_given,
 )
+from normrnn.ops.fused import precision, select
 from normrnn.ops.layout import Steps, Traced
-from normrnn.ops.loop import loop
+from normrnn.ops.loop import loop, project
 from normrnn.ops.native import kernel
 from normrnn.ops.operators import arguments, gradients_by_loop, has_native_backward
 from normrnn.ops.scan import run_scan
-from normrnn.ops.statistics import Statistics
+from normrnn.ops.statistics import Statistics, without_autocast
 
 
 def recur(spec: Spec, steps: Steps, tensors: Tensors) -> Result:
-    """Run the directions of one layer over all time steps."""
+    """Run the directions of one layer over all time steps.
+
+    Under autocast W_x x, or the whole of a fused kernel, is computed in its type, all else in the
+    type of the weights, which the results have.
+    """
     check(spec, steps, tensors)
-    if isinstance(steps, Traced) and steps.is_scanned:
-        return run_scan(spec, steps, tensors)
-    if not steps.is_traced:
-        is_native = can_run_native(spec, steps, tensors)
-        if choice.selected != "auto":
-            check_backend(is_native)
-        if not is_native:
-            return loop(spec, steps, tensors)
-        check_given(spec, steps, tensors)
+    kind = tensors.x.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return _recur(spec, steps, tensors, None)
+    dtype = None if tensors.x.dtype == torch.float64 else torch.get_autocast_dtype(kind)
+    with without_autocast(kind):
+        return _recur(spec, steps, tensors, dtype)
+
+
+def _recur(spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None) -> Result:
     keep = torch.is_grad_enabled() and _require_grad(tensors)
+    is_scanned = isinstance(steps, Traced) and steps.is_scanned
+    if not steps.is_traced and not can_run_native(spec, steps, tensors):
+        run = select(spec, steps, tensors)
+        if run is not loop:
+            if tensors.mean is not None:
+                tensors = _with_given(spec, steps, tensors, keep)
+            return _once_differentiable(run, spec, steps, tensors, dtype, keep)
+        return loop(spec, steps, project(spec, tensors, dtype))
+    if steps.is_traced and not is_scanned and choice.selected == "triton":
+        return select(spec, steps, tensors)(spec, steps, tensors, dtype)
+    tensors = tensors if dtype is None else project(spec, tensors, dtype)
+    if is_scanned:
+        return run_scan(spec, steps, tensors)  # type: ignore[arg-type]
+    if not steps.is_traced:
+        check_given(spec, steps, tensors)
     if tensors.mean is not None:
         tensors = _with_given(spec, steps, tensors, keep)
     if torch.compiler.is_compiling():
@@ -121,6 +141,63 @@ class _Recurrence(torch.autograd.Function):
             return None, None, *found
         found = iter(found)
         return None, None, *[next(found) if want else None for want in wanted]
+
+
+def _once_differentiable(
+    run: Any, spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None, keep: bool
+) -> Result:
+    """Run a call by kernels that have no second derivative."""
+    if not keep:
+        return run(spec, steps, tensors, dtype)
+    outputs = _Fused.apply(run, spec, steps, dtype, *tensors)
+    states = 1 + spec.states
+    statistics = Statistics(*outputs[states:]) if spec.batch else None
+    return Result(outputs[0], tuple(outputs[1:states]), statistics)
+
+
+class _Fused(torch.autograd.Function):
+    """A call of kernels that autograd differentiates once. To be differentiated again, or for many
+    cotangents at once, its gradients are those of the loop."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Any, spec: Spec, steps: Steps, dtype: Any, *tensors: Tensor | None
+    ) -> Any:
+        with torch.enable_grad():
+            inner: Any = [
+                None if t is None else t.detach().requires_grad_(want)
+                for t, want in zip(tensors, ctx.needs_input_grad[4:], strict=True)
+            ]
+            rows, state, statistics = run(spec, steps, Tensors(*inner), dtype)
+        ctx.call = spec, steps
+        ctx.set_materialize_grads(False)
+        # The inner graph lives as long as what is saved.
+        ctx.save_for_backward(*tensors, *inner, rows, *state)
+        # A caller that carries the final state over may change it in place.
+        outputs = rows.detach(), *(s.data for s in state)
+        measured = statistics or ()
+        ctx.mark_non_differentiable(*measured)
+        return *outputs, *measured
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        (spec, steps), wanted = ctx.call, ctx.needs_input_grad[4:]
+        saved, grads = ctx.saved_tensors, grads[: 1 + ctx.call[0].states]
+        tensors, inner, outputs = saved[:COUNT], saved[COUNT : 2 * COUNT], saved[2 * COUNT :]
+        again = torch.is_grad_enabled()
+        if again or torch._C._are_functorch_transforms_active():
+            found: Any = gradients_by_loop(spec, steps, tensors, grads, wanted, again=again)
+        else:
+            pairs = zip(outputs, grads, strict=True)
+            heads = [(out, g) for out, g in pairs if g is not None and out.requires_grad]
+            sources = [t for t, want in zip(inner, wanted, strict=True) if want]
+            made, given = zip(*heads, strict=True)
+            with precision(spec, steps, Tensors(*tensors)):
+                found = torch.autograd.grad(
+                    made, sources, given, retain_graph=True, allow_unused=True
+                )
+        found = iter(found)
+        return *[None] * 4, *[next(found) if want else None for want in wanted]
 
 
 def _backward(
