@@ -1,6 +1,7 @@
 """What the tests of ops and nn share: random layers, the reference beside them, comparison."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,11 +119,14 @@ def run(
     form: str,
     state: tuple[Tensor, Tensor] | None,
     resets: Tensor | None = None,
+    reset_to: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
     """The layer on a padded (T, B, I) given in some form: padded (T, B, D·H), h and (LSTM) c."""
-    hx: Any = None
-    if state is not None:
-        hx = state if layer.mode == "LSTM" else state[0]
+    hx, to = (s and (s if layer.mode == "LSTM" else s[0]) for s in (state, reset_to))
+    if reset_to is not None:
+        if form == "unbatched":
+            to = _squeezed(to)
+        layer = partial(layer, reset_to=to)
     T, more = x.shape[0], {} if resets is None else {"resets": resets}
     if form == "dense":
         output, final = layer(x, hx, **more)
@@ -184,6 +188,17 @@ def same_mapping(
         close(actual[name], value, name, tol)
 
 
+def _learned_state(
+    layer: Any, own: Mapping[str, Tensor], lengths: Sequence[int]
+) -> tuple[Tensor, Tensor] | None:
+    """The state that `learn_initial_state` trains, for the reference; None: zeros."""
+    if not layer.learn_initial_state:
+        return None
+    parts = {n: [p for name, p in own.items() if name.startswith(n)] for n in ("h_0", "c_0")}
+    h, c = (torch.stack(parts[n] or parts["h_0"]) for n in ("h_0", "c_0"))
+    return h[:, None].expand(-1, len(lengths), -1), c[:, None].expand(-1, len(lengths), -1)
+
+
 def check_against_reference(
     layer: Any,
     lengths: Sequence[int],
@@ -193,11 +208,16 @@ def check_against_reference(
     with_state: bool = True,
     batch_statistics: bool | None = None,
     resets: Tensor | None = None,
+    reset_to: int = 0,
     constant: Sequence[int] = (),
     tol: float = 1e-10,
 ) -> None:
-    """Outputs, final states, every gradient and every buffer; NaN in the padding. ``constant``:
-    time steps at which all sequences have the same frame."""
+    """Outputs, final states, every gradient and every buffer; NaN in the padding.
+
+    Args:
+        reset_to: of how many sequences the state is that resets start from; 0: none is given.
+        constant: time steps at which all sequences have the same frame.
+    """
     T = max(lengths) if T is None else T
     layer.zero_grad()
     x = inputs(T, lengths)
@@ -206,12 +226,14 @@ def check_against_reference(
             x[t] = torch.where(x[t].isnan(), x[t], torch.tensor([0.3, -0.7, 1.1]).to(x))
     state = states(layer, len(lengths)) if with_state else None
     own = tensors_of(layer)
-    outputs = run(layer, x, lengths, form, state, resets)
+    to = states(layer, reset_to) if reset_to else None
+    outputs = run(layer, x, lengths, form, state, resets, to)
     pull(outputs)
-    copies = [v.detach().clone().requires_grad_() for v in (x, *(state or ()))]
-    their_state = (copies[1], copies[2]) if with_state else None
+    copies = [v.detach().clone().requires_grad_() for v in (x, *(state or ()), *(to or ()))]
+    their_state = (copies[1], copies[2]) if with_state else _learned_state(layer, own, lengths)
+    their_to = (copies[-2], copies[-1]) if to else _learned_state(layer, own, lengths)
     how = settings_of(layer, batch_statistics)
-    result = reference.stack(copies[0], lengths, own, how, their_state, resets)
+    result = reference.stack(copies[0], lengths, own, how, their_state, resets, their_to)
     expected = (result.output, result.h, result.c)[: len(outputs)]
     pull(expected)
 
@@ -226,6 +248,10 @@ def check_against_reference(
         close(state[0].grad, copies[1].grad, "gradient of h_0", tol)
         if layer.mode == "LSTM":
             close(state[1].grad, copies[2].grad, "gradient of c_0", tol)
+    if to is not None:
+        close(to[0].grad, copies[-2].grad, "gradient of the h of a reset", tol)
+        if layer.mode == "LSTM":
+            close(to[1].grad, copies[-1].grad, "gradient of the c of a reset", tol)
     for name, parameter in layer.named_parameters():
         close(parameter.grad, own[name].grad, f"gradient of {name}", tol)
     if how.batch_statistics and batch_statistics is None:

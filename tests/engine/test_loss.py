@@ -1,4 +1,4 @@
-"""The fused softmax cross entropy against torch's functions, and in C against float64."""
+"""The fused softmax cross entropy against torch's functions."""
 
 from types import SimpleNamespace
 
@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.engine import loss as fused
-from normrnn.engine.loss import classify, nats_and_errors
-from normrnn.ops.native.library import describe
+from normrnn.engine.loss import nats_and_errors
 
 Case = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -111,50 +110,3 @@ def test_huge_logits_and_nan(dtype: torch.dtype) -> None:
     (grad,) = torch.autograd.grad(nats, wild)
     assert nats.isnan()
     assert grad.isnan().tolist() == [[True], [False]]
-
-
-@pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
-class TestKernel:
-    @pytest.mark.parametrize("threads", [1, 2, 3])
-    @pytest.mark.parametrize(
-        "sizes", [(1, 1, 1), (2, 4, 16), (3, 5, 33), (40, 33, 50), (210, 20, 1003)]
-    )
-    def test_numbers_and_gradients(self, sizes: tuple[int, int, int], threads: int) -> None:
-        *given, targets = case(*sizes)
-        rows, weight, bias = (value.detach().float() for value in given)
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            result = classify(rows, weight, bias, targets)
-        finally:
-            torch.set_num_threads(before)
-        assert result is not None
-        for actual, wanted in zip(result, expected(rows, weight, bias, targets), strict=True):
-            size = max(wanted.abs().max().item(), 1.0)
-            torch.testing.assert_close(actual.double(), wanted.double(), rtol=0, atol=1e-5 * size)
-
-    def test_of_equal_classes_the_first_is_the_most_probable(self) -> None:
-        targets = torch.tensor([0, 1, 4])
-        result = classify(torch.zeros(3, 2), torch.ones(5, 2), torch.zeros(5), targets)
-        assert result is not None
-        assert result.errors == 2
-
-    def test_arguments_that_it_refuses(self) -> None:
-        rows, weight, bias = torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)
-        right = torch.tensor([0, 3])
-        for wrong in (
-            (rows.double(), weight, bias, right),
-            (rows, weight, bias, right.int()),
-            (rows, weight, bias, right + 1),
-            (rows, weight, bias, right - 1),
-            (rows, weight[:, :2], bias, right),
-            (rows, weight, bias[:3], right),
-            (rows[:0], weight, bias, right[:0]),
-            (rows.to("meta"), weight, bias, right),
-        ):
-            assert classify(*wrong) is None
-        transposed = classify(rows, weight.t().contiguous().t(), bias, right)
-        result = classify(rows, weight, bias, right)
-        assert transposed is not None
-        assert result is not None
-        torch.testing.assert_close(transposed.d_weight, result.d_weight)

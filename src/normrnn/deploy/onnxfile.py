@@ -32,6 +32,7 @@ from normrnn.deploy.program import example_of
 from normrnn.errors import UserError
 from normrnn.extras import export_extra
 from normrnn.files import write_whole
+from normrnn.nn import LiGRU
 from normrnn.nn.base import Normalised
 
 OPSET, LOWEST, SCAN_OPSET = 17, 13, 18
@@ -107,6 +108,8 @@ def _write(
 ) -> None:
     onnx: Any = export_extra("onnx")
     model = model.eval().requires_grad_(False)
+    if any(isinstance(module, LiGRU) for module in model.modules()):
+        raise ValueError("ONNX has no operator for a LiGRU: choose the format program")
     if sum(value.nbytes for value in model.state_dict().values()) > LIMIT:
         raise UserError("a network of more than 2 GB does not fit into one ONNX file")
     export = _with_operators if folds else _with_scan

@@ -1,0 +1,99 @@
+"""``LiGRU`` by hand, folded, exported, and what it refuses. The other tests take it as a cell."""
+
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import normrnn
+from tests.helpers import STATISTICAL, build
+
+
+def test_one_unit_and_two_steps_by_hand() -> None:
+    layer: Any = normrnn.LiGRU(1, 1, norm=None, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight_ih_l0.copy_(torch.tensor([[0.5], [2.0]]))
+        layer.weight_hh_l0.copy_(torch.tensor([[-1.0], [3.0]]))
+        layer.bias_ih_l0.copy_(torch.tensor([0.25, -0.5]))
+        layer.bias_hh_l0.zero_()
+    x, h, expected = (1.5, -0.75), 0.0, []
+    for value in x:
+        z = 1 / (1 + math.exp(-(0.5 * value + 0.25 - h)))
+        h = z * h + (1 - z) * max(0.0, 2.0 * value - 0.5 + 3.0 * h)
+        expected.append(h)
+    output, final = layer(torch.tensor(x, dtype=torch.float64)[:, None, None])
+    assert output.flatten().tolist() == pytest.approx(expected)
+    assert final.item() == pytest.approx(h)
+
+
+def test_names_and_shapes() -> None:
+    layer = normrnn.LiGRU(3, 4, 2, norm=None, bidirectional=True)
+    plain = torch.nn.GRU(3, 4, 2, bidirectional=True)
+    assert layer.state_dict().keys() == plain.state_dict().keys()
+    for name, value in layer.state_dict().items():
+        assert value.shape[0] == 8, name
+    assert isinstance(layer, torch.nn.RNNBase)
+    buffer = io.BytesIO()
+    torch.save(layer, buffer)
+    buffer.seek(0)
+    again = torch.load(buffer, weights_only=True)
+    torch.testing.assert_close(again(x := torch.randn(5, 2, 3))[0], layer(x)[0])
+
+
+@pytest.mark.parametrize("norm", STATISTICAL)
+def test_folds_to_itself_without_a_norm(norm: str) -> None:
+    layer = build("ligru", norm, num_layers=2, bidirectional=True)
+    layer = layer if layer.time_steps is None else build("ligru", norm, time_steps=None)
+    layer.eval()
+    x = torch.randn(5, 3, 3, dtype=torch.float64)
+    for plain in (layer.fold(), normrnn.fold(torch.nn.Sequential(layer))[0]):  # type: ignore[index]
+        assert type(plain) is normrnn.LiGRU
+        assert plain.norm is None
+        torch.testing.assert_close(plain(x)[0], layer(x)[0])
+    with pytest.raises(ValueError, match="LiGRU"):
+        normrnn.fold(layer, plain=True)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("norm", ["sequence", "layer", "rms", "none"])
+def test_exported_programs(norm: str) -> None:
+    layer = build("ligru", norm, dtype=torch.float32, num_layers=2).eval()
+    x = torch.randn(5, 3, 3)
+    free = torch.export.Dim.DYNAMIC
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: free, 1: free},))
+    for other in (x, torch.randn(8, 2, 3)):
+        torch.testing.assert_close(program.module()(other)[0], layer(other)[0])
+
+
+@pytest.mark.parametrize("form", ["onnx", "torch", "safetensors"])
+def test_other_formats_are_refused(form: str, tmp_path: Any) -> None:
+    layer, x = build("ligru", "sequence", dtype=torch.float32).eval(), torch.randn(5, 3, 3)
+    with pytest.raises(ValueError, match="LiGRU"):
+        normrnn.export(layer, tmp_path / "file", format=form, example=(x,))
+    assert not (tmp_path / "file").exists()
+    with pytest.raises(torch.onnx.OnnxExporterError) as error:
+        torch.onnx.export(layer, (x,), tmp_path / "file", dynamo=True, verbose=False)
+    assert "LiGRU" in str(error.value.__cause__)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_refused() -> None:
+    layer = build("ligru", "none", dtype=torch.float32)
+    with pytest.raises(RuntimeError, match="LiGRU"):
+        torch.jit.trace(layer, (torch.randn(5, 3, 3),))
+
+
+def test_torch_has_no_kernel_for_it() -> None:
+    layer, x = build("ligru", "sequence").eval(), torch.randn(5, 3, 3, dtype=torch.float64)
+    with normrnn.backend("torch"), pytest.raises(RuntimeError, match="LIGRU"):
+        layer(x)
+
+
+def test_streams() -> None:
+    layer = build("ligru", "sequence", dtype=torch.float32).eval()
+    x = torch.randn(7, 3)
+    stream = normrnn.Stream(layer)
+    steps = torch.cat([stream.push(x[:3]), stream.push(x[3:])])
+    torch.testing.assert_close(steps, layer(x)[0])
