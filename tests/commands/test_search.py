@@ -27,12 +27,10 @@ def test_a_study_and_its_continuation(
     assert code == 0, err
     assert "2/2  trial" in said
     assert "2 of 2 trials are done" in said
-    assert max(map(len, said.split("wrote")[0].splitlines())) <= 100
     first = (out / "trials.jsonl").read_text()
     rows = [json.loads(line) for line in first.splitlines()]
     assert [row["trial"] for row in rows] == [0, 1]
     assert {norm for row in rows for norm in row["arms"]} == {"none", "hidden"}
-    assert "| none |" in (out / "summary.md").read_text()
     assert (out / "study.db").exists()
     report = (out / "report.html").read_text()
     assert "<h1>normrnn search ptb-char</h1>" in report
