@@ -7,46 +7,39 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from normrnn.commands.options import parse
 from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError, notice
 
 FILE = "report.html"
 
 
-def run(arguments: list[str]) -> int:
-    """Print the verdict on runs and studies, and write a report of them."""
+def command(
+    runs: Annotated[Positional[list[Path]], arg(metavar="RUN...")],
+    out: Annotated[Path | None, arg(metavar="FILE", aliases=["-o"])] = None,
+    png: Annotated[Path | None, arg(metavar="DIR")] = None,
+    markdown: bool = False,
+    details: bool = False,
+    target: float | None = None,
+) -> None:
+    """Print the verdict on runs; write it with curves, tables and settings as one HTML file.
 
-    def options(
-        runs: Annotated[Positional[list[Path]], arg(metavar="RUN...")],
-        out: Annotated[Path | None, arg(metavar="FILE", aliases=["-o"])] = None,
-        png: Annotated[Path | None, arg(metavar="DIR")] = None,
-        markdown: bool = False,
-        details: bool = False,
-        target: float | None = None,
-    ) -> None:
-        """Print the verdict on runs; write it with curves, tables and settings as one HTML file.
-
-        Args:
-            runs: Run directories, finished or not, studies of `normrnn search`, or directories
-                that hold some.
-            out: The report; report.html in the directory given, or in the current one if several
-                are given.
-            png: Also write every picture there.
-            markdown: Print the verdicts and tables as Markdown instead.
-            details: Print the secondary figures too.
-            target: A validation value to reach (perplexity, nats, FCE), instead of one that
-                every run reaches.
-        """
-        if not runs:
-            raise UsageError("report needs at least one run directory")
-        if target is not None and not 0 < target < math.inf:
-            raise UsageError(f"--target must be a number above 0, not {target}")
-        path = out or (runs[0] / FILE if len(runs) == 1 else Path(FILE))
-        _report(runs, path, png, markdown, details, target)
-
-    parse(options, "report", arguments)
-    return 0
+    Args:
+        runs: Run directories, finished or not, studies of `normrnn search`, or directories
+            that hold some.
+        out: The report; report.html in the directory given, or in the current one if several
+            are given.
+        png: Also write every picture there.
+        markdown: Print the verdicts and tables as Markdown instead.
+        details: Print the secondary figures too.
+        target: A validation value to reach (perplexity, nats, FCE), instead of one that
+            every run reaches.
+    """
+    if not runs:
+        raise UsageError("report needs at least one run directory")
+    if target is not None and not 0 < target < math.inf:
+        raise UsageError(f"--target must be a number above 0, not {target}")
+    path = out or (runs[0] / FILE if len(runs) == 1 else Path(FILE))
+    _report(runs, path, png, markdown, details, target)
 
 
 def _report(

@@ -7,33 +7,26 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from normrnn.commands.options import parse
 from normrnn.errors import UserError
 
 
-def run(arguments: list[str]) -> int:
-    """Score a text."""
+def command(
+    run: Annotated[Positional[Path], arg(metavar="RUN")],
+    file: Annotated[Positional[Path], arg(metavar="FILE")],
+    lines: bool = False,
+) -> None:
+    """Perplexity of a text under the best model of a run, read as one stream, or as sequences
+    from zero state if the run was trained on such.
 
-    def options(
-        run: Annotated[Positional[Path], arg(metavar="RUN")],
-        file: Annotated[Positional[Path], arg(metavar="FILE")],
-        lines: bool = False,
-    ) -> None:
-        """Perplexity of a text under the best model of a run, read as one stream, or as sequences
-        from zero state if the run was trained on such.
-
-        Args:
-            run: Run directory.
-            file: UTF-8 text; - is standard input, line by line as they come, --lines implied.
-            lines: Also print, for each line, its perplexity, tokens and text, tab-separated.
-        """
-        if str(file) == "-":
-            _score_input(run)
-        else:
-            _score(run, file, lines)
-
-    parse(options, "score", arguments)
-    return 0
+    Args:
+        run: Run directory.
+        file: UTF-8 text; - is standard input, line by line as they come, --lines implied.
+        lines: Also print, for each line, its perplexity, tokens and text, tab-separated.
+    """
+    if str(file) == "-":
+        _score_input(run)
+    else:
+        _score(run, file, lines)
 
 
 def _score(run: Path, file: Path, show_lines: bool) -> None:

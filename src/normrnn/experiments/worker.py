@@ -11,17 +11,23 @@ from normrnn.config.extensions import receive
 from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.launch import DIVERGED
 from normrnn.engine.loop import Diverged
+from normrnn.experiments.functions import call_in_worker
 from normrnn.experiments.training import is_reporting, reported_once, run_training
 from normrnn.processes import stop_with_parent
 from normrnn.recipes import read_config
 
 
 def run(arguments: list[str]) -> int:
-    """Train the config on standard input in the directory named; 130 if it was asked to stop."""
+    """Run the order on standard input, a config or a call of a function, in the directory named;
+    130 if it was asked to stop."""
     stop_with_parent()
     order = json.load(sys.stdin)
-    receive(order["imports"])
-    config, out = read_config(order["config"]), Path(arguments[0])
+    receive(order.pop("imports"))
+    out = Path(arguments[0])
+    if "function" in order:
+        call_in_worker(order, out)
+        return 0
+    config = read_config(order["config"])
     return reported_once(lambda: _train(config, out, arguments[1:]))
 
 
