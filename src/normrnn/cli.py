@@ -102,9 +102,7 @@ def _run(arguments: list[str]) -> int:
     module = importlib.import_module(f"normrnn.commands.{command}")
     if hasattr(module, "run"):
         return module.run(rest)
-    from normrnn.commands.options import import_named, parse
-
-    parse(module.command, command, import_named(rest))
+    importlib.import_module("normrnn.commands.options").run_command(module.command, command, rest)
     return 0
 
 

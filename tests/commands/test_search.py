@@ -148,17 +148,3 @@ def test_the_best_settings_are_confirmed_with_fresh_seeds(
         config = json.loads((out / "confirm" / f"{norm}-2" / "config.json").read_text())
         assert config["optimizer"]["lr"] == best["settings"]["optimizer.lr"]
     assert cli(*flags(trials=2, out=out), "--confirm", "1")[0] == 2
-
-
-def test_unknown_fields_and_empty_ranges(cli: Cli, flags: Flags, tmp_path: Path) -> None:
-    for text, said in (
-        ('{"optimizer.speed": [1]}', "optimizer.speed, which is no field of ptb-char"),
-        ('{"optimizer.lr": {"low": 1, "high": 0.1}}', "is empty: low 1 is above high 0.1"),
-    ):
-        (tmp_path / "bad.json").write_text(text)
-        code, _, err = cli(*flags(space=tmp_path / "bad.json", out=tmp_path / "out"))
-        assert code == 2
-        assert said in err
-    code, _, err = cli("search", "ptb-small", "--data", "x")
-    assert code == 2
-    assert "pass --space FILE" in err

@@ -171,6 +171,11 @@ def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
     return call()  # type: ignore[operator]
 
 
+def run_command(function: Callable[..., None], command: str, arguments: list[str]) -> None:
+    """Run a command whose options are the arguments of a function."""
+    parse(function, command, import_named(arguments))
+
+
 def _expanded(argument: str) -> str:
     """Expand ~ also in `--out=~/runs`, which a shell leaves alone.
 
