@@ -8,8 +8,9 @@ import pytest
 
 from normrnn.errors import UserError
 from normrnn.recipes.paper import PAPER
+from normrnn.reporting.pictures import new_figure
 from normrnn.reporting.study import RecordedStudy, read_study, write
-from normrnn.reporting.trials import best, counted, figure, lines, pairs, table
+from normrnn.reporting.trials import best, counted, draw, lines, pairs, table
 
 
 def _arm(loss: float | None, diverged: bool = False) -> dict[str, Any]:
@@ -88,7 +89,8 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_picture_of_losses() -> None:
-    axes = figure(TRIALS).axes[0]
+    axes = new_figure().subplots()
+    draw(axes, TRIALS)
     assert axes.get_xscale() == "log"
     points = {c.get_label(): np.asarray(c.get_offsets()) for c in axes.collections}
     assert set(points) == {

@@ -43,7 +43,7 @@ EXAMPLES = {
     "recipes": "normrnn recipes",
 }
 """Command -> an example, shown in its help."""
-_FILES = ("--out", "--output", "-o", "--png")
+_FILES = ("--out", "--output", "-o")
 
 
 Directory = Annotated[Path | None, arg(metavar="DIR")]

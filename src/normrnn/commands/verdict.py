@@ -40,7 +40,14 @@ def command(
 
     if not paths:
         raise UsageError("verdict needs run directories or a CSV file")
-    found = verdicts(paths, baseline, paired, higher_is_better, target, margin)
+    found = verdicts(
+        paths,
+        baseline=baseline,
+        paired=paired,
+        higher_is_better=higher_is_better,
+        target=target,
+        margin=margin,
+    )
     if csv is not None:
         if len(found) > 1:
             raise UsageError(f"--csv takes one experiment, there are {len(found)}")

@@ -17,7 +17,7 @@ from normrnn.experiments.arrays import array_parts, write_arrays
 from normrnn.experiments.functions import run_functions
 from normrnn.experiments.jobs import RunJob, plan, run_jobs
 from normrnn.experiments.outcome import TemporaryFolder, check_report, conclude
-from normrnn.experiments.progress import Progress, watching
+from normrnn.experiments.progress import Progress
 from normrnn.experiments.training import Recipe, configured, folder_name, log_names
 from normrnn.experiments.tuning import tune_setting, tuning
 from normrnn.files import refuse_stream
@@ -210,10 +210,10 @@ class Comparison:
                 _mark_ended(job)
         if all(job.code is not None for job in jobs):
             return
-        progress = Progress(jobs, _updates(jobs[0].config.epochs, self.data, self.say))
+        updates = _updates(jobs[0].config.epochs, self.data, self.say)
         cores = self.processes * max(job.config.threads for job in jobs)
         workers = self.workers or max(1, usable_cores() // cores)
-        with watching(jobs, progress, self.console) as watch:
+        with Progress(jobs, updates, self.console).shown() as watch:
             run_jobs(jobs, workers, watch)
 
 

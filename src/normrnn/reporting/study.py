@@ -15,7 +15,7 @@ from normrnn.reporting.tables import as_markdown
 from normrnn.reporting.trials import LR, Trial, arms_of, best, is_number, lines, table
 from normrnn.seal import is_sealed, sealed, sealed_json, with_place, without_hash
 
-TRIALS, ABOUT, PICTURE = "trials.jsonl", "study.json", "loss-by-learning-rate.png"
+TRIALS, ABOUT = "trials.jsonl", "study.json"
 SAID = "sentence"
 """Key of a plan: the chosen values and the work behind them, as text."""
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normrnn.config.measure import bits
 from normrnn.recipes.paper import Paper
-from normrnn.reporting.pictures import COLOURS, dress, new_figure
+from normrnn.reporting.pictures import COLOURS, dress
 from normrnn.reporting.tables import COLUMNS, DASH, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Trial = dict[str, Any]
 LR = "optimizer.lr"
@@ -189,13 +188,6 @@ def _searched(values: Any) -> str:
     step = f" in steps of {values['step']}" if values.get("step") else ""
     scale = " log-uniform" if values.get("log") else ""
     return f"{values.get('low')} to {values.get('high')}{scale}{step}"
-
-
-def figure(trials: Sequence[Trial]) -> "Figure":
-    """Validation loss against learning rate."""
-    drawn = new_figure(figsize=(6.8, 4.4), layout="constrained")
-    draw(drawn.subplots(), trials)
-    return drawn
 
 
 def draw(

@@ -56,7 +56,7 @@ class Verdict:
         return [line.rstrip() for line in lines]
 
     def _texts(self, one: VariantVerdict, details: bool) -> list[str]:
-        figures = [f for f in (one.quality, one.speed, one.seconds) if f is not None]
+        figures = list(one.primary.values())
         figures += one.details.values() if details else ()
         if not figures:
             return ["", "no validation or test values in common"]
@@ -93,23 +93,12 @@ class Verdict:
     def _repr_html_(self) -> str:
         rows = []
         for name, one in self.variants.items():
-            for figure in (one.quality, one.speed, one.seconds):
-                if figure is not None:
-                    row = [name, *cells(figure, self.measure), figure.answer, _seeds(figure)]
-                    rows.append("".join(f"<td>{escape(cell)}</td>" for cell in row))
-                    name = ""
-        head = "".join(
-            f"<th>{text}</th>"
-            for text in (
-                "variant",
-                "figure",
-                "value",
-                escape(self.baseline),
-                "difference or ratio",
-                "answer",
-                "",
-            )
-        )
+            for figure in one.primary.values():
+                row = [name, *cells(figure, self.measure), figure.answer, _seeds(figure)]
+                rows.append("".join(f"<td>{escape(cell)}</td>" for cell in row))
+                name = ""
+        names = ("variant", "figure", "value", self.baseline, "difference or ratio", "answer", "")
+        head = "".join(f"<th>{escape(name)}</th>" for name in names)
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -123,20 +112,7 @@ class Verdict:
             "notes": list(self.notes),
             "diverged": {name: list(counts) for name, counts in self.diverged.items()},
             "ranking": [[name, value] for name, value in self.ranking],
-            "variants": {
-                name: {
-                    **{
-                        key: None if figure is None else figure.to_dict()
-                        for key, figure in (
-                            ("quality", one.quality),
-                            ("speed", one.speed),
-                            ("seconds", one.seconds),
-                        )
-                    },
-                    "details": {key: figure.to_dict() for key, figure in one.details.items()},
-                }
-                for name, one in self.variants.items()
-            },
+            "variants": {name: one.to_dict() for name, one in self.variants.items()},
         }
 
 
@@ -149,13 +125,13 @@ def verdict_of(
 ) -> Verdict:
     """Compare all variants of these runs with the baseline."""
     settings = settings or Settings()
-    found = compare_runs(runs, baseline, settings)
+    name, variants, ranking, notes = compare_runs(runs, baseline, settings)
     return Verdict(
-        found.baseline,
-        {one.name: one for one in found.variants},
+        name,
+        variants,
         runs,
-        found.ranking,
-        found.notes,
+        ranking,
+        notes,
         measure,
         settings.paired,
         settings.higher_is_better,

@@ -156,13 +156,12 @@ def _write(study: "Study", out: Path, console: PlainConsole) -> None:
     from normrnn.reporting.pictures import why_no_pictures
     from normrnn.reporting.runs import find
     from normrnn.reporting.study import RecordedStudy, write
-    from normrnn.reporting.trials import lines, table
+    from normrnn.reporting.trials import lines
 
     rows = study.rows()
     if rows:
         about = {"study": study.name, "trials": study.count, **study.plan.identity()}
         recorded = RecordedStudy(out, rows, about)
-        console.print(table(rows, paper=recorded.paper).text())
         console.print("\n".join(lines(rows)))
         report = out / "report.html"
         write(recorded)
