@@ -50,18 +50,9 @@ class RecordedStudy:
 
     @property
     def paper(self) -> Paper | None:
-        """The paper's search that this one repeats: of its recipe, or of its arms and settings."""
-        if self.recipe:
-            beside = PAPER.get(self.recipe)
-            return beside if beside and beside.settings else None
-        searches = (paper for paper in PAPER.values() if paper.settings)
-        return next((paper for paper in searches if self._same_settings(paper)), None)
-
-    def _same_settings(self, paper: Paper) -> bool:
-        fields = next(iter(paper.settings.values())).keys()
-        return set(arms_of(self.trials)) == paper.settings.keys() and all(
-            t["settings"].keys() == fields for t in self.trials
-        )
+        """The paper's search that this one repeats."""
+        paper = PAPER.get(self.recipe)
+        return paper if paper and paper.settings else None
 
     @property
     def drawable(self) -> bool:
