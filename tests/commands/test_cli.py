@@ -223,8 +223,8 @@ def test_changed_fields_are_refused_by_name(
 ) -> None:
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     given = ["--data", text_dir, "--out", run, "--norm", "frame", *SMALL]
-    name = [change.pop(0)] if change[0] == "ptb-medium" else ["ptb-small"]
-    code, _, err = cli("train", *name, *given, *change)
+    name, *words = change if change[0] == "ptb-medium" else ["ptb-small", *change]
+    code, _, err = cli("train", name, *given, *words)
     assert code == 2
     assert said in err
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before

@@ -107,7 +107,7 @@ def test_the_command_in_the_report_repeats_the_run(
         caught.append(config)
         return 0
 
-    monkeypatch.setattr("normrnn.commands.train.run_training", catch)
+    monkeypatch.setattr("normrnn.commands.train.train_until_stopped", catch)
     words = shlex.split(command(load(tmp_path / "run")))
     assert words[0] == "normrnn"
     assert cli(*words[1:])[0] == 0

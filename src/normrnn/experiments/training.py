@@ -126,6 +126,20 @@ def run_training(
             row_log.close()
 
 
+def train_until_stopped(config: Config, out: Path, logs: Sequence[str]) -> int:
+    """Train or resume a run; return the exit code: 130 if it was asked to stop."""
+    from normrnn.engine.interrupt import Interrupted
+
+    try:
+        run_training(config, out, logs)
+    except Interrupted as error:
+        if is_reporting(error):
+            text = f"stopped; the same command resumes from the checkpoint in {out}"
+            print(text, file=sys.stderr, flush=True)
+        return 130
+    return 0
+
+
 def reported_once(work: Callable[[], int]) -> int:
     """Return the exit code of `work`; of processes that train together one reports errors."""
     try:

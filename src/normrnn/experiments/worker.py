@@ -8,11 +8,10 @@ from pathlib import Path
 from normrnn.cli import guarded
 from normrnn.config.base import Config
 from normrnn.config.extensions import receive
-from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.launch import DIVERGED
 from normrnn.engine.loop import Diverged
 from normrnn.experiments.functions import call_in_worker
-from normrnn.experiments.training import is_reporting, reported_once, run_training
+from normrnn.experiments.training import reported_once, train_until_stopped
 from normrnn.processes import stop_with_parent
 from normrnn.recipes import read_config
 
@@ -33,20 +32,10 @@ def run(arguments: list[str]) -> int:
 
 def _train(config: Config, out: Path, logs: Sequence[str]) -> int:
     try:
-        run_training(config, out, logs)
+        return train_until_stopped(config, out, logs)
     except Diverged as error:
         error.code = DIVERGED  # of every process, not only of the one that reports it
         raise
-    except Interrupted as error:
-        if is_reporting(error):
-            print(stopped(out), file=sys.stderr, flush=True)
-        return 130
-    return 0
-
-
-def stopped(out: Path) -> str:
-    """Return what is printed when a run was asked to stop."""
-    return f"stopped; the same command resumes from the checkpoint in {out}"
 
 
 if __name__ == "__main__":
