@@ -94,13 +94,10 @@ class Verdict:
         rows = []
         for name, one in self.variants.items():
             for figure in one.primary.values():
-                row = [name, *cells(figure, self.measure), figure.answer, _seeds(figure)]
-                rows.append("".join(f"<td>{escape(cell)}</td>" for cell in row))
+                rows.append([name, *cells(figure, self.measure), figure.answer, _seeds(figure)])
                 name = ""
-        names = ("variant", "figure", "value", self.baseline, "difference or ratio", "answer", "")
-        head = "".join(f"<th>{escape(name)}</th>" for name in names)
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        head = ["variant", "figure", "value", self.baseline, "difference or ratio", "answer", ""]
+        return html_table(head, rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -114,6 +111,13 @@ class Verdict:
             "ranking": [[name, value] for name, value in self.ranking],
             "variants": {name: one.to_dict() for name, one in self.variants.items()},
         }
+
+
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table for notebooks."""
+    lines = [("th", head), *(("td", row) for row in rows)]
+    cells = ("".join(f"<{tag}>{escape(c)}</{tag}>" for c in line) for tag, line in lines)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def verdict_of(
