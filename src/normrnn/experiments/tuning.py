@@ -78,7 +78,7 @@ def tuning(config: Config, norms: Sequence[str], tune: str | Mapping[str, Any]) 
     Values may be given as text. Without values a number above 0 is tried at a third, at itself and
     at three times itself.
     """
-    given = {tune: ()} if isinstance(tune, str) else dict(tune)
+    given: dict[str, Any] = {tune: ()} if isinstance(tune, str) else dict(tune)
     epochs = given.pop("epochs", 0)
     if len(given) != 1:
         raise UsageError(f"tune names one setting, not {', '.join(given) or 'none'}")
