@@ -11,7 +11,7 @@ from normrnn.config.jsonio import flat, to_dict
 from normrnn.engine.start import open_experiment
 from normrnn.experiments.search.study import Plan
 from normrnn.recipes import recipe
-from normrnn.recipes.char import ptb_char
+from normrnn.recipes.text import ptb_char
 from normrnn.text.config import EvaluationConfig
 
 SPACE = {

@@ -40,8 +40,7 @@ def command(
     config = directory.config(LanguageConfig)
     model = LanguageTask.load(directory, named_device("cpu"))
     vocabulary = model.vocabulary
-    carried = config.train.reading == "streams"
-    reader = Reader(model, config.train.steps, carried, overlap=False)
+    reader = Reader.as_trained(model, config)
     is_input = str(file) == "-"
     # The end of an imagined line before the text, so that its first word is predicted too.
     last, nats, count, unknown = vocabulary.eos, 0.0, 0, 0
