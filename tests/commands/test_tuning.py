@@ -57,7 +57,7 @@ def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
         ("train.batch", "16,0", "train.batch"),
         ("norm", "none,frame", "--tune norm"),
         ("seed", "1,2", "--tune seed"),
-        ("epochs", "1,2", "--tune epochs"),
+        ("epochs", "1,2", "one setting"),
         ("text.max_vocab", "4,2000", "--tune text.max_vocab: losses under different values of it"),
         ("evaluation.tokens", "10,20", "losses of different things"),
     ],
