@@ -41,25 +41,6 @@ def loop(spec: Spec, steps: Steps, tensors: Tensors) -> Result:
     return Result(torch.cat(rows, 1), last, found)
 
 
-def gate_inputs(
-    spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Statistics | None]:
-    """Return ready gate inputs (N, D·C), and the statistics of the batch."""
-    pre = project(spec, tensors, dtype).x
-    return StepNorm.KINDS[spec.kind].before(spec, steps, tensors, pre)
-
-
-def project(spec: Spec, tensors: Tensors, dtype: torch.dtype | None = None) -> Tensors:
-    """Return the same call with W_x x as its input; ``dtype`` is that of the product."""
-    if tensors.w_ih is None:
-        return tensors
-    x, matrices = tensors.x, [tensors.weights(d).w_ih for d in range(len(spec.reverse))]
-    w_ih = torch.cat(matrices)  # type: ignore[arg-type]
-    if dtype is not None:
-        x, w_ih = x.to(dtype), w_ih.to(dtype)
-    return tensors._replace(x=F.linear(x, w_ih).to(tensors.x.dtype), w_ih=None, w_ih_1=None)
-
-
 def initial_state(spec: Spec, tensors: Tensors, batch: int, like: Tensor) -> State:
     """Return the initial state of a call, zeros if it has none."""
     if tensors.h0 is not None:
