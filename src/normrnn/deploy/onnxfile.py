@@ -82,7 +82,7 @@ def write_model(
         )
     axes = {name: dict(free.get(name, {})) for name in tensors}
     called = _Called(plain, example)
-    _write(called, tensors, axes, ("output",), folds, path, {}, opset)
+    _write(called, tensors, axes, (), folds, path, {}, opset)
 
 
 def has_operator(module: nn.Module) -> bool:
@@ -363,18 +363,12 @@ def _float(value: Any) -> Tensor:
     return value.detach().float().cpu()
 
 
-def snippet(
-    parts: Parts | None, name: str, network: nn.Module, example: tuple[Any, ...] = ()
-) -> str:
+def snippet(parts: Parts | None, name: str) -> str:
     """Return code that runs the file with onnxruntime alone."""
     file = json.dumps(name)
     start = f"import numpy, onnxruntime\n\nsession = onnxruntime.InferenceSession({file})\n"
     if parts is None:
-        arrays = "".join(
-            f'    "{key}": numpy.ones({tuple(t.shape)}, "{t.numpy(force=True).dtype}"),\n'
-            for key, t in _named(network, example).items()
-        )
-        return f"{start}given = {{\n{arrays}}}\noutputs = session.run(None, given)\n"
+        return start
     rnn = parts.recurrent
     if parts.embedding is None:
         assert parts.mean is not None

@@ -109,22 +109,14 @@ def _write(model: nn.Module, example: Any, dynamic: Any, path: Path, notes: Any)
     write_whole(path, buffer.getbuffer())
 
 
-def snippet(
-    parts: Parts | None,
-    name: str,
-    network: nn.Module,  # noqa: ARG001
-    example: tuple[Any, ...] = (),
-) -> str:
+def snippet(parts: Parts | None, name: str) -> str:
     """Return code that runs the file with torch alone."""
     start = (
         "import torch\n\n# unpickles: only for files of people you trust\n"
         f"model = torch.export.load({json.dumps(name)}).module()\n"
     )
     if parts is None:
-        if not all(isinstance(value, Tensor) for value in example):
-            return start
-        given = (f"torch.ones({tuple(t.shape)}, dtype={t.dtype})" for t in example)
-        return f"{start}outputs = model({', '.join(given)})\n"
+        return start
     rnn = parts.recurrent
     if parts.embedding is None:
         assert parts.mean is not None
