@@ -13,7 +13,9 @@ from normrnn import norms
 from normrnn.deploy.parts import Parts, Recurrent
 from normrnn.nn import fold
 from normrnn.nn.base import Normalised
-from normrnn.ops.fold import fused
+from normrnn.ops.fold import PlainWeights
+from normrnn.ops.fused import fused_rows
+from normrnn.ops.layout import Steps
 
 State = Any
 CHUNK = 8
@@ -174,10 +176,12 @@ class _Layer:
     def _chunk(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         pairs = state if self.mode == "LSTM" else [(h,) for h in state]
         start = tuple(torch.stack(parts) for parts in zip(*pairs, strict=True))
-        flat = [w for weights in self.weights for w in weights]
-        output, *final = fused(self.mode, x[:, None], start, flat, num_layers=len(self.weights))
-        after = list(zip(*(part.unbind(0) for part in final), strict=True))
-        return output[:, 0], after if self.mode == "LSTM" else [h for (h,) in after]
+        rows, after = x, []
+        for k, weights in enumerate(self.weights):
+            layer, state = [PlainWeights(*weights)], tuple(part[k : k + 1] for part in start)
+            rows, final = fused_rows(self.mode, rows, layer, state, steps=Steps.dense(len(x), 1))
+            after.append(tuple(part[0] for part in final))
+        return rows, after if self.mode == "LSTM" else [h for (h,) in after]
 
 
 class _Whole:
