@@ -11,8 +11,9 @@ what counting padding does to the cross entropy, paired by seed. Records of othe
 output holds already are kept.
 """
 
+import argparse
+import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -32,8 +33,8 @@ from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechCorpus, read_speech
 from normrnn.speech.model import AcousticModel
 from normrnn.speech.task import SpeechTask
-from tools.records import Record, by_kind, command
 
+Record = dict[str, Any]
 FILE = "statistics.json"
 BATCHES = 40
 STATISTICS = ("running", "recalibrated", "batch")
@@ -138,8 +139,11 @@ def _kind(one: Record) -> tuple[int, ...]:
 
 def table(records: Sequence[Record]) -> Table:
     """A row per kind of run, the mean over its seeds."""
-    kinds = by_kind(records, _kind)
-    rows = [[_name(some), str(len(some)), *_figures(some)] for _, some in kinds]
+    kinds: dict[tuple[int, ...], list[Record]] = {}
+    for one in records:
+        kinds.setdefault(_kind(one), []).append(one)
+    several = [kinds[kind] for kind in sorted(kinds)]
+    rows = [[_name(some), str(len(some)), *_figures(some)] for some in several]
     columns = ["statistics", "seeds", "padding", *(f"dev FCE, {kind}" for kind in STATISTICS)]
     columns += [f"{of}, {what}" for of in ("batches", "utterance") for what in ("mean", "spread")]
     note = (
@@ -148,11 +152,6 @@ def table(records: Sequence[Record]) -> Table:
         " of the ratio; averaged over layers, features and batches."
     )
     return Table("What padding does to the statistics", columns, rows, note)
-
-
-def tables(records: Sequence[Record]) -> list[Table]:
-    """All that is said of them."""
-    return [table(records)]
 
 
 def _batches(one: Record) -> str:
@@ -176,12 +175,20 @@ def _figures(some: Sequence[Record]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-
-    def measuring(data: str) -> Callable[[Path], Record]:
-        return partial(record, corpus=read_speech(data))
-
-    command(__doc__, measuring, _kind, tables, arguments)
+    """Measure runs, write their records and print the table. A run is known by kind and seed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args(arguments)
+    old = given.output.read_text(encoding="utf-8") if given.output.exists() else "[]"
+    corpus = read_speech(given.data)
+    every = (*json.loads(old), *(record(run, corpus) for run in given.runs))
+    latest = {(_kind(one), one["seed"]): one for one in every}
+    records = [latest[key] for key in sorted(latest)]
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    given.output.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    print(table(records).markdown())
 
 
 if __name__ == "__main__":

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from normrnn.ops.backend import choice
 from normrnn.ops.call import Result, Spec, State, Tensors, Weights, check_given
 from normrnn.ops.fold import PlainWeights, fold_input, fold_recurrent, fold_sums, torch_weights
 from normrnn.ops.layout import Steps
-from normrnn.ops.loop import gate_inputs, initial_state, loop
+from normrnn.ops.loop import StepNorm, initial_state
 from normrnn.ops.statistics import Statistics, wide, without_autocast
 
 IDENTITY_LIMIT = 2**28
@@ -35,52 +34,6 @@ _FOLDS: dict[str, Callable[..., Weights]] = {
     "step": fold_sums,
     "recurrent": fold_recurrent,
 }
-
-
-def select(spec: Spec, steps: Steps, tensors: Tensors) -> Callable[..., Result]:
-    """Return what runs a call that the compiled kernels do not run.
-
-    Off the CPU that is :func:`run`, where torch has such a kernel, else the loop. On a CPU it is
-    the loop in training, where folding costs more, and for packed batches, where torch's kernels
-    take time that grows with T². Transforms of torch.func, forward-mode differentiation and
-    TorchScript see the loop. RuntimeError if :func:`normrnn.backend` says otherwise.
-    """
-    if choice.selected == "native":
-        raise RuntimeError(
-            "backend('native') cannot run this call: the compiled kernels take float32 on a CPU, "
-            "without a projection, outside forward-mode differentiation, torch.func and torch.jit"
-        )
-    has_transforms = torch._C._are_functorch_transforms_active() or torch.jit.is_tracing()
-    if has_transforms or forward_ad._current_level >= 0 or choice.selected == "loop":
-        return loop
-    if choice.selected == "triton":
-        return load_triton(spec, steps, tensors)
-    is_able = can_run(spec, steps, tensors)
-    if choice.selected == "auto" and tensors.x.is_cpu:
-        is_plain = not (spec.batch or steps.ragged)
-        is_able = is_able and is_plain and is_change_of_weights(spec, steps, tensors)
-    elif choice.selected == "torch" and not is_able:
-        kind = "batch" if spec.batch else "test"
-        raise RuntimeError(
-            f"backend('torch') cannot run this call: torch has no kernel for {spec.mode} with the "
-            f"norm {spec.kind!r} and {kind} statistics, or with resets, zoneout or peepholes: use "
-            "backend('auto')"
-        )
-    return run if is_able else loop
-
-
-def load_triton(spec: Spec, steps: Steps, tensors: Tensors) -> Callable[..., Result]:
-    """Return what runs the call by Triton; RuntimeError if it cannot."""
-    try:
-        from normrnn.ops import triton_layer  # needs the package triton
-    except ModuleNotFoundError as error:
-        if error.name != "triton":
-            raise
-        raise RuntimeError(
-            "backend('triton') needs the package triton: pip install triton"
-        ) from error
-    triton_layer.check_call(spec, steps, tensors)
-    return triton_layer.run
 
 
 def can_run(spec: Spec, steps: Steps, tensors: Tensors) -> bool:
@@ -131,6 +84,25 @@ def run(spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None = 
         directions = [torch_weights(w) for w in weights]
         output, final = fused_rows(spec.mode, rows, directions, state, steps=steps, dtype=dtype)
     return Result(output, final, statistics)
+
+
+def gate_inputs(
+    spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Statistics | None]:
+    """Return ready gate inputs (N, D·C), and the statistics of the batch."""
+    pre = project(spec, tensors, dtype).x
+    return StepNorm.KINDS[spec.kind].before(spec, steps, tensors, pre)
+
+
+def project(spec: Spec, tensors: Tensors, dtype: torch.dtype | None = None) -> Tensors:
+    """Return the same call with W_x x as its input; ``dtype`` is that of the product."""
+    if tensors.w_ih is None:
+        return tensors
+    x, matrices = tensors.x, [tensors.weights(d).w_ih for d in range(len(spec.reverse))]
+    w_ih = torch.cat(matrices)  # type: ignore[arg-type]
+    if dtype is not None:
+        x, w_ih = x.to(dtype), w_ih.to(dtype)
+    return tensors._replace(x=F.linear(x, w_ih).to(tensors.x.dtype), w_ih=None, w_ih_1=None)
 
 
 def _changed(spec: Spec, tensors: Tensors) -> tuple[list[Weights], Statistics | None]:

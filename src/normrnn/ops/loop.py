@@ -41,25 +41,6 @@ def loop(spec: Spec, steps: Steps, tensors: Tensors) -> Result:
     return Result(torch.cat(rows, 1), last, found)
 
 
-def gate_inputs(
-    spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Statistics | None]:
-    """Return ready gate inputs (N, D·C), and the statistics of the batch."""
-    pre = project(spec, tensors, dtype).x
-    return StepNorm.KINDS[spec.kind].before(spec, steps, tensors, pre)
-
-
-def project(spec: Spec, tensors: Tensors, dtype: torch.dtype | None = None) -> Tensors:
-    """Return the same call with W_x x as its input; ``dtype`` is that of the product."""
-    if tensors.w_ih is None:
-        return tensors
-    x, matrices = tensors.x, [tensors.weights(d).w_ih for d in range(len(spec.reverse))]
-    w_ih = torch.cat(matrices)  # type: ignore[arg-type]
-    if dtype is not None:
-        x, w_ih = x.to(dtype), w_ih.to(dtype)
-    return tensors._replace(x=F.linear(x, w_ih).to(tensors.x.dtype), w_ih=None, w_ih_1=None)
-
-
 def initial_state(spec: Spec, tensors: Tensors, batch: int, like: Tensor) -> State:
     """Return the initial state of a call, zeros if it has none."""
     if tensors.h0 is not None:
@@ -193,12 +174,17 @@ def _rnn(phi: Callable[[Tensor], Tensor]) -> Any:
 def _lstm(t: int, gates: Tensor, state: State, weights: Weights, norm: "StepNorm") -> State:
     """Paper, section 3.1; gate order i, f, g, o. Peephole terms come after any normalisation."""
     (h, c), (pi, pf, po, w_hr) = state, weights[3:7]
-    i, f, g, o = norm.preactivation(t, gates, h, weights.w_hh).chunk(4, 1)
-    i = i if pi is None else torch.addcmul(i, pi, c)
-    f = f if pf is None else torch.addcmul(f, pf, c)
-    c = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), c)
-    o = o if po is None else torch.addcmul(o, po, c)
-    h = o.sigmoid() * norm.cell(t, c).tanh()
+    sums = norm.preactivation(t, gates, h, weights.w_hh)
+    i, f, g, o = sums.chunk(4, 1)
+    if pi is None and pf is None and po is None:  # one operation for all gates
+        i, f, _, o = sums.sigmoid().chunk(4, 1)
+        c = torch.addcmul(i * g.tanh(), f, c)
+    else:
+        i = i if pi is None else torch.addcmul(i, pi, c)
+        f = f if pf is None else torch.addcmul(f, pf, c)
+        c = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), c)
+        o = (o if po is None else torch.addcmul(o, po, c)).sigmoid()
+    h = o * norm.cell(t, c).tanh()
     return (h if w_hr is None else h @ w_hr), c
 
 

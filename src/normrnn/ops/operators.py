@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.ops.call import CELLS, COUNT, Spec, Tensors, check, check_given
-from normrnn.ops.fused import can_run, run, select
+from normrnn.ops.fused import can_run, run
 from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.loop import loop
 from normrnn.ops.native import kernel
+from normrnn.ops.select import select
 from normrnn.ops.statistics import wide
 
 Flat = Sequence[Tensor | None]

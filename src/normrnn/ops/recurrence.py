@@ -22,12 +22,13 @@ from normrnn.ops.call import (
     check,
     check_given,
 )
-from normrnn.ops.fused import precision, select
+from normrnn.ops.fused import precision, project
 from normrnn.ops.layout import Steps, Traced
-from normrnn.ops.loop import loop, project
+from normrnn.ops.loop import loop
 from normrnn.ops.native import kernel
 from normrnn.ops.operators import arguments, gradients_by_loop, has_native_backward
 from normrnn.ops.scan import run_scan
+from normrnn.ops.select import select
 from normrnn.ops.statistics import Statistics, without_autocast
 
 
