@@ -80,7 +80,9 @@ def test_unbatched_and_empty() -> None:
         layer, [5], "unbatched", resets=torch.rand(5, 1) < 0.5, with_state=False
     )
     layer = build("gru", "layer")
-    check_against_reference(layer, [5], "unbatched", resets=torch.rand(5, 1) < 0.5, reset_to=1, with_state=False)
+    check_against_reference(
+        layer, [5], "unbatched", resets=torch.rand(5, 1) < 0.5, reset_to=1, with_state=False
+    )
     layer = build("lstm", "layer", learn_initial_state=True)
     output, (h, _) = layer(torch.randn(4, 2, 3, dtype=torch.float64), lengths=[0, 3])
     assert not output[:, 0].any()
@@ -99,11 +101,11 @@ def test_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(run, (x, start))
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("cell", ["lstm", "ligru"])
 def test_in_a_graph(cell: str) -> None:
     """torch.export and the compiler see what eager mode computes."""
     layer = build(cell, "sequence", learn_initial_state=True, dtype=torch.float32).eval()
+    layer.requires_grad_(False)
     x, cut = torch.randn(6, 3, 3), resets("dense")
     start = torch.randn(1, 1, 2)
     to: Any = (start, start) if cell == "lstm" else start

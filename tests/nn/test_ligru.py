@@ -56,10 +56,9 @@ def test_folds_to_itself_without_a_norm(norm: str) -> None:
         normrnn.fold(layer, plain=True)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("norm", ["sequence", "layer", "rms", "none"])
 def test_exported_programs(norm: str) -> None:
-    layer = build("ligru", norm, dtype=torch.float32, num_layers=2).eval()
+    layer = build("ligru", norm, dtype=torch.float32, num_layers=2).eval().requires_grad_(False)
     x = torch.randn(5, 3, 3)
     free = torch.export.Dim.DYNAMIC
     program = torch.export.export(layer, (x,), dynamic_shapes=({0: free, 1: free},))
@@ -72,7 +71,7 @@ def test_other_formats_are_refused(form: str, tmp_path: Any) -> None:
     layer, x = build("ligru", "sequence", dtype=torch.float32).eval(), torch.randn(5, 3, 3)
     with pytest.raises(ValueError, match="LiGRU"):
         normrnn.export(layer, tmp_path / "file", format=form, example=(x,))
-    assert not (tmp_path / "file").exists()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     with pytest.raises(torch.onnx.OnnxExporterError) as error:
         torch.onnx.export(layer, (x,), tmp_path / "file", dynamo=True, verbose=False)
     assert "LiGRU" in str(error.value.__cause__)
