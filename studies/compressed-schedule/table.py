@@ -62,7 +62,8 @@ def main() -> None:
             print(shown, "– | baseline |")
             continue
         low, high = quality["interval"] or (math.nan, math.nan)
-        print(shown, f"{quality['estimate']:+.1f} ({low:+.1f}, {high:+.1f}) | {quality['answer']} |")
+        change = f"{quality['estimate']:+.1f} ({low:+.1f}, {high:+.1f})"
+        print(shown, f"{change} | {quality['answer']} |")
     print(f"\n{len(runs[BASELINE])} seeds: {', '.join(map(str, runs[BASELINE]))}.")
     draw(final)
 
