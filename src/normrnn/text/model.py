@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from normrnn.deploy.parts import Parts, Recurrent
-from normrnn.engine.initial import generators_by_name, glorot_
-from normrnn.engine.model import SequenceModel
-from normrnn.engine.task import State
+from normrnn.engine.model import SequenceModel, generators_by_name, glorot_
+from normrnn.engine.sums import State
 from normrnn.text.vocabulary import Vocabulary
 
 
