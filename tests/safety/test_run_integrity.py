@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import normrnn
-from normrnn.deploy.info import info
+from normrnn.deploy.card import info
 from normrnn.engine.evaluate import evaluate
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UserError

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
-from normrnn.deploy.parts import Parts, Recurrent
+from normrnn.deploy.networks import FrameNetwork
 from normrnn.engine.model import SequenceModel
 from normrnn.speech import padding
 
@@ -76,6 +76,6 @@ class AcousticModel(SequenceModel):
         counts = self.label_counts.double().clamp(min=floor)
         return (counts / counts.sum()).log().float()
 
-    def plain_parts(self) -> Parts:
-        """Return the network as plain numbers, for export."""
-        return Parts(Recurrent(self.rnn), self.decoder, mean=self.mean, scale=self.scale)
+    def plain(self) -> FrameNetwork:
+        """Return the network as a function of tensors, with the same layers."""
+        return FrameNetwork(self.mean, self.scale, self.rnn, self.decoder)
