@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import normrnn
 from benchmarks.machine import describe, peak_growth
 from normrnn.text.model import LanguageModel
-from normrnn.text.sampling import Sampling, sample
+from normrnn.text.reading import Reader
 
 WORDS = 10_000
 SIZES = {"small": 200, "medium": 650, "large": 1500}
@@ -113,7 +113,7 @@ def streaming(name: str, threads: int, seconds: float) -> None:
         }
         times = best(contenders, seconds)
     # Weights are folded when sampling begins: the difference of two lengths leaves that out.
-    lengths = {n: lambda n=n: sample(model, [1], n, Sampling(1), generator) for n in (1, 1 + count)}
+    lengths = {n: lambda n=n: Reader(model).draw([1], n, generator) for n in (1, 1 + count)}
     drawn = best({str(n): step for n, step in lengths.items()}, seconds)
     times["sample"] = (drawn[str(1 + count)] - drawn["1"]) / count
     cells = " | ".join(f"{times[n] / times['hand']:.2f}" for n in times if n != "hand")

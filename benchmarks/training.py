@@ -28,7 +28,7 @@ from benchmarks import processes, speech_training
 from normrnn.engine.display import PlainDisplay
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Trainer
-from normrnn.engine.loss import linear_cross_entropy
+from normrnn.engine.loss import nats_and_errors
 from normrnn.recipes import recipe
 from normrnn.runs.names import CHECKPOINT
 from normrnn.runs.store import RunDirectory
@@ -138,7 +138,7 @@ def loss_contenders(rows: int, hidden: int) -> Contenders:
     targets = torch.randint(0, VOCABULARY, (rows,))
     losses: dict[str, Callable[[], torch.Tensor]] = {
         "linear, cross_entropy": lambda: F.cross_entropy(F.linear(x, weight, bias), targets),
-        "normrnn": lambda: linear_cross_entropy(x, weight, bias, targets) / rows,
+        "normrnn": lambda: nats_and_errors(x, weight, bias, targets)[0] / rows,
         "linear_cross_entropy": lambda: F.linear_cross_entropy(
             x, weight, targets, linear_bias=bias, options=nn.LinearCrossEntropyOptions()
         ),

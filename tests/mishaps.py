@@ -12,7 +12,7 @@ from pathlib import Path
 
 from normrnn.cli import guarded
 from normrnn.config.base import OptimizerConfig
-from normrnn.engine.callbacks import TensorBoard, with_callbacks
+from normrnn.engine.callbacks import TensorBoard
 from normrnn.engine.display import Status
 from normrnn.engine.start import train
 from normrnn.text.config import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig
@@ -93,7 +93,7 @@ def main(what: str, out: Path, data: Path) -> int:
         train(config(data), out, mishap)
         return 0
     board = TensorBoard(out)
-    train(config(data), out, with_callbacks(mishap, [board]))
+    train(config(data), out, mishap, callbacks=[board])
     board.close()
     return 0
 

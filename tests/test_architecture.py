@@ -175,7 +175,8 @@ def test_the_check_itself_sees_imports(tmp_path: Path) -> None:
         "import normrnn.recipes",
         "import normrnn.commands.search, normrnn.commands.gradients, normrnn.reporting.study",
         "import normrnn; normrnn.reporting.load; normrnn.reporting.figure; normrnn.compare",
-        "import normrnn.reporting.page, normrnn.commands.report",
+        "import normrnn.reporting.page, normrnn.commands.report, normrnn.reporting.answer",
+        "from normrnn.commands import train, recipes, evaluate, compare, prepare, score, sample",
     ],
 )
 def test_torch_is_imported_late(code: str) -> None:

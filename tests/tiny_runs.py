@@ -11,9 +11,11 @@ import pytest
 
 from normrnn.config.base import Config, OptimizerConfig
 from normrnn.config.measure import Measure
-from normrnn.engine.display import Status
+from normrnn.engine.display import Display, Status
 from normrnn.engine.start import train
+from normrnn.runs.store import RunDirectory
 from normrnn.text.config import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig
+from normrnn.text.vocabulary import Vocabulary
 
 
 def write_text(path: Path, lines: int, seed: int) -> None:
@@ -76,7 +78,7 @@ def saved_with_running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normrnn.engine.loop.better_kind", lambda _: "running")
 
 
-class Silent:
+class Silent(Display):
     """A display that shows nothing and may ask the run to stop after some update."""
 
     def __init__(self, stop_at: int = -1) -> None:
@@ -87,19 +89,10 @@ class Silent:
         assert measure.unit in ("tokens", "characters", "frames")
         return self
 
-    def __enter__(self) -> "Silent":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
     def update(self, status: Status) -> None:
         """Press Ctrl-C at the right moment."""
         if status.updates == self.stop_at:
             signal.raise_signal(signal.SIGINT)
-
-    def row(self, row: dict[str, Any]) -> None:
-        """Nothing to see."""
 
 
 def run_tiny(config: Config, out: Path, stop_at: int = -1) -> list[str]:
@@ -107,6 +100,13 @@ def run_tiny(config: Config, out: Path, stop_at: int = -1) -> list[str]:
     said: list[str] = []
     train(config, out, Silent(stop_at), said.append)
     return said
+
+
+def vocabulary_of(out: Path) -> Vocabulary:
+    """The vocabulary in a run's model file."""
+    return Vocabulary.from_json(
+        RunDirectory(out).tensors_metadata("model.safetensors")["vocabulary"]
+    )
 
 
 def rows_of(out: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import torch
 import normrnn
 from normrnn.config.registry import recipe, task_of, with_settings
 from normrnn.deploy.traced import session
-from normrnn.engine.display import Nowhere
+from normrnn.engine.display import Display
 from normrnn.engine.evaluate import evaluate
 from normrnn.engine.start import train
 from normrnn.runs.store import RunDirectory
@@ -38,7 +38,7 @@ def trained(data: Path, kind: str, **settings: Any) -> Path:
     config = recipe("arrays")
     where = {"data": str(data / f"{kind}.npz"), "epochs": 1, "hidden": 4, "precision": "bf16"}
     out = data / "run"
-    train(with_settings(config, {**where, **settings}), out, Nowhere, lambda _: None)
+    train(with_settings(config, {**where, **settings}), out, Display, lambda _: None)
     assert all(np.isfinite(row["loss"]) for row in rows_of(out))
     return out
 

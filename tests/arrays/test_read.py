@@ -26,8 +26,11 @@ def padded(pieces: list[np.ndarray[Any, Any]], fill: float = np.nan) -> np.ndarr
     return x
 
 
+OBJECTS = np.empty(len(PIECES), object)
+OBJECTS[:] = PIECES
 FORMS = {
     "list": {"x": PIECES},
+    "object array": {"x": OBJECTS},
     "padded": {"x": padded(PIECES), "lengths": LENGTHS},
     "rows": {"x": np.concatenate(PIECES), "lengths": LENGTHS},
 }
@@ -52,6 +55,18 @@ def test_targets_per_step(kind: type) -> None:
     assert len({one.sha256 for one in found}) == 1
     assert found[0].per_step
     assert (found[0].labels is None) == (kind is np.float32)
+
+
+def test_labels_may_be_words_and_classes_keep_their_shares() -> None:
+    words = np.array(["rare", "often", "often", "often"] * 10)
+    found = prepare({"x": PIECES, "y": words}, ArraysConfig(valid=0.2, test=0.2))
+    assert found.labels is not None
+    assert found.labels.tolist() == ["often", "rare"]
+    assert [np.bincount(v.targets).tolist() for v in found.splits.values()] == [
+        [18, 6],
+        [6, 2],
+        [6, 2],
+    ]
 
 
 def test_several_outputs() -> None:

@@ -144,8 +144,8 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
             ["posteriors", "nowhere", "--data", "x", "--out", "y", "--threads", "-1"],
             "threads must lie between 0 and",
         ),
-        (["train", "ptb-small", "--model.eps", "0"], "model.eps must be positive, not 0"),
-        (["train", "wsj", "--model.eps", "0"], "model.eps must be positive, not 0"),
+        (["train", "ptb-small", "--model.eps", "0"], "model.eps must be above 0, not 0"),
+        (["train", "wsj", "--model.eps", "0"], "model.eps must be above 0, not 0"),
     ],
 )
 def test_wrong_calls_exit_with_2(cli: Cli, arguments: list[str], said: str) -> None:
@@ -275,25 +275,9 @@ def test_full_disk_keeps_what_was_there(
     assert rows_of(out) == rows_of(whole)
 
 
-def test_checkpoint_and_vocabulary_of_others(cli: Cli, text_dir: Path, run: Path) -> None:
+def test_a_damaged_checkpoint(cli: Cli, text_dir: Path, run: Path) -> None:
     call = ["train", "ptb-small", "--data", text_dir, "--out", run, "--norm", "frame", *SMALL]
     call += ["--epochs", "3"]
-    vocabulary = (run / "vocabulary.json").read_text()
-    changed = json.loads(vocabulary)
-    changed["symbols"][0], changed["symbols"][1] = changed["symbols"][1], changed["symbols"][0]
-    (run / "vocabulary.json").write_text(json.dumps(changed))
-    code, _, err = cli(*call)
-    assert code == 1
-    assert "does not match the checkpoint" in err
-    code, _, err = cli("evaluate", run)
-    assert code == 1
-    assert "vocabulary.json" in err
-    changed["symbols"].append("extra")
-    (run / "vocabulary.json").write_text(json.dumps(changed))
-    code, _, err = cli("evaluate", run)
-    assert code == 1
-    assert "vocabulary.json" in err
-    (run / "vocabulary.json").write_text(vocabulary)
     (run / "checkpoint.pt").write_bytes((run / "checkpoint.pt").read_bytes()[:1000])
     (run / "checkpoint.previous.pt").unlink()
     rows = (run / "metrics.jsonl").read_text()
@@ -305,8 +289,7 @@ def test_checkpoint_and_vocabulary_of_others(cli: Cli, text_dir: Path, run: Path
 
 def test_evaluate_writes_its_own_file(cli: Cli, text_dir: Path, run: Path) -> None:
     metrics = (run / "metrics.jsonl").read_bytes()
-    code, out, _ = cli("evaluate", run)
-    assert code == 0
+    assert cli("evaluate", run)[0] == 0
     assert (run / "metrics.jsonl").read_bytes() == metrics
     result = json.loads((run / "evaluation.json").read_text())
     rows = {(r["split"], r["statistics"], r["streams"]): r for r in result["rows"]}
@@ -327,11 +310,6 @@ def test_evaluate_writes_its_own_file(cli: Cli, text_dir: Path, run: Path) -> No
     assert rows["valid", saved, 8]["loss"] == pytest.approx(best, rel=1e-6)
     test = next(r for r in rows_of(run) if r["split"] == "test" and r["statistics"] == "batch")
     assert rows["test", "batch", 8]["loss"] == pytest.approx(test["loss"], rel=1e-6)
-    authors = {row["split"]: row for row in result["authors_protocol"]}
-    assert authors["valid"]["batch_ppl"] == rows["valid", "batch", 8]["batch_ppl"]
-    assert "authors' protocol" in out
-    assert [row["epoch"] for row in result["train_epochs"]] == [1, 2]
-    assert "running average of epoch 2" in out
 
 
 def test_evaluation_of_another_text_is_shown_and_not_kept(
@@ -384,10 +362,9 @@ def test_sequence_wise_batch_statistics_are_refused(
     assert {row.get("statistics") for row in rows_of(out)} == {None, "running", "recalibrated"}
     code, shown, _ = cli("evaluate", out, "--no-one-stream")
     assert code == 0
-    assert "not a perplexity" in " ".join(shown.split())
+    assert "batch statistics" in shown
     result = json.loads((out / "evaluation.json").read_text())
     assert {row["statistics"] for row in result["rows"]} == {"running", "recalibrated"}
-    assert result["authors_protocol"] == []
 
 
 def test_score_reads_every_line(cli: Cli, run: Path, tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ import yaml
 
 import normrnn
 from normrnn.text.config import LanguageConfig
+from normrnn.text.vocabulary import Vocabulary
 from tests.commands.conftest import Cli
 from tests.deploy.exported import SUFFIXES, log_posteriors, logits
-from tests.tiny_runs import run_tiny
+from tests.tiny_runs import run_tiny, vocabulary_of
 
 
 def code(card: str) -> str:
@@ -102,8 +103,7 @@ def test_a_file_has_its_card_beside_it_and_its_vocabulary_inside(
         notes = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
     else:
         notes = {entry.key: entry.value for entry in onnx.load(str(file)).metadata_props}
-    vocabulary = json.loads((trained / "text" / "vocabulary.json").read_text())
-    assert json.loads(notes["vocabulary"]) == vocabulary
+    assert Vocabulary.from_json(notes["vocabulary"]) == vocabulary_of(trained / "text")
 
 
 def test_info_of_what_has_no_card(cli: Cli, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from normrnn.config.base import Config
-from normrnn.engine.callbacks import CSV, TensorBoard, with_callbacks
+from normrnn.engine.callbacks import CSV, TensorBoard
 from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.launch import rank_and_size
 from normrnn.engine.start import train
@@ -30,8 +30,8 @@ from tests.tiny_runs import Silent
 def watched(config: Config, out: Path, stop_at: int = -1) -> None:
     board = TensorBoard(out)
     try:
-        train(config, out, with_callbacks(Silent(stop_at), [board]), lambda _: None)
-        board.complete()
+        train(config, out, Silent(stop_at), lambda _: None, [board])
+        board()
     finally:
         board.close()
 
@@ -53,7 +53,6 @@ def expected(out: Path) -> Counter[tuple[str, int, float]]:
     for line in (out / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
         kind = " ".join(filter(None, (row["split"], row.get("statistics"))))
-        kind += " 1 stream" if row.get("streams") == 1 else ""
         for name in ("loss", "batch_ppl", "grad_norm", "lr"):
             if name in row:
                 found[f"{name}/{kind}", row["updates"], round(row[name], 4)] += 1
@@ -78,8 +77,13 @@ def test_every_row_once_through_a_resume(tiny_frame: Config, tmp_path: Path) -> 
     watched(config, out)
     assert close(points(out), expected(out))
     tags = {tag for tag, _, _ in points(out)}
-    assert {"loss/train", "loss/valid recalibrated", "loss/valid batch", "lr/train"} <= tags
-    assert "loss/test running 1 stream" in tags or "loss/test running" in tags
+    assert {
+        "loss/train",
+        "loss/valid recalibrated",
+        "loss/valid batch",
+        "loss/test running",
+        "lr/train",
+    } <= tags
 
 
 def test_a_rank_without_others_is_the_first(
@@ -114,39 +118,26 @@ def test_missing_package_is_said_before_training(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_notes_every_machine_once(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    record(run)
-    record(run)
-    first = json.loads((tmp_path / ENVIRONMENT).read_text())
-    assert len(first) == 1
-    assert first[0]["torch"].startswith("2.")
-    write_machines(tmp_path, [{**first[0], "cpu": "another"}])
-    record(run)
-    assert [e["cpu"] for e in json.loads((tmp_path / ENVIRONMENT).read_text())] == [
-        "another",
-        first[0]["cpu"],
-    ]
-    (tmp_path / ENVIRONMENT).write_text("{")
-    record(run)
-    assert json.loads((tmp_path / ENVIRONMENT).read_text()) == first
-
-
-def test_a_run_that_goes_on_with_other_kernels_is_told(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
+def test_a_run_notes_every_machine_once_and_tells_other_kernels(tmp_path: Path) -> None:
+    run, file = RunDirectory(tmp_path), tmp_path / ENVIRONMENT
     assert record(run)
     assert record(run)
-    (first,) = json.loads((tmp_path / ENVIRONMENT).read_text())
-    write_machines(tmp_path, [{**first, "recurrence": {"kernels": "sse"}}])
+    (first,) = json.loads(file.read_text())
+    assert first["torch"].startswith("2.")
+    write_machines(tmp_path, [{**first, "cpu": "another", "recurrence": {"kernels": "sse"}}])
     assert not record(run)
     assert record(run)
+    assert [e["cpu"] for e in json.loads(file.read_text())] == ["another", first["cpu"]]
+    file.write_text("{")
+    record(run)
+    assert json.loads(file.read_text()) == [first]
 
 
 def test_csv_and_callbacks_get_every_row_once(tiny: Config, tmp_path: Path) -> None:
     out, seen = tmp_path / "run", []
     with pytest.raises(Interrupted):
-        train(tiny, out, with_callbacks(Silent(30), [CSV(out), seen.append]), lambda _: None)
-    train(tiny, out, with_callbacks(Silent(), [CSV(out), seen.append]), lambda _: None)
+        train(tiny, out, Silent(30), lambda _: None, [CSV(out), seen.append])
+    train(tiny, out, Silent(), lambda _: None, [CSV(out), seen.append])
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     with (out / "metrics.csv").open(newline="") as file:
         found = list(csv.DictReader(file))

@@ -1,8 +1,6 @@
 """Devices and precision: what can be known without a GPU."""
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from normrnn.config.base import Config
 from normrnn.config.registry import task_of
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Trainer
-from normrnn.engine.start import open_experiment, train
+from normrnn.engine.start import open_experiment
 from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, recipe
 from normrnn.runs.environment import named_device
@@ -94,22 +92,3 @@ def test_every_recipe_trains_in_bf16(
     assert half != full, "bf16 changed nothing"
     # Before the first step: after some, a network of a few cells is somewhere else.
     assert half[0]["loss"] == pytest.approx(full[0]["loss"], rel=0.01)
-
-
-@pytest.mark.slow
-def test_quickstart_in_bf16_is_close_to_fp32(tmp_path: Path) -> None:
-    for precision in ("fp32", "bf16"):
-        config = replace(recipe("quickstart"), norm="frame", epochs=1, precision=precision)
-        train(config, tmp_path / precision, Silent(), lambda _: None)
-    full, half = (
-        {r["statistics"]: r["loss"] for r in rows_of(tmp_path / p) if r["split"] == "valid"}
-        for p in ("fp32", "bf16")
-    )
-    assert half == pytest.approx(full, rel=0.01)
-
-
-def test_python_m_normrnn_is_the_command_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "normrnn", "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip()[0].isdigit()

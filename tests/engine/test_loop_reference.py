@@ -1,6 +1,5 @@
 """A whole run against a loop written out by hand."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,14 +11,14 @@ import torch
 import torch.nn.functional as F
 
 from normrnn.engine.evaluate import evaluate
-from normrnn.engine.initial import derived_seed
 from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.loop import Trainer
+from normrnn.engine.model import derived_seed
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from normrnn.text.model import LanguageModel
 from normrnn.text.task import LanguageTask
-from tests.tiny_runs import rows_of, run_tiny
+from tests.tiny_runs import rows_of, run_tiny, vocabulary_of
 
 
 def _ids(path: Path, index: dict[str, int]) -> torch.Tensor:
@@ -85,7 +84,7 @@ def test_rows_and_weights_are_those_of_the_hand_written_loop(
     config = replace(tiny, norm=norm)
     out = tmp_path / "run"
     run_tiny(config, out)
-    symbols = json.loads((out / "vocabulary.json").read_text())["symbols"]
+    symbols = [*vocabulary_of(out).symbols]
     model, updates = _by_hand(config, symbols)
 
     rows = [row for row in rows_of(out) if row["split"] == "train"]
@@ -137,15 +136,6 @@ def test_rows_of_a_run(tiny_frame: LanguageConfig, tmp_path: Path) -> None:
     assert rows[-3:] == test
     assert [(row["epoch"], row["statistics"]) for row in test] == [(3, kind) for kind in kinds]
     assert rows[-1]["updates"] == max(row["updates"] for row in rows)
-
-
-def test_training_learns(tiny: LanguageConfig, tmp_path: Path) -> None:
-    steeper = replace(tiny.optimizer, clip_norm=5.0, lr=2.0, decay=1.0)
-    config = replace(tiny, epochs=6, optimizer=steeper, seed=2)
-    run_tiny(config, tmp_path / "run")
-    losses = [row["loss"] for row in rows_of(tmp_path / "run") if row["split"] == "valid"]
-    assert losses[-1] < losses[0] - 0.2
-    assert losses[-1] < 0.9 * math.log(25)
 
 
 @pytest.mark.parametrize("better", ["running", "recalibrated"])

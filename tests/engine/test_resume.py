@@ -1,11 +1,6 @@
 """Stopped and resumed runs have the rows and weights of uninterrupted ones, bit for bit."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from normrnn.config.jsonio import to_dict
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UserError
 from normrnn.text.config import LanguageConfig
@@ -37,11 +31,6 @@ def whole(tiny_frame: LanguageConfig, tmp_path: Path) -> Path:
     """An uninterrupted run."""
     run_tiny(tiny_frame, tmp_path / "whole")
     return tmp_path / "whole"
-
-
-def test_two_runs_are_equal(tiny_frame: LanguageConfig, whole: Path, tmp_path: Path) -> None:
-    run_tiny(tiny_frame, tmp_path / "again")
-    _same(whole, tmp_path / "again")
 
 
 def test_ctrl_c_at_any_update(tiny_frame: LanguageConfig, whole: Path, tmp_path: Path) -> None:
@@ -139,41 +128,3 @@ def test_moved_data_is_the_same_data_changed_data_is_not(
         file.write("one more line\n")
     with pytest.raises(UserError, match="was begun on other data"):
         run_tiny(config, whole)
-
-
-def _start(config: LanguageConfig, out: Path) -> subprocess.Popen[bytes]:
-    """A run as a process of its own; what it complains about goes to a file beside it."""
-    wanted = out.with_suffix(".json")
-    wanted.write_text(json.dumps(to_dict(config)))
-    with wanted.open() as stdin, out.with_suffix(".err").open("wb") as stderr:
-        return subprocess.Popen(
-            [sys.executable, "-m", "normrnn.experiments.worker", str(out)],
-            stdin=stdin,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-
-
-def _wait_for_rows(process: subprocess.Popen[bytes], metrics: Path, rows: int) -> None:
-    deadline = time.monotonic() + 120
-    while not metrics.exists() or metrics.read_bytes().count(b"\n") < rows:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-@pytest.mark.slow
-def test_killed_processes_resume(tiny_frame: LanguageConfig, tmp_path: Path) -> None:
-    """Real processes, ended at moments nobody chose, the second one politely."""
-    config = replace(tiny_frame, epochs=8, threads=1)
-    whole, out = tmp_path / "whole", tmp_path / "killed"
-    run_tiny(config, whole)
-    for kill, code, rows in ((signal.SIGKILL, -signal.SIGKILL, 30), (signal.SIGINT, 130, 70)):
-        process = _start(config, out)
-        _wait_for_rows(process, out / "metrics.jsonl", rows)
-        process.send_signal(kill)
-        assert process.wait() == code
-    assert "goes on from the checkpoint" in out.with_suffix(".err").read_text()
-    run_tiny(config, out)
-    _same(whole, out)

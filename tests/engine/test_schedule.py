@@ -45,11 +45,16 @@ def test_clipping_is_torchs(limit: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)],
+    [
+        ("sgd", torch.optim.SGD),
+        ("rmsprop", torch.optim.RMSprop),
+        ("adam", torch.optim.Adam),
+        ("adamw", torch.optim.AdamW),
+    ],
 )
 def test_optimisers_by_name(name, kind: type) -> None:
     config = OptimizerConfig(name=name, lr=0.25, weight_decay=0.5)
     optimizer = build_optimizer(config, [nn.Parameter(torch.zeros(2))])
-    assert type(optimizer) is kind
+    assert type(optimizer) is getattr(torch.optim, kind)
     assert optimizer.defaults["lr"] == 0.25
     assert optimizer.defaults["weight_decay"] == 0.5

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,19 +71,6 @@ def test_it_is_trained_resumed_loaded_evaluated_and_reported(
     assert measure([loaded]).long == "surprise in bits, 8 cells"
     command("report", run, "--out", tmp_path / "report.html")
     assert "surprise" in (tmp_path / "report.html").read_text()
-
-
-def test_bf16(tmp_path: Path) -> None:
-    from normrnn.engine.display import Nowhere
-    from normrnn.engine.start import train
-
-    registry.register(majority)
-    try:
-        config = replace(majority(), precision="bf16", norm="frame")
-        train(config, tmp_path / "run", Nowhere, lambda _: None)
-    finally:
-        registry.unregister("majority")
-    assert all(math.isfinite(row["loss"]) for row in rows_of(tmp_path / "run"))
 
 
 def test_it_is_listed(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -12,8 +10,8 @@ from normrnn.config.base import OptimizerConfig
 from normrnn.config.jsonio import differences, from_dict, to_dict
 from normrnn.errors import UserError
 from normrnn.recipes import RECIPES, read_config, recipe
-from normrnn.recipes.ptb import ptb_small
-from normrnn.text.config import LanguageConfig, ModelConfig
+from normrnn.recipes.text import ptb_small
+from normrnn.text.config import LanguageConfig, ModelConfig, TrainConfig
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -83,24 +81,11 @@ def test_differences_have_dotted_names() -> None:
         ({"seed": 2**32}, "seed must lie in"),
         ({"norm": "batch"}, "norm has 'batch', not one of none, sequence, frame, hidden, layer"),
         ({"norm": "sequence", "model": ModelConfig(time_steps=3)}, "time_steps"),
+        ({"model": ModelConfig(cell="rnn", peephole="all")}, "model.peephole is for cell lstm"),
+        ({"norm": "frame", "train": TrainConfig(batch=1)}, "train.batch of at least 2"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(change: dict, said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
         replace(recipe("ptb-small"), **change)
     assert raised.value.code == 2
-
-
-def test_hidden_keeps_statistics_per_step_or_shared_over_time() -> None:
-    for name, steps in (("ptb-small", 0), ("ptb-char", 100)):
-        config = replace(recipe(name), norm="hidden")
-        assert isinstance(config, LanguageConfig)
-        assert config.model.time_steps == steps
-
-
-def test_no_torch_behind_recipes_reports_and_the_command_line() -> None:
-    modules = "normrnn.cli, normrnn.recipes, normrnn.reporting.page, normrnn.reporting.answer"
-    commands = "train, recipes, evaluate, compare, prepare, score, sample"
-    code = f"import sys, {modules}; from normrnn.commands import {commands}; "
-    code += "sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

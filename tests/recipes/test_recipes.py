@@ -6,8 +6,13 @@ import pytest
 
 from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, recipe, summary
-from normrnn.recipes.ptb import ptb_small, ptb_small_authors, ptb_small_regularised
-from normrnn.recipes.speech import librispeech_mini, librispeech_mini_small, wsj
+from normrnn.recipes.speech import (
+    librispeech_mini,
+    librispeech_mini_depth,
+    librispeech_mini_small,
+    wsj,
+)
+from normrnn.recipes.text import ptb_small, ptb_small_authors, ptb_small_regularised
 from normrnn.text.config import LanguageConfig
 
 PAPER = {
@@ -32,19 +37,24 @@ def test_penn_treebank_settings(name: str) -> None:
     assert config.norm == "none"
 
 
-def test_authors_script_validates_and_forgets_every_half_epoch() -> None:
-    assert ptb_small_authors().train.segments == 2
-    assert ptb_small_authors().model.eps == 1e-6
-    assert ptb_small().train.segments == 1
+def test_the_appendix() -> None:
+    """The best setting of the paper's baseline; --norm hidden is all the other arm needs."""
+    config = recipe("ptb-char")
+    assert isinstance(config, LanguageConfig)
+    m, o, t = config.model, config.optimizer, config.train
+    assert (m.cell, m.hidden, m.layers, m.embedding) == ("rnn", 250, 3, 250)
+    assert (m.initialiser, m.dropout, m.time_steps, t.steps) == ("glorot", 0, 100, 100)
+    assert (o.name, o.lr, o.momentum, t.batch, o.loss) == ("sgd", 0.42, 0.95, 32, "mean")
+    assert (o.clip_norm, o.decay, config.epochs) == (0, 1, 20)
+    assert (config.text.level, config.text.unknown, t.reading) == ("char", False, "sequences")
 
 
-def test_the_regularised_one_is_the_small_network() -> None:
-    config, small = ptb_small_regularised(), ptb_small()
-    m = config.model
+def test_variants_of_the_small_network_differ_from_it_as_they_say() -> None:
+    small, authors, regularised = ptb_small(), ptb_small_authors(), ptb_small_regularised()
+    assert (small.train.segments, authors.train.segments, authors.model.eps) == (1, 2, 1e-6)
+    m = regularised.model
     assert m.dropout_kind == "locked"
-    assert m.dropout > 0
-    assert m.weight_drop > 0
-    assert config.epochs == 10
+    assert min(m.dropout, m.weight_drop) > 0
     assert replace(m, dropout=0.0, dropout_kind="element", weight_drop=0.0) == small.model
 
 
@@ -58,18 +68,17 @@ def test_wsj_settings() -> None:
     assert config.norm == "none"
 
 
-def test_librispeech_mini_is_the_same_network_without_peephole() -> None:
-    config, paper = librispeech_mini(), wsj()
-    assert replace(config.model, peephole="output") == paper.model
-    assert (config.train.max_frames, config.train.piece_frames) == (0, 400)
-    assert config.train.batch < paper.train.batch
-
-
-def test_the_smaller_one_differs_in_its_size_alone() -> None:
-    small, mini = librispeech_mini_small(), librispeech_mini()
+def test_speech_in_the_small_differs_from_the_paper_as_it_says() -> None:
+    paper, mini = wsj(), librispeech_mini()
+    small, depth = librispeech_mini_small(), librispeech_mini_depth()
+    assert replace(mini.model, peephole="output") == paper.model
+    assert (mini.train.max_frames, mini.train.piece_frames) == (0, 400)
     assert (small.model.hidden, small.model.layers) == (128, 3)
     same = replace(small.model, hidden=mini.model.hidden, layers=mini.model.layers)
     assert replace(small, recipe=mini.recipe, model=same) == mini
+    assert depth.evaluation.test_speakers == 3
+    evaluation = replace(depth.evaluation, test_speakers=0)
+    assert replace(depth, recipe=small.recipe, evaluation=evaluation) == small
 
 
 @pytest.mark.parametrize("name", RECIPES)

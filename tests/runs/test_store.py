@@ -13,7 +13,7 @@ import torch
 import normrnn
 from normrnn.errors import UserError
 from normrnn.recipes import recipe
-from normrnn.recipes.ptb import ptb_small
+from normrnn.recipes.text import ptb_small
 from normrnn.runs.metrics import MetricsFile
 from normrnn.runs.store import RunDirectory, changed_fields
 from normrnn.text.config import LanguageConfig

@@ -53,7 +53,7 @@ def real(*arguments: str | bytes | Path, **options: Any) -> subprocess.Completed
         (["--model.hidden", "1000000"], "the network is too large: 16,000,"),
         (["--model.hidden", "2147483647"], "the network is too large"),
         (["--model.hidden", "1" + "0" * 20], "model.hidden must be at most 2,147,483,647"),
-        (["--model.layers", "1000000"], "model.layers must be at most 1000"),
+        (["--model.layers", "1000000"], "model.layers must lie in [1, 1000]"),
         (
             ["--norm", "frame", "--model.time-steps", "99999999999"],
             "model.time_steps must be at most",
@@ -298,7 +298,7 @@ def test_train_rows_fit_too(
     display = PlainDisplay(55, FRAMES if "fer" in more else WORDS)
     for updates in (1, 10):
         status = {"updates": updates, "index": updates, "seconds": float(updates), "count": 90}
-        display.note(Status(epoch=54, epoch_updates=4005, loss=1.0, lr=1.0, **status))
+        display.update(Status(epoch=54, epoch_updates=4005, loss=1.0, lr=1.0, **status))
     display.row({"epoch": 54, "updates": 45_650, "split": "train", "loss": 4.6789, **more})
     (line,) = capsys.readouterr().out.splitlines()
     assert len(line) <= 80
@@ -312,7 +312,7 @@ def test_time_left_counts_validations(monkeypatch: pytest.MonkeyPatch) -> None:
     display = PlainDisplay(2, WORDS)
     for updates in (1, 10):
         status = {"updates": updates, "index": updates, "seconds": float(updates), "count": 90}
-        display.note(Status(epoch=1, epoch_updates=10, loss=1.0, lr=1.0, **status))
+        display.update(Status(epoch=1, epoch_updates=10, loss=1.0, lr=1.0, **status))
     assert display.speed() == "10 tokens/s  0:00:10 left"
     assert display.speed() == "10 tokens/s  0:01:50 left"
 

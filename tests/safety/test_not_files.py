@@ -48,7 +48,7 @@ def replaced(path: Path, what: str) -> None:
 @pytest.mark.parametrize("what", ["pipe", "endless"])
 @pytest.mark.parametrize(
     "name",
-    ["config.json", "metrics.jsonl", "checkpoint.pt", "environment.json", "vocabulary.json",
+    ["config.json", "metrics.jsonl", "checkpoint.pt", "environment.json",
      "model.safetensors", ".lock"],
 )  # fmt: skip
 def test_in_a_run_directory(

@@ -9,7 +9,7 @@ import pytest
 
 from normrnn.engine.start import open_experiment
 from normrnn.experiments.search.plan import Plan
-from normrnn.recipes.char import ptb_char
+from normrnn.recipes.text import ptb_char
 from normrnn.text.config import EvaluationConfig, LanguageConfig
 
 SPACE = {

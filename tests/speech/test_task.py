@@ -401,3 +401,21 @@ def test_single_utterances_are_refused(tiny_speech: SpeechConfig) -> None:
 def test_commands_for_text_refuse_a_speech_run(whole: Path) -> None:
     with pytest.raises(UserError, match="librispeech-mini, not of a language model"):
         RunDirectory(whole).config(LanguageConfig)
+
+
+def test_test_speakers_are_never_trained_on(tiny_speech: SpeechConfig, tmp_path: Path) -> None:
+    train = Path(tiny_speech.data) / "train"
+    keys = [line.split()[0] for line in (train / "utt2num_frames").read_text().splitlines()]
+    (train / "utt2spk").write_text("".join(f"{key} s{i % 4}\n" for i, key in enumerate(keys)))
+    evaluation = replace(tiny_speech.evaluation, test_speakers=2)
+    config = replace(tiny_speech, recipe="librispeech-mini-depth", evaluation=evaluation, epochs=1)
+    task = SpeechTask(config)
+    tested = {piece.utterance for piece in task.pieces["test"]}
+    assert tested == {i for i in range(len(keys)) if i % 4 in (0, 2)}
+    assert not tested & {p.utterance for s in ("train", "train_eval") for p in task.pieces[s]}
+    assert task.sha256 != SpeechTask(tiny_speech).sha256
+    run_tiny(config, tmp_path / "run")
+    (row, *_) = [r for r in rows_of(tmp_path / "run") if r["split"] == "test"]
+    assert row["count"] == sum(piece.length for piece in task.pieces["test"])
+    with pytest.raises(UserError, match="test_speakers 4"):
+        SpeechTask(replace(config, evaluation=replace(evaluation, test_speakers=4)))

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from normrnn.cli import main
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UserError
-from normrnn.recipes.char import ptb_char
+from normrnn.recipes.text import ptb_char
 from normrnn.runs.load import load
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import EvaluationConfig, LanguageConfig
-from normrnn.text.sampling import Sampling, sample
+from normrnn.text.reading import Reader
 from normrnn.text.task import LanguageTask
 from normrnn.text.vocabulary import Vocabulary
-from tests.tiny_runs import rows_of, run_tiny
+from tests.tiny_runs import rows_of, run_tiny, vocabulary_of
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_run_is_the_hand_written_loop(tiny_char: LanguageConfig, tmp_path: Pat
     torch.set_default_dtype(torch.float64)
     try:
         run_tiny(config, out)
-        symbols = json.loads((out / "vocabulary.json").read_text())["symbols"]
+        symbols = [*vocabulary_of(out).symbols]
         ids = _ids(Path(config.data) / "train.txt", symbols)
         torch.manual_seed(config.seed)
         model = LanguageTask.network(config, vocabulary=Vocabulary(tuple(symbols), "char"))
@@ -157,7 +157,6 @@ def test_evaluate_score_and_sample(
     for row, expected in zip(mine, last, strict=True):
         assert row["loss"] == pytest.approx(expected["loss"], rel=1e-6)
         assert row["bpc"] == pytest.approx(row["loss"] / math.log(2))
-    assert result["authors_protocol"] == []
 
     text.write_text("w1 w3 w9 w12 w7 w2 w1\nw2 w5 w6\n")
     said = cli("score", out, text)
@@ -185,5 +184,5 @@ def test_sampling_reads_the_second_half_again(tiny_char: LanguageConfig) -> None
     model(torch.randint(0, 9, (4, 6)))
     seen: list[int] = []
     model.rnn.register_forward_pre_hook(lambda _m, inputs: seen.append(len(inputs[0])))
-    sample(model, [1], 6, Sampling(4, carried=False), torch.Generator().manual_seed(0))
+    Reader(model, 4, carried=False, overlap=True).draw([1], 6, torch.Generator().manual_seed(0))
     assert seen == [1, 2, 3, 4, 3, 4]

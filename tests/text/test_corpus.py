@@ -116,24 +116,6 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch) -> None:
         read(tmp_path / "book.txt")
 
 
-@pytest.mark.parametrize("pattern", ["{}.txt", "ptb.{}.txt"])
-def test_directory_of_three_texts(tmp_path: Path, pattern: str) -> None:
-    for split in ("train", "valid", "test"):
-        (tmp_path / pattern.format(split)).write_text(f"a {split}\n\nb\n")
-    found = decoded(read(tmp_path))
-    assert found["train"] == ["a", "train", "<eos>", "<eos>", "b", "<eos>"]
-    assert found["valid"] == found["test"] == ["a", "<unk>", "<eos>", "<eos>", "b", "<eos>"]
-
-
-def test_hash_tells_contents_apart(tmp_path: Path) -> None:
-    file = tmp_path / "a.txt"
-    file.write_text("x y\n" * 30)
-    first = read(file).sha256
-    assert read(file).sha256 == first
-    file.write_text("x z\n" * 30)
-    assert read(file).sha256 != first
-
-
 def test_builtin_text_is_there() -> None:
     corpus = read_corpus(BUILTIN, TextConfig())
     assert len(corpus.train) > 20_000

@@ -18,8 +18,8 @@ from normrnn.errors import UserError
 from normrnn.text.config import EvaluationConfig, LanguageConfig, TrainConfig
 from normrnn.text.corpus import Corpus
 from normrnn.text.model import LanguageModel
-from normrnn.text.sampling import Sampling, sample
-from normrnn.text.task import LanguageTask, token_nats
+from normrnn.text.reading import Reader
+from normrnn.text.task import LanguageTask
 from normrnn.text.vocabulary import Vocabulary
 from normrnn.text.windows import Streams
 from tests.tiny_runs import run_tiny
@@ -91,7 +91,7 @@ def test_batch_perplexity_is_the_mean_over_full_windows(model: LanguageModel) ->
             nats += loss
             ppls.append(math.exp(loss / targets.numel()))
     model.train()
-    assert result.batch_mean == pytest.approx(sum(ppls[:2]) / 2)
+    assert result.figures / result.batches == pytest.approx(sum(ppls[:2]) / 2)
     assert result.total == pytest.approx(nats)
     assert result.count == 46
 
@@ -133,7 +133,7 @@ def test_population_statistics_are_those_of_the_first_windows_without_dropout(
 
 def test_one_stream_token_by_token(model: LanguageModel) -> None:
     ids = torch.randint(0, 9, (30,))
-    nats = token_nats(model, task_on(ids, 4, 8).config, ids)
+    nats = Reader(model).nats(ids.tolist())
     model.train()
     torch.testing.assert_close(nats.tolist(), _stepwise(model, ids), rtol=1e-4, atol=1e-5)
 
@@ -142,17 +142,15 @@ def test_samples_follow_the_model(model: LanguageModel) -> None:
     with torch.no_grad():
         model.decoder.weight.zero_()
         model.decoder.bias.copy_(torch.tensor([0.0, 3.0, *[-50.0] * 7]))
-    drawn = sample(model, [2, 5], 400, Sampling(1), torch.Generator().manual_seed(3))
+    drawn = Reader(model).draw([2, 5], 400, torch.Generator().manual_seed(3))
     assert len(drawn) == 400
     assert set(drawn) == {0, 1}
     expected = 1 / (1 + math.exp(-3))
     assert sum(drawn) / 400 == pytest.approx(expected, abs=0.05)
-    again = sample(model, [2, 5], 400, Sampling(1), torch.Generator().manual_seed(3))
+    again = Reader(model).draw([2, 5], 400, torch.Generator().manual_seed(3))
     assert again == drawn
     for temperature in (0.01, 1e-60):
-        cold = sample(
-            model, [2], 50, Sampling(1, temperature=temperature), torch.Generator().manual_seed(3)
-        )
+        cold = Reader(model).draw([2], 50, torch.Generator().manual_seed(3), temperature)
         assert cold == [1] * 50
     model.train()
 
@@ -163,7 +161,7 @@ def test_samples_with_statistics_per_position_read_whole_windows() -> None:
         model(torch.randint(0, 9, (4, 8)))
     seen: list[int] = []
     model.rnn.register_forward_pre_hook(lambda _m, inputs: seen.append(len(inputs[0])))
-    sample(model, [1], 6, Sampling(4), torch.Generator().manual_seed(0))
+    Reader(model, 4).draw([1], 6, torch.Generator().manual_seed(0))
     assert seen == [1, 2, 3, 4, 1, 2]
 
 
@@ -191,25 +189,9 @@ def test_scoring_leaves_every_module_as_it_was(model: LanguageModel) -> None:
         task.score(model, "valid", own_statistics=own_statistics)
         with pytest.raises(KeyboardInterrupt):
             task.score(model, "valid", stop, own_statistics=own_statistics)
-    token_nats(model, task.config, torch.randint(0, 9, (9,)))
-    sample(model, [1], 3, Sampling(1), torch.Generator().manual_seed(0))
+    Reader(model).nats([1, 2, 3])
+    Reader(model).draw([1], 3, torch.Generator().manual_seed(0))
     assert {name: module.training for name, module in model.named_modules()} == before
-
-
-def test_sampling_does_not_fold_the_weights_for_every_word(
-    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folds: list[int] = []
-    kind = type(model.rnn.norm_l0)
-    fold = kind.folded
-
-    def counted(*arguments: object) -> object:
-        folds.append(1)
-        return fold(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(kind, "folded", counted)
-    sample(model, [1], 50, Sampling(1), torch.Generator().manual_seed(0))
-    assert len(folds) <= 2  # one for each layer, if at all
 
 
 def test_another_training_text_changes_nothing_about_the_model(

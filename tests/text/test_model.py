@@ -28,52 +28,36 @@ def test_initialisation(norm) -> None:
             assert parameter.min() < 0 < parameter.max()
 
 
-def test_one_trained_bias_per_gate() -> None:
-    def trained(model: nn.Module) -> int:
-        return sum(
-            p.numel() for n, p in model.named_parameters() if "bias" in n and p.requires_grad
-        )
+@pytest.mark.parametrize("norm", [None, "frame"])
+def test_one_trained_bias_per_gate(norm) -> None:
+    trained = [
+        p.numel()
+        for n, p in LanguageModel(50, 16, norm=norm).named_parameters()
+        if "bias" in n and p.requires_grad
+    ]
+    assert sum(trained) == 2 * 4 * 16 + 50
 
-    gates = 2 * 4 * 16
-    assert trained(LanguageModel(50, 16)) == gates + 50
-    assert trained(LanguageModel(50, 16, norm="frame")) == gates + 50
 
-
-def test_dropout_between_all_layers_and_nowhere_else() -> None:
-    model = LanguageModel(50, 16, 2, dropout=0.5)
-    seen: list[torch.Tensor] = []
-
-    def keep(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
-        seen.append(output)
-
-    model.dropout.register_forward_hook(keep)
-    model(torch.randint(0, 50, (30, 8)))
-    embedding, before_softmax = seen
-    assert embedding.shape == before_softmax.shape == (30, 8, 16)
-    for output in seen:
-        assert 0.4 < (output == 0).float().mean() < 0.6
-    assert model.rnn.dropout == 0.5  # between the layers
+@pytest.mark.parametrize("kind", ["element", "locked"])
+def test_dropout_between_all_layers_and_nowhere_else(kind) -> None:
+    """On the embedding, between the layers and before the softmax; locked: one mask a sequence."""
+    options: Any = {"dropout_kind": kind, "weight_drop": 0.2, "zoneout": (0.1, 0.2)}
+    model = LanguageModel(50, 16, 2, dropout=0.5, **options)
+    assert {name: getattr(model.rnn, name) for name in options} == options
+    assert model.rnn.dropout == 0.5
     assert LanguageModel(50, 16, 1, dropout=0.5).rnn.dropout == 0  # nothing between: no warning
-
-
-def test_locked_dropout_has_one_mask_for_every_sequence() -> None:
-    """On the embedding, between the layers and before the softmax, and it is the same setting."""
-    how: Any = {"dropout_kind": "locked", "weight_drop": 0.2, "zoneout": (0.1, 0.2)}
-    model = LanguageModel(50, 16, 2, dropout=0.5, **how)
     kept: list[torch.Tensor] = []
     model.dropout.register_forward_hook(lambda _m, given, out: kept.append(out / given[0]))
     with torch.no_grad():  # no embedding and no state is 0 by itself
         model.embedding.weight.add_(1)
     tokens, state = torch.randint(0, 50, (30, 8)), (torch.ones(2, 8, 16), torch.ones(2, 8, 16))
     model(tokens, state)
-    for masks in kept:
-        assert torch.equal(masks == 0, (masks[:1] == 0).expand_as(masks))
-        assert 0.3 < (masks[0] == 0).float().mean() < 0.7
-    assert len(kept) == 2
-    assert not torch.equal(kept[0][0] == 0, kept[1][0] == 0)
-    assert {name: getattr(model.rnn, name) for name in how} == how
-    assert model.eval()(tokens, state)[0].isfinite().all()
-    assert len(kept) == 4
+    embedding, before_softmax = (mask == 0 for mask in kept)
+    for dropped in (embedding, before_softmax):
+        assert 0.3 < dropped.float().mean() < 0.7
+        assert torch.equal(dropped, dropped[:1].expand_as(dropped)) == (kind == "locked")
+    assert not torch.equal(embedding[0], before_softmax[0])
+    model.eval()(tokens, state)
     torch.testing.assert_close(kept[2], torch.ones_like(kept[2]))
 
 
@@ -95,18 +79,13 @@ def test_baseline_is_torchs_lstm_and_loss_is_the_cross_entropy_of_its_logits(nor
 
 
 def test_state_dict_keys_do_not_change() -> None:
-    frame = LanguageModel(20, 8, 1, norm="frame").state_dict()
-    norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    assert set(frame) == {
-        "embedding.weight",
-        "rnn.weight_ih_l0",
-        "rnn.weight_hh_l0",
-        *(f"rnn.norm_l0.{name}" for name in norm),
-        "decoder.weight",
-        "decoder.bias",
-    }
-    plain = LanguageModel(20, 8, 1).state_dict()
-    assert set(plain) - set(frame) == {"rnn.bias_ih_l0", "rnn.bias_hh_l0"}
+    frame = set(LanguageModel(20, 8, 1, norm="frame").state_dict())
+    plain = set(LanguageModel(20, 8, 1).state_dict())
+    rnn = {"rnn.weight_ih_l0", "rnn.weight_hh_l0"}
+    assert plain & frame == {"embedding.weight", "decoder.weight", "decoder.bias", *rnn}
+    assert plain - frame == {"rnn.bias_ih_l0", "rnn.bias_hh_l0"}
+    names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    assert frame - plain == {f"rnn.norm_l0.{name}" for name in names}
 
 
 @pytest.mark.parametrize("cell", ["lstm", "rnn", "gru"])

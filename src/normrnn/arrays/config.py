@@ -3,11 +3,21 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Suppress
 
-from normrnn.config.base import Config, LayersConfig, LoopConfig, OptimizerConfig
+from normrnn.config.base import (
+    Bounds,
+    Config,
+    Count,
+    Layers,
+    LayersConfig,
+    LoopConfig,
+    OptimizerConfig,
+    Positive,
+    Probability,
+)
 from normrnn.config.measure import Measure
 from normrnn.errors import UsageError
 
@@ -32,17 +42,17 @@ class ArraysConfig:
     """How arrays become training, validation and test sequences."""
 
     source: Suppress[Literal["file", "adding", "mnist", "permuted-mnist"]] = "file"
-    valid: float = 0.15
+    valid: Annotated[float, Bounds(0, 1, with_low=False, with_high=False)] = 0.15
     """Share of the sequences for validation, where the file has no x_valid."""
-    test: float = 0.15
+    test: Probability = 0.15
     """Share of the sequences for the test, where the file has no x_test."""
-    split_seed: int = 0
+    split_seed: Count = 0
     """Seed of the split, and of generated data; the same for every run."""
     standardise: bool = True
     """Scale features to mean 0 and variance 1 over the training frames."""
-    sequences: int = 5000
+    sequences: Annotated[int, Bounds(10)] = 5000
     """Sequences of a generated data set."""
-    steps: int = 100
+    steps: Annotated[int, Bounds(2)] = 100
     """Their length."""
 
 
@@ -50,15 +60,13 @@ class ArraysConfig:
 class ArrayModelConfig(LayersConfig):
     """Recurrent layers and a linear head, on every step or on the last state."""
 
-    cell: Literal["lstm", "rnn", "gru"] = "lstm"
-    """Kind of the layers; rnn is the simple one with tanh."""
-    hidden: int = 64
+    hidden: Positive = 64
     """Cells per layer and direction."""
-    layers: int = 1
+    layers: Layers = 1
     """Stacked layers."""
     bidirectional: bool = False
     """Read each sequence in both directions."""
-    time_steps: int = -1
+    time_steps: Annotated[int, Bounds(-1)] = -1
     """Running statistics kept per time step, this many, by norms that can. 0: shared over time.
     -1: one per step if all training sequences have the same length, else shared."""
 
@@ -67,9 +75,9 @@ class ArrayModelConfig(LayersConfig):
 class ArrayEvaluationConfig:
     """What is measured when a segment ends."""
 
-    train_sequences: int = 500
+    train_sequences: Count = 500
     """Training sequences, evenly spread over the set, scored in eval mode. 0: none."""
-    recalibrate_batches: int = 50
+    recalibrate_batches: Positive = 50
     """Training batches behind recalibrated statistics."""
 
 
@@ -85,7 +93,7 @@ class ArrayConfig(Config):
     """Set by training: what y holds."""
     target_per: Suppress[Literal["", "sequence", "step"]] = ""
     """Set by training: what has a target."""
-    epochs: int = 20
+    epochs: Positive = 20
     """Passes over the training data."""
     arrays: ArraysConfig = field(default_factory=ArraysConfig)
     model: ArrayModelConfig = field(default_factory=ArrayModelConfig)
@@ -97,29 +105,14 @@ class ArrayConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.model.check()
-        self._at_least(
-            ("arrays.split_seed", self.arrays.split_seed, 0),
-            ("arrays.sequences", self.arrays.sequences, 10),
-            ("arrays.steps", self.arrays.steps, 2),
-            ("model.time_steps", self.model.time_steps, -1),
-            ("evaluation.train_sequences", self.evaluation.train_sequences, 0),
-            ("evaluation.recalibrate_batches", self.evaluation.recalibrate_batches, 1),
-        )
+        self._check_batch()
+        self._check_shrinkage(self.model.shrinkage)
         valid, test = self.arrays.valid, self.arrays.test
-        if not (0 < valid < 1 and 0 <= test < 1 and valid + test < 1):
+        if not valid + test < 1:
             raise UsageError(
                 f"arrays.valid {valid} and arrays.test {test} must be shares that leave sequences"
                 " for training"
             )
-        norm = self.normalisation
-        if norm.keeps_statistics and self.train.batch < 2:
-            raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
-        if norm.more_rows_than_features and not self.model.shrinkage:
-            raise UsageError(f"norm {self.norm} needs model.shrinkage above 0, as 0.1")
-        for name in ("peephole", "zoneout_c"):
-            if getattr(self.model, name) not in ("none", 0.0) and self.model.cell != "lstm":
-                raise UsageError(f"model.{name} is for cell lstm, not {self.model.cell}")
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:

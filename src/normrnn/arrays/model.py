@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.arrays.config import ArrayConfig
 from normrnn.engine.model import SequenceModel, Sequences
-from normrnn.engine.task import Loss, State
+from normrnn.engine.sums import Loss, State
 
 
 class ArrayModel(SequenceModel):
@@ -28,10 +28,7 @@ class ArrayModel(SequenceModel):
         options = m.options(norm)
         if norm.takes_time_steps and time_steps:
             options["time_steps"] = time_steps
-        size = m.hidden, m.layers
-        super().__init__(
-            features, outputs, *size, cell=m.cell, bidirectional=m.bidirectional, **options
-        )
+        super().__init__(features, outputs, bidirectional=m.bidirectional, **options)
         self.per_step = config.target_per == "step"
         self.values = config.target == "values"
         self.register_buffer("mean", torch.zeros(features))
@@ -77,7 +74,7 @@ class ArrayModel(SequenceModel):
         total = (squared.detach() * self.target_scale.square()).mean(1).sum()
         return Loss(total, objective=squared.mean(1).sum())
 
-    def example(self) -> tuple[tuple[Tensor, Tensor], dict[str, dict[int, str]]]:
+    def example_inputs(self) -> tuple[tuple[Tensor, Tensor], dict[str, dict[int, str]]]:
         """Return arguments to trace `forward` with, and their axes that may change."""
         features = torch.zeros(5, 3, len(self.mean))
         axes = {"features": {0: "T", 1: "B"}, "lengths": {0: "B"}}

@@ -93,31 +93,31 @@ def prepare(parts: Mapping[str, Any], options: ArraysConfig, where: str = "array
     train = "x_train" if "x_train" in parts else "x"
     if train not in parts or train.replace("x", "y") not in parts:
         raise UserError(f"{where}: needs x and y, or x_train and y_train, has {sorted(parts)}")
-    given = {
+    suffixes = {
         split: suffix
         for split, suffix in zip(SPLITS, (train[1:], "_valid", "_test"), strict=True)
         if f"x{suffix}" in parts
     }
-    splits = {split: _sequences(parts, suffix, where) for split, suffix in given.items()}
+    splits = {split: _sequences(parts, suffix, where) for split, suffix in suffixes.items()}
     per_step = {s: len(v.targets) == len(v.rows) > len(v.lengths) for s, v in splits.items()}
     if len(set(per_step.values())) > 1:
         raise UserError(f"{where}: targets are per step in some splits only")
     first = splits["train"]
-    for split, found in splits.items():
-        if _form(found) != _form(first):
+    for split, one in splits.items():
+        if _form(one) != _form(first):
             raise UserError(f"{where}: x or y of {split} differ from the training data in form")
     if "valid" not in splits:
-        groups = parts.get(f"groups{given['train']}")
+        groups = parts.get(f"groups{suffixes['train']}")
         splits |= _divided(first, groups, options, "test" not in splits, where)
-    for split, found in splits.items():
-        if not len(found.lengths):
+    for split, one in splits.items():
+        if not len(one.lengths):
             raise UserError(f"{where}: the {split} split is empty")
     labels = None
     if first.targets.dtype.kind != "f":
         labels, splits = _classes(splits, where)
     digest = hashlib.sha256()
-    for name in sorted(splits):
-        for array in (splits[name].rows, splits[name].lengths, splits[name].targets):
+    for name, split in sorted(splits.items()):
+        for array in (split.rows, split.lengths, split.targets):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
     return Arrays(splits, per_step["train"], labels, where, digest.hexdigest())
@@ -132,49 +132,44 @@ def _sequences(parts: Mapping[str, Any], suffix: str, where: str) -> Split:
     name = f"x{suffix}"
     if f"y{suffix}" not in parts:
         raise UserError(f"{where}: there is {name} but no y{suffix}")
-    x, y, lengths = parts[name], parts[f"y{suffix}"], parts.get(f"lengths{suffix}")
+    x, lengths = parts[name], parts.get(f"lengths{suffix}")
     if lengths is not None:
         lengths = np.asarray(lengths)
         if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 1).any():
             raise UserError(f"{where}: lengths{suffix} must be (N,) integers of at least 1")
         lengths = lengths.astype(np.int64)
-    steps = None  # (N, T) of padded input
+    padded = None  # (N, T) of padded input
     if _is_list(x):
         if lengths is not None:
             raise UserError(f"{where}: {name} is a list of sequences, so lengths are not needed")
         pieces = [np.asarray(one) for one in x]
         if not pieces or any(p.ndim != 2 for p in pieces) or len({p.shape[1] for p in pieces}) > 1:
             raise UserError(f"{where}: {name} must hold (T_i, F) arrays with one F")
-        lengths = np.array([len(p) for p in pieces])
+        lengths, rows = np.array([len(p) for p in pieces]), np.concatenate(pieces)
         if not lengths.all():
             raise UserError(f"{where}: {name} holds a sequence without steps")
-        rows = np.concatenate(pieces)
+    elif (x := np.asarray(x)).ndim == 3:
+        padded = x.shape[:2]
+        lengths = np.full(len(x), x.shape[1]) if lengths is None else lengths
+        if len(lengths) != len(x) or (len(x) and lengths.max() > x.shape[1]):
+            raise UserError(f"{where}: lengths{suffix} do not fit {name} of shape {x.shape}")
+        rows = x[_used(padded, lengths)]
+    elif x.ndim == 2 and lengths is not None and lengths.sum() == len(x):
+        rows = x
     else:
-        x = np.asarray(x)
-        if x.ndim == 3:
-            steps = x.shape[:2]
-            if lengths is None:
-                lengths = np.full(len(x), x.shape[1])
-            if len(lengths) != len(x) or (len(x) and lengths.max() > x.shape[1]):
-                raise UserError(f"{where}: lengths{suffix} do not fit {name} of shape {x.shape}")
-            rows = x[np.arange(x.shape[1]) < lengths[:, None]]
-        elif x.ndim == 2 and lengths is not None and lengths.sum() == len(x):
-            rows = x
-        else:
-            raise UserError(
-                f"{where}: {name} has shape {x.shape}; expected (N, T, F), a list of (T_i, F)"
-                " arrays, or (R, F) rows with lengths whose sum is R"
-            )
+        raise UserError(
+            f"{where}: {name} has shape {x.shape}; expected (N, T, F), a list of (T_i, F)"
+            " arrays, or (R, F) rows with lengths whose sum is R"
+        )
     if rows.dtype.kind not in "fiub" or not rows.shape[1]:
         raise UserError(f"{where}: {name} must hold numbers, with at least one feature")
-    if rows.dtype != np.uint8:
-        rows = rows.astype(np.float32)
-        if not np.isfinite(rows).all():
-            raise UserError(f"{where}: {name} has NaN or infinite values in its frames")
-    return Split(rows, lengths, _targets(y, lengths, steps, f"{where}: y{suffix}"))
+    if rows.dtype != np.uint8:  # pixels take a quarter of the memory
+        rows = _finite(rows, f"{where}: {name}")
+    targets = _targets(parts[f"y{suffix}"], lengths, padded, f"{where}: y{suffix}")
+    return Split(rows, lengths, targets)
 
 
-def _targets(y: Any, lengths: Array, steps: tuple[int, int] | None, name: str) -> Array:
+def _targets(y: Any, lengths: Array, padded: tuple[int, int] | None, name: str) -> Array:
     """Return targets with one entry per sequence or per row."""
     count, total = len(lengths), int(lengths.sum())
     if _is_list(y) and len(y) and np.ndim(y[0]):
@@ -182,12 +177,10 @@ def _targets(y: Any, lengths: Array, steps: tuple[int, int] | None, name: str) -
         if [len(p) for p in pieces] != lengths.tolist():
             raise UserError(f"{name} must have as many steps as x in every sequence")
         y = np.concatenate(pieces)
-    elif _is_list(y):
-        y = np.asarray(list(y))
     else:
-        y = np.asarray(y)
-        if steps is not None and y.shape[:2] == steps:
-            y = y[np.arange(steps[1]) < lengths[:, None]]
+        y = np.asarray(list(y) if _is_list(y) else y)
+        if padded is not None and y.shape[:2] == padded:
+            y = y[_used(padded, lengths)]
     if y.ndim not in (1, 2) or len(y) not in (count, total):
         raise UserError(
             f"{name} has shape {y.shape}; expected a target for each of {count} sequences or of"
@@ -196,12 +189,22 @@ def _targets(y: Any, lengths: Array, steps: tuple[int, int] | None, name: str) -
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.dtype.kind == "f":
-        y = y.astype(np.float32)
-        if not np.isfinite(y).all():
-            raise UserError(f"{name} has NaN or infinite values")
-    elif y.dtype.kind not in "iubU" or y.ndim != 1:
+        return _finite(y, name)
+    if y.dtype.kind not in "iubU" or y.ndim != 1:
         raise UserError(f"{name} must hold one label per target, or floats; it has {y.dtype}")
     return y
+
+
+def _used(padded: tuple[int, int], lengths: Array) -> Array:
+    """Return which steps (N, T) of padded input are not padding."""
+    return np.arange(padded[1]) < lengths[:, None]
+
+
+def _finite(values: Array, name: str) -> Array:
+    values = values.astype(np.float32)
+    if not np.isfinite(values).all():
+        raise UserError(f"{name} has NaN or infinite values")
+    return values
 
 
 def _is_list(value: Any) -> bool:
@@ -216,18 +219,15 @@ def _divided(
     """Split sequences by shares: whole groups where given, else the same share of every class."""
     random = np.random.default_rng(options.split_seed)
     count = len(whole.lengths)
+    unit, stratum = np.arange(count), np.zeros(count, int)
     if groups is not None:
-        groups = np.asarray(groups)
-        if groups.shape != (count,):
-            raise UserError(f"{where}: groups has shape {groups.shape}, not ({count},)")
-        units = [np.flatnonzero(groups == group) for group in np.unique(groups)]
-        strata = [np.arange(len(units))]
-    else:
-        units = [np.array([i]) for i in range(count)]
-        strata = [np.arange(count)]
-        if whole.targets.dtype.kind != "f" and len(whole.targets) == count:
-            labels = np.unique(whole.targets)
-            strata = [np.flatnonzero(whole.targets == label) for label in labels]
+        if np.shape(groups) != (count,):
+            raise UserError(f"{where}: groups has shape {np.shape(groups)}, not ({count},)")
+        unit = np.unique(groups, return_inverse=True)[1]
+    elif whole.targets.dtype.kind != "f" and len(whole.targets) == count:
+        stratum = np.unique(whole.targets, return_inverse=True)[1]
+    # The groups, or the sequences of one class, of which shares are taken together.
+    strata = [np.unique(unit[stratum == one]) for one in np.unique(stratum)]
     shares = {"valid": options.valid, "test": options.test if with_test else 0.0}
     chosen: dict[str, list[int]] = {split: [] for split in SPLITS}
     carry = dict.fromkeys(shares, 0.0)
@@ -241,16 +241,15 @@ def _divided(
             chosen[split] += order[start : start + take].tolist()
             start += take
         chosen["train"] += order[start:].tolist()
-    found = {}
+    parts = {}
     for split, some in chosen.items():
         if split == "test" and not shares["test"]:
             continue
         if not some:
-            raise UserError(
-                f"{where}: the {split} split is empty: {len(units)} sequences or groups are too few"
-            )
-        found[split] = whole.take(np.sort(np.concatenate([units[i] for i in sorted(some)])))
-    return found
+            few = f"{len(np.unique(unit))} sequences or groups are too few"
+            raise UserError(f"{where}: the {split} split is empty: {few}")
+        parts[split] = whole.take(np.flatnonzero(np.isin(unit, some)))
+    return parts
 
 
 def _classes(splits: Mapping[str, Split], where: str) -> tuple[Array, dict[str, Split]]:

@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.arrays.config import ArrayConfig
 from normrnn.arrays.model import ArrayModel
 from normrnn.arrays.read import Arrays, describe, read_arrays
 from normrnn.engine.batches import evenly_spread
-from normrnn.engine.exported import ExportedClassifier
 from normrnn.engine.model import Sequences
 from normrnn.engine.statistics import Tensors
 from normrnn.engine.task import Split, Task
@@ -22,6 +21,7 @@ from normrnn.errors import UserError
 class ArrayTask(Task):
     """Batches of whole sequences."""
 
+    network = ArrayModel
     config: ArrayConfig
     model: ArrayModel
 
@@ -37,7 +37,7 @@ class ArrayTask(Task):
         if config.normalisation.keeps_statistics and len(train.lengths) < 2:
             raise UserError(f"{arrays.where}: norm {config.norm} needs two training sequences")
         self.settings = settings
-        self.per_step = arrays.per_step
+        self.per_step, self.is_regression = arrays.per_step, arrays.labels is None
         self.splits = tuple(split for split in ("valid", "test") if split in arrays.splits)
         self.calibration_batches = config.evaluation.recalibrate_batches
         longest, steps = int(train.lengths.max()), config.model.time_steps
@@ -63,12 +63,7 @@ class ArrayTask(Task):
         }
 
     @classmethod
-    def network(cls, config: ArrayConfig, **sizes: int) -> ArrayModel:
-        """Make a network."""
-        return ArrayModel(config, **sizes)
-
-    @classmethod
-    def saved_sizes(cls, weights: Tensors, files: Any) -> dict[str, Any]:  # noqa: ARG003
+    def saved_sizes(cls, weights: Tensors, metadata: Any) -> dict[str, Any]:  # noqa: ARG003
         """Return the sizes of a saved network."""
         running = weights.get("rnn.norm_l0.running_mean", torch.empty(0))
         return {
@@ -79,14 +74,14 @@ class ArrayTask(Task):
 
     def check_model(self, model: ArrayModel) -> None:
         """Raise UserError if the data has other features or targets than a network."""
-        own, settings = self.sizes, self.settings
+        sizes, settings = self.sizes, self.settings
         if (settings["target"] == "values", self.per_step) != (model.values, model.per_step):
             raise UserError(
                 f"{self.where} has {settings['target']} per {settings['target_per']} as targets"
             )
-        if (own["features"], own["outputs"]) != (len(model.mean), len(model.target_mean)):
+        if (sizes["features"], sizes["outputs"]) != (len(model.mean), len(model.target_mean)):
             raise UserError(
-                f"{self.where} has {own['features']} features and {own['outputs']} outputs; the"
+                f"{self.where} has {sizes['features']} features and {sizes['outputs']} outputs; the"
                 f" network has {len(model.mean)} and {len(model.target_mean)}"
             )
 
@@ -116,10 +111,6 @@ class ArrayTask(Task):
         if is_used.all():
             return x.unflatten(0, (len(steps), len(which))), y
         return PackedSequence(x, is_used.sum(1)), y
-
-    def exported(self, session: Any) -> nn.Module:
-        """Return a network that runs an ONNX session."""
-        return ExportedClassifier(session, self.per_step, self.arrays.labels is None)
 
 
 def _moments(rows: Any) -> tuple[Tensor, Tensor]:

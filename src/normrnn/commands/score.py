@@ -37,14 +37,13 @@ def run(arguments: list[str]) -> int:
 
 
 def _score(run: Path, file: Path, show_lines: bool) -> None:
-    import torch
-
     from normrnn.config.measure import perplexity
     from normrnn.runs.environment import named_device
     from normrnn.runs.store import RunDirectory
     from normrnn.text.config import LanguageConfig
     from normrnn.text.files import read_blocks
-    from normrnn.text.task import LanguageTask, token_nats
+    from normrnn.text.reading import Reader
+    from normrnn.text.task import LanguageTask
     from normrnn.text.vocabulary import UNKNOWN, tokens
 
     directory = RunDirectory(run)
@@ -52,15 +51,14 @@ def _score(run: Path, file: Path, show_lines: bool) -> None:
     model = LanguageTask.load(directory, named_device("cpu"))
     vocabulary = model.vocabulary
     text = "".join(read_blocks(file, hashlib.sha256())).split("\n")[:-1]
-    ids = torch.from_numpy(vocabulary.encode(text))
+    ids = vocabulary.encode(text).tolist()
     # The end of an imagined line before the text, so that its first word is predicted too.
-    before = torch.tensor([vocabulary.eos])
-    nats = token_nats(model, config, torch.cat([before, ids]))
+    nats = Reader.as_trained(model, config).nats([vocabulary.eos, *ids])
     if show_lines:
         counts = [len(tokens(line, vocabulary.level)) for line in text]
         for line, part in zip(text, nats.split(counts), strict=True):
             print(f"{perplexity(part.mean().item()):.2f}\t{len(part)}\t{line}")
-    unknown = int((ids == vocabulary.index.get(UNKNOWN, -1)).sum())
+    unknown = ids.count(vocabulary.index.get(UNKNOWN, -1))
     print(_total(str(file), vocabulary.level, nats.double().sum().item(), len(nats), unknown))
 
 
@@ -94,8 +92,7 @@ def _score_input(run: Path) -> None:
     config = directory.config(LanguageConfig)
     model = LanguageTask.load(directory, named_device("cpu"))
     vocabulary = model.vocabulary
-    carried = config.train.reading == "streams"
-    reader = Reader(model, config.train.steps, carried, overlap=False)
+    reader = Reader.as_trained(model, config)
     last, nats, count, unknown, offset = vocabulary.eos, 0.0, 0, 0, 0
     for raw in sys.stdin.buffer:
         line = decoded(raw, "standard input", offset).removesuffix("\n")

@@ -5,9 +5,10 @@ Every class is frozen and flat, every field has a name that appears on the comma
 run directories stay readable.
 """
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 from tyro.conf import Suppress, arg
 
@@ -22,19 +23,19 @@ def checked_norm(norm: str | None, name: str) -> str:
 
     Raise UsageError, with the choices and the name of the argument, for an unknown one.
     """
-    found = norms.BASELINE if norm in (None, "None") else norm
-    if found not in norms.names():
+    chosen = norms.BASELINE if norm in (None, "None") else norm
+    if chosen not in norms.names():
         raise UsageError(f"{name} has {norm!r}, not one of {', '.join(norms.names())}")
-    return found
+    return chosen
 
 
-def checked_norms(given: "str | Iterable[str | None]", name: str) -> tuple[str, ...]:
+def checked_norms(chosen: "str | Iterable[str | None]", name: str) -> tuple[str, ...]:
     """Return normalisations, each once, from a comma-separated string or a sequence.
 
     >>> checked_norms("none,frame", "norms"), checked_norms([None, "frame"], "norms")
     (('none', 'frame'), ('none', 'frame'))
     """
-    several = given.split(",") if isinstance(given, str) else given
+    several = chosen.split(",") if isinstance(chosen, str) else chosen
     return tuple(dict.fromkeys(checked_norm(norm, name) for norm in several))
 
 
@@ -53,7 +54,57 @@ def settled(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 _LARGEST = 2**31 - 1
 _LARGEST_FLOAT = 1e38  # of float32, and a range of twice as much fits too
-MEASURED = ("data_sha256", "text.", "arrays.", "evaluation.tokens")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The values that a setting may have; ends that are left out are excluded."""
+
+    low: float
+    high: float = math.inf
+    with_low: bool = True
+    with_high: bool = True
+
+    def check(self, name: str, value: float) -> None:
+        """Raise UsageError for a value that is out of bounds."""
+        above = value >= self.low if self.with_low else value > self.low
+        below = value <= self.high if self.with_high else value < self.high
+        if not (above and below):
+            if math.isinf(self.high):
+                allowed = f"be {'at least' if self.with_low else 'above'} {self.low}"
+            else:
+                ends = "[("[not self.with_low], "])"[not self.with_high]
+                allowed = f"lie in {ends[0]}{self.low}, {self.high}{ends[1]}"
+            raise UsageError(f"{name} must {allowed}, not {value}")
+
+
+Count = Annotated[int, Bounds(0)]
+Positive = Annotated[int, Bounds(1)]
+NotNegative = Annotated[float, Bounds(0)]
+AboveZero = Annotated[float, Bounds(0, with_low=False)]
+Share = Annotated[float, Bounds(0, 1)]
+Layers = Annotated[int, Bounds(1, 1000)]
+Probability = Annotated[float, Bounds(0, 1, with_high=False)]
+
+
+def check_bounds(settings: Any, prefix: str = "") -> None:
+    """Raise UsageError for a field of a dataclass, or of those in it, that is out of bounds."""
+    hints = get_type_hints(type(settings), include_extras=True)
+    for field_ in fields(settings):
+        name, value = f"{prefix}{field_.name}", getattr(settings, field_.name)
+        if is_dataclass(value):
+            check_bounds(value, f"{name}.")
+            continue
+        bounds = [b for b in get_args(hints[field_.name])[1:] if isinstance(b, Bounds)]
+        if isinstance(value, float) and not abs(value) <= _LARGEST_FLOAT:
+            raise UsageError(f"{name} must be a finite number up to 1e38, not {value}")
+        for one in bounds:
+            one.check(name, value)
+        if isinstance(value, int) and name != "seed" and value > _LARGEST:
+            raise UsageError(f"{name} must be at most {_LARGEST:,}, not {value:,}")
+
+
+MEASURED = ("data_sha256", "text.", "arrays.", "evaluation.tokens", "evaluation.test_speakers")
 """How the fields begin that define what the loss is: runs that differ in one are not compared, and
 none is tuned."""
 
@@ -64,20 +115,20 @@ class OptimizerConfig:
 
     name: Literal["sgd", "adam", "adamw", "rmsprop"] = "sgd"
     """Method."""
-    lr: float = 1.0
+    lr: NotNegative = 1.0
     """Learning rate of the first epochs."""
-    momentum: float = 0.0
+    momentum: NotNegative = 0.0
     """Momentum of sgd and rmsprop."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Weight decay."""
-    clip_norm: float = 0.0
+    clip_norm: NotNegative = 0.0
     """Gradients with a larger global norm are scaled down to it. 0: never."""
     loss: Literal["sum_over_time", "mean"] = "sum_over_time"
     """What is differentiated: the loss summed over time and averaged over the batch, as Zaremba's
     and the authors' code do, or averaged over both, a step smaller by the window's length."""
-    decay: float = 1.0
+    decay: AboveZero = 1.0
     """The learning rate is divided by this at every epoch after `decay_after`."""
-    decay_after: int = 1
+    decay_after: Positive = 1
     """The last epoch (1-based) at the full learning rate."""
 
 
@@ -85,32 +136,35 @@ class OptimizerConfig:
 class LayersConfig:
     """Recurrent layers: size, normalisers, regularisers."""
 
-    hidden: int
-    layers: int
+    cell: Literal["lstm", "rnn", "gru"] = "lstm"
+    """Kind of the layers; rnn is the simple one with tanh."""
+    hidden: Positive
+    layers: Layers
     peephole: Literal["none", "output", "all"] = "none"
     """Diagonal peepholes of the LSTM: the paper's W_co, or all three."""
     gamma: float | None = None
     """Initial γ of the normalisers. None: the norm's own, 1, of recurrent 0.1."""
-    eps: float = 1e-5
+    eps: AboveZero = 1e-5
     """ε of the normalisers (the authors' code: 1e-6)."""
-    momentum: float = 0.1
+    momentum: Share = 0.1
     """Weight of the new value in the running statistics."""
-    shrinkage: float = 0.0
+    shrinkage: Share = 0.0
     """Of the covariance towards its diagonal, for whiten."""
-    dropout: float = 0.0
+    dropout: Probability = 0.0
     """Between layers and before the softmax; never on the recurrence."""
     dropout_kind: Literal["element", "locked"] = "element"
     """Every value by itself, or one mask per sequence, the same at all its steps."""
-    weight_drop: float = 0.0
+    weight_drop: Probability = 0.0
     """Share of the recurrent weights left out, others in every update."""
-    zoneout_h: float = 0.0
+    zoneout_h: Probability = 0.0
     """Share of the states h that stay as they were in a step."""
-    zoneout_c: float = 0.0
+    zoneout_c: Probability = 0.0
     """The same of the LSTM's c."""
 
     def options(self, norm: norms.Norm) -> dict[str, Any]:
-        """Return the arguments of the layers besides their size."""
-        same = ("gamma", "eps", "momentum", "shrinkage", "dropout", "dropout_kind", "weight_drop")
+        """Return the arguments of `engine.model.SequenceModel` besides inputs and outputs."""
+        same = ("cell", "hidden", "layers", "gamma", "eps", "momentum", "shrinkage", "dropout")
+        same += ("dropout_kind", "weight_drop")
         return {
             "norm": norm.name if norm.normalises else None,
             "peephole": None if self.peephole == "none" else self.peephole,
@@ -118,34 +172,18 @@ class LayersConfig:
             "zoneout": (self.zoneout_h, self.zoneout_c),
         }
 
-    def check(self) -> None:
-        """Raise UsageError for values that are out of range."""
-        for name in ("hidden", "layers"):
-            if not getattr(self, name) >= 1:
-                raise UsageError(f"model.{name} must be at least 1, not {getattr(self, name)}")
-        if self.layers > 1000:
-            raise UsageError(f"model.layers must be at most 1000, not {self.layers}")
-        if not self.eps > 0:
-            raise UsageError(f"model.eps must be positive, not {self.eps}")
-        for name in ("momentum", "shrinkage"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"model.{name} must lie in [0, 1], not {getattr(self, name)}")
-        for name in ("dropout", "weight_drop", "zoneout_h", "zoneout_c"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"model.{name} must lie in [0, 1), not {getattr(self, name)}")
-
 
 @dataclass(frozen=True)
 class LoopConfig:
     """Batches, and when to log and save."""
 
-    batch: int = 32
+    batch: Positive = 32
     """Streams or utterances of an update."""
-    segments: int = 1
+    segments: Positive = 1
     """Parts of an epoch. Each starts from zero state and ends with a validation."""
-    log_every: int = 100
+    log_every: Positive = 100
     """Updates per train row of metrics.jsonl."""
-    checkpoint_every: int = 200
+    checkpoint_every: Positive = 200
     """Updates between checkpoints inside an epoch."""
     sync_statistics: bool = True
     """With several processes, pool statistics over all of them, so that a batch is normalised as
@@ -177,44 +215,38 @@ class Config:
     shared_initialisation: Suppress[bool] = False
     """Set by training: with the same seed every norm starts from the same values of the parameters
     that it shares with the others, and sees the same batches and masks."""
-    epochs: int = 15
+    epochs: Positive = 15
     """Passes over the training data."""
-    seed: int = 1
+    seed: Annotated[int, Bounds(0, 2**32, with_high=False)] = 1
     """Seed of weights, dropout and the order of the data."""
     device: str = "cpu"
     """Where to train: cpu, cuda, cuda:1, mps; auto takes the fastest that is there."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of products in training: bf16 runs updates under autocast. Weights, recurrences, statistics,
     losses and evaluations stay in fp32."""
-    threads: int = 0
+    threads: Count = 0
     """Threads of the tensor library. 0: its own choice."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "norm", checked_norm(self.norm, "norm"))
-        for name, value in flat(to_dict(self)).items():
-            if isinstance(value, float) and not abs(value) <= _LARGEST_FLOAT:
-                raise UsageError(f"{name} must be a finite number up to 1e38, not {value}")
-            if isinstance(value, int) and name != "seed" and value > _LARGEST:
-                raise UsageError(f"{name} must be at most {_LARGEST:,}, not {value:,}")
-        if not 0 <= self.seed < 2**32:
-            raise UsageError(f"seed must lie in [0, 2**32), not {self.seed}")
-        self._at_least(
-            ("epochs", self.epochs, 1),
-            ("threads", self.threads, 0),
-            ("optimizer.lr", self.optimizer.lr, 0),
-            ("optimizer.momentum", self.optimizer.momentum, 0),
-            ("optimizer.weight_decay", self.optimizer.weight_decay, 0),
-            ("optimizer.clip_norm", self.optimizer.clip_norm, 0),
-            ("optimizer.decay_after", self.optimizer.decay_after, 1),
-            ("train.batch", self.train.batch, 1),
-            ("train.segments", self.train.segments, 1),
-            ("train.log_every", self.train.log_every, 1),
-            ("train.checkpoint_every", self.train.checkpoint_every, 1),
-        )
-        if not self.optimizer.decay > 0:
-            raise UsageError(f"optimizer.decay must be positive, not {self.optimizer.decay}")
+        check_bounds(self)
+        model = getattr(self, "model", None)
+        if isinstance(model, LayersConfig) and model.cell != "lstm":
+            for name in ("peephole", "zoneout_c"):
+                if getattr(model, name) not in ("none", 0.0):
+                    raise UsageError(f"model.{name} is for cell lstm, not {model.cell}")
+
+    def _check_batch(self) -> None:
+        """Raise UsageError for a batch of one sequence, which has no statistics of its own."""
+        if self.normalisation.keeps_statistics and self.train.batch < 2:
+            raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
+
+    def _check_shrinkage(self, shrinkage: float) -> None:
+        """Raise UsageError where a batch may have fewer frames than a covariance has features."""
+        if self.normalisation.more_rows_than_features and not shrinkage:
+            raise UsageError(f"norm {self.norm} needs model.shrinkage above 0, as 0.1")
 
     @property
     def normalisation(self) -> norms.Norm:
@@ -230,9 +262,3 @@ class Config:
     def own_measure(self) -> Measure:
         """Return how the loss of this experiment is shown."""
         return self.measure(flat(to_dict(self)))
-
-    @staticmethod
-    def _at_least(*checks: tuple[str, float, float]) -> None:
-        for name, value, low in checks:
-            if not value >= low:
-                raise UsageError(f"{name} must be at least {low}, not {value}")

@@ -6,11 +6,11 @@ Nothing here is called with a name that was read from a file. Child processes ge
 locations from their parent (`handed_over`, `receive`).
 """
 
+import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
-from functools import reduce
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -44,7 +44,7 @@ def find(name: str, path: str | Path | None = None) -> Any:
     module_name, _, attributes = name.partition(":")
     try:
         module = _import(module_name, path)
-        found = reduce(getattr, attributes.split("."), module)
+        thing = functools.reduce(getattr, attributes.split("."), module)
     except UserError:
         raise
     except (ImportError, AttributeError) as error:
@@ -53,7 +53,7 @@ def find(name: str, path: str | Path | None = None) -> Any:
     except Exception as error:
         raise UserError(f"importing {name} failed: {type(error).__name__}: {error}") from error
     _imported[name] = str(_root(module))
-    return found
+    return thing
 
 
 def _import(name: str, path: str | Path | None) -> ModuleType:
@@ -109,65 +109,53 @@ def import_path(thing: Any) -> str:
     return path
 
 
-def is_recipe(found: Any) -> bool:
+def is_recipe(thing: Any) -> bool:
     """Whether an object is a config class, or a function that needs no arguments."""
-    if isinstance(found, type):
-        return issubclass(found, Config)
-    return callable(found) and all(
+    if isinstance(thing, type):
+        return issubclass(thing, Config)
+    return callable(thing) and all(
         p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        for p in inspect.signature(found).parameters.values()
+        for p in inspect.signature(thing).parameters.values()
     )
 
 
-def use(name: str, path: str | Path | None = None) -> str:
-    """Import a recipe or a normalisation, register it, and return the name it is known by.
-
-    A recipe is known by its import path, a normalisation by its own name.
-    """
-    return _register(find(name, path), name)
-
-
-def use_recipe(thing: Any) -> str:
-    """Register a recipe that is given as an object; return its import path."""
-    return _register(thing, import_path(thing))
+def use(what: Any, path: str | Path | None = None) -> str:
+    """Register a recipe or a normalisation, given by its import path or as an object; return the
+    name it is known by: a recipe's is its import path."""
+    if isinstance(what, str):
+        return _register(find(what, path), what)
+    return _register(what, import_path(what))
 
 
-def _register(found: Any, name: str) -> str:
-    if isinstance(found, norms.Norm):
-        return _register_norm(found)
+def _register(thing: Any, name: str) -> str:
+    if isinstance(thing, norms.Norm):
+        if thing.name not in norms.names():
+            norms.register(thing)
+        elif norms.of(thing.name) != thing:
+            raise UsageError(f"there is another normalisation {thing.name!r} already")
+        return thing.name
     if name in recipes():
         return name
-    if not is_recipe(found):
+    if not is_recipe(thing):
         raise UsageError(
-            f"{name} is {type(found).__name__}; expected a function without arguments that returns"
+            f"{name} is {type(thing).__name__}; expected a function without arguments that returns"
             " a config, a config class, or a normrnn.norms.Norm"
         )
-    make: Callable[[], Any] = found
-    if isinstance(found, type):
-
-        def make() -> Any:
-            return found(recipe=name)
-
-        make.__doc__ = found.__doc__
+    make = thing
+    if isinstance(thing, type):
+        make = functools.partial(thing, recipe=name)
+        make.__doc__ = thing.__doc__
     if not isinstance(config := make(), Config):
         raise UsageError(f"{name} returned {type(config).__name__}, not a config")
     register(make, name)
     return name
 
 
-def _register_norm(norm: norms.Norm) -> str:
-    if norm.name not in norms.names():
-        norms.register(norm)
-    elif norms.of(norm.name) != norm:
-        raise UsageError(f"there is another normalisation {norm.name!r} already")
-    return norm.name
-
-
-def use_norms(given: Any, path: str | Path | None = None) -> Any:
+def use_norms(names: Any, path: str | Path | None = None) -> Any:
     """Replace import paths among normalisations by the names that they are known by."""
-    if isinstance(given, str):
-        return ",".join(use_norms(given.split(","), path))
-    return [use(one, path) if is_import_path(one) else one for one in given]
+    if isinstance(names, str):
+        return ",".join(use_norms(names.split(","), path))
+    return [use(one, path) if is_import_path(one) else one for one in names]
 
 
 def handed_over() -> dict[str, str]:
@@ -178,6 +166,6 @@ def handed_over() -> dict[str, str]:
 def receive(imports: Mapping[str, str]) -> None:
     """Import and register in a child process what its parent handed over."""
     for name, path in imports.items():
-        found = find(name, path)
-        if isinstance(found, norms.Norm) or is_recipe(found):
-            _register(found, name)
+        thing = find(name, path)
+        if isinstance(thing, norms.Norm) or is_recipe(thing):
+            _register(thing, name)

@@ -113,9 +113,9 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
     name = values.get("recipe")
     if isinstance(name, str) and name in known:
         return _kind(known[name])[0]
-    given = flat(values).keys()
+    names = flat(values).keys()
     kinds = [_kind(make) for make in known.values()]
-    return next((kind for kind, fields in kinds if given <= fields), Config)
+    return next((kind for kind, fields in kinds if names <= fields), Config)
 
 
 @cache

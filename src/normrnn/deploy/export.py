@@ -82,10 +82,10 @@ def export(
         run = RunDirectory(expanded(model))
         network = task_of(run.config()).load(run, named_device("cpu"))
         about = of_run(run)
-    plain: Any = getattr(network, "plain", None)
+    plain: Any = getattr(network, "plain_network", None)
     network = network if plain is None else plain()
     if example is None and format in ("onnx", "program"):
-        own_example: Any = getattr(network, "example", None)
+        own_example: Any = getattr(network, "example_inputs", None)
         if own_example is None:
             raise ValueError(
                 f"format={format!r} traces your own model: give example=, a tuple of its arguments"

@@ -16,7 +16,26 @@ Axes = dict[str, dict[int, str]]
 """Names of the axes that may change, by argument."""
 
 
-class TextNetwork(nn.Module):
+class Network(nn.Module):
+    """One of our networks as a function of tensors."""
+
+    outputs: tuple[str, ...]
+    """Names of what `forward` returns."""
+    notes: Mapping[str, str]
+    """JSON that a user needs beside the numbers, as the vocabulary."""
+    usage: Mapping[str, str]
+    """Code for the card: how a loaded file is called, by "tensors", "onnx" and "program"."""
+
+    def stream(self, input: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Return the outputs of one piece of a sequence, and the state after it."""
+        raise NotImplementedError
+
+    def example_inputs(self) -> tuple[tuple[Tensor, ...], Axes]:
+        """Return arguments to trace `forward` with, and their axes that may change."""
+        raise NotImplementedError
+
+
+class TextNetwork(Network):
     """A language model: tokens (T, B), h0[, c0] -> logits (T, B, C), hn[, cn]."""
 
     def __init__(
@@ -25,7 +44,6 @@ class TextNetwork(nn.Module):
         super().__init__()
         self.embedding, self.rnn, self.decoder = embedding, rnn, decoder
         self.notes = notes
-        """JSON that a user needs beside the numbers: the vocabulary."""
         states = ("h", "c") if rnn.mode == "LSTM" else ("h",)
         self.outputs = ("logits", *(f"{name}n" for name in states))
         size = f"{rnn.num_layers}, 2, {rnn.hidden_size}"
@@ -40,13 +58,11 @@ class TextNetwork(nn.Module):
         logits, after = self.stream(tokens, h0 if c0 is None else (h0, c0))
         return logits, *((after,) if isinstance(after, Tensor) else after)
 
-    def stream(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Return logits, and the state after the last token."""
-        output, state = self.rnn(self.embedding(tokens), state)
+    def stream(self, input: Tensor, state: Any) -> tuple[Tensor, Any]:
+        output, state = self.rnn(self.embedding(input), state)
         return self.decoder(output), state
 
-    def example(self) -> tuple[tuple[Tensor, ...], Axes]:
-        """Return arguments to trace `forward` with, and their axes that may change."""
+    def example_inputs(self) -> tuple[tuple[Tensor, ...], Axes]:
         rnn, axes = self.rnn, {"tokens": {0: "T", 1: "B"}}
         names = ("h0", "c0")[: len(self.outputs) - 1]
         # Separate tensors: torch.export merges two arguments that are one tensor.
@@ -54,7 +70,7 @@ class TextNetwork(nn.Module):
         return (torch.zeros(3, 2, dtype=torch.long), *state), axes | {n: {1: "B"} for n in names}
 
 
-class FrameNetwork(nn.Module):
+class FrameNetwork(Network):
     """An acoustic model: features (T, B, F), lengths (B,) -> log posteriors, 0 in the padding."""
 
     mean: Tensor
@@ -76,13 +92,11 @@ class FrameNetwork(nn.Module):
         time = torch.arange(features.shape[0], device=features.device)
         return torch.where((time[:, None] < lengths)[:, :, None], logs, 0.0)
 
-    def stream(self, features: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Return log posteriors, and the state after the last frame."""
-        output, state = self.rnn((features - self.mean) * self.scale, state)
+    def stream(self, input: Tensor, state: Any) -> tuple[Tensor, Any]:
+        output, state = self.rnn((input - self.mean) * self.scale, state)
         return self.decoder(output).log_softmax(-1), state
 
-    def example(self) -> tuple[tuple[Tensor, ...], Axes]:
-        """Return arguments to trace `forward` with, and their axes that may change."""
+    def example_inputs(self) -> tuple[tuple[Tensor, ...], Axes]:
         features = torch.zeros(3, 2, len(self.mean))
         return (features, torch.tensor([3, 2])), {"features": {0: "T", 1: "B"}, "lengths": {0: "B"}}
 

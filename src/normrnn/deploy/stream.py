@@ -82,7 +82,7 @@ class _Network:
         for name, layer in layers.items():
             _check(layer, name or type(layer).__name__)
         self.batch_first = _batch_first(layers)
-        plain: Any = getattr(model, "plain", None)
+        plain: Any = getattr(model, "plain_network", None)
         self.model = with_layers(model if plain is None else plain(), _fast, share=False)
         self.call = self.model if plain is None else self.model.stream
         self.inputs: int | None = None

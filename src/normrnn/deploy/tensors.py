@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normrnn.deploy.networks import folded, recurrent, with_layers
+from normrnn.deploy.networks import Network, folded, recurrent, with_layers
 from normrnn.files import write_whole
 from normrnn.nn.base import Normalised
 from normrnn.runs.store import sealed_tensors
@@ -28,7 +28,8 @@ def write(network: nn.Module, path: Path, format: str) -> str:
     layers = [layer for layer in recurrent(network).values() if isinstance(layer, Normalised)]
     if not layers:
         raise ValueError(f"{type(network).__name__} holds no layer of normrnn: nothing to fold")
-    usage, notes = getattr(network, "usage", None), dict(getattr(network, "notes", {}))
+    usage = network.usage if isinstance(network, Network) else None
+    notes = dict(network.notes) if isinstance(network, Network) else {}
     plain = with_layers(network, lambda layer, name: folded(layer, name, keep=False))
     weights = _separate({name: value.detach() for name, value in plain.state_dict().items()})
     modules = {name: _description(layer) for name, layer in recurrent(plain).items()}

@@ -21,7 +21,7 @@ from torch.export import Dim
 from torch.fx.experimental import _config as shapes
 from torch.utils import _pytree as pytree
 
-from normrnn.deploy.networks import recurrent, traceable
+from normrnn.deploy.networks import Network, recurrent, traceable
 from normrnn.errors import UserError
 from normrnn.extras import export_extra
 from normrnn.files import write_whole
@@ -54,14 +54,13 @@ def write_program(network: nn.Module, example: Any, dynamic: Any, path: Path) ->
             "they are padded, not packed sequences"
         )
     buffer = io.BytesIO()  # torch's writer ends the process if a disk is full
-    notes = getattr(network, "notes", {})
+    notes = network.notes if isinstance(network, Network) else {}
     extra = {f"{name}.json": text for name, text in notes.items()}
     torch.export.save(program, buffer, extra_files=extra)
     write_whole(path, buffer.getbuffer())
-    return (
-        "import torch\n\n# unpickles: only for files of people you trust\n"
-        f"model = torch.export.load({json.dumps(path.name)}).module()\n"
-    ) + getattr(network, "usage", {"program": ""})["program"]
+    code = "import torch\n\n# unpickles: only for files of people you trust\n"
+    code += f"model = torch.export.load({json.dumps(path.name)}).module()\n"
+    return code + (network.usage["program"] if isinstance(network, Network) else "")
 
 
 def check_opset(opset: int | None) -> None:
@@ -98,7 +97,7 @@ def write_onnx(
             (*tensors.values(),),
             dynamo=True,
             input_names=[*tensors],
-            output_names=getattr(network, "outputs", None),
+            output_names=network.outputs if isinstance(network, Network) else None,
             dynamic_shapes=(tuple(dict(axes.get(name, {})) for name in tensors),),
             opset_version=opset or OPSET,
             verbose=False,
@@ -108,11 +107,12 @@ def write_onnx(
     if len(content.graph.input) < len(tensors):
         raise ValueError("the exporter dropped an argument that the model does not depend on")
     del content.graph.value_info[:]  # shapes of weights, which int8 transposes
-    onnx.helper.set_model_props(content, dict(getattr(network, "notes", {})))
+    if isinstance(network, Network):
+        onnx.helper.set_model_props(content, dict(network.notes))
     write_whole(path, content.SerializeToString())
-    start = "import numpy, onnxruntime\n\nsession = onnxruntime.InferenceSession"
-    usage = getattr(network, "usage", {"onnx": ""})
-    return f"{start}({json.dumps(path.name)})\n{usage['onnx']}"
+    code = "import numpy, onnxruntime\n\nsession = onnxruntime.InferenceSession"
+    code += f"({json.dumps(path.name)})\n"
+    return code + (network.usage["onnx"] if isinstance(network, Network) else "")
 
 
 @contextmanager

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from normrnn.config.measure import Measure
-from normrnn.engine.display import Display, Status
 from normrnn.errors import UserError
 from normrnn.extras import install_command
 from normrnn.files import following_no_link, utf8_name
@@ -39,20 +37,17 @@ class RowLog:
     """
 
     def __init__(self, run: Path) -> None:
-        self.run, self._is_open = run, False
+        self.run = run
+        self.rows: list[Row] | None = None
 
-    def __call__(self, row: Row) -> None:
-        """Add a row, which metrics.jsonl has already."""
-        if self._is_open:
+    def __call__(self, row: Row | None = None) -> None:
+        """Add a row, which metrics.jsonl has already; the first time all rows that it has."""
+        if self.rows is None:
+            self.rows = read_rows(self.run / METRICS)
+            self.begin(self.rows)
+        elif row is not None:
+            self.rows.append(row)
             self.add(row)
-        else:
-            self.complete()
-
-    def complete(self) -> None:
-        """Write all rows so far, if none was written yet."""
-        if not self._is_open:
-            self._is_open = True
-            self.begin(read_rows(self.run / METRICS))
 
     def begin(self, rows: Sequence[Row]) -> None:
         """Replace what an earlier process wrote by these rows."""
@@ -96,7 +91,6 @@ class TensorBoard(RowLog):
     def add(self, row: Row) -> None:
         """Write one more row."""
         kind = row["split"] + (f" {row['statistics']}" if "statistics" in row else "")
-        kind += f" {row['streams']} stream" if row.get("streams") == 1 else ""
         at = self.start + row["seconds"]
         for name, value in row.items():
             if isinstance(value, float) and name != "seconds":
@@ -111,19 +105,19 @@ class TensorBoard(RowLog):
 class CSV(RowLog):
     """RUN/metrics.csv, with a column for every key that a row has had."""
 
+    columns: Sequence[str] = ()
+
     def begin(self, rows: Sequence[Row]) -> None:
         """Replace what an earlier process wrote by these rows."""
-        self.rows = list(rows)
-        self.columns = list(dict.fromkeys(key for row in self.rows for key in row))
-        self._write(self.rows, "w")
+        self.columns = list(dict.fromkeys(key for row in rows for key in row))
+        self._write(rows, "w")
 
     def add(self, row: Row) -> None:
         """Write one more row."""
-        self.rows.append(row)
         if row.keys() <= set(self.columns):
             self._write([row], "a")
         else:
-            self.begin(self.rows)
+            self.begin(self.rows or [])
 
     def _write(self, rows: Sequence[Row], mode: str) -> None:
         path = self.run / CSV_FILE
@@ -135,34 +129,3 @@ class CSV(RowLog):
 
 
 LOGS: dict[str, type[RowLog]] = {"tensorboard": TensorBoard, "csv": CSV}
-
-
-class WithCallbacks:
-    """A display whose rows go to callbacks as well."""
-
-    def __init__(self, display: Display, callbacks: Sequence[Callback]) -> None:
-        self.display, self.callbacks = display, callbacks
-
-    def __enter__(self) -> "WithCallbacks":
-        self.display.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.display.__exit__(*error)
-
-    def update(self, status: Status) -> None:
-        """Show an update; callbacks get rows only."""
-        self.display.update(status)
-
-    def row(self, row: Row) -> None:
-        """Show a row and pass it on."""
-        self.display.row(row)
-        for callback in self.callbacks:
-            callback(row)
-
-
-def with_callbacks(
-    display: Callable[[int, Measure], Display], callbacks: Sequence[Callback]
-) -> Callable[[int, Measure], Display]:
-    """Return the display with callbacks for its rows."""
-    return lambda epochs, measure: WithCallbacks(display(epochs, measure), callbacks)

@@ -2,9 +2,10 @@
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Self
 
 from normrnn.config.measure import Measure
+from normrnn.runs.rows import Row
 
 _COLUMNS = 80
 """Width of a terminal or of a log."""
@@ -28,53 +29,36 @@ class Status:
     """Share of wrong predictions, where they are counted."""
 
 
-class Display(Protocol):
-    """What the loop calls to show a run."""
+class Display:
+    """What the loop calls to show a run; this one shows nothing."""
 
-    def __enter__(self) -> "Display": ...
+    def __init__(self, epochs: int, measure: Measure) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *error: object) -> None: ...
 
     def update(self, status: Status) -> None:
         """After every update."""
-        ...
 
-    def row(self, row: dict[str, Any]) -> None:
+    def row(self, row: Row) -> None:
         """After every row of metrics.jsonl."""
-        ...
 
 
-class Nowhere:
-    """Show nothing."""
-
-    def __init__(self, epochs: int, measure: Measure) -> None: ...
-
-    def __enter__(self) -> "Nowhere":
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def update(self, status: Status) -> None: ...
-
-    def row(self, row: dict[str, Any]) -> None: ...
-
-
-class _Display:
+class _WithSpeed(Display):
     """Speed and time left, from the updates of this process.
 
     `statistics`: whether to show the kind of statistics.
     """
 
     def __init__(self, epochs: int, measure: Measure, statistics: bool = True) -> None:
-        self.epochs = epochs
-        self.measure = measure
-        self.statistics = statistics
+        self.epochs, self.measure, self.statistics = epochs, measure, statistics
         self.first: Status | None = None
-        self.began = 0.0
         self.last: Status | None = None
-        self.total = 0
+        self.began, self.total = 0.0, 0
 
-    def note(self, status: Status) -> None:
+    def update(self, status: Status) -> None:
         """Record the status."""
         if self.first is None:
             self.first, self.began = status, time.monotonic()
@@ -101,20 +85,10 @@ class _Display:
         return f"{rate:,.0f} {self.measure.unit}/s  {duration(left)} left"
 
 
-class PlainDisplay(_Display):
+class PlainDisplay(_WithSpeed):
     """One line per row of metrics.jsonl."""
 
-    def __enter__(self) -> "PlainDisplay":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def update(self, status: Status) -> None:
-        """Record the status; rows are printed."""
-        self.note(status)
-
-    def row(self, row: dict[str, Any]) -> None:
+    def row(self, row: Row) -> None:
         """Print a row; a train row with speed and time left, where they fit."""
         text = describe(row, self.epochs, self.measure, self.statistics)
         if row["split"] == "train":
@@ -125,7 +99,7 @@ class PlainDisplay(_Display):
         print(text, flush=True)
 
 
-class LiveDisplay(_Display):
+class LiveDisplay(_WithSpeed):
     """One line for the epoch, with validations as lines above it.
 
     A terminal of less than 100 columns has neither the bar nor the learning rate.
@@ -148,7 +122,7 @@ class LiveDisplay(_Display):
         self.task = self.bar.add_task("", total=None, state="", visible=False)
         self.drawn = 0.0
 
-    def __enter__(self) -> "LiveDisplay":
+    def __enter__(self) -> Self:
         self.bar.start()
         return self
 
@@ -157,7 +131,7 @@ class LiveDisplay(_Display):
 
     def update(self, status: Status) -> None:
         """Redraw, a few times a second at most."""
-        self.note(status)
+        super().update(status)
         now = time.monotonic()
         if now - self.drawn < 0.2 and status.index < status.epoch_updates:
             return
@@ -172,14 +146,14 @@ class LiveDisplay(_Display):
             f"{f'  lr {status.lr:g}' if self.wide else ''}  {self.speed()}",
         )
 
-    def row(self, row: dict[str, Any]) -> None:
+    def row(self, row: Row) -> None:
         """Print validations above the bar, which shows train rows."""
         if row["split"] != "train":
             text = describe(row, self.epochs, self.measure, self.statistics)
             self.bar.console.print(text, soft_wrap=True)
 
 
-def describe(row: dict[str, Any], epochs: int, measure: Measure, statistics: bool = True) -> str:
+def describe(row: Row, epochs: int, measure: Measure, statistics: bool = True) -> str:
     """Format a row of metrics.jsonl as a line, with or without its kind of statistics.
 
     >>> from normrnn.config.measure import NATS

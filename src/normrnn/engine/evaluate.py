@@ -47,11 +47,10 @@ def evaluate(
     if not finite:
         raise UserError(f"the model of {run} gives no finite loss on {task.where}")
     same = task.sha256 == config.data_sha256
-    more = task.extra_results(directory, finite)
-    notes = left_out(rows) + _notes(task, kinds, same) + more.pop("notes", [])
+    notes = left_out(rows) + _notes(task, kinds, same)
     about = {name: getattr(config, name) for name in ("recipe", "norm", "seed")}
     about |= {"model_sha256": metadata["sha256"], "data_sha256": task.sha256, "same_data": same}
-    return {**about, "rows": finite, **more, "notes": notes}
+    return {**about, "rows": finite, "notes": notes}
 
 
 def _kinds(task: Task, model: Any, metadata: Mapping[str, str]) -> dict[StatisticsKind, Tensors]:
@@ -63,13 +62,17 @@ def _kinds(task: Task, model: Any, metadata: Mapping[str, str]) -> dict[Statisti
 
 
 def _notes(task: Task, kinds: Mapping[StatisticsKind, Tensors], same: bool) -> list[str]:
-    if not task.config.normalisation.keeps_statistics:
+    norm = task.config.normalisation
+    if not norm.keeps_statistics:
         return []
+    notes = []
+    if norm.looks_ahead and task.config.predicts_inputs:
+        notes.append("no batch statistics: they include the later inputs that are predicted")
     if "recalibrated" not in kinds:
-        return [f"no recalibrated statistics: {task.where} has no training batch for them"]
-    if same or not kinds["recalibrated"]:
-        return []
-    return [f"recalibrated statistics are those of {task.where}, not of the run's training data"]
+        notes.append(f"no recalibrated statistics: {task.where} has no training batch for them")
+    elif not same and kinds["recalibrated"]:
+        notes.append(f"recalibrated statistics are of {task.where}, not of the training data")
+    return notes
 
 
 def keep(run: Path, result: dict[str, Any]) -> None:
@@ -106,5 +109,5 @@ def show(result: Mapping[str, Any], config: Config, console: Console) -> None:
         figures = (column(row) for column in columns.values())
         table.add_row(row["split"], statistics_shown(result, row), *figures)
     console.print(table)
-    for line in (*kind.summary(result), *result["notes"]):
+    for line in result["notes"]:
         console.print(line)

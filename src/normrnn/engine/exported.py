@@ -1,4 +1,4 @@
-"""Networks on features that run an ONNX session, to measure their loss."""
+"""A network that runs an ONNX session, to measure its loss."""
 
 from typing import Any
 
@@ -7,31 +7,38 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from normrnn.engine.task import Loss
+from normrnn.engine.sums import Loss, State
 
 
-class ExportedClassifier(nn.Module):
-    """A session with inputs `features` (T, B, F) and `lengths` (B,), and outputs per step (T, B, C)
-    or per sequence (B, C): logits or log posteriors, or values."""
+class Exported(nn.Module):
+    """A session with inputs (T, B) or (T, B, F), then `lengths` (B,) or states, and outputs per
+    step (T, B, C) or per sequence (B, C), then states."""
 
-    def __init__(self, session: Any, per_step: bool = True, values: bool = False) -> None:
+    def __init__(self, session: Any, per_step: bool = True, is_regression: bool = False) -> None:
         super().__init__()
-        self.session, self.per_step, self.values = session, per_step, values
+        self.session, self.per_step, self.is_regression = session, per_step, is_regression
 
-    def loss(self, sequences: Tensor | PackedSequence, targets: Tensor) -> Loss:
-        """Return the summed cross entropy and the errors, or the squared error of values."""
-        if isinstance(sequences, PackedSequence):
+    def loss(self, inputs: Any, targets: Tensor, state: State | None = None) -> Loss:
+        """Return the summed cross entropy and the errors, or the squared error."""
+        lengths = None
+        if isinstance(inputs, PackedSequence):
             # Sequences are sorted by length already; their order before that does not matter.
-            rows = PackedSequence(sequences.data, sequences.batch_sizes)
-            features, lengths = pad_packed_sequence(rows)
+            inputs, lengths = pad_packed_sequence(PackedSequence(*inputs[:2]))
+        first, *others = self.session.get_inputs()
+        values = {first.name: inputs.numpy()}
+        if [put.name for put in others] == ["lengths"]:
+            same = torch.full((inputs.shape[1],), len(inputs))
+            values["lengths"] = (same if lengths is None else lengths).numpy()
         else:
-            features = sequences
-            lengths = torch.full((sequences.shape[1],), len(sequences))
-        given = {"features": features.numpy(), "lengths": lengths.numpy()}
-        output = torch.from_numpy(self.session.run(None, given)[0])
-        if self.per_step:
+            for i, put in enumerate(others):
+                zeros = torch.zeros(put.shape[0], inputs.shape[1], put.shape[2])
+                values[put.name] = (zeros if state is None else state[i]).numpy()
+        output, *after = map(torch.from_numpy, self.session.run(None, values))
+        if lengths is not None and self.per_step:
             output = pack_padded_sequence(output, lengths).data
-        if self.values:
+        output = output.flatten(0, -2)
+        if self.is_regression:
             return Loss((output - targets.reshape(output.shape)).square().mean(1).sum())
+        targets = targets.flatten()
         nats = F.cross_entropy(output, targets, reduction="sum")
-        return Loss(nats, (output.argmax(1) != targets).sum())
+        return Loss(nats, (output.argmax(1) != targets).sum(), state=tuple(after) or None)

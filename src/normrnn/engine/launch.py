@@ -84,8 +84,8 @@ def main(arguments: Sequence[str]) -> int:
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in map(str, range(int(count))):
-                own = {"RANK": rank, "LOCAL_RANK": rank, **shared}
-                processes.append(start_python(module, rest, order, environment=own))
+                variables = {"RANK": rank, "LOCAL_RANK": rank, **shared}
+                processes.append(start_python(module, rest, order, environment=variables))
             while any(p.poll() is None for p in processes) and not any(
                 p.returncode for p in processes
             ):

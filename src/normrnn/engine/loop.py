@@ -6,20 +6,20 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normrnn.config.base import Config
 from normrnn.config.jsonio import from_dict, to_dict
+from normrnn.engine.callbacks import Callback
 from normrnn.engine.display import Display, Status
-from normrnn.engine.initial import derived_seed
 from normrnn.engine.interrupt import Interrupt, Interrupted
+from normrnn.engine.model import derived_seed
 from normrnn.engine.ranks import (
     current,
     distributed,
@@ -37,15 +37,13 @@ from normrnn.engine.statistics import (
     statistics_of,
     using,
 )
-from normrnn.engine.sums import RowSums
+from normrnn.engine.sums import Sums
 from normrnn.engine.task import Loss, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.runs.names import CONFIG, MODEL
 from normrnn.runs.note import belongs
 from normrnn.runs.rows import Row
 from normrnn.runs.store import RunDirectory
-
-T = TypeVar("T")
 
 
 class Diverged(UserError):  # noqa: N818  a result, in a search
@@ -89,7 +87,13 @@ class Trainer:
     """Train a task to its last epoch and write the run directory."""
 
     def __init__(
-        self, config: Config, task: Task, run: RunDirectory, display: Display, interrupt: Interrupt
+        self,
+        config: Config,
+        task: Task,
+        run: RunDirectory,
+        display: Display,
+        interrupt: Interrupt,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.config = config
         self.measure = config.own_measure
@@ -97,6 +101,7 @@ class Trainer:
         self.run_directory = run
         self.display = display
         self.interrupt = interrupt
+        self.callbacks = callbacks
         self.device = next(task.model.parameters()).device
         self.ranks = current()
         self._loss = self._shared_loss() if self.ranks.size > 1 else task.loss
@@ -108,7 +113,7 @@ class Trainer:
         self.best = Best()
         self.best_running: Tensors = {}
         """Running statistics of the best model, once it was saved with recalibrated ones."""
-        self.sums = RowSums()
+        self.sums = Sums()
         self._unread: deque[_Done] = deque()
         self._status: Status | None = None
         self.saved_at = 0
@@ -134,22 +139,23 @@ class Trainer:
             self.task.model.load_state_dict(checkpoint["model"])
             self._load_optimizer(checkpoint["optimizer"])
             self.task.load_state_dict(checkpoint["task"])
-            self.progress = self._checked(_typed(Progress, checkpoint["progress"]))
-            self.best = _typed(Best, checkpoint["best"])
+            self.progress = self._checked(from_dict(Progress, checkpoint["progress"]))
+            self.best = from_dict(Best, checkpoint["best"])
             self.best_running = dict(checkpoint["best_running"])
             if not statistics_fit(self.task.model, self.best_running):
                 raise ValueError("statistics of another network")
-            self.sums = _typed(RowSums, checkpoint["sums"])
+            self.sums = from_dict(Sums, checkpoint["sums"])
             self.run_id, self.model_sha256 = checkpoint["run"], checkpoint["model_sha256"]
-            self.metrics_bytes = checkpoint["metrics_bytes"]
-            if self.ranks.first:
-                metrics.check(self.metrics_bytes, checkpoint.get("metrics_sha256"))
-                self.metrics_sha256 = metrics.sha256()
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            self.metrics_bytes = int(checkpoint["metrics_bytes"])
+            self.metrics_sha256 = str(checkpoint["metrics_sha256"])
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, UserError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(
                 f"the checkpoint does not fit this network or its data: {reason}"
             ) from None
+        if self.ranks.first:
+            metrics.check(self.metrics_bytes, self.metrics_sha256)
+            self.metrics_sha256 = metrics.sha256()
         if self.ranks.first and self.best.updates:
             self._check_model(checkpoint["finished"])
         if checkpoint["finished"]:
@@ -198,7 +204,6 @@ class Trainer:
             "model": self.task.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "task": self.task.state_dict(),
-            "files": {name: sha256(c).hexdigest() for name, c in self.task.files.items()},
             "progress": asdict(self.progress),
             "best": asdict(self.best),
             "best_running": self.best_running,
@@ -228,9 +233,9 @@ class Trainer:
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
         """Load the optimiser's state; ValueError if it does not fit, which torch does not check."""
-        own = [dict(group) for group in self.optimizer.param_groups]
+        groups = [dict(group) for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state)
-        for before, group in zip(own, self.optimizer.param_groups, strict=True):
+        for before, group in zip(groups, self.optimizer.param_groups, strict=True):
             for name in before.keys() & group.keys() - {"params", "lr"}:
                 if repr(before[name]) != repr(group[name]):
                     raise ValueError(f"{name} of the optimizer is another")
@@ -257,8 +262,10 @@ class Trainer:
             self.update()
             if progress.index % config.log_every == 0 or progress.index == end:
                 self._read()
-                self._write({"split": "train", **self.sums.row(self.measure), "lr": lr})
-                self.sums = RowSums()
+                sums, self.sums = self.sums, Sums()
+                norm = sums.grad_norm / sums.batches
+                row = {"split": "train", **sums.row(self.measure), "grad_norm": norm, "lr": lr}
+                self._write(row)
             if progress.index < end and (
                 progress.updates % config.checkpoint_every == 0 or self._to_stop
             ):
@@ -307,12 +314,12 @@ class Trainer:
             total, norm = loss.total.item(), done.norm.item()
             errors = None if loss.errors is None else int(loss.errors)
             if self.ranks.size > 1:
-                mine = total, float(errors or 0), float(self.interrupt.requested)
-                total, wrong, asked = self.ranks.total(mine)
-                errors, self._agreed = None if errors is None else int(wrong), asked > 0
+                figures = total, float(errors or 0), float(self.interrupt.requested)
+                total, wrong, stops = self.ranks.total(figures)
+                errors, self._agreed = None if errors is None else int(wrong), stops > 0
             self._check_finite("loss", total, done.number)
             self._check_finite("gradient", norm, done.number)
-            self.sums.add(total, loss.count, norm, errors, self.measure)
+            self.sums.add(total, loss.count, errors, self.measure, grad_norm=norm)
             self._status = self._status_of(total, loss.count, errors)
 
     def _validate(self) -> None:
@@ -344,8 +351,7 @@ class Trainer:
         metadata = {"format": "pt", "epoch": str(self.best.epoch), "statistics": statistics}
         metadata |= {"updates": str(self.best.updates), "loss": repr(self.best.loss)}
         metadata |= {"run": self.run_id, CONFIG: json.dumps(to_dict(self.config))}
-        for name, content in self.task.files.items():
-            metadata[name] = sha256(content).hexdigest()
+        metadata |= self.task.metadata
         written = self.run_directory.write_tensors(MODEL, model.state_dict(), metadata)
         self.model_sha256 = written
 
@@ -384,6 +390,8 @@ class Trainer:
         if self.ranks.first:
             self.run_directory.metrics.append(full)
         self.display.row(full)
+        for callback in self.callbacks:
+            callback(full)
 
     def _check_finite(self, what: str, value: float, at: int) -> None:
         if not math.isfinite(value):
@@ -436,11 +444,3 @@ class Trainer:
             lr=self.optimizer.param_groups[0]["lr"],
             error_rate=None if errors is None else errors / count,
         )
-
-
-def _typed(kind: type[T], values: Any) -> T:
-    """Return a dataclass from plain values; ValueError for a value of another type."""
-    try:
-        return from_dict(kind, values)
-    except UserError as error:
-        raise ValueError(str(error).replace("config field", kind.__name__)) from None

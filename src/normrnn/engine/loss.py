@@ -1,18 +1,62 @@
-"""Softmax cross entropy over many classes."""
+"""Softmax cross entropy over many classes, all gradients at once."""
 
+import ctypes
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normrnn.engine.softmax import Classified, classify
+from normrnn.ops.native.kernel import is_plain
+from normrnn.ops.native.library import library
 
 CHUNK_ROWS = 2048
 """Rows of logits in memory at once in training."""
 LOGITS = 1 << 25
 """Logits in memory at once in evaluation, whose windows are longer."""
+
+
+class Classified(NamedTuple):
+    nats: Tensor
+    """Summed over the rows, ()."""
+    errors: Tensor
+    """Rows in which another class was the most probable, ()."""
+    d_rows: Tensor
+    d_weight: Tensor
+    d_bias: Tensor
+
+
+def classify(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Classified | None:
+    """Score `targets` (N,) under softmax(rows Wᵀ + b); None where C cannot.
+
+    Args:
+        rows: (N, H).
+        weight: (C, H); bias (C,).
+    """
+    loaded, arguments = library(), (rows, weight, bias)
+    if loaded is None or not is_plain((*arguments, targets)) or targets.dtype != torch.int64:
+        return None
+    if not all(t.dtype == torch.float32 and t.is_cpu and not t.is_neg() for t in arguments):
+        return None
+    (N, H), C = rows.shape, len(weight)
+    if 0 in (N, H, C) or weight.shape != (C, H) or bias.shape != (C,) or targets.shape != (N,):
+        return None
+    if not targets.is_cpu or int(targets.min()) < 0 or int(targets.max()) >= C:
+        return None
+    x, w, b, right = (t.contiguous() for t in (*arguments, targets))
+    d_rows, d_weight, d_bias = torch.empty_like(x), torch.empty_like(w), torch.empty_like(b)
+    nats = ctypes.c_double()
+    pointers = [t.data_ptr() for t in (x, w, b, right, d_rows, d_weight, d_bias)]
+    threads = torch.get_num_threads()
+    errors = loaded.classify(N, H, C, threads, *pointers, ctypes.addressof(nats))
+    return Classified(
+        torch.tensor(nats.value, dtype=torch.float32, device="cpu"),
+        torch.tensor(errors, device="cpu"),
+        d_rows,
+        d_weight,
+        d_bias,
+    )
 
 
 def _classified(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Classified:
@@ -43,13 +87,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         chunks = []
         for some, right in zip(rows.split(CHUNK_ROWS), targets.split(CHUNK_ROWS), strict=True):
-            given = some, weight, bias, right
-            chunks.append(classify(*given) or _classified(*given))
+            arguments = some, weight, bias, right
+            chunks.append(classify(*arguments) or _classified(*arguments))
         nats, errors, d_rows, d_weight, d_bias = zip(*chunks, strict=True)
         d_rows = torch.cat(d_rows) if len(chunks) > 1 else d_rows[0]
         nats, errors, d_weight, d_bias = map(_sum, (nats, errors, d_weight, d_bias))
-        given = rows, weight, bias, targets
-        ctx.save_for_backward(d_rows, d_weight, d_bias, *given)
+        arguments = rows, weight, bias, targets
+        ctx.save_for_backward(d_rows, d_weight, d_bias, *arguments)
         ctx.mark_non_differentiable(errors)
         return nats, errors
 
@@ -98,17 +142,6 @@ def nats_and_errors(
     return nats, errors
 
 
-def nats_of_each(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """Return the nats of every target (N,), without gradients.
-
-    >>> rows, weight, bias = torch.ones(2, 3), torch.zeros(4, 3), torch.tensor([0., 0., 1., 0.])
-    >>> nats_of_each(rows, weight, bias, torch.tensor([2, 3]))  # log(3 + e) - 1, log(3 + e)
-    tensor([0.7437, 1.7437])
-    """
-    parts = _logits(rows, weight, bias, targets)
-    return torch.cat([F.cross_entropy(z, right, reduction="none") for z, right in parts])
-
-
 def _logits(
     rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -116,13 +149,3 @@ def _logits(
     most = max(1, min(CHUNK_ROWS, LOGITS // len(weight)))
     for some, right in zip(rows.split(most), targets.split(most), strict=True):
         yield F.linear(some, weight, bias), right
-
-
-def linear_cross_entropy(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """Return the nats alone.
-
-    >>> rows, weight, bias = torch.ones(2, 3), torch.zeros(4, 3), torch.zeros(4)
-    >>> linear_cross_entropy(rows, weight, bias, torch.tensor([0, 3])).item() / 2  # log 4
-    1.3862943649291992
-    """
-    return nats_and_errors(rows, weight, bias, targets, count_errors=False)[0]

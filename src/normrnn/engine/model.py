@@ -1,19 +1,93 @@
-"""Recurrent layers with a linear head: what the networks of all tasks share."""
+"""Recurrent layers with a linear head: what the networks of all tasks share, and their weights."""
 
+from collections.abc import Callable
+from hashlib import sha256
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from normrnn.engine.dropout import Dropout
-from normrnn.engine.initial import generators_by_name, glorot_
 from normrnn.engine.loss import nats_and_errors
-from normrnn.engine.task import Loss, State
+from normrnn.engine.sums import Loss, State
 from normrnn.nn import GRU, LSTM, RNN
+from normrnn.nn.base import Normalised
+from normrnn.ops.layout import Steps
+from normrnn.ops.regularise import locked_dropout
 
 Sequences = Tensor | PackedSequence
 """(T, B, I) of equal lengths, or packed, longest first."""
+
+
+Generators = Callable[[str], torch.Generator]
+
+
+def derived_seed(*parts: int | str) -> int:
+    """Return a seed that depends on all `parts` and on nothing else.
+
+    >>> derived_seed(1, "weight") == derived_seed(1, "weight") != derived_seed(2, "weight")
+    True
+    """
+    return int.from_bytes(sha256(repr(parts).encode()).digest()[:8], "little")
+
+
+def generators_by_name() -> Generators:
+    """Return a function from a parameter's name to a generator of its own.
+
+    All depend on one draw from torch's generator. Variants of a network built from the same seed
+    therefore start from the same values of the parameters that they share, whatever else they have.
+    """
+    base = int(torch.randint(2**62, (), device="cpu"))
+    return lambda name: torch.Generator().manual_seed(derived_seed(base, name))
+
+
+@torch.no_grad()
+def glorot_(rnn: Normalised, decoder: nn.Linear, generators: Generators) -> None:
+    """Draw U(-b, b), b = √(6/(I+H)), for each gate's own matrix; set biases to 0; keep γ and β.
+
+    A stacked (4H, I) matrix counts as four of (H, I), a diagonal peephole as the diagonal of an
+    (H, H) one.
+    """
+    H = rnn.hidden_size
+    for name, parameter in rnn.named_parameters(recurse=False):
+        if name.startswith("bias"):
+            parameter.zero_()
+        else:
+            inputs = parameter.shape[1] if parameter.dim() == 2 else H
+            bound = (6 / (inputs + H)) ** 0.5
+            parameter.uniform_(-bound, bound, generator=generators(f"rnn.{name}"))
+    nn.init.xavier_uniform_(decoder.weight, generator=generators("decoder.weight"))
+    decoder.bias.zero_()
+
+
+class Dropout(nn.Dropout):
+    """:class:`torch.nn.Dropout` of (T, B, F), or packed; ``kind="locked"``: one mask per sequence.
+
+    >>> import torch
+    >>> out = Dropout(0.5, "locked")(torch.ones(3, 2, 8))
+    >>> torch.equal(out[0], out[2])
+    True
+    """
+
+    def __init__(self, p: float = 0.5, kind: Literal["element", "locked"] = "element"):
+        super().__init__(p)
+        if kind not in ("element", "locked"):
+            raise ValueError(f"unknown kind={kind!r}: choose 'element' or 'locked'")
+        self.kind = kind
+
+    def forward(self, input: Any) -> Any:
+        packed = isinstance(input, PackedSequence)
+        if not self.training or self.p == 0:
+            return input
+        if self.kind == "element":
+            dropped = F.dropout(input.data if packed else input, self.p)
+        elif packed:
+            dropped = locked_dropout(input.data, Steps.packed(input.batch_sizes), self.p)
+        else:
+            steps = Steps.dense(*input.shape[:2])
+            dropped = locked_dropout(input.flatten(0, 1), steps, self.p).view_as(input)
+        return input._replace(data=dropped) if packed else dropped
 
 
 class SequenceModel(nn.Module):

@@ -157,7 +157,7 @@ def together(device: torch.device) -> Iterator[Ranks]:
                 " checkpoint"
             ) from None
         # Before the others notice the end: this process knows the reason.
-        may_speak(error)
+        may_report(error)
         raise
     finally:
         if dist.is_initialized():
@@ -177,23 +177,23 @@ def _join_group(backend: str) -> None:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         return
     store, rank, size = next(rendezvous("env://"))
-    mine = secrets.token_hex(8)
+    token = secrets.token_hex(8)
     if rank:
-        store.set(f"normrnn/asks/{rank}", mine)
-        name = store.get(f"normrnn/room/{mine}").decode()  # waits for it
+        store.set(f"normrnn/request/{rank}", token)
+        name = store.get(f"normrnn/reply/{token}").decode()  # waits for it
         store.set(f"normrnn/{name}/{rank}", "here")
     else:
-        name, missing = mine, set(range(1, size))
+        name, missing = token, set(range(1, size))
         end = time.monotonic() + _PATIENCE.total_seconds()
         while missing and time.monotonic() < end:
             for other in sorted(missing):
                 # A request of an earlier attempt is answered too, without effect.
-                if store.check([asks := f"normrnn/asks/{other}"]):
-                    store.set(f"normrnn/room/{store.get(asks).decode()}", name)
+                if store.check([request := f"normrnn/request/{other}"]):
+                    store.set(f"normrnn/reply/{store.get(request).decode()}", name)
             missing = {other for other in missing if not store.check([f"normrnn/{name}/{other}"])}
             time.sleep(0.02 if missing else 0)
-    room = dist.PrefixStore(f"normrnn/{name}", store)
-    dist.init_process_group(backend, store=room, rank=rank, world_size=size)
+    prefixed = dist.PrefixStore(f"normrnn/{name}", store)
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size)
 
 
 def own_device(device: torch.device) -> torch.device:
@@ -261,7 +261,7 @@ def distributed(
     )
 
 
-def may_speak(error: BaseException) -> bool:
+def may_report(error: BaseException) -> bool:
     """Return whether this process reports an error: the first of the run to ask, and not the same
     error as before a restart."""
     global _reports
@@ -275,8 +275,8 @@ def _is_first_to_report(text: str) -> bool:
     sentence = hashlib.sha256(text.encode()).hexdigest()
     try:
         store = _shared_store()
-        first = store.add(f"normrnn/spoken/{restart}", 1) == 1
-        return first and store.add(f"normrnn/said/{sentence}", 1) == 1
+        first = store.add(f"normrnn/reports/{restart}", 1) == 1
+        return first and store.add(f"normrnn/reported/{sentence}", 1) == 1
     except (RuntimeError, ValueError):  # it is gone
         return rank_and_size()[0] == 0
 

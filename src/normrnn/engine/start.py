@@ -1,25 +1,24 @@
 """Start, resume or extend a run."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from normrnn.config.base import Config
 from normrnn.config.jsonio import from_dict, to_dict
 from normrnn.config.measure import Measure
 from normrnn.config.registry import task_of
-from normrnn.engine.display import Display, Nowhere
+from normrnn.engine.callbacks import Callback
+from normrnn.engine.display import Display
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Diverged, Trainer
 from normrnn.engine.ranks import Ranks, current, own_device, together
 from normrnn.engine.task import Task
 from normrnn.errors import UsageError, UserError
-from normrnn.nn.base import Normalised
 from normrnn.ops.native.library import library
 from normrnn.runs.environment import named_device, record, set_threads
 from normrnn.runs.names import CHECKPOINT, CONFIG, DIVERGED, MODEL
@@ -30,20 +29,21 @@ from normrnn.runs.store import DATA_CHANGED, RunDirectory, changed_fields
 def train(
     config: Config,
     out: Path,
-    display: Callable[[int, Measure], Display],
+    display: Callable[[int, Measure], Display] = Display,
     say: Callable[[str], None] = print,
+    callbacks: Sequence[Callback] = (),
 ) -> None:
     """Train or resume the run in `out` up to the last epoch of `config`.
 
-    `display` is called with the number of epochs and the measure. Processes that were started
-    together train the run together; the first of them writes and prints.
+    `display` is called with the number of epochs and the measure, `callbacks` with every row.
+    Processes that were started together train the run together; the first of them writes, prints
+    and calls.
     """
     device = own_device(named_device(config.device))
     with together(device) as ranks:
-        if ranks.first:
-            _train(config, RunDirectory(out), device, display, say, ranks)
-        else:
-            _train(config, RunDirectory(out), device, Nowhere, _quiet, ranks)
+        if not ranks.first:
+            display, say, callbacks = Display, lambda _: None, ()
+        _train(config, RunDirectory(out), device, display, say, callbacks, ranks)
 
 
 def _train(
@@ -52,6 +52,7 @@ def _train(
     device: torch.device,
     display: Callable[[int, Measure], Display],
     say: Callable[[str], None],
+    callbacks: Sequence[Callback],
     ranks: Ranks,
 ) -> None:
     out = run.path
@@ -74,15 +75,13 @@ def _train(
         torch.manual_seed(config.seed)
         task.build(device)
         with Interrupt() as interrupt, display(config.epochs, config.own_measure) as view:
-            trainer = Trainer(config, task, run, view, interrupt)
+            trainer = Trainer(config, task, run, view, interrupt, callbacks)
             if checkpoint:
-                if ranks.first:
-                    _check_files(run, task)
                 trainer.load(checkpoint)
                 say(f"resuming {out} at update {trainer.progress.updates}")
             if ranks.first:
                 _begin(config, run, task, checkpoint, say)
-            _compile(task.model)
+            library()  # compiled now, so that the first update takes no longer than others
             try:
                 trainer.run()
             except Diverged as error:
@@ -107,12 +106,6 @@ def _checkpoint(config: Config, run: RunDirectory) -> tuple[dict[str, Any], dict
     return to_dict(config), checkpoint
 
 
-def _check_files(run: RunDirectory, task: Task) -> None:
-    for name, content in task.files.items():
-        if run.read(name) != content:
-            raise UserError(f"{run.path / name} does not match the checkpoint beside it")
-
-
 def _begin(
     config: Config,
     run: RunDirectory,
@@ -122,8 +115,6 @@ def _begin(
 ) -> None:
     """Write the files of a new run; say how the machine of a resumed one differs."""
     if checkpoint is None:
-        for name, content in task.files.items():
-            run.write(name, content)
         run.metrics.cut(0)
     (run.path / DIVERGED).unlink(missing_ok=True)
     run.write_config(config)
@@ -137,17 +128,6 @@ def _begin(
     if others:
         had = " and ".join(others)
         say(f"{run.path} had {had} so far: it resumes to float tolerance, not bit-exactly")
-
-
-def _compile(model: nn.Module) -> None:
-    """Compile the kernels, so that the first update takes no longer than others."""
-    for module in model.modules():
-        if isinstance(module, Normalised):
-            library()
-
-
-def _quiet(_: str) -> None:
-    """Print nothing: the first process prints."""
 
 
 def open_experiment(config: Config) -> Task:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normrnn.errors import UserError
-from normrnn.nn import batch_statistics, recalibrate
+from normrnn.nn import recalibrate
 from normrnn.nn.recalibrate import NothingFinite
 from normrnn.runs.rows import Row
 
@@ -99,8 +99,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before.items():
             module.training = training
-
-
-def own_or_kept(model: nn.Module, own: bool) -> contextlib.AbstractContextManager[Any]:
-    """Use each batch's own statistics inside the block if `own`, else the model's."""
-    return batch_statistics(model) if own else contextlib.nullcontext()

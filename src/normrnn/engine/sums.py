@@ -1,41 +1,81 @@
-"""Running sums of the train row that is not written yet."""
+"""The loss of a batch, and over batches: of a split, or of the train row not written yet."""
 
 from dataclasses import dataclass
-from typing import Any
+
+from torch import Tensor
 
 from normrnn.config.measure import Measure
+from normrnn.runs.rows import Row
+
+State = tuple[Tensor, ...]
+"""What flows from batch to batch, each tensor (layers, B, H)."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a batch, on the device: reading its value would wait for the device."""
+
+    total: Tensor
+    """Summed over the targets."""
+    errors: Tensor | None = None
+    """Number of wrong classes, where they are counted."""
+    objective: Tensor | None = None
+    """What is differentiated instead of `total`: the same loss in other units."""
+    state: State | None = None
+    """The state after the batch, of a network that carries one."""
+    count: int = 0
+    """Targets, on all ranks; set by the task."""
+    sequences: int = 0
+    """Sequences or streams, on all ranks; set by the task."""
 
 
 @dataclass
-class RowSums:
-    """Sums since the last train row; part of the checkpoint, so that a resume splits no row."""
+class Sums:
+    """Sums over batches; those of a train row are part of the checkpoint."""
 
     total: float = 0.0
+    """Of the losses, over all targets."""
     count: int = 0
-    updates: int = 0
-    batch_mean: float = 0.0
-    grad_norm: float = 0.0
+    """Targets."""
     errors: int | None = None
+    """Wrong predictions, where they are counted."""
+    figures: float = 0.0
+    """Of the batches' figures, where the measure shows their mean."""
+    batches: int = 0
+    """Batches in `figures` and `grad_norm`."""
+    grad_norm: float = 0.0
 
     def add(
-        self, total: float, count: int, grad_norm: float, errors: int | None, measure: Measure
+        self,
+        total: float,
+        count: int,
+        errors: int | None,
+        measure: Measure,
+        *,
+        grad_norm: float = 0.0,
+        is_full: bool = True,
     ) -> None:
-        """Add an update."""
+        """Add a batch; a remainder does not count in means over batches."""
         if errors is not None:
             self.errors = errors + (self.errors or 0)
         self.total += total
         self.count += count
-        self.updates += 1
-        self.grad_norm += grad_norm
-        if measure.batch_mean:
-            self.batch_mean += measure.batch_mean[1](total / count)
+        if is_full:
+            self.batches += 1
+            self.grad_norm += grad_norm
+            self.figures += measure.batch_mean[1](total / count) if measure.batch_mean else 0.0
 
-    def row(self, measure: Measure) -> dict[str, Any]:
-        """Return the loss and the error rate per target, and means over the updates."""
-        row: dict[str, Any] = {"loss": self.total / self.count}
+    @property
+    def loss(self) -> float:
+        """Loss per target."""
+        return self.total / self.count
+
+    def row(self, measure: Measure) -> Row:
+        """Return loss, error rate, count and mean over batches, as far as the measure has them."""
+        row: Row = {"loss": self.loss}
         if measure.error_rate and self.errors is not None:
             row[measure.error_rate[0]] = self.errors / self.count
         row["count"] = self.count
         if measure.batch_mean:
-            row[measure.batch_mean[0]] = self.batch_mean / self.updates
-        return {**row, "grad_norm": self.grad_norm / self.updates}
+            row[measure.batch_mean[0]] = self.figures / self.batches
+        return row

@@ -7,6 +7,7 @@ as (`Config.measure`).
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -14,11 +15,12 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normrnn.config.base import Config
 from normrnn.config.measure import Measure
 from normrnn.engine.batches import shuffled_batches, sorted_batches
+from normrnn.engine.exported import Exported
 from normrnn.engine.ranks import Ranks, current, empty_loss
 from normrnn.engine.ranks import evaluating as evaluating_ranks
 from normrnn.engine.statistics import (
@@ -27,39 +29,20 @@ from normrnn.engine.statistics import (
     Tensors,
     both_kinds,
     evaluating,
-    own_or_kept,
     population_statistics,
     using,
 )
+from normrnn.engine.sums import Loss, State, Sums
 from normrnn.errors import UserError
+from normrnn.nn import batch_statistics
 from normrnn.runs.environment import built
 from normrnn.runs.rows import Row, finite_rows
 from normrnn.runs.store import RunDirectory
 
 Poll = Callable[[], None]
 """Called between batches of an evaluation; raises when the run was asked to stop."""
-State = tuple[Tensor, ...]
-"""What flows from batch to batch, each tensor (layers, B, H)."""
 Split = str
 """"train", "valid" and "test", and "train_eval": training data that is scored in eval mode."""
-
-
-@dataclass(frozen=True)
-class Loss:
-    """The loss of a batch, on the device: reading its value would wait for the device."""
-
-    total: Tensor
-    """Summed over the targets."""
-    errors: Tensor | None = None
-    """Number of wrong classes, where they are counted."""
-    objective: Tensor | None = None
-    """What is differentiated instead of `total`: the same loss in other units."""
-    state: State | None = None
-    """The state after the batch, of a network that carries one."""
-    count: int = 0
-    """Targets, on all ranks; set by the task."""
-    sequences: int = 0
-    """Sequences or streams, on all ranks; set by the task."""
 
 
 @dataclass(frozen=True)
@@ -75,22 +58,6 @@ class Batch:
     """Sequences or streams, on all ranks."""
     is_full: bool = True
     """False for a remainder, which is left out of means over batches."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """The loss over a split."""
-
-    total: float
-    count: int
-    errors: int | None
-    batch_mean: float
-    """Mean of the batches' figures, where the measure has one."""
-
-    @property
-    def loss(self) -> float:
-        """Loss per target."""
-        return self.total / self.count
 
 
 def hash_arrays(*arrays: Any) -> str:
@@ -122,6 +89,8 @@ class Task:
     """Whether validations use recalibrated and batch statistics too."""
     per_step = True
     """Whether every step of a sequence has a target, or every sequence one."""
+    is_regression = False
+    """Whether targets are values, not classes."""
     carries_state = False
     """Whether a batch starts from the state after the batch before it."""
     pool = 1
@@ -130,8 +99,6 @@ class Task:
     """Training batches behind recalibrated statistics."""
     columns: Sequence[str] = ()
     """Further integer fields of rows that tables show."""
-    file_names: Sequence[str] = ()
-    """Names of the files that a network needs beside its weights."""
     data_summary = ""
     """Sizes of the data in one line."""
     lengths: Mapping[str, Sequence[int]]
@@ -147,8 +114,8 @@ class Task:
         self.source = source or self.where
         self.settings: dict[str, Any] = {}
         """Fields of the config that the data determines."""
-        self.files: dict[str, bytes] = {}
-        """Content of `file_names`."""
+        self.metadata: dict[str, str] = {}
+        """What a network needs beside its weights: entries of the header of its file."""
         self.sizes: dict[str, Any] = {}
         """Arguments of `network` that the data determines."""
         self.device = torch.device("cpu")
@@ -164,7 +131,7 @@ class Task:
     (with a third argument, the state, if it carries one)."""
 
     @classmethod
-    def saved_sizes(cls, weights: Tensors, files: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG003
+    def saved_sizes(cls, weights: Tensors, metadata: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG003
         """Return `sizes` of a saved network."""
         return {}
 
@@ -194,11 +161,7 @@ class Task:
     def restore(cls, run: RunDirectory, device: torch.device) -> tuple[Any, dict[str, str]]:
         """Return the best model of a run, in eval mode, and the header of its file."""
         config, (weights, metadata) = run.config(), run.read_model()
-        files = {name: run.read(name) for name in cls.file_names}
-        for name, content in files.items():
-            if metadata.get(name) != hashlib.sha256(content).hexdigest():
-                raise UserError(f"{name} of {run.path} does not belong to its network")
-        model = built(partial(cls.network, config, **cls.saved_sizes(weights, files)))
+        model = built(partial(cls.network, config, **cls.saved_sizes(weights, metadata)))
         run.fill(model, weights)
         return model.to(device).eval(), metadata
 
@@ -290,8 +253,8 @@ class Task:
             shape = (rnn.num_layers, batch, rnn.hidden_size)
             if [s.shape for s in state] != [shape] * (1 + (rnn.mode == "LSTM")):
                 raise ValueError("its state has another size")
-            own = self.ranks.share(batch)
-            state = tuple(s[:, own].to(self.device).contiguous() for s in state)
+            share = self.ranks.share(batch)
+            state = tuple(s[:, share].to(self.device).contiguous() for s in state)
         self.state = state
 
     # Evaluation
@@ -304,19 +267,20 @@ class Task:
     @torch.no_grad()
     def score(
         self, model: Any, split: Split, poll: Poll = never, *, own_statistics: bool = False
-    ) -> Score:
+    ) -> Sums:
         """Score a split in eval mode, with the model's statistics or each batch's own."""
         return self.score_batches(model, split, self.batches(split), poll, own_statistics)
 
     @torch.no_grad()
     def score_batches(
         self, model: Any, split: Split, keys: Iterable[Any], poll: Poll, own_statistics: bool
-    ) -> Score:
+    ) -> Sums:
         """Score some batches of a split."""
         ranks, pools = self.evaluating_ranks, self.config.normalisation.pools
         losses: list[float] = []
+        errors: list[int | None] = []
         batches: list[Batch] = []
-        errors, counts_errors, state = 0, False, None
+        state: State | None = None
         with evaluating(model):
             for key in keys:
                 poll()
@@ -324,36 +288,30 @@ class Task:
                 if state is not None and batch.inputs is not None:
                     # The streams of a shorter remainder are the first ones.
                     state = tuple(s[:, : batch.inputs.shape[1]].contiguous() for s in state)
-                own = own_statistics and (batch.sequences > 1 or pools != "step")
-                with own_or_kept(model, own):
+                with_own = own_statistics and (batch.sequences > 1 or pools != "step")
+                with batch_statistics(model) if with_own else nullcontext():
                     loss = self.forward(model, batch, state)
                 state = loss.state if self.carries_state else None
                 losses.append(loss.total.item())
-                if loss.errors is not None:
-                    errors, counts_errors = errors + int(loss.errors), True
+                errors.append(None if loss.errors is None else int(loss.errors))
                 batches.append(replace(batch, inputs=None, targets=None))
-        *losses, wrong = ranks.total([*losses, errors])
-        figures = list(zip(losses, batches, strict=True))
-        full = [(x, b) for x, b in figures if b.is_full] or figures
-        _, figure = self.measure.batch_mean or ("", float)
-        mean = sum(figure(x / b.count) for x, b in full) / len(full)
-        count = sum(b.count for b in batches)
-        return Score(sum(losses), count, int(wrong) if counts_errors else None, mean)
+        counts_errors = any(wrong is not None for wrong in errors)
+        *losses, wrong = ranks.total([*losses, sum(wrong or 0 for wrong in errors)])
+        sums = Sums(errors=int(wrong) if counts_errors else None)
+        has_full = any(batch.is_full for batch in batches)
+        for total, batch in zip(losses, batches, strict=True):
+            is_full = batch.is_full or not has_full
+            sums.add(total, batch.count, None, self.measure, is_full=is_full)
+        return sums
 
     def row_fields(self, split: Split) -> Row:  # noqa: ARG002
         """Return further fields of the rows of a split."""
         return {}
 
-    def row(self, score: Score, split: Split, statistics: StatisticsKind, **fields: Any) -> Row:
+    def row(self, sums: Sums, split: Split, statistics: StatisticsKind, **fields: Any) -> Row:
         """Return a row of metrics.jsonl and evaluation.json."""
-        measure = self.measure
-        row: Row = {"split": split, "statistics": statistics, "loss": score.loss}
-        if measure.error_rate and score.errors is not None:
-            row[measure.error_rate[0]] = score.errors / score.count
-        row["count"] = score.count
-        if measure.batch_mean:
-            row[measure.batch_mean[0]] = score.batch_mean
-        return {**row, **self.row_fields(split), **fields}
+        begin = {"split": split, "statistics": statistics}
+        return {**begin, **sums.row(self.measure), **self.row_fields(split), **fields}
 
     def rows(
         self,
@@ -435,15 +393,6 @@ class Task:
         """Return rows that only `normrnn evaluate` computes, and that take time."""
         return []
 
-    def extra_results(self, run: RunDirectory, rows: list[Row]) -> dict[str, Any]:  # noqa: ARG002
-        """Return further entries of evaluation.json; "notes" are added to the others."""
-        return {}
-
-    @classmethod
-    def summary(cls, result: Mapping[str, Any]) -> list[str]:  # noqa: ARG003
-        """Return what is printed of `extra_results`, in words."""
-        return []
-
     @classmethod
     def exported_loss(cls, run: RunDirectory, data: str, session: Any) -> float:
         """Return the validation loss of a run's model as an ONNX session; `data` is where the data
@@ -452,8 +401,5 @@ class Task:
         task = cls.open(replace(config, data=data or config.data))
         if task.sha256 != config.data_sha256:
             raise UserError(f"{task.where} is not what the run was trained on")
-        return task.score(task.exported(session), task.splits[0]).loss
-
-    def exported(self, session: Any) -> nn.Module:  # noqa: ARG002
-        """Return a network with `loss` that runs an ONNX session."""
-        raise UserError(f"{self.config.noun} has no loss as an ONNX file")
+        network = Exported(session, task.per_step, task.is_regression)
+        return task.score(network, task.splits[0]).loss

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normrnn.config.base import Config
-from normrnn.config.extensions import is_import_path, is_recipe, use_norms, use_recipe
+from normrnn.config.extensions import is_import_path, is_recipe, use_norms
 from normrnn.config.extensions import use as use_name
 from normrnn.config.registry import recipe, with_settings
 from normrnn.engine.launch import rank_and_size
@@ -70,7 +70,7 @@ def configured(
     if isinstance(what, str):
         name = use_name(what, path) if is_import_path(what) else what
     elif is_recipe(what):
-        name = use_recipe(what)
+        name = use_name(what)
     else:
         raise UsageError(f"expected a recipe or its name, not {what!r}")
     config = recipe(name)
@@ -107,19 +107,17 @@ def run_training(
 
     In one of several processes that train it together, only the first calls callbacks.
     """
-    from normrnn.engine.callbacks import LOGS, with_callbacks
+    from normrnn.engine.callbacks import LOGS
     from normrnn.engine.display import LiveDisplay, PlainDisplay
     from normrnn.engine.start import train as train_config
 
     shown = LiveDisplay if sys.stdout.isatty() else PlainDisplay
     display = partial(shown, statistics=config.normalisation.keeps_statistics)
-    is_first = rank_and_size()[0] == 0
-    row_logs = [LOGS[name](out) for name in logs] if is_first else []
+    row_logs = [LOGS[name](out) for name in logs] if rank_and_size()[0] == 0 else []
     try:
-        every = [*row_logs, *callbacks] if is_first else []
-        train_config(config, out, with_callbacks(display, every))
+        train_config(config, out, display, callbacks=[*row_logs, *callbacks])
         for row_log in row_logs:
-            row_log.complete()
+            row_log()
     finally:
         for row_log in row_logs:
             row_log.close()
@@ -137,9 +135,9 @@ def reported_once(work: Callable[[], int]) -> int:
 
 def is_reporting(error: BaseException) -> bool:
     """Return whether this process is the one that reports an error."""
-    from normrnn.engine.ranks import may_speak
+    from normrnn.engine.ranks import may_report
 
-    return may_speak(error)
+    return may_report(error)
 
 
 def evaluate(
@@ -209,8 +207,7 @@ def sample(
     from normrnn.runs.environment import named_device
     from normrnn.runs.store import RunDirectory
     from normrnn.text.config import LanguageConfig
-    from normrnn.text.sampling import Sampling
-    from normrnn.text.sampling import sample as draw
+    from normrnn.text.reading import Reader
     from normrnn.text.task import LanguageTask
 
     if tokens < 1:
@@ -220,7 +217,7 @@ def sample(
     if seed is not None and not 0 <= seed < 2**32:
         raise UsageError(f"seed must lie in [0, 2**32), not {seed}")
     directory = RunDirectory(Path(run))
-    sampling = Sampling.of(directory.config(LanguageConfig), temperature)
+    config = directory.config(LanguageConfig)
     model = LanguageTask.load(directory, named_device("cpu"))
     vocabulary = model.vocabulary
     generator = torch.Generator()
@@ -229,7 +226,8 @@ def sample(
     else:
         generator.manual_seed(seed)
     given = vocabulary.begin(prompt)
-    drawn = draw(model, [vocabulary.eos, *given], tokens, sampling, generator)
+    reader = Reader.as_trained(model, config, overlap=True)
+    drawn = reader.draw([vocabulary.eos, *given], tokens, generator, temperature)
     return vocabulary.decode([*given, *drawn])
 
 
@@ -239,4 +237,4 @@ def import_names(names: str | Recipe | None, path: str | Path | None) -> None:
         for name in filter(None, names.split(",")):
             use_name(name, path)
     elif names is not None:
-        use_recipe(names)
+        use_name(names)

@@ -9,17 +9,22 @@ from collections.abc import Callable
 from normrnn.config.base import Config
 from normrnn.config.registry import read_config, recipe, recipes, register
 from normrnn.recipes.arrays import adding, arrays, permuted_mnist, sequential_mnist
-from normrnn.recipes.char import ptb_char
 from normrnn.recipes.paper import PAPER
-from normrnn.recipes.ptb import (
+from normrnn.recipes.speech import (
+    librispeech_mini,
+    librispeech_mini_depth,
+    librispeech_mini_small,
+    wsj,
+)
+from normrnn.recipes.text import (
+    ptb_char,
     ptb_large,
     ptb_medium,
     ptb_small,
     ptb_small_authors,
     ptb_small_regularised,
+    quickstart,
 )
-from normrnn.recipes.quickstart import quickstart
-from normrnn.recipes.speech import librispeech_mini, librispeech_mini_small, wsj
 
 __all__ = ["RECIPES", "read_config", "recipe", "summary", "usual_norms"]
 
@@ -34,6 +39,7 @@ _OURS: tuple[Callable[[], Config], ...] = (
     wsj,
     librispeech_mini,
     librispeech_mini_small,
+    librispeech_mini_depth,
     arrays,
     adding,
     sequential_mnist,

@@ -84,6 +84,7 @@ PAPER = {
     "wsj": _SPEECH,
     "librispeech-mini": _OTHER_SPEECH,
     "librispeech-mini-small": _OTHER_SPEECH,
+    "librispeech-mini-depth": _OTHER_SPEECH,
     "ptb-char": Paper(
         table="Table 3",
         model="Best network",

@@ -44,3 +44,16 @@ def librispeech_mini_small() -> SpeechConfig:
         recipe="librispeech-mini-small",
         model=replace(mini.model, hidden=128, layers=3),
     )
+
+
+def librispeech_mini_depth() -> SpeechConfig:
+    """Does normalisation gain with depth? The small network, with test speakers set aside.
+
+    --model.layers is the depth. Three training speakers are the test set.
+    """
+    small = librispeech_mini_small()
+    return replace(
+        small,
+        recipe="librispeech-mini-depth",
+        evaluation=replace(small.evaluation, test_speakers=3),
+    )

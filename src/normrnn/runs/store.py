@@ -1,7 +1,7 @@
 """The run directory: its files, written atomically and verified when read.
 
 config.json, metrics.jsonl, model.safetensors (best on validation), checkpoint.pt (everything
-needed to resume) and the previous one, vocabulary.json; evaluation.json from `normrnn evaluate`.
+needed to resume) and the previous one; evaluation.json from `normrnn evaluate`.
 """
 
 import contextlib
@@ -40,13 +40,12 @@ from normrnn.runs.names import (
     METRICS,
     MODEL,
     PREVIOUS,
-    VOCABULARY,
 )
 from normrnn.runs.note import model_belongs
 from normrnn.seal import BLANK, is_sealed, seal
 
 C = TypeVar("C", bound=Config)
-WRITTEN = (CONFIG, MODEL, CHECKPOINT, PREVIOUS, VOCABULARY, ENVIRONMENT)
+WRITTEN = (CONFIG, MODEL, CHECKPOINT, PREVIOUS, ENVIRONMENT)
 """Files that training replaces."""
 DATA_CHANGED = "the data has changed"
 _TRIES = 5

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from normrnn import norms
-from normrnn.config.base import Config, LayersConfig, LoopConfig
+from normrnn.config.base import Config, Count, Layers, LayersConfig, LoopConfig, Positive
 from normrnn.config.measure import Measure
 from normrnn.errors import UsageError
 
@@ -23,15 +23,15 @@ FRAMES = Measure(
 class AcousticConfig(LayersConfig):
     """Stacked LSTM, softmax over the states of the alignment."""
 
-    hidden: int = 250
+    hidden: Positive = 250
     """Cells per layer and direction."""
-    layers: int = 5
+    layers: Layers = 5
     """Stacked LSTM layers."""
     bidirectional: bool = True
     """Read each utterance in both directions."""
     count_padding: bool = False
     """Statistics count padding, as other toolkits' do: to study what that does, not to be used."""
-    freeze_after: int = 0
+    freeze_after: Count = 0
     """The last epoch (1-based) with the batch's own statistics: then the running ones stay as they
     are, and updates normalise with them. To study what statistics do to training. 0: never."""
 
@@ -40,15 +40,15 @@ class AcousticConfig(LayersConfig):
 class UtteranceConfig(LoopConfig):
     """Ragged batches of utterances."""
 
-    batch: int = 24
-    segments: int = 4
-    log_every: int = 20
-    checkpoint_every: int = 50
-    max_frames: int = 0
+    batch: Positive = 24
+    segments: Positive = 4
+    log_every: Positive = 20
+    checkpoint_every: Positive = 50
+    max_frames: Count = 0
     """Longer utterances are left out of training. 0: none are."""
-    piece_frames: int = 0
+    piece_frames: Count = 0
     """Training utterances are cut into pieces of at most this many frames. 0: they are not."""
-    pool: int = 16
+    pool: Positive = 16
     """Batches drawn together and sorted by length, so that a batch has utterances of similar
     lengths: more makes batches less ragged and less random."""
 
@@ -57,10 +57,13 @@ class UtteranceConfig(LoopConfig):
 class SpeechEvaluationConfig:
     """What is measured when a segment ends."""
 
-    train_utterances: int = 40
+    train_utterances: Count = 40
     """Training utterances, evenly spread over the set, scored in eval mode. 0: none."""
-    recalibrate_batches: int = 50
+    recalibrate_batches: Positive = 50
     """Training batches behind recalibrated statistics in `normrnn evaluate`."""
+    test_speakers: Count = 0
+    """Training speakers set aside as a test set, evenly spread over their names. Mean and variance
+    of the features are those of all training speakers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,21 +81,9 @@ class SpeechConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.model.check()
-        self._at_least(
-            ("train.max_frames", self.train.max_frames, 0),
-            ("train.piece_frames", self.train.piece_frames, 0),
-            ("train.pool", self.train.pool, 1),
-            ("model.freeze_after", self.model.freeze_after, 0),
-            ("evaluation.train_utterances", self.evaluation.train_utterances, 0),
-            ("evaluation.recalibrate_batches", self.evaluation.recalibrate_batches, 1),
-        )
+        # An epoch's last batch may have fewer frames than features.
+        self._check_shrinkage(self.model.shrinkage)
         norm = self.normalisation
-        if norm.more_rows_than_features and not self.model.shrinkage:
-            raise UsageError(
-                f"norm {self.norm} needs model.shrinkage above 0, as 0.1: an epoch's last batch"
-                " may have fewer frames than features"
-            )
         if self.model.freeze_after and norm.normalises and not norm.keeps_statistics:
             raise UsageError(f"model.freeze_after: norm {self.norm} keeps no statistics")
         if self.model.count_padding and norm.normalises and not norm.counts_padding:

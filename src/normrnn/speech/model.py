@@ -76,6 +76,6 @@ class AcousticModel(SequenceModel):
         counts = self.label_counts.double().clamp(min=floor)
         return (counts / counts.sum()).log().float()
 
-    def plain(self) -> FrameNetwork:
+    def plain_network(self) -> FrameNetwork:
         """Return the network as a function of tensors, with the same layers."""
         return FrameNetwork(self.mean, self.scale, self.rnn, self.decoder)

@@ -1,20 +1,21 @@
 """Frame-wise speech recognition: the state of every frame of an utterance."""
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from normrnn.engine.batches import evenly_spread
-from normrnn.engine.exported import ExportedClassifier
 from normrnn.engine.statistics import Tensors
 from normrnn.engine.task import Loss, Split, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
 from normrnn.nn.normaliser import TEST, requesting
+from normrnn.speech.archive import read_table
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechCorpus, read_speech
 from normrnn.speech.model import AcousticModel
@@ -47,6 +48,21 @@ def cut(lengths: Sequence[int], longest: int = 0) -> list[Piece]:
     return pieces
 
 
+def test_utterances(corpus: SpeechCorpus, speakers: int) -> set[int]:
+    """Return the training utterances of some speakers, evenly spread over the speakers' names."""
+    if not speakers:
+        return set()
+    table, keys = read_table(corpus.train.path / "utt2spk"), corpus.train.keys
+    names = sorted({table.get(key, "") for key in keys})
+    if "" in names or speakers >= len(names):
+        raise UserError(
+            f"evaluation.test_speakers {speakers}: {corpus.train.path / 'utt2spk'} names"
+            f" {len(names)} speakers, and some utterances must stay to train on"
+        )
+    chosen = {names[i] for i in evenly_spread(speakers, len(names))}
+    return {i for i, key in enumerate(keys) if table[key] in chosen}
+
+
 class SpeechTask(Task):
     """Ragged batches of utterances, cross entropy and errors of every frame's state."""
 
@@ -60,7 +76,11 @@ class SpeechTask(Task):
                 " librispeech or normrnn prepare kaldi"
             )
         self.corpus = corpus = corpus or read_speech(config.data)
-        super().__init__(config, corpus.sha256, str(resolved(corpus.path)))
+        tested, sha256 = test_utterances(corpus, config.evaluation.test_speakers), corpus.sha256
+        if tested:  # utt2spk decides which they are
+            sha256 = hashlib.sha256(f"{sha256} {sorted(tested)}".encode()).hexdigest()
+        super().__init__(config, sha256, str(resolved(corpus.path)))
+        self.splits = ("valid", "test") if tested else ("valid",)
         if self.ranks.size > 1 and config.model.count_padding:
             raise UsageError("model.count_padding is for one process: padding is a whole batch's")
         self.sizes = {"dim": corpus.dim, "classes": corpus.classes}
@@ -68,13 +88,14 @@ class SpeechTask(Task):
         self.calibration_batches = config.evaluation.recalibrate_batches
         lengths, limit = corpus.train.lengths, config.train.max_frames
         pieces = cut(lengths, config.train.piece_frames)
-        used = {i for i, length in enumerate(lengths) if not limit or length <= limit}
+        used = {i for i, length in enumerate(lengths) if not limit or length <= limit} - tested
         whole = [piece for piece in cut(lengths) if piece.utterance in used]
         fixed = evenly_spread(config.evaluation.train_utterances, len(whole))
         self.pieces = {
             "train": [piece for piece in pieces if piece.utterance in used],
             "valid": cut(corpus.dev.lengths),
             "train_eval": [whole[i] for i in fixed],
+            "test": [piece for piece in cut(lengths) if piece.utterance in tested],
         }
         self.lengths = {s: [p.length for p in some] for s, some in self.pieces.items()}
         self.has_train_eval = bool(fixed)
@@ -82,12 +103,11 @@ class SpeechTask(Task):
         self.source = (
             f"{corpus.path}: {len(used)} utterances, {hours:.2f} h, {corpus.classes} states"
         )
-        if len(used) < len(lengths):
-            share = 1 - len(used) / len(lengths)
-            self.source += (
-                f"; {len(lengths) - len(used)} of {len(lengths)} ({share:.1%}) left out:"
-                f" over {limit} frames"
-            )
+        if tested:
+            self.source += f"; {len(tested)} of other speakers for the test"
+        if long := len(lengths) - len(used) - len(tested):
+            share = long / len(lengths)
+            self.source += f"; {long} of {len(lengths)} ({share:.1%}) left out: over {limit} frames"
 
     @classmethod
     def open(cls, config: SpeechConfig, model: Any = None) -> "SpeechTask":
@@ -112,15 +132,13 @@ class SpeechTask(Task):
         return AcousticModel(
             dim,
             classes,
-            m.hidden,
-            m.layers,
             bidirectional=m.bidirectional,
             **m.options(config.normalisation),
             count_padding=m.count_padding,
         )
 
     @classmethod
-    def saved_sizes(cls, weights: Tensors, files: Any) -> dict[str, Any]:  # noqa: ARG003
+    def saved_sizes(cls, weights: Tensors, metadata: Any) -> dict[str, Any]:  # noqa: ARG003
         """Return the sizes of a saved network."""
         return {
             "dim": len(weights.get("mean", ())),
@@ -159,7 +177,3 @@ class SpeechTask(Task):
         if not 0 < self.config.model.freeze_after <= epoch:
             return nullcontext()
         return requesting(dict.fromkeys(self.model.rnn.normalisers(), TEST))
-
-    def exported(self, session: Any) -> nn.Module:
-        """Return a network that runs an ONNX session."""
-        return ExportedClassifier(session)

@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from normrnn import norms
-from normrnn.config.base import Config, LayersConfig, LoopConfig
+from normrnn.config.base import (
+    Config,
+    Count,
+    Layers,
+    LayersConfig,
+    LoopConfig,
+    NotNegative,
+    Positive,
+    Probability,
+)
 from normrnn.config.measure import Measure, bits, perplexity
 from normrnn.errors import UsageError
 
@@ -36,7 +45,7 @@ class TextConfig:
     level: Literal["word", "char"] = "word"
     """Words separated by blanks, or characters, of which indentation and blank lines are kept; a
     line ends with <eos> in both."""
-    max_vocab: int = 0
+    max_vocab: Count = 0
     """Keep this many most frequent symbols, <unk> for the rest. 0: all of the training text."""
     unknown: bool = True
     """Keep a class <unk> for symbols outside the vocabulary; without it they are an error."""
@@ -46,22 +55,20 @@ class TextConfig:
 class ModelConfig(LayersConfig):
     """Embedding, stacked recurrent layers, softmax."""
 
-    cell: Literal["lstm", "rnn", "gru"] = "lstm"
-    """Kind of the layers; rnn is the simple one with tanh."""
-    hidden: int = 200
+    hidden: Positive = 200
     """Cells per layer."""
-    layers: int = 2
+    layers: Layers = 2
     """Stacked layers."""
-    embedding: int = 0
+    embedding: Count = 0
     """Size of the lookup table's vectors. 0: as many as cells."""
-    dropout: float = 0.0
+    dropout: Probability = 0.0
     """On the embedding, between layers and before the softmax; never on the recurrence."""
     initialiser: Literal["uniform", "glorot"] = "uniform"
     """All weights from U(-init, init), or, as in the appendix, the lookup table from N(0, 1), the
     other matrices Glorot's way, biases zero. γ and β are not drawn."""
-    init: float = 0.1
+    init: NotNegative = 0.1
     """Bound of the uniform initialiser."""
-    time_steps: int = 0
+    time_steps: Count = 0
     """Running statistics kept per position in the window, this many. 0: shared over time."""
 
 
@@ -72,9 +79,9 @@ class TrainConfig(LoopConfig):
     reading: Literal["streams", "sequences"] = "streams"
     """Windows of parallel streams, the state carried from window to window; or sequences of
     `steps` tokens, each from zero state, in another order every epoch."""
-    steps: int = 20
+    steps: Positive = 20
     """Time steps of a window or sequence: how far gradients flow back."""
-    epoch_tokens: int = 0
+    epoch_tokens: Count = 0
     """An epoch ends after this many tokens, rounded down to whole updates. 0: with the text."""
 
 
@@ -82,11 +89,11 @@ class TrainConfig(LoopConfig):
 class EvaluationConfig:
     """What is measured when a segment ends."""
 
-    train_tokens: int = 50_000
+    train_tokens: Count = 50_000
     """Tokens from the start of the training text scored in eval mode. 0: none."""
-    recalibrate_windows: int = 100
+    recalibrate_windows: Positive = 100
     """Training windows, in order and without dropout, behind recalibrated statistics."""
-    tokens: int = 0
+    tokens: Count = 0
     """Tokens scored of the validation and of the test text, from their start. 0: all."""
 
 
@@ -107,30 +114,13 @@ class LanguageConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.model.check()
-        self._at_least(
-            ("text.max_vocab", self.text.max_vocab, 0),
-            ("model.embedding", self.model.embedding, 0),
-            ("model.init", self.model.init, 0),
-            ("model.time_steps", self.model.time_steps, 0),
-            ("train.steps", self.train.steps, 1),
-            ("train.epoch_tokens", self.train.epoch_tokens, 0),
-            ("evaluation.tokens", self.evaluation.tokens, 0),
-            ("evaluation.train_tokens", self.evaluation.train_tokens, 0),
-            ("evaluation.recalibrate_windows", self.evaluation.recalibrate_windows, 1),
-        )
+        self._check_batch()
         norm = self.normalisation
-        if norm.keeps_statistics and self.train.batch < 2:
-            raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
         if norm.keeps_statistics and self.model.time_steps and not norm.takes_time_steps:
             able = [n for n in norms.names() if norms.of(n).takes_time_steps]
             raise UsageError(
                 f"model.time_steps is for norm {' or '.join(able)}; 0 for norm {self.norm}"
             )
-        if self.model.peephole != "none" and self.model.cell != "lstm":
-            raise UsageError(f"model.peephole is for cell lstm, not {self.model.cell}")
-        if self.model.zoneout_c and self.model.cell != "lstm":
-            raise UsageError(f"model.zoneout_c is for cell lstm, not {self.model.cell}")
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:

@@ -169,9 +169,9 @@ class _Numbers:
             total = some
         words = list(self.words)
         name = chr if self.level == "char" else words.__getitem__
-        found = {name(n): int(total[n]) for n in np.flatnonzero(total).tolist()}
-        found[EOS] = found.get(EOS, 0) + found.pop(_LINE_END[self.level])
-        return found
+        counts = {name(n): int(total[n]) for n in np.flatnonzero(total).tolist()}
+        counts[EOS] = counts.get(EOS, 0) + counts.pop(_LINE_END[self.level])
+        return counts
 
     def replace(self, ids: Ids, vocabulary: Vocabulary) -> None:
         """Replace numbers by ids, in place."""
@@ -186,11 +186,11 @@ class _Numbers:
         table[self.line_end] = vocabulary.eos
         for start in range(0, len(ids), BLOCK):
             some = ids[start : start + BLOCK]
-            found = table[some]
-            if (found < 0).any():
-                number = int(some[found.argmin()])
+            replaced = table[some]
+            if (replaced < 0).any():
+                number = int(some[replaced.argmin()])
                 raise UnknownSymbolError(chr(number) if self.level == "char" else words[number])
-            some[:] = found
+            some[:] = replaced
 
 
 def _vocabulary(counts: dict[str, int], source: str, config: TextConfig) -> Vocabulary:

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from normrnn.deploy.networks import TextNetwork
-from normrnn.engine.initial import generators_by_name, glorot_
-from normrnn.engine.model import SequenceModel
-from normrnn.engine.task import State
+from normrnn.engine.model import SequenceModel, generators_by_name, glorot_
+from normrnn.engine.sums import State
 from normrnn.text.vocabulary import Vocabulary
 
 
@@ -76,7 +75,7 @@ class LanguageModel(SequenceModel):
         output, state = self.outputs(tokens, state)
         return self.decoder(output), state
 
-    def plain(self) -> TextNetwork:
+    def plain_network(self) -> TextNetwork:
         """Return the network as a function of tensors, with the same layers."""
         notes = {} if self.vocabulary is None else {"vocabulary": self.vocabulary.to_json()}
         return TextNetwork(self.embedding, self.rnn, self.decoder, notes)

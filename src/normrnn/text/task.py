@@ -3,32 +3,21 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from normrnn.config.measure import perplexity
-from normrnn.engine.loss import nats_of_each
 from normrnn.engine.ranks import Ranks
-from normrnn.engine.statistics import StatisticsKind, Tensors, evaluating, using
-from normrnn.engine.task import Batch, Loss, Split, State, Task, never
+from normrnn.engine.statistics import StatisticsKind, Tensors, using
+from normrnn.engine.task import Batch, Split, Task, never
 from normrnn.errors import UserError
-from normrnn.runs.names import METRICS, VOCABULARY
-from normrnn.runs.rows import Row, epoch_averages, read_rows
-from normrnn.runs.store import RunDirectory
+from normrnn.runs.rows import Row
 from normrnn.text.config import LanguageConfig
 from normrnn.text.corpus import Corpus, read_corpus
 from normrnn.text.model import LanguageModel
 from normrnn.text.vocabulary import Vocabulary
 from normrnn.text.windows import Sequences, Streams, Window
 
+VOCABULARY = "vocabulary"
+"""Entry in the header of model.safetensors."""
 LONG_WINDOW = 2000
 """Steps per window where its length does not matter: one stream is slow in short ones."""
-NO_PERPLEXITY = (
-    "batch statistics left out: they see the future of the window, so that the loss of a language"
-    " model with them is not a perplexity; neither is its loss in training mode"
-)
 _NAMES = {"valid": "validation text", "test": "test text"}
 
 
@@ -46,7 +35,6 @@ class LanguageTask(Task):
     splits = ("valid", "test")
     validates_all_statistics = True
     columns = ("streams",)
-    file_names = (VOCABULARY,)
 
     def __init__(self, config: LanguageConfig, corpus: Corpus | None = None) -> None:
         corpus = corpus or read_corpus(config.data, config.text)
@@ -54,7 +42,7 @@ class LanguageTask(Task):
         evaluation = config.evaluation
         self.vocabulary = corpus.vocabulary
         self.sizes = {"vocabulary": corpus.vocabulary}
-        self.files = {VOCABULARY: corpus.vocabulary.to_json().encode()}
+        self.metadata = {VOCABULARY: corpus.vocabulary.to_json()}
         self.corpus = corpus
         self.carries_state = config.train.reading == "streams"
         self.calibration_batches = evaluation.recalibrate_windows
@@ -112,9 +100,6 @@ class LanguageTask(Task):
         m = config.model
         model = LanguageModel(
             len(vocabulary),
-            m.hidden,
-            m.layers,
-            cell=m.cell,
             embedding=m.embedding or None,
             **m.options(config.normalisation),
             time_steps=m.time_steps or None,
@@ -124,13 +109,13 @@ class LanguageTask(Task):
         return model
 
     @classmethod
-    def saved_sizes(cls, weights: Tensors, files: Mapping[str, bytes]) -> dict[str, Any]:
+    def saved_sizes(cls, weights: Tensors, metadata: Mapping[str, str]) -> dict[str, Any]:
         """Return the vocabulary of a saved network."""
-        vocabulary = Vocabulary.from_json(files[VOCABULARY])
+        vocabulary = Vocabulary.from_json(metadata.get(VOCABULARY, ""))
         size = len(weights.get("embedding.weight", ()))
         if size != len(vocabulary):
             raise UserError(
-                f"{VOCABULARY} has {len(vocabulary)} symbols, the network {size}: they do not"
+                f"the vocabulary has {len(vocabulary)} symbols, the network {size}: they do not"
                 " belong together"
             )
         return {"vocabulary": vocabulary}
@@ -187,82 +172,9 @@ class LanguageTask(Task):
             rows.append(row)
         return rows
 
-    def extra_results(self, run: RunDirectory, rows: list[Row]) -> dict[str, Any]:
-        """Return averages of the training epochs, and the authors' figure: batch statistics, mean
-        of the mini-batches' perplexities."""
-        norm = self.config.normalisation
-        epochs = epoch_averages(read_rows(run.path / METRICS))
-        wanted = "batch" if norm.keeps_statistics else "running"
-        authors = [
-            {k: row[k] for k in ("split", "statistics", "batch_ppl", "streams")}
-            for row in rows
-            if row["statistics"] == wanted
-            and row["split"] in self.splits
-            and "batch_ppl" in row
-            and self.config.text.level == "word"
-        ]
-        notes = [NO_PERPLEXITY] if norm.looks_ahead else []
-        return {"train_epochs": epochs, "authors_protocol": authors, "notes": notes}
-
-    @classmethod
-    def summary(cls, result: Mapping[str, Any]) -> list[str]:
-        """Return the best training average and the authors' figures in words."""
-        lines = []
-        if result["train_epochs"]:
-            best = min(result["train_epochs"], key=lambda row: row["loss"])
-            lines.append(
-                f"train, running average of epoch {best['epoch']}: perplexity"
-                f" {perplexity(best['loss']):,.2f}, mean of the mini-batches'"
-                f" {best['batch_ppl']:,.2f}"
-            )
-        for row in result["authors_protocol"]:
-            lines.append(
-                f"authors' protocol, {row['split']}: {row['batch_ppl']:,.2f} ({row['statistics']}"
-                " statistics, mean of the mini-batches' perplexities)"
-            )
-        return lines
-
-    def exported(self, session: Any) -> nn.Module:
-        """Return a network that runs an ONNX session."""
-        return _Exported(session)
-
-
-class _Exported(nn.Module):
-    def __init__(self, session: Any) -> None:
-        super().__init__()
-        self.session = session
-        self.sizes = {put.name: put.shape for put in session.get_inputs() if put.name != "tokens"}
-
-    def loss(self, inputs: Tensor, targets: Tensor, state: State | None = None) -> Loss:
-        if state is None:
-            B = inputs.shape[1]
-            state = tuple(torch.zeros(layers, B, H) for layers, _, H in self.sizes.values())
-        values = {name: s.numpy() for name, s in zip(self.sizes, state, strict=True)}
-        outputs = self.session.run(None, {"tokens": inputs.numpy().astype(np.int64), **values})
-        logits, *after = map(torch.from_numpy, outputs)
-        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        return Loss(nats, state=tuple(after))
-
 
 def one_stream_steps(config: LanguageConfig) -> int:
     """Return the window of a single stream: long, except where statistics belong to positions in
     the training window."""
     is_fixed = config.model.time_steps or config.train.reading == "sequences"
     return config.train.steps if is_fixed else LONG_WINDOW
-
-
-@torch.no_grad()
-def token_nats(model: LanguageModel, config: LanguageConfig, ids: Tensor) -> Tensor:
-    """Return the cross entropy (N - 1,) of every token of a text but the first, read as one stream,
-    or as sequences from zero state if the config says so."""
-    carried = config.train.reading == "streams"
-    kind = Streams if carried else Sequences
-    state: State | None = None
-    parts = []
-    with evaluating(model):
-        for window in kind(len(ids), 1, one_stream_steps(config)):
-            inputs, targets = window.read(ids)
-            rows, state = model.features(inputs, state if carried else None)
-            head = model.decoder.weight, model.decoder.bias
-            parts.append(nats_of_each(rows, *head, targets.flatten()))
-    return torch.cat(parts)

@@ -1,11 +1,9 @@
 """Symbols and their ids."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -43,22 +41,14 @@ class Vocabulary:
     level: Level = "word"
 
     @classmethod
-    def build(
-        cls, lines: Iterable[str], level: Level, limit: int = 0, unknown: bool = True
-    ) -> "Vocabulary":
-        """Build from the symbols of `lines`; with a `limit` the most frequent, ties alphabetical.
-
-        >>> Vocabulary.build(["a b b", "b a c"], "word", limit=4).symbols
-        ('b', '<eos>', 'a', '<unk>')
-        """
-        counts = Counter(chain.from_iterable(tokens(line, level) for line in lines))
-        return cls.ranked(counts, level, limit, unknown)
-
-    @classmethod
     def ranked(
         cls, counts: Mapping[str, int], level: Level, limit: int = 0, unknown: bool = True
     ) -> "Vocabulary":
-        """The same from counted symbols."""
+        """Build from counted symbols; with a `limit` the most frequent, ties alphabetical.
+
+        >>> Vocabulary.ranked({"b": 3, "<eos>": 2, "a": 2, "c": 1}, "word", limit=4).symbols
+        ('b', '<eos>', 'a', '<unk>')
+        """
         ranked = sorted(counts, key=lambda s: (-counts[s], s))
         required = [EOS] + ([UNKNOWN] if unknown else [])
         if limit and len(ranked) + (UNKNOWN not in counts and unknown) > limit:
@@ -135,9 +125,9 @@ class Vocabulary:
             values = json.loads(text)
             symbols, level = tuple(values["symbols"]), values["level"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError("the vocabulary file is damaged") from None
+            raise UserError("the vocabulary is damaged") from None
         if level not in ("word", "char") or not all(isinstance(s, str) for s in symbols):
-            raise UserError("the vocabulary file is damaged")
+            raise UserError("the vocabulary is damaged")
         if len(set(symbols)) != len(symbols) or EOS not in symbols:
-            raise UserError(f"the vocabulary file repeats a symbol or lacks {EOS}")
+            raise UserError(f"the vocabulary repeats a symbol or lacks {EOS}")
         return cls(symbols, level)

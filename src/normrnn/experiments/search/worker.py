@@ -16,10 +16,8 @@ from optuna.exceptions import UpdateFinishedTrialError
 from normrnn.cli import guarded
 from normrnn.config.base import Config
 from normrnn.config.extensions import handed_over, receive
-from normrnn.config.measure import Measure
 from normrnn.config.registry import with_fields
-from normrnn.engine.callbacks import with_callbacks
-from normrnn.engine.display import Display, PlainDisplay
+from normrnn.engine.display import PlainDisplay
 from normrnn.engine.interrupt import Interrupt, Interrupted
 from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.engine.loop import Diverged
@@ -166,10 +164,7 @@ def _train_here(config: Config, out: Path, pruning: Pruning) -> None:
         if _is_validation(row):
             pruning.report(validations(out))
 
-    def display(epochs: int, measure: Measure) -> Display:
-        return PlainDisplay(epochs, measure)
-
-    train(config, out, with_callbacks(display, [on_row]))
+    train(config, out, PlainDisplay, callbacks=[on_row])
 
 
 def _train_together(
