@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from normrnn import norms
 from normrnn.config.base import Config, LayersConfig, LoopConfig
 from normrnn.config.measure import Measure
 from normrnn.errors import UsageError
@@ -29,11 +28,6 @@ class AcousticConfig(LayersConfig):
     """Stacked LSTM layers."""
     bidirectional: bool = True
     """Read each utterance in both directions."""
-    count_padding: bool = False
-    """Statistics count padding, as other toolkits' do: to study what that does, not to be used."""
-    freeze_after: int = 0
-    """The last epoch (1-based) with the batch's own statistics: then the running ones stay as they
-    are, and updates normalise with them. To study what statistics do to training. 0: never."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,6 @@ class SpeechConfig(Config):
             ("train.max_frames", self.train.max_frames, 0),
             ("train.piece_frames", self.train.piece_frames, 0),
             ("train.pool", self.train.pool, 1),
-            ("model.freeze_after", self.model.freeze_after, 0),
             ("evaluation.train_utterances", self.evaluation.train_utterances, 0),
             ("evaluation.recalibrate_batches", self.evaluation.recalibrate_batches, 1),
         )
@@ -92,13 +85,6 @@ class SpeechConfig(Config):
             raise UsageError(
                 f"norm {self.norm} needs model.shrinkage above 0, as 0.1: an epoch's last batch"
                 " may have fewer frames than features"
-            )
-        if self.model.freeze_after and norm.normalises and not norm.keeps_statistics:
-            raise UsageError(f"model.freeze_after: norm {self.norm} keeps no statistics")
-        if self.model.count_padding and norm.normalises and not norm.counts_padding:
-            able = [name for name in norms.names() if norms.of(name).counts_padding]
-            raise UsageError(
-                f"model.count_padding is for norm {' or '.join(able)}, not {self.norm}"
             )
 
     @classmethod

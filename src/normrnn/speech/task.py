@@ -1,7 +1,6 @@
 """Frame-wise speech recognition: the state of every frame of an utterance."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -11,10 +10,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from normrnn.engine.batches import evenly_spread
 from normrnn.engine.exported import ExportedClassifier
 from normrnn.engine.statistics import Tensors
-from normrnn.engine.task import Loss, Split, Task
+from normrnn.engine.task import Split, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
-from normrnn.nn.normaliser import TEST, requesting
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechCorpus, read_speech
 from normrnn.speech.model import AcousticModel
@@ -61,8 +59,6 @@ class SpeechTask(Task):
             )
         self.corpus = corpus = corpus or read_speech(config.data)
         super().__init__(config, corpus.sha256, str(resolved(corpus.path)))
-        if self.ranks.size > 1 and config.model.count_padding:
-            raise UsageError("model.count_padding is for one process: padding is a whole batch's")
         self.sizes = {"dim": corpus.dim, "classes": corpus.classes}
         self.pool = config.train.pool
         self.calibration_batches = config.evaluation.recalibrate_batches
@@ -116,7 +112,6 @@ class SpeechTask(Task):
             m.layers,
             bidirectional=m.bidirectional,
             **m.options(config.normalisation),
-            count_padding=m.count_padding,
         )
 
     @classmethod
@@ -148,17 +143,6 @@ class SpeechTask(Task):
         features = pack_sequence([source.features(*piece).to(self.device) for piece in pieces])
         labels = pack_sequence([source.labels(*piece) for piece in pieces])
         return features, labels.data.to(self.device)
-
-    def loss(self, epoch: int, index: int) -> Loss:
-        """Return the loss of a batch, all frames of all its utterances."""
-        with self._statistics(epoch):
-            return super().loss(epoch, index)
-
-    def _statistics(self, epoch: int) -> AbstractContextManager[None]:
-        """Use the batch's own statistics, or from `freeze_after` on the running ones."""
-        if not 0 < self.config.model.freeze_after <= epoch:
-            return nullcontext()
-        return requesting(dict.fromkeys(self.model.rnn.normalisers(), TEST))
 
     def exported(self, session: Any) -> nn.Module:
         """Return a network that runs an ONNX session."""
