@@ -229,12 +229,6 @@ def refused(model: Any, reason: str, form: str, path: Path) -> None:
     assert not [*path.glob("*")]
 
 
-@pytest.mark.parametrize("form", ["torch", "safetensors"])
-def test_zoneout_is_for_onnx_and_programs(form: str, tmp_path: Path) -> None:
-    for model in (text_model(zoneout=(0.1, 0.0)), Padded(norm=None, zoneout=(0.1, 0.0))):
-        refused(model, r"zoneout=\(0.1, 0.0\)", form, tmp_path / "x")
-
-
 class Padded(nn.Module):
     """A user's own, that gives its layer padded batches with lengths."""
 
@@ -417,25 +411,6 @@ def test_a_users_own_padded_batches_in_a_program(kind: Any, options: Any, tmp_pa
     check_padded(kind, options, run, file, (axes, {0: B}))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
-def test_zoneout_in_a_program(cell: Any, tmp_path: Path) -> None:
-    share = (0.3, 0.1 if cell == "lstm" else 0.0)
-    model = text_model(cell, zoneout=share, weight_drop=0.2, dropout=0.3, dropout_kind="locked")
-    check_text(model, normrnn.export(model, tmp_path / "m.pt2", "program"))
-    if cell == "lstm":
-        model = speech_model(zoneout=share, weight_drop=0.2, dropout=0.3, dropout_kind="locked")
-        check_speech(model, normrnn.export(model, tmp_path / "s.pt2", "program"))
-
-
-@pytest.mark.parametrize("form", ["onnx", "torch"])
-def test_regularisers_of_training_leave_no_trace(form: str, tmp_path: Path) -> None:
-    model = text_model(weight_drop=0.2, dropout=0.3, dropout_kind="locked")
-    check_text(model, normrnn.export(model, tmp_path / "text", form))
-    model = text_model("gru", norm="recurrent")
-    check_text(model, normrnn.export(model, tmp_path / "recurrent", form))
-
-
 def test_what_a_traced_layer_cannot_be_given(tmp_path: Path) -> None:
     model, x = normrnn.LSTM(3, 4, peephole="all", norm=None), torch.zeros(4, 2, 3)
     packed = nn.utils.rnn.pack_padded_sequence(x, [4, 3])
@@ -493,18 +468,6 @@ def test_a_users_own_model_traced(tmp_path: Path) -> None:
         x = torch.randn(B, T, 3)
         found = session(file).run(None, {"x": x.numpy()})
         torch.testing.assert_close(torch.from_numpy(found[0]), model(x), **CLOSE)
-
-
-@pytest.mark.slow
-def test_a_users_own_program(tmp_path: Path) -> None:
-    model = tagger(num_layers=2, bidirectional=True)
-    dynamic = ({0: torch.export.Dim("B"), 1: torch.export.Dim("T")},)
-    how: Any = {"example": (torch.randn(2, 5, 3),), "dynamic": dynamic}
-    file = normrnn.export(model, tmp_path / "own.pt2", "program", **how)
-    run = torch.export.load(file).module()
-    for B, T in SIZES:
-        x = torch.randn(B, T, 3)
-        torch.testing.assert_close(run(x), model(x), **CLOSE)
 
 
 def test_a_model_is_unchanged(tmp_path: Path) -> None:

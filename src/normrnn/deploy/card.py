@@ -16,7 +16,7 @@ from normrnn.runs.names import CONFIG, EVALUATION, METRICS, MODEL
 from normrnn.runs.note import config_changes
 from normrnn.runs.rows import Row, read_rows
 from normrnn.runs.store import RunDirectory
-from normrnn.seal import is_sealed
+from normrnn.seal import read_json
 from normrnn.version import __version__
 
 SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "program": ".pt2"}
@@ -162,10 +162,9 @@ def _check(run: RunDirectory) -> None:
 def _rows(run: RunDirectory, saved: str) -> list[Row]:
     """Rows of evaluation.json, else the best validation in training and the test after it."""
     if run.has(EVALUATION):
-        path, content = run.path / EVALUATION, run.read(EVALUATION)
-        is_sealed(content, path)
+        path = run.path / EVALUATION
+        found, _ = read_json(path, dict)
         try:
-            found = json.loads(content)
             rows = [row for row in found["rows"] if _is_row(row)]
             # Only rows of the exported network: with other statistics it is another one.
             rows = [row for row in rows if row["statistics"] == saved]

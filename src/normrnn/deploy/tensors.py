@@ -43,8 +43,8 @@ def write(network: nn.Module, path: Path, format: str) -> str:
         write_whole(path, buffer.getbuffer())
     else:
         metadata = {"format": "pt", "normrnn": FORMAT, "modules": json.dumps(modules)}
-        content, _ = sealed_tensors(weights | values, {**metadata, **notes})
-        write_whole(path, content)
+        *content, _ = sealed_tensors(weights | values, {**metadata, **notes})
+        write_whole(path, *content)
     code = _READ[format].format(name=json.dumps(path.name))
     if usage is not None:
         return code + _OURS + usage["tensors"]

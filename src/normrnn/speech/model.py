@@ -10,7 +10,6 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from normrnn.deploy.networks import FrameNetwork
 from normrnn.engine.model import SequenceModel
-from normrnn.speech import padding
 
 
 class AcousticModel(SequenceModel):
@@ -36,15 +35,12 @@ class AcousticModel(SequenceModel):
         layers: int = 5,
         *,
         bidirectional: bool = True,
-        count_padding: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(dim, classes, hidden, layers, bidirectional=bidirectional, **options)
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("variance", torch.ones(dim))
         self.register_buffer("label_counts", torch.ones(classes, dtype=torch.long))
-        if count_padding:
-            padding.count_padding(self.rnn)
         self.glorot()
 
     @property
