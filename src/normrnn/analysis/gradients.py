@@ -20,7 +20,6 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from normrnn import norms
 from normrnn.config.base import Config
-from normrnn.config.jsonio import flat, to_dict
 from normrnn.engine.task import Task
 from normrnn.errors import UserError
 from normrnn.nn.base import Normalised
@@ -84,12 +83,10 @@ def _reference(layer: Normalised, input: Any, hx: Any, passes: list[Pass]) -> An
     return output, (result.h, result.c) if layer.mode == "LSTM" else result.h
 
 
-def _refuse(config: Config, layer: Normalised) -> None:
+def _refuse(layer: Normalised) -> None:
     """Raise UserError for a network that the reference recurrence does not support."""
-    counted = flat(to_dict(config)).get("model.count_padding", False)
-    for name, there in (("zoneout", any(layer.zoneout)), ("model.count_padding", counted)):
-        if there:
-            raise UserError(f"gradients are not recorded of a network with {name}")
+    if any(layer.zoneout):
+        raise UserError("gradients are not recorded of a network with zoneout")
 
 
 def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
@@ -99,7 +96,7 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
     """
     model = task.model.double().eval()
     (layer,) = (m for m in model.modules() if isinstance(m, Normalised))
-    _refuse(config, layer)
+    _refuse(layer)
     measured: dict[str, dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
     total, count = 0.0, 0
     task.reset()
