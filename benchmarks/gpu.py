@@ -16,20 +16,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import normrnn
 from benchmarks.machine import describe
 from normrnn import norms
-from normrnn.ops import Steps
+from normrnn.ops.backend import choice
 from normrnn.ops.fused import without_tf32
 
 LENGTHS = (9, 9, 7, 4, 3, 2, 2)
@@ -55,9 +55,12 @@ def differences(norm: str, device: torch.device) -> dict[str, float]:
     x = torch.randn(max(LENGTHS), len(LENGTHS), 5, dtype=torch.float64)
     lengths, head = torch.tensor(LENGTHS), torch.randn(sum(LENGTHS), 48, dtype=torch.float64)
     found = []
-    for module, where, dtype in ((layer, device, torch.float32), (exact, "cpu", torch.float64)):
+    selected = choice.selected
+    runs = (layer, device, torch.float32, selected), (exact, "cpu", torch.float64, "loop")
+    for module, where, dtype, backend in runs:
         own = x.detach().to(where, dtype).requires_grad_()
-        output, state = module(pack_padded_sequence(own, lengths))
+        with normrnn.backend(backend):
+            output, state = module(pack_padded_sequence(own, lengths))
         (output.data * head.to(output.data)).sum().backward()
         tensors = {"output": output.data, "h_n": state[0], "c_n": state[1], "input": own.grad}
         tensors |= {name: p.grad for name, p in module.named_parameters()}
@@ -77,12 +80,8 @@ def check(names: list[str], device: torch.device) -> bool:
     with without_tf32(device):
         for name in names:
             try:
-                if name == TRITON:
-                    from normrnn.ops import triton_layer
-
-                    found = triton_layer.compare_with_reference(device, 24)
-                else:
-                    found = differences(name, device)
+                with variant(name) as norm:
+                    found = differences(norm, device)
                 worst = max(found, key=lambda n: found[n])
                 is_equal = all(error <= ACCEPTED for error in found.values())  # False with NaN
                 print(
@@ -96,31 +95,12 @@ def check(names: list[str], device: torch.device) -> bool:
     return well
 
 
-class TritonLayer(nn.Module):
-    """norm="layer" by the Triton kernel, both directions."""
-
-    def __init__(self, layer: Any):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
-        from normrnn.ops.triton_layer import layer_lstm
-
-        T, B, _ = x.shape
-        own, rows = self.layer, x.flatten(0, 1)
-        directions = (
-            (own.weight_ih_l0, own.weight_hh_l0, own.norm_l0),
-            (own.weight_ih_l0_reverse, own.weight_hh_l0_reverse, own.norm_l0_reverse),
-        )
-        gates = [F.layer_norm(rows @ w.t(), (len(w),), n.weight, n.bias) for w, _, n in directions]
-        output, state = layer_lstm(
-            torch.cat(gates, 1),
-            torch.stack([w_hh for _, w_hh, _ in directions]),
-            torch.stack([n.gamma_hh for *_, n in directions]),
-            Steps.dense(T, B),
-            reverse=(False, True),
-        )
-        return output.unflatten(0, (T, B)), state
+@contextmanager
+def variant(name: str) -> Iterator[str]:
+    """Select the backend of a row of the tables, and yield its norm."""
+    is_triton = name == TRITON
+    with normrnn.backend("triton" if is_triton else "auto"):
+        yield "layer" if is_triton else name
 
 
 def training_step(module: nn.Module, x: Tensor) -> Callable[[], None]:
@@ -162,15 +142,15 @@ def time_all(
     print(f"| nn.LSTM | {1e3 * base:.2f} | 1 |", flush=True)
     for name in names:
         try:
-            layer = layer_of("layer" if name == TRITON else name, (I, H), device)
-            module = TritonLayer(layer) if name == TRITON else layer
-            found = best_time(training_step(module, x), device, seconds)
+            with variant(name) as norm:
+                step = training_step(layer_of(norm, (I, H), device), x)
+                found = best_time(step, device, seconds)
             print(f"| {name} | {1e3 * found:.2f} | {found / base:.2f} |", flush=True)
         except Exception as error:  # already shown by the check above
             print(f"| {name} | – | {type(error).__name__} |", flush=True)
 
 
-def compiled(kernel: Any, H: int, arch: int, cell_norm: bool) -> dict[str, int]:
+def compiled(kernel: Any, H: int, arch: int) -> dict[str, int]:
     """Registers per thread, bytes of spill stores and loads, and bytes of shared memory of a kernel
     as it would be launched."""
     import triton
@@ -180,13 +160,10 @@ def compiled(kernel: Any, H: int, arch: int, cell_norm: bool) -> dict[str, int]:
 
     from normrnn.ops import triton_layer
 
-    fixed = triton_layer.launch_options(
-        H, cell_norm=cell_norm, resets=True, backward=kernel is triton_layer._backward
-    )
+    is_backward = kernel is triton_layer._backward
+    fixed = triton_layer.launch_options(H, resets=True, backward=is_backward)
     launch = {n: fixed.pop(n) for n in ("num_warps", "num_stages", "enable_fp_fusion")}
     fixed["KEEP"] = True
-    if not cell_norm:
-        fixed |= {"weight_c": None, "bias_c": None}
     signature: dict[str, str] = {}
     constants: dict[Any, Any] = {}
     attributes: dict[Any, Any] = {}
@@ -219,7 +196,7 @@ def compiled(kernel: Any, H: int, arch: int, cell_norm: bool) -> dict[str, int]:
     }
 
 
-def compile_only(sizes: list[int], cell_norm: bool) -> None:
+def compile_only(sizes: list[int]) -> None:
     from normrnn.ops import triton_layer
 
     if triton_layer.INTERPRETED:
@@ -230,7 +207,7 @@ def compile_only(sizes: list[int], cell_norm: bool) -> None:
         kernels = {"forward": triton_layer._forward, "backward": triton_layer._backward}
         for name, kernel in kernels.items():
             for arch in ARCHITECTURES:
-                found = compiled(kernel, H, arch, cell_norm)
+                found = compiled(kernel, H, arch)
                 values = " | ".join(str(v) for v in found.values())
                 print(f"| {name} | {H} | sm_{arch} | {values} |", flush=True)
 
@@ -245,10 +222,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="per norm")
     parser.add_argument("--compile-only", action="store_true", help="compile the Triton kernels")
     parser.add_argument("--hidden", default=",".join(map(str, HIDDEN)), help="of --compile-only")
-    parser.add_argument("--cell-norm", action="store_true", help="of --compile-only")
     args = parser.parse_args()
     if args.compile_only:
-        compile_only([int(h) for h in args.hidden.split(",")], args.cell_norm)
+        compile_only([int(h) for h in args.hidden.split(",")])
         return
     device, names = torch.device(args.device), args.norms.split(",")
     if triton_runs(device) and "layer" in names:

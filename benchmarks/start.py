@@ -28,7 +28,7 @@ import numpy as np  # noqa: E402
 
 from benchmarks.machine import describe, peak, resident  # noqa: E402
 from normrnn.cli import guarded  # noqa: E402
-from normrnn.engine.display import Status  # noqa: E402
+from normrnn.engine.display import Display, Status  # noqa: E402
 from normrnn.engine.start import train  # noqa: E402
 from normrnn.recipes.text import ptb_small  # noqa: E402
 
@@ -41,19 +41,13 @@ class EnoughError(Exception):
     """The first update is done."""
 
 
-class Recorder:
+class Recorder(Display):
     """A display that keeps times and sizes."""
 
     def __init__(self, once: bool = False) -> None:
         self.once = once
         self.first: float | None = None
         self.sizes: dict[int, float] = {}
-
-    def __enter__(self) -> "Recorder":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
     def update(self, status: Status) -> None:  # noqa: ARG002
         self.first = self.first or time.perf_counter()

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import (
 
 import normrnn
 from normrnn import norms
-from normrnn.ops import reference
+from tests import reference
 
 CELLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "tanh": (normrnn.RNN, {"nonlinearity": "tanh"}),

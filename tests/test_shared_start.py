@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import normrnn
-from tools.shared_start import RULES, Decoder, FrameNorm, Pixels, main, measure
+from tools.shared_start import RULES, FrameNorm, main
 
 
 @pytest.mark.parametrize("slots", [None, 5])
@@ -27,11 +27,5 @@ def test_the_chosen_rule_is_the_package_s(slots: int | None) -> None:
 
 
 def test_it_prints_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--tasks", "decoder", "--updates", "4"])
+    main(["--updates", "4"])
     assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * (len(RULES) + 1)
-
-
-def test_pixels_begin_with_ten_constant_steps() -> None:
-    data = Pixels.data(None)
-    assert data[:10].abs().sum() == 0
-    assert all(map(float, measure(Decoder, Decoder.data(None), "step", True, 1)))

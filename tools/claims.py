@@ -183,7 +183,7 @@ def find_figure(group: Group | None, norm: str, name: str) -> Figure | None:
     one = next((v for k, v in variants.items() if k.split(" (")[0] == norm), None)
     if one is None:
         return None
-    return {"quality": one.quality, "speed": one.speed, **one.details}.get(name)
+    return {**one.primary, **one.details}.get(name)
 
 
 def _points(run: Run, group: Group, kind: str) -> list[Point]:

@@ -20,7 +20,7 @@ from normrnn.reporting.runs import load
 from normrnn.reporting.study import TRIALS, read_study
 from normrnn.reporting.tables import DASH, Table, as_markdown, runs_table
 from normrnn.verdicts.result import Verdict
-from tools import padding, windows
+from tools import padding
 from tools.claims import (
     claims_table,
     describe,
@@ -139,10 +139,8 @@ def page(root: Path, name: str, parts: Sequence[Group]) -> str:
         if name in PICTURED and not group.variant:
             lines.append(f"![Validation of {name}]({name}.png)")
         lines += _table(runs_table(group))
-    for kind in (padding, windows):
-        if directory is not None and (directory / kind.FILE).exists():
-            for table in kind.tables(json.loads((directory / kind.FILE).read_text("utf-8"))):
-                lines += _table(table)
+    if directory is not None and (directory / padding.FILE).exists():
+        lines += _table(padding.table(json.loads((directory / padding.FILE).read_text("utf-8"))))
     for file in sorted(directory.glob("gradients*.json")) if directory is not None else ():
         table = gradients.table(json.loads(file.read_text("utf-8")))
         lines += [f"`{file.name}`", *_table(table)]

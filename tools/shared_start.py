@@ -1,13 +1,10 @@
 """Which rule for time steps whose rows are all equal lets eval agree with training?
 
-    python -m tools.shared_start [--data MNIST_DIR] [--updates 600] [--seeds 3]
+    python -m tools.shared_start [--updates 600] [--seeds 3]
 
 Frame-wise normalisation has a variance of 0 at such a step, as at a start token that all sequences
-share. Two tasks, each with running statistics shared over time and with one slot per step:
-
-- decoder: a GRU with teacher forcing; the state tells the sequence, the first token is <s>.
-- pixels: a GRU that reads images of 14 x 14 pixels one by one and names the digit. The first ten
-  pixels are constant. Without ``--data`` the images are random.
+share. The task: a GRU decoder with teacher forcing; the state tells the sequence, the first token
+is <s>. Running statistics are shared over time, or kept with one slot per step.
 
 Printed are the training loss of the last 50 updates and the loss in eval mode on the training
 data, with running and with recalibrated statistics. The rules are written here in plain torch;
@@ -15,9 +12,7 @@ data, with running and with recalibrated statistics. The rules are written here 
 """
 
 import argparse
-import gzip
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -132,22 +127,7 @@ def make_gru(inputs: int, hidden: int, rule: str, slots: int | None) -> GRU | no
     return GRU(inputs, hidden, rule, slots)
 
 
-class Task(nn.Module):
-    """A network with a loss."""
-
-    rnn: GRU | normrnn.GRU
-
-    def loss(self, batch: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def run(self, x: Tensor, h: Tensor) -> Tensor:
-        """(T, B, I) and a state (B, H) -> (T, B, H)."""
-        if isinstance(self.rnn, normrnn.GRU):
-            h = h[None]
-        return self.rnn(x, h)[0]
-
-
-class Decoder(Task):
+class Decoder(nn.Module):
     """The state tells which of 200 sequences of 8 tokens is wanted; the first input is <s>."""
 
     time, hidden = 8, 48
@@ -161,45 +141,16 @@ class Decoder(Task):
     def loss(self, batch: Tensor) -> Tensor:
         which, targets = batch[0], batch[1:]
         inputs = torch.cat([torch.full_like(targets[:1], 12), targets[:-1]])
-        output = self.run(self.tokens(inputs), torch.tanh(self.start(which)))
+        h = torch.tanh(self.start(which))
+        if isinstance(self.rnn, normrnn.GRU):
+            h = h[None]
+        output = self.rnn(self.tokens(inputs), h)[0]
         return F.cross_entropy(self.head(output).flatten(0, 1), targets.flatten())
 
     @staticmethod
-    def data(_: Path | None) -> Tensor:
+    def data() -> Tensor:
         """(1 + T, sequences): the number of each, then its tokens."""
         return torch.cat([torch.arange(200)[None], torch.randint(12, (Decoder.time, 200))])
-
-
-class Pixels(Task):
-    """Digits, one pixel after the other."""
-
-    hidden, side = 32, 14
-
-    def __init__(self, rule: str, slots: bool):
-        super().__init__()
-        self.rnn = make_gru(1, self.hidden, rule, self.side**2 if slots else None)
-        self.head = nn.Linear(self.hidden, 10)
-
-    def loss(self, batch: Tensor) -> Tensor:
-        x, targets = batch[:-1, :, None], batch[-1].long()
-        output = self.run(x, x.new_zeros(x.shape[1], self.hidden))
-        return F.cross_entropy(self.head(output.mean(0)), targets)
-
-    @staticmethod
-    def data(directory: Path | None) -> Tensor:
-        """(pixels + 1, images): the label comes last."""
-        if directory is None:
-            labels = torch.randint(10, (2000,))
-            shapes = torch.randn(10, Pixels.side**2)[labels]
-            images = (shapes + torch.randn_like(shapes)).clamp(min=0)
-        else:
-            raw = gzip.decompress((directory / "train-images-idx3-ubyte.gz").read_bytes())
-            images = torch.frombuffer(bytearray(raw[16:]), dtype=torch.uint8)[: 2000 * 784]
-            images = F.avg_pool2d(images.float().view(-1, 1, 28, 28) / 255, 2).flatten(1)
-            raw = gzip.decompress((directory / "train-labels-idx1-ubyte.gz").read_bytes())
-            labels = torch.frombuffer(bytearray(raw[8 : 8 + 2000]), dtype=torch.uint8)
-        images[:, :10] = 0
-        return torch.cat([images.t(), labels[None].float()])
 
 
 def batches(data: Tensor, size: int = 50) -> Iterator[Tensor]:
@@ -208,7 +159,7 @@ def batches(data: Tensor, size: int = 50) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def recalibrate(model: Task, data: Tensor) -> None:
+def recalibrate(model: Decoder, data: Tensor) -> None:
     def run(_: nn.Module, batch: Tensor) -> None:
         model.loss(batch)
 
@@ -224,17 +175,15 @@ def recalibrate(model: Task, data: Tensor) -> None:
 
 
 @torch.no_grad()
-def eval_loss(model: Task, data: Tensor) -> float:
+def eval_loss(model: Decoder, data: Tensor) -> float:
     model.eval()
     losses = [float(model.loss(batch)) for batch in batches(data)]
     return sum(losses) / len(losses)
 
 
-def measure(
-    task: Callable[..., Task], data: Tensor, rule: str, slots: bool, updates: int
-) -> tuple[float, float, float]:
+def measure(data: Tensor, rule: str, slots: bool, updates: int) -> tuple[float, float, float]:
     """Losses: training, eval with running statistics, with recalibrated ones."""
-    model = task(rule, slots)
+    model = Decoder(rule, slots)
     optimizer, losses = torch.optim.Adam(model.parameters(), 3e-3), []
     while len(losses) < updates:
         for batch in batches(data):
@@ -252,26 +201,19 @@ def measure(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data", type=Path, help="directory with the MNIST files")
     parser.add_argument("--updates", type=int, default=600)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--tasks", nargs="*", default=["decoder", "pixels"])
-    parser.add_argument("--rules", nargs="*", default=[*RULES, "normrnn"])
     args = parser.parse_args(arguments)
-    print("task     slots   rule     train  running  recalibrated")
-    for name in args.tasks:
-        task = {"decoder": Decoder, "pixels": Pixels}[name]
-        for slots in (False, True):
-            for rule in args.rules:
-                found = []
-                for seed in range(args.seeds):
-                    torch.manual_seed(seed)
-                    data = task.data(args.data)
-                    found.append(measure(task, data, rule, slots, args.updates))
-                means = [sum(column) / len(column) for column in zip(*found, strict=True)]
-                kind = "steps" if slots else "shared"
-                train, running, again = means
-                print(f"{name:8} {kind:7} {rule:8} {train:5.3f}  {running:7.3f}  {again:.3f}")
+    print("slots   rule     train  running  recalibrated")
+    for slots in (False, True):
+        for rule in (*RULES, "normrnn"):
+            found = []
+            for seed in range(args.seeds):
+                torch.manual_seed(seed)
+                found.append(measure(Decoder.data(), rule, slots, args.updates))
+            train, running, again = (sum(x) / len(x) for x in zip(*found, strict=True))
+            kind = "steps" if slots else "shared"
+            print(f"{kind:7} {rule:8} {train:5.3f}  {running:7.3f}  {again:.3f}")
 
 
 if __name__ == "__main__":

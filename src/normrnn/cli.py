@@ -99,7 +99,11 @@ def _run(arguments: list[str]) -> int:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"\n\n{_usage()}"
         raise UsageError(f"no command {command!r}{hint}")
-    return importlib.import_module(f"normrnn.commands.{command}").run(rest)
+    module = importlib.import_module(f"normrnn.commands.{command}")
+    if hasattr(module, "run"):
+        return module.run(rest)
+    importlib.import_module("normrnn.commands.options").run_command(module.command, command, rest)
+    return 0
 
 
 def _usage() -> str:

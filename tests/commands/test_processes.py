@@ -9,17 +9,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import optuna
 import pytest
 
 from normrnn import compare
 from normrnn.engine.launch import DIVERGED, start_run
-from normrnn.errors import UserError
-from normrnn.experiments.search.worker import Pruning, run_arm
 from normrnn.processes import stop
 from normrnn.text.config import LanguageConfig
 from tests.commands.conftest import Cli
-from tests.tiny_runs import rows_of, run_tiny
+from tests.tiny_runs import rows_of
 from tests.torchrun import checkpoint
 
 SETTINGS = ["--model.hidden", "12", "--train.batch", "8", "--train.steps", "5", "--epochs", "2"]
@@ -142,57 +139,6 @@ def test_all_end_with_the_command(number: signal.Signals, text_dir: Path, tmp_pa
         assert "stopped; the same command resumes" in said
     # What they had is in the checkpoint.
     assert checkpoint(metrics.parent)["progress"]["updates"] > 0
-
-
-class Trial:
-    """What an arm needs of a trial; prunes at the third validation."""
-
-    def __init__(self, last: int) -> None:
-        self.steps: list[int] = []
-        self.last = last
-
-    def report(self, value: float, step: int) -> None:
-        assert value > 0
-        self.steps.append(step)
-
-    def should_prune(self) -> bool:
-        return len(self.steps) >= self.last
-
-
-@pytest.mark.slow
-def test_an_arm_of_a_search(tiny: LanguageConfig, tmp_path: Path) -> None:
-    config = replace(tiny, epochs=2, model=replace(tiny.model, dropout=0.0), threads=1)
-    run_tiny(config, tmp_path / "one")
-    trial = Trial(99)
-    pruning = Pruning(trial, 10)  # type: ignore[arg-type]
-    found = run_arm(config, tmp_path / "two", pruning, lambda: None, 2)
-    valid = [r["loss"] for r in rows_of(tmp_path / "one") if r["split"] == "valid"]
-    assert found["loss"] == pytest.approx(min(valid), rel=2e-4)
-    assert trial.steps == sorted(set(trial.steps))
-    bad = replace(config, train=replace(config.train, batch=10**6))
-    with pytest.raises(UserError, match="tokens"):
-        run_arm(bad, tmp_path / "bad", pruning, lambda: None, 2)
-
-
-@pytest.mark.slow
-def test_an_arm_of_a_search_is_pruned_and_asked_to_stop(
-    tiny: LanguageConfig, tmp_path: Path
-) -> None:
-    config = replace(tiny, epochs=500, threads=1)
-    pruning = Pruning(Trial(3), 0)  # type: ignore[arg-type]
-    with pytest.raises(optuna.TrialPruned):
-        run_arm(config, tmp_path / "pruned", pruning, lambda: None, 2)
-    assert ended(inside(tmp_path / "pruned"))
-
-    def poll() -> None:
-        if len(rows_of(tmp_path / "asked") if (tmp_path / "asked/metrics.jsonl").exists() else []):
-            raise KeyboardInterrupt
-
-    pruning = Pruning(Trial(99), 0)  # type: ignore[arg-type]
-    with pytest.raises(KeyboardInterrupt):
-        run_arm(config, tmp_path / "asked", pruning, poll, 2)
-    assert ended(inside(tmp_path / "asked"))
-    assert checkpoint(tmp_path / "asked")["progress"]["updates"]
 
 
 @pytest.mark.slow

@@ -27,12 +27,10 @@ def test_a_study_and_its_continuation(
     assert code == 0, err
     assert "2/2  trial" in said
     assert "2 of 2 trials are done" in said
-    assert max(map(len, said.split("wrote")[0].splitlines())) <= 100
     first = (out / "trials.jsonl").read_text()
     rows = [json.loads(line) for line in first.splitlines()]
     assert [row["trial"] for row in rows] == [0, 1]
     assert {norm for row in rows for norm in row["arms"]} == {"none", "hidden"}
-    assert "| none |" in (out / "summary.md").read_text()
     assert (out / "study.db").exists()
     report = (out / "report.html").read_text()
     assert "<h1>normrnn search ptb-char</h1>" in report
@@ -102,9 +100,8 @@ def test_ctrl_c_stops_a_study_and_writes_what_is_done(flags: Flags, tmp_path: Pa
         ({"trials": 0}, 2, "--trials must be at least 1"),
         ({"workers": 0}, 2, "--workers must be at least 1"),
         ({"norms": "none,batch"}, 2, "--norms has 'batch'"),
-        ({"norm": "hidden"}, 2, "perhaps --norms?"),
+        ({"sampler": "gp"}, 2, "no sampler 'gp'"),
         ({"norms": "none,sequence"}, 2, "model.time_steps is for norm frame or hidden"),
-        ({"sampler": "lucky"}, 2, "no sampler 'lucky'"),
         ({"sampler": "bruteforce"}, 2, "tries every value: give optimizer.lr as a list"),
         ({"storage": "somewhere"}, 2, "none of sqlite:///FILE"),
         ({"storage": "postgresql://a:secret@127.0.0.1:9/x"}, 1, "cannot be reached"),
@@ -151,17 +148,3 @@ def test_the_best_settings_are_confirmed_with_fresh_seeds(
         config = json.loads((out / "confirm" / f"{norm}-2" / "config.json").read_text())
         assert config["optimizer"]["lr"] == best["settings"]["optimizer.lr"]
     assert cli(*flags(trials=2, out=out), "--confirm", "1")[0] == 2
-
-
-def test_unknown_fields_and_empty_ranges(cli: Cli, flags: Flags, tmp_path: Path) -> None:
-    for text, said in (
-        ('{"optimizer.speed": [1]}', "optimizer.speed, which is no field of ptb-char"),
-        ('{"optimizer.lr": {"low": 1, "high": 0.1}}', "is empty: low 1 is above high 0.1"),
-    ):
-        (tmp_path / "bad.json").write_text(text)
-        code, _, err = cli(*flags(space=tmp_path / "bad.json", out=tmp_path / "out"))
-        assert code == 2
-        assert said in err
-    code, _, err = cli("search", "ptb-small", "--data", "x")
-    assert code == 2
-    assert "pass --space FILE" in err

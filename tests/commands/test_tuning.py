@@ -1,6 +1,7 @@
 """`compare --tune`: each arm at its own best, and what finding that cost."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from normrnn import verdict
 from normrnn.config.base import Config
 from normrnn.engine.launch import DIVERGED
 from normrnn.errors import UserError
-from normrnn.experiments.tuning import SEED_OFFSET, Tuning, summarise, tuned, tuning
+from normrnn.experiments.jobs import RunJob
+from normrnn.experiments.tuning import SEED_OFFSET, Tuning, summarise, tune_setting, tuning
 from normrnn.recipes import recipe
 from normrnn.reporting.study import read_study
 from tests.commands.conftest import Cli
@@ -24,18 +26,23 @@ def config() -> Config:
 
 
 def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
-    wanted = tuning(config, NORMS, "optimizer.lr", (), 0)
+    wanted = tuning(config, NORMS, "optimizer.lr")
     assert wanted == Tuning("optimizer.lr", (0.333, 1.0, 3.0), 3)
-    assert tuning(config, ["none"], "optimizer.lr", ("1", "2"), 2).full_epochs == 3
-    assert tuning(config, ["none"], "optimizer.lr", (1, 2.0), 3).full_epochs == 0
+    assert tuning(config, ["none"], {"optimizer.lr": ("1", "2"), "epochs": 2}).full_epochs == 3
+    assert tuning(config, ["none"], {"optimizer.lr": (1, 2.0), "epochs": 3}).full_epochs == 0
     arms = wanted.jobs(config, NORMS, tmp_path)
     assert len(arms) == 6
     assert [arm.config.optimizer.lr for arm in arms[:3]] == [0.333, 0.333, 1.0]
     assert {arm.config.seed for arm in arms} == {5 + SEED_OFFSET}  # none of those compared
     assert arms[1].out == tmp_path / "tuning" / "runs" / "frame-0.333"
-    assert tuning(config, NORMS, "train.batch", ("16", "32"), 1).values == (16, 32)
-    assert tuning(config, NORMS, "optimizer.lr", (1, 2, 1), 1).values == (1.0, 2.0)
-    assert tuning(config, NORMS, "model.gamma", ("0.1", "1"), 1).values == (0.1, 1.0)  # None so far
+    for field, values, read in (
+        ("train.batch", ("16", "32"), (16, 32)),
+        ("optimizer.lr", (1, 2, 1), (1.0, 2.0)),
+        ("model.gamma", ("0.1", "1"), (0.1, 1.0)),  # None so far
+    ):
+        assert tuning(config, NORMS, {field: values}).values == read
+    with pytest.raises(UserError, match="one setting"):
+        tuning(config, NORMS, {"optimizer.lr": (), "train.batch": ()})
 
 
 @pytest.mark.parametrize(
@@ -50,14 +57,14 @@ def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
         ("train.batch", "16,0", "train.batch"),
         ("norm", "none,frame", "--tune norm"),
         ("seed", "1,2", "--tune seed"),
-        ("epochs", "1,2", "--tune epochs"),
+        ("epochs", "1,2", "one setting"),
         ("text.max_vocab", "4,2000", "--tune text.max_vocab: losses under different values of it"),
         ("evaluation.tokens", "10,20", "losses of different things"),
     ],
 )
 def test_what_cannot_be_tuned(config: Config, field: str, values: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
-        tuning(config, NORMS, field, [v for v in values.split(",") if v], 0)
+        tuning(config, NORMS, {field: [v for v in values.split(",") if v]})
     assert raised.value.code == 2
 
 
@@ -88,13 +95,15 @@ class Ended:
 
 def test_an_arm_that_never_trains_is_an_error(config: Config, tmp_path: Path) -> None:
     wanted = Tuning("optimizer.lr", (1.0, 2.0), 1)
-    arms = wanted.jobs(config, ("none",), tmp_path)
-    for arm in arms:
-        arm.out.mkdir(parents=True)
-        (arm.out / "config.json").write_text('{"norm": "none", "seed": 1}')
-        arm.child = Ended()  # type: ignore[assignment]
+
+    def train(jobs: Sequence[RunJob]) -> None:
+        for job in jobs:
+            job.out.mkdir(parents=True)
+            (job.out / "config.json").write_text('{"norm": "none", "seed": 1}')
+            job.child = Ended()  # type: ignore[assignment]
+
     with pytest.raises(UserError, match=r"no value of optimizer\.lr trained with norm none"):
-        tuned(wanted, arms, lambda _: None, tmp_path)
+        tune_setting(wanted, config, ("none",), tmp_path, train, print)
     (first, _) = read_study(tmp_path / "tuning").trials
     assert first["arms"]["none"]["reason"].startswith("the loss is nan at update 3")
 
@@ -122,9 +131,7 @@ def test_from_the_command_line(cli: Cli, text_dir: Path, tmp_path: Path) -> None
     assert study.runs() == []  # they are not compared
     html = (out / "report.html").read_text()
     assert "2 settings, 4 runs" in html
-    for text in (html, (out / "tuning" / "summary.md").read_text()):
-        assert "optimizer.lr was tuned for each norm on validation" in text
-        assert "Chosen: none 1.0 (at the edge of what was tried), frame 1.0" in text
+    assert "Chosen: none 1.0 (at the edge of what was tried), frame 1.0" in html
     (one,) = verdict([out / f"{norm}-1" for norm in NORMS]).variants.values()
     assert one.quality is not None
     assert one.quality.seeds == 1

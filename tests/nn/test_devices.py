@@ -1,6 +1,8 @@
 """Layers on another device than the CPU: the meta device stands in for all of them."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -8,17 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import normrnn
 from tests.helpers import NORMS
 
-ONE_EACH = ["sequence", "frame", "hidden-shared", "layer", "recurrent-shared", "whiten", "none"]
-
+KINDS = {"LSTM": normrnn.LSTM, "GRU": normrnn.GRU, "RNN": normrnn.RNN}
 SIZES = torch.tensor([12, 12, 6])
+FUSED = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
-def built(norm: str, kind: Any = normrnn.LSTM) -> Any:
-    return kind(3, 4, bidirectional=norm == "sequence", device="meta", **NORMS[norm])
+def built(norm: str, kind: Any = normrnn.LSTM, **options: Any) -> Any:
+    options = {"bidirectional": norm == "sequence", **options}
+    return kind(3, 4, device="meta", **options, **NORMS[norm])
 
 
 def batch(time: int = 3) -> Tensor:
@@ -39,7 +43,7 @@ def check(model: Any, parameters: nn.Module, x: Tensor) -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm", NORMS)
 def test_every_norm_forward_and_backward(norm: str, training: bool) -> None:
-    for kind in (normrnn.LSTM, normrnn.GRU, normrnn.RNN):
+    for kind in KINDS.values():
         layer = built(norm, kind).train(training)
         check(lambda x, layer=layer: layer(x)[0], layer, batch())
         x = torch.empty(30, 3, device="meta", requires_grad=True)
@@ -48,23 +52,74 @@ def test_every_norm_forward_and_backward(norm: str, training: bool) -> None:
         check(lambda x, layer=layer: layer(x, lengths=lengths)[0], layer, batch())  # noqa: B023
 
 
-class Sum(nn.Module):
-    """Layers of all norms on the same input."""
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
+@pytest.mark.matrix(8)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_norm_and_cell_compiled(norm: str, kind: str, training: bool) -> None:
+    torch._dynamo.reset()
+    layer = built(norm, KINDS[kind]).train(training)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    check(lambda x: compiled(x)[0], layer, batch(2))
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations; a call of a fused kernel is one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(built(norm) for norm in ONE_EACH)
+        self.seen: Counter[str] = Counter()
+        self.is_inside = False
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([layer(x)[0].sum() for layer in self.layers])
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Autograd detaches outputs that it saves, which a device does not see.
+        if not self.is_inside and func is not torch.ops.aten.detach.default:
+            self.seen[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def fused_as_one(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        def counted(name: str, kernel: Any) -> Any:
+            def run(*args: Any) -> Any:
+                self.seen[name] += 1
+                self.is_inside = True
+                result = kernel(*args)
+                self.is_inside = False
+                return result
+
+            return run
+
+        with monkeypatch.context() as patched:
+            for name in FUSED:
+                patched.setattr(torch._VF, name, counted(name, getattr(torch._VF, name)))
+            with self:
+                yield
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
+MOST = {
+    **{"sequence": 0, "frame": 0, "frame-slots": 0, "whiten": 0, "none": 0},
+    **{"layer": 24, "hidden": 40, "hidden-shared": 40, "recurrent": 56, "recurrent-shared": 56},
+}
+"""Operations per time step of an LSTM's forward pass in training, both directions together."""
+FUSED_AT_TEST_TIME = {"hidden-shared", "recurrent-shared"}
+
+
 @pytest.mark.parametrize("training", [True, False])
-def test_every_norm_compiled(training: bool) -> None:
-    torch._dynamo.reset()
-    model = Sum().train(training)
-    check(torch.compile(model, fullgraph=True, backend="aot_eager"), model, batch(2))
+@pytest.mark.parametrize("norm", NORMS)
+def test_operations_per_time_step(
+    norm: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals, fused = [], []
+    for time in (4, 14):
+        layer, operations = built(norm, bidirectional=True).train(training), Operations()
+        with operations.fused_as_one(monkeypatch):
+            layer(batch(time))
+        totals.append(operations.seen.total())
+        fused.append(sum(operations.seen[name] for name in FUSED))
+    is_fused = MOST[norm] == 0 or (not training and norm in FUSED_AT_TEST_TIME)
+    assert fused == [is_fused] * 2
+    assert (totals[1] - totals[0]) / 10 <= (0 if is_fused else MOST[norm])
 
 
 TRANSFERS = {"tensor", "as_tensor", "item", "tolist", "cpu", "equal", "nonzero"}
@@ -86,12 +141,11 @@ class Transfers(TorchFunctionMode):
         return result
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm", NORMS)
-def test_no_transfer_at_every_time_step(norm: str) -> None:
-    for training in (True, False):
-        layer, counts = built(norm).train(training), []
-        for time in (2, 5):
-            with Transfers() as transfers:
-                layer(batch(time))
-            counts.append(transfers.seen)
-        assert counts[0] == counts[1]
+def test_a_dense_batch_waits_for_nothing(norm: str, training: bool) -> None:
+    """So that a CUDA graph can capture the forward pass."""
+    layer = built(norm, bidirectional=True).train(training)
+    with Transfers() as transfers:
+        layer(batch(5))
+    assert not transfers.seen

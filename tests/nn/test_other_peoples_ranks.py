@@ -81,18 +81,6 @@ def sharded(rank: int, norm: Any) -> dict[str, Tensor]:
     return {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in whole.items()}
 
 
-def joined(rank: int) -> str:
-    """Uneven inputs: rank 0 has no second batch."""
-    model = DistributedDataParallel(Net("sequence", sync=True))
-    try:
-        with Join([model]):
-            for number in range(BATCHES - (rank == 0)):
-                model(batch(rank, number)).backward()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
 def ended_early(rank: int) -> str:
     """The same, where the first that runs out ends it for all."""
     model = DistributedDataParallel(Net("sequence", sync=True))
@@ -145,7 +133,7 @@ def worker(rank: int, folder: Path) -> None:
     for norm in ("sequence", "frame"):
         found |= {("ddp", norm): ddp(rank, norm), ("fsdp", norm): fsdp(rank, norm)}
         found |= {("sharded", norm): sharded(rank, norm)}
-    found |= {"early": ended_early(rank), "joined": joined(rank)}
+    found |= {"early": ended_early(rank)}
     torch.save(found, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
 
@@ -178,12 +166,6 @@ def test_local_statistics_would_be_others(ranks: list[dict[Any, Any]]) -> None:
     train(model, lambda number: batch(0, number))
     found = ranks[0]["ddp", "sequence"]["lstm.norm_l0.running_mean"]
     assert not torch.allclose(model.lstm.norm_l0.running_mean, found, atol=1e-3)
-
-
-def test_join_is_refused_with_the_reason(ranks: list[dict[Any, Any]]) -> None:
-    for rank in range(RANKS):
-        assert "throw_on_early_termination=True" in ranks[rank]["joined"]
-        assert "has run out" in ranks[rank]["joined"]
 
 
 def test_join_that_ends_with_the_first_works(ranks: list[dict[Any, Any]]) -> None:

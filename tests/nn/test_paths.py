@@ -1,6 +1,7 @@
 """The ways a layer can run, against each other: the recurrence, torch's kernels, torch's layer."""
 
 import copy
+import sys
 import threading
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch
 from torch import nn
 
 import normrnn
+from normrnn import ops
 from normrnn.ops.native.library import describe
 from tests.helpers import (
     CELLS,
+    NORMS,
     STATISTICAL,
     build,
     check_against_reference,
@@ -94,17 +97,62 @@ def test_backends_agree_in_float32(norm: str) -> None:
         torch.testing.assert_close(output, outputs[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("norm", NORMS)
+def test_autocast_by_every_backend(norm: str, dtype: torch.dtype) -> None:
+    """Products in half precision, statistics and results in float32."""
+    layer = build("lstm", norm, bidirectional=True, dtype=torch.float32)
+    x, before = torch.randn(6, 8, 3), copy.deepcopy(layer.state_dict())
+    is_looped = norm in ("layer", "hidden", "hidden-shared", "recurrent", "recurrent-shared")
+    for backend in ("auto", "loop") if is_looped or norm == "none" else ("auto", "loop", "torch"):
+        outputs, buffers = [], []
+        for enabled in (False, True):
+            layer.load_state_dict(before)
+            with normrnn.backend(backend), torch.autocast("cpu", dtype, enabled=enabled):  # type: ignore[arg-type]
+                output = layer(x, lengths=[6] * 7 + [4])[0]
+            assert output.dtype == torch.float32
+            (grad,) = torch.autograd.grad(output.square().sum(), [layer.weight_hh_l0])
+            assert grad.dtype == torch.float32
+            outputs.append((output, grad))
+            buffers.append([b.clone() for b in layer.buffers()])
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=0.1, atol=0.2)
+        torch.testing.assert_close(buffers[1], buffers[0], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.matrix(2)
+@pytest.mark.parametrize("form", ["dense", "padded"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("cell", PLAIN_CELLS)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm", ["frame", "frame-slots"])
+def test_frame_wise_by_torchs_kernels(
+    norm: str, training: bool, cell: str, bidirectional: bool, form: str
+) -> None:
+    """Ready gate inputs through an identity matrix."""
+    layer = build(cell, norm, num_layers=2, bidirectional=bidirectional).train(training)
+    with normrnn.backend("torch"):
+        check_against_reference(layer, [4, 4, 4] if form == "dense" else [5, 3, 5], form)
+
+
 class TestBackend:
     def test_a_call_that_it_cannot_run_is_an_error(self) -> None:
-        frame, x = normrnn.LSTM(3, 2, norm="frame"), torch.randn(5, 4, 3)
-        with normrnn.backend("torch"), pytest.raises(RuntimeError, match="norm='frame'"):
-            frame(x)
+        layer, x = normrnn.LSTM(3, 2, norm="layer"), torch.randn(5, 4, 3)
+        with normrnn.backend("torch"), pytest.raises(RuntimeError, match="torch"):
+            layer(x)
         with normrnn.backend("native"), pytest.raises(RuntimeError, match="native"):
-            frame.double()(x.double())
-        frame(x.double())
+            layer.double()(x.double())
+        layer(x.double())
+
+    def test_triton_is_an_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "triton", None)
+        monkeypatch.delitem(sys.modules, "normrnn.ops.triton_layer", raising=False)
+        monkeypatch.delattr(ops, "triton_layer", raising=False)
+        layer = normrnn.LSTM(3, 2, norm="layer")
+        with normrnn.backend("triton"), pytest.raises(RuntimeError, match="pip install triton"):
+            layer(torch.randn(5, 4, 3))
 
     def test_it_is_a_function_and_a_context_manager(self) -> None:
-        layer, x = normrnn.LSTM(3, 2, norm="frame"), torch.randn(5, 4, 3)
+        layer, x = normrnn.LSTM(3, 2, norm="layer"), torch.randn(5, 4, 3)
         before = normrnn.backend("torch")
         with pytest.raises(RuntimeError):
             layer(x)

@@ -1,7 +1,6 @@
 """Weight drop, locked dropout and zoneout: their masks, pinned; by hand; and ragged."""
 
 import copy
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import Tensor
 
 import normrnn
 from normrnn.ops import Norm, Steps, Weights, describe_call, recur
-from normrnn.ops.regularise import drop_weights, zoneout_mask
 from tests.helpers import CELLS, build, close
 
 X: Any = {"dtype": torch.float64}
@@ -20,17 +18,8 @@ LENGTHS = (2, 5, 3)
 
 
 def dropped(shape: Sequence[int], p: float) -> Tensor:
-    """A mask by the next two keys of torch's generator, in Python's own numbers, bool."""
-    first, second = torch.randint(0, 2**32, (2,)).tolist()
-
-    def word(i: int) -> int:
-        x = (i + first) % 2**32
-        x = (x ^ (x >> 16)) * 0x7FEB352D % 2**32
-        x = ((x ^ (x >> 15)) ^ second) * 0x846CA68B % 2**32
-        return x ^ (x >> 16)
-
-    mask = [word(i) < p * 2**32 for i in range(math.prod(shape))]
-    return torch.tensor(mask).view(*shape)
+    """A mask by the next numbers of torch's generator."""
+    return torch.rand(tuple(shape)) < p
 
 
 def plain_of(layer: Any) -> Any:
@@ -70,25 +59,6 @@ class TestWeightDrop:
         layer.eval()
         assert torch.equal(layer(x)[0], plain_of(layer)(x)[0])
         assert torch.equal(layer(x)[0], layer.fold()(x)[0])
-
-    @pytest.mark.parametrize("size", [(7, 3), (300, 333)])
-    def test_in_c_as_by_hand(self, size: tuple[int, int]) -> None:
-        """In float32, which C draws; on the way back again, and the same on its own way back."""
-        weights = torch.randn(size, requires_grad=True)
-        torch.manual_seed(8)
-        made = drop_weights(weights, 0.3)
-        torch.manual_seed(8)
-        factors = ~dropped(size, 0.3) * torch.tensor(1 / 0.7)
-        assert torch.equal(made, weights * factors)
-        head = torch.randn(size, requires_grad=True)
-        (grad,) = torch.autograd.grad(made, weights, head, create_graph=True)
-        assert torch.equal(grad, head * factors)
-        (again,) = torch.autograd.grad(grad, head, torch.ones(size))
-        assert torch.equal(again, factors)
-        torch.manual_seed(8)
-        turned = drop_weights(weights.t(), 0.3)
-        torch.manual_seed(8)
-        assert torch.equal(turned == 0, dropped(size[::-1], 0.3))
 
     def test_wrong_shares(self) -> None:
         for share in (1.0, -0.1, 2):
@@ -247,30 +217,6 @@ class TestZoneout:
             normrnn.LSTM(3, 2, zoneout=(0.1, 1.0), norm="sequence")
         with pytest.raises(ValueError, match=r"zoneout of c is for an LSTM: use zoneout=\(0.1, 0"):
             normrnn.GRU(3, 2, zoneout=(0.1, 0.2), norm="sequence")
-
-
-def test_masks_are_random() -> None:
-    """Shares to four standard deviations, of all entries, and of pairs that lie beside, below or
-    in the same place of the next mask: they know nothing of each other."""
-    torch.manual_seed(0)
-    rows, columns = 400, 512
-    for p in (0.1, 0.5):
-        one, other = (zoneout_mask(rows, columns, p, torch.empty(0)) for _ in range(2))
-        pairs = [(one, one), (one[:, :-1], one[:, 1:]), (one[:-1], one[1:]), (one, other)]
-        pairs += [(one[:, :-16], one[:, 16:]), (one[:-16], one[16:])]
-        for k, (first, second) in enumerate(pairs):
-            wanted = p if k == 0 else p * p
-            seen, n = (first & second).float().mean().item(), first.numel()
-            assert abs(seen - wanted) < 4 * (wanted * (1 - wanted) / n) ** 0.5, (p, k)
-
-
-def test_masks_are_pinned() -> None:
-    """Runs that were stopped go on with the masks they would have had."""
-    torch.manual_seed(1)
-    mask = zoneout_mask(2, 8, 0.5, torch.empty(0))
-    assert mask.int().tolist() == [[0, 1, 1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1, 1, 0]]
-    made = drop_weights(torch.ones(2, 8), 0.5)
-    assert made.int().tolist() == [[2, 2, 2, 0, 2, 0, 2, 2], [0, 2, 0, 0, 2, 0, 2, 0]]
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normrnn.ops import reference
+from tests import reference
 from tests.helpers import CELLS, NORMS, randomise, settings_of
 
 I, H, T = 5, 11, 9  # noqa: E741

@@ -1,129 +1,166 @@
-"""torch's fused kernels with ready gate inputs or folded weights, against the naive loop."""
+"""Calls by torch's fused kernels against the loop, and statistics from moments of x."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from normrnn.ops import reference
+import normrnn
+from normrnn.ops import Norm, Result, Steps, Weights, describe_call, recur
+from normrnn.ops.call import CELLS
 from normrnn.ops.fused import (
-    FusedWeights,
-    fused_gates,
-    fused_rows,
-    identity_pays,
+    can_run,
     input_statistics,
     moments_pay,
     single_buffer,
     without_tf32,
 )
 
-MODES = {"tanh": ("RNN_TANH", 1), "relu": ("RNN_RELU", 1), "lstm": ("LSTM", 4), "gru": ("GRU", 3)}
-INPUT, HIDDEN, EPS = 3, 4, 1e-5
-RAGGED, DENSE = (6, 6, 5, 4, 4), (5, 5, 5, 5)
-"""Lengths with at least two rows at every step, which statistics of a step need."""
+INPUT, HIDDEN = 3, 4
+RAGGED, DENSE, SINGLE = Steps((5, 5, 5, 5, 3, 2)), Steps((4,) * 5), Steps((3, 2, 1))
+
+NORMS: dict[str, dict[str, Any]] = {
+    "none": {"kind": "none"},
+    "sequence": {"kind": "input", "batch": True},
+    "sequence, test": {"kind": "input", "slots": 1},
+    "frame": {"kind": "input", "batch": True, "per_step": True},
+    "frame, test": {"kind": "input", "per_step": True, "slots": 1},
+    "frame, slots": {"kind": "input", "per_step": True, "slots": "T"},
+    "hidden, test": {"kind": "step", "per_step": True, "slots": 1},
+    "recurrent, test": {"kind": "recurrent", "per_step": True, "slots": 1},
+}
 
 
-def drawn(cell: str, D: int, batch: int) -> dict[str, Tensor]:
-    """Parameters and initial states, by the names of a state dict."""
-    H, C = HIDDEN, MODES[cell][1] * HIDDEN
-    p: dict[str, Tensor] = {}
-    for suffix in ("", "_reverse")[:D]:
-        p[f"weight_ih_l0{suffix}"] = torch.randn(C, INPUT)
-        p[f"weight_hh_l0{suffix}"] = torch.randn(C, H)
-        p[f"norm_l0{suffix}.weight"] = torch.rand(C) + 0.5
-        p[f"norm_l0{suffix}.bias"] = torch.randn(C)
-        if cell == "gru":
-            p[f"bias_hn_l0{suffix}"] = torch.randn(H)
-    p |= {"h": torch.randn(D, batch, H), "c": torch.randn(D, batch, H)}
-    return {name: value.double().requires_grad_() for name, value in p.items()}
+def call(mode: str, D: int, steps: Steps, norm: str, *, is_ready: bool = False) -> Any:
+    """A random call in float64, all of whose real tensors require gradients."""
+    options = dict(NORMS[norm])
+    G, slots = CELLS[mode].gates, options.pop("slots", None)
+    C, T = G * HIDDEN, steps.time
+    channels = D * (2 * C if options["kind"] == "recurrent" else C)
+    if slots is None and options.get("per_step"):
+        slots = 1  # for single rows
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64).requires_grad_()
+
+    weights = [
+        Weights(
+            None if is_ready else leaf(C, INPUT),
+            leaf(C, HIDDEN),
+            leaf(HIDDEN) if mode == "GRU" else None,
+        )
+        for _ in range(D)
+    ]
+    vectors: dict[str, Any] = {"bias": leaf(D * C)}
+    if options["kind"] != "none":
+        vectors["weight"] = leaf(D * C)
+    if options["kind"] == "recurrent":
+        vectors["gamma_hh"] = leaf(D * C)
+    if slots is not None:
+        rows = T if slots == "T" else 1
+        var = (torch.rand(rows, channels, dtype=torch.float64) + 0.5).requires_grad_()
+        vectors |= {"mean": leaf(rows, channels), "var": var}
+    state = tuple(leaf(D, steps.batch, HIDDEN) for _ in range(CELLS[mode].states))
+    x = leaf(steps.rows, D * C if is_ready else INPUT)
+    reverse = (False, True)[:D]
+    return describe_call(mode, reverse, x, weights, Norm(eps=1e-5, **options, **vectors), state)
 
 
-def expected(
-    x: Tensor, lengths: tuple[int, ...], p: dict[str, Tensor], cell: Any, norm: str
-) -> list[Tensor]:
-    bidirectional = "weight_ih_l0_reverse" in p
-    settings = reference.Settings(cell, norm, bidirectional=bidirectional, eps=EPS)
-    result = reference.stack(x, lengths, p, settings, (p["h"], p["c"]))
-    rows = torch.cat([result.output[t, : sizes(lengths)[t]] for t in range(len(x))])
-    return [rows, result.h, *([result.c] if cell == "lstm" else [])]
+def compare(spec: Any, steps: Steps, tensors: Any, *, again: bool = False) -> None:
+    """Outputs, statistics and gradients by torch's kernels and by the loop; with ``again`` those
+    of a function of the gradients too."""
+    found: list[list[Tensor]] = []
+    sources = [t for t in tensors if t is not None]
+    for backend in ("torch", "loop"):
+        with normrnn.backend(backend):  # type: ignore[arg-type]
+            result: Result = recur(spec, steps, tensors)
+        outputs = [result.rows, *result.state]
+        torch.manual_seed(1)
+        heads = [torch.randn_like(out) for out in outputs]
+        grads = torch.autograd.grad(
+            outputs, sources, heads, create_graph=again, materialize_grads=True
+        )
+        values = [*outputs, *(result.statistics or ()), *grads]
+        if again:
+            total = torch.stack([g.square().sum() for g in grads]).sum()
+            values += torch.autograd.grad(total, sources, materialize_grads=True)
+        found.append(values)
+    assert len(found[0]) == len(found[1])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
-def sizes(lengths: tuple[int, ...]) -> list[int]:
-    return [sum(n > t for n in lengths) for t in range(max(lengths))]
-
-
-def layout(lengths: tuple[int, ...]) -> dict[str, Any]:
-    if len(set(lengths)) == 1:
-        return {"dense": (lengths[0], len(lengths))}
-    return {"batch_sizes": torch.tensor(sizes(lengths))}
-
-
-def check(
-    found: list[Tensor], wanted: list[Tensor], sources: list[Tensor], tol: float = 1e-10
-) -> None:
-    for a, e in zip(found, wanted, strict=True):
-        torch.testing.assert_close(a, e, rtol=tol, atol=tol)
-    heads = [torch.randn_like(e) for e in wanted]
-    grads = [torch.autograd.grad(v, sources, heads, allow_unused=True) for v in (found, wanted)]
-    for a, e in zip(*grads, strict=True):
-        assert (a is None) == (e is None)
-        if a is not None and e is not None:
-            torch.testing.assert_close(a, e, rtol=tol, atol=tol)
-
-
-def case(cell: str, D: int, lengths: tuple[int, ...]) -> Any:
-    p = drawn(cell, D, len(lengths))
-    x = torch.randn(max(lengths), len(lengths), INPUT, dtype=torch.float64, requires_grad=True)
-    rows = torch.cat([x[t, :n] for t, n in enumerate(sizes(lengths))])
-    state = (p["h"], p["c"]) if cell == "lstm" else (p["h"],)
-    return p, x, rows, state, ("", "_reverse")[:D]
-
-
-@pytest.mark.parametrize("lengths", [RAGGED, DENSE], ids=["ragged", "dense"])
+@pytest.mark.matrix(2)
+@pytest.mark.parametrize("steps", [RAGGED, DENSE, SINGLE], ids=["ragged", "dense", "single"])
 @pytest.mark.parametrize("D", [1, 2])
-@pytest.mark.parametrize("cell", MODES)
-def test_ready_gate_inputs(cell: str, D: int, lengths: tuple[int, ...]) -> None:
-    """Frame-wise statistics in one fused call."""
-    p, x, rows, state, suffixes = case(cell, D, lengths)
-    gates = []
-    for suffix in suffixes:
-        weight, bias = p[f"norm_l0{suffix}.weight"], p[f"norm_l0{suffix}.bias"]
-        steps = (rows @ p[f"weight_ih_l0{suffix}"].t()).split(sizes(lengths))
-        normed = [(s - s.mean(0)) / (s.var(0, correction=0) + EPS).sqrt() for s in steps]
-        gates.append(torch.cat(normed) * weight + bias)
-    output, final = fused_gates(
-        MODES[cell][0],
-        torch.cat(gates, 1),
-        [p[f"weight_hh_l0{s}"] for s in suffixes],
-        [p.get(f"bias_hn_l0{s}") for s in suffixes],
-        state,
-        **layout(lengths),
-    )
-    check([output, *final], expected(x, lengths, p, cell, "frame"), [x, *p.values()])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("mode", ["RNN_TANH", "RNN_RELU", "LSTM", "GRU"])
+def test_one_call_of_a_layer(mode: str, norm: str, D: int, steps: Steps) -> None:
+    spec, tensors = call(mode, D, steps, norm)
+    compare(spec, steps, tensors)
 
 
-@pytest.mark.parametrize("lengths", [RAGGED, DENSE], ids=["ragged", "dense"])
 @pytest.mark.parametrize("D", [1, 2])
-@pytest.mark.parametrize("cell", MODES)
-def test_weights_folded_with_statistics_from_moments(
-    cell: str, D: int, lengths: tuple[int, ...]
-) -> None:
-    p, x, rows, state, suffixes = case(cell, D, lengths)
-    w_ih = torch.cat([p[f"weight_ih_l0{s}"] for s in suffixes])
-    assert moments_pay(len(rows), INPUT, len(w_ih))
-    mean, var = (v.chunk(D) for v in input_statistics(rows, w_ih))
-    directions = []
-    for d, s in enumerate(suffixes):
-        scale = p[f"norm_l0{s}.weight"] / (var[d] + EPS).sqrt()
-        b_hh = torch.zeros_like(scale)
-        if cell == "gru":
-            b_hh = torch.cat([b_hh[: 2 * HIDDEN], p[f"bias_hn_l0{s}"]])
-        bias = p[f"norm_l0{s}.bias"] - scale * mean[d]
-        folded = scale[:, None] * p[f"weight_ih_l0{s}"]
-        directions.append(FusedWeights(folded, p[f"weight_hh_l0{s}"], bias, b_hh))
-    output, final = fused_rows(MODES[cell][0], rows, directions, state, **layout(lengths))
-    check([output, *final], expected(x, lengths, p, cell, "sequence"), [x, *p.values()])
+@pytest.mark.parametrize("mode", ["RNN_TANH", "LSTM", "GRU"])
+def test_ready_gate_inputs(mode: str, D: int) -> None:
+    for steps, norm in itertools.product((RAGGED, DENSE), ("none", "frame")):
+        spec, tensors = call(mode, D, steps, norm, is_ready=True)
+        compare(spec, steps, tensors)
+
+
+@pytest.mark.parametrize("norm", ["sequence", "frame"])
+@pytest.mark.parametrize("mode", ["LSTM", "GRU"])
+def test_second_derivatives(mode: str, norm: str) -> None:
+    spec, tensors = call(mode, 2, RAGGED, norm)
+    compare(spec, RAGGED, tensors, again=True)
+
+
+def test_a_projection() -> None:
+    weights = [
+        Weights(torch.randn(16, INPUT), torch.randn(16, 2), w_hr=torch.randn(2, 4))
+        for _ in range(2)
+    ]
+    weights = [
+        Weights(*(w if w is None else w.double().requires_grad_() for w in v[:7])) for v in weights
+    ]
+    norm = Norm("input", 1e-5, True, True)
+    x = torch.randn(DENSE.rows, INPUT, dtype=torch.float64, requires_grad=True)
+    spec, tensors = describe_call("LSTM", (False, True), x, weights, norm)
+    compare(spec, DENSE, tensors)
+
+
+def test_the_graph_is_kept_and_freed_as_with_torch() -> None:
+    spec, tensors = call("LSTM", 1, DENSE, "frame")
+    with normrnn.backend("torch"):
+        rows = recur(spec, DENSE, tensors).rows
+    (first,) = torch.autograd.grad(rows.sum(), [tensors.x], retain_graph=True)
+    (second,) = torch.autograd.grad(rows.sum(), [tensors.x])
+    assert torch.equal(first, second)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(rows.sum(), [tensors.x])
+
+
+def test_final_states_may_change_before_the_backward_pass() -> None:
+    spec, tensors = call("LSTM", 1, DENSE, "frame")
+    with normrnn.backend("torch"):
+        result, other = (recur(spec, DENSE, tensors) for _ in range(2))
+    for state in result.state:
+        state.detach().zero_()
+    grads = [torch.autograd.grad(r.rows.sum(), [tensors.x]) for r in (result, other)]
+    assert torch.equal(*(g for (g,) in grads))
+
+
+def test_gate_inputs_that_are_too_wide_for_an_identity() -> None:
+    """The product with the identity grows with H²; changed weights have no such limit."""
+    for H, is_able in ((256, True), (1024, False)):
+        weights = [Weights(torch.zeros(4 * H, 1), torch.zeros(4 * H, H))] * 2
+        for per_step in (True, False):
+            steps = Steps((32,) * 2)
+            norm = Norm("input", 1e-5, per_step, True)
+            spec, tensors = describe_call("LSTM", (False, True), torch.zeros(64, 1), weights, norm)
+            assert can_run(spec, steps, tensors) == (is_able or not per_step)
 
 
 @pytest.mark.parametrize(("N", "I", "C"), [(50, 3, 8), (50, 30, 8)], ids=["moments", "projection"])
@@ -152,12 +189,9 @@ def test_statistics_of_half_precision_are_float32(dtype: torch.dtype) -> None:
 
 
 def test_single_buffer_has_matrices_first_and_keeps_gradients() -> None:
-    shapes = ((8, 3), (8, 2), (8,), (8,))
-    directions = [
-        FusedWeights(*(torch.randn(s, requires_grad=True) for s in shapes)) for _ in range(2)
-    ]
-    flat = single_buffer(directions)
-    originals = [w for d in directions for w in d[:4] if w is not None]
+    shapes = ((8, 3), (8, 2), (8,), (8,)) * 2
+    originals = [torch.randn(s, requires_grad=True) for s in shapes]
+    flat = single_buffer(originals)
     for view, original in zip(flat, originals, strict=True):
         assert torch.equal(view, original)
     assert len({view.untyped_storage().data_ptr() for view in flat}) == 1
@@ -169,11 +203,6 @@ def test_single_buffer_has_matrices_first_and_keeps_gradients() -> None:
     total = torch.stack([view.sum() for view in flat]).sum()
     for grad in torch.autograd.grad(total, originals):
         assert torch.equal(grad, torch.ones_like(grad))
-
-
-def test_identity_limit() -> None:
-    assert identity_pays(B=32, D=2, C=4 * 256)
-    assert not identity_pays(B=32, D=2, C=4 * 1024)
 
 
 def test_tf32_setting_is_restored() -> None:

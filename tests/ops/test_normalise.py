@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from normrnn.ops import Groups, Statistics, Steps, Weights, measure, normalise, pool, unbiased
-from normrnn.ops.fold import fold_batch, fold_input, unfold
+from normrnn.ops.fold import fold_input, unfold
 
 C = 3
 SIZES = [(4, 4, 4), (4, 3, 2, 2), (5,)]
@@ -164,14 +164,6 @@ def test_folded_weights_do_what_the_normaliser_does() -> None:
     assert folded.bias is not None
     w_, b_ = folded.w_ih, folded.bias
     torch.testing.assert_close(x @ w_.t() + b_, expected, rtol=1e-10, atol=1e-10)
-    folded, (mean, var, _) = fold_batch(x, plain, weight, bias, 1e-5)
-    assert folded.w_ih is not None
-    assert folded.bias is not None
-    w_, b_ = folded.w_ih, folded.bias
-    expected = F.batch_norm(x @ w.t(), None, None, weight, bias, True)
-    torch.testing.assert_close(x @ w_.t() + b_, expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(mean[0], (x @ w.t()).mean(0), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(var[0], (x @ w.t()).var(0, correction=0), rtol=1e-10, atol=1e-10)
 
 
 def test_unfold_is_the_papers_remark() -> None:

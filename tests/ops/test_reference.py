@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from normrnn.ops import reference
-from normrnn.ops.reference import Settings
+from tests import reference
 from tests.helpers import close
+from tests.reference import Settings
 
 PLAIN: dict[str, Any] = {
     "tanh": lambda **how: nn.RNN(3, 2, **how),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from normrnn.ops import Population, Statistics, slots_for, update_running_
-from normrnn.ops.reference import last_updated
+from tests.reference import last_updated
 
 
 def of(*groups: list[float]) -> Statistics:

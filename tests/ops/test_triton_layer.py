@@ -1,4 +1,4 @@
-"""The Triton kernels of norm="layer" against the naive loop in float64."""
+"""The Triton kernels of norm="layer" against the loop in float64."""
 
 import os
 import random
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from normrnn.ops import Steps, reference
+import normrnn
+from normrnn.ops import Steps, recur
 
-pytest.importorskip("triton", reason="the Triton kernels need the extra [gpu]")
-
-from normrnn.ops import triton_layer as kernels
+kernels: Any = pytest.importorskip(
+    "normrnn.ops.triton_layer", reason="the Triton kernels need the extra [gpu]"
+)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-TOLERANCE = 1e-4
 
 
 @pytest.fixture(autouse=True)
@@ -25,166 +25,180 @@ def _without_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "self_check", lambda *_: None)
 
 
-def drawn_case(seed: int) -> dict[str, Any]:
+def drawn_case(seed: int) -> tuple[Any, Steps, Any]:
     """Sizes and options drawn with a seed; hidden sizes up to the limit, few of them large."""
     draw = random.Random(seed)
     H = draw.choice([draw.randint(1, 20), draw.randint(21, 70), draw.randint(71, 256)])
     B, T = draw.choice([1, 2, 5, 16, 17, 33]), draw.randint(1, 6)
-    lengths = sorted((draw.randint(1, T) for _ in range(B)), reverse=True)
-    if draw.random() < 0.3:
-        lengths = [T] * B
-    return {
-        "H": H,
-        "lengths": tuple(lengths),
-        "bidirectional": draw.random() < 0.5,
-        "cell_norm": draw.random() < 0.4,
-        "with_state": draw.random() < 0.7,
-        "with_resets": draw.random() < 0.5,
-        "affine": draw.random() < 0.8,
-        "seed": seed,
+    sizes = sorted((draw.randint(1, B) for _ in range(T)), reverse=True)
+    sizes = [B] * T if draw.random() < 0.3 else [B, *sizes[1:]]
+    reverse = draw.choice([(False,), (True,), (False, True), (False, True)])
+    call = kernels.random_call(H, Steps(sizes), reverse, seed)
+    absent = {
+        **({} if draw.random() < 0.7 else {"h0": None, "c0": None}),
+        **({} if draw.random() < 0.5 else {"resets": None}),
+        **({} if draw.random() < 0.8 else {"weight": None, "bias": None, "gamma_hh": None}),
     }
+    return *call[:2], call[2]._replace(**absent)
 
 
-@pytest.mark.matrix(30)
+@pytest.mark.matrix(20)
 @pytest.mark.parametrize("seed", range(100))
 def test_outputs_and_all_gradients(seed: int) -> None:
-    case = drawn_case(seed)
-    errors = kernels.compare_with_reference(DEVICE, case.pop("H"), **case)
-    assert {n: e for n, e in errors.items() if not e <= TOLERANCE} == {}
+    errors = kernels.differences(*drawn_case(seed), DEVICE)
+    assert {n: e for n, e in errors.items() if not e <= kernels.TOLERANCE} == {}
 
 
 def test_drawn_cases_cover_every_option() -> None:
     cases = [drawn_case(seed) for seed in range(100)]
-    for option in ("bidirectional", "cell_norm", "with_state", "with_resets", "affine"):
-        assert {case[option] for case in cases} == {True, False}, option
-    assert max(case["H"] for case in cases) > 128
-    assert any(len(set(case["lengths"])) > 1 and len(case["lengths"]) > 16 for case in cases)
+    for name in ("h0", "resets", "weight"):
+        assert {getattr(tensors, name) is None for *_, tensors in cases} == {True, False}, name
+    assert {spec.reverse for spec, *_ in cases} == {(False,), (True,), (False, True)}
+    assert max(tensors.w_hh.shape[1] for *_, tensors in cases) > 128
+    assert any(steps.ragged and steps.batch > 16 for _, steps, _ in cases)
 
 
-def inputs(H: int = 5) -> dict[str, Any]:
-    return {
-        "gates": torch.randn(7, 4 * H, device=DEVICE, requires_grad=True),
-        "w_hh": torch.randn(1, 4 * H, H, device=DEVICE, requires_grad=True),
-        "gamma": torch.rand(1, 4 * H, device=DEVICE, requires_grad=True),
-        "steps": Steps((3, 3, 1)),
-    }
+def layer_and_input(**options: Any) -> tuple[Any, torch.Tensor]:
+    layer = normrnn.LSTM(3, 5, **{"norm": "layer", "bidirectional": True, **options})
+    return layer.to(DEVICE), torch.randn(4, 3, 3, device=DEVICE)
 
 
-def test_half_precision_weights() -> None:
-    errors = kernels.compare_with_reference(DEVICE, 16, dtype=torch.float16)
-    assert max(errors.values()) < 1e-2
+def gradients(layer: Any, x: torch.Tensor, **options: Any) -> list[torch.Tensor]:
+    output, (h, c) = layer(x, **options)
+    loss = output.square().sum() + h.sum() + c.sum()
+    return [output, *torch.autograd.grad(loss, list(layer.parameters()))]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "affine": False}], ids=str)
+def test_a_layer_takes_the_backend(options: dict[str, Any]) -> None:
+    layer, x = layer_and_input(**options)
+    for more in ({}, {"lengths": [4, 1, 2]}):
+        expected = gradients(layer, x, **more)
+        with normrnn.backend("triton"):
+            found = gradients(layer, x, **more)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_and_half_precision(dtype: torch.dtype) -> None:
+    layer, x = layer_and_input()
+    expected = gradients(layer, x)
+    with normrnn.backend("triton"), torch.autocast(DEVICE.type, dtype):
+        found = gradients(layer, x)
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
+    with normrnn.backend("triton"):
+        output = layer.to(dtype)(x.to(dtype))[0]
+    assert output.dtype == dtype
+    torch.testing.assert_close(output.float(), expected[0], rtol=0.1, atol=0.1)
+
+
+def test_second_derivatives_are_the_loops() -> None:
+    layer, x = layer_and_input()
+    found = []
+    for backend in ("loop", "triton"):
+        with normrnn.backend(backend):  # type: ignore[arg-type]
+            output = layer(x)[0]
+        (first,) = torch.autograd.grad(output.sum(), [layer.weight_hh_l0], create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), [layer.weight_ih_l0])[0])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
 def test_without_gradients_outputs_are_the_same() -> None:
-    given = inputs()
-    rows, state = kernels.layer_lstm(**given)
-    with torch.no_grad():
-        again, last = kernels.layer_lstm(**given)
-    assert torch.equal(rows, again)
-    assert torch.equal(state[1], last[1])
+    layer, x = layer_and_input()
+    with normrnn.backend("triton"):
+        output = layer(x)[0]
+        with torch.no_grad():
+            again = layer(x)[0]
+    assert torch.equal(output, again)
     assert not again.requires_grad
 
 
 def test_gradient_of_the_final_state_alone() -> None:
     """Sequences that end early take no gradient from later rows."""
-    given = inputs()
-    _, (h, _) = kernels.layer_lstm(**given)
-    (found,) = torch.autograd.grad(h[0, 0].sum(), given["gates"])
-    own = torch.tensor([0, 3, 6], device=DEVICE)  # rows of sequence 0
-    assert (found[own].abs().sum(1) > 0).all()
+    steps = Steps((3, 3, 1))
+    spec, _, tensors = kernels.random_call(5, steps, (False,))
+    own = tensors._replace(resets=None, x=tensors.x.float().to(DEVICE).requires_grad_())
+    own = type(own)(*(t if t is None or t is own.x else t.float().to(DEVICE) for t in own))
+    with normrnn.backend("triton"):
+        h = recur(spec, steps, own).state[0]
+    (found,) = torch.autograd.grad(h[0, 0].sum(), [own.x])
+    rows = torch.tensor([0, 3, 6], device=DEVICE)  # of sequence 0
+    assert (found[rows].abs().sum(1) > 0).all()
     others = [n for n in range(7) if n not in (0, 3, 6)]
     assert torch.equal(found[others], torch.zeros_like(found[others]))
 
 
-def test_backward_direction_alone() -> None:
-    """Equal to the second of two directions."""
-    H, steps = 5, Steps((3, 3, 1))
-    gates, w_hh = torch.randn(7, 8 * H, device=DEVICE), torch.randn(2, 4 * H, H, device=DEVICE)
-    h0, c0 = torch.randn(2, 2, 3, H, device=DEVICE)
-    resets = torch.tensor([0, 0, 1, 0, 1, 0, 1], device=DEVICE)
-    sources = [t.requires_grad_() for t in (gates, w_hh, h0, c0)]
-    both, _ = kernels.layer_lstm(
-        gates, w_hh, None, steps, state=(h0, c0), resets=resets, reverse=(False, True)
-    )
-    alone, _ = kernels.layer_lstm(
-        gates[:, 4 * H :],
-        w_hh[1:],
-        None,
-        steps,
-        state=(h0[1:], c0[1:]),
-        resets=resets,
-        reverse=(True,),
-    )
-    torch.testing.assert_close(alone, both[:, H:])
-    head = torch.randn_like(alone)
-    expected = torch.autograd.grad(both[:, H:], sources, head)
-    torch.testing.assert_close(torch.autograd.grad(alone, sources, head), expected)
-
-
 def test_operator_registration() -> None:
     """torch's own checks of schema, fake kernel and autograd."""
-    given = inputs(4)
-    zeros = torch.zeros(1, 3, 4, device=DEVICE)
-    lengths = torch.tensor([3, 2, 2], dtype=torch.int32, device=DEVICE)
-    offsets = torch.tensor([0, 3, 6, 7], device=DEVICE)
-    args = (given["gates"], given["w_hh"], given["gamma"], zeros, zeros, None, None, None)
-    torch.library.opcheck(
-        torch.ops.normrnn.layer_lstm.default,
-        (*args, lengths, offsets, 1e-5, False, True),
-        atol=1e-4,
-        rtol=1e-4,
+    H, N = 4, 7
+    zeros = torch.zeros(1, 3, H, device=DEVICE)
+    args = (
+        torch.randn(N, 4 * H, device=DEVICE, requires_grad=True),
+        torch.randn(1, 4 * H, H, device=DEVICE, requires_grad=True),
+        torch.rand(1, 4 * H, device=DEVICE, requires_grad=True),
+        *(zeros, zeros, None),
+        torch.tensor([3, 2, 2], dtype=torch.int32, device=DEVICE),
+        torch.tensor([0, 3, 6, 7], device=DEVICE),
     )
+    operator = torch.ops.normrnn.layer_lstm.default
+    torch.library.opcheck(operator, (*args, 1e-5, False, True), atol=1e-4, rtol=1e-4)
 
 
 def test_compiles_to_one_graph() -> None:
-    given = inputs()
-
-    def loss(gates: torch.Tensor) -> torch.Tensor:
-        return kernels.layer_lstm(gates, given["w_hh"], given["gamma"], given["steps"])[0].sum()
-
-    expected = torch.autograd.grad(loss(given["gates"]), given["gates"])
-    traced = torch.compile(loss, backend="aot_eager", fullgraph=True)
-    found = torch.autograd.grad(traced(given["gates"]), given["gates"])
-    torch.testing.assert_close(found, expected)
-
-
-def test_second_derivative_is_refused() -> None:
-    given = inputs()
-    rows, _ = kernels.layer_lstm(**given)
-    (first,) = torch.autograd.grad(rows.sum(), given["gates"], create_graph=True)
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(first.sum(), given["w_hh"])
+    layer, x = layer_and_input()
+    expected = gradients(layer, x)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    with normrnn.backend("triton"):
+        output, (h, c) = compiled(x)
+    loss = output.square().sum() + h.sum() + c.sum()
+    found = [output, *torch.autograd.grad(loss, list(layer.parameters()))]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("options", "value"),
     [
-        {"w_hh": torch.zeros(1, 4 * 257, 257), "gates": torch.zeros(7, 4 * 257)},
-        {"gates": torch.zeros(6, 20)},
-        {"gates": torch.zeros(7, 20, dtype=torch.float64)},
-        {"reverse": (False, True)},
-        {"steps": Steps((2, 1))},
+        ({"norm": "frame"}, "'layer'"),
+        ({"norm": None}, "'layer'"),
+        ({"peephole": "all"}, "peepholes"),
+        ({"cell_norm": True}, "cell_norm"),
+        ({"zoneout": (0.1, 0.0)}, "zoneout"),
+        ({"proj_size": 2}, "projection"),
+        ({"hidden_size": 257}, "257"),
+        ({"dtype": torch.float64}, "float64"),
+        ({"device": "meta"}, "meta"),
     ],
-    ids=["hidden units", "rows", "float64", "directions", "steps"],
+    ids=str,
 )
-def test_wrong_arguments_are_refused(changed: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        kernels.layer_lstm(**{**inputs(), **changed})
+def test_calls_that_it_cannot_run(options: dict[str, Any], value: str) -> None:
+    layer = normrnn.LSTM(**{"input_size": 3, "hidden_size": 5, "norm": "layer", **options})
+    like = layer.weight_hh_l0
+    x = torch.zeros(4, 3, 3, dtype=like.dtype, device=like.device)
+    with normrnn.backend("triton"), pytest.raises(RuntimeError, match=value):
+        layer(x)
+
+
+def test_other_cells() -> None:
+    layer, x = normrnn.GRU(3, 5, norm="layer"), torch.zeros(4, 3, 3)
+    with normrnn.backend("triton"), pytest.raises(RuntimeError, match="GRU"):
+        layer(x)
 
 
 def test_first_use_compares_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that differs from the reference is refused, an equal one checked once."""
+    """A kernel that differs from the loop is refused, an equal one checked once."""
     monkeypatch.undo()
     monkeypatch.setattr(kernels, "_checked", set())
-    true_norm = reference.layer_norm
-    with monkeypatch.context() as wrong:
-        wrong.setattr(reference, "layer_norm", lambda *a: true_norm(*a) * 1.01)
-        with pytest.raises(RuntimeError, match="differs"):
-            kernels.layer_lstm(**inputs())
-    kernels.layer_lstm(**inputs())
-    with monkeypatch.context() as counted:
-        counted.setattr(kernels, "compare_with_reference", lambda *_, **__: pytest.fail("again"))
-        kernels.layer_lstm(**inputs())
+    layer, x = layer_and_input()
+    exact = kernels.loop
+    with monkeypatch.context() as wrong, normrnn.backend("triton"):
+        wrong.setattr(kernels, "loop", lambda *a: (r := exact(*a))._replace(rows=r.rows * 1.01))
+        with pytest.raises(RuntimeError, match="output"):
+            layer(x)
+    with normrnn.backend("triton"):
+        layer(x)
+        monkeypatch.setattr(kernels, "differences", lambda *_: pytest.fail("again"))
+        layer(x)
 
 
 @pytest.mark.slow

@@ -5,13 +5,13 @@ import random
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from normrnn.errors import UserError
-from normrnn.experiments.search.plan import Plan
 from normrnn.experiments.search.space import SPACES, draw
-from normrnn.experiments.search.study import ARMS, Study, storage_errors
+from normrnn.experiments.search.study import Plan, Study, storage_errors
 from normrnn.recipes import recipe
 from normrnn.reporting.runs import examine, load
 from normrnn.reporting.study import RecordedStudy, find_studies, read_study, write
@@ -148,12 +148,12 @@ def test_a_search_goes_on_over_no_damaged_results(cli: Cli, text_dir: Path, tmp_
 def test_a_changed_number_in_a_storage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plan = Plan(recipe("ptb-char"), SPACES["ptb-char"])
     study = Study("s", f"sqlite:///{tmp_path / 'study.db'}", plan, 1)
-    study.open_slots()
-    trial = study.claim()
-    assert trial is not None
-    draw(trial, plan.space, plan.config)
-    trial.set_user_attr(ARMS, {"none": {"diverged": False, "loss": 1.25, "train": 1.0}})
-    study.finish(trial, 1.25)
+
+    def objective(trial: Any) -> dict[str, Any]:
+        draw(trial, plan.space, plan.config)
+        return {"none": {"diverged": False, "loss": 1.25, "train": 1.0}}
+
+    assert study.run_next(objective)
     (before,) = study.rows()
     assert before["value"] == 1.25
     study.close()
@@ -172,20 +172,6 @@ def test_a_changed_number_in_a_storage(tmp_path: Path, caplog: pytest.LogCapture
     study = Study("s", f"sqlite:///{tmp_path / 'study.db'}", plan, 1)
     assert len(study.rows()) == 1
     assert "trials without a checksum: not verified" in caplog.text
-    study.close()
-
-
-def test_a_pruned_trial_is_verified_too(tmp_path: Path) -> None:
-    plan = Plan(recipe("ptb-char"), SPACES["ptb-char"])
-    study = Study("s", f"sqlite:///{tmp_path / 'study.db'}", plan, 1)
-    study.open_slots()
-    trial = study.claim()
-    assert trial is not None
-    draw(trial, plan.space, plan.config)
-    trial.report(2.5, 3)
-    study.finish(trial, None)
-    (row,) = study.rows()
-    assert (row["state"], row["value"]) == ("pruned", 2.5)
     study.close()
 
 

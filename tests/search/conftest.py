@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from normrnn.config.jsonio import flat, to_dict
 from normrnn.engine.start import open_experiment
-from normrnn.experiments.search.plan import Plan
+from normrnn.experiments.search.study import Plan
+from normrnn.recipes import recipe
 from normrnn.recipes.text import ptb_char
-from normrnn.text.config import EvaluationConfig, LanguageConfig
+from normrnn.text.config import EvaluationConfig
 
 SPACE = {
     "optimizer.lr": {"low": 1e-3, "high": 0.1, "log": True},
@@ -21,7 +23,7 @@ SPACE = {
 
 @pytest.fixture
 def tiny_plan(text_dir: Path) -> Plan:
-    """Two arms of 31 or 62 updates each."""
+    """Two variants of 31 or 62 updates each."""
     config = ptb_char()
     config = replace(
         config,
@@ -39,31 +41,16 @@ def tiny_plan(text_dir: Path) -> Plan:
 @pytest.fixture
 def flags(tiny_plan: Plan, tmp_path: Path) -> Callable[..., list[str]]:
     """The same on the command line."""
-    config = tiny_plan.config
-    assert isinstance(config, LanguageConfig)
     space = tmp_path / "space.json"
     space.write_text(json.dumps(SPACE))
-    fixed = {
-        "--data": config.data,
-        "--epochs": 1,
-        "--threads": 1,
-        "--model.hidden": 8,
-        "--model.embedding": 6,
-        "--model.layers": 1,
-        "--model.time-steps": 12,
-        "--train.steps": 12,
-        "--train.epoch-tokens": 6000,
-        "--train.log-every": 2,
-        "--train.checkpoint-every": 5,
-        "--evaluation.train-tokens": 0,
-        "--evaluation.recalibrate-windows": 2,
-        "--evaluation.tokens": 200,
-        "--space": space,
-        "--heartbeat": 1,
-    }
+    usual, tiny = (flat(to_dict(config)) for config in (recipe("ptb-char"), tiny_plan.config))
+    fixed = {name: tiny[name] for name in tiny if tiny[name] != usual[name]}
+    del fixed["data_sha256"]
+    fixed |= {"space": space, "heartbeat": 1}
 
     def build(**more: object) -> list[str]:
-        every = fixed | {f"--{k}": v for k, v in more.items()}
-        return ["search", "ptb-char", *(str(part) for pair in every.items() for part in pair)]
+        pairs = (fixed | more).items()
+        words = ((f"--{name.replace('_', '-')}", str(value)) for name, value in pairs)
+        return ["search", "ptb-char", *(word for pair in words for word in pair)]
 
     return build

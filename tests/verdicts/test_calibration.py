@@ -28,11 +28,9 @@ def _false_answers(seeds: int, paired: bool, repetitions: int, **how: object) ->
     wrong, shown = Counter(), Counter()
     for _ in range(repetitions):
         (one,) = _variants(rng, seeds, paired, **how)
-        primary = {"quality": one.quality, "speed": one.speed, "seconds": one.seconds}
-        for name, figure in {**primary, **one.details}.items():
-            if figure is not None:
-                shown[name] += 1
-                wrong[name] += figure.answer in ("better", "worse")
+        for name, figure in {**one.primary, **one.details}.items():
+            shown[name] += 1
+            wrong[name] += figure.answer in ("better", "worse")
     assert {"quality", "speed", "gap", "area", "train", "last_validation"} <= shown.keys()
     assert how.get("early_stopping") or "speed_before_drop" in shown
     return {name: wrong[name] / count for name, count in shown.items()}

@@ -1,7 +1,7 @@
 """Gradients in back-propagation through time, which the paper's appendix leaves open.
 
-On the reference recurrence, in float64, without dropout and with the batch's own statistics: per
-layer and time step the norm of the total derivative of the loss with respect to h_t, and the
+By the time loop, in float64, without dropout and with the batch's own statistics: per layer and
+time step the norm of the total derivative of the loss with respect to h_t, and the
 standard deviation of the inputs of the non-linearities. The loss of the last step alone gives the
 growth of a gradient per step; of ragged batches, that of the longest sequences, aligned at their
 ends.
@@ -12,81 +12,108 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 from normrnn import norms
 from normrnn.config.base import Config
 from normrnn.engine.task import Task
 from normrnn.errors import UserError
+from normrnn.nn import backend, batch_statistics
 from normrnn.nn.base import Normalised
-from normrnn.ops import reference
+from normrnn.ops.loop import STEPS
 
 Series = dict[int, float]
 
 
-@dataclass(frozen=True)
+@dataclass
+class StepRecord:
+    """What one time step computed for its rows."""
+
+    h: Tensor
+    sums: Tensor
+    """(n, C): W_x x + W_h h before a normalisation of the sums."""
+    pre: Tensor
+    """(n, C): the same after it, without peephole terms."""
+
+
+@dataclass
 class Pass:
-    """One forward pass of a stack: padded output (T, B, D·H), lengths (B,), and by layer and
+    """One forward pass: output rows (N, D·H), the rows of each time step, and by layer and
     direction the values of every time step."""
 
     output: Tensor
-    lengths: Tensor
-    layers: dict[str, dict[int, reference.Step]]
+    sizes: list[int]
+    layers: dict[str, dict[int, StepRecord]]
 
 
 @contextmanager
 def recorded(layer: Normalised) -> Iterator[list[Pass]]:
-    """Run the layer on the reference recurrence inside the block; every pass is recorded."""
+    """Run the layer by the time loop and with batch statistics; every pass is recorded."""
     passes: list[Pass] = []
+    norms_seen: list[Any] = []  # one per layer and direction, in order
+    steps: dict[int, dict[int, StepRecord]] = {}
+    compute = STEPS[layer.mode]
 
-    def forward(input: Any, hx: Any = None) -> Any:
-        return _reference(layer, input, hx, passes)
+    def step(t: int, gates: Tensor, state: Any, weights: Any, norm: Any) -> Any:
+        if norm not in norms_seen:
+            norms_seen.append(norm)
+            norm.sums = partial(_recorded_sums, norm.sums, parts := [])
+            norm.parts_of_step = parts
+        norm.parts_of_step.clear()
+        after = compute(t, gates, state, weights, norm)
+        sums, pre = (torch.cat(parts, 1) for parts in zip(*norm.parts_of_step, strict=True))
+        steps.setdefault(norms_seen.index(norm), {})[t] = StepRecord(after[0], sums, pre)
+        return after
 
-    layer.forward = forward  # type: ignore[method-assign]
+    def collect(_: Any, __: Any, result: Any) -> None:
+        output, names = result[0], [f"l{k}" for k in range(layer.num_layers)]
+        if layer.bidirectional:
+            names = [name + end for name in names for end in ("", "_reverse")]
+        if isinstance(output, PackedSequence):
+            rows, sizes = output.data, output.batch_sizes.tolist()
+        else:
+            rows, sizes = output, [output.shape[1]] * output.shape[0]
+        passes.append(Pass(rows, sizes, {name: steps[k] for k, name in enumerate(names)}))
+        norms_seen.clear()
+        steps.clear()
+
+    handle = layer.register_forward_hook(collect)
+    STEPS[layer.mode] = step
     try:
-        yield passes
+        with backend("loop"), batch_statistics(layer):
+            yield passes
     finally:
-        del layer.forward
+        STEPS[layer.mode] = compute
+        handle.remove()
 
 
-def _reference(layer: Normalised, input: Any, hx: Any, passes: list[Pass]) -> Any:
-    packed = isinstance(input, PackedSequence)
-    if packed:
-        x, lengths = pad_packed_sequence(input)
-    else:
-        x, lengths = input, torch.full((input.shape[1],), input.shape[0])
-    normalisers = layer.normalisers()
-    settings = reference.Settings(
-        cell={"RNN_TANH": "tanh", "RNN_RELU": "relu"}.get(layer.mode, layer.mode.lower()),  # type: ignore[arg-type]
-        norm=layer.norm,
-        num_layers=layer.num_layers,
-        bidirectional=layer.bidirectional,
-        eps=normalisers[0].eps if normalisers else 1e-5,
-        cell_norm=any(getattr(n, "cell_norm", False) for n in normalisers),
-        shrinkage=max((getattr(n, "shrinkage", 0.0) for n in normalisers), default=0.0),
-    )
-    parameters = dict(layer.named_parameters()) | dict(layer.named_buffers())
-    state = None
-    if hx is not None:
-        state = tuple(hx) if layer.mode == "LSTM" else (hx, torch.zeros_like(hx))
-    result = reference.stack(x, lengths.tolist(), parameters, settings, state)  # type: ignore[arg-type]
-    passes.append(Pass(result.output, lengths, result.steps))
-    output: Any = result.output
-    if packed:
-        # In the order of the input, because its rows have targets.
-        order = slice(None) if input.sorted_indices is None else input.sorted_indices
-        output = input._replace(data=pack_padded_sequence(output[:, order], lengths[order]).data)
-    return output, (result.h, result.c) if layer.mode == "LSTM" else result.h
+def _recorded_sums(
+    compute: Any, parts: list[tuple[Tensor, Tensor]], t: int, sums: Tensor, first: int = 0
+) -> Tensor:
+    """Normalise some channels of the sums of a step, and keep them; a GRU has two such parts."""
+    result = compute(t, sums, first)
+    parts.append((sums, result))
+    return result
 
 
+<<<<<<< HEAD
 def _refuse(layer: Normalised) -> None:
     """Raise UserError for a network that the reference recurrence does not support."""
     if any(layer.zoneout):
         raise UserError("gradients are not recorded of a network with zoneout")
+=======
+def _refuse(config: Config, layer: Normalised) -> None:
+    """Raise UserError for a network whose steps are not those of the recurrence."""
+    counted = flat(to_dict(config)).get("model.count_padding", False)
+    for name, there in (("zoneout", any(layer.zoneout)), ("model.count_padding", counted)):
+        if there:
+            raise UserError(f"gradients are not recorded of a network with {name}")
+>>>>>>> main
 
 
 def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
@@ -123,15 +150,17 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
 
 
 def _measure(seen: Pass, direct: Tensor) -> dict[str, dict[str, Series]]:
-    """`direct` (T, B, D·H) is the derivative of the loss with respect to the output alone."""
-    T = len(direct)
+    """`direct` is the derivative of the loss with respect to the output alone."""
+    sizes = seen.sizes
     whole = _norms(seen, direct, list(seen.layers))
     ends = {}
     for reverse in (False, True):
         names = [name for name in seen.layers if name.endswith("_reverse") == reverse]
-        end = 0 if reverse else T - 1
+        longest = sizes[-1]  # the first rows of every step
+        first = 0 if reverse else sum(sizes[:-1])
         at_end = torch.zeros_like(direct)
-        at_end[end, seen.lengths == T] = direct[end, seen.lengths == T]
+        by_row, direct_by_row = at_end.flatten(0, -2), direct.flatten(0, -2)
+        by_row[first : first + longest] = direct_by_row[first : first + longest]
         ends |= _norms(seen, at_end, names) if names else {}
     return {
         name: {

@@ -8,9 +8,10 @@ from tyro.conf import arg
 from normrnn.commands.options import Directory, chosen_config, named_function, parse, split_recipe
 from normrnn.config.base import Config
 from normrnn.console import PlainConsole
-from normrnn.experiments.compare import compare, compare_recipe, make_request
+from normrnn.errors import UsageError
+from normrnn.experiments.compare import compare
 from normrnn.experiments.outcome import REPORT, check_report
-from normrnn.experiments.training import folder_name, log_names
+from normrnn.experiments.training import folder_name
 from normrnn.recipes import usual_norms
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def run(arguments: list[str]) -> int:
         config: Annotated[Config, arg(name="")] = default,
         norms: str = ",".join(usual_norms(default)),
         seeds: int = 1,
-        workers: int = 0,
+        workers: int | None = None,
         processes: int = 1,
         out: Directory = None,
         tensorboard: bool = False,
@@ -37,14 +38,14 @@ def run(arguments: list[str]) -> int:
         tune_values: Annotated[str, arg(metavar="V,V,...")] = "",
         tune_epochs: int = 0,
         path: Directory = None,  # noqa: ARG001  read by import_named
-    ) -> tuple[Config, dict[str, Any]]:
+    ) -> dict[str, Any]:
         """Train every normalisation with every seed, in processes of their own, and compare them.
 
         Args:
             config: The experiment; 0 threads are 1 per process.
             norms: Normalisations to compare, comma-separated; none is the baseline.
             seeds: How many seeds, from --seed on.
-            workers: Runs at a time; 0 for as many as there are cores to use.
+            workers: Runs at a time; by default as many as there are cores to use.
             processes: Processes that train each run together; they share its batches.
             out: Holds one run directory per run, and report.html; runs/RECIPE unless given.
             tensorboard: Also write the rows for TensorBoard, in the run directories.
@@ -58,16 +59,17 @@ def run(arguments: list[str]) -> int:
             path: Directory of the modules that import paths (module:name) name.
         """
         values = [value for value in tune_values.split(",") if value]
-        return config, {
-            **{"norms": norms, "seeds": seeds, "workers": workers, "processes": processes},
-            **{"out": out, "logs": log_names(tensorboard, csv), "target": target},
-            **{"tune": tune, "values": values, "epochs": tune_epochs},
+        if (values or tune_epochs) and not tune:
+            raise UsageError("--tune-values and --tune-epochs need --tune FIELD")
+        return {
+            **{"what": chosen_config(config), "norms": norms, "seeds": seeds, "workers": workers},
+            **{"processes": processes, "out": out, "tensorboard": tensorboard, "csv": csv},
+            **{"target": target, "tune": {tune: values, "epochs": tune_epochs} if tune else None},
         }
 
-    parsed, given = parse(options, f"compare {default.recipe}", rest)
-    config = chosen_config(parsed)
-    request = make_request(config, **given)
-    return _show(compare_recipe(config, request), request.out)
+    given = parse(options, f"compare {default.recipe}", rest)
+    place = given["out"] = given["out"] or Path("runs") / folder_name(default.recipe)
+    return _show(compare(**given), place)
 
 
 def _compare_function(name: str, arguments: list[str]) -> int:

@@ -1,24 +1,14 @@
 """`normrnn doctor`: what is installed, what is in use, what is missing."""
 
-import json
 import os
 import platform
 from importlib import metadata
+from json import dumps
 from pathlib import Path
 from typing import Any
 
-from normrnn.errors import UsageError
 from normrnn.extras import install_command
 from normrnn.version import __version__
-
-HELP = """\
-usage: normrnn doctor [--json]
-
-Print versions, compiled kernels, threads, devices, caches and optional packages, and what a
-missing one would bring.
-
-example:
-  normrnn doctor --json > machine.json"""
 
 EXTRAS = {
     "report": ("pictures, HTML reports, TensorBoard", ("matplotlib", "tensorboard", "jinja2")),
@@ -31,16 +21,15 @@ EXTRAS = {
 """Extra -> what it brings, and its packages."""
 
 
-def run(arguments: list[str]) -> int:
-    """Print the findings, as text or as JSON."""
-    if arguments in (["-h"], ["--help"]):
-        print(HELP)
-        return 0
-    if arguments not in ([], ["--json"]):
-        raise UsageError(f"doctor takes only --json, not {' '.join(arguments)!r}")
+def command(json: bool = False) -> None:
+    """Print versions, compiled kernels, threads, devices, caches and optional packages, and what a
+    missing one would bring.
+
+    Args:
+        json: Print it as JSON.
+    """
     found = findings()
-    print(json.dumps(found, indent=2) if arguments else _text(found))
-    return 0
+    print(dumps(found, indent=2) if json else _text(found))
 
 
 def findings() -> dict[str, Any]:

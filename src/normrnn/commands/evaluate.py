@@ -4,48 +4,43 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from normrnn.commands.options import Directory, RunArgument, Use, import_named, parse
+from normrnn.commands.options import Directory, RunArgument, Use
 from normrnn.console import PlainConsole
 
 
-def run(arguments: list[str]) -> int:
-    """Evaluate a trained run."""
+def command(
+    run: RunArgument,
+    data: Annotated[str, arg(metavar="DATA")] = "",
+    device: str = "cpu",
+    threads: int = 0,
+    one_stream: bool = True,
+    use: Use = "",  # noqa: ARG001  imported before the options are read
+    path: Directory = None,  # noqa: ARG001  imported before the options are read
+) -> None:
+    """Evaluate the best model of a run with running, recalibrated and batch statistics.
 
-    def options(
-        run: RunArgument,
-        data: Annotated[str, arg(metavar="DATA")] = "",
-        device: str = "cpu",
-        threads: int = 0,
-        one_stream: bool = True,
-        use: Use = "",  # noqa: ARG001  read by import_named
-        path: Directory = None,  # noqa: ARG001  read by import_named
-    ) -> None:
-        """Evaluate the best model of a run with running, recalibrated and batch statistics.
+    Writes evaluation.json into the run directory, unless on other data than the run's.
 
-        Writes evaluation.json into the run directory, unless on other data than the run's.
+    Args:
+        run: Run directory.
+        data: Where the data is now, if it moved; or other data.
+        device: Where to compute.
+        threads: Threads of the tensor library; 0 is its own choice.
+        one_stream: Also read the test text as one stream, as Zaremba did: slow for large nets.
+        use: Import paths (module:name) of the recipe or norm of your own that the run has.
+        path: Directory of the modules that import paths name.
+    """
+    from normrnn.engine.evaluate import show
+    from normrnn.experiments.training import evaluate
+    from normrnn.runs.environment import set_threads
+    from normrnn.runs.store import RunDirectory
 
-        Args:
-            run: Run directory.
-            data: Where the data is now, if it moved; or other data.
-            device: Where to compute.
-            threads: Threads of the tensor library; 0 is its own choice.
-            one_stream: Also read the test text as one stream, as Zaremba did: slow for large nets.
-            use: Import paths (module:name) of the recipe or norm of your own that the run has.
-            path: Directory of the modules that import paths name.
-        """
-        from normrnn.engine.evaluate import show
-        from normrnn.experiments.training import evaluate
-        from normrnn.runs.environment import set_threads
-        from normrnn.runs.store import RunDirectory
+    set_threads(threads)
+    result = evaluate(run, data, device=device, one_stream=one_stream, keep=False)
+    show(result, RunDirectory(run).config(), PlainConsole())
+    if result["same_data"]:
+        from normrnn.engine.evaluate import keep
 
-        set_threads(threads)
-        result = evaluate(run, data, device=device, one_stream=one_stream, keep=False)
-        show(result, RunDirectory(run).config(), PlainConsole())
-        if result["same_data"]:
-            from normrnn.engine.evaluate import keep
-
-            keep(run, result)
-        else:
-            print(f"{data} is not what {run} was trained on: its evaluation.json is left alone")
-
-    return parse(options, "evaluate", import_named(arguments)) or 0
+        keep(run, result)
+    else:
+        print(f"{data} is not what {run} was trained on: its evaluation.json is left alone")

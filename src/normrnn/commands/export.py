@@ -6,46 +6,39 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from normrnn.commands.options import parse
 from normrnn.errors import UserError
 
 
-def run(arguments: list[str]) -> int:
-    """Write a trained network for use without this library."""
+def command(
+    run: Annotated[Positional[Path], arg(metavar="RUN")],
+    out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")],
+    format: Literal["torch", "onnx", "safetensors", "program"] = "torch",
+    quantize: Literal["none", "int8"] = "none",
+    opset: int | None = None,
+    data: str = "",
+) -> None:
+    """The best model of a run, its normalisation folded into plain weights, with a model card.
 
-    def options(
-        run: Annotated[Positional[Path], arg(metavar="RUN")],
-        out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")],
-        format: Literal["torch", "onnx", "safetensors", "program"] = "torch",
-        quantize: Literal["none", "int8"] = "none",
-        opset: int | None = None,
-        data: str = "",
-    ) -> None:
-        """The best model of a run, its normalisation folded into plain weights, with a model card.
+    Args:
+        run: Run directory.
+        out: Directory to make, for the model and README.md; or the file, its card beside it.
+        format: Plain tensors for torch (.pt) or in safetensors, an ONNX graph, or a program of
+            torch.export (.pt2).
+        quantize: Weights of the ONNX graph as int8; the loss on the run's validation data
+            before and after is printed and goes into the card.
+        opset: Version of ONNX's operators to write.
+        data: Where that data is now, if not where it was in training.
+    """
+    from normrnn.deploy.export import export, target
+    from normrnn.files import expanded
 
-        Args:
-            run: Run directory.
-            out: Directory to make, for the model and README.md; or the file, its card beside it.
-            format: Plain tensors for torch (.pt) or in safetensors, an ONNX graph, or a program of
-                torch.export (.pt2).
-            quantize: Weights of the ONNX graph as int8; the loss on the run's validation data
-                before and after is printed and goes into the card.
-            opset: Version of ONNX's operators to write.
-            data: Where that data is now, if not where it was in training.
-        """
-        from normrnn.deploy.export import export, target
-        from normrnn.files import expanded
-
-        try:
-            small = None if quantize == "none" else quantize
-            file = export(run, out, format, quantize=small, opset=opset, data=data)
-        except ValueError as error:  # what cannot be exported, and why
-            raise UserError(str(error)) from None
-        card = target(expanded(out), format)[1]
-        print(f"{file}: {file.stat().st_size / 1e6:,.2f} MB, {card.name} beside it\n")
-        text = card.read_text(encoding="utf-8")
-        for said in re.findall(r"## Quantisation\n([^\n]*\n)|```python\n(.*?)```", text, re.DOTALL):
-            print("".join(said))
-
-    parse(options, "export", arguments)
-    return 0
+    try:
+        small = None if quantize == "none" else quantize
+        file = export(run, out, format, quantize=small, opset=opset, data=data)
+    except ValueError as error:  # what cannot be exported, and why
+        raise UserError(str(error)) from None
+    card = target(expanded(out), format)[1]
+    print(f"{file}: {file.stat().st_size / 1e6:,.2f} MB, {card.name} beside it\n")
+    text = card.read_text(encoding="utf-8")
+    for said in re.findall(r"## Quantisation\n([^\n]*\n)|```python\n(.*?)```", text, re.DOTALL):
+        print("".join(said))

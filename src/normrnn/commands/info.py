@@ -5,12 +5,17 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from normrnn.commands.options import parse
 
+def command(path: Annotated[Positional[Path], arg(metavar="PATH")], all: bool = False) -> None:
+    """What a trained network is, how it was trained, what it reaches and how to load it.
 
-def run(arguments: list[str]) -> int:
-    """Print the card of a run, an export or a file."""
+    Args:
+        path: A run directory, a directory that `normrnn export` made, or one of their files.
+        all: Of a run, also its settings and the front matter of its model card.
+    """
+    from normrnn.deploy.info import info
 
+<<<<<<< HEAD
     def options(path: Annotated[Positional[Path], arg(metavar="PATH")], all: bool = False) -> None:
         """What a trained network is, how it was trained, what it reaches and how to load it.
 
@@ -24,3 +29,6 @@ def run(arguments: list[str]) -> int:
 
     parse(options, "info", arguments)
     return 0
+=======
+    print(info(path, settings=all), end="")
+>>>>>>> main

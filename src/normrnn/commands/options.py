@@ -1,15 +1,13 @@
 """A recipe's config with the flags of the command line on top."""
 
-import contextlib
 import functools
 import inspect
 import io
-import itertools
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -25,10 +23,6 @@ from normrnn.recipes import RECIPES, read_config, recipe, summary
 from normrnn.terminal import below
 
 T = TypeVar("T")
-_PLAIN = {
-    "invalid literal for int() with base 10:": "no whole number",
-    "could not convert string to float:": "no number",
-}
 EXAMPLES = {
     "train": "normrnn train quickstart --norm frame --epochs 3 --out runs/one",
     "compare": "normrnn compare arrays --data mine.npz --norms none,sequence --seeds 3",
@@ -45,9 +39,11 @@ EXAMPLES = {
     "sample": "normrnn sample runs/one --tokens 50",
     "export": "normrnn export runs/one -o model --format onnx",
     "info": "normrnn info runs/one",
+    "doctor": "normrnn doctor --json > machine.json",
+    "recipes": "normrnn recipes",
 }
 """Command -> an example, shown in its help."""
-_FILES = ("--out", "--output", "-o", "--png")
+_FILES = ("--out", "--output", "-o")
 
 
 Directory = Annotated[Path | None, arg(metavar="DIR")]
@@ -148,84 +144,45 @@ def chosen_config(config: Config) -> Config:
 
 
 def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
-    """Call `function` with what tyro reads from the arguments; UsageError on a mistake."""
-    arguments = [_at_home(argument) for argument in arguments]
-    for name, value in zip(arguments, [*arguments[1:], None], strict=False):
+    """Call `function` with what tyro reads from the arguments."""
+    words = [_expanded(argument) for argument in arguments]
+    for name, value in zip(words, [*words[1:], None], strict=False):
         if (name in _FILES and value == "") or name in [f"{file}=" for file in _FILES]:
             raise UsageError(f"{name.rstrip('=')} needs a name")
-    spoken = io.StringIO()
-    with contextlib.ExitStack() as quiet:
-        quiet.enter_context(contextlib.redirect_stderr(spoken))
-        # tyro colours its help.
-        quiet.enter_context(contextlib.redirect_stdout(below(sys.stdout)))
 
-        @functools.wraps(function)
-        def understood(*args: Any, **kwargs: Any) -> T:
-            quiet.close()  # what the command itself says is for the user as it stands
-            return function(*args, **kwargs)
+    @functools.wraps(function)
+    def parsed(*args: Any, **kwargs: Any) -> Callable[[], T]:
+        return functools.partial(function, *args, **kwargs)
 
-        try:
-            text = _description(function, command)
-            return tyro.cli(understood, args=arguments, prog=f"normrnn {command}", description=text)
-        except SystemExit as end:
-            if spoken.getvalue() and end.code:
-                raise UsageError(_sentence(spoken.getvalue(), command)) from None
-            raise
-
-
-def _description(function: Callable[..., Any], command: str) -> str | None:
-    """Return what a command does, with an example; None leaves it to tyro."""
-    text = inspect.getdoc(function) or ""
+    text = (inspect.getdoc(function) or "").partition("Args:")[0].strip()
     example = EXAMPLES.get(command) or EXAMPLES.get(command.split()[0])
-    if example is None:
-        return None
-    return f"{text.partition('Args:')[0].strip()}\n\nexample: {example}"
+    problem = io.StringIO()  # not a terminal: printed below without colours, and escaped
+    try:
+        with redirect_stderr(problem), redirect_stdout(below(sys.stdout)):  # help has colours
+            call = tyro.cli(
+                parsed,
+                args=words,
+                prog=f"normrnn {command}",
+                description=f"{text}\n\nexample: {example}" if example else None,
+            )
+    except SystemExit:
+        print(problem.getvalue(), end="", file=sys.stderr)
+        raise
+    return call()  # type: ignore[operator]
 
 
-def _at_home(argument: str) -> str:
-    """A shell leaves the ~ of `--out=~/runs` alone.
+def run_command(function: Callable[..., None], command: str, arguments: list[str]) -> None:
+    """Run a command whose options are the arguments of a function."""
+    parse(function, command, import_named(arguments))
 
-    >>> _at_home("--out=~no-such-user/runs")
+
+def _expanded(argument: str) -> str:
+    """Expand ~ also in `--out=~/runs`, which a shell leaves alone.
+
+    >>> _expanded("--out=~no-such-user/runs")
     '--out=~no-such-user/runs'
     """
     name, equals, value = argument.partition("=")
-    if equals and name.startswith("--") and value.startswith("~"):
-        return f"{name}={os.path.expanduser(value)}"  # noqa: PTH111  another's home stays as it is
-    return os.path.expanduser(argument) if argument.startswith("~") else argument  # noqa: PTH111
-
-
-def _sentence(box: str, command: str) -> str:
-    """tyro explains a mistake in a box of several parts; this is the gist of it.
-
-    >>> _sentence("╭─ Oh ─╮\\n│ Missing │\\n│ value. │\\n│ ──── │\\n│ For more │\\n╰──╯", "train")
-    'missing value; normrnn train --help lists the options'
-    """
-    parts: list[list[str]] = [[]]  # the title, the problem, similar names, where to read on
-    for line in box.splitlines():
-        text = line.strip("│╭╮╰╯ ")  # without these where the terminal has plain ASCII only
-        if not text.strip("─-") or line.startswith("╭"):
-            parts.append([])
-        else:
-            parts[-1].append(text)
-    problem = " ".join(parts[1]).rstrip(".").removeprefix("Error parsing ")
-    if missing := _missing(box):
-        problem = f"missing {', '.join(missing)}"
-    for python, plain in _PLAIN.items():
-        problem = re.sub(f"{re.escape(python)} (.*)", rf"\1 is {plain}", problem)
-    near = [lines[1].split()[0] for lines in parts if lines and lines[0].startswith("Perhaps you")]
-    meant = f"; perhaps {near[0].rstrip(',')}?" if near else ";"
-    return f"{problem[:1].lower()}{problem[1:]}{meant} normrnn {command} --help lists the options"
-
-
-def _missing(box: str) -> list[str]:
-    """Names of the required options that a call lacks, without their help.
-
-    >>> _missing("│ Missing from normrnn export: │\\n│     --out PATH │\\n│         A file. │")
-    ['--out PATH']
-    """
-    lines = [(len(line) - len(line.lstrip("│ ")), line.strip("│ ")) for line in box.splitlines()]
-    start = next((i for i, (_, text) in enumerate(lines) if text.startswith("Missing from ")), None)
-    if start is None:
-        return []
-    listed = itertools.takewhile(lambda line: line[1].strip("─-"), lines[start:])
-    return [text for indent, text in listed if indent == lines[start][0] + 4]
+    if equals and name.startswith("--"):
+        return f"{name}={os.path.expanduser(value)}"  # noqa: PTH111  keeps unknown users
+    return os.path.expanduser(argument)  # noqa: PTH111

@@ -2,16 +2,7 @@
 
 import textwrap
 
-from normrnn.errors import UsageError
 from normrnn.recipes import RECIPES, summary
-
-HELP = """\
-usage: normrnn recipes
-
-List the recipes: what each reproduces, the data it needs and how long an epoch takes.
-
-example:
-  normrnn recipes"""
 
 NEEDS = {
     "quickstart": ("no data, or a text", "3 s"),
@@ -33,17 +24,11 @@ NEEDS = {
 """Recipe -> its data, and an epoch on one core; empty where it depends on the data."""
 
 
-def run(arguments: list[str]) -> int:
-    """List the recipes."""
-    if arguments in (["-h"], ["--help"]):
-        print(HELP)
-        return 0
-    if arguments:
-        raise UsageError(f"recipes takes no arguments, not {arguments[0]!r}")
+def command() -> None:
+    """List the recipes: what each reproduces, the data it needs and how long an epoch takes."""
     for name in RECIPES:
         print(_entry(name))
     print("\nTimes are for one core; compare trains as many runs at a time as there are cores.")
-    return 0
 
 
 def _entry(name: str) -> str:

@@ -7,66 +7,44 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from normrnn.commands.options import parse
 from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError, notice
 
 FILE = "report.html"
 
 
-def run(arguments: list[str]) -> int:
-    """Print the verdict on runs and studies, and write a report of them."""
-
-    def options(
-        runs: Annotated[Positional[list[Path]], arg(metavar="RUN...")],
-        out: Annotated[Path | None, arg(metavar="FILE", aliases=["-o"])] = None,
-        png: Annotated[Path | None, arg(metavar="DIR")] = None,
-        markdown: bool = False,
-        details: bool = False,
-        target: float | None = None,
-    ) -> None:
-        """Print the verdict on runs; write it with curves, tables and settings as one HTML file.
-
-        Args:
-            runs: Run directories, finished or not, studies of `normrnn search`, or directories
-                that hold some.
-            out: The report; report.html in the directory given, or in the current one if several
-                are given.
-            png: Also write every picture there.
-            markdown: Print the verdicts and tables as Markdown instead.
-            details: Print the secondary figures too.
-            target: A validation value to reach (perplexity, nats, FCE), instead of one that
-                every run reaches.
-        """
-        if not runs:
-            raise UsageError("report needs at least one run directory")
-        if target is not None and not 0 < target < math.inf:
-            raise UsageError(f"--target must be a number above 0, not {target}")
-        path = out or (runs[0] / FILE if len(runs) == 1 else Path(FILE))
-        _report(runs, path, png, markdown, details, target)
-
-    parse(options, "report", arguments)
-    return 0
-
-
-def _report(
-    paths: list[Path],
-    out: Path,
-    png: Path | None,
-    markdown: bool,
-    details: bool,
-    target: float | None,
+def command(
+    runs: Annotated[Positional[list[Path]], arg(metavar="RUN...")],
+    out: Annotated[Path | None, arg(metavar="FILE", aliases=["-o"])] = None,
+    markdown: bool = False,
+    details: bool = False,
+    target: float | None = None,
 ) -> None:
+    """Print the verdict on runs; write it with curves, tables and settings as one HTML file.
+
+    Args:
+        runs: Run directories, finished or not, studies of `normrnn search`, or directories
+            that hold some.
+        out: The report; report.html in the directory given, or in the current one if several
+            are given.
+        markdown: Print the verdicts and tables as Markdown instead.
+        details: Print the secondary figures too.
+        target: A validation value to reach (perplexity, nats, FCE), instead of one that
+            every run reaches.
+    """
     from normrnn.reporting import page, trials
     from normrnn.reporting.answer import group_verdicts
     from normrnn.reporting.groups import groups, without_repeats
-    from normrnn.reporting.pictures import require_matplotlib, why_no_pictures
+    from normrnn.reporting.pictures import why_no_pictures
     from normrnn.reporting.runs import find
     from normrnn.reporting.study import find_studies
 
-    if png is not None:
-        require_matplotlib()
-    studies, places = find_studies(paths)
+    if not runs:
+        raise UsageError("report needs at least one run directory")
+    if target is not None and not 0 < target < math.inf:
+        raise UsageError(f"--target must be a number above 0, not {target}")
+    path = out or (runs[0] / FILE if len(runs) == 1 else Path(FILE))
+    studies, places = find_studies(runs)
     found = without_repeats(find(places))
     if not studies and all(one.run is None for one in found):
         raise UserError("; ".join(f"{one.path} {one.problem}" for one in found) or "no runs there")
@@ -82,10 +60,7 @@ def _report(
         parts = groups([one.run for one in found if one.run is not None])
         for verdict in group_verdicts(parts, target=target, titled=bool(studies)):
             console.print(verdict.details() if details else str(verdict))
-    page.write_report(found, out, studies=studies, target=target)
-    if png is not None:
-        for path in page.write_pictures(found, png, studies):
-            print(f"picture: {path}", file=sys.stderr)
+    page.write_report(found, path, studies=studies, target=target)
     omitted = why_no_pictures()
     text_only = f" ({omitted})" if omitted else ""
-    print(f"report: {out}{text_only}", file=sys.stderr if markdown else sys.stdout)
+    print(f"report: {path}{text_only}", file=sys.stderr if markdown else sys.stdout)

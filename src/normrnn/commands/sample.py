@@ -1,29 +1,24 @@
 """`normrnn sample RUN`."""
 
-from normrnn.commands.options import RunArgument, parse
+from normrnn.commands.options import RunArgument
 
 
-def run(arguments: list[str]) -> int:
-    """Draw text from a trained run."""
+def command(
+    run: RunArgument,
+    tokens: int = 100,
+    temperature: float = 1.0,
+    prompt: str = "",
+    seed: int | None = None,
+) -> None:
+    """Draw text from the best model of a run.
 
-    def options(
-        run: RunArgument,
-        tokens: int = 100,
-        temperature: float = 1.0,
-        prompt: str = "",
-        seed: int | None = None,
-    ) -> None:
-        """Draw text from the best model of a run.
+    Args:
+        run: Run directory.
+        tokens: Words or characters to draw.
+        temperature: Below 1: nearer to the likeliest words; above: wilder.
+        prompt: Text to continue.
+        seed: The same seed gives the same text.
+    """
+    from normrnn.experiments.training import sample
 
-        Args:
-            run: Run directory.
-            tokens: Words or characters to draw.
-            temperature: Below 1: nearer to the likeliest words; above: wilder.
-            prompt: Text to continue.
-            seed: The same seed gives the same text.
-        """
-        from normrnn.experiments.training import sample
-
-        print(sample(run, tokens, temperature=temperature, prompt=prompt, seed=seed))
-
-    return parse(options, "sample", arguments) or 0
+    print(sample(run, tokens, temperature=temperature, prompt=prompt, seed=seed))

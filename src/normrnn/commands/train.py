@@ -1,6 +1,5 @@
 """`normrnn train RECIPE` and `normrnn train RUN_DIR`."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +10,9 @@ from normrnn.config.base import Config
 from normrnn.engine.launch import rank_and_size
 from normrnn.experiments.training import (
     default_directory,
-    is_reporting,
     log_names,
     reported_once,
-    run_training,
+    train_until_stopped,
 )
 
 
@@ -52,13 +50,4 @@ def _run(arguments: list[str]) -> int:
     out = out or default_directory(config)
     if rank_and_size()[0] == 0:
         print(f"{config.recipe}, norm {config.norm}, seed {config.seed}: {out}", flush=True)
-    from normrnn.engine.interrupt import Interrupted
-
-    try:
-        run_training(config, out, logs)
-    except Interrupted as error:
-        if is_reporting(error):
-            text = f"stopped; the same command resumes from the checkpoint in {out}"
-            print(text, file=sys.stderr, flush=True)
-        return 130
-    return 0
+    return train_until_stopped(config, out, logs)

@@ -6,57 +6,57 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from normrnn.commands.options import parse
 from normrnn.errors import UsageError
 
 
-def run(arguments: list[str]) -> int:
-    """Print which variant is better, and which is faster."""
+def command(
+    paths: Annotated[Positional[list[Path]], arg(metavar="PATH...")],
+    baseline: str | None = None,
+    paired: bool = False,
+    higher_is_better: bool = False,
+    target: float | None = None,
+    margin: float = 0.01,
+    details: bool = False,
+    json_: Annotated[bool, arg(name="json")] = False,
+    csv: Annotated[Path | None, arg(metavar="FILE")] = None,
+) -> None:
+    """Compare every variant with the baseline, with intervals over the seeds.
 
-    def options(
-        paths: Annotated[Positional[list[Path]], arg(metavar="PATH...")],
-        baseline: str | None = None,
-        paired: bool = False,
-        higher_is_better: bool = False,
-        target: float | None = None,
-        margin: float = 0.01,
-        details: bool = False,
-        json_: Annotated[bool, arg(name="json")] = False,
-        csv: Annotated[Path | None, arg(metavar="FILE")] = None,
-    ) -> None:
-        """Compare every variant with the baseline, with intervals over the seeds.
+    Args:
+        paths: Run directories, directories that hold some, or one CSV file with the columns
+            variant, seed, step, split, value and optionally seconds and lr.
+        baseline: Name of the variant to compare with; by default none, else the first.
+        paired: Runs of one seed share initial weights and the order of data (CSV only; run
+            directories say so themselves).
+        higher_is_better: Larger values are better (CSV only).
+        target: A validation value to reach, instead of one that every run reaches.
+        margin: Differences below this share of the baseline's value count as equivalent.
+        details: Print the secondary figures too.
+        json_: Print everything as JSON.
+        csv: Also write the rows of the runs as a CSV file, which this command reads.
+    """
+    from normrnn.reporting.answer import verdicts
+    from normrnn.verdicts.rows import write_csv
 
-        Args:
-            paths: Run directories, directories that hold some, or one CSV file with the columns
-                variant, seed, step, split, value and optionally seconds and lr.
-            baseline: Name of the variant to compare with; by default none, else the first.
-            paired: Runs of one seed share initial weights and the order of data (CSV only; run
-                directories say so themselves).
-            higher_is_better: Larger values are better (CSV only).
-            target: A validation value to reach, instead of one that every run reaches.
-            margin: Differences below this share of the baseline's value count as equivalent.
-            details: Print the secondary figures too.
-            json_: Print everything as JSON.
-            csv: Also write the rows of the runs as a CSV file, which this command reads.
-        """
-        from normrnn.reporting.answer import verdicts
-        from normrnn.verdicts.rows import write_csv
-
-        if not paths:
-            raise UsageError("verdict needs run directories or a CSV file")
-        found = verdicts(paths, baseline, paired, higher_is_better, target, margin)
-        if csv is not None:
-            if len(found) > 1:
-                raise UsageError(f"--csv takes one experiment, there are {len(found)}")
-            write_csv(csv, found[0].runs)
-        if json_:
-            values = [one.to_dict() for one in found]
-            print(json.dumps(values[0] if len(values) == 1 else values, indent=2))
-            return
-        for number, one in enumerate(found):
-            if number:
-                print()
-            print(one.details() if details else one)
-
-    parse(options, "verdict", arguments)
-    return 0
+    if not paths:
+        raise UsageError("verdict needs run directories or a CSV file")
+    found = verdicts(
+        paths,
+        baseline=baseline,
+        paired=paired,
+        higher_is_better=higher_is_better,
+        target=target,
+        margin=margin,
+    )
+    if csv is not None:
+        if len(found) > 1:
+            raise UsageError(f"--csv takes one experiment, there are {len(found)}")
+        write_csv(csv, found[0].runs)
+    if json_:
+        values = [one.to_dict() for one in found]
+        print(json.dumps(values[0] if len(values) == 1 else values, indent=2))
+        return
+    for number, one in enumerate(found):
+        if number:
+            print()
+        print(one.details() if details else one)

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
 
 from normrnn.config.base import Config, checked_norms
 from normrnn.config.extensions import find, is_import_path, is_recipe, use_norms
@@ -15,12 +14,12 @@ from normrnn.console import PlainConsole
 from normrnn.engine.launch import DIVERGED
 from normrnn.errors import UsageError
 from normrnn.experiments.arrays import array_parts, write_arrays
-from normrnn.experiments.functions import compare_function
+from normrnn.experiments.functions import run_functions
 from normrnn.experiments.jobs import RunJob, plan, run_jobs
 from normrnn.experiments.outcome import TemporaryFolder, check_report, conclude
-from normrnn.experiments.progress import Progress, watching
-from normrnn.experiments.training import configured, folder_name, log_names
-from normrnn.experiments.tuning import Tuning, tuned, tuning
+from normrnn.experiments.progress import Progress
+from normrnn.experiments.training import Recipe, configured, folder_name, log_names
+from normrnn.experiments.tuning import tune_setting, tuning
 from normrnn.files import refuse_stream
 from normrnn.processes import usable_cores
 from normrnn.recipes import usual_norms
@@ -30,14 +29,13 @@ from normrnn.runs.note import read_note
 if TYPE_CHECKING:
     from normrnn.engine.task import Task
     from normrnn.reporting.result import Result
-    from normrnn.reporting.study import RecordedStudy
 
 DEFAULT_NORMS = ("none", "sequence")
 Norms = str | Sequence[str | None]
 
 
 def compare(
-    what: str | Callable[..., Any] | None = None,
+    what: Recipe | Callable[..., Any] | None = None,
     *,
     x: Any = None,
     y: Any = None,
@@ -88,229 +86,161 @@ def compare(
     Returns:
         A result to `print`, with `runs`, `plot()`, `save(path)` and `to_dict()`.
     """
-    given = use_norms(norms, path) if norms is not DEFAULT_NORMS else norms
+    chosen = norms if norms is DEFAULT_NORMS else use_norms(norms, path)
     parts = array_parts({"x": x, "y": y}, settings)
     if parts and what is not None:
         raise UsageError("compare takes arrays, or a recipe or function, not both")
-    function = None if what is None else _function(what, path)
-    with_folder = out is None and (parts or function is not None)
-    folder = TemporaryFolder() if with_folder else None
-    place = folder.path if folder else None if out is None else Path(out)
-    if function is not None:
-        assert place is not None
-        _check_counts(seeds=(seeds, 1), workers=(1 if workers is None else workers, 1))
-        result = compare_function(
-            function, given, seeds, place, workers, target, higher_is_better, settings
+    if what is None and not parts:
+        raise UsageError("compare needs a recipe, a function, or x and y")
+    _check_counts(seeds=seeds, workers=1 if workers is None else workers, processes=processes)
+    train = None if what is None else _function(what, path)
+    folder = TemporaryFolder() if out is None and (parts or train is not None) else None
+    if train is not None:
+        place = folder.path if folder else Path(str(out))
+        check_report(place)
+        function, runs = run_functions(
+            train, chosen, seeds, place, workers, higher_is_better, settings
         )
-    else:
-        if higher_is_better:
-            raise UsageError("higher_is_better is for functions: a recipe knows its measure")
-        if what is None and not parts:
-            raise UsageError("compare needs a recipe, a function, or x and y")
-        config = configured(what or "arrays", data, settings, path)
-        if parts:
-            assert place is not None
-            config = replace(config, data=str(write_arrays(parts, config, place)))
-        field, values, epochs = _tuning_arguments(tune)
-        request = make_request(
-            config,
-            norms=usual_norms(config) if norms is DEFAULT_NORMS else given,
-            seeds=seeds,
-            workers=workers,
-            processes=processes,
-            out=place,
-            logs=log_names(tensorboard, csv),
-            target=target,
-            tune=field,
-            values=values,
-            epochs=epochs,
-        )
-        result = compare_recipe(config, request)
-    return replace(result, folder=folder)
+        return replace(conclude(runs, function, place, target), folder=folder)
+    if higher_is_better:
+        raise UsageError("higher_is_better is for functions: a recipe knows its measure")
+    if target is not None and not 0 < target < math.inf:
+        raise UsageError(f"--target must be a number above 0, not {target}")
+    config = configured(what or "arrays", data, settings, path)
+    place = folder.path if folder else Path(out or Path("runs") / folder_name(config.recipe))
+    if parts:
+        config = replace(config, data=str(write_arrays(parts, config, place)))
+    comparison = Comparison(
+        config,
+        checked_norms(usual_norms(config) if norms is DEFAULT_NORMS else chosen, "--norms"),
+        place,
+        workers or 0,
+        processes,
+        log_names(tensorboard, csv),
+    )
+    return replace(comparison.run(seeds, target, tune), folder=folder)
 
 
 def _function(what: Any, path: str | Path | None) -> Callable[..., Any] | None:
     """Return the training function that is named or given; None for a recipe."""
     found = find(what, path) if is_import_path(what) else what
-    if isinstance(found, str) or is_recipe(found) or not callable(found):
+    if isinstance(found, str | Config) or is_recipe(found) or not callable(found):
         return None
     return found
 
 
-def _tuning_arguments(tune: str | Mapping[str, Any] | None) -> tuple[str, tuple[Any, ...], int]:
-    if tune is None or isinstance(tune, str):
-        return tune or "", (), 0
-    fields = {name: values for name, values in tune.items() if name != "epochs"}
-    if len(fields) != 1:
-        raise UsageError(f"tune names one setting, not {', '.join(fields) or 'none'}")
-    ((field, values),) = fields.items()
-    return field, tuple(values), tune.get("epochs", 0)
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise UsageError(f"--{name} must be at least 1, not {count}")
 
 
-@dataclass(frozen=True)
-class Request:
-    """What to compare, besides the experiment itself."""
+class Comparison:
+    """Runs of a recipe with several norms."""
 
-    norms: tuple[str, ...]
-    seeds: int
-    workers: int
-    out: Path
-    logs: Sequence[str] = ()
-    target: float | None = None
-    tuning: Tuning | None = None
-    processes: int = 1
+    def __init__(
+        self,
+        config: Config,
+        norms: Sequence[str],
+        out: Path,
+        workers: int,
+        processes: int,
+        logs: Sequence[str],
+    ) -> None:
+        """Open the data, so that what is missing is reported before any run starts."""
+        refuse_stream(config.data)
+        self.config, self.norms, self.out = config, norms, out
+        self.workers, self.processes, self.logs = workers, processes, logs
+        self.console = PlainConsole()
+        self.say = partial(self.console.print, soft_wrap=True)
 
+    def run(
+        self, seeds: int, target: float | None, tune: str | Mapping[str, Any] | None
+    ) -> "Result":
+        """Train what was asked for, write the report and return the result."""
+        from normrnn.engine.start import open_experiment
+        from normrnn.runs.environment import named_device
 
-def make_request(
-    config: Config,
-    *,
-    norms: Norms,
-    seeds: int,
-    workers: int | None,
-    processes: int,
-    out: Path | None,
-    logs: Sequence[str],
-    target: float | None,
-    tune: str,
-    values: Sequence[Any],
-    epochs: int,
-) -> Request:
-    """Check what was asked for; UsageError for what cannot be done."""
-    _check_counts(seeds=(seeds, 1), workers=(workers or 0, 0), processes=(processes, 1))
-    if target is not None and not 0 < target < math.inf:
-        raise UsageError(f"--target must be a number above 0, not {target}")
-    if (values or epochs) and not tune:
-        raise UsageError("--tune-values and --tune-epochs need --tune FIELD")
-    refuse_stream(config.data)
-    found = checked_norms(norms, "--norms")
-    chosen = tuning(config, found, tune, values, epochs) if tune else None
-    place = out or Path("runs") / folder_name(config.recipe)
-    return Request(found, seeds, workers or 0, place, logs, target, chosen, processes)
+        config, out, say = self.config, self.out, self.say
+        wanted = tuning(config, self.norms, tune) if tune else None
+        omitted = check_report(out)
+        if "tensorboard" in self.logs:
+            from normrnn.engine.callbacks import require_tensorboard
 
-
-def _check_counts(**counts: tuple[int, int]) -> None:
-    for name, (count, least) in counts.items():
-        if count < least:
-            raise UsageError(f"--{name} must be at least {least}, not {count}")
-
-
-def compare_recipe(config: Config, request: Request) -> "Result":
-    """Train what was asked for, write the report and return the result."""
-    out, console = request.out, PlainConsole()
-    omitted = check_report(out)
-    if "tensorboard" in request.logs:
-        from normrnn.engine.callbacks import require_tensorboard
-
-        require_tensorboard()
-    jobs = plan(config, request.norms, request.seeds, out)
-    data = _open_data(replace(config, norm=request.norms[-1]))
-    if omitted:  # said now, not after hours of training
-        console.print(omitted, soft_wrap=True)
-    own_file = Path(config.data).parent == out  # arrays given in Python
-    source = data.source.removeprefix(f"{config.data}: ") if own_file else data.source
-    console.print(f"data: {source}", soft_wrap=True)
-    studies = []
-    try:
-        if request.tuning is not None:
-            _refuse_untuned(jobs, request.tuning, out)
-            chosen, study = _tune(config, request, request.tuning, data, console)
-            for job in jobs:
-                value = chosen[job.config.norm]
-                job.config = with_fields(job.config, {request.tuning.field: value})
-            studies.append(study)
-        _train(jobs, request, data, console)
+            require_tensorboard()
+        named_device(config.device)
+        self.data = open_experiment(replace(config, norm=self.norms[-1]))
+        jobs = plan(config, self.norms, seeds, out)
+        if omitted:  # said now, not after hours of training
+            say(omitted)
+        own_file = Path(config.data).parent == out  # arrays given in Python
+        source = self.data.source
+        say(f"data: {source.removeprefix(f'{config.data}: ') if own_file else source}")
+        studies = []
+        try:
+            if wanted is not None:
+                wanted.refuse_untuned([job.out for job in jobs], out)
+                values, study = tune_setting(wanted, config, self.norms, out, self.train, say)
+                studies.append(study)
+                for job in jobs:
+                    value = values[job.config.norm]
+                    job.config = with_fields(job.config, {wanted.field: value})
+            self.train(jobs)
+        except KeyboardInterrupt:
+            say(f"stopped; the same command resumes from the checkpoints in {out}")
+            raise
         for job in jobs:
             if job.state == "diverged":
-                console.print(f"{job.label} diverged: {job.last_words()}", soft_wrap=True)
-    except KeyboardInterrupt:
-        stopped = f"stopped; the same command resumes from the checkpoints in {out}"
-        console.print(stopped, soft_wrap=True)
-        raise
-    return conclude([job.out for job in jobs], config.recipe, out, request.target, studies)
+                say(f"{job.label} diverged: {job.last_words()}")
+        return conclude([job.out for job in jobs], config.recipe, out, target, studies)
+
+    def train(self, jobs: Sequence[RunJob]) -> None:
+        """Run jobs to their end; UsageError, before any starts, if one was begun differently."""
+        from normrnn.engine.start import refuse_changes
+        from normrnn.runs.store import RunDirectory
+
+        for job in jobs:
+            job.config = replace(job.config, **self.data.settings)
+            job.processes, job.options = self.processes, self.logs
+            if (job.out / CONFIG).exists():
+                completed = self.data.completed(job.config)
+                refuse_changes(RunDirectory(job.out).config(), completed, job.out)
+        for job in jobs:
+            if (job.out / CONFIG).exists():
+                _mark_ended(job)
+        if all(job.code is not None for job in jobs):
+            return
+        updates = _updates(jobs[0].config.epochs, self.data, self.say)
+        cores = self.processes * max(job.config.threads for job in jobs)
+        workers = self.workers or max(1, usable_cores() // cores)
+        with Progress(jobs, updates, self.console).shown() as watch:
+            run_jobs(jobs, workers, watch)
 
 
-def _tune(
-    config: Config, request: Request, wanted: Tuning, data: "Task", console: Console
-) -> "tuple[dict[str, Any], RecordedStudy]":
-    jobs = wanted.jobs(config, request.norms, request.out)
-    each = "1 epoch" if wanted.epochs == 1 else f"{wanted.epochs} epochs"
-    console.print(f"tuning {wanted.field}: {len(jobs)} runs of {each}")
-    chosen, study = tuned(wanted, jobs, lambda j: _train(j, request, data, console), request.out)
-    console.print(study.said)
-    return chosen, study
-
-
-def _open_data(config: Config) -> "Task":
-    """Open the data before any run starts, so that a wrong --data or --device fails at once."""
-    from normrnn.engine.start import open_experiment
-    from normrnn.runs.environment import named_device
-
-    named_device(config.device)
-    return open_experiment(config)
-
-
-def _refuse_changes(jobs: Sequence[RunJob], data: "Task") -> None:
-    """UsageError if a run was begun with other settings or data, before any other is trained."""
-    from normrnn.engine.start import refuse_changes
-    from normrnn.runs.store import RunDirectory
-
-    for job in jobs:
-        if (job.out / CONFIG).exists():
-            refuse_changes(RunDirectory(job.out).config(), data.completed(job.config), job.out)
-
-
-def _mark_ended(jobs: Sequence[RunJob]) -> None:
-    """Mark the runs that have ended as asked: they are read, not started again."""
+def _mark_ended(job: RunJob) -> None:
+    """Mark a run that has ended as asked: it is read, not started again."""
     from normrnn.reporting.runs import examine
 
-    for job in jobs:
-        if not (job.out / CONFIG).exists():
-            continue
-        found = examine(job.out)
-        run, is_sure = found.run, found.verified and not found.problem and not found.words
-        if run is None or not is_sure or run.training:
-            continue  # the process that resumes it says what is wrong
-        if run.config.get("epochs") != job.config.epochs:
-            continue
-        if "tensorboard" in job.options and not (job.out / "tensorboard").is_dir():
-            continue
-        if run.diverged:
-            job.ended, job.reason = DIVERGED, run.diverged
-        elif (read_note(job.out) or {}).get("finished") == job.config.epochs:
-            job.ended = 0
-
-
-def _refuse_untuned(jobs: Sequence[RunJob], wanted: Tuning, out: Path) -> None:
-    """UsageError, before anything is tuned, if a run of another comparison is there."""
-    begun = [job for job in jobs if (job.out / CONFIG).exists()]
-    if begun and not wanted.recorded(out):
-        raise UsageError(
-            f"{begun[0].out} was begun before {wanted.field} was tuned, and may not have the value"
-            " that is chosen: use another --out"
-        )
-
-
-def _train(jobs: Sequence[RunJob], request: Request, data: "Task", console: Console) -> None:
-    for job in jobs:
-        job.config = replace(job.config, **data.settings)
-        job.processes, job.options = request.processes, request.logs
-    _refuse_changes(jobs, data)
-    _mark_ended(jobs)
-    if all(job.code is not None for job in jobs):
+    found = examine(job.out)
+    run, is_sure = found.run, found.verified and not found.problem and not found.words
+    if run is None or not is_sure or run.training:
+        return  # the process that resumes it says what is wrong
+    if run.config.get("epochs") != job.config.epochs:
         return
-    progress = Progress(jobs, _updates(jobs[0].config.epochs, data, console))
-    cores = request.processes * max(job.config.threads for job in jobs)
-    workers = request.workers or max(1, usable_cores() // cores)
-    with watching(jobs, progress, console) as watch:
-        run_jobs(jobs, workers, watch)
+    if "tensorboard" in job.options and not (job.out / "tensorboard").is_dir():
+        return
+    if run.diverged:
+        job.ended, job.reason = DIVERGED, run.diverged
+    elif (read_note(job.out) or {}).get("finished") == job.config.epochs:
+        job.ended = 0
 
 
-def _updates(epochs: int, data: "Task", console: Console) -> int:
+def _updates(epochs: int, data: "Task", say: Callable[[str], None]) -> int:
     """Count the updates of a run. Building its task finds data that cannot be trained on."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
         task = data.build(torch.device("cpu"))
     if summary := getattr(task, "data_summary", ""):
-        console.print(summary)
+        say(summary)
     return sum(task.updates(epoch) for epoch in range(epochs))

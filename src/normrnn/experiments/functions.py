@@ -9,33 +9,28 @@ import functools
 import inspect
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-from normrnn.config.extensions import find, handed_over, import_path, receive
+from normrnn.config.extensions import find, handed_over, import_path
 from normrnn.config.function import KIND
 from normrnn.config.jsonio import flat
 from normrnn.console import PlainConsole
+from normrnn.engine.launch import WORKER
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import Job, run_jobs
-from normrnn.experiments.outcome import check_report, conclude
 from normrnn.experiments.progress import notebook_line
 from normrnn.files import read_regular, write_whole
 from normrnn.locks import try_lock
 from normrnn.norms import BASELINE, layer_argument
-from normrnn.processes import Child, stop_with_parent
+from normrnn.processes import Child
 from normrnn.runs.metrics import MetricsFile
 from normrnn.runs.names import CONFIG, DIVERGED, LOCK, LOG, METRICS
 
-if TYPE_CHECKING:
-    from normrnn.reporting.result import Result
-
-WORKER = "normrnn.experiments.functions"
 TrainFunction = Callable[..., Any]
 _SPLITS = ("train", "valid", "test")
 
@@ -171,17 +166,16 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else repr(value)[:200]
 
 
-def compare_function(
+def run_functions(
     train: TrainFunction,
     norms: str | Sequence[str | None],
     seeds: int,
     out: Path,
     workers: int | None,
-    target: float | None,
     higher_is_better: bool,
     settings: dict[str, Any],
-) -> "Result":
-    """Call the function with every norm and seed, and compare what it logged."""
+) -> tuple[str, list[Path]]:
+    """Call the function with every norm and seed; return its name and the run directories."""
     several = norms.split(",") if isinstance(norms, str) else norms
     names = list(dict.fromkeys(norm or BASELINE for norm in several))
     settings = dict(settings)
@@ -197,7 +191,6 @@ def compare_function(
         for seed in range(first, first + seeds)
         for norm in names
     ]
-    check_report(out)
     for job in jobs:
         job.check()
     console, printed = PlainConsole(), {job.out for job in jobs if job.code is not None}
@@ -218,7 +211,7 @@ def compare_function(
                 watch()
     else:
         run_jobs(jobs, workers, watch, interval=0.1)
-    return conclude([job.out for job in jobs], function, out, target)
+    return function, [job.out for job in jobs]
 
 
 def _check_signature(train: TrainFunction, settings: Mapping[str, Any]) -> None:
@@ -228,17 +221,7 @@ def _check_signature(train: TrainFunction, settings: Mapping[str, Any]) -> None:
         raise UsageError(f"cannot call {train!r} as train(norm, seed, log): {error}") from None
 
 
-def main(arguments: list[str]) -> int:
-    """Run the order on standard input in the directory named."""
-    stop_with_parent()
-    order = json.load(sys.stdin)
-    receive(order.pop("imports"))
+def call_in_worker(order: dict[str, Any], out: Path) -> None:
+    """Call the function that another process ordered."""
     train = find(order["function"], handed_over().get(order["function"]))
-    FunctionJob(Path(arguments[0]), **order).run(train)
-    return 0
-
-
-if __name__ == "__main__":
-    from normrnn.cli import guarded
-
-    sys.exit(guarded(main, sys.argv[1:]))
+    FunctionJob(out, **order).run(train)

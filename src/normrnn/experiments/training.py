@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from normrnn.reporting.runs import Run
 
-Recipe = str | type[Config] | Callable[[], Config]
-"""A recipe's name, its import path, a config class, or a function that returns a config."""
+Recipe = str | Config | type[Config] | Callable[[], Config]
+"""A recipe's name, its import path, a config, its class, or a function that returns one."""
 
 
 def train(
@@ -67,13 +67,14 @@ def configured(
     path: str | Path | None = None,
 ) -> Config:
     """Return the config of a recipe with settings as keyword arguments give them."""
-    if isinstance(what, str):
-        name = use_name(what, path) if is_import_path(what) else what
+    if isinstance(what, Config):
+        config = what
+    elif isinstance(what, str):
+        config = recipe(use_name(what, path) if is_import_path(what) else what)
     elif is_recipe(what):
-        name = use_name(what)
+        config = recipe(use_name(what))
     else:
         raise UsageError(f"expected a recipe or its name, not {what!r}")
-    config = recipe(name)
     given = {} if data is None else {"data": str(data)}
     return with_settings(config, {**given, **(settings or {})})
 
@@ -121,6 +122,20 @@ def run_training(
     finally:
         for row_log in row_logs:
             row_log.close()
+
+
+def train_until_stopped(config: Config, out: Path, logs: Sequence[str]) -> int:
+    """Train or resume a run; return the exit code: 130 if it was asked to stop."""
+    from normrnn.engine.interrupt import Interrupted
+
+    try:
+        run_training(config, out, logs)
+    except Interrupted as error:
+        if is_reporting(error):
+            text = f"stopped; the same command resumes from the checkpoint in {out}"
+            print(text, file=sys.stderr, flush=True)
+        return 130
+    return 0
 
 
 def reported_once(work: Callable[[], int]) -> int:
@@ -236,5 +251,5 @@ def import_names(names: str | Recipe | None, path: str | Path | None) -> None:
     if isinstance(names, str):
         for name in filter(None, names.split(",")):
             use_name(name, path)
-    elif names is not None:
+    elif names is not None and not isinstance(names, Config):
         use_name(names)

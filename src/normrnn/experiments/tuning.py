@@ -4,7 +4,7 @@ Every norm tries the same few values, each once, with a seed that the comparison
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from normrnn.config.registry import with_fields
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import RunJob
 from normrnn.experiments.search.space import ANOTHER_LOSS, check
+from normrnn.runs.names import CONFIG
 from normrnn.runs.rows import epoch_averages
 
 if TYPE_CHECKING:
@@ -37,12 +38,22 @@ class Tuning:
     full_epochs: int = 0
     """Epochs of the comparison, if that has more."""
 
-    def recorded(self, out: Path) -> bool:
-        """Return whether this setting was tuned there before."""
+    @property
+    def each(self) -> str:
+        """Epochs of each try, in words."""
+        return "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
+
+    def refuse_untuned(self, runs: Sequence[Path], out: Path) -> None:
+        """UsageError, before anything is tuned, if a run of another comparison is there."""
         from normrnn.reporting.study import read_study
 
+        begun = [run for run in runs if (run / CONFIG).exists()]
         space = read_study(out / FOLDER).about.get("space")
-        return isinstance(space, dict) and self.field in space
+        if begun and not (isinstance(space, dict) and self.field in space):
+            raise UsageError(
+                f"{begun[0]} was begun before {self.field} was tuned, and may not have the value"
+                " that is chosen: use another --out"
+            )
 
     def jobs(self, config: Config, norms: Sequence[str], out: Path) -> list[RunJob]:
         """Return one run per normalisation and value, in `out`/tuning/runs/NORM-VALUE."""
@@ -60,14 +71,18 @@ class Tuning:
         ]
 
 
-def tuning(
-    config: Config, norms: Sequence[str], field: str, values: Sequence[Any], epochs: int
-) -> Tuning:
-    """Return what the user asked for; UsageError if that cannot be tried.
+def tuning(config: Config, norms: Sequence[str], tune: str | Mapping[str, Any]) -> Tuning:
+    """Return what the user asked for: a setting, or {setting: values, "epochs": N}; UsageError if
+    that cannot be tried.
 
     Values may be given as text. Without values a number above 0 is tried at a third, at itself and
     at three times itself.
     """
+    given: dict[str, Any] = {tune: ()} if isinstance(tune, str) else dict(tune)
+    epochs = given.pop("epochs", 0)
+    if len(given) != 1:
+        raise UsageError(f"tune names one setting, not {', '.join(given) or 'none'}")
+    ((field, values),) = given.items()
     fields = flat(to_dict(config))
     if field not in fields:
         raise UsageError(f"--tune has {field}, which is no field of {config.recipe}")
@@ -105,20 +120,26 @@ def _read(field: str, given: Any, kind: type) -> Any:
     return value
 
 
-def tuned(
-    wanted: Tuning, jobs: Sequence[RunJob], train: Callable[[Sequence[RunJob]], None], out: Path
+def tune_setting(
+    wanted: Tuning,
+    config: Config,
+    norms: Sequence[str],
+    out: Path,
+    train: Callable[[Sequence[RunJob]], None],
+    say: Callable[[str], None],
 ) -> tuple[dict[str, Any], "RecordedStudy"]:
     """Return the best value of each norm, and all that was tried, also written as a study."""
     from normrnn.reporting.study import SAID, RecordedStudy, write
     from normrnn.reporting.trials import best
 
+    jobs = wanted.jobs(config, norms, out)
+    say(f"tuning {wanted.field}: {len(jobs)} runs of {wanted.each}")
     train(jobs)
-    norms = list(dict.fromkeys(job.config.norm for job in jobs))
     trials = [_trial(i, wanted, value, jobs) for i, value in enumerate(wanted.values)]
-    config = to_dict(jobs[0].config)
+    settings = to_dict(jobs[0].config)
     about = {"study": FOLDER, "trials": len(trials), "norms": norms, "sampler": "grid"}
     about |= {"pruner": "none", "space": {wanted.field: list(wanted.values)}}
-    about["config"] = {k: v for k, v in config.items() if k not in ("data", "norm", "device")}
+    about["config"] = {k: v for k, v in settings.items() if k not in ("data", "norm", "device")}
     study = RecordedStudy(out / FOLDER, trials, about)
     tops = {norm: best(trials, norm) for norm in norms}
     chosen = {norm: top["settings"][wanted.field] for norm, top in tops.items() if top}
@@ -129,6 +150,7 @@ def tuned(
         if norm not in chosen:
             text = f"no value of {wanted.field} trained with norm {norm}: see {study.path}"
             raise UserError(text)
+    say(study.said)
     return chosen, study
 
 
@@ -162,7 +184,6 @@ def summarise(wanted: Tuning, chosen: dict[str, Any], trials: Sequence[dict[str,
     results = [found for trial in trials for found in trial["arms"].values()]
     updates, seconds = (sum(r.get(key, 0) for r in results) for key in ("updates", "seconds"))
     values = ", ".join(f"{v:g}" if type(v) is float else str(v) for v in wanted.values)
-    each = "1 epoch" if wanted.epochs == 1 else f"{wanted.epochs} epochs"
     numbers = all(type(value) in (int, float) for value in wanted.values)
     ends = (min(wanted.values), max(wanted.values)) if numbers else ()
     picked = ", ".join(
@@ -171,7 +192,7 @@ def summarise(wanted: Tuning, chosen: dict[str, Any], trials: Sequence[dict[str,
     )
     text = (
         f"{wanted.field} was tuned for each norm on validation data: values {values}; one seed"
-        f" that is not compared, {each}, {len(results)} runs, {updates:,} updates,"
+        f" that is not compared, {wanted.each}, {len(results)} runs, {updates:,} updates,"
         f" {seconds:,.0f} seconds in updates. Chosen: {picked}."
     )
     if wanted.full_epochs:

@@ -8,39 +8,34 @@ from pathlib import Path
 from normrnn.cli import guarded
 from normrnn.config.base import Config
 from normrnn.config.extensions import receive
-from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.launch import DIVERGED
 from normrnn.engine.loop import Diverged
-from normrnn.experiments.training import is_reporting, reported_once, run_training
+from normrnn.experiments.functions import call_in_worker
+from normrnn.experiments.training import reported_once, train_until_stopped
 from normrnn.processes import stop_with_parent
 from normrnn.recipes import read_config
 
 
 def run(arguments: list[str]) -> int:
-    """Train the config on standard input in the directory named; 130 if it was asked to stop."""
+    """Run the order on standard input, a config or a call of a function, in the directory named;
+    130 if it was asked to stop."""
     stop_with_parent()
     order = json.load(sys.stdin)
-    receive(order["imports"])
-    config, out = read_config(order["config"]), Path(arguments[0])
+    receive(order.pop("imports"))
+    out = Path(arguments[0])
+    if "function" in order:
+        call_in_worker(order, out)
+        return 0
+    config = read_config(order["config"])
     return reported_once(lambda: _train(config, out, arguments[1:]))
 
 
 def _train(config: Config, out: Path, logs: Sequence[str]) -> int:
     try:
-        run_training(config, out, logs)
+        return train_until_stopped(config, out, logs)
     except Diverged as error:
         error.code = DIVERGED  # of every process, not only of the one that reports it
         raise
-    except Interrupted as error:
-        if is_reporting(error):
-            print(stopped(out), file=sys.stderr, flush=True)
-        return 130
-    return 0
-
-
-def stopped(out: Path) -> str:
-    """Return what is printed when a run was asked to stop."""
-    return f"stopped; the same command resumes from the checkpoint in {out}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The forward pass of ``RNN``, ``LSTM`` and ``GRU``.
 
 A call goes through three steps: any form of input becomes a :class:`~normrnn.nn.stack.Batch` of
-rows, the normalisers resolve their state, and :meth:`Normalised._uses_torch` chooses between
-torch's kernels and the recurrence of :mod:`normrnn.ops`.
+rows, the normalisers resolve their state, and the recurrence of :mod:`normrnn.ops` runs layer by
+layer. Without a norm :meth:`Normalised._uses_torch` chooses between that and torch's own layer.
 """
 
 import warnings
@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.nn import packing, stack, tracing
-from normrnn.nn.normaliser import Resolved
 from normrnn.nn.parameters import Parameters
 from normrnn.nn.stack import Batch, Parts
 from normrnn.ops.backend import choice
@@ -23,8 +22,6 @@ from normrnn.ops.layout import Steps, Traced, is_unknown
 from normrnn.ops.native.library import library
 from normrnn.ops.scan import is_onnx_export
 
-FEW_ROWS = 32
-"""Changing weights is a pass over them, which does not pay for fewer rows, as in sampling."""
 WORTH_NATIVE = 500
 """T·H from which on the compiled kernels train a plain dense batch faster than torch's."""
 
@@ -150,8 +147,8 @@ class Normalised(Parameters):
             time = torch.arange(T, device=lengths.device).unsqueeze(1)
             steps = Traced(T, B, T * B, (time < lengths).sum(1), is_padded=True)
         resets = None if resets is None else resets.reshape(-1)
-        batch = Batch(x.reshape(T * B, -1), steps, state, None, resets)
-        output, final = self._run(batch, by_recurrence=True)
+        batch = Batch(x.reshape(T * B, -1), steps, state, resets)
+        output, final = self._run(batch)
         output = output.view(T, B, -1)
         if order is not None:
             back = order.argsort()
@@ -165,7 +162,7 @@ class Normalised(Parameters):
         if not self._norm_names or torch.jit.is_tracing():
             is_packed = isinstance(input, PackedSequence)
             data = input.data if is_packed else input
-            if not uses_scan and self._uses_torch(data, is_packed, resets, []):
+            if not uses_scan and self._uses_torch(data, is_packed, resets):
                 return super().forward(input, hx)  # type: ignore[call-arg]
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, resets)
@@ -187,7 +184,7 @@ class Normalised(Parameters):
         else:
             steps = Steps.packed(batch_sizes)
         rows = None if resets is None else resets.data
-        output, final = self._run(Batch(data, steps, state, batch_sizes, rows))
+        output, final = self._run(Batch(data, steps, state, rows))
         if unsorted_indices is not None:
             final = tuple([s.index_select(1, unsorted_indices) for s in final])
         packed = PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices)
@@ -212,8 +209,8 @@ class Normalised(Parameters):
             output, final = self._empty_batch_output(x, state)
         else:
             steps = Traced(T, B, T * B, is_scanned=True) if uses_scan else Steps.dense(T, B)
-            batch = Batch(x.reshape(T * B, -1), steps, state, None, resets)
-            output, final = self._run(batch, by_recurrence=uses_scan)
+            batch = Batch(x.reshape(T * B, -1), steps, state, resets)
+            output, final = self._run(batch)
             output = output.view(T, B, -1)
         if self.batch_first:
             output = output.transpose(0, 1)
@@ -234,75 +231,49 @@ class Normalised(Parameters):
 
     # Rows: the state of the normalisers, the choice of a path, and the call.
 
-    def _run(self, batch: Batch, by_recurrence: bool = False) -> tuple[Tensor, State]:
+    def _run(self, batch: Batch) -> tuple[Tensor, State]:
         normalisers = self.normalisers()
         resolved = [normaliser.resolve(batch.steps) for normaliser in normalisers]
         for own in resolved:
             if own.is_single_row:
                 self._warn_single_row()
-        parts = Parts(self.weights(), normalisers, resolved)
-        if normalisers and not by_recurrence:
-            is_packed = batch.batch_sizes is not None
-            if self._uses_torch(batch.rows, is_packed, batch.resets, resolved):
-                return stack.run_by_torch(self, batch, parts)
-        rows, final = stack.run(self, batch, parts)
+        rows, final = stack.run(self, batch, Parts(self.weights(), normalisers, resolved))
         if self.mode != "LSTM" and rows.requires_grad:
             # The backward pass reads the output. torch's GRU and RNN allow changing it in place,
             # as in `output += x`, and its LSTM does not.
             rows = rows.clone()
         return rows, final
 
-    def _uses_torch(
-        self, data: Tensor, is_packed: bool, resets: Any, resolved: Sequence[Resolved]
-    ) -> bool:
-        """Choose torch's kernels, with changed weights if there is a norm, or the recurrence.
+    def _uses_torch(self, data: Tensor, is_packed: bool, resets: Any) -> bool:
+        """Choose torch's layer or the recurrence, for a layer without norm.
 
         The first line that applies:
 
         ==============================================================  ===========
+        torch.jit.trace                                                 torch
         resets, peephole, zoneout, weight_drop, locked dropout          recurrence
-        a norm that is no change of weights; hooks on a normaliser      recurrence
         ``backend("torch")``                                            torch
-        ``backend("native")``, ``backend("loop")``                      recurrence
-        torch.compile or torch.func on a CPU, or on packed input        recurrence
-        a CPU, and packed input or autocast                             recurrence
-        no norm, training in float32 on a CPU, T·H ≥ 500                recurrence
-        no norm                                                         torch
-        batch statistics on a CPU                                       recurrence
-        test statistics that the compiled kernels take, or few rows     recurrence
+        any other ``backend`` but ``"auto"``                            recurrence
+        torch.compile, torch.func                                       recurrence
+        a CPU, and packed input or autocast, without a projection       recurrence
+        training in float32 on a CPU, T·H ≥ 500                         recurrence
         otherwise                                                       torch
         ==============================================================  ===========
 
-        On a CPU torch's packed kernel takes time that grows with T², its LSTM fails under
-        autocast, and folding in training is slower than the compiled kernels.
+        On a CPU torch's packed kernel takes time that grows with T², and its LSTM fails under
+        autocast. A compiler unrolls torch's loops.
         """
         if torch.jit.is_tracing():
             tracing.check_plain(self, "torch.jit.trace")
             return True
-        is_able = resets is None and self.peephole is None and not self._has_regularisers()
-        is_linear = False not in [own.is_linear for own in resolved]
-        if not (is_able and is_linear):
-            if choice.selected == "torch":
-                raise RuntimeError(
-                    f"backend('torch') cannot run {type(self).__name__} with norm={self.norm!r} "
-                    f"{'in training' if self.training else 'in eval mode'}: use 'auto'"
-                )
+        if resets is not None or self.peephole is not None or self._has_regularisers():
             return False
         if choice.selected != "auto":
             return choice.selected == "torch"
-        on_cpu, is_compiling = data.is_cpu, torch.compiler.is_compiling()
-        is_traced = is_compiling or torch._C._are_functorch_transforms_active()
-        if is_traced and (on_cpu or (is_compiling and is_packed)):
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return False
-        is_slow = on_cpu and (is_packed or torch.is_autocast_enabled("cpu"))
-        if not resolved:
-            is_slow = is_slow or self._trains_natively(data)
-            return not is_slow or self.proj_size > 0
-        if is_slow:
-            return False
-        if True in [own.mode.batch for own in resolved]:
-            return not on_cpu
-        return not self._is_native_at_test_time() and data.shape[:-1].numel() >= FEW_ROWS
+        is_slow = data.is_cpu and (is_packed or torch.is_autocast_enabled("cpu"))
+        return self.proj_size > 0 or not (is_slow or self._trains_natively(data))
 
     def _has_regularisers(self) -> bool:
         """Whether the next pass has a regulariser that torch's kernels do not have."""
@@ -310,14 +281,6 @@ class Normalised(Parameters):
             return True
         is_locked = self.dropout_kind == "locked" and self.dropout > 0 and self.num_layers > 1
         return self.training and (is_locked or self.weight_drop > 0)
-
-    def _is_native_at_test_time(self) -> bool:
-        """Whether the compiled kernels take test statistics as they are, without a change of
-        weights. Caching changed weights is unsafe: writes through ``p.data`` are undetectable."""
-        like = self.weight_hh_l0
-        is_taken = like.dtype == torch.float32 and like.is_cpu and not self.proj_size
-        is_taken = is_taken and all(n.is_native_at_test_time for n in self.normalisers())
-        return is_taken and library() is not None
 
     def _trains_natively(self, data: Tensor) -> bool:
         """Whether a training step without a norm is faster by the compiled kernels.

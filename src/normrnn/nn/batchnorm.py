@@ -15,7 +15,7 @@ from normrnn.nn.normaliser import (
     has_forward_hooks,
 )
 from normrnn.ops.call import Norm, Weights
-from normrnn.ops.fold import fold_batch, fold_input, fold_recurrent, fold_sums, unfold
+from normrnn.ops.fold import fold_input, fold_recurrent, fold_sums, unfold
 from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.loop import normalise_input
 from normrnn.ops.running import Population, slots_for, store_, update_running_
@@ -32,7 +32,6 @@ class Normaliser(StatisticalNorm):
     """
 
     running_var: Tensor | None
-    is_native_at_test_time = True
     _pool: Pool = DEFAULT_POOL
     """The ranks that ``sync`` pools over."""
 
@@ -88,15 +87,12 @@ class Normaliser(StatisticalNorm):
             self._check_running()
             mode = mode._replace(batch=False)
         has_hooks = has_forward_hooks(self)
-        is_linear = mode.population is None and not has_hooks
         if mode.batch:
             needs_call = has_hooks or pool is not None
-            is_linear = is_linear and not (self.per_step or self.inside or self.sync)
         else:
             needs_call = has_hooks or mode.population is not None
-            is_linear = is_linear and self.time_steps is None
         needs_call = needs_call and not self.inside
-        return Resolved(mode, is_single_row, is_linear, False, needs_call, pool)
+        return Resolved(mode, is_single_row, False, needs_call, pool)
 
     @property
     def waits_for_ranks(self) -> bool:
@@ -138,20 +134,6 @@ class Normaliser(StatisticalNorm):
         if measured is not None:
             self.observe(mode, measured)
         return out
-
-    def change_weights(
-        self,
-        resolved: Resolved,
-        rows: Tensor,
-        steps: Steps,  # noqa: ARG002
-        weights: Weights,
-        shared: dict[Any, Any],  # noqa: ARG002
-    ) -> Weights:
-        if not resolved.mode.batch:
-            return self.folded(weights)
-        plain, statistics = fold_batch(rows, weights, self.weight, self.bias, self.eps)
-        self.observe(resolved.mode, statistics)
-        return plain
 
     def folded(self, weights: Weights) -> Weights:
         """Return plain weights of the same eval output; statistics must be shared over time."""
@@ -266,10 +248,6 @@ class RecurrentNormaliser(TransitionsNorm, Normaliser):
                 value = None if like is None else like.new_empty(*like.shape[:-1], width)
                 self.register_buffer(name + which, value)
         self.reset_running_stats()
-
-    def resolve(self, steps: Steps) -> Resolved:
-        resolved = super().resolve(steps)
-        return resolved._replace(is_linear=resolved.is_linear and not self.cell_norm)
 
     def norm(self, resolved: Resolved, steps: Steps) -> Norm:
         mean, var = self.test_statistics(steps.time) or (None, None)

@@ -44,10 +44,8 @@ class Resolved(NamedTuple):
     """With ``batch=False`` where every group of rows has a single row."""
     is_single_row: bool = False
     """Whether batch statistics are replaced by running ones, for lack of rows."""
-    is_linear: bool = False
+    changes_weights: bool = False
     """Whether the pass is that of plain weights, see :meth:`GateNorm.change_weights`."""
-    is_always_weights: bool = False
-    """Whether nothing else than changed weights expresses it."""
     needs_call: bool = False
     """Whether ``forward`` has to be called, on gate inputs: for hooks, or ranks to pool over."""
     pool: Pool | None = None
@@ -65,8 +63,6 @@ class GateNorm(nn.Module):
 
     weight: Tensor | None
     bias: Tensor | None
-    is_native_at_test_time = False
-    """Whether the compiled kernels take its test statistics as they are."""
     needs_eigenvectors = False
     """Whether a graph of it needs eigenvectors, which ONNX does not have."""
 

@@ -13,7 +13,7 @@ from normrnn.nn.batchnorm import Normaliser
 from normrnn.nn.normaliser import GateNorm
 from normrnn.nn.options import DEFAULT_NORM, OPTION_NAMES, Norm, Options
 from normrnn.ops.call import Weights
-from normrnn.ops.fold import torch_parameters
+from normrnn.ops.fold import torch_weights
 
 PEEPHOLES = {None: "", "output": "o", "all": "ifo"}
 
@@ -288,7 +288,8 @@ class Parameters(nn.RNNBase):
             plain = [[getattr(self, name) for name in names] for names in own]
             pairs = list(zip(self.weights(), normalisers, strict=True)) if normalisers else []
         if normalisers:
-            values = [torch_parameters(n.folded(weights)) for weights, n in pairs]
+            values = [torch_weights(n.folded(weights)) for weights, n in pairs]
+            values = [[value for value in some if value is not None] for some in values]
             trained = [_trained(weights, n) for weights, n in pairs]
         else:
             values, trained = plain, [[value.requires_grad for value in some] for some in plain]

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from normrnn.nn.normaliser import GateNorm, Resolved
 from normrnn.ops.call import CELLS, Norm, Result, State, Weights, describe_call
-from normrnn.ops.fold import fused, torch_parameters
-from normrnn.ops.fused import FusedWeights, fused_rows
 from normrnn.ops.layout import Steps
 from normrnn.ops.recurrence import recur
-from normrnn.ops.regularise import drop_weights, locked_dropout, zoneout_mask
+from normrnn.ops.regularise import draw_mask, drop_weights, locked_dropout
 from normrnn.ops.statistics import Statistics
 
 _REVERSE = {1: (False,), 2: (False, True)}
@@ -27,8 +25,6 @@ class Batch(NamedTuple):
     steps: Steps
     state: State | None = None
     """(layers × directions, B, H) each; None: zeros."""
-    batch_sizes: Tensor | None = None
-    """None for a dense batch, which torch's kernels take in another form."""
     resets: Tensor | None = None
     """Rows (N,)."""
 
@@ -41,6 +37,11 @@ class Parts(NamedTuple):
     """Empty without a norm."""
     resolved: list[Resolved]
 
+    def of_layer(self, first: int, directions: int) -> "Parts":
+        """Return those of the layer whose first direction has this number."""
+        part = slice(first, first + directions)
+        return Parts(self.weights[part], self.normalisers[part], self.resolved[part])
+
 
 def run(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State]:
     """Run all layers by the recurrence; rows (N, directions × H) and the final states."""
@@ -51,8 +52,7 @@ def run(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State]:
         if count > D:
             state = batch.state and tuple([s[first:last] for s in batch.state])
             part = batch._replace(rows=rows, state=state)
-            ours = slice(first, last)
-            own = Parts(parts.weights[ours], parts.normalisers[ours], parts.resolved[ours])
+            own = parts.of_layer(first, D)
         rows, final = _run_layer(module, part, own)
         finals.append(final)
         if last < count:
@@ -72,28 +72,23 @@ def _dropout(module: Any, rows: Tensor, steps: Steps) -> Tensor:
 def _run_layer(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State]:
     """Run one layer; the projections of both directions are one product."""
     weights, normalisers, resolved = parts
-    rows, steps, state = batch.rows, batch.steps, batch.state
+    dtype = weights[0].w_hh.dtype
+    if batch.rows.dtype != dtype:  # under autocast
+        state = batch.state and tuple(s.to(dtype) for s in batch.state)
+        batch = batch._replace(rows=batch.rows.to(dtype), state=state)
+    rows, steps = batch.rows, batch.steps
     if module.training and module.weight_drop:
         weights = [w._replace(w_hh=drop_weights(w.w_hh, module.weight_drop)) for w in weights]
     norms: list[Norm | None] = []
     shared: dict[Any, Any] = {}
     for d, own in enumerate(weights):
-        if normalisers and not resolved[d].is_always_weights:
+        if normalisers and not resolved[d].changes_weights:
             needs_call = resolved[d].needs_call
             norms.append(None if needs_call else normalisers[d].norm(resolved[d], steps))
             continue
         if normalisers:
             weights[d] = own = normalisers[d].change_weights(resolved[d], rows, steps, own, shared)
         norms.append(Norm(bias=own.bias))
-    device = rows.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        dtype = weights[0].w_hh.dtype
-        rows, weights = _project(rows, weights)
-        batch = batch._replace(
-            rows=rows.to(dtype), state=state and tuple(s.to(dtype) for s in state)
-        )
-        with torch.autocast(device, enabled=False):
-            return _recur(module, batch, weights, normalisers, resolved, norms)
     return _recur(module, batch, weights, normalisers, resolved, norms)
 
 
@@ -121,7 +116,7 @@ def _recur(
         for d, normaliser in enumerate(normalisers):
             if norms[d] is None:
                 parts[d], norms[d] = normaliser(parts[d], steps), Norm()
-        rows = torch.cat(parts, 1)
+        rows = torch.cat(parts, 1).to(batch.rows.dtype)
     zoneout = _zoneout(module, weights, steps) if any(module.zoneout) else (None, None)
     state, resets, mode = batch.state, batch.resets, module.mode
     norm = norms[0] if D == 1 else join_norms(norms)
@@ -169,7 +164,7 @@ def _zoneout(
     kept: list[Tensor | None] = [None, None]
     for k, share in enumerate(module.zoneout):
         if share and module.training:
-            kept[k] = zoneout_mask(steps.rows, units, share, like)
+            kept[k] = draw_mask((steps.rows, units), share, like)
         elif share:
             kept[k] = like.new_full((1, units), share)
     return kept[0], kept[1]
@@ -183,51 +178,6 @@ def _observe(result: Result, normalisers: Sequence[GateNorm], resolved: Sequence
     pairs = zip(mean.chunk(len(normalisers), 1), var.chunk(len(normalisers), 1), strict=True)
     for d, pair in enumerate(pairs):
         normalisers[d].observe(resolved[d].mode, Statistics(*pair, count))
-
-
-def run_by_torch(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State]:
-    """Run all layers by torch's kernels, with the weights that the normalisers change."""
-    state = batch.state
-    if state is None:
-        state = zero_state(module, parts.weights, batch.steps.batch)
-    if not any(resolved.mode.batch for resolved in parts.resolved):
-        return _run_at_once(module, batch, parts, state)
-    D, rows, steps, finals = module.directions, batch.rows, batch.steps, []
-    dense = (steps.time, steps.batch) if batch.batch_sizes is None else None
-    for first in range(0, len(parts.weights), D):
-        shared: dict[Any, Any] = {}
-        directions = []
-        for k in range(first, first + D):
-            own = parts.resolved[k], rows, steps, parts.weights[k], shared
-            plain = parts.normalisers[k].change_weights(*own)
-            directions.append(FusedWeights(*torch_parameters(plain)))
-        start = tuple(s[first : first + D] for s in state)
-        rows, final = fused_rows(
-            module.mode, rows, directions, start, dense=dense, batch_sizes=batch.batch_sizes
-        )
-        finals.append(final)
-        if first + D < len(parts.weights):
-            rows = _dropout(module, rows, steps)
-    return rows, tuple(map(torch.cat, zip(*finals, strict=True)))
-
-
-def _run_at_once(module: Any, batch: Batch, parts: Parts, state: State) -> tuple[Tensor, State]:
-    """With statistics shared over time all layers are one call of torch's kernel."""
-    pairs = zip(parts.weights, parts.normalisers, strict=True)
-    flat = [tensor for weights, n in pairs for tensor in torch_parameters(n.folded(weights))]
-    steps, rows = batch.steps, batch.rows
-    output, *final = fused(
-        module.mode,
-        rows.view(steps.time, steps.batch, -1) if batch.batch_sizes is None else rows,
-        state,
-        flat,
-        batch_sizes=batch.batch_sizes,
-        num_layers=module.num_layers,
-        dropout=module.dropout,
-        training=module.training,  # frozen normalisers in training: dropout stays
-        bidirectional=module.bidirectional,
-    )
-    return output.reshape(steps.rows, -1), tuple(final)
 
 
 def zero_state(module: Any, weights: Sequence[Weights], batch: int) -> State:

@@ -31,7 +31,7 @@ class Whitener(StatisticalNorm):
     """
 
     running_cov: Tensor | None
-    is_native_at_test_time = needs_eigenvectors = True
+    needs_eigenvectors = True
     _root_cache: tuple[Any, Tensor, Tensor] | None = None
     """ε and shrinkage, a running covariance, and its root."""
     _product_cache: tuple[Tensor, Tensor, Tensor] | None = None
@@ -80,7 +80,7 @@ class Whitener(StatisticalNorm):
             mode = mode._replace(batch=False)
         else:
             is_single_row = False
-        return Resolved(mode, is_single_row, is_linear=True, is_always_weights=True)
+        return Resolved(mode, is_single_row, changes_weights=True)
 
     def change_weights(
         self,

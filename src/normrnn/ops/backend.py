@@ -3,7 +3,7 @@
 from threading import local
 from typing import Any, Literal, get_args
 
-Backend = Literal["auto", "native", "torch", "loop"]
+Backend = Literal["auto", "native", "torch", "loop", "triton"]
 
 
 class _Choice(local):
@@ -22,9 +22,11 @@ class backend:  # noqa: N801  used as a function
 
     Args:
         name: ``"auto"`` chooses per call by a fixed rule (see ARCHITECTURE.md). ``"native"``: the
-            compiled kernels. ``"torch"``: torch's own kernels, where the normalisation is a change
-            of weights. ``"loop"``: a loop over time in torch's operations. A call that the chosen
-            backend cannot compute raises RuntimeError.
+            compiled kernels. ``"torch"``: torch's own fused kernels, which can run every
+            normalisation of W_x x.
+            ``"loop"``: a loop over time in torch's operations. ``"triton"``: the Triton kernel of
+            ``norm="layer"`` on LSTM. A call that the chosen backend cannot compute raises
+            RuntimeError.
 
     >>> import torch, normrnn
     >>> layer, x = normrnn.LSTM(3, 4, norm="frame"), torch.randn(5, 2, 3)

@@ -5,14 +5,27 @@ That holds for the statistics of test time, of the input transition or of the su
 and, sequence-wise, for those of a training batch too, gradients included.
 """
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from normrnn.ops.call import State, Weights
-from normrnn.ops.fused import input_statistics
-from normrnn.ops.statistics import Given, Statistics, wide
+from normrnn.ops.call import Weights
+from normrnn.ops.statistics import Given, wide
+
+
+class PlainWeights(NamedTuple):
+    """The weights of one direction as torch's layers and kernels take them."""
+
+    w_ih: Tensor
+    """(C, I)."""
+    w_hh: Tensor
+    """(C, H), or (C, P) of an LSTM with a projection."""
+    b_ih: Tensor
+    """(C,)."""
+    b_hh: Tensor
+    w_hr: Tensor | None = None
+    """(P, H)."""
 
 
 def fold_input(
@@ -64,20 +77,6 @@ def fold_recurrent(
     return folded._replace(w_hh=_scaled(w_hh, scale), bias_hn=bias_hn, bias=folded.bias + shift)
 
 
-def fold_batch(
-    rows: Tensor, weights: Weights, gamma: Tensor | None, beta: Tensor | None, eps: float
-) -> tuple[Weights, Statistics]:
-    """Fold with the statistics of W_x x over ``rows`` (N, I), differentiably.
-
-    Returns the folded weights, and the batch's statistics, detached.
-    """
-    assert weights.w_ih is not None
-    mean, var = input_statistics(rows, weights.w_ih)
-    count = mean.new_full((1,), rows.shape[0])
-    folded = fold_input(weights, gamma, beta, (mean, var), eps)
-    return folded, Statistics(mean.detach()[None], var.detach()[None], count)
-
-
 def fold_before(
     w_ih: Tensor, gamma: Tensor | None, beta: Tensor | None, given: Given, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -107,36 +106,12 @@ def _scaled(matrix: Tensor, scale: Tensor) -> Tensor:
     return (matrix * scale.unsqueeze(1)).to(matrix.dtype)
 
 
-def torch_parameters(weights: Weights) -> list[Tensor]:
-    """Return w_ih, w_hh, b_ih, b_hh, and w_hr if there is one, as torch's kernels take them."""
+def torch_weights(weights: Weights) -> PlainWeights:
+    """Return the weights with two biases."""
     w_ih, w_hh, bias_hn, _, _, _, w_hr, bias = weights
     assert w_ih is not None
     b_ih = w_hh.new_zeros(len(w_hh)) if bias is None else bias
     b_hh = torch.zeros_like(b_ih)
     if bias_hn is not None:
         b_hh = torch.cat([b_hh[: -len(bias_hn)], bias_hn])
-    return [w_ih, w_hh, b_ih, b_hh, *([] if w_hr is None else [w_hr])]
-
-
-def fused(
-    mode: str,
-    rows: Tensor,
-    hx: State,
-    parameters: list[Tensor],
-    *,
-    batch_sizes: Tensor | None = None,
-    num_layers: int = 1,
-    dropout: float = 0.0,
-    training: bool = False,
-    bidirectional: bool = False,
-) -> tuple[Tensor, ...]:
-    """Run torch's own kernel on dense (T, B, I) or, with ``batch_sizes``, packed (N, I) input.
-
-    ``hx`` is (h0,) or (h0, c0), each (layers × directions, B, H). Returns (output, h[, c]).
-    """
-    kernel: Any = getattr(torch._VF, mode.lower())
-    state = hx if mode == "LSTM" else hx[0]
-    options = (True, num_layers, dropout, training, bidirectional)
-    if batch_sizes is None:
-        return kernel(rows, state, parameters, *options, False)
-    return kernel(rows, batch_sizes, state, parameters, *options)
+    return PlainWeights(w_ih, w_hh, b_ih, b_hh, w_hr)

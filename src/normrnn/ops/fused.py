@@ -1,20 +1,26 @@
-"""Whole layers through torch's fused kernels (cuDNN on a GPU), and statistics from moments of x.
+"""A layer by one call of torch's fused kernels, which is cuDNN on a GPU.
 
-Two ways in: rows x with folded weights, for statistics shared over time, and ready gate inputs,
-for any other normalisation of W_x x. The latter takes an identity matrix as W_ih: ``[I 0]`` and
+Where the normalisation is a change of weights, rows x go in with changed weights: statistics
+shared over time, of test time or, sequence-wise, of the batch. Otherwise a normalisation of W_x x
+is computed first, and ready gate inputs go in, with an identity matrix as W_ih: ``[I 0]`` and
 ``[0 I]`` for two directions.
 
 T time, B batch, N rows, I input, H hidden, D directions, C = G·H.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from normrnn.ops.statistics import without_autocast
+from normrnn.ops.call import Result, Spec, State, Tensors, Weights, check_given
+from normrnn.ops.fold import PlainWeights, fold_input, fold_recurrent, fold_sums, torch_weights
+from normrnn.ops.layout import Steps
+from normrnn.ops.loop import StepNorm, initial_state
+from normrnn.ops.statistics import Statistics, wide, without_autocast
 
 IDENTITY_LIMIT = 2**28
 """Largest B·D·C² for which the product with the identity should cost less than a Python loop.
@@ -22,102 +28,174 @@ IDENTITY_LIMIT = 2**28
 An estimate without a GPU: 6·B·D²·C² operations per time step, forward and backward, at 10 TFLOP/s,
 against 45·D kernel launches of 5 µs.
 """
+_MODES = ("RNN_TANH", "RNN_RELU", "LSTM", "GRU")
+_FOLDS: dict[str, Callable[..., Weights]] = {
+    "input": fold_input,
+    "step": fold_sums,
+    "recurrent": fold_recurrent,
+}
 
 
-class FusedWeights(NamedTuple):
-    """Plain weights of one direction: W_x (C, I), W_h (C, H) and biases (C,), as torch's kernels
-    take them; ``w_hr`` (P, H) of an LSTM that projects."""
+def can_run(spec: Spec, steps: Steps, tensors: Tensors) -> bool:
+    """Whether torch's kernels run this call, which has been checked."""
+    more = tensors.resets, tensors.zoneout_h, tensors.zoneout_c
+    for d in range(len(spec.reverse)):
+        weights = tensors.weights(d)
+        more += weights.peephole_i, weights.peephole_f, weights.peephole_o
+    if spec.mode not in _MODES or not steps.rows or any(t is not None for t in more):
+        return False
+    if spec.reverse not in ((False,), (False, True)):
+        return False
+    if is_change_of_weights(spec, steps, tensors):
+        return True
+    C = tensors.w_hh.shape[0]
+    is_small = steps.batch * len(spec.reverse) * C * C <= IDENTITY_LIMIT
+    return spec.kind in ("none", "input") and is_small
 
-    w_ih: Tensor
-    w_hh: Tensor
-    b_ih: Tensor
-    b_hh: Tensor
-    w_hr: Tensor | None = None
+
+def is_change_of_weights(spec: Spec, steps: Steps, tensors: Tensors) -> bool:
+    """Whether plain weights express the call, from the input to the output."""
+    if tensors.w_ih is None:
+        return False
+    if spec.kind == "none":
+        return True
+    if spec.batch:
+        return spec.kind == "input" and not spec.per_step and steps.rows > 1
+    is_shared = tensors.mean is not None and len(tensors.mean) == 1
+    return is_shared and spec.kind in _FOLDS and not spec.cell
 
 
-def single_buffer(directions: Sequence[FusedWeights]) -> list[Tensor]:
-    """The weights in the order of torch's kernels, as views of one buffer, matrices first.
+def run(spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None = None) -> Result:
+    """Run a call that :func:`can_run` accepts.
 
-    cuDNN expects this layout. Weights elsewhere in memory are copied at every call, with a warning.
+    Args:
+        dtype: the type of the products and the recurrence, as under autocast; statistics and
+            changed weights are computed in float32 or wider.
     """
-    matrices = [w for d in directions for w in (d.w_ih, d.w_hh)]
-    vectors = [b for d in directions for b in (d.b_ih, d.b_hh)]
-    parts = [*matrices, *vectors]
-    buffer = torch.cat([part.reshape(-1) for part in parts])
-    views = [
-        view.view(part.shape)
-        for view, part in zip(buffer.split([p.numel() for p in parts]), parts, strict=True)
+    check_given(spec, steps, tensors)
+    state = initial_state(spec, tensors, steps.batch, tensors.x)
+    if is_change_of_weights(spec, steps, tensors):
+        weights, statistics = _changed(spec, tensors)
+        rows = tensors.x
+    else:
+        rows, statistics = gate_inputs(spec, steps, tensors, dtype)
+        weights = _identities(spec, tensors)
+    with precision(spec, steps, tensors):
+        directions = [torch_weights(w) for w in weights]
+        output, final = fused_rows(spec.mode, rows, directions, state, steps=steps, dtype=dtype)
+    return Result(output, final, statistics)
+
+
+def gate_inputs(
+    spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Statistics | None]:
+    """Return ready gate inputs (N, D·C), and the statistics of the batch."""
+    pre = project(spec, tensors, dtype).x
+    return StepNorm.KINDS[spec.kind].before(spec, steps, tensors, pre)
+
+
+def project(spec: Spec, tensors: Tensors, dtype: torch.dtype | None = None) -> Tensors:
+    """Return the same call with W_x x as its input; ``dtype`` is that of the product."""
+    if tensors.w_ih is None:
+        return tensors
+    x, matrices = tensors.x, [tensors.weights(d).w_ih for d in range(len(spec.reverse))]
+    w_ih = torch.cat(matrices)  # type: ignore[arg-type]
+    if dtype is not None:
+        x, w_ih = x.to(dtype), w_ih.to(dtype)
+    return tensors._replace(x=F.linear(x, w_ih).to(tensors.x.dtype), w_ih=None, w_ih_1=None)
+
+
+def _changed(spec: Spec, tensors: Tensors) -> tuple[list[Weights], Statistics | None]:
+    """Return the plain weights of each direction, and the statistics of the batch."""
+    D = len(spec.reverse)
+    weights = [tensors.weights(d) for d in range(D)]
+
+    def by_direction(vector: Tensor | None) -> Sequence[Any]:
+        return [None] * D if vector is None else vector.chunk(D, -1)
+
+    bias = by_direction(tensors.bias)
+    if spec.kind == "none":
+        return [w._replace(bias=own) for w, own in zip(weights, bias, strict=True)], None
+    mean, var, statistics = tensors.mean, tensors.var, None
+    if spec.batch:
+        mean, var = input_statistics(tensors.x, torch.cat([w.w_ih for w in weights]))  # type: ignore[misc]
+        count = mean.new_full((1,), tensors.x.shape[0])
+        statistics = Statistics(mean.detach()[None], var.detach()[None], count)
+    gammas = [by_direction(tensors.weight)]
+    if spec.kind == "recurrent":
+        gammas.append(by_direction(tensors.gamma_hh))
+    given = zip(by_direction(mean), by_direction(var), strict=True)
+    parts = zip(weights, *gammas, bias, given, strict=True)
+    return [_FOLDS[spec.kind](*part, spec.eps) for part in parts], statistics
+
+
+def _identities(spec: Spec, tensors: Tensors) -> list[Weights]:
+    """Return weights that take ready gate inputs, D·C of each row."""
+    D, w_hh = len(spec.reverse), tensors.w_hh
+    identity = torch.eye(D * len(w_hh), dtype=w_hh.dtype, device=w_hh.device)
+    return [
+        tensors.weights(d)._replace(w_ih=own) for d, own in enumerate(identity.split(len(w_hh)))
     ]
-    flat: list[Tensor] = []
-    for d, direction in enumerate(directions):
-        flat += [*views[2 * d : 2 * d + 2], *views[len(matrices) + 2 * d :][:2]]
-        flat += [] if direction.w_hr is None else [direction.w_hr]
-    return flat
 
 
 def fused_rows(
     mode: str,
     rows: Tensor,
-    directions: Sequence[FusedWeights],
-    state: tuple[Tensor, ...],
+    directions: Sequence[PlainWeights],
+    state: State,
     *,
-    dense: tuple[int, int] | None = None,
-    batch_sizes: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Run one layer of one or two directions on rows (N, I) in one call.
+    steps: Steps,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, State]:
+    """Run torch's kernel on one layer of one or two directions.
 
-    ``mode`` is torch's (RNN_TANH, RNN_RELU, GRU, LSTM), ``state`` (h,) or (h, c), (D, B, H) each.
-    Either ``dense``, (T, B), or ``batch_sizes`` (T,) on the CPU. Returns (N, D·H) and the state.
+    Args:
+        rows: (N, I).
+        state: (h,) or (h, c), (D, B, H) each.
+        dtype: the type to compute in.
+
+    Returns:
+        The output (N, D·H) and the final state, in the type of ``rows``.
     """
     kernel: Any = getattr(torch._VF, mode.lower())
-    start = tuple(s.contiguous() for s in state)
+    original, dtype = rows.dtype, rows.dtype if dtype is None else dtype
+    flat = [w.to(dtype) for direction in directions for w in direction if w is not None]
+    flat = flat if rows.is_cpu else single_buffer(flat)
+    rows, start = rows.to(dtype), tuple(s.to(dtype).contiguous() for s in state)
     hx = start if mode == "LSTM" else start[0]
     # Training mode: without it cuDNN keeps nothing for the backward pass.
     options = True, 1, 0.0, torch.is_grad_enabled(), len(directions) == 2
-    flat = single_buffer(directions) if rows.is_cuda else _listed(directions)
-    if batch_sizes is not None:
-        output, *final = kernel(rows, batch_sizes, hx, flat, *options)
+    if steps.ragged:
+        sizes = torch.tensor(steps.sizes, device="cpu")
+        output, *final = kernel(rows, sizes, hx, flat, *options)
     else:
-        assert dense is not None, "expected either dense or batch_sizes"
-        output, *final = kernel(rows.unflatten(0, dense), hx, flat, *options, False)
-        output = output.flatten(0, 1)
-    return output, tuple(final)
+        dense = rows.reshape(steps.time, steps.batch, -1)
+        output, *final = kernel(dense, hx, flat, *options, False)
+        output = output.reshape(steps.rows, -1)
+    return output.to(original), tuple(s.to(original) for s in final)
 
 
-def _listed(directions: Sequence[FusedWeights]) -> list[Tensor]:
-    return [w for direction in directions for w in direction if w is not None]
+def single_buffer(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Return weights as views of one buffer, matrices first, which is cuDNN's layout.
+
+    Weights elsewhere in memory are copied at every call, with a warning.
+    """
+    order = sorted(range(len(weights)), key=lambda k: weights[k].dim() == 1)
+    buffer = torch.cat([weights[k].reshape(-1) for k in order])
+    views = list(weights)
+    for k, view in zip(order, buffer.split([weights[k].numel() for k in order]), strict=True):
+        views[k] = view.view(weights[k].shape)
+    return views
 
 
-def fused_gates(
-    mode: str,
-    gates: Tensor,
-    w_hh: Sequence[Tensor],
-    bias_hn: Sequence[Tensor | None],
-    state: tuple[Tensor, ...],
-    *,
-    dense: tuple[int, int] | None = None,
-    batch_sizes: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The same from ready gate inputs (N, D·C), with W_h (C, H) and, of a GRU, b_hn (H,) of each
-    direction. Without TF32 in the forward pass, which would round the gate inputs."""
-    D, C = len(w_hh), len(w_hh[0])
-    zeros, identity = gates.new_zeros(C), torch.eye(D * C, dtype=gates.dtype, device=gates.device)
-    directions = [
-        FusedWeights(
-            identity[d * C : (d + 1) * C],
-            w_hh[d],
-            zeros,
-            zeros if b is None else torch.cat([zeros[: C - len(b)], b]),
-        )
-        for d, b in enumerate(bias_hn)
-    ]
-    with without_tf32(gates.device):
-        return fused_rows(mode, gates, directions, state, dense=dense, batch_sizes=batch_sizes)
-
-
-def identity_pays(B: int, D: int, C: int) -> bool:
-    """Whether :func:`fused_gates` should be faster than a loop on a GPU."""
-    return B * D * C * C <= IDENTITY_LIMIT
+@contextmanager
+def precision(spec: Spec, steps: Steps, tensors: Tensors) -> Iterator[None]:
+    """Turn TF32 off where gate inputs go through a product, which would round them."""
+    if is_change_of_weights(spec, steps, tensors):
+        yield
+        return
+    with without_tf32(tensors.x.device):
+        yield
 
 
 @contextmanager
@@ -151,8 +229,7 @@ def input_statistics(rows: Tensor, w_ih: Tensor) -> tuple[Tensor, Tensor]:
 
     From the moments of x, mean W m and variance diag(W Σ Wᵀ), where :func:`moments_pay`.
     """
-    wide = torch.promote_types(rows.dtype, torch.float32)
-    rows, w_ih = rows.to(wide), w_ih.to(wide)
+    rows, w_ih = rows.to(wide(rows.dtype)), w_ih.to(wide(rows.dtype))
     with without_tf32(rows.device), without_autocast(rows.device.type):
         if not moments_pay(rows.shape[0], rows.shape[1], len(w_ih)):
             var, mean = torch.var_mean(rows @ w_ih.t(), 0, correction=0)

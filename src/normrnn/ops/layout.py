@@ -121,8 +121,12 @@ class Steps:
 
     def counts(self, per_step: bool, device: torch.device) -> Tensor:
         """Return the rows of each step, (T,), or of the batch, (1,), in float32."""
-        rows = self.sizes if per_step else (self.rows,)
-        return torch.tensor(rows, dtype=torch.float32, device=device)
+        dtype = torch.float32
+        if per_step and self.ragged:
+            return torch.tensor(self.sizes, dtype=dtype, device=device)
+        # Filled on the device, without a copy from the host.
+        shape, rows = (self.time, self.batch) if per_step else (1, self.rows)
+        return torch.full((shape,), rows, dtype=dtype, device=device)
 
 
 class Traced(Steps):

@@ -1,6 +1,8 @@
 """The recurrence in torch's own operations: one time loop for all cells, directions and norms.
 
 A pure function that autograd differentiates, any number of times, on any device and in any type.
+On a GPU every operation of a step is a kernel launch: there are few of them, and none waits for
+the device or copies from the host, so that a CUDA graph can capture the loop.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +53,7 @@ def _direction(
     spec: Spec, steps: Steps, tensors: Tensors, norm: "StepNorm", gates: Tensor, start: State
 ) -> tuple[Tensor, State]:
     """Gate inputs (N, C) and a state of (B, H) each -> outputs h (N, H), the final state."""
-    reverse, weights = spec.reverse[norm.d], tensors.weights(norm.d)
+    reverse, weights = spec.reverse[norm.d], transposed(tensors.weights(norm.d))
     step, cut, sizes = STEPS[spec.mode], steps.cut(gates), steps.sizes
     kept = _zoneout(steps, tensors, norm.d, len(spec.reverse))
     order = range(steps.time - 1, -1, -1) if reverse else range(steps.time)
@@ -81,6 +83,12 @@ def _direction(
     return rows, tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
 
 
+def transposed(weights: Weights) -> Weights:
+    """Return the weights as :data:`STEPS` take them: W_h (H, C) and W_hr (H, P)."""
+    w_hr = None if weights.w_hr is None else weights.w_hr.t()
+    return weights._replace(w_hh=weights.w_hh.t(), w_hr=w_hr)
+
+
 def one_step(mode: str, rows: Tensor, weights: Weights, state: Any, norm: Norm) -> State:
     """Return the state (B, H) each after one step of rows (B, I), normalised row by row or not.
 
@@ -95,7 +103,7 @@ def one_step(mode: str, rows: Tensor, weights: Weights, state: Any, norm: Norm) 
     if state is None:
         sizes = weights.state_sizes[: CELLS[mode].states]
         state = tuple(torch.zeros_like(gates[:, :size]) for size in sizes)
-    return STEPS[mode](0, gates, state, weights, kind(spec, steps, tensors, 0))
+    return STEPS[mode](0, gates, state, transposed(weights), kind(spec, steps, tensors, 0))
 
 
 def _zoned(old: Tensor, new: Tensor, stays: Tensor) -> Tensor:
@@ -148,7 +156,7 @@ def _rnn(phi: Callable[[Tensor], Tensor]) -> Any:
 
     def step(t: int, gates: Tensor, state: State, weights: Weights, norm: "StepNorm") -> State:
         (h,) = state
-        return (phi(norm.sums(t, gates + norm.recurrent(t, h @ weights.w_hh.t()))),)
+        return (phi(norm.preactivation(t, gates, h, weights.w_hh)),)
 
     return step
 
@@ -156,34 +164,36 @@ def _rnn(phi: Callable[[Tensor], Tensor]) -> Any:
 def _lstm(t: int, gates: Tensor, state: State, weights: Weights, norm: "StepNorm") -> State:
     """Paper, section 3.1; gate order i, f, g, o. Peephole terms come after any normalisation."""
     (h, c), (pi, pf, po, w_hr) = state, weights[3:7]
-    i, f, g, o = norm.sums(t, gates + norm.recurrent(t, h @ weights.w_hh.t())).chunk(4, 1)
-    i = i if pi is None else i + pi * c
-    f = f if pf is None else f + pf * c
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    o = o if po is None else o + po * c
+    i, f, g, o = norm.preactivation(t, gates, h, weights.w_hh).chunk(4, 1)
+    i = i if pi is None else torch.addcmul(i, pi, c)
+    f = f if pf is None else torch.addcmul(f, pf, c)
+    c = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), c)
+    o = o if po is None else torch.addcmul(o, po, c)
     h = o.sigmoid() * norm.cell(t, c).tanh()
-    return (h if w_hr is None else h @ w_hr.t()), c
+    return (h if w_hr is None else h @ w_hr), c
 
 
 def _gru(t: int, gates: Tensor, state: State, weights: Weights, norm: "StepNorm") -> State:
     """h_t = (1−z) n + z h_{t−1}, n = tanh(a_n + r (W_hn h_{t−1} + b_hn)), as in torch."""
     (h,) = state
-    inner = 2 * h.shape[1]
-    wh = norm.recurrent(t, h @ weights.w_hh.t())
-    r, z = norm.sums(t, gates[:, :inner] + wh[:, :inner]).sigmoid().chunk(2, 1)
-    q = wh[:, inner:] if weights.bias_hn is None else wh[:, inner:] + weights.bias_hn
-    n = norm.sums(t, gates[:, inner:] + r * q, inner).tanh()
-    return (n + z * (h - n),)
+    sizes = 2 * h.shape[1], h.shape[1]
+    (a, a_n), (wh, q) = gates.split(sizes, 1), norm.product(t, h, weights.w_hh).split(sizes, 1)
+    r, z = norm.sums(t, a + wh).sigmoid().chunk(2, 1)
+    q = q if weights.bias_hn is None else q + weights.bias_hn
+    n = norm.sums(t, torch.addcmul(a_n, r, q), sizes[0]).tanh()
+    return (torch.lerp(n, h, z),)
 
 
 STEPS = {"RNN_TANH": _rnn(torch.tanh), "RNN_RELU": _rnn(torch.relu), "LSTM": _lstm, "GRU": _gru}
-"""One time step of each cell: (t, gate inputs, state, weights, norm) -> state."""
+"""A time step of each cell: (t, gate inputs, state, :func:`transposed` weights, norm) -> state."""
 
 
 class StepNorm:
     """What a normalisation does before the loop, and inside it to one direction: here nothing."""
 
     KINDS: ClassVar[dict[str, type["StepNorm"]]] = {}
+    changes_product = False
+    """Whether :meth:`recurrent` does anything."""
 
     def __init__(self, spec: Spec, steps: Steps, tensors: Tensors, d: int):
         self.spec, self.steps, self.tensors, self.d = spec, steps, tensors, d
@@ -217,6 +227,16 @@ class StepNorm:
     def measured(self) -> Statistics | None:
         return None
 
+    def product(self, t: int, h: Tensor, w: Tensor) -> Tensor:
+        """Return W_h h (n, C), mapped."""
+        return self.recurrent(t, h @ w)
+
+    def preactivation(self, t: int, gates: Tensor, h: Tensor, w: Tensor) -> Tensor:
+        """Return gates + W_h h (n, C), mapped."""
+        if self.changes_product:
+            return self.sums(t, gates + self.product(t, h, w))
+        return self.sums(t, torch.addmm(gates, h, w))
+
     def own(self, value: Tensor | None, first: int, width: int) -> Any:
         """Return this direction's entries of a vector (D·C,), from ``first`` on."""
         if value is None:
@@ -234,12 +254,79 @@ class _InputNorm(StepNorm):
         return normalise_input(norm, steps, pre, directions=len(spec.reverse))
 
 
+class StepAffine:
+    """(x − mean) γ / √(var + ε) + β with given statistics, as one operation per step.
+
+    Args:
+        given: mean and variance, (K, C′) each, K = 1 or T.
+    """
+
+    def __init__(self, given: Any, gamma: Tensor | None, beta: Tensor | None, eps: float):
+        copy = torch.is_grad_enabled()  # running statistics change before the backward pass
+        mean, var = (value.to(wide(value.dtype), copy=copy) for value in given)
+        scale = (var + eps).rsqrt()
+        scale = scale if gamma is None else scale * gamma
+        shift = -mean * scale if beta is None else beta - mean * scale
+        self.scale, self.shift = scale.unbind(), shift.unbind()
+
+    def __call__(self, t: int, rows: Tensor) -> Tensor:
+        t = t if len(self.scale) > 1 else 0
+        return torch.addcmul(self.shift[t], rows, self.scale[t])
+
+
+class _StepBatchNorm:
+    """Batch normalisation of neighbouring channels over the rows of each step.
+
+    Args:
+        first: of their statistics; γ and β begin at ``parameter``.
+    """
+
+    def __init__(
+        self,
+        norm: StepNorm,
+        width: int,
+        gamma: Tensor | None,
+        beta: Tensor | None,
+        first: int,
+        parameter: int = 0,
+    ):
+        self.spec, self.dtype, tensors = norm.spec, wide(norm.tensors.w_hh.dtype), norm.tensors
+        vectors = (norm.own(v, parameter, width) for v in (gamma, beta))
+        self.gamma, self.beta = (None if v is None else v.to(self.dtype) for v in vectors)
+        self.given = None
+        if tensors.mean is not None and norm.needs_given:
+            both = [norm.own(v, first, width).to(self.dtype) for v in (tensors.mean, tensors.var)]
+            self.given = StepAffine(both, self.gamma, self.beta, self.spec.eps)
+        self.seen: dict[int, tuple[Tensor, Tensor]] = {}
+        """Mean and 1 / √(var + ε) of each step."""
+
+    def __call__(self, t: int, rows: Tensor) -> Tensor:
+        values, eps = rows.to(self.dtype), self.spec.eps
+        if not self.spec.batch or rows.shape[0] == 1:  # a single row has no variance
+            assert self.given is not None
+            if self.spec.batch:
+                row = values[0].detach()
+                self.seen[t] = row, torch.full_like(row, eps).rsqrt()
+            return self.given(t, values).to(rows.dtype)
+        out, *found = torch.native_batch_norm(
+            values, self.gamma, self.beta, None, None, True, 0.0, eps
+        )
+        self.seen[t] = found[0], found[1]
+        return out.to(rows.dtype)
+
+    def statistics(self) -> Any:
+        """Return means and variances (T, C′) of all steps."""
+        means, scales = zip(*(self.seen[t] for t in range(len(self.seen))), strict=True)
+        var = torch.stack(scales).square().reciprocal() - self.spec.eps
+        return torch.stack(means).detach(), var.clamp(min=0).detach()
+
+
 class _RowsOfStep(StepNorm):
     """Base of what is normalised over the rows of a step."""
 
     def __init__(self, spec: Spec, steps: Steps, tensors: Tensors, d: int):
         super().__init__(spec, steps, tensors, d)
-        self.seen: dict[int, list[Statistics]] = {}
+        self.needs_given = not spec.batch or steps.has_single_row(True)
 
     @staticmethod
     def before(
@@ -250,72 +337,72 @@ class _RowsOfStep(StepNorm):
     ) -> tuple[Tensor, Statistics | None]:
         return pre, None
 
-    def given(self, first: int, width: int, slots: slice = slice(None)) -> Any:
-        """Return the given statistics, if any, of channels of this direction."""
-        if self.tensors.mean is None:
+    def joined(self, parts: Sequence["_StepBatchNorm"]) -> Statistics | None:
+        """Return the statistics of neighbouring channels."""
+        if not self.spec.batch:
             return None
-        both = (self.own(v, first, width) for v in (self.tensors.mean, self.tensors.var))
-        return tuple(value[slots] if len(value) > 1 else value for value in both)
-
-    def normalised(
-        self, t: int, rows: Tensor, weight: Tensor | None, bias: Tensor | None, first: int
-    ) -> Tensor:
-        """Normalise rows (n, C′) of step t; ``first`` is the first channel of their statistics."""
-        out, measured = normalise(
-            rows,
-            weight,
-            bias,
-            Groups.sequence(self.steps.at(t)),
-            eps=self.spec.eps,
-            given=self.given(first, rows.shape[1], slice(t, t + 1)),
-            batch=self.spec.batch,
-        )
-        if measured is not None:
-            self.seen.setdefault(t, []).append(measured)
-        return out
-
-    def measured(self) -> Statistics | None:
-        if not self.seen:
-            return None
-        steps = [_joined(self.seen[t]) for t in range(self.steps.time)]
-        return Statistics(*(torch.cat(parts) for parts in zip(*steps, strict=True)))
+        pairs = zip(*(part.statistics() for part in parts), strict=True)
+        mean, var = (torch.cat(values, 1) for values in pairs)
+        return Statistics(mean, var, self.steps.counts(True, mean.device).to(mean.dtype))
 
 
 class _SumsNorm(_RowsOfStep):
+    def __init__(self, spec: Spec, steps: Steps, tensors: Tensors, d: int):
+        super().__init__(spec, steps, tensors, d)
+        self.parts: dict[int, _StepBatchNorm] = {}
+
     def sums(self, t: int, sums: Tensor, first: int = 0) -> Tensor:
-        width, (weight, bias, *_) = sums.shape[1], self.tensors.norm
-        return self.normalised(
-            t, sums, self.own(weight, first, width), self.own(bias, first, width), first
-        )
+        if first not in self.parts:  # the GRU normalises its candidate after the other gates
+            weight, bias, *_ = self.tensors.norm
+            self.parts[first] = _StepBatchNorm(self, sums.shape[1], weight, bias, first, first)
+        return self.parts[first](t, sums)
+
+    def measured(self) -> Statistics | None:
+        return self.joined(list(self.parts.values()))
 
 
 class _RecurrentNorm(_RowsOfStep):
+    changes_product = True
+
+    def __init__(self, spec: Spec, steps: Steps, tensors: Tensors, d: int):
+        super().__init__(spec, steps, tensors, d)
+        C, H = tensors.w_hh.shape[0], tensors.weights(d).state_sizes[1]
+        self.parts = [_StepBatchNorm(self, C, tensors.gamma_hh, None, C)]
+        if spec.cell:
+            vectors = tensors.weight_c, tensors.bias_c
+            self.parts.append(_StepBatchNorm(self, H, *vectors, 2 * C))
+
     def gates(self, own: Tensor) -> Tensor:
         tensors, C = self.tensors, own.shape[1]
-        weight, bias = self.own(tensors.weight, 0, C), self.own(tensors.bias, 0, C)
-        mean, var = self.given(0, C) or (None, None)
+        weight, bias, mean, var = (
+            self.own(v, 0, C) for v in (tensors.weight, tensors.bias, tensors.mean, tensors.var)
+        )
         norm = Norm("input", self.spec.eps, True, self.spec.batch, False, weight, bias)
         out, self.of_input = normalise_input(norm._replace(mean=mean, var=var), self.steps, own)
         return out
 
     def recurrent(self, t: int, wh: Tensor) -> Tensor:
-        C = wh.shape[1]
-        return self.normalised(t, wh, self.own(self.tensors.gamma_hh, 0, C), None, C)
+        return self.parts[0](t, wh)
 
     def cell(self, t: int, c: Tensor) -> Tensor:
-        if not self.spec.cell:
-            return c
-        H, tensors = c.shape[1], self.tensors
-        weight, bias = self.own(tensors.weight_c, 0, H), self.own(tensors.bias_c, 0, H)
-        return self.normalised(t, c, weight, bias, 2 * 4 * H)  # after those of W_x x and W_h h
+        return self.parts[1](t, c) if self.spec.cell else c
 
     def measured(self) -> Statistics | None:
-        inside = super().measured()
+        inside = self.joined(self.parts)
         return None if inside is None else _joined([self.of_input, inside])
 
 
 class RowNorm(StepNorm):
     """Layer normalisation: of W_x x before the loop, of W_h h and c inside it."""
+
+    changes_product = True
+
+    def __init__(self, spec: Spec, steps: Steps, tensors: Tensors, d: int):
+        super().__init__(spec, steps, tensors, d)
+        C, H = tensors.w_hh.shape[0], tensors.weights(d).state_sizes[1]
+        dtype, vectors = wide(tensors.w_hh.dtype), (tensors.weight_c, tensors.bias_c)
+        own = [self.own(tensors.gamma_hh, 0, C), *(self.own(v, 0, H) for v in vectors)]
+        self.vectors = [None if v is None else v.to(dtype) for v in own]
 
     @staticmethod
     def before(
@@ -324,20 +411,18 @@ class RowNorm(StepNorm):
         tensors: Tensors,
         pre: Tensor,
     ) -> tuple[Tensor, Statistics | None]:
-        rows = pre.unflatten(1, (len(spec.reverse), -1))
-        out = _standardised(rows, spec.eps).flatten(1)
-        return _affine(out, tensors.weight, tensors.bias).to(pre.dtype), None
+        out = _layer_norm(pre.unflatten(1, (len(spec.reverse), -1)), None, None, spec.eps)
+        out = out if tensors.weight is None else out * tensors.weight.view(out.shape[1:])
+        out = out if tensors.bias is None else out + tensors.bias.view(out.shape[1:])
+        return out.flatten(1).to(pre.dtype), None
 
     def recurrent(self, t: int, wh: Tensor) -> Tensor:  # noqa: ARG002
-        weight = self.own(self.tensors.gamma_hh, 0, wh.shape[1])
-        return _affine(_standardised(wh, self.spec.eps), weight, None).to(wh.dtype)
+        return _layer_norm(wh, self.vectors[0], None, self.spec.eps).to(wh.dtype)
 
     def cell(self, t: int, c: Tensor) -> Tensor:  # noqa: ARG002
         if not self.spec.cell:
             return c
-        H, tensors = c.shape[1], self.tensors
-        weight, bias = self.own(tensors.weight_c, 0, H), self.own(tensors.bias_c, 0, H)
-        return _affine(_standardised(c, self.spec.eps), weight, bias).to(c.dtype)
+        return _layer_norm(c, *self.vectors[1:], self.spec.eps).to(c.dtype)
 
 
 StepNorm.KINDS |= {
@@ -349,18 +434,13 @@ StepNorm.KINDS |= {
 }
 
 
-def _standardised(rows: Tensor, eps: float) -> Tensor:
-    """Scale to mean 0 and variance 1 over the last dimension, in float32 or wider."""
+def _layer_norm(rows: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Layer normalisation over the last dimension, in float32 or wider."""
     rows = rows.to(wide(rows.dtype))
     if torch.jit.is_tracing():  # ONNX needs the size as a number: strides are, traced sizes not
         rows = rows.contiguous()
-        return F.layer_norm(rows, rows.stride()[-2:-1], eps=eps)
-    return F.layer_norm(rows, rows.shape[-1:], eps=eps)
-
-
-def _affine(rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    rows = rows if weight is None else rows * weight
-    return rows if bias is None else rows + bias
+        return F.layer_norm(rows, rows.stride()[-2:-1], weight, bias, eps)
+    return F.layer_norm(rows, rows.shape[-1:], weight, bias, eps)
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.ops.call import CELLS, COUNT, Spec, Tensors, check, check_given
+from normrnn.ops.fused import can_run, run
 from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.loop import loop
 from normrnn.ops.native import kernel
+from normrnn.ops.select import select
 from normrnn.ops.statistics import wide
 
 Flat = Sequence[Tensor | None]
@@ -168,7 +170,10 @@ def gradients_by_loop(
         starts = (own.h0, own.c0)[: spec.states]
         outputs: tuple[Tensor | None, ...]
         if frames.steps.rows:
-            rows, state, _ = loop(spec, frames.steps, frames.select(own))
+            call = spec, frames.steps, frames.select(own)
+            # Off the CPU torch's fused kernels, which have one derivative.
+            is_fused = not (again or own.x.is_cpu) and can_run(*call)
+            rows, state, _ = (run if is_fused else loop)(*call)
             pairs = zip(state, starts, strict=True)
             outputs = frames.restore_rows(rows), *(frames.restore_state(*pair) for pair in pairs)
         else:  # padding alone: the state stays as it was
@@ -203,7 +208,7 @@ def _recur(*args: Any) -> list[Tensor]:
         size = kernel.kept_floats(spec, some, traced.time, traced.rows) if keep else 0
         outputs = kernel.forward(spec, steps, some, keep, size)
     else:
-        rows, state, found = loop(spec, steps, some)
+        rows, state, found = select(spec, steps, some)(spec, steps, some)
         outputs = [rows, *state, *([] if found is None else [torch.stack(found[:2])])]
         outputs += [rows.new_empty(0)] if keep else []  # a graph has as many outputs without C
     outputs[0] = frames.restore_rows(outputs[0])
@@ -249,13 +254,6 @@ def _recur_backward(*args: Any) -> list[Tensor]:
         if state is not None:
             derived[k] = frames.restore_state(state, grads[k])
     return [t for t in derived if t is not None]
-
-
-@torch.library.impl(_OPS, "recur_backward", "Batched")
-def _recur_backward_batched(*args: Any) -> list[Tensor]:
-    """Many cotangents at once, as for a Jacobian, which torch's operations know."""
-    spec, steps, tensors, (_, grads, wanted) = Call.of(args)
-    return gradients_by_loop(spec, steps, tensors, grads, wanted, again=torch.is_grad_enabled())
 
 
 def _check_backward(

@@ -1,8 +1,8 @@
 """The recurrence: ``recur`` for layers; ``rnn``, ``lstm``, ``gru`` for ready gate inputs.
 
-``recur`` runs the compiled kernels on float32 on a CPU, and the loop on everything else. Tracers
-(a compiler, an exporter, fake tensors, transforms of torch.func) see the operators of
-:mod:`normrnn.ops.operators` instead. The derivative of a backward pass is the loop's.
+``recur`` runs the compiled kernels on float32 on a CPU; elsewhere torch's fused kernels where they
+can express the call, else the loop. Tracers (a compiler, an exporter, fake tensors) see the
+operators of :mod:`normrnn.ops.operators` instead. The derivative of a backward pass is the loop's.
 """
 
 from collections.abc import Sequence
@@ -27,36 +27,52 @@ from normrnn.ops.call import (
     check_given,
     describe_call,
 )
+from normrnn.ops.fused import precision, project
 from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.loop import loop
 from normrnn.ops.native import kernel
 from normrnn.ops.operators import arguments, gradients_by_loop, has_native_backward
 from normrnn.ops.scan import run_scan
-from normrnn.ops.statistics import Statistics
+from normrnn.ops.select import select
+from normrnn.ops.statistics import Statistics, without_autocast
 
 
 def recur(spec: Spec, steps: Steps, tensors: Tensors) -> Result:
-    """Run the directions of one layer over all time steps."""
+    """Run the directions of one layer over all time steps.
+
+    Under autocast W_x x, or the whole of a fused kernel, is computed in its type, all else in the
+    type of the weights, which the results have.
+    """
     check(spec, steps, tensors)
-    if isinstance(steps, Traced) and steps.is_scanned:
-        return run_scan(spec, steps, tensors)
+    kind = tensors.x.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return _recur(spec, steps, tensors, None)
+    dtype = None if tensors.x.dtype == torch.float64 else torch.get_autocast_dtype(kind)
+    with without_autocast(kind):
+        return _recur(spec, steps, tensors, dtype)
+
+
+def _recur(spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None) -> Result:
+    keep = torch.is_grad_enabled() and _require_grad(tensors)
+    is_scanned = isinstance(steps, Traced) and steps.is_scanned
     if not steps.is_traced and not can_run_native(spec, steps, tensors):
-        if choice.selected == "native":
-            raise RuntimeError(
-                'backend("native") cannot run this call: the compiled kernels take float32 on a '
-                "CPU, outside forward-mode differentiation and torch.jit"
-            )
-        return loop(spec, steps, tensors)
+        run = select(spec, steps, tensors)
+        if run is not loop:
+            if tensors.mean is not None:
+                tensors = _with_given(spec, steps, tensors, keep)
+            return _once_differentiable(run, spec, steps, tensors, dtype, keep)
+        return loop(spec, steps, project(spec, tensors, dtype))
+    if steps.is_traced and not is_scanned and choice.selected == "triton":
+        return select(spec, steps, tensors)(spec, steps, tensors, dtype)
+    tensors = tensors if dtype is None else project(spec, tensors, dtype)
+    if is_scanned:
+        return run_scan(spec, steps, tensors)  # type: ignore[arg-type]
     if not steps.is_traced:
         check_given(spec, steps, tensors)
-    transforms = torch._C._are_functorch_transforms_active()
-    keep = torch.is_grad_enabled() and (transforms or _require_grad(tensors))
     if tensors.mean is not None:
         tensors = _with_given(spec, steps, tensors, keep)
     if torch.compiler.is_compiling():
         outputs = torch.ops.normrnn.recur(*arguments(spec, steps, tensors), keep)
-    elif transforms:
-        outputs = _Recurrence.apply(spec, steps, *tensors)
     elif keep:
         outputs = _apply(spec, steps, *tensors)
     else:
@@ -71,9 +87,9 @@ def recur(spec: Spec, steps: Steps, tensors: Tensors) -> Result:
 
 def can_run_native(spec: Spec, steps: Steps, tensors: Tensors) -> bool:
     """Whether the compiled kernels run this call, which has been checked."""
-    if forward_ad._current_level >= 0 or torch.jit.is_tracing():
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return False  # which see torch's operations alone
-    return steps.rows > 0 and kernel.can_run(spec, tensors)
+    return steps.rows > 0 and not torch.jit.is_tracing() and kernel.can_run(spec, tensors)
 
 
 def _require_grad(tensors: Sequence[Tensor | None]) -> bool:
@@ -104,38 +120,90 @@ def _forward(
 
 
 class _Recurrence(torch.autograd.Function):
-    @staticmethod
-    def forward(spec: Spec, steps: Steps, *tensors: Tensor | None) -> Any:
-        return tuple(_forward(spec, steps, tensors, True))
+    """The recurrence by kernel or operator. To be differentiated again, or for many cotangents at
+    once, its gradients are those of the loop."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.spec, ctx.steps = inputs[:2]
-        states = 1 + ctx.spec.states
-        ctx.mark_non_differentiable(*output[states:])
+    def forward(ctx: Any, spec: Spec, steps: Steps, *tensors: Tensor | None) -> Any:
+        outputs = tuple(_forward(spec, steps, tensors, True))
+        ctx.spec, ctx.steps, states = spec, steps, 1 + spec.states
+        ctx.mark_non_differentiable(*outputs[states:])
         # Not the final state: a caller that carries it over may change it in place.
-        ctx.save_for_backward(*inputs[2:], output[0], *output[states:])
+        ctx.save_for_backward(*tensors, outputs[0], *outputs[states:])
         ctx.set_materialize_grads(False)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        saved, spec, wanted = ctx.saved_tensors, ctx.spec, ctx.needs_input_grad[2:]
-        heads = grads[: 1 + spec.states]
-        static = spec, ctx.steps, len(heads), wanted
-        if torch._C._are_functorch_transforms_active():
-            found: Any = _Backward.apply(*static, *saved[:COUNT], *heads, *saved[COUNT:])
-        elif torch.is_grad_enabled():
-            found = _apply_backward(*static, *saved[:COUNT], *heads, *saved[COUNT:])
+        all_saved, spec, wanted = ctx.saved_tensors, ctx.spec, ctx.needs_input_grad[2:]
+        tensors, saved, grads = all_saved[:COUNT], all_saved[COUNT:], grads[: 1 + spec.states]
+        again = torch.is_grad_enabled()
+        if again or torch._C._are_functorch_transforms_active():
+            call = spec, ctx.steps, tensors, grads, wanted
+            found: Any = gradients_by_loop(*call, again=again)
         else:
-            found = _backward(spec, ctx.steps, saved[:COUNT], saved[COUNT:], heads, wanted)
+            found = _backward(spec, ctx.steps, tensors, saved, grads, wanted)
         if len(found) == COUNT:
             return None, None, *found
         found = iter(found)
         return None, None, *[next(found) if want else None for want in wanted]
 
+
+def _once_differentiable(
+    run: Any, spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None, keep: bool
+) -> Result:
+    """Run a call by kernels that have no second derivative."""
+    if not keep:
+        return run(spec, steps, tensors, dtype)
+    outputs = _Fused.apply(run, spec, steps, dtype, *tensors)
+    states = 1 + spec.states
+    statistics = Statistics(*outputs[states:]) if spec.batch else None
+    return Result(outputs[0], tuple(outputs[1:states]), statistics)
+
+
+class _Fused(torch.autograd.Function):
+    """A call of kernels that autograd differentiates once. To be differentiated again, or for many
+    cotangents at once, its gradients are those of the loop."""
+
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _one_by_one(_Recurrence, info, in_dims, args)
+    def forward(
+        ctx: Any, run: Any, spec: Spec, steps: Steps, dtype: Any, *tensors: Tensor | None
+    ) -> Any:
+        with torch.enable_grad():
+            inner: Any = [
+                None if t is None else t.detach().requires_grad_(want)
+                for t, want in zip(tensors, ctx.needs_input_grad[4:], strict=True)
+            ]
+            rows, state, statistics = run(spec, steps, Tensors(*inner), dtype)
+        ctx.call = spec, steps
+        ctx.set_materialize_grads(False)
+        # The inner graph lives as long as what is saved.
+        ctx.save_for_backward(*tensors, *inner, rows, *state)
+        # A caller that carries the final state over may change it in place.
+        outputs = rows.detach(), *(s.data for s in state)
+        measured = statistics or ()
+        ctx.mark_non_differentiable(*measured)
+        return *outputs, *measured
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        (spec, steps), wanted = ctx.call, ctx.needs_input_grad[4:]
+        saved, grads = ctx.saved_tensors, grads[: 1 + ctx.call[0].states]
+        tensors, inner, outputs = saved[:COUNT], saved[COUNT : 2 * COUNT], saved[2 * COUNT :]
+        again = torch.is_grad_enabled()
+        if again or torch._C._are_functorch_transforms_active():
+            found: Any = gradients_by_loop(spec, steps, tensors, grads, wanted, again=again)
+        else:
+            pairs = zip(outputs, grads, strict=True)
+            heads = [(out, g) for out, g in pairs if g is not None and out.requires_grad]
+            sources = [t for t, want in zip(inner, wanted, strict=True) if want]
+            made, given = zip(*heads, strict=True)
+            with precision(spec, steps, Tensors(*tensors)):
+                found = torch.autograd.grad(
+                    made, sources, given, retain_graph=True, allow_unused=True
+                )
+        found = iter(found)
+        return *[None] * 4, *[next(found) if want else None for want in wanted]
 
 
 def _backward(
@@ -149,85 +217,22 @@ def _backward(
     return torch.ops.normrnn.recur_backward(*call, saved, grads, wanted)
 
 
-class _Backward(torch.autograd.Function):
-    """The backward pass, whose own derivative is that of the loop."""
-
-    @staticmethod
-    def forward(spec: Spec, steps: Steps, outputs: int, wanted: Sequence[bool], *given: Any) -> Any:
-        heads = COUNT + outputs
-        tensors, grads, saved = given[:COUNT], given[COUNT:heads], given[heads:]
-        found = _backward(spec, steps, tensors, saved, grads, wanted)
-        return tuple([t for t in found if t is not None])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
-        ctx.spec, ctx.steps, outputs, ctx.wanted = inputs[:4]
-        ctx.save_for_backward(*inputs[4 : 4 + COUNT + outputs])
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *heads: Tensor | None) -> Any:
-        needs, again = ctx.needs_input_grad[4:], torch.is_grad_enabled()
-        with torch.enable_grad():
-            seen = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
-            call = ctx.spec, ctx.steps, seen[:COUNT], seen[COUNT:]
-            found = gradients_by_loop(*call, ctx.wanted, again=True)
-            pairs = [(f, h) for f, h in zip(found, heads, strict=True) if h is not None]
-            which = [k for k, need in enumerate(needs) if need and k < len(seen)]
-            derived: list[Tensor | None] = [None] * len(needs)
-            if pairs and which:
-                made, given = zip(*pairs, strict=True)
-                sources: Any = [seen[k] for k in which]
-                grads = torch.autograd.grad(
-                    made, sources, given, create_graph=again, allow_unused=True
-                )
-                for k, grad in zip(which, grads, strict=True):
-                    derived[k] = grad
-        return *[None] * 4, *derived
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        return _one_by_one(_Backward, info, in_dims, args)
-
-
-# Function.apply without transforms, and without its lookup of a signature.
+# Function.apply without transforms.
 _apply: Any = super(torch.autograd.Function, _Recurrence).apply  # type: ignore[misc]
-_apply_backward: Any = super(torch.autograd.Function, _Backward).apply  # type: ignore[misc]
 
 
-def _one_by_one(function: Any, info: Any, in_dims: Any, args: Any) -> Any:
-    """Run the calls of a vmap one after the other."""
-    found = []
-    for k in range(info.batch_size):
-        pairs = zip(args, in_dims, strict=True)
-        one = [a.select(d, k) if isinstance(a, Tensor) and d is not None else a for a, d in pairs]
-        found.append(function.apply(*one))
-    stacked = tuple(torch.stack(parts) for parts in zip(*found, strict=True))
-    return stacked, (0,) * len(stacked)
-
-
-def _differentiable(operator: Any, is_backward: bool) -> Any:
-    """Return the autograd kernel of an operator, as in an exported graph."""
-
-    def run(keyset: Any, *args: Any) -> Any:
-        tensors, more = args[0], args[-2] if is_backward else ()
-        if torch.is_grad_enabled() and _require_grad([*tensors, *more]):
-            spec, steps, tensors, rest = operators.Call.of(args)
-            if not is_backward:
-                return list(_apply(spec, steps, *tensors))
-            saved, grads, wanted = rest
-            return list(_apply_backward(spec, steps, len(grads), wanted, *tensors, *grads, *saved))
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)
-
-    return run
+def _differentiable(keyset: Any, *args: Any) -> Any:
+    """The autograd kernel of the operator, as in an exported graph."""
+    if torch.is_grad_enabled() and _require_grad(args[0]):
+        spec, steps, tensors, _ = operators.Call.of(args)
+        return list(_apply(spec, steps, *tensors))
+    with torch._C._AutoDispatchBelowAutograd():
+        operator = torch.ops.normrnn.recur.default
+        return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
 
 _OPS = torch.library.Library("normrnn", "IMPL")
-for _name in ("recur", "recur_backward"):
-    _operator = getattr(torch.ops.normrnn, _name).default
-    _kernel = _differentiable(_operator, _name == "recur_backward")
-    _OPS.impl(_name, _kernel, "Autograd", with_keyset=True)
+_OPS.impl("recur", _differentiable, "Autograd", with_keyset=True)
 
 
 def rnn(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normrnn.ops.call import Result, Spec, State, Tensors
 from normrnn.ops.layout import Traced
-from normrnn.ops.loop import STEPS, RowNorm, StepNorm, initial_state, zoneout_of
+from normrnn.ops.loop import STEPS, RowNorm, StepNorm, initial_state, transposed, zoneout_of
 from normrnn.ops.statistics import wide
 
 
@@ -112,7 +112,7 @@ class _AffineNorm(StepNorm):
     """One step of ``_Maps``."""
 
     def __init__(self, maps: _Maps):
-        self.maps = maps
+        self.maps, self.changes_product = maps, maps.recurrent is not None
 
     def recurrent(self, t: int, wh: Tensor) -> Tensor:  # noqa: ARG002
         return wh if self.maps.recurrent is None else self.maps.recurrent(wh)
@@ -174,7 +174,7 @@ def _direction(
                 if f"{name}.0" in values
             }
             norm = _AffineNorm(_Maps(**own))
-        after = step(0, x["gates"], before, weights, norm)
+        after = step(0, x["gates"], before, transposed(weights), norm)
         pairs = zip(before, after, kept, strict=False)
         after = tuple(
             new if share is None else torch.lerp(new, old, share.to(new.dtype))

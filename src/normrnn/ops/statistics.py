@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normrnn.ops.layout import Run, Steps
-from normrnn.ops.sync import Pool, refuse_join
+from normrnn.ops.sync import Pool
 
 Given = tuple[Tensor, Tensor]
 """Mean and variance that do not come from the batch, each (1, C) or (K, C)."""
@@ -99,7 +99,6 @@ def measure(rows: Tensor, groups: Groups, pool: Pool | None = None) -> tuple[Sta
     count = torch.cat([rows.new_full((run.steps,), run.width) for run in groups.runs])
     sums = groups.sums(rows)
     if pool is not None:
-        refuse_join()
         most = 1 if groups.is_single else pool.max(len(groups), rows.device)
         both = pool.sum(torch.cat([sums, count[:, None]], 1), most)
         sums, count = both[:, :-1], both[:, -1].detach()
@@ -128,32 +127,32 @@ def with_given(
     given: Given | None,
     directions: int = 0,
     is_pooled: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
     """Replace statistics by ``given`` ones where a group has no variance of its own: a single row
     or, with ``directions``, rows that are all equal, as at a start token.
 
     Counts that are pooled over ranks are known on the device only.
 
     Returns:
-        Mean, variance, centred rows, and which (K, C) are the batch's own (None: all). Without
-        ``given`` a single row is an error.
+        Variance and centred rows. Without ``given`` a single row is an error.
     """
     is_single = found.count <= 1
     if given is None:
         if bool(is_single.any()) if is_pooled else groups.has_single_rows:
             raise ValueError(SINGLE_ROW)
-        return found.mean, found.var, centred, None
+        return found.var, centred
     if not (is_pooled or directions or groups.has_single_rows):
-        return found.mean, found.var, centred, None
-    own = ~is_single[:, None].expand_as(found.mean)
+        return found.var, centred
+    has_variance = ~is_single[:, None].expand_as(found.mean)
     if directions:
         width = found.mean.shape[1] // directions
-        own = own & ~constant_groups(found, directions).repeat_interleave(width, 1)
+        constant = constant_groups(found, directions).repeat_interleave(width, 1)
+        has_variance = has_variance & ~constant
     mean, var = (
-        torch.where(own, value, _for_groups(other.to(value.dtype), len(value)))
+        torch.where(has_variance, value, _for_groups(other.to(value.dtype), len(value)))
         for other, value in zip(given, found[:2], strict=True)
     )
-    return mean, var, groups.each(rows, mean, torch.sub), own
+    return var, groups.each(rows, mean, torch.sub)
 
 
 def _for_groups(given: Tensor, groups: int) -> Tensor:

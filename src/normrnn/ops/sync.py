@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 
 class Pool:
@@ -40,27 +39,11 @@ class Pool:
         """Sum (K, …) of each rank into (groups, …); differentiable."""
         return _AllReduce.apply(_padded(values, groups), self)  # type: ignore[return-value]
 
-    def sum_detached(self, values: Tensor, groups: int) -> Tensor:
-        """The same, not differentiable."""
-        return _reduce(_padded(values, groups).contiguous(), dist.ReduceOp.SUM, self)
-
     def max(self, value: int, device: torch.device) -> int:
         return int(_reduce(torch.tensor(value, device=device), dist.ReduceOp.MAX, self))
 
 
 DEFAULT_POOL = Pool()
-
-
-def refuse_join() -> None:
-    """Raise RuntimeError under DDP's Join, where a rank may take no part in the statistics."""
-    ddp = DistributedDataParallel._active_ddp_module
-    join = getattr(ddp, "_join_config", None)
-    if join is not None and join.enable and not join.throw_on_early_termination:
-        raise RuntimeError(
-            "statistics pooled over ranks (sync=True) do not go with uneven inputs under Join,"
-            " since a rank that has run out takes no part in them: pass"
-            " throw_on_early_termination=True, give every rank as many batches, or use sync=False"
-        )
 
 
 class _AllReduce(torch.autograd.Function):

@@ -62,7 +62,8 @@ class _InverseRoot(torch.autograd.Function):
     @staticmethod
     def forward(matrix: Tensor, least: float) -> Any:
         finite = matrix.isfinite().all()
-        known = torch.where(finite, matrix, torch.eye(len(matrix)).to(matrix))
+        identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        known = torch.where(finite, matrix, identity)
         values, vectors = torch.linalg.eigh(known)
         values = torch.where(finite, values.clamp(min=least), torch.nan)
         return (vectors * values.rsqrt()) @ vectors.t(), values, vectors

@@ -49,7 +49,14 @@ def verdict(
     >>> verdict(rows, paired=True).variants["frame"].quality.answer
     'better'
     """
-    found = verdicts(rows, baseline, paired, higher_is_better, target, margin)
+    found = verdicts(
+        rows,
+        baseline=baseline,
+        paired=paired,
+        higher_is_better=higher_is_better,
+        target=target,
+        margin=margin,
+    )
     if len(found) > 1:
         raise UsageError("runs of different experiments: " + "; ".join(one.title for one in found))
     return found[0]
@@ -57,6 +64,7 @@ def verdict(
 
 def verdicts(
     rows: Any,
+    *,
     baseline: str | None = None,
     paired: bool = False,
     higher_is_better: bool = False,
@@ -81,18 +89,12 @@ def verdicts(
     found = groups(runs)
     if not found:
         raise UsageError("no runs found")
-    return group_verdicts(found, baseline, target, margin)
+    return group_verdicts(found, baseline=baseline, target=target, margin=margin)
 
 
-def group_verdicts(
-    found: Sequence[Group],
-    baseline: str | None = None,
-    target: float | None = None,
-    margin: float = 0.01,
-    titled: bool = False,
-) -> list[Verdict]:
+def group_verdicts(found: Sequence[Group], titled: bool = False, **options: Any) -> list[Verdict]:
     """Return a verdict per group; with titles if there are several, or if asked for."""
-    answers = [group_verdict(group, baseline, target, margin) for group in found]
+    answers = [group_verdict(group, **options) for group in found]
     if len(found) < 2 and not titled:
         return answers
     return [replace(a, title=g.title) for a, g in zip(answers, found, strict=True)]

@@ -1,9 +1,7 @@
 """The report: a self-contained HTML file, or Markdown."""
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +14,14 @@ from normrnn.recipes import RECIPES, summary
 from normrnn.reporting import trials
 from normrnn.reporting.answer import group_verdict
 from normrnn.reporting.groups import Group, command, data_name, differing, groups
-from normrnn.reporting.pictures import (
-    Picture,
-    draw,
-    new_figure,
-    pictures,
-    save,
-    svg,
-    why_no_pictures,
-)
+from normrnn.reporting.pictures import Picture, draw, pictures, svg, why_no_pictures
 from normrnn.reporting.runs import Run, RunOrProblem
-from normrnn.reporting.study import PICTURE, RecordedStudy
+from normrnn.reporting.study import RecordedStudy
 from normrnn.reporting.tables import DASH, Table, as_markdown, details_tables, runs_table
 from normrnn.version import __version__
 
 MARK = '<!doctype html>\n<html lang="en" data-by="normrnn report">'
 """Start of every report; only such files are overwritten."""
-LONGEST = 150
-"""Limit in bytes for the name of a file."""
 _FACTS = ("normrnn", "torch", "numpy", "python", "cpu", "cores", "threads", "system")
 
 
@@ -188,36 +176,3 @@ def refuse_other(path: Path) -> None:
         with open_regular(path) as file:
             if file.read(len(MARK)) not in (MARK.encode(), b""):
                 raise UserError(f"{path} exists and is not a report: not overwriting it")
-
-
-def write_pictures(
-    found: Sequence[RunOrProblem], directory: Path, studies: Sequence[RecordedStudy] = ()
-) -> list[Path]:
-    """Write every picture as DIRECTORY/EXPERIMENT-NAME.png."""
-    paths = []
-    for study in (s for s in studies if s.drawable):
-        paths.append(directory / f"{safe(study.name)}-{PICTURE}")
-        _save(trials.figure(study.trials), paths[-1])
-    for group in groups([one.run for one in found if one.run is not None]):
-        for picture in pictures(group):
-            drawn = new_figure(figsize=(6.4, 4.2), layout="constrained")
-            draw(drawn.subplots(), group, picture)
-            paths.append(directory / f"{safe(group.title)}-{picture.name}.png")
-            _save(drawn, paths[-1])
-    return paths
-
-
-def _save(drawn: Any, path: Path) -> None:
-    try:
-        save(drawn, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
-
-
-def safe(title: str) -> str:
-    """Return a title as the name of a file; a long one is cut and ends with its hash."""
-    name = re.sub(r"[^\w.-]+", "-", title).strip("-") or "runs"
-    if len(name.encode()) <= LONGEST:
-        return name
-    start = name.encode()[:LONGEST].decode(errors="ignore")
-    return f"{start}-{sha256(title.encode()).hexdigest()[:8]}"

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normrnn.reporting.groups import groups
 from normrnn.reporting.runs import Run, RunOrProblem
 from normrnn.reporting.tables import runs_table
-from normrnn.verdicts.result import Verdict
+from normrnn.verdicts.result import Verdict, html_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,13 +23,7 @@ class Runs(list[Run]):
 
     def _repr_html_(self) -> str:
         tables = [runs_table(group) for group in groups(self)]
-        return "".join(_html(table.head, table.rows) for table in tables)
-
-
-def _html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [("th", head), *(("td", row) for row in rows)]
-    cells = ("".join(f"<{tag}>{escape(c)}</{tag}>" for c in line) for tag, line in lines)
-    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+        return "".join(html_table(table.head, table.rows) for table in tables)
 
 
 @dataclass(frozen=True, repr=False)

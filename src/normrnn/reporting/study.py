@@ -10,23 +10,12 @@ from typing import Any
 from normrnn.errors import UserError, notice
 from normrnn.files import ROWS, read_regular, resolved, write_whole
 from normrnn.recipes.paper import PAPER, Paper
-from normrnn.reporting.pictures import save, why_no_pictures
 from normrnn.reporting.runs import inside
 from normrnn.reporting.tables import as_markdown
-from normrnn.reporting.trials import (
-    LR,
-    Trial,
-    arms_of,
-    as_csv,
-    best,
-    figure,
-    is_number,
-    lines,
-    table,
-)
+from normrnn.reporting.trials import LR, Trial, arms_of, best, is_number, lines, table
 from normrnn.seal import is_sealed, sealed, sealed_json, with_place, without_hash
 
-TRIALS, ABOUT, PICTURE = "trials.jsonl", "study.json", "loss-by-learning-rate.png"
+TRIALS, ABOUT = "trials.jsonl", "study.json"
 SAID = "sentence"
 """Key of a plan: the chosen values and the work behind them, as text."""
 
@@ -61,18 +50,9 @@ class RecordedStudy:
 
     @property
     def paper(self) -> Paper | None:
-        """The paper's search that this one repeats: of its recipe, or of its arms and settings."""
-        if self.recipe:
-            beside = PAPER.get(self.recipe)
-            return beside if beside and beside.settings else None
-        searches = (paper for paper in PAPER.values() if paper.settings)
-        return next((paper for paper in searches if self._same_settings(paper)), None)
-
-    def _same_settings(self, paper: Paper) -> bool:
-        fields = next(iter(paper.settings.values())).keys()
-        return set(arms_of(self.trials)) == paper.settings.keys() and all(
-            t["settings"].keys() == fields for t in self.trials
-        )
+        """The paper's search that this one repeats."""
+        paper = PAPER.get(self.recipe)
+        return paper if paper and paper.settings else None
 
     @property
     def drawable(self) -> bool:
@@ -205,20 +185,8 @@ def _sealed_rows(trials: Sequence[Trial]) -> bytes:
     return sealed(text) if rows else b""
 
 
-def write(study: RecordedStudy) -> list[Path]:
-    """Write trials.jsonl, study.json, trials.csv, summary.md, and a figure of the learning rate."""
-    trials, out = study.trials, study.path
-    out.mkdir(parents=True, exist_ok=True)
-    files = {
-        TRIALS: _sealed_rows(trials),
-        ABOUT: sealed_json(study.about),
-        "trials.csv": as_csv(trials).encode(errors="backslashreplace"),
-        "summary.md": study.markdown().encode(errors="backslashreplace"),
-    }
-    for name, content in files.items():
-        write_whole(out / name, content)
-    paths = [out / name for name in files]
-    if study.drawable and not why_no_pictures():
-        save(figure(trials), out / PICTURE)
-        paths.append(out / PICTURE)
-    return paths
+def write(study: RecordedStudy) -> None:
+    """Write trials.jsonl and study.json."""
+    study.path.mkdir(parents=True, exist_ok=True)
+    write_whole(study.path / TRIALS, _sealed_rows(study.trials))
+    write_whole(study.path / ABOUT, sealed_json(study.about))

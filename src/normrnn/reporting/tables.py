@@ -1,6 +1,5 @@
 """Tables for the terminal, Markdown and HTML; a row per run, a row per figure of a verdict."""
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
@@ -29,26 +28,6 @@ class Table:
         lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
         return "\n".join(f"| {' | '.join(map(as_markdown, row))} |" for row in lines)
 
-    def text(self, width: int = COLUMNS) -> str:
-        """Return aligned columns, or a wrapped line per row if these are too wide."""
-        lines = [self.head, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        if sum(widths) + 2 * (len(widths) - 1) <= width:
-            shown = [
-                "  ".join(
-                    f"{cell:>{w}}" if i else f"{cell:<{w}}"
-                    for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-                ).rstrip()
-                for line in lines
-            ]
-            return "\n".join([self.title, *shown])
-        named = [
-            f"{row[0]}: {'; '.join(f'{h} {c}' for h, c in zip(self.head, row, strict=True) if h)}"
-            for row in self.rows
-        ]
-        wrapped = [textwrap.fill(line, width, subsequent_indent="  ") for line in named]
-        return "\n".join([self.title, *wrapped])
-
 
 def as_markdown(text: str) -> str:
     """Escape what Markdown would interpret."""
@@ -70,8 +49,8 @@ def details_tables(verdict: Verdict) -> list[Table]:
     """Return a table per variant with all figures of a verdict."""
     tables = []
     for name, one in verdict.variants.items():
-        figures = (one.quality, one.speed, one.seconds, *one.details.values())
-        rows = [[*cells(f, verdict.measure), f.answer] for f in figures if f is not None]
+        figures = (*one.primary.values(), *one.details.values())
+        rows = [[*cells(figure, verdict.measure), figure.answer] for figure in figures]
         head = ["figure", name, verdict.baseline, "difference or ratio", "answer"]
         title = f"{name} against {verdict.baseline}"
         tables.append(Table(title, head, rows))

@@ -1,22 +1,18 @@
 """Trials of a search: best setting per variant, pairs, loss against learning rate."""
 
-import csv
-import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from normrnn.config.jsonio import flat
 from normrnn.config.measure import bits
 from normrnn.recipes.paper import Paper
-from normrnn.reporting.pictures import COLOURS, dress, new_figure
+from normrnn.reporting.pictures import COLOURS, dress
 from normrnn.reporting.tables import COLUMNS, DASH, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Trial = dict[str, Any]
 LR = "optimizer.lr"
@@ -25,18 +21,6 @@ LR = "optimizer.lr"
 def is_number(value: Any) -> bool:
     """Whether a value can be drawn."""
     return type(value) in (int, float) and abs(value) < 1e100
-
-
-def as_csv(trials: Sequence[Trial]) -> str:
-    """Return CSV with a column per setting and per figure of a variant."""
-    about = ("trial", "state")
-    rows = [{**{k: t[k] for k in about}, **t["settings"], **flat(t["arms"])} for t in trials]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def arms_of(trials: Sequence[Trial]) -> list[str]:
@@ -204,13 +188,6 @@ def _searched(values: Any) -> str:
     step = f" in steps of {values['step']}" if values.get("step") else ""
     scale = " log-uniform" if values.get("log") else ""
     return f"{values.get('low')} to {values.get('high')}{scale}{step}"
-
-
-def figure(trials: Sequence[Trial]) -> "Figure":
-    """Validation loss against learning rate."""
-    drawn = new_figure(figsize=(6.8, 4.4), layout="constrained")
-    draw(drawn.subplots(), trials)
-    return drawn
 
 
 def draw(

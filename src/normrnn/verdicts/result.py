@@ -56,7 +56,7 @@ class Verdict:
         return [line.rstrip() for line in lines]
 
     def _texts(self, one: VariantVerdict, details: bool) -> list[str]:
-        figures = [f for f in (one.quality, one.speed, one.seconds) if f is not None]
+        figures = list(one.primary.values())
         figures += one.details.values() if details else ()
         if not figures:
             return ["", "no validation or test values in common"]
@@ -93,25 +93,11 @@ class Verdict:
     def _repr_html_(self) -> str:
         rows = []
         for name, one in self.variants.items():
-            for figure in (one.quality, one.speed, one.seconds):
-                if figure is not None:
-                    row = [name, *cells(figure, self.measure), figure.answer, _seeds(figure)]
-                    rows.append("".join(f"<td>{escape(cell)}</td>" for cell in row))
-                    name = ""
-        head = "".join(
-            f"<th>{text}</th>"
-            for text in (
-                "variant",
-                "figure",
-                "value",
-                escape(self.baseline),
-                "difference or ratio",
-                "answer",
-                "",
-            )
-        )
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            for figure in one.primary.values():
+                rows.append([name, *cells(figure, self.measure), figure.answer, _seeds(figure)])
+                name = ""
+        head = ["variant", "figure", "value", self.baseline, "difference or ratio", "answer", ""]
+        return html_table(head, rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -123,21 +109,15 @@ class Verdict:
             "notes": list(self.notes),
             "diverged": {name: list(counts) for name, counts in self.diverged.items()},
             "ranking": [[name, value] for name, value in self.ranking],
-            "variants": {
-                name: {
-                    **{
-                        key: None if figure is None else figure.to_dict()
-                        for key, figure in (
-                            ("quality", one.quality),
-                            ("speed", one.speed),
-                            ("seconds", one.seconds),
-                        )
-                    },
-                    "details": {key: figure.to_dict() for key, figure in one.details.items()},
-                }
-                for name, one in self.variants.items()
-            },
+            "variants": {name: one.to_dict() for name, one in self.variants.items()},
         }
+
+
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table for notebooks."""
+    lines = [("th", head), *(("td", row) for row in rows)]
+    cells = ("".join(f"<{tag}>{escape(c)}</{tag}>" for c in line) for tag, line in lines)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def verdict_of(
@@ -149,13 +129,13 @@ def verdict_of(
 ) -> Verdict:
     """Compare all variants of these runs with the baseline."""
     settings = settings or Settings()
-    found = compare_runs(runs, baseline, settings)
+    name, variants, ranking, notes = compare_runs(runs, baseline, settings)
     return Verdict(
-        found.baseline,
-        {one.name: one for one in found.variants},
+        name,
+        variants,
         runs,
-        found.ranking,
-        found.notes,
+        ranking,
+        notes,
         measure,
         settings.paired,
         settings.higher_is_better,

@@ -95,14 +95,24 @@ class Figure:
 class VariantVerdict:
     """A variant against the baseline."""
 
-    name: str
     quality: Figure | None
     speed: Figure | None
     seconds: Figure | None = None
     details: dict[str, Figure] = field(default_factory=dict)
     """Secondary figures, with 95 % intervals that are not adjusted for several variants."""
-    diverged: int = 0
-    runs: int = 0
+
+    @property
+    def primary(self) -> dict[str, Figure]:
+        """Quality, speed and seconds, as far as there are values."""
+        every = {"quality": self.quality, "speed": self.speed, "seconds": self.seconds}
+        return {name: figure for name, figure in every.items() if figure is not None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; None for a figure without values."""
+        absent: dict[str, Any] = dict.fromkeys(("quality", "speed", "seconds"))
+        found = {name: figure.to_dict() for name, figure in self.primary.items()}
+        details = {name: figure.to_dict() for name, figure in self.details.items()}
+        return {**absent, **found, "details": details}
 
 
 @dataclass(frozen=True)
@@ -127,20 +137,14 @@ class Settings:
         return -1 if self.higher_is_better else 1
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """All variants against the baseline."""
+def compare_runs(
+    runs: Sequence[PlainRun], baseline: str | None, settings: Settings
+) -> tuple[str, dict[str, VariantVerdict], list[tuple[str, float]], list[str]]:
+    """Compare every variant with the baseline, in the order of the runs.
 
-    baseline: str
-    variants: list[VariantVerdict]
-    ranking: list[tuple[str, float]]
-    """All variants with the mean of their quality, the best first; diverged ones are left out."""
-    notes: list[str]
-    """Runs without the values that others have."""
-
-
-def compare_runs(runs: Sequence[PlainRun], baseline: str | None, settings: Settings) -> Comparison:
-    """Compare every variant with the baseline, in the order of the runs."""
+    Returns the baseline's name, the verdicts, all variants with the mean of their quality, the best
+    first (without those that diverged), and notes on runs that lack values which others have.
+    """
     if not 0 <= settings.margin < math.inf:
         raise UsageError(f"margin must be at least 0, not {settings.margin}")
     variants: dict[str, list[PlainRun]] = {}
@@ -168,9 +172,9 @@ def compare_runs(runs: Sequence[PlainRun], baseline: str | None, settings: Setti
         if (values := _values(some, quality[1]))
     }
     order = sorted(means.items(), key=lambda item: settings.sign * item[1])
-    return Comparison(
+    return (
         name,
-        [_compared(other, variants[name], variants[other], settings, quality) for other in others],
+        {other: _compared(variants[name], variants[other], settings, quality) for other in others},
         [(variant, value) for variant, value in order if math.isfinite(value)],
         _notes(runs),
     )
@@ -203,7 +207,6 @@ def _oriented(run: PlainRun, sign: int) -> PlainRun:
 
 
 def _compared(
-    name: str,
     baseline: list[PlainRun],
     other: list[PlainRun],
     settings: Settings,
@@ -211,13 +214,10 @@ def _compared(
 ) -> VariantVerdict:
     steps, seconds = _speed(baseline, other, settings)
     return VariantVerdict(
-        name,
         quality=_difference(*quality, baseline, other, settings),
         speed=steps,
         seconds=seconds,
         details=_details(baseline, other, replace(settings, comparisons=1)),
-        diverged=sum(run.diverged for run in other),
-        runs=len(other),
     )
 
 

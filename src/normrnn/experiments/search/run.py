@@ -1,8 +1,7 @@
-"""Run a search: start workers, show trials as they end, write the results, confirm the best."""
+"""`normrnn search`: run or join a study, write its results, confirm the best settings."""
 
-import os
 import time
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,16 +15,14 @@ from normrnn.experiments.jobs import run_jobs
 from normrnn.experiments.search.space import Space
 from normrnn.extras import install_command
 from normrnn.files import refuse_stream, resolved
-from normrnn.processes import Child, ended_politely, stop
+from normrnn.processes import ended_politely
 from normrnn.reporting.study import TRIALS, read_study
 
 if TYPE_CHECKING:
-    from normrnn.experiments.search.plan import Plan
-    from normrnn.experiments.search.study import Study
+    from normrnn.experiments.search.study import Plan, Study
 
 OTHER = "use another --out"
 DATABASE = "study.db"
-WORKER = "normrnn.experiments.search.worker"
 CONFIRM = "confirm"
 
 
@@ -58,48 +55,41 @@ class SearchRequest:
 def search(config: Config, space: Space, request: SearchRequest) -> int:
     """Run the study to its end, or join it; return the exit code."""
     try:
-        from normrnn.experiments.search.plan import Plan
-        from normrnn.experiments.search.study import Study, storage_errors
+        from normrnn.experiments.search.study import Plan, Study, storage_errors
     except ImportError:
         raise UserError(f"search needs Optuna: {install_command('search')}") from None
     from normrnn.engine.start import open_experiment
-    from normrnn.experiments.search.worker import Order
 
     experiment = open_experiment(config)
-    config = replace(config, data=experiment.where, data_sha256=experiment.sha256)
+    config = replace(
+        config,
+        data=experiment.where,
+        data_sha256=experiment.sha256,
+        threads=config.threads or 1,
+    )
     plan = Plan(config, space, request.norms, request.sampler, request.pruner)
     name, out = request.study or config.recipe, request.out
     _refuse_other(out, name, plan, request.trials)
-    storage = request.storage or _own_database(out)
+    console = PlainConsole(soft_wrap=True)
     with storage_errors():
-        study = Study(name, storage, plan, request.trials, request.heartbeat)
-        study.reclaim()
-        order = Order(
-            *(name, storage, request.trials, request.heartbeat),
-            *(str(out), plan.to_json(), request.processes),
-        )
-        logs = [out / f"worker-{os.getpid()}-{k}.log" for k in range(request.workers)]
-        workers = [Child(WORKER, (), order.send(), log, config.threads or 1) for log in logs]
-        console = PlainConsole(soft_wrap=True)
+        url = request.storage or _database_in(out)
+        study = Study(name, url, plan, request.trials, request.heartbeat)
         try:
-            _watch(study, workers, console)
+            _run_trials(study, request, console)
         except KeyboardInterrupt:
-            stop(workers)
             _write(study, out, console)
             return 130
-        finally:
-            stop(workers)
-        if _write(study, out, console) < study.count:
-            failed = [worker for worker in workers if worker.code]
-            reason = f": a worker ended: {failed[0].last_words()}" if failed else ""
-            raise UserError(f"the study is not finished{reason}; the same command resumes it")
+        except UserError as error:
+            _write(study, out, console)
+            raise UserError(f"not finished, the same command resumes: {error}") from None
+        _write(study, out, console)
         if request.confirm:
             _confirm(study, request, console)
             _write(study, out, console)
     return 0
 
 
-def _own_database(out: Path) -> str:
+def _database_in(out: Path) -> str:
     out.mkdir(parents=True, exist_ok=True)
     if (out / DATABASE).is_symlink():
         raise UserError(f"{out / DATABASE} is a symbolic link: not writing through it")
@@ -125,18 +115,28 @@ def _refuse_other(out: Path, name: str, plan: "Plan", trials: int) -> None:
         )
 
 
-def _watch(study: "Study", workers: Sequence[Child], console: PlainConsole) -> None:
-    """Print every trial that ends until our workers have ended."""
-    printed: set[int] = set()
-    with ended_politely():
-        is_running = True
-        while is_running:
-            is_running = any(worker.code is None for worker in workers)
-            for row in study.rows():
-                if row["trial"] not in printed:
-                    printed.add(row["trial"])
-                    console.print(f"{len(printed)}/{study.count}  {_line(row)}")
-            time.sleep(0.5 * is_running)
+def _run_trials(study: "Study", request: SearchRequest, console: PlainConsole) -> None:
+    """Run trials in threads and print those that end, also of other commands."""
+    from normrnn.experiments.search.worker import Worker
+
+    worker, printed = Worker(study, request.out, request.processes), set()
+    with ended_politely(), ThreadPoolExecutor(request.workers) as pool:
+        threads = [pool.submit(worker.work) for _ in range(request.workers)]
+        try:
+            is_running = True
+            while is_running:
+                is_running = not all(thread.done() for thread in threads)
+                for row in study.rows():
+                    if row["trial"] not in printed:
+                        printed.add(row["trial"])
+                        console.print(f"{len(printed)}/{study.count}  {_line(row)}")
+                time.sleep(0.5 * is_running)
+        finally:
+            worker.stopping.set()
+    for thread in threads:
+        thread.result()
+    if left := worker.failed.keys() - study.done().keys():
+        raise UserError(worker.failed[min(left)])
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -150,30 +150,26 @@ def _line(row: dict[str, Any]) -> str:
     return f"trial {row['trial']}  {settings}  {arms}"
 
 
-def _write(study: "Study", out: Path, console: PlainConsole) -> int:
-    """Print and write tables, pictures and report; return the number of finished trials."""
+def _write(study: "Study", out: Path, console: PlainConsole) -> None:
+    """Print and write tables and report."""
     from normrnn.reporting.page import write_report
     from normrnn.reporting.pictures import why_no_pictures
     from normrnn.reporting.runs import find
     from normrnn.reporting.study import RecordedStudy, write
-    from normrnn.reporting.trials import lines, table
+    from normrnn.reporting.trials import lines
 
     rows = study.rows()
     if rows:
         about = {"study": study.name, "trials": study.count, **study.plan.identity()}
         recorded = RecordedStudy(out, rows, about)
-        console.print(table(rows, paper=recorded.paper).text())
         console.print("\n".join(lines(rows)))
-        written = write(recorded)
         report = out / "report.html"
+        write(recorded)
         runs = [*recorded.runs(), *sorted((out / CONFIRM).glob("*"))]
         write_report(find(runs), report, f"normrnn search {study.plan.config.recipe}", [recorded])
-        for path in (*written, report):
-            console.print(f"wrote {path}")
-        if omitted := why_no_pictures():
-            console.print(omitted)
+        omitted = why_no_pictures()
+        console.print(f"report: {report}{f' ({omitted})' if omitted else ''}")
     console.print(f"{len(rows)} of {study.count} trials are done")
-    return len(rows)
 
 
 def _confirm(study: "Study", request: SearchRequest, console: PlainConsole) -> None:

@@ -1,4 +1,4 @@
-"""What a search varies, as data: dotted config fields with values or ranges. No torch, no Optuna.
+"""What a search varies, as data: dotted config fields with values or ranges.
 
 {"optimizer.lr": {"low": 1e-4, "high": 1, "log": true}, "train.batch": [32, 64, 128]}
 """
@@ -6,18 +6,20 @@
 import json
 import math
 import random
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from normrnn.config.base import MEASURED, Config
-from normrnn.config.jsonio import to_dict
+from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.registry import with_fields
 from normrnn.errors import UsageError, UserError
 from normrnn.files import read_regular
 from normrnn.recipes.paper import SPACES
+
+if TYPE_CHECKING:
+    from optuna import Trial
 
 Space = dict[str, Any]
 """Dotted field -> a list of values, or {"low", "high"} with "log" or "step" if wished."""
@@ -28,22 +30,8 @@ ANOTHER_LOSS = "losses under different values of it are losses of different thin
 NOT_VARIED = ("recipe", "norm", "data", "data_sha256", "device", "threads")
 
 
-class Suggests(Protocol):
-    """The part of an Optuna trial that draws."""
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float: ...
-
-    def suggest_int(
-        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
-    ) -> int: ...
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any: ...
-
-
 def read_space(file: Path | None, config: Config, norms: Sequence[str] = ("none",)) -> Space:
-    """The space of a file, or the recipe's own; UsageError for one that cannot be searched."""
+    """Return the space of a file, or the recipe's; UsageError if it cannot be searched."""
     if file is None:
         if config.recipe not in SPACES:
             raise UsageError(
@@ -64,21 +52,26 @@ def read_space(file: Path | None, config: Config, norms: Sequence[str] = ("none"
 
 
 def check(space: Any, config: Config, norms: Sequence[str] = ("none",)) -> None:
-    """Every field exists, no range is empty, and the config takes what may be drawn, with every
-    arm: all settings of values and ends, or `MOST` of them."""
+    """Check that fields exist, that no range is empty, and that the config takes, with every norm,
+    all combinations of values and ends, or `MOST` of them drawn at random."""
     if not isinstance(space, Mapping) or not space:
         raise UsageError("a space is a JSON object of at least one config field")
-    ends: dict[str, list[Any]] = {}
+    fields, ends = flat(to_dict(config)), {}
     for name, values in space.items():
+        if name not in fields:
+            raise UsageError(f"the space has {name}, which is no field of {config.recipe}")
         if name in NOT_VARIED:
             raise UsageError(f"the space has {name}, which a search does not vary")
         if name.startswith(MEASURED):
             raise UsageError(f"the space has {name}: {ANOTHER_LOSS}")
-        ends[name] = _ends(name, values, type(_find(config, name)))
+        ends[name] = _ends(name, values, type(fields[name]))
     for norm in norms:
         for setting in _settings(ends):
-            if _refused(config, norm, setting):
-                raise UsageError(_complaint(config, norm, setting))
+            try:
+                with_fields(config, {**setting, "norm": norm})
+            except UserError as error:
+                drawn = ", ".join(f"{name} {value!r}" for name, value in setting.items())
+                raise UsageError(f"the space has {drawn}: with norm {norm}, {error}") from None
 
 
 def _settings(ends: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
@@ -91,73 +84,36 @@ def _settings(ends: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
         yield {name: generator.choice(values) for name, values in ends.items()}
 
 
-def _refused(config: Config, norm: str, setting: Mapping[str, Any]) -> str:
-    try:
-        with_fields(config, {**setting, "norm": norm})
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def _complaint(config: Config, norm: str, setting: Mapping[str, Any]) -> str:
-    """What is wrong with a setting, without the fields that have no part in it."""
-    complaint = _refused(config, norm, setting)
-    for name in setting:
-        fewer = {k: v for k, v in setting.items() if k != name}
-        if _refused(config, norm, fewer) == complaint:
-            setting = fewer
-    drawn = " with ".join(f"{name} {value!r}" for name, value in setting.items())
-    return f"the space has {drawn}: {complaint}" if setting else f"norm {norm}: {complaint}"
-
-
-def draw(trial: Suggests, space: Space, config: Config) -> dict[str, Any]:
-    """One setting: field -> value."""
-    return {name: _draw(trial, name, values, config) for name, values in space.items()}
-
-
-def _draw(trial: Suggests, name: str, values: Any, config: Config) -> Any:
-    if isinstance(values, list):
-        return trial.suggest_categorical(name, values)
-    suggest = trial.suggest_int if type(_find(config, name)) is int else trial.suggest_float
-    return suggest(name, **{k: v for k, v in values.items() if v is not None})
-
-
-def _find(config: Config, name: str) -> Any:
-    at: Any = to_dict(config)
-    for part in name.split("."):
-        if not isinstance(at, Mapping) or part not in at:
-            raise UsageError(f"the space has {name}, which is no field of {config.recipe}")
-        at = at[part]
-    if isinstance(at, Mapping):
-        raise UsageError(f"the space has {name}, which is a group of fields of {config.recipe}")
-    return at
-
-
 def _ends(name: str, values: Any, kind: type) -> list[Any]:
-    if isinstance(values, list):
-        if not values:
-            raise UsageError(f"the space has no values for {name}")
+    """Return the values, or the ends of a range, which Optuna checks."""
+    if isinstance(values, list) and values:
         return values
     if not isinstance(values, Mapping) or not {"low", "high"} <= values.keys():
         raise UsageError(
             f"the space gives {name} as {values!r}: give a list of values, or low and high"
         )
-    unknown = values.keys() - {"low", "high", "log", "step"}
-    if unknown:
-        raise UsageError(f"the range of {name} has {min(unknown)!r}: only low, high, log and step")
-    low, high = values["low"], values["high"]
-    log, step = values.get("log"), values.get("step")
-    numbers = [low, high] if step is None else [low, high, step]
-    if kind not in (int, float) or not all(type(v) in (int, float) for v in numbers):
-        raise UsageError(f"the range of {name} is not one of numbers: give a list of values")
-    if not all(-sys.float_info.max <= v <= sys.float_info.max for v in numbers):
-        raise UsageError(f"the range of {name} needs finite numbers")
-    if kind is int and not all(type(v) is int for v in numbers):
-        raise UsageError(f"the range of {name} needs whole numbers")
-    if not low <= high:
-        raise UsageError(f"the range of {name} is empty: low {low} is above high {high}")
-    if log not in (None, True, False) or (log and (low <= 0 or step is not None)):
-        raise UsageError(f"the range of {name} with log needs a low above 0 and no step")
-    if step is not None and not step > 0:
-        raise UsageError(f"the range of {name} needs a step above 0, not {step}")
-    return [low, high]
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    given = {key: value for key, value in values.items() if value is not None}
+    numbers = [value for key, value in given.items() if key != "log"]
+    if kind not in (int, float) or not all(type(v) in (int, kind) for v in numbers):
+        raise UsageError(f"the range of {name} has to be of {kind.__name__} values: {values}")
+    try:
+        if not all(math.isfinite(v) for v in numbers):
+            raise ValueError("not finite")
+        (IntDistribution if kind is int else FloatDistribution)(**given)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UsageError(f"the range {values} of {name} cannot be searched: {error}") from None
+    return [values["low"], values["high"]]
+
+
+def draw(trial: "Trial", space: Space, config: Config) -> dict[str, Any]:
+    """Return one setting: field -> value."""
+    fields, setting = flat(to_dict(config)), {}
+    for name, values in space.items():
+        if isinstance(values, list):
+            setting[name] = trial.suggest_categorical(name, values)
+            continue
+        suggest = trial.suggest_int if type(fields[name]) is int else trial.suggest_float
+        setting[name] = suggest(name, **{k: v for k, v in values.items() if v is not None})
+    return setting

@@ -48,7 +48,9 @@ def is_plain(tensors: Sequence[Tensor | None]) -> bool:
 def can_run(spec: Spec, tensors: Tensors) -> bool:
     """Whether C computes this call, which has been checked: float32 on a CPU throughout."""
     x, w_hh, w_ih = tensors.x, tensors.w_hh, tensors.w_ih
-    if x.dtype != torch.float32 or not x.is_cpu or library() is None or choice.selected == "loop":
+    if x.dtype != torch.float32 or not x.is_cpu or library() is None:
+        return False
+    if choice.selected not in ("auto", "native"):
         return False
     if tensors.w_hr is not None or 0 in w_hh.shape or (w_ih is not None and 0 in w_ih.shape):
         return False

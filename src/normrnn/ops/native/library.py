@@ -25,7 +25,7 @@ class Library:
         self.path, self.variant = path, variant
         loaded = ctypes.CDLL(str(path))
         pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-        packed, status, word = ctypes.c_char_p, ctypes.c_int, ctypes.c_uint32
+        packed, status = ctypes.c_char_p, ctypes.c_int
 
         def function(name: str, *arguments: Any, result: Any = None, failure: Any = None) -> Any:
             found = getattr(loaded, f"normrnn_{name}_{variant}")
@@ -42,7 +42,6 @@ class Library:
         self.update = function("update", *update, result=status)
         classify = [*[size] * 4, *[pointer] * 8]
         self.classify = function("classify", *classify, result=size, failure=-1)
-        self.drop = function("drop", *[size] * 2, *[word] * 3, real, *[pointer] * 3)
         self.arguments_size: int = function("arguments_size", result=status)()
         self.threaded = _openmp() is not None
         function("threads", *[pointer] * 3)(*(_openmp() or (None,) * 3))

@@ -203,7 +203,6 @@ int64_t EXPORT(kept_floats)(const Arguments *a) {
 }
 
 #include "softmax.h"
-#include "mask.h"
 
 /* One update of running statistics (C,) from K groups of a batch, mean and biased var (K, C) over
  * `counts` rows each, pooled. Of the first `inputs` columns, those of W_x x, groups whose rows are
