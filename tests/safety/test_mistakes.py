@@ -50,10 +50,6 @@ def real(*arguments: str | bytes | Path, **options: Any) -> subprocess.Completed
         (["--model.hidden", "2147483647"], "the network is too large"),
         (["--model.hidden", "1" + "0" * 20], "model.hidden must be at most 2,147,483,647"),
         (["--norm", "frame", "--model.time-steps", "999999999"], "the network is too large"),
-<<<<<<< HEAD
-        (["--optimizer.lr", "fast"], "'fast' is no number"),
-=======
->>>>>>> main
     ],
 )
 def test_values_beyond_reason(

@@ -101,19 +101,10 @@ def _recorded_sums(
     return result
 
 
-<<<<<<< HEAD
 def _refuse(layer: Normalised) -> None:
-    """Raise UserError for a network that the reference recurrence does not support."""
+    """Raise UserError for a network whose steps are not those of the recurrence."""
     if any(layer.zoneout):
         raise UserError("gradients are not recorded of a network with zoneout")
-=======
-def _refuse(config: Config, layer: Normalised) -> None:
-    """Raise UserError for a network whose steps are not those of the recurrence."""
-    counted = flat(to_dict(config)).get("model.count_padding", False)
-    for name, there in (("zoneout", any(layer.zoneout)), ("model.count_padding", counted)):
-        if there:
-            raise UserError(f"gradients are not recorded of a network with {name}")
->>>>>>> main
 
 
 def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:

@@ -13,22 +13,6 @@ def command(path: Annotated[Positional[Path], arg(metavar="PATH")], all: bool = 
         path: A run directory, a directory that `normrnn export` made, or one of their files.
         all: Of a run, also its settings and the front matter of its model card.
     """
-    from normrnn.deploy.info import info
+    from normrnn.deploy.card import info
 
-<<<<<<< HEAD
-    def options(path: Annotated[Positional[Path], arg(metavar="PATH")], all: bool = False) -> None:
-        """What a trained network is, how it was trained, what it reaches and how to load it.
-
-        Args:
-            path: A run directory, a directory that `normrnn export` made, or one of their files.
-            all: Of a run, also its settings and the front matter of its model card.
-        """
-        from normrnn.deploy.card import info
-
-        print(info(path, settings=all), end="")
-
-    parse(options, "info", arguments)
-    return 0
-=======
     print(info(path, settings=all), end="")
->>>>>>> main

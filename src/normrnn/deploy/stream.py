@@ -11,12 +11,6 @@ from torch import Tensor, nn
 from normrnn import norms
 from normrnn.deploy.networks import folded, recurrent, with_layers
 from normrnn.nn.base import Normalised
-<<<<<<< HEAD
-=======
-from normrnn.ops.fold import PlainWeights
-from normrnn.ops.fused import fused_rows
-from normrnn.ops.layout import Steps
->>>>>>> main
 
 CHUNK = 8
 """From so many steps torch's fused kernel, which packs the weights at every call, is faster."""
@@ -80,134 +74,8 @@ class Stream:
             self._state = None
 
 
-<<<<<<< HEAD
 class _Network:
     """A copy of a model, fed with one sequence and a state; shared by several streams."""
-=======
-def _network(model: nn.Module) -> _Network:
-    for name, layer in _recurrent(model).items():
-        _check(layer, name or type(layer).__name__)
-    ours: Any = getattr(model, "plain_parts", None)
-    if ours is not None:
-        return _Whole(ours())
-    if isinstance(model, nn.RNNBase):
-        return _Layer(model)
-    return _Own(model)
-
-
-def _check(layer: nn.RNNBase, name: str) -> None:
-    if layer.bidirectional:
-        raise ValueError(f"{name} is bidirectional: it needs the whole sequence")
-    if isinstance(layer, Normalised) and norms.of(layer.norm).keeps_statistics:
-        if layer.time_steps is not None:
-            raise ValueError(
-                f"{name} has statistics that differ over {layer.time_steps} time steps, and a "
-                "stream has no end: normrnn.recalibrate(..., shared=True) makes one of them"
-            )
-        if any(getattr(n, "running_mean", None) is None for n in layer.normalisers()):
-            raise ValueError(f"{name} has no running statistics, and one step has none of its own")
-
-
-class _Layer:
-    """A recurrent stack: torch's cells for few steps, its fused kernel for more."""
-
-    def __init__(self, layer: nn.RNNBase) -> None:
-        self.rnn = Recurrent(layer)
-        try:
-            self.rnn.check()
-            folds = not self.rnn.has_peepholes
-        except ValueError:  # runs as it is
-            folds = False
-        self.own = None if folds else copy.deepcopy(layer).eval().requires_grad_(False)
-        self.inputs, self.dtype = layer.input_size, next(layer.parameters()).dtype
-        if folds:
-            numbers = range(self.rnn.layers)
-            self.weights = [[_kept(w) for w in self.rnn.direction(n)[:4]] for n in numbers]
-            names = {"LSTM": "lstm_cell", "GRU": "gru_cell"}
-            names |= {"RNN_TANH": "rnn_tanh_cell", "RNN_RELU": "rnn_relu_cell"}
-            self.cell = getattr(torch, names[self.rnn.mode])
-            self.mode, self.hidden, self.states = self.rnn.mode, self.rnn.hidden, self.rnn.states
-        del self.rnn  # keeps no reference to the model's weights
-
-    def run(self, input: Any, state: State) -> tuple[Tensor, State]:
-        x = frames(input, self.inputs, self.dtype)
-        rows, state = self.rows(x.reshape(-1, self.inputs), state)
-        if len(rows) == 1:  # the state itself, to which the caller may write
-            rows = rows.clone()
-        return (rows if x.dim() == 2 else rows[0]), state
-
-    def rows(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """(T, I) -> (T, H)."""
-        if not len(x):
-            return x.new_zeros(0, self.outputs), state
-        if self.own is not None:
-            axis = 0 if self.own.batch_first else 1
-            output, state = self.own(x.unsqueeze(axis), state)
-            return output.squeeze(axis), state
-        if state is None:
-            zero = x.new_zeros(1, self.hidden)
-            state = [(zero, zero) if self.mode == "LSTM" else zero] * len(self.weights)
-        if len(x) < CHUNK:
-            steps = []
-            for row in x.split(1):
-                row, state = self._step(row, state)
-                steps.append(row)
-            return (steps[0] if len(steps) == 1 else torch.cat(steps)), state
-        return self._chunk(x, state)
-
-    @property
-    def outputs(self) -> int:
-        if self.own is None:
-            return self.hidden
-        return self.own.proj_size or self.own.hidden_size
-
-    def _step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        after = []
-        for weights, before in zip(self.weights, state, strict=True):
-            new = self.cell(x, before, *weights)
-            after.append(new)
-            x = new[0] if self.mode == "LSTM" else new
-        return x, after
-
-    def _chunk(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        pairs = state if self.mode == "LSTM" else [(h,) for h in state]
-        start = tuple(torch.stack(parts) for parts in zip(*pairs, strict=True))
-        rows, after = x, []
-        for k, weights in enumerate(self.weights):
-            layer, state = [PlainWeights(*weights)], tuple(part[k : k + 1] for part in start)
-            rows, final = fused_rows(self.mode, rows, layer, state, steps=Steps.dense(len(x), 1))
-            after.append(tuple(part[0] for part in final))
-        return rows, after if self.mode == "LSTM" else [h for (h,) in after]
-
-
-class _Whole:
-    """One of our networks: embedding or features, a stack, a linear layer."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.layer = _Layer(parts.recurrent.layer)
-        self.weight = _kept(parts.decoder.weight)
-        self.bias = None if parts.decoder.bias is None else parts.decoder.bias.detach().clone()
-        self.table = None if parts.embedding is None else parts.embedding.clone()
-        if parts.mean is not None and parts.scale is not None:
-            self.mean, self.scale = parts.mean.clone(), parts.scale.clone()
-
-    def run(self, input: Any, state: State) -> tuple[Tensor, State]:
-        if self.table is None:
-            x = frames(input, len(self.mean), self.mean.dtype)
-            single = x.dim() == 1
-            rows = (x.reshape(-1, len(self.mean)) - self.mean) * self.scale
-        else:
-            single = isinstance(input, int) or torch.as_tensor(input).dim() == 0
-            rows = F.embedding(_tokens(input, len(self.table)), self.table)
-        rows, state = self.layer.rows(rows, state)
-        output = F.linear(rows, self.weight, self.bias)
-        output = output if self.table is not None else output.log_softmax(1)
-        return (output[0] if single else output), state
-
-
-class _Own:
-    """A user's model, called with one sequence, (T, 1, …) or (1, T, …), and a state."""
->>>>>>> main
 
     def __init__(self, model: nn.Module) -> None:
         layers = recurrent(model)
