@@ -156,7 +156,7 @@ register(
         pools=None,
         unfoldable="normalises every row by its own mean and variance",
         cell_norm=False,
-        implementation="normrnn.nn.layernorm:LayerNormaliser",
+        implementation="normrnn.nn.transitions:LayerNormaliser",
     )
 )
 register(
@@ -167,7 +167,7 @@ register(
         pools="step",
         gamma=0.1,
         cell_norm=True,
-        implementation="normrnn.nn.batchnorm:RecurrentNormaliser",
+        implementation="normrnn.nn.transitions:RecurrentNormaliser",
     )
 )
 register(

@@ -102,7 +102,7 @@ def _recorded_sums(
 
 
 def _refuse(layer: Normalised) -> None:
-    """Raise UserError for a network that the reference recurrence does not support."""
+    """Raise UserError for a network whose steps are not those of the recurrence."""
     if any(layer.zoneout):
         raise UserError("gradients are not recorded of a network with zoneout")
 

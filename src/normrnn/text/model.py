@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from normrnn.deploy.networks import TextNetwork
-from normrnn.engine.model import SequenceModel, generators_by_name, glorot_
+from normrnn.engine.model import SequenceModel, generators_by_name, glorot_, train_one_bias
 from normrnn.engine.sums import State
 from normrnn.text.vocabulary import Vocabulary
 
@@ -56,7 +56,7 @@ class LanguageModel(SequenceModel):
                 for name, parameter in self.named_parameters():
                     if "bias_hh" not in name and id(parameter) not in normalisers:
                         parameter.uniform_(-init, init, generator=generators(name))
-        self.rnn.train_one_bias()
+        train_one_bias(self.rnn)
 
     def outputs(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Return what the softmax sees, (T, B, H), and the state after the last step."""
