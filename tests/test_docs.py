@@ -1,10 +1,13 @@
 """The documentation: its code runs, its links lead somewhere, its prose is short."""
 
 import contextlib
+import importlib.util
 import inspect
 import io
+import json
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -19,8 +22,11 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+NOTEBOOKS = [str(path.relative_to(ROOT)) for path in sorted(DOCS.rglob("*.ipynb"))]
 LINE = 105
 """Characters in a line of the site at 1280 pixels."""
+NEEDED = re.compile(r"^```python needs=(\w+)$", re.MULTILINE)
+"""The package that a block of code needs."""
 GENERATED = {"layers", "tools", "laboratory", "commands", "settings"}
 """Pages of the reference that the build writes from the code."""
 PUBLIC = {
@@ -32,8 +38,11 @@ PUBLIC = {
 }
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+def blocks(page: str, language: str, packages: Iterable[str] = ()) -> list[str]:
+    """The code blocks of a page, with those that need one of `packages`, in order."""
+    infos = "|".join(["", *(f" needs={name}" for name in packages)])
+    pattern = rf"```{language}(?:{infos})\n(.*?)```"
+    return re.findall(pattern, (ROOT / page).read_text(), re.DOTALL)
 
 
 def prose(text: str) -> list[str]:
@@ -66,16 +75,32 @@ def test_paragraphs_and_cells_are_found() -> None:
     assert {"a", "b c"} <= {*cells(text)}
 
 
-@pytest.mark.parametrize("page", NAMES)
+def markdown(page: str) -> str:
+    """The text of a page, or of the cells of a notebook."""
+    text = (ROOT / page).read_text()
+    if not page.endswith(".ipynb"):
+        return text
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells)
+
+
+@pytest.mark.parametrize("page", [*NAMES, *NOTEBOOKS])
 def test_no_paragraph_is_over_five_lines(page: str) -> None:
-    for paragraph in prose((ROOT / page).read_text()):
+    for paragraph in prose(markdown(page)):
         assert len(paragraph) <= 5 * LINE, f"{len(paragraph)} characters: {paragraph[:80]}…"
 
 
-@pytest.mark.parametrize("page", NAMES)
+@pytest.mark.parametrize("page", [*NAMES, *NOTEBOOKS])
 def test_no_cell_is_over_fifteen_words(page: str) -> None:
-    for cell in cells((ROOT / page).read_text()):
+    for cell in cells(markdown(page)):
         assert len(cell.split()) <= 15, cell
+
+
+def run_blocks(page: str, packages: Iterable[str] = ()) -> None:
+    names: dict[str, object] = {"__name__": "page"}
+    for block in blocks(page, "python", packages):
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(block, page, "exec"), names)  # asserts inside
 
 
 @pytest.mark.parametrize("page", [name for name in NAMES if blocks(name, "python")])
@@ -83,10 +108,23 @@ def test_python_blocks_run_in_order(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "page"}
-    for block in blocks(page, "python"):
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(block, page, "exec"), names)  # asserts inside
+    run_blocks(page)
+
+
+@pytest.mark.parametrize(
+    "page", [name for name in NAMES if NEEDED.search((ROOT / name).read_text())]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_python_blocks_that_need_other_packages(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run where they are installed, which the development environment does not do."""
+    packages = set(NEEDED.findall((ROOT / page).read_text()))
+    if not (installed := {name for name in packages if importlib.util.find_spec(name)}):
+        pytest.skip(f"none of {', '.join(sorted(packages))} is installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    run_blocks(page, installed)
 
 
 def test_pages_that_show_the_layers_have_such_blocks() -> None:

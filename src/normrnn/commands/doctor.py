@@ -14,9 +14,9 @@ EXTRAS = {
     "report": ("pictures, HTML reports, TensorBoard", ("matplotlib", "tensorboard", "jinja2")),
     "export": ("ONNX files", ("onnx", "onnxscript", "onnxruntime")),
     "search": ("normrnn search, PostgreSQL", ("optuna", "psycopg")),
-    "speech": ("audio and alignment", ("kaldi-native-fbank", "soundfile", "pocketsphinx")),
+    "speech": ("reading of audio, alignment", ("kaldi-native-fbank", "soundfile", "pocketsphinx")),
     "gpu": ("Triton kernels", ("triton",)),
-    "docs": ("this documentation", ("sphinx", "myst-nb", "furo", "nbclient", "ipykernel")),
+    "docs": ("documentation site", ("sphinx", "myst-nb", "furo", "nbclient", "ipykernel")),
 }
 """Extra -> what it brings, and its packages."""
 
@@ -69,7 +69,7 @@ def _version(package: str) -> str | None:
 
 
 def _cache() -> dict[str, Any]:
-    """Return where compiled kernels and encoded texts are kept, and their size in bytes."""
+    """Return where compiled kernels are kept, and their size in bytes."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 EXAMPLES = {
     "train": "normrnn train quickstart --norm frame --epochs 3 --out runs/one",
     "compare": "normrnn compare arrays --data mine.npz --norms none,sequence --seeds 3",
-    "search": "normrnn search quickstart --space space.json --norms none,frame --trials 20",
+    "search": "normrnn search quickstart --norms none,frame --trials 20 --epochs 3",
     "evaluate": "normrnn evaluate runs/one",
     "report": "normrnn report runs/mine -o report.html",
     "verdict": "normrnn verdict runs/mine --details",
@@ -34,7 +34,7 @@ EXAMPLES = {
     "prepare ptb": "normrnn prepare ptb DIR",
     "prepare librispeech": "normrnn prepare librispeech LibriSpeech/dev-clean --out data/speech",
     "prepare kaldi": "normrnn prepare kaldi --data data/train --ali exp/tri4b_ali --out data/wsj",
-    "posteriors": "normrnn posteriors runs/one --data data/speech/dev --out exp/dev --priors",
+    "posteriors": "normrnn posteriors runs/one --data data/dev --out exp/dev --priors",
     "score": "normrnn score runs/one text.txt",
     "sample": "normrnn sample runs/one --tokens 50",
     "export": "normrnn export runs/one -o model --format onnx",

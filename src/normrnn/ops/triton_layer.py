@@ -20,7 +20,7 @@ from torch import Tensor
 from triton import knobs
 
 from normrnn.ops.call import Norm, Result, Spec, Tensors, Weights, describe_call
-from normrnn.ops.fused import gate_inputs
+from normrnn.ops.fused import gate_inputs, without_tf32
 from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.loop import initial_state, loop
 
@@ -435,9 +435,10 @@ def self_check(device: torch.device, H: int, dtype: torch.dtype) -> None:
         return
     _checked.add(key)  # before the calls below, which come here again
     try:
-        steps, lower = Steps((19, 18, 18, 3, 2)), None if dtype == torch.float32 else dtype
+        steps, lower = Steps((17, 16, 2)), None if dtype == torch.float32 else dtype
         # Operators run without autograd, which the comparison needs.
-        with torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False), torch.enable_grad():
+        with_autograd = torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False)
+        with with_autograd, torch.enable_grad(), without_tf32(device):
             errors = differences(*random_call(H, steps), device, lower)
         limit = TOLERANCE if lower is None else 0.05
         wrong = {name: error for name, error in errors.items() if not error <= limit}
