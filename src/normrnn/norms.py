@@ -41,8 +41,6 @@ class Norm:
     """Whether statistics can be pooled over processes."""
     more_rows_than_features: bool = False
     """Whether batch statistics need that, unless they are shrunk."""
-    counts_padding: bool = False
-    """Whether it can be made to count padding in its statistics, to study what that does."""
     unfoldable: str = ""
     """Why no plain layer has the same eval output; empty if one has (statistics shared over time
     provided)."""
@@ -128,7 +126,6 @@ register(
         pools="batch",
         looks_ahead=True,
         sync=True,
-        counts_padding=True,
         implementation="normrnn.nn.batchnorm:Normaliser",
     )
 )
@@ -139,7 +136,6 @@ register(
         acts="input",
         pools="step",
         sync=True,
-        counts_padding=True,
         implementation="normrnn.nn.batchnorm:Normaliser",
     )
 )

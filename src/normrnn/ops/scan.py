@@ -166,7 +166,7 @@ def _direction(
                     part if value.by_step else part.squeeze(0)
                 )
     kept, step = zoneout_of(tensors, d, D), STEPS[spec.mode]
-    reset_to = reset_state(tensors, d) or (0.0,) * spec.states
+    reset_to = [s.clone() for s in reset_state(tensors, d) or ()] or [0.0] * spec.states
     row_norm = RowNorm(spec, steps, tensors, d) if spec.kind in ("row", "rms") else None
 
     def combine(state: Any, x: Any) -> Any:  # the compiler cannot trace other annotations
