@@ -58,10 +58,12 @@ TINY = [
     Everyday(4, 10, 64, 64),
 ]
 
+# cell -> what it is compared with, and ours
 LAYERS: dict[str, tuple[Any, Any]] = {
     "LSTM": (nn.LSTM, normrnn.LSTM),
     "GRU": (nn.GRU, normrnn.GRU),
     "RNN": (nn.RNN, normrnn.RNN),
+    "LiGRU": (normrnn.GRU, normrnn.LiGRU),
 }
 Target = tuple[float, float | None]
 # cell -> norm -> geometric mean and worst to reach with the input's gradient, two threads
@@ -76,6 +78,7 @@ TARGETS: dict[str, dict[str, Target]] = {
     },
     "GRU": {"sequence": (0.85, 1.10)},
     "RNN": {"sequence": (0.85, 1.10)},
+    "LiGRU": {"sequence": (0.80, None)},
 }
 # The same of the LSTM, "sequence", for other (threads, input gradient).
 SEQUENCE: dict[tuple[int, bool], Target] = {(1, True): (0.95, 1.08), (2, False): (0.82, 1.00)}
@@ -174,11 +177,12 @@ def ratios(
     rows = shape.B * shape.T
     needed = {"frame": shape.B, "recurrent": shape.B, "sequence": rows, "whiten": rows - shape.I}
     norms = [name for name in norms if needed.get(name, 2) > 1]  # one row has no statistics
-    layers = [plain(shape.I, shape.H, bidirectional=both)]
+    base: dict[str, Any] = {"norm": norms[0]} if plain is normrnn.GRU else {}
+    layers = [plain(shape.I, shape.H, bidirectional=both, **base)]
     for name in norms:
         norm = None if name == "None" else name
         layers.append(ours(shape.I, shape.H, bidirectional=both, norm=norm))
-    steps = [step_of(layer, x, gradient, trains) for layer in layers]
+    steps = [step_of(layer.train(trains), x, gradient, trains) for layer in layers]
     best = [min(step(), step()) for step in steps]
     most = 60 if sum(best) > 2e-3 else 600
     for _ in range(max(6, min(most, int(seconds / sum(best))))):
@@ -201,7 +205,8 @@ def report(
     torch.manual_seed(0)
     words = f"{'with' if input_gradient else 'without'} the input's gradient"
     what = f"training, {words}" if trains else "forward pass only"
-    print(f"\n{cell}, {threads} thread(s), {what}; × nn.{cell}")
+    beside = "our GRU" if cell == "LiGRU" else f"nn.{cell}"
+    print(f"\n{cell}, {threads} thread(s), {what}; × {beside}")
     print("| shape | ms | " + " | ".join(norms) + " |\n|" + "---|" * (2 + len(norms)))
     rows = []
     for shape in TINY if tiny else SHAPES:

@@ -4,8 +4,8 @@
 
 Synthetic task: each frame shows a symbol; the action at the last frame of an episode is rewarded if
 it is the first one's. Episodes follow each other in streams that are cut into windows, so a window
-holds parts of several. ``resets`` says where one begins: there the state starts from zero. A
-policy without them cannot know. REINFORCE with a mean baseline. Prints (two cores, six seconds):
+holds parts of several. ``resets`` says where one begins: there the state starts again, from one that is
+learned (``learn_initial_state``). A policy without them cannot know. REINFORCE with a mean baseline. Prints (two cores, six seconds):
 
     update 100: reward with resets 0.99, without 0.49
     update 200: reward with resets 1.00, without 0.51
@@ -27,7 +27,8 @@ STREAMS, WINDOW, SYMBOLS = 64, 32, 3
 class Policy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.gru, self.head = normrnn.GRU(SYMBOLS, 48, norm="layer"), nn.Linear(48, SYMBOLS)
+        self.gru = normrnn.GRU(SYMBOLS, 48, norm="layer", learn_initial_state=True)
+        self.head = nn.Linear(48, SYMBOLS)
 
     def forward(self, seen: Tensor, state: Any, resets: Tensor | None) -> tuple[Tensor, Any]:
         output, state = self.gru(seen, state, resets=resets)
