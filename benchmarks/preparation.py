@@ -11,26 +11,35 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from time import process_time
 
 from benchmarks.machine import describe
 from normrnn.cli import guarded
 from normrnn.errors import UserError
 from normrnn.speech.archive import Unusable
-from normrnn.speech.prepare.librispeech import AlignWords, find_utterances
-from normrnn.speech.prepare.preparation import Prepared, Utterance
+from normrnn.speech.prepare.alignment import align
+from normrnn.speech.prepare.audio import read_sound
+from normrnn.speech.prepare.features import add_deltas, fbank
+from normrnn.speech.prepare.librispeech import find_utterances
 
 
-def prepared(directory: Path, wanted: int) -> Iterator[Prepared]:
-    """Utterances from all over the directory that can be aligned without a lexicon."""
+def costs(directory: Path, wanted: int) -> Iterator[tuple[float, float, float]]:
+    """Seconds of sound, features and alignment, of utterances from all over the directory that can
+    be aligned without a lexicon."""
     found = find_utterances(directory)
     step = max(len(found) // wanted, 1)
-    work = AlignWords("senone", {})
     for item in (item for first in range(step) for item in found[first::step]):
-        if item.path is not None and item.text:
-            try:
-                yield work(Utterance(item.key, item.speaker, "train", item.text, item.path))
-            except Unusable:  # most often a word without a pronunciation
-                continue
+        if item.path is None or not item.text:
+            continue
+        start = process_time()
+        try:
+            sound = read_sound(item.path)
+            features = add_deltas(fbank(sound.samples, sound.rate))
+            middle = process_time()
+            align(sound.samples, item.text, "senone", {}, len(features))
+        except Unusable:  # most often a word without a pronunciation
+            continue
+        yield len(sound.samples) / sound.rate, middle - start, process_time() - middle
 
 
 def main(arguments: list[str]) -> int:
@@ -40,17 +49,14 @@ def main(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     if args.utterances < 1:
         parser.error("--utterances must be at least 1")
-    results = list(islice(prepared(args.directory, args.utterances), args.utterances))
+    results = list(islice(costs(args.directory, args.utterances), args.utterances))
     if not results:
         raise UserError(f"no utterance of {args.directory} could be aligned")
-    sound = sum(result.seconds for result in results)
-    costs = {
-        "features": (sum(result.feature_seconds for result in results), 0.02),
-        "alignment": (sum(result.alignment_seconds for result in results), 0.06),
-    }
+    sound, features, alignment = (sum(column) for column in zip(*results, strict=True))
+    parts = {"features": (features, 0.02), "alignment": (alignment, 0.06)}
     print(describe())
     print(f"{len(results)} utterances, {sound:.0f} s of sound, one core; × real time:")
-    for name, (cost, asked) in costs.items():
+    for name, (cost, asked) in parts.items():
         print(f"  {name:<10} {cost / sound:.4f}   (asked: at most {asked})")
     return 0
 

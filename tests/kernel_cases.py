@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normrnn.ops import Norm, Peephole, Result, Spec, Steps, Weights, describe_call, recur
+from normrnn.ops import Norm, Result, Spec, Steps, Weights, describe_call, recur
 from normrnn.ops import Tensors as CallTensors
 from normrnn.ops.backend import backend
 from normrnn.ops.call import CELLS
@@ -158,6 +158,24 @@ def tensors_of(case: Case) -> Tensors:
     return made
 
 
+def one_direction(
+    mode: str,
+    gates: Tensor,
+    w_hh: Tensor,
+    steps: Steps,
+    *state: Tensor,
+    reverse: bool = False,
+    resets: Tensor | None = None,
+    **vectors: Tensor,
+) -> tuple[Tensor, ...]:
+    """The recurrence of gate inputs (N, C): rows and the final state, (B, H) each."""
+    start = tuple(part[None] for part in state) or None
+    weights = [Weights(None, w_hh, **vectors)]
+    spec, tensors = describe_call(mode, (reverse,), gates, weights, Norm(), start, resets)
+    result = recur(spec, steps, tensors)
+    return result.rows, *(part[0] for part in result.state)
+
+
 def native(spec: Spec, steps: Steps, tensors: CallTensors) -> Result:
     """The compiled kernels, or an error."""
     with backend("native"):
@@ -179,7 +197,7 @@ def problem(case: Case, t: Tensors) -> tuple[Spec, Steps, CallTensors]:
             t.get(f"w_ih{d}"),
             t[f"w_hh{d}"],
             t.get(f"bias_hn{d}"),
-            *Peephole(*(t.get(f"peephole_{gate}{d}") for gate in "ifo")),
+            *(t.get(f"peephole_{gate}{d}") for gate in "ifo"),
         )
         for d in range(len(case.reverse))
     ]

@@ -40,7 +40,7 @@ def made(key: str) -> Prepared:
     frames = int(draw.integers(1, 40))
     features = draw.normal(1000.0, 2.0, size=(frames, DIM)).astype(np.float32)
     labels = draw.integers(0, CLASSES - 1, size=frames).astype(np.int32)
-    return Prepared(features, labels, frames / 100, 0.001, 0.002)
+    return Prepared(features, labels)
 
 
 def job(sources: Sequence[str] = ("", "", "bad", "", "", "", "", ""), stop_at: str = "") -> Job:

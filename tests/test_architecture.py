@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": {"errors"},
     "terminal": {"errors"},
     "console": {"errors", "terminal"},
-    "seal": {"errors"},
+    "seal": {"errors", "files"},
     "extras": {"errors"},
     "crash": {"version"},
     "cli": {"crash", "errors", "terminal", "version"},

@@ -14,16 +14,14 @@ def report(error: BaseException, arguments: list[str]) -> str:
     what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     text = "".join(traceback.format_exception(error))
     about = f"normrnn {__version__}, Python {sys.version.split()[0]}\n{arguments}\n\n{text}"
-    for folder in (*_run_directories(arguments), Path(tempfile.gettempdir())):
-        path = folder / f"normrnn-error-{os.getpid()}.txt"
-        try:
-            path.unlink(missing_ok=True)
-            with open(path, "x", encoding="utf-8", errors="replace", opener=_private) as f:
-                f.write(about)
-        except OSError:
-            continue
-        return f"unexpected error ({what}); the details are in {path}"
-    return f"unexpected error ({what}); no file could be written for the details"
+    path = Path(tempfile.gettempdir()) / f"normrnn-error-{os.getpid()}.txt"
+    try:
+        path.unlink(missing_ok=True)
+        with open(path, "x", encoding="utf-8", errors="replace", opener=_private) as f:
+            f.write(about)
+    except OSError:
+        return f"unexpected error ({what}); no file could be written for the details"
+    return f"unexpected error ({what}); the details are in {path}"
 
 
 def _private(path: str, flags: int) -> int:
@@ -35,9 +33,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, by the words of Python, torch, C++ or the dynamic linker."""
     words = ("allocate memory", "bad_alloc", "failed to map segment", "can't start new thread")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
-
-
-def _run_directories(arguments: list[str]) -> list[Path]:
-    """Directories of runs that the command names."""
-    places = [Path(argument.rpartition("=")[2]) for argument in arguments]
-    return [place for place in places if (place / "config.json").is_file()]

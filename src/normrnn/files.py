@@ -152,10 +152,10 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         ) from None
 
 
-def write_whole(path: Path, content: bytes | bytearray | memoryview) -> None:
+def write_whole(path: Path, *content: bytes | bytearray | memoryview) -> None:
     """Replace a file atomically; UserError, with the old file kept, if that fails."""
     with replacing(path) as file:
-        file.write(content)
+        file.writelines(content)
 
 
 def remove_leftovers(folder: Path, *names: str) -> None:

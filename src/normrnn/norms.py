@@ -41,8 +41,6 @@ class Norm:
     """Whether statistics can be pooled over processes."""
     more_rows_than_features: bool = False
     """Whether batch statistics need that, unless they are shrunk."""
-    counts_padding: bool = False
-    """Whether it can be made to count padding in its statistics, to study what that does."""
     unfoldable: str = ""
     """Why no plain layer has the same eval output; empty if one has (statistics shared over time
     provided)."""
@@ -128,7 +126,6 @@ register(
         pools="batch",
         looks_ahead=True,
         sync=True,
-        counts_padding=True,
         implementation="normrnn.nn.batchnorm:Normaliser",
     )
 )
@@ -139,7 +136,6 @@ register(
         acts="input",
         pools="step",
         sync=True,
-        counts_padding=True,
         implementation="normrnn.nn.batchnorm:Normaliser",
     )
 )
@@ -160,7 +156,7 @@ register(
         pools=None,
         unfoldable="normalises every row by its own mean and variance",
         cell_norm=False,
-        implementation="normrnn.nn.layernorm:LayerNormaliser",
+        implementation="normrnn.nn.transitions:LayerNormaliser",
     )
 )
 register(
@@ -171,7 +167,7 @@ register(
         pools="step",
         gamma=0.1,
         cell_norm=True,
-        implementation="normrnn.nn.batchnorm:RecurrentNormaliser",
+        implementation="normrnn.nn.transitions:RecurrentNormaliser",
     )
 )
 register(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
-from normrnn.analysis.gradients import growth, record, recorded
+from normrnn.analysis.gradients import record, recorded
 from normrnn.cli import main
 from normrnn.engine.start import open_experiment
 from normrnn.engine.task import Loss
@@ -105,12 +105,6 @@ def test_normalised_recurrence_by_hand() -> None:
     assert found["mean_gamma"] == pytest.approx(gamma)
 
 
-def test_growth_needs_steps() -> None:
-    assert growth([1.0]) is None
-    assert growth([0.0, 0.0]) is None
-    assert growth([4.0, 2.0, 1.0]) == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_watched_layers_compute_the_same(kind: str, norm: str) -> None:
@@ -152,14 +146,12 @@ def _cli(*arguments: object) -> None:
 
 
 def test_what_the_reference_does_not_compute_is_refused(
-    small: LanguageConfig, tiny_speech: SpeechConfig
+    small: LanguageConfig,
 ) -> None:
-    zoned = replace(small, model=replace(small.model, zoneout_h=0.1))
-    counting = replace(tiny_speech, model=replace(tiny_speech.model, count_padding=True))
-    for config, name in ((zoned, "zoneout"), (counting, "count_padding")):
-        task = open_experiment(config).build(torch.device("cpu"))
-        with pytest.raises(UserError, match=f"not recorded of a network with .*{name}"):
-            record(config, task)
+    config = replace(small, model=replace(small.model, zoneout_h=0.1))
+    task = open_experiment(config).build(torch.device("cpu"))
+    with pytest.raises(UserError, match="zoneout"):
+        record(config, task)
 
 
 def test_the_command_on_runs_and_on_recipes(
@@ -281,19 +273,6 @@ def test_watched_packed_rows_keep_their_order(sort: bool) -> None:
     assert torch.equal(output.batch_sizes, expected.batch_sizes)
 
 
-def test_the_command_on_speech(tiny_speech: SpeechConfig, tmp_path: Path) -> None:
-    out = tmp_path / "g.json"
-    flags = ["--data", tiny_speech.data, "--model.hidden", 3, "--model.layers", 1]
-    flags += ["--train.batch", 4, "--train.piece-frames", 15, "-o", out]
-    _cli("gradients", "librispeech-mini", *flags, "--norms", "none,sequence")
-    for found in json.loads(out.read_text()):
-        assert set(found["layers"]) == {"l0", "l0_reverse"}
-        for layer in found["layers"].values():
-            assert all(math.isfinite(v) for v in layer["gradient"])
-            assert 0 < layer["growth_per_step"] < 2
-    assert out.with_suffix(".png").stat().st_size > 1000
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -310,13 +289,3 @@ def test_mistakes(small: LanguageConfig, capsys, more: list[object], said: str) 
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
-
-
-def test_streams_and_lstms_too(small: LanguageConfig) -> None:
-    model = replace(small.model, cell="lstm", time_steps=0, dropout=0.5)
-    train = replace(small.train, reading="streams")
-    config = replace(small, norm="frame", model=model, train=train)
-    task = open_experiment(config).build(torch.device("cpu"))
-    first = record(config, task, 3)
-    assert math.isfinite(first["loss"])
-    assert record(config, task, 3) == first  # no dropout, nothing left behind

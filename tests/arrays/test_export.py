@@ -9,7 +9,7 @@ import torch
 
 import normrnn
 from normrnn.config.registry import recipe, task_of, with_settings
-from normrnn.deploy.session import session
+from normrnn.deploy.traced import session
 from normrnn.engine.display import Display
 from normrnn.engine.evaluate import evaluate
 from normrnn.engine.start import train

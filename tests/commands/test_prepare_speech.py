@@ -72,7 +72,6 @@ def test_librispeech_end_to_end(prepared: tuple[Path, str]) -> None:
     assert f"{len(speech.train.keys)} utterances, {frames:,} frames, 2 speakers" in printed
     assert "skipped 7 utterances (50.0%)" in printed
     assert "several channels averaged in 1 utterances" in printed
-    assert re.search(r"× real time on one core: features 0\.\d+, alignment 0\.\d+", printed)
 
 
 def test_every_trouble_has_its_reason(prepared: tuple[Path, str]) -> None:
@@ -191,7 +190,6 @@ def test_kaldi_end_to_end(cli: Cli, tmp_path: Path) -> None:
     assert "3 utterances" in printed
     assert "of 4 classes seen" in printed
     assert "4 classes, as the largest label has it" in printed
-    assert "real time" not in printed  # nothing was computed
     assert read_speech(tmp_path / "out").dim == 6
     code, printed, _ = cli("prepare", *call, "--out", tmp_path / "out")
     assert code == 0

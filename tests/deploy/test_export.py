@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from normrnn.text.model import LanguageModel
 from tests.deploy.exported import SUFFIXES, log_posteriors, logits, modules, session
 from tests.helpers import randomise
 
-FOLDS = ["none", "sequence", "frame", "hidden", "whiten"]
 SIZES = [(4, 2), (9, 5), (1, 1)]
 CLOSE: Any = {"rtol": 1e-4, "atol": 1e-4}
 DIM = torch.export.Dim("T")
@@ -68,34 +66,34 @@ def check_speech(model: Any, file: Path) -> None:
                 assert not found[lengths[b] :, b].any()
 
 
-def cases(*formats: str) -> list[tuple[str, str, str, int]]:
-    return list(product(formats, ["lstm", "gru", "rnn"], FOLDS, [1, 2]))
+CASES = [("lstm", "frame", 2), ("gru", "hidden", 1), ("rnn", "sequence", 2), ("lstm", "none", 1)]
+FORMATS = ["onnx", "torch", "safetensors", pytest.param("program", marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize(("form", "cell", "norm", "layers"), cases("onnx", "torch", "safetensors"))
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("cell", "norm", "layers"), CASES)
 def test_language_models(form: str, cell: str, norm: str, layers: int, tmp_path: Path) -> None:
     model = text_model(cell, norm, layers)
     file = normrnn.export(model, tmp_path / f"m.{SUFFIXES[form]}", form)
     check_text(model, file)
 
 
-@pytest.mark.parametrize("both", [False, True])
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("norm", FOLDS)
-@pytest.mark.parametrize("form", ["onnx", "torch", "safetensors"])
-def test_acoustic_models(form: str, norm: str, layers: int, both: bool, tmp_path: Path) -> None:
-    model = speech_model(norm, layers, bidirectional=both)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("norm", "options"),
+    [("whiten", {"layers": 1}), ("hidden", {"bidirectional": False}), ("sequence", {"layers": 3})],
+)
+def test_acoustic_models(form: str, norm: str, options: Any, tmp_path: Path) -> None:
+    model = speech_model(norm, **options)
     check_speech(model, normrnn.export(model, tmp_path / f"m.{SUFFIXES[form]}", form))
 
 
-@pytest.mark.parametrize("peephole", ["output", "all"])
-def test_peepholes_in_onnx(peephole: str, tmp_path: Path) -> None:
-    model = speech_model(peephole=peephole)
+def test_peepholes_in_onnx(tmp_path: Path) -> None:
+    model = speech_model(peephole="output")
     check_speech(model, normrnn.export(model, tmp_path / "speech", "onnx"))
-    model = text_model(peephole=peephole)
-    file = normrnn.export(model, tmp_path / "text", "onnx")
-    check_text(model, file)
-    with pytest.raises(ValueError, match="no peepholes: the formats onnx"):
+    model = text_model(peephole="all")
+    check_text(model, normrnn.export(model, tmp_path / "text", "onnx"))
+    with pytest.raises(ValueError, match="no peepholes"):
         normrnn.export(model, tmp_path / "text", "torch")
 
 
@@ -139,34 +137,23 @@ def test_a_program_compiled_ahead_of_time(norm: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(tree_leaves(found), tree_leaves(layer(x)), **CLOSE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("form", "cell", "norm", "layers"), cases("program"))
-def test_every_program(form: str, cell: str, norm: str, layers: int, tmp_path: Path) -> None:
-    test_language_models(form, cell, norm, layers, tmp_path)
+def check_graph(file: Path, operator: str, absent: str, states: list[str]) -> None:
+    model = onnx.load(str(file))
+    onnx.checker.check_model(model, full_check=True)
+    assert {node.domain for node in model.graph.node} == {""}
+    kinds = {node.op_type for node in model.graph.node}
+    assert operator in kinds
+    assert absent not in kinds
+    inputs, outputs = session(file).get_inputs(), session(file).get_outputs()
+    assert [one.name for one in inputs] == ["tokens", *states]
+    assert inputs[0].shape == ["T", "B"]
+    assert [one.name for one in outputs] == ["logits", *(n.replace("0", "n") for n in states)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("norm", FOLDS)
-@pytest.mark.parametrize("both", [False, True])
-@pytest.mark.parametrize("peephole", [None, "output", "all"])
-def test_every_acoustic_program(norm: str, both: bool, peephole: str, tmp_path: Path) -> None:
-    model = speech_model(norm, 2, bidirectional=both, peephole=peephole)
-    check_speech(model, normrnn.export(model, tmp_path / "m.pt2", "program"))
-
-
-def test_real_operators(tmp_path: Path) -> None:
-    for cell, name in (("lstm", "LSTM"), ("gru", "GRU"), ("rnn", "RNN")):
-        file = normrnn.export(text_model(cell), tmp_path / f"{cell}.onnx", "onnx")
-        model = onnx.load(str(file))
-        onnx.checker.check_model(model, full_check=True)
-        kinds = [node.op_type for node in model.graph.node]
-        assert kinds.count(name) == 2
-        assert not {"Loop", "Scan"} & {*kinds}
-        states = ["h0", "c0"] if cell == "lstm" else ["h0"]
-        assert [i.name for i in session(file).get_inputs()] == ["tokens", *states]
-        assert session(file).get_inputs()[0].shape == ["T", "B"]
-        after = [name.replace("0", "n") for name in states]
-        assert [o.name for o in session(file).get_outputs()] == ["logits", *after]
+@pytest.mark.parametrize(("cell", "name"), [("lstm", "LSTM"), ("gru", "GRU")])
+def test_real_operators(cell: str, name: str, tmp_path: Path) -> None:
+    file = normrnn.export(text_model(cell), tmp_path / "m.onnx", "onnx")
+    check_graph(file, name, "Scan", ["h0", "c0"] if cell == "lstm" else ["h0"])
 
 
 SCANNED: list[Any] = [
@@ -186,13 +173,7 @@ def test_networks_without_an_operator_of_their_own_in_onnx(
     model = text_model(cell, **{"layers": 1, **options})
     file = normrnn.export(model, tmp_path / "text.onnx", "onnx")
     check_text(model, file)
-    content = onnx.load(str(file))
-    onnx.checker.check_model(content, full_check=True)
-    assert {node.domain for node in content.graph.node} == {""}
-    assert "Scan" in {node.op_type for node in content.graph.node}
-    states = ["h0", "c0"] if cell == "lstm" else ["h0"]
-    assert [one.name for one in session(file).get_inputs()] == ["tokens", *states]
-    assert session(file).get_inputs()[0].shape == ["T", "B"]
+    check_graph(file, "Scan", cell.upper(), ["h0", "c0"] if cell == "lstm" else ["h0"])
 
 
 @pytest.mark.slow
@@ -209,16 +190,13 @@ def test_acoustic_models_of_layer_normalisation(form: str, both: bool, tmp_path:
         assert (found - wanted).abs().max() < 0.1
 
 
-@pytest.mark.parametrize("opset", [13, 18, 22])
-def test_the_version_of_operators(opset: int, tmp_path: Path) -> None:
-    for model, check in ((text_model(), check_text), (speech_model(), check_speech)):
+def test_the_version_of_operators(tmp_path: Path) -> None:
+    model = text_model()
+    for opset, written in ((None, 18), (22, 22)):
         file = normrnn.export(model, tmp_path / "m.onnx", "onnx", opset=opset)
-        assert [one.version for one in onnx.load(str(file)).opset_import] == [opset]
-        check(model, file)
-    how: Any = {"example": torch.randn(2, 5, 3), "opset": min(opset, 18)}
-    file = normrnn.export(tagger(), tmp_path / "own.onnx", "onnx", **how)
-    assert onnx.load(str(file)).opset_import[0].version == min(opset, 18)
-    for form, wrong in (("onnx", 9), ("onnx", 9999), ("torch", opset)):
+        assert [one.version for one in onnx.load(str(file)).opset_import] == [written]
+        check_text(model, file)
+    for form, wrong in (("onnx", 9), ("onnx", 9999), ("torch", 18)):
         with pytest.raises(ValueError, match=f"opset={wrong}"):
             normrnn.export(model, tmp_path / "wrong", form, opset=wrong)
 
@@ -226,10 +204,10 @@ def test_the_version_of_operators(opset: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: text_model(norm="layer"), "by its own mean and variance.*choose a norm that"),
-        (lambda: text_model(norm="recurrent"), "normalises the cell too.*shared=True"),
+        (lambda: text_model(norm="layer"), "norm='layer'"),
+        (lambda: text_model(norm="recurrent"), "normalises the cell too"),
         (lambda: text_model(time_steps=5), "differ over 5 time steps.*recalibrate.*shared=True"),
-        (lambda: Padded(norm="layer"), "by its own mean and variance.*choose a norm that"),
+        (lambda: Padded(norm="layer"), "norm='layer'"),
     ],
 )
 @pytest.mark.parametrize("form", ["torch", "safetensors"])
@@ -249,12 +227,6 @@ def refused(model: Any, reason: str, form: str, path: Path) -> None:
     with pytest.raises(ValueError, match=reason):
         normrnn.export(model, path, form, example=example)
     assert not [*path.glob("*")]
-
-
-@pytest.mark.parametrize("form", ["torch", "safetensors"])
-def test_zoneout_is_for_onnx_and_programs(form: str, tmp_path: Path) -> None:
-    for model in (text_model(zoneout=(0.1, 0.0)), Padded(norm=None, zoneout=(0.1, 0.0))):
-        refused(model, r"zoneout=\(0.1, 0.0\)", form, tmp_path / "x")
 
 
 class Padded(nn.Module):
@@ -278,8 +250,6 @@ def padded(B: int, T: int, batch_first: bool = False) -> tuple[Tensor, Tensor]:
 
 
 PADDED: list[Any] = [
-    (normrnn.LSTM, {"bidirectional": True}),
-    (normrnn.LSTM, {"peephole": "all", "norm": "whiten"}),
     (normrnn.LSTM, {"peephole": "output", "bidirectional": True, "batch_first": True}),
     (normrnn.GRU, {"bidirectional": True, "batch_first": True, "norm": "hidden"}),
     (normrnn.RNN, {"nonlinearity": "relu", "norm": None}),
@@ -344,7 +314,7 @@ def test_a_model_that_was_never_called_in_onnx(ragged: bool, tmp_path: Path) -> 
     example = (x, lengths) if ragged else (x,)
     file = normrnn.export(model, tmp_path / "m.onnx", "onnx", example=example)
     weights = onnx.load(str(file)).graph.initializer
-    assert len([w for w in weights if w.dims[-1] in (3, 4)]) == 4  # W and R of each layer, once
+    assert len([w for w in weights if len(w.dims) == 3]) == 4  # W and R of each layer, once
     x, lengths = torch.randn(8, 2, 3), torch.tensor([3, 8])
     more = {"lengths": lengths} if ragged else {}
     given = {name: value.numpy() for name, value in {"x": x, **more}.items()}
@@ -392,8 +362,6 @@ def test_every_tensor_of_the_arguments_in_onnx(pick: Any, names: list[str], tmp_
     file = normrnn.export(model, tmp_path / "m.onnx", "onnx", example=pick(*carried(3, 5)))
     inputs = {one.name: one.shape for one in session(file).get_inputs()}
     assert list(inputs) == names
-    free = [size for shape in inputs.values() for size in shape if isinstance(size, str)]
-    assert len({*free}) == len(free)  # one name for two sizes would be a promise
     if "state.0" in names:
         assert [inputs["state.0"][k] for k in (0, 2)] == [2, 4]
     for B, T in [(2, 8), (5, 1)]:
@@ -409,11 +377,6 @@ def test_every_tensor_of_the_arguments_in_onnx(pick: Any, names: list[str], tmp_
 def test_wrong_arguments_for_onnx(tmp_path: Path) -> None:
     x, file = torch.randn(5, 3, 3), tmp_path / "m.onnx"
     for model, how, reason in (
-        (
-            Carried(norm=None).double(),
-            {"example": (x.double(),)},
-            r"float64.*export model\.float\(\)",
-        ),
         (
             Carried(norm=None),
             {"example": [x]},
@@ -446,25 +409,6 @@ def test_a_users_own_padded_batches_in_a_program(kind: Any, options: Any, tmp_pa
 
     axes = {0: B, 1: T} if options.get("batch_first") else {0: T, 1: B}
     check_padded(kind, options, run, file, (axes, {0: B}))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
-def test_zoneout_in_a_program(cell: Any, tmp_path: Path) -> None:
-    share = (0.3, 0.1 if cell == "lstm" else 0.0)
-    model = text_model(cell, zoneout=share, weight_drop=0.2, dropout=0.3, dropout_kind="locked")
-    check_text(model, normrnn.export(model, tmp_path / "m.pt2", "program"))
-    if cell == "lstm":
-        model = speech_model(zoneout=share, weight_drop=0.2, dropout=0.3, dropout_kind="locked")
-        check_speech(model, normrnn.export(model, tmp_path / "s.pt2", "program"))
-
-
-@pytest.mark.parametrize("form", ["onnx", "torch"])
-def test_regularisers_of_training_leave_no_trace(form: str, tmp_path: Path) -> None:
-    model = text_model(weight_drop=0.2, dropout=0.3, dropout_kind="locked")
-    check_text(model, normrnn.export(model, tmp_path / "text", form))
-    model = text_model("gru", norm="recurrent")
-    check_text(model, normrnn.export(model, tmp_path / "recurrent", form))
 
 
 def test_what_a_traced_layer_cannot_be_given(tmp_path: Path) -> None:
@@ -524,18 +468,6 @@ def test_a_users_own_model_traced(tmp_path: Path) -> None:
         x = torch.randn(B, T, 3)
         found = session(file).run(None, {"x": x.numpy()})
         torch.testing.assert_close(torch.from_numpy(found[0]), model(x), **CLOSE)
-
-
-@pytest.mark.slow
-def test_a_users_own_program(tmp_path: Path) -> None:
-    model = tagger(num_layers=2, bidirectional=True)
-    dynamic = ({0: torch.export.Dim("B"), 1: torch.export.Dim("T")},)
-    how: Any = {"example": (torch.randn(2, 5, 3),), "dynamic": dynamic}
-    file = normrnn.export(model, tmp_path / "own.pt2", "program", **how)
-    run = torch.export.load(file).module()
-    for B, T in SIZES:
-        x = torch.randn(B, T, 3)
-        torch.testing.assert_close(run(x), model(x), **CLOSE)
 
 
 def test_a_model_is_unchanged(tmp_path: Path) -> None:

@@ -98,26 +98,6 @@ def test_a_users_own_model_and_torchs_layers() -> None:
     torch.testing.assert_close(pushed(normrnn.Stream(plain), x, [1, 1, 10]), wanted)
 
 
-class HandsOn(nn.Module):
-    """A user's model that hands its ``resets`` on, be they None."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = normrnn.LSTM(3, 4, norm="sequence")
-
-    def forward(self, x: Tensor, state: Any = None, resets: Any = None) -> tuple[Tensor, Any]:
-        return self.rnn(x, state, resets=resets)
-
-
-def test_a_users_own_model_that_was_never_called() -> None:
-    model, x = HandsOn(), torch.randn(12, 3)
-    randomise(model)
-    stream = normrnn.Stream(model)
-    with torch.no_grad():
-        wanted = model.eval()(x[:, None])[0][:, 0]
-    torch.testing.assert_close(pushed(stream, x, [1, 1, 10]), wanted, rtol=1e-5, atol=1e-5)
-
-
 class BatchFirst(nn.Module):
     """A user's model of batches (B, T, …), or of (T, B, …) that it turns round."""
 
@@ -146,26 +126,6 @@ def test_a_users_own_model_that_is_batch_first(upper: Any, turns: bool) -> None:
     for cut in ([12], [1, 1, 10], [5, 1, 6]):
         found = pushed(normrnn.Stream(model), x, cut)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-@torch.no_grad()
-def test_tokens_of_a_users_own_model_that_is_batch_first() -> None:
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.rnn = (
-                nn.Embedding(7, 3),
-                normrnn.GRU(3, 4, batch_first=True, norm="sequence"),
-            )
-
-        def forward(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-            return self.rnn(self.table(tokens), state)
-
-    model, tokens = Tokens(), torch.randint(0, 7, (9,))
-    randomise(model)
-    wanted, stream = model.eval()(tokens[None])[0][0], normrnn.Stream(model)
-    found = torch.cat([stream.push(int(tokens[0]))[None], stream.push(tokens[1:])])
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 class Flattens(nn.Module):
@@ -238,15 +198,6 @@ def test_one_stream_from_several_threads_keeps_every_step() -> None:
     with torch.no_grad():
         wanted = model(torch.full((201, 1), 2))[0][-1, 0]
     torch.testing.assert_close(stream.push(2), wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_a_fork_goes_its_own_way() -> None:
-    stream = normrnn.Stream(text_model())
-    stream.push(torch.arange(4))
-    other = stream.fork()
-    torch.testing.assert_close(stream.push(1), other.push(1), rtol=0, atol=0)
-    stream.push(2)
-    assert not torch.equal(stream.push(3), other.push(3))
 
 
 def test_wrong_calls() -> None:

@@ -18,88 +18,67 @@ def x(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("make", LAYERS)
-class TestConstruction:
-    @pytest.mark.parametrize("norm", ["batch", "Sequence", "None", "", 1, True])
-    def test_unknown_norm(self, make: Any, norm: Any) -> None:
-        """An error that lists the choices, never a fallback."""
-        with pytest.raises(
-            ValueError,
-            match=rf"unknown norm={norm!r}.*'sequence', 'frame', 'hidden', 'layer', .*None",
-        ):
-            make(3, 2, norm=norm)
+NORM_CHOICES = "'sequence', 'frame', 'hidden', 'layer', .*None"
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({"norm": n}, rf"unknown norm={n!r}.*{NORM_CHOICES}")
+        for n in ("batch", "None", "", 1, True)
+    ),
+    ({"norm": "sequence", "time_steps": 7}, "time_steps=7.*norm='sequence'.*'frame' or 'hidden'"),
+    *(
+        ({"norm": "frame", "time_steps": k}, rf"time_steps must be a positive integer.*{k}")
+        for k in (0, -3, 2.5, "ten", True)
+    ),
+    (
+        {"norm": "hidden", "time_steps": 3, "sync": True},
+        "sync=True.*'hidden'.*'sequence' or 'frame'",
+    ),
+    *(
+        ({"norm": n, "cell_norm": True}, rf"cell_norm=True.*LSTM.*'layer'.*norm='{n}'")
+        for n in ("sequence", "frame", "hidden")
+    ),
+    *(({"eps": e}, f"eps must be positive, got {e}") for e in (0.0, -1e-5, float("nan"))),
+    *(
+        ({"momentum": m}, f"momentum must be None or between 0 and 1, got {m}")
+        for m in (-0.1, 1.1, float("nan"))
+    ),
+]
 
-    def test_layer_norm_of_one_feature(self, make: Any) -> None:
-        """Only the sign of the input is left of it."""
-        with pytest.warns(UserWarning, match="magnitude"):
-            layer = make(1, 4, norm="layer", dtype=torch.float64).eval()
-        one = torch.ones(1, 1, 1, dtype=torch.float64)
-        torch.testing.assert_close(layer(one)[0], layer(100 * one)[0], rtol=1e-3, atol=1e-3)
 
-    def test_time_steps_with_sequence(self, make: Any) -> None:
-        with pytest.raises(ValueError, match=r"time_steps=7.*norm='sequence'.*'frame' or 'hidden'"):
-            make(3, 2, norm="sequence", time_steps=7)
+@pytest.mark.parametrize(("options", "match"), REFUSED, ids=str)
+def test_arguments_are_refused(options: dict[str, Any], match: str) -> None:
+    """By an error that names the value and the choices, never a fallback."""
+    for make in LAYERS:
+        with pytest.raises(ValueError, match=match):
+            make(3, 2, **options)
 
-    @pytest.mark.parametrize("norm", ["frame", "hidden"])
-    @pytest.mark.parametrize("bad", [0, -3, 2.5, "ten", True])
-    def test_time_steps_that_are_no_count(self, make: Any, norm: str, bad: Any) -> None:
-        with pytest.raises(ValueError, match=rf"time_steps must be a positive integer.*{bad}"):
-            make(3, 2, norm=norm, time_steps=bad)
 
-    def test_hidden_with_sync(self, make: Any) -> None:
-        with pytest.raises(ValueError, match=r"sync=True.*'hidden'.*'sequence' or 'frame'"):
-            make(3, 2, norm="hidden", time_steps=3, sync=True)
-
-    @pytest.mark.parametrize("norm", ["sequence", "frame", "hidden"])
-    def test_cell_norm_with_batch_statistics(self, make: Any, norm: str) -> None:
-        with pytest.raises(ValueError, match=rf"cell_norm=True.*LSTM.*'layer'.*norm='{norm}'"):
-            make(3, 2, norm=norm, cell_norm=True)
-        assert make(3, 2, norm=norm, cell_norm=False).norm == norm
-
-    @pytest.mark.parametrize("bad", [0.0, -1e-5, float("nan")])
-    def test_eps(self, make: Any, bad: float) -> None:
-        with pytest.raises(ValueError, match=f"eps must be positive, got {bad}"):
-            make(3, 2, eps=bad)
-
-    @pytest.mark.parametrize("bad", [-0.1, 1.1, float("nan")])
-    def test_momentum(self, make: Any, bad: float) -> None:
-        with pytest.raises(
-            ValueError, match=f"momentum must be None or between 0 and 1, got {bad}"
-        ):
-            make(3, 2, momentum=bad)
-
-    def test_unknown_keyword(self, make: Any) -> None:
+def test_arguments_of_other_layers_are_refused() -> None:
+    for make in LAYERS:
         with pytest.raises(TypeError, match="normalise"):
-            make(3, 2, normalise="sequence")
-
-    def test_bias_that_is_no_bool(self, make: Any) -> None:
-        """As in torch, where a shifted positional argument shows itself here."""
-        with pytest.raises(TypeError) as theirs:
-            nn.LSTM(3, 2, bias="yes")  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="bias") as mine:
-            make(3, 2, bias="yes")
-        assert mine.type is theirs.type
-
-
-def test_unknown_peephole() -> None:
-    with pytest.raises(
-        ValueError, match=r"unknown peephole='input': choose None, 'output' or 'all'"
-    ):
-        normrnn.LSTM(3, 2, peephole="input", norm="sequence")  # type: ignore[arg-type]
+            make(3, 2, normalise="sequence")  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="bias"):  # as in torch: a shifted position shows here
+            make(3, 2, bias="yes")  # type: ignore[arg-type]
     for make in (normrnn.RNN, normrnn.GRU):
         with pytest.raises(TypeError, match="peephole"):
             make(3, 2, peephole="all")  # type: ignore[call-arg]
-
-
-def test_unknown_nonlinearity() -> None:
+        with pytest.raises(ValueError, match=r"cell_norm=True is for an LSTM.*got (GRU|RNN)"):
+            make(3, 2, norm="layer", cell_norm=True)
+    with pytest.raises(ValueError, match=r"unknown peephole='input': choose .*'output' or 'all'"):
+        normrnn.LSTM(3, 2, peephole="input", norm="sequence")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"'gelu'.*'tanh' or 'relu'"):
         normrnn.RNN(3, 2, nonlinearity="gelu", norm="sequence")
-
-
-def test_projection_with_a_peephole() -> None:
-    """Nothing is silently ignored: a peephole has no place in a projected cell."""
     with pytest.raises(ValueError, match=r"proj_size.*peephole|peephole.*proj_size"):
         normrnn.LSTM(3, 4, proj_size=2, norm=None, peephole="all")
+
+
+@pytest.mark.parametrize("make", LAYERS)
+def test_layer_norm_of_one_feature_warns(make: Any) -> None:
+    """Only the sign of the input is left of it."""
+    with pytest.warns(UserWarning, match="magnitude"):
+        layer = make(1, 4, norm="layer", dtype=torch.float64).eval()
+    one = torch.ones(1, 1, 1, dtype=torch.float64)
+    torch.testing.assert_close(layer(one)[0], layer(100 * one)[0], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.matrix(6)
@@ -165,22 +144,12 @@ def test_lstm_without_a_pair_of_states(norm: str, state: Any) -> None:
         build("lstm", norm, dtype=torch.float32)(torch.randn(5, 2, 3), state)
 
 
-@pytest.mark.parametrize("norm", list(NORMS))
+@pytest.mark.parametrize("norm", ["sequence", "layer", "none"])
 @pytest.mark.parametrize("cell", ["gru", "tanh"])
 def test_a_pair_of_states_where_there_is_one(cell: str, norm: str) -> None:
     state = x(1, 2, 2), x(1, 2, 2)
     with pytest.raises(ValueError, match=r"hx of (GRU|RNN) must be one tensor, h_0, got a tuple"):
         build(cell, norm)(x(5, 2, 3), state)
-
-
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_cell_norm_is_for_the_lstm(cell: str) -> None:
-    make = {"gru": normrnn.GRU, "lstm": normrnn.LSTM}[cell]
-    if cell == "lstm":
-        assert make(3, 2, norm="layer", cell_norm=True).norm == "layer"
-    else:
-        with pytest.raises(ValueError, match=r"cell_norm=True is for an LSTM.*got GRU"):
-            make(3, 2, norm="layer", cell_norm=True)
 
 
 @pytest.mark.parametrize("norm", ["sequence", "layer", "none"])
@@ -191,61 +160,49 @@ def test_no_lengths_for_no_sequences(norm: str) -> None:
         assert layer(x(5, 0, 3), lengths=lengths)[0].shape == (5, 0, 2)
 
 
-@pytest.mark.parametrize("norm", list(NORMS))
+WRONG_LENGTHS: list[tuple[Any, str]] = [
+    ([5, -1, 2], r"not be negative, got lengths \[5, -1, 2\]"),
+    (torch.tensor([5, -1, 2]), r"not be negative, got lengths \[5, -1, 2\]"),
+    ([5, 6, 2], r"not exceed T=5, got lengths \[5, 6, 2\]"),
+    ([5, 2], r"one number per sequence: expected 3, got shape \(2,\)"),
+    ([], r"one number per sequence: expected 3, got shape \(0,\)"),
+    (torch.tensor(5), r"expected 3, got shape \(\)"),
+    ([[5, 2, 1]], r"expected 3, got shape \(1, 3\)"),
+    ([5.0, 2.0, 1.0], "must be integers, got torch.float32"),
+    ([True, True, True], "must be integers, got torch.bool"),
+]
+
+
+@pytest.mark.parametrize("norm", ["sequence", "layer", "none"])
 @pytest.mark.parametrize("batch_first", [False, True])
 class TestLengths:
     """Five frames, three sequences."""
 
-    def refuse(self, norm: str, batch_first: bool, lengths: Any, match: str) -> None:
+    @pytest.mark.parametrize(("lengths", "match"), WRONG_LENGTHS, ids=str)
+    def test_refused(self, norm: str, batch_first: bool, lengths: Any, match: str) -> None:
         layer = build("gru", norm, batch_first=batch_first)
         before = {k: v.clone() for k, v in layer.state_dict().items()}
-        given = x(3, 5, 3) if batch_first else x(5, 3, 3)
         with pytest.raises(ValueError, match=match):
-            layer(given, lengths=lengths)
+            layer(x(3, 5, 3) if batch_first else x(5, 3, 3), lengths=lengths)
         assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
 
-    def test_negative(self, norm: str, batch_first: bool) -> None:
-        wrong = r"not be negative, got lengths \[5, -1, 2\]"
-        self.refuse(norm, batch_first, [5, -1, 2], wrong)
-        self.refuse(norm, batch_first, torch.tensor([5, -1, 2]), wrong)
-
-    def test_longer_than_the_input(self, norm: str, batch_first: bool) -> None:
-        wrong = r"not exceed T=5, got lengths \[5, 6, 2\]"
-        self.refuse(norm, batch_first, [5, 6, 2], wrong)
-
-    @pytest.mark.parametrize("lengths", [[5, 2], [5, 2, 1, 1], []])
-    def test_of_the_wrong_count(self, norm: str, batch_first: bool, lengths: list[int]) -> None:
-        wrong = rf"one number per sequence: expected 3, got shape \({len(lengths)},\)"
-        self.refuse(norm, batch_first, lengths, wrong)
-
-    def test_of_the_wrong_kind(self, norm: str, batch_first: bool) -> None:
-        self.refuse(norm, batch_first, torch.tensor(5), r"expected 3, got shape \(\)")
-        self.refuse(norm, batch_first, [[5, 2, 1]], r"expected 3, got shape \(1, 3\)")
-        self.refuse(norm, batch_first, [5.0, 2.0, 1.0], "must be integers, got torch.float32")
-        self.refuse(norm, batch_first, [True, True, True], "must be integers, got torch.bool")
-
-    def test_with_packed_or_unbatched_input(self, norm: str, batch_first: bool) -> None:
+    def test_with_other_input(self, norm: str, batch_first: bool) -> None:
         layer = build("gru", norm, batch_first=batch_first)
         packed = pack_padded_sequence(x(5, 2, 3), torch.tensor([5, 2]))
         with pytest.raises(ValueError, match=r"lengths= goes with a padded.*PackedSequence"):
             layer(packed, lengths=[5, 2])
         with pytest.raises(ValueError, match=r"3 dimensions, got 2.*unbatched"):
             layer(x(5, 3), lengths=[5])
-
-    def test_feature_size_with_lengths(self, norm: str, batch_first: bool) -> None:
-        layer = build("gru", norm, batch_first=batch_first)
         with pytest.raises(RuntimeError, match="Expected 3, got 4"):
             layer(x(5, 5, 4), lengths=[5, 2, 5, 5, 1])
 
     def test_integers_of_any_kind_are_fine(self, norm: str, batch_first: bool) -> None:
         layer = build("gru", norm, batch_first=batch_first).eval()
-        given = x(3, 5, 3) if batch_first else x(5, 3, 3)
-        wanted = layer(given, lengths=[5, 2, 3])[0]
-        for dtype in (torch.int64, torch.int32, torch.uint8):
-            assert torch.equal(
-                layer(given, lengths=torch.tensor([5, 2, 3], dtype=dtype))[0], wanted
-            )
-        assert torch.equal(layer(given, lengths=(5, 2, 3))[0], wanted)
+        batch = x(3, 5, 3) if batch_first else x(5, 3, 3)
+        wanted = layer(batch, lengths=[5, 2, 3])[0]
+        kinds = [torch.tensor([5, 2, 3], dtype=d) for d in (torch.int64, torch.int32, torch.uint8)]
+        for lengths in (*kinds, (5, 2, 3)):
+            assert torch.equal(layer(batch, lengths=lengths)[0], wanted)
 
 
 @pytest.mark.parametrize("norm", list(NORMS))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import normrnn
-from tests.helpers import CELLS, NORMS, build, check_against_reference, close, inputs, run, states
+from tests.helpers import CELLS, NORMS, build, close, inputs, run, states
 
 LENGTHS = [2, 5, 3]
 
@@ -108,30 +108,6 @@ class TestInputs:
         assert all(torch.equal(v, c) for v, c in zip((x, *state), copies, strict=True))
         assert all(torch.equal(p, parameters[name]) for name, p in layer.named_parameters())
 
-    def test_batch_first_with_packed_and_unbatched_input(self, norm: str) -> None:
-        layer = build("gru", norm, batch_first=True, bidirectional=True).eval()
-        check_against_reference(layer, LENGTHS, "unsorted")
-        check_against_reference(layer, [5], "unbatched")
-
-    def test_sorting_is_undone(self, norm: str) -> None:
-        """Sequences come back in their own order, states too."""
-        layer = build("lstm", norm, bidirectional=True).eval()
-        x, hx = torch.randn(5, 3, 3, dtype=torch.float64), states(layer, 3)
-        out, (h, c) = layer(x, hx, lengths=LENGTHS)
-        for b, n in enumerate(LENGTHS):
-            alone, (h1, c1) = layer(x[:n, b], tuple(s[:, b] for s in hx))
-            close(out[:n, b], alone, "output", 1e-12)
-            close(h[:, b], h1, "h_n", 1e-12)
-            close(c[:, b], c1, "c_n", 1e-12)
-
-    def test_the_backward_directions_final_state_is_at_frame_0(self, norm: str) -> None:
-        """Backwards every sequence starts at its own last frame."""
-        layer = build("gru", norm, bidirectional=True).eval()
-        out, h = layer(torch.randn(6, 3, 3, dtype=torch.float64), lengths=LENGTHS)
-        for b, n in enumerate(LENGTHS):
-            assert torch.equal(h[0, b], out[n - 1, b, :2])
-            assert torch.equal(h[1, b], out[0, b, 2:])
-
     def test_a_time_step_is_the_position_in_the_window(self, norm: str) -> None:
         """With a state carried over, statistics begin again at step 0."""
         layer = build("lstm", norm)
@@ -144,23 +120,6 @@ class TestInputs:
             assert change.tolist() == [1, 1, 0]
         else:
             assert torch.equal(layer.eval()(x, state)[0], layer(x, state)[0])
-
-    def test_on_the_meta_device(self, norm: str) -> None:
-        """As torch's layers can be: shapes without memory."""
-        layer = normrnn.LSTM(3, 2, num_layers=2, device="meta", **NORMS[norm])
-        assert {p.device.type for p in layer.parameters()} == {"meta"}
-        assert {b.device.type for b in layer.buffers()} <= {"meta"}
-
-
-def test_hooks_and_wrappers_see_torchs_calls() -> None:
-    """What frameworks do with a layer: forward hooks, a wrapper that passes hx through."""
-    layer = build("lstm", "sequence")
-    seen: list[Any] = []
-    layer.register_forward_hook(lambda _, given, result: seen.append((given, result)))
-    x = torch.randn(5, 4, 3, dtype=torch.float64)
-    out, _ = nn.Sequential(layer)(x)
-    assert seen[0][0] == (x,)
-    assert seen[0][1][0] is out
 
 
 def test_packed_output_can_be_packed_on() -> None:

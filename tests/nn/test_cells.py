@@ -149,17 +149,3 @@ def test_bias_and_sizes_as_torch_takes_them(kind: str, norm: Any) -> None:
     x = torch.randn(4, 3)
     empty, wanted = ours(3, 0, norm=norm)(x), theirs(3, 0)(x)
     assert [len(s) for s in empty] == [len(s) for s in wanted]
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("kind", ["RNNCell", "LSTMCell", "GRUCell"])
-def test_torch_script(kind: str) -> None:
-    options = {"nonlinearity": "relu"} if kind == "RNNCell" else {}
-    model = nn.Sequential(getattr(normrnn, kind)(3, 2, norm=None, **options).double())
-    x = torch.randn(4, 3, dtype=torch.float64)
-    wanted = model(x)
-    scripted = torch.jit.script(model)
-    torch.testing.assert_close(scripted(x), wanted)
-    assert scripted.state_dict().keys() == model.state_dict().keys()
-    with pytest.raises(RuntimeError, match=rf"{kind}.*torch\.jit\.trace"):
-        torch.jit.script(nn.Sequential(getattr(normrnn, kind)(3, 2)))

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import normrnn
 from normrnn import norms
-from normrnn.nn.options import Norm
+from normrnn.nn.options import NormName
 
 LAYERS = [normrnn.RNN, normrnn.LSTM, normrnn.GRU]
 
@@ -65,14 +65,14 @@ class TestSignatures:
         lstm = ["peephole", "forget_bias"] if make is normrnn.LSTM else []
         assert shown == lstm + self.OWN.split()
         assert repr(parameters["norm"].default) == "'sequence'"
-        assert get_type_hints(make.__init__)["norm"] == Norm
+        assert get_type_hints(make.__init__)["norm"] == NormName
         with pytest.raises(TypeError, match="eps_"):
             make(2, 3, eps_=1.0)  # type: ignore[call-arg]
 
     def test_the_type_has_every_norm(self) -> None:
-        names = [name for part in get_args(Norm) for name in get_args(part)]
+        names = [name for part in get_args(NormName) for name in get_args(part)]
         assert sorted(names) == sorted(norms.names())
-        assert type(None) in get_args(Norm)
+        assert type(None) in get_args(NormName)
 
     @pytest.mark.parametrize("make", [*LAYERS, normrnn.LSTMCell])
     def test_none_is_a_name_too(self, make: Any) -> None:

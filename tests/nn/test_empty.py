@@ -56,14 +56,7 @@ def test_a_sequence_of_length_0(
         close(parameter.grad, dict(twin.named_parameters())[name].grad, name)
 
 
-def test_no_state_given() -> None:
-    layer = build("lstm", "sequence")
-    _, (h, c) = layer(inputs(6, LENGTHS), lengths=LENGTHS)
-    assert not h[:, [1, 3]].any()
-    assert not c[:, [1, 3]].any()
-    assert h[:, FULL].all()
-
-
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("T", [4, 0])
@@ -81,6 +74,7 @@ def test_nothing_but_sequences_of_length_0(cell: str, norm: str, T: int) -> None
         assert not parameter.grad.any()
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(("ours", "torchs"), PAIRS)
@@ -99,9 +93,3 @@ def test_a_batch_of_no_sequences(ours: Any, torchs: Any, norm: str, training: bo
         assert parameter.grad is not None
         assert not parameter.grad.any()
     assert all(torch.equal(v, before[k]) for k, v in layer.named_buffers())
-
-
-def test_state_of_the_wrong_shape_is_seen_with_empty_sequences_too() -> None:
-    layer = build("gru", "sequence")
-    with pytest.raises(RuntimeError, match=r"Expected hidden size \(1, 5, 2\), got \[1, 3, 2\]"):
-        layer(inputs(6, LENGTHS), torch.zeros(1, 3, 2, dtype=torch.float64), lengths=LENGTHS)

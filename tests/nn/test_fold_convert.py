@@ -83,12 +83,6 @@ class TestFold:
         assert not folded.training
         assert build("relu", "sequence").fold().nonlinearity == "relu"
 
-    @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-    def test_projection(self) -> None:
-        layer = normrnn.LSTM(3, 4, proj_size=2, norm=None)
-        x = torch.randn(5, 2, 3)
-        same(layer.fold()(x), layer(x))
-
     def test_a_model_is_copied_and_a_shared_layer_stays_shared(self) -> None:
         model = tagger(normrnn.GRU)
         randomise(model)
@@ -114,13 +108,6 @@ class TestFold:
             assert parameter.is_leaf
             assert parameter.requires_grad
             assert parameter.grad is not None
-
-    def test_mixed_models_keep_the_rest(self) -> None:
-        model = nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 2))
-        folded = normrnn.fold(model)
-        assert isinstance(folded, nn.Sequential)
-        assert type(folded[1]) is nn.LSTM
-        assert folded[1] is not model[1]
 
     @pytest.mark.parametrize(
         ("cell", "options", "reason"),
@@ -224,11 +211,6 @@ class TestConvert:
         assert converted.lower.norm == "sequence"  # type: ignore[union-attr]
         assert converted.upper.norm == "frame"  # type: ignore[union-attr]
         same(converted(x), model(x))
-
-    def test_options_reach_the_layers(self) -> None:
-        converted = normrnn.convert(nn.LSTM(3, 2), batches=[torch.randn(5, 4, 3)], momentum=0.5)
-        assert isinstance(converted, normrnn.LSTM)
-        assert converted.normalisers()[0].momentum == 0.5
 
     @pytest.mark.parametrize(
         ("options", "reason"),

@@ -246,10 +246,6 @@ class TestBefore:
         folded = normrnn.fold(model, before=True)
         torch.testing.assert_close(folded(x)[0], model(x)[0], rtol=1e-5, atol=1e-5)
 
-    def test_not_asked_not_done(self) -> None:
-        model = nn.Sequential(SequenceWise(nn.BatchNorm1d(3)), nn.LSTM(3, 2))
-        assert [m for m in normrnn.fold(model).modules() if isinstance(m, nn.BatchNorm1d)]
-
     @pytest.mark.parametrize(
         "model",
         [
@@ -313,13 +309,6 @@ def test_what_a_compiled_model_was_called_with_counts_too() -> None:
     torch.compile(model, backend="eager", fullgraph=True)(x, lengths).sum().backward()
     folded = normrnn.fold(model.eval())
     torch.testing.assert_close(folded(x, lengths), model(x, lengths), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("plain", [None, True])
-def test_a_layer_that_was_never_given_the_keyword_becomes_torchs(plain: bool | None) -> None:
-    model = nn.Sequential(normrnn.LSTM(3, 4, norm="sequence"))
-    model(torch.randn(6, 3, 3))
-    assert type(normrnn.fold(model, plain)[0]) is nn.LSTM  # type: ignore[index]
 
 
 def test_a_node_of_fx_folds_as_it_was_called() -> None:

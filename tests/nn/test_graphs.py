@@ -19,6 +19,7 @@ def _own_graphs() -> None:
     torch._dynamo.reset()  # of all layers there may be no more than a few
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("norm", LAST)
 def test_a_last_batch_of_one_ends_no_compiled_run(norm: Any) -> None:
     """It is normalised with the running statistics, which stay as they are."""

@@ -58,13 +58,6 @@ def test_the_cell_by_hand() -> None:
 
 @pytest.mark.parametrize("cell", ["tanh", "lstm", "gru"])
 class TestRowsByThemselves:
-    def test_a_sequence_does_not_depend_on_the_others(self, cell: str) -> None:
-        layer = build(cell, "layer", num_layers=2, bidirectional=True)
-        x = torch.randn(5, 3, 3, dtype=torch.float64)
-        together = layer(x, lengths=[5, 2, 4])[0]
-        for b, n in enumerate((5, 2, 4)):
-            torch.testing.assert_close(together[:n, b], layer(x[:n, b])[0])
-
     def test_training_and_eval_are_the_same(self, cell: str) -> None:
         layer = build(cell, "layer")
         x = torch.randn(1, 1, 3, dtype=torch.float64)
@@ -81,9 +74,3 @@ class TestRowsByThemselves:
         later = x.clone()
         later[3] += 1
         assert torch.equal(layer(x)[0][:3], layer(later)[0][:3])
-
-
-def test_arguments_of_statistics_are_not_needed() -> None:
-    """Switching norm is a one-word change."""
-    layer = normrnn.LSTM(3, 2, norm="layer", momentum=None, time_steps=7, sync=True)
-    assert layer(torch.randn(9, 1, 3))[0].shape == (9, 1, 2)

@@ -56,6 +56,7 @@ class TestEveryLayer:
             check_against_reference(layer, [4, 2, 4], "padded", batch_statistics=True)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("options", [{"bias": False}, {"affine": False}], ids=["bias", "affine"])
@@ -65,6 +66,7 @@ def test_without_bias_or_affine(cell: str, norm: str, options: dict[str, Any]) -
     check_against_reference(build(cell, norm, **options).eval(), [4, 4], "dense")
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("cell", CELLS)
 def test_no_initial_state(cell: str, norm: str) -> None:

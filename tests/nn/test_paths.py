@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import normrnn
 from normrnn import ops
@@ -243,9 +242,3 @@ def test_directions_may_differ_in_mode(norm: str, which: str) -> None:
         for key, value in layer.state_dict().items():
             if key.startswith(f"{name}."):
                 close(value, buffers[key], key)
-
-
-def test_ours_are_torchs_layers() -> None:
-    for cell, base in (("tanh", nn.RNN), ("lstm", nn.LSTM), ("gru", nn.GRU)):
-        for norm in ("sequence", "none"):
-            assert isinstance(build(cell, norm), base)

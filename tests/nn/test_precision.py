@@ -106,7 +106,7 @@ class TestDtypes:
             build(cell, norm, dtype=torch.float32)(x)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(10)
 @pytest.mark.parametrize("lengths", [None, [3, 2, 1]])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("norm", NORMS)
@@ -139,10 +139,11 @@ def test_a_penalty_on_gradients(norm: str) -> None:
         (grad,) = torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
         return grad.square().sum()
 
-    assert torch.autograd.gradcheck(penalty, (x,), eps=1e-6, atol=1e-4, rtol=1e-3)
+    assert torch.autograd.gradcheck(penalty, (x,), eps=1e-6, atol=1e-4, rtol=1e-3, fast_mode=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("norm", list(NORMS))
 @pytest.mark.parametrize("training", [True, False])
 def test_compile_with_a_graph_break(norm: str, training: bool) -> None:

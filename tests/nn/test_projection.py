@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import normrnn
-from tests.helpers import NORMS, build, check_against_reference, randomise
+from tests.helpers import NORMS, check_against_reference, randomise
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
@@ -55,19 +55,3 @@ def test_convert(norm: Any) -> None:
     assert isinstance(converted, normrnn.LSTM)
     torch.testing.assert_close(converted(x), plain(x), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(normrnn.fold(converted)(x), plain(x), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_names_are_torchs(norm: Any) -> None:
-    layer = make(norm, bidirectional=True)
-    assert layer.weight_hr_l0.shape == layer.weight_hr_l0_reverse.shape == (2, 4)
-    assert layer.weight_hh_l0.shape == (16, 2)
-
-
-def test_nobody_and_nothing() -> None:
-    layer = make("sequence")
-    output, (h, c) = layer(torch.zeros(5, 0, 3, dtype=torch.float64))
-    assert (output.shape, h.shape, c.shape) == ((5, 0, 2), (1, 0, 2), (1, 0, 4))
-    output, (h, c) = layer(torch.zeros(5, 2, 3, dtype=torch.float64), lengths=[0, 0])
-    assert (output.shape, h.shape, c.shape) == ((5, 2, 2), (1, 2, 2), (1, 2, 4))
-    assert build("lstm", "none", proj_size=1).proj_size == 1

@@ -168,10 +168,3 @@ def test_recalibrated_statistics_are_those_of_the_population(norm: str) -> None:
     normrnn.recalibrate(layer, x.split([3, 5], 1))
     for name in ("running_mean", "running_var"):
         close(getattr(layer.norm_l0, name), getattr(whole.norm_l0, name), name)
-
-
-def test_the_future_is_not_seen() -> None:
-    layer, x = build("lstm", "recurrent"), torch.randn(4, 3, 3, dtype=torch.float64)
-    later = x.clone()
-    later[3] += 1
-    assert torch.equal(layer(x)[0][:3], layer(later)[0][:3])

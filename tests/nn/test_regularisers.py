@@ -93,11 +93,6 @@ class TestLockedDropout:
         torch.manual_seed(3)
         close(layer(x)[0], upper(lower(x)[0] * mask)[0], "dense")
 
-    def test_none_at_test_time(self) -> None:
-        layer = build("gru", "none", num_layers=2, dropout=0.5, dropout_kind="locked").eval()
-        x = torch.randn(5, 3, 3, **X)
-        assert torch.equal(layer(x)[0], plain_of(layer)(x)[0])
-
     def test_an_unknown_kind(self) -> None:
         with pytest.raises(ValueError, match="unknown dropout_kind='rows': choose 'element' or"):
             normrnn.GRU(3, 2, dropout_kind="rows", norm="sequence")  # type: ignore[arg-type]
@@ -260,12 +255,3 @@ def test_what_does_not_go_together() -> None:
     for how in ({"weight_drop": 0.1}, {"zoneout": (0.1, 0.1)}, {"dropout_kind": "locked"}):
         with pytest.raises(ValueError, match="do not work with proj_size"):
             normrnn.LSTM(3, 4, proj_size=2, norm=None, **how)  # type: ignore[arg-type]
-
-
-def test_they_are_shown() -> None:
-    layer = normrnn.LSTM(
-        3, 2, weight_drop=0.1, dropout_kind="locked", zoneout=(0.1, 0.2), norm="sequence"
-    )
-    words = "norm='sequence', weight_drop=0.1, dropout_kind='locked', zoneout=(0.1, 0.2)"
-    assert words in repr(layer)
-    assert "  3, 2, norm='sequence'\n" in repr(normrnn.LSTM(3, 2, norm="sequence"))

@@ -52,11 +52,6 @@ class TestTorchsNamesReplaced:
         layer: Any = normrnn.initialise(LSTM(3, 2), forget_bias=1.0)
         assert layer.bias_ih_l0.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
 
-    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-    def test_script(self) -> None:
-        model, x = Last(nn.LSTM(3, 4, norm=None)), torch.randn(5, 6, 3)
-        torch.testing.assert_close(torch.jit.script(model)(x), model(x))
-
     def test_export_of_tensors(self, tmp_path: Any) -> None:
         layer = nn.RNN(3, 4, nonlinearity="relu")
         with pytest.warns(UserWarning, match="norm was not given"):

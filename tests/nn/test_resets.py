@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
 import normrnn
-from normrnn.ops import Steps, gru, lstm, rnn
+from normrnn.ops import Steps
 from normrnn.ops.loop import loop
 from normrnn.ops.native.library import describe
 from tests.helpers import (
@@ -32,6 +32,7 @@ from tests.kernel_cases import (
     computed,
     is_native,
     native,
+    one_direction,
     pairs,
     problem,
     tensors_of,
@@ -143,13 +144,6 @@ def test_nothing_leaks_over_a_border(cell: str) -> None:
     (grad,) = torch.autograd.grad(layer(x.requires_grad_(), resets=resets)[0][3:, 0].sum(), x)
     assert torch.equal(grad[:3], torch.zeros_like(grad[:3]))
     assert grad[3:, 0].abs().max() > 0
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_none_set_changes_nothing(norm: str) -> None:
-    layer = build("lstm", norm, bidirectional=True).eval()
-    x = torch.randn(5, 3, 3, dtype=torch.float64)
-    close(layer(x, resets=torch.zeros(5, 3, dtype=torch.bool))[0], layer(x)[0], "output", 1e-12)
 
 
 @pytest.mark.parametrize("norm", STATISTICAL)
@@ -264,15 +258,16 @@ class TestCompiled:
 
 def test_ready_gate_inputs_take_them_too() -> None:
     steps, resets = Steps((3, 3, 1)), torch.tensor([0, 1, 0, 0, 0, 1, 1], dtype=torch.bool)
-    for make, gates, reverse in ((rnn, 1, False), (lstm, 4, True), (gru, 3, False)):
+    for mode, gates, reverse in (("RNN_TANH", 1, False), ("LSTM", 4, True), ("GRU", 3, False)):
         a, w = torch.randn(7, gates * 2), torch.randn(gates * 2, 2)
-        with_them = make(a, w, steps, resets=resets, reverse=reverse)[0]
+        with_them = one_direction(mode, a, w, steps, resets=resets, reverse=reverse)[0]
         cut = [[0, 3], [6], [1, 4], [2], [5]]  # rows of the pieces
         for rows in cut:
-            one = make(a[rows], w, Steps((1,) * len(rows)), reverse=reverse)[0]
+            one = one_direction(mode, a[rows], w, Steps((1,) * len(rows)), reverse=reverse)[0]
             torch.testing.assert_close(with_them[rows], one)
+    gates, w = torch.randn(7, 2), torch.randn(2, 2)
     with pytest.raises(ValueError, match=r"resets should be torch\.bool of shape \(7,\).*float32"):
-        rnn(torch.randn(7, 2), torch.randn(2, 2), steps, resets=torch.zeros(7))
+        one_direction("RNN_TANH", gates, w, steps, resets=torch.zeros(7))
 
 
 def test_they_are_differentiated_twice() -> None:

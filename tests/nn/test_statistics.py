@@ -337,12 +337,6 @@ class TestTooFewRows:
         assert unchanged(layer, before)
         close(first, self.give(layer.eval(), 4, form), "output", 1e-12)
 
-    def test_two_rows_of_one_sequence_are_enough_sequence_wise(self, form: str) -> None:
-        layer = build("lstm", "sequence")
-        before = snapshot(layer)
-        self.give(layer, 2, form)
-        assert not unchanged(layer, before)
-
     @pytest.mark.parametrize("never", ["tracked", "updated"])
     @pytest.mark.parametrize("norm", STATISTICAL)
     def test_without_statistics_there_is_nothing_to_use(
@@ -433,14 +427,6 @@ class TestBatchStatistics:
             assert torch.equal(layer(x)[0][:3], layer(later)[0][:3])
 
 
-def test_eval_updates_nothing() -> None:
-    for norm in STATISTICAL:
-        layer = build("lstm", norm, num_layers=2, bidirectional=True).eval()
-        before = snapshot(layer)
-        layer(torch.randn(4, 3, 3, dtype=torch.float64))
-        assert unchanged(layer, before)
-
-
 def test_training_under_no_grad_updates_too() -> None:
     layer = build("lstm", "sequence")
     before = snapshot(layer)
@@ -461,14 +447,6 @@ def test_dropout_biases_the_running_variance() -> None:
     normrnn.recalibrate(layer, [x])
     ratio = (trained / layer.state_dict()["norm_l1.running_var"]).median()
     assert 1.5 < ratio < 3.0
-
-
-@pytest.mark.parametrize("norm", STATISTICAL)
-def test_training_twice_is_two_updates(norm: str) -> None:
-    layer = build("lstm-all", norm, num_layers=2, bidirectional=True)
-    check_against_reference(layer, [4, 4, 2], "padded")
-    layer.zero_grad()
-    check_against_reference(layer, [3, 5, 3], "padded")
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -177,12 +177,6 @@ def test_it_can_be_differentiated_twice(ranks: list[dict[str, Any]], case: str) 
         close(ranks[rank]["twice"][case], expected, f"of rank {rank}")
 
 
-def test_pooling_matters(ranks: list[dict[str, Any]]) -> None:
-    """Without it the numbers differ, so the comparison above could have failed."""
-    alone = step("sequence", 0, sync=False)
-    assert not torch.isclose(alone["output"], ranks[0]["sequence"]["output"]).all()
-
-
 def test_recalibrate_pools_too(ranks: list[dict[str, Any]]) -> None:
     layer = layer_of("sequence")
     x, lengths = joined()
@@ -214,8 +208,3 @@ def test_without_a_process_group_it_is_local(case: str) -> None:
     assert not dist.is_initialized()
     layer = layer_of(case, sync=True)
     check_against_reference(layer, [3, 5, 3], "padded")
-
-
-def test_hidden_with_sync_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sync=True does not work with norm='hidden'.*'sequence'"):
-        normrnn.LSTM(3, 2, norm="hidden", time_steps=3, sync=True)

@@ -51,15 +51,6 @@ class TestAServingModel:
         for (name, a), b in zip(layer.named_buffers(), twin.buffers(), strict=True):
             assert torch.equal(a, b), name
 
-    def test_the_mode_can_be_seen(self, norm: str) -> None:
-        layer = build("lstm", norm)
-        (normaliser,) = layer.normalisers()
-        assert (normaliser.mode.batch, normaliser.mode.update) == (True, True)
-        with normrnn.batch_statistics(layer):
-            assert (normaliser.mode.batch, normaliser.mode.update) == (True, False)
-        layer.eval()
-        assert (normaliser.mode.batch, normaliser.mode.update) == (False, False)
-
 
 def test_a_model_in_eval_mode_is_not_written_to() -> None:
     class Strict(torch.nn.Module):

@@ -122,18 +122,6 @@ class TestWithoutNorm:
             assert str(mine.value) == str(theirs.value)
 
 
-@pytest.mark.parametrize("norm", list(NORMS))
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_attributes(norm: str, bidirectional: bool) -> None:
-    layer = build("lstm", norm, num_layers=2, batch_first=True, bidirectional=bidirectional)
-    assert (layer.mode, layer.input_size, layer.hidden_size) == ("LSTM", 3, 2)
-    assert (layer.num_layers, layer.batch_first, layer.dropout) == (2, True, 0.0)
-    assert (layer.bidirectional, layer.bias, layer.proj_size) == (bidirectional, True, 0)
-    assert layer.norm == NORMS[norm]["norm"]
-    assert build("relu", norm).nonlinearity == "relu"
-    assert build("relu", norm).mode == "RNN_RELU"
-
-
 CELL_ROWS = {"tanh": 1, "lstm": 4, "lstm-output": 4, "lstm-all": 4, "gru": 3}
 TORCH_KEYS = ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"]
 NORM_KEYS = [
@@ -320,12 +308,6 @@ class TestInitialValues:
                 assert vector.unique().numel() > 32
 
 
-def test_flatten_parameters_is_callable() -> None:
-    for norm in NORMS:
-        layer = build("lstm", norm)
-        assert layer.flatten_parameters() is None
-
-
 def test_representation() -> None:
     layer = normrnn.LSTM(3, 4, num_layers=2, bidirectional=True, peephole="all", norm="frame")
     text = layer.extra_repr()
@@ -458,14 +440,6 @@ class TestShapes:
         fresh.load_state_dict(torch.load(file, weights_only=True))
         assert torch.equal(fresh(x)[0], wanted)
 
-    def test_functional_call(self, norm: str) -> None:
-        layer = build("lstm", norm).eval()
-        other = build("lstm", norm).eval()
-        x = torch.randn(5, 3, 3, dtype=torch.float64)
-        called = torch.func.functional_call(layer, other.state_dict(), (x,))
-        assert torch.equal(called[0], other(x)[0])
-        assert not torch.equal(called[0], layer(x)[0])
-
     def test_functional_call_differentiates(self, norm: str) -> None:
         layer = build("lstm", norm)
         x = torch.randn(5, 3, 3, dtype=torch.float64)
@@ -483,19 +457,3 @@ def test_a_sequence_without_frames_is_torchs_error(ours: Any, torchs: Any) -> No
             ours(3, 2, norm=norm)(torch.zeros(0, 4, 3))
         with pytest.raises(mine.type, match="larger than 0"):
             torchs(3, 2)(torch.zeros(0, 4, 3))
-
-
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
-@pytest.mark.parametrize("part", [False, True], ids=["itself", "in a model"])
-def test_one_bias_learns_in_copies_too(how: Any, part: bool) -> None:
-    """The part of a GRU's bias_hh that is outside r ⊙ (…) stays at zero, also in a copy."""
-    layer: Any = normrnn.GRU(3, 2, num_layers=2, norm=None)
-    layer.train_one_bias()
-    model = how(nn.Sequential(layer))[0] if part else how(layer)
-    for one in (layer, model):
-        optimizer = torch.optim.SGD(one.parameters(), lr=1.0)
-        one(torch.randn(5, 4, 3))[0].sum().backward()
-        optimizer.step()
-        for bias in (one.bias_hh_l0, one.bias_hh_l1):
-            assert bias[:4].abs().max() == 0
-            assert bias[4:].abs().min() > 0

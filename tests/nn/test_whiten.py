@@ -144,24 +144,6 @@ def test_the_root_that_is_kept_follows_the_buffers() -> None:
         assert torch.equal(layer(x)[0], second)
 
 
-def test_what_is_kept_follows_the_weights() -> None:
-    """However they are written, and in whatever mode it was made."""
-    layer, x = build("lstm", "whiten").eval(), torch.randn(4, 2, 3, **X)
-    with torch.inference_mode():
-        first = layer(x)[0].clone()
-    layer.weight_ih_l0.data.mul_(2)  # which moves no version counter
-    with torch.no_grad():
-        second = layer(x)[0]
-    assert not torch.allclose(second, first)
-    torch.testing.assert_close(layer(x)[0], second)  # in a graph, from the weights themselves
-    layer(x)[0].sum().backward()
-    assert layer.weight_ih_l0.grad.any()
-    layer.norm_l0.shrinkage = 0.7
-    assert not torch.allclose(layer(x)[0], second)
-    with torch.no_grad():
-        torch.testing.assert_close(layer.float()(x.float())[0], layer.double()(x)[0].float())
-
-
 def test_float32_under_autocast() -> None:
     layer = build("lstm", "whiten", dtype=torch.float32)
     x = torch.randn(30, 4, 3) * 0.01 + 20  # the variance is far below the mean

@@ -29,7 +29,7 @@ PROGRAM = """
 import hashlib, os, torch
 from normrnn.ops.native.library import describe
 from normrnn.ops.recurrence import recur
-from tests.kernel_cases import Case, computed, native, tensors_of
+from tests.kernel_cases import Case, computed, native, one_direction, tensors_of
 case = Case("LSTM", "sequence", (9, 9, 7, 5, 5), (False, True), 11, 19, peephole="ifo")
 def bits(how=native):
     found, grads = computed(case, tensors_of(case), how)
@@ -155,13 +155,13 @@ def limit(bytes):
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + bytes if bytes else -1, -1))
 def run(size, x):
-    return ops.lstm(x, torch.zeros(4 * size, size), ops.Steps((2,)))[0]
+    return one_direction("LSTM", x, torch.zeros(4 * size, size), ops.Steps((2,)))[0]
 torch.set_num_threads(1)
 run(8, torch.zeros(2, 32, requires_grad=True)).sum().backward()
 size, w, steps = 1750, torch.zeros(7000, 1750), ops.Steps((2,))
 x = torch.zeros(2, 4 * size, requires_grad=True)
-rows = ops.lstm(x, w, steps)[0]
-for call in (lambda: ops.lstm(x, w, steps), lambda: rows.sum().backward()):
+rows = one_direction("LSTM", x, w, steps)[0]
+for call in (lambda: one_direction("LSTM", x, w, steps), lambda: rows.sum().backward()):
     limit(20 << 20)
     try:
         call()

@@ -24,6 +24,7 @@ from tests.kernel_cases import (
     computed,
     is_native,
     native,
+    one_direction,
     outputs_of,
     problem,
     tensors_of,
@@ -81,7 +82,7 @@ class TestWhoIsServed:
 
 class TestOthersAreServedByTheLoop:
     def layer(self, x: Tensor, w_hh: Tensor) -> Tensor:
-        return ops.lstm(x, w_hh, Steps((3, 2)))[0]
+        return one_direction("LSTM", x, w_hh, Steps((3, 2)))[0]
 
     @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's, of its own
     def test_functional_gradients(self) -> None:

@@ -110,6 +110,7 @@ def test_padded_rows_are_not_looked_at(case: Case, sizes: tuple[int, ...]) -> No
 
 
 @pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("mode", "norm"), pairs("LSTM", "GRU", "RNN_TANH"))
 def test_second_derivatives_are_the_loops(mode: str, norm: str) -> None:
     """From C's first ones, by every leaf, ragged, from all outputs."""
@@ -129,6 +130,7 @@ def test_second_derivatives_are_the_loops(mode: str, norm: str) -> None:
     check(found[0], found[1], 2e-3, least=1e-2)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("norm", NORMS)
 def test_gradgradcheck_of_the_operator(norm: str) -> None:
     """As an exported graph meets it, ragged."""

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from normrnn import ops
-from normrnn.ops import Norm, Peephole, Result, Steps, Weights, describe_call
+from normrnn.ops import Norm, Result, Steps, Weights, describe_call
+from tests.kernel_cases import one_direction
 
 H = 2
 SIZES = [(3, 3, 3), (3, 2, 2, 1), (1, 1), (2,)]
@@ -19,47 +20,27 @@ def leaf(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64).requires_grad_()
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
-class TestNumericalGradients:
-    @pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
-    def test_rnn(self, sizes: tuple[int, ...], reverse: bool, nonlinearity: str) -> None:
-        steps = Steps(sizes)
+@pytest.mark.parametrize("vectors", ["", "bias_hn", "o", "ifo", "if"])
+@pytest.mark.parametrize("mode", MODES)
+def test_numerical_gradients(
+    mode: str, vectors: str, sizes: tuple[int, ...], reverse: bool
+) -> None:
+    if vectors and mode != ("GRU" if vectors == "bias_hn" else "LSTM"):
+        pytest.skip("vectors of another cell")
+    steps, parts = Steps(sizes), 2 if mode == "LSTM" else 1
+    names = [vectors] if vectors == "bias_hn" else [f"peephole_{gate}" for gate in vectors]
 
-        def f(gates: Tensor, h0: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-            return ops.rnn(gates, w, steps, h0, reverse=reverse, nonlinearity=nonlinearity)
+    def f(gates: Tensor, w: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        own = dict(zip(names, rest[parts:], strict=True))
+        return one_direction(mode, gates, w, steps, *rest[:parts], reverse=reverse, **own)
 
-        given = leaf(steps.rows, H), leaf(steps.batch, H), leaf(H, H)
-        assert gradcheck(f, given)
-        assert gradgradcheck(f, given)
-
-    @pytest.mark.matrix(4)
-    @pytest.mark.parametrize("peepholes", ["", "o", "ifo", "if"])
-    def test_lstm(self, sizes: tuple[int, ...], reverse: bool, peepholes: str) -> None:
-        steps = Steps(sizes)
-
-        def f(gates: Tensor, h0: Tensor, c0: Tensor, w: Tensor, *p: Tensor) -> tuple[Tensor, ...]:
-            peephole = Peephole(**dict(zip(peepholes, p, strict=True)))
-            rows, (h, c) = ops.lstm(gates, w, steps, h0, c0, peephole=peephole, reverse=reverse)
-            return rows, h, c
-
-        state = leaf(steps.batch, H), leaf(steps.batch, H)
-        vectors = [leaf(H) for _ in peepholes]
-        given = leaf(steps.rows, 4 * H), *state, leaf(4 * H, H), *vectors
-        assert gradcheck(f, given)
-        assert gradgradcheck(f, given)
-
-    @pytest.mark.parametrize("bias", [True, False])
-    def test_gru(self, sizes: tuple[int, ...], reverse: bool, bias: bool) -> None:
-        steps = Steps(sizes)
-
-        def f(gates: Tensor, h0: Tensor, w: Tensor, *b: Tensor) -> tuple[Tensor, ...]:
-            return ops.gru(gates, w, steps, h0, bias_hn=b[0] if b else None, reverse=reverse)
-
-        extra = [leaf(H)] if bias else []
-        given = leaf(steps.rows, 3 * H), leaf(steps.batch, H), leaf(3 * H, H), *extra
-        assert gradcheck(f, given)
-        assert gradgradcheck(f, given)
+    given = [leaf(steps.rows, MODES[mode] * H), leaf(MODES[mode] * H, H)]
+    given += [leaf(steps.batch, H) for _ in range(parts)] + [leaf(H) for _ in names]
+    assert gradcheck(f, given)
+    assert gradgradcheck(f, given, fast_mode=True)
 
 
 def norm_of(kind: str, vectors: dict[str, Any], batch: bool) -> Norm:
@@ -102,7 +83,7 @@ def test_every_norm_differentiates_twice(mode: str, batch: bool, kind: str) -> N
     given = [leaf(steps.rows, C), leaf(2, C // 2, H)]
     given += [leaf(2, steps.batch, H) for _ in range(parts)] + [leaf(n) for n in sizes]
     assert gradcheck(f, given)
-    assert gradgradcheck(f, given)
+    assert gradgradcheck(f, given, fast_mode=True)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -121,15 +102,14 @@ def test_directions_of_one_call_are_two_calls(mode: str) -> None:
 def test_no_state_is_a_state_of_zeros() -> None:
     steps, gates, w = Steps((3, 2)), leaf(5, 4 * H), leaf(4 * H, H)
     zeros = torch.zeros(3, H, dtype=torch.float64)
-    wanted = ops.lstm(gates, w, steps, zeros, zeros)[0]
-    assert torch.equal(ops.lstm(gates, w, steps)[0], wanted)
-    assert torch.equal(ops.lstm(gates, w, steps, h0=zeros)[0], wanted)
+    wanted = one_direction("LSTM", gates, w, steps, zeros, zeros)[0]
+    assert torch.equal(one_direction("LSTM", gates, w, steps)[0], wanted)
 
 
 def test_inputs_are_left_alone() -> None:
     steps, gates, w = Steps((3, 2)), leaf(5, 4 * H), leaf(4 * H, H)
     before = gates.detach().clone()
-    ops.lstm(gates, w, steps)[0].sum().backward()
+    one_direction("LSTM", gates, w, steps)[0].sum().backward()
     assert torch.equal(gates, before)
 
 
@@ -141,27 +121,27 @@ class TestRefused:
         gates, w = torch.randn(5, 4 * H), torch.randn(4 * H, H)
         h0 = torch.zeros(3, H)
         with pytest.raises(ValueError, match=r"c0.*float32.*got torch.float64"):
-            ops.lstm(gates, w, self.steps, h0, h0.double())
+            one_direction("LSTM", gates, w, self.steps, h0, h0.double())
         with pytest.raises(ValueError, match=r"w_hh.*float32.*got torch.float64"):
-            ops.lstm(gates, w.double(), self.steps, h0, h0)
-        peephole = Peephole(o=torch.zeros(H, dtype=torch.bfloat16))
+            one_direction("LSTM", gates, w.double(), self.steps, h0, h0)
+        narrow = torch.zeros(H, dtype=torch.bfloat16)
         with pytest.raises(ValueError, match=r"peephole_o.*float32.*got torch.bfloat16"):
-            ops.lstm(gates, w, self.steps, peephole=peephole)
+            one_direction("LSTM", gates, w, self.steps, peephole_o=narrow)
 
     def test_shapes(self) -> None:
         gates, w = torch.randn(5, 3 * H), torch.randn(3 * H, H)
         with pytest.raises(ValueError, match=r"w_hh .* 4 × 2 rows for LSTM, got 6"):
-            ops.lstm(gates, w, self.steps)
+            one_direction("LSTM", gates, w, self.steps)
         with pytest.raises(ValueError, match=r"x .*\(7, 6\), got \(5, 6\)"):
-            ops.gru(gates, w, Steps((3, 3, 1)))
+            one_direction("GRU", gates, w, Steps((3, 3, 1)))
         with pytest.raises(ValueError, match=r"h0 .*\(1, 3, 2\), got \(1, 2, 2\)"):
-            ops.gru(gates, w, self.steps, torch.zeros(2, H))
+            one_direction("GRU", gates, w, self.steps, torch.zeros(2, H))
         with pytest.raises(ValueError, match=r"bias_hn .*\(2,\), got \(3,\)"):
-            ops.gru(gates, w, self.steps, bias_hn=torch.zeros(3))
+            one_direction("GRU", gates, w, self.steps, bias_hn=torch.zeros(3))
 
     def test_what_there_is_not(self) -> None:
         with pytest.raises(ValueError, match="unknown mode 'RNN_GELU'"):
-            ops.rnn(torch.randn(5, H), torch.randn(H, H), self.steps, nonlinearity="gelu")
+            one_direction("RNN_GELU", torch.randn(5, H), torch.randn(H, H), self.steps)
         weights, zeros = [Weights(None, torch.randn(3 * H, H))], torch.zeros(1, 3, H)
         gates = torch.randn(5, 3 * H)
         with pytest.raises(ValueError, match=r"GRU .* takes no c0"):
@@ -187,5 +167,5 @@ def test_final_state_of_each_direction() -> None:
     """Backwards it is the state at frame 0, forwards the one at the last frame."""
     gates, w = torch.arange(1.0, 7.0).view(6, 1), torch.zeros(1, 1)
     for reverse, last in ((True, [1, 2, 3]), (False, [6, 5, 3])):
-        _, h = ops.rnn(gates, w, Steps((3, 2, 1)), reverse=reverse, nonlinearity="relu")
+        _, h = one_direction("RNN_RELU", gates, w, Steps((3, 2, 1)), reverse=reverse)
         assert h.flatten().tolist() == last

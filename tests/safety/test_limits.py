@@ -3,13 +3,11 @@
 import gzip
 import io
 import json
-import math
 import os
 import pickle
 import shutil
 import struct
 import sys
-import time
 import tracemalloc
 import zipfile
 from collections.abc import Iterator
@@ -33,7 +31,7 @@ from normrnn.runs.machines import read_machines
 from normrnn.runs.note import metrics_as_written
 from normrnn.runs.torchfile import TorchFileError, load_torch_file
 from normrnn.speech import posteriors
-from normrnn.speech.archive import Entry, Unusable, read_matrix, write_matrix, write_vector
+from normrnn.speech.archive import Unusable, write_matrix, write_vector
 from normrnn.speech.prepare.audio import read_sound
 from normrnn.speech.prepare.librispeech import librispeech_job
 from normrnn.speech.prepare.pdfs import read_alignments
@@ -222,30 +220,6 @@ def test_tables_have_no_control_codes_but_richs_own() -> None:
     assert STEERING not in out.getvalue()
 
 
-@contextmanager
-def little_time(seconds: float = 2.0) -> Iterator[None]:
-    """Fails if the block takes longer; what takes quadratic time here takes minutes."""
-    start = time.monotonic()
-    yield
-    assert time.monotonic() - start < seconds
-
-
-def test_numbers_of_many_digits(tmp_path: Path) -> None:
-    digits = "1" * 200_000
-    (tmp_path / "x.ark").write_text(f"a [ {digits}x ]\nb [ {digits} 2 ]\n")
-    with little_time():
-        with pytest.raises(Unusable, match="numbers"):
-            read_matrix(Entry(tmp_path / "x.ark", 2), "a")
-        at = len(digits) + len("a [ x ]\nb ")
-        assert read_matrix(Entry(tmp_path / "x.ark", at), "b").tolist() == [[math.inf, 2]]
-
-
-def test_a_text_matrix_without_an_end(tmp_path: Path) -> None:
-    sparse(tmp_path / "x.ark", b"a [")
-    with little_memory(), pytest.raises(Unusable):
-        read_matrix(Entry(tmp_path / "x.ark", 2), "a")
-
-
 @pytest.mark.parametrize(
     "start",
     [b"a \0B\4" + struct.pack("<i", 10_000_000), b"a 1", b"a 1 1\n", b"a " + b"1 " * 8_000_000],
@@ -303,12 +277,6 @@ def flac(path: Path, samples: np.ndarray, total: int | None = None) -> Path:
         content[22:26] = (total & 0xFFFFFFFF).to_bytes(4, "big")
         path.write_bytes(content)
     return path
-
-
-def test_flac_without_a_length_is_read(tmp_path: Path) -> None:
-    for samples in (sung(), np.concatenate([sung()] * 3)[: 1 << 16]):
-        sound = read_sound(flac(tmp_path / "a.flac", samples, total=0))
-        assert sound.samples.tolist() == samples.tolist()
 
 
 @pytest.mark.parametrize("total", [None, 0, 2**33])
@@ -397,8 +365,6 @@ def test_int8_export_that_cannot_be_written(
     [
         MemoryError(),
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
-        RuntimeError("std::bad_alloc"),
     ],
 )
 def test_too_little_memory_is_no_unexpected_error(

@@ -76,14 +76,6 @@ def test_a_full_disk(disk: tuple[Path, bool], text_dir: Path, expected: list[dic
     goes_on(out, text_dir, expected)
 
 
-def test_a_limit_on_files(text_dir: Path, expected: list[dict], tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    code, _, err = ended(started("limit", out, text_dir))
-    assert code == 1
-    assert "cannot be written: File too large" in err
-    goes_on(out, text_dir, expected)
-
-
 def test_a_directory_that_becomes_read_only(
     disk: tuple[Path, bool], text_dir: Path, expected: list[dict]
 ) -> None:

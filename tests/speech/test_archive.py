@@ -71,9 +71,7 @@ def test_slices_are_those_of_the_whole(
         assert got.flags.writeable
 
 
-@pytest.mark.parametrize(
-    "options", [{"text": True}, *({"compression_method": n} for n in range(1, 8))]
-)
+@pytest.mark.parametrize("options", [{"compression_method": n} for n in range(1, 8)])
 def test_other_kinds_of_matrices(tmp_path: Path, options: dict) -> None:
     """Compressed matrices of all three kinds, of which kaldiio takes one by their length."""
     path, scp = tmp_path / "o.ark", tmp_path / "o.scp"
@@ -92,16 +90,6 @@ def test_other_kinds_of_matrices(tmp_path: Path, options: dict) -> None:
         assert read_matrix(entry, key).dtype == np.float32
 
 
-def test_text_matrices_as_kaldi_prints_them(tmp_path: Path) -> None:
-    path = tmp_path / "t.ark"
-    path.write_text("a  [\n  1 -2.5e-3 nan \n  .5 7. -inf ]\nb  [ 1 2 ]\n")
-    got = read_matrix(Entry(path, 2), "a")
-    np.testing.assert_array_equal(
-        got, np.array([[1, -2.5e-3, np.nan], [0.5, 7, -np.inf]], dtype=np.float32)
-    )
-    assert read_matrix(Entry(path, path.read_bytes().index(b"b") + 2), "b").tolist() == [[1, 2]]
-
-
 def header(kind: bytes, rows: int, columns: int) -> bytes:
     if kind in (b"FM", b"DM"):
         return b"\0B" + kind + b" " + struct.pack("<bibi", 4, rows, 4, columns)
@@ -115,7 +103,6 @@ def header(kind: bytes, rows: int, columns: int) -> bytes:
         ((-1, 3), "-1 rows and 3 columns: nothing to read"),
         ((3, -(2**31)), "columns: nothing to read"),
         ((0, 0), "0 rows and 0 columns: nothing to read"),
-        ((5, 0), "5 rows and 0 columns: nothing to read"),
         ((2**31 - 1, 2**31 - 1), "bytes, 100 are there"),
         ((101, 1), "bytes, 100 are there"),
     ],
@@ -143,11 +130,7 @@ def test_headers_are_not_believed(
         (b"\0BFM \4\1\0", "cut off in its header"),
         (b"\0BFM \5\1\0\0\0\4\1\0\0\0....", "its header is none"),
         (b"\0BCM2 \0\0\xc0\x7f\0\0\0\0\1\0\0\0\1\0\0\0..", "its scale is no number"),
-        (b" [\n 1 2\n", "no closing bracket"),
-        (b" [ ]\n", "has no rows"),
-        (b" [\n 1 2\n 3 ]\n", "its rows differ in length"),
-        (b" [ 1 secret ]\n", "not all of it is numbers"),
-        (b" [ 1_0 2 ]\n", "not all of it is numbers"),
+        (b" [ 1 secret ]\n", "a matrix in text"),
     ],
 )
 def test_other_objects_are_refused_by_name(tmp_path: Path, content: bytes, said: str) -> None:

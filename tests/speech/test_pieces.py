@@ -27,10 +27,6 @@ def test_pieces_cover_every_frame_once(lengths: list[int], longest: int) -> None
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_no_limit_keeps_utterances_whole() -> None:
-    assert cut([1300, 7]) == [Piece(0, 0, 1300), Piece(1, 0, 7)]
-
-
 def test_a_batch_is_the_rows_of_its_pieces(tiny_speech: SpeechConfig) -> None:
     task = SpeechTask(tiny_speech)
     split = task.corpus.train

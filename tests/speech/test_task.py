@@ -46,35 +46,6 @@ def _load(run: Path) -> AcousticModel:
     return model
 
 
-def test_statistics_freeze(tiny_speech: SpeechConfig) -> None:
-    """After the epoch that the setting names, an update's loss is that of eval mode, with its
-    gradient, and the statistics stay."""
-    model_config = replace(tiny_speech.model, freeze_after=1)
-    config = replace(tiny_speech, norm="sequence", model=model_config)
-    task = SpeechTask.open(config).build(torch.device("cpu"))
-    model = task.model.train()
-    task.loss(0, 0)
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    frozen = task.loss(1, 0)
-    torch.testing.assert_close(dict(model.named_buffers()), kept, rtol=0, atol=0)
-    frozen.total.backward()
-    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    model.eval().zero_grad()
-    plain = SpeechTask.open(replace(config, model=tiny_speech.model)).build(torch.device("cpu"))
-    plain.model.load_state_dict(model.state_dict())
-    plain.model.eval()
-    expected = plain.loss(1, 0)
-    expected.total.backward()
-    torch.testing.assert_close(frozen.total, expected.total)
-    found = [p.grad for p in plain.model.parameters() if p.grad is not None]
-    torch.testing.assert_close(gradients, found)
-    plain.model.train()
-    assert abs(plain.loss(1, 0).total - frozen.total) > 0.1
-    with pytest.raises(UsageError, match="norm layer keeps no statistics"):
-        replace(config, norm="layer")
-    assert replace(config, norm="none").model.freeze_after  # the arm beside it
-
-
 @pytest.mark.usefixtures("saved_with_running")
 def test_statistics_that_are_no_numbers_are_left_out(
     whole: Path, capsys: pytest.CaptureFixture[str]
@@ -140,20 +111,6 @@ def test_a_regularised_network_resumes_to_the_bit(
         run_tiny(config, tmp_path / "stopped", 4)
     run_tiny(config, tmp_path / "stopped")
     assert rows_of(tmp_path / "stopped") == rows_of(out)
-
-
-@pytest.mark.usefixtures("saved_with_running")
-def test_metrics_are_pooled_over_whole_utterances(whole: Path, speech_dir: Path) -> None:
-    """The best validation again, one utterance at a time."""
-    model, dev = _load(whole), read_speech(speech_dir).dev
-    nats, wrong = 0.0, 0
-    for i in range(len(dev.keys)):
-        z, y = model.log_posteriors(dev.features(i)), dev.labels(i)
-        nats += F.nll_loss(z, y, reduction="sum").item()
-        wrong += int((z.argmax(1) != y).sum())
-    best = min((r for r in rows_of(whole) if r["split"] == "valid"), key=lambda r: r["loss"])
-    assert best["loss"] == pytest.approx(nats / sum(dev.lengths), rel=1e-5)
-    assert best["fer"] == wrong / sum(dev.lengths)
 
 
 def test_training_statistics_travel_with_the_model(whole: Path, speech_dir: Path) -> None:
@@ -332,19 +289,6 @@ def test_posteriors_never_overwrite_what_they_read(whole: Path, speech_dir: Path
     assert {path: path.read_bytes() for path in (speech_dir / "dev").iterdir()} == before
 
 
-def test_posteriors_name_features_that_are_not_finite(whole: Path, tmp_path: Path) -> None:
-    with (tmp_path / "feats.ark").open("wb") as file:
-        features = np.zeros((4, DIM))
-        fine = write_matrix(file, "a", features)
-        features[2, 1] = np.nan
-        bad = write_matrix(file, "b", features)
-    ark = tmp_path / "feats.ark"
-    (tmp_path / "feats.scp").write_text(f"a {ark}:{fine}\nb {ark}:{bad}\n")
-    with pytest.raises(UserError, match=r"b of .* has features that are not finite"):
-        write_posteriors(whole, tmp_path, tmp_path / "post")
-    assert not list(tmp_path.glob("*post*"))
-
-
 def test_devices_that_are_not_there(whole: Path, speech_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no device 'abacus'"):
         write_posteriors(whole, speech_dir / "dev", tmp_path / "post", device="abacus")
@@ -368,15 +312,6 @@ def test_bad_data_stops_training_with_a_sentence(
     (speech_dir / "train" / "feats.ark").unlink()
     with pytest.raises(UserError, match=r"lacks feats\.ark"):
         run_tiny(tiny_speech, tmp_path / "run2")
-
-
-def test_a_run_goes_on_only_with_the_same_data(
-    tiny_speech: SpeechConfig, whole: Path, tmp_path: Path
-) -> None:
-    write_speech(tmp_path / "other", seed=1)
-    other = replace(tiny_speech, data=str(tmp_path / "other"), epochs=3)
-    with pytest.raises(UsageError, match="was begun on other data"):
-        run_tiny(other, whole)
 
 
 @pytest.mark.usefixtures("saved_with_running")

@@ -21,7 +21,6 @@ from torch.nn.utils.rnn import PackedSequence
 
 from normrnn import norms
 from normrnn.config.base import Config
-from normrnn.config.jsonio import flat, to_dict
 from normrnn.engine.task import Task
 from normrnn.errors import UserError
 from normrnn.nn import backend, batch_statistics
@@ -102,12 +101,10 @@ def _recorded_sums(
     return result
 
 
-def _refuse(config: Config, layer: Normalised) -> None:
+def _refuse(layer: Normalised) -> None:
     """Raise UserError for a network whose steps are not those of the recurrence."""
-    counted = flat(to_dict(config)).get("model.count_padding", False)
-    for name, there in (("zoneout", any(layer.zoneout)), ("model.count_padding", counted)):
-        if there:
-            raise UserError(f"gradients are not recorded of a network with {name}")
+    if any(layer.zoneout):
+        raise UserError("gradients are not recorded of a network with zoneout")
 
 
 def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
@@ -117,7 +114,7 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
     """
     model = task.model.double().eval()
     (layer,) = (m for m in model.modules() if isinstance(m, Normalised))
-    _refuse(config, layer)
+    _refuse(layer)
     measured: dict[str, dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
     total, count = 0.0, 0
     task.reset()

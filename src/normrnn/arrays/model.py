@@ -74,11 +74,8 @@ class ArrayModel(SequenceModel):
         total = (squared.detach() * self.target_scale.square()).mean(1).sum()
         return Loss(total, objective=squared.mean(1).sum())
 
-    def example_inputs(self) -> tuple[Tensor, Tensor]:
-        """Return arguments of `forward` to trace it with."""
-        return torch.zeros(5, 3, len(self.mean)), torch.tensor([5, 4, 2])
-
-    def dynamic_shapes(self) -> dict[str, dict[int, Any]]:
-        """Return the axes of `example_inputs` that may change, for torch.export."""
-        T, B = torch.export.Dim("T", min=1), torch.export.Dim("B", min=1)
-        return {"features": {0: T, 1: B}, "lengths": {0: B}}
+    def example_inputs(self) -> tuple[tuple[Tensor, Tensor], dict[str, dict[int, str]]]:
+        """Return arguments to trace `forward` with, and their axes that may change."""
+        features = torch.zeros(5, 3, len(self.mean))
+        axes = {"features": {0: "T", 1: "B"}, "lengths": {0: "B"}}
+        return (features, torch.tensor([5, 4, 2])), axes

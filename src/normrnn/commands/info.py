@@ -13,6 +13,6 @@ def command(path: Annotated[Positional[Path], arg(metavar="PATH")], all: bool = 
         path: A run directory, a directory that `normrnn export` made, or one of their files.
         all: Of a run, also its settings and the front matter of its model card.
     """
-    from normrnn.deploy.info import info
+    from normrnn.deploy.card import info
 
     print(info(path, settings=all), end="")

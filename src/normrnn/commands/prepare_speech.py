@@ -15,7 +15,7 @@ from normrnn.processes import usable_cores
 
 if TYPE_CHECKING:
     from normrnn.speech.prepare.job import Job
-    from normrnn.speech.prepare.preparation import Costs, Report
+    from normrnn.speech.prepare.preparation import Report
 
 _PLAIN_SECONDS = 15.0
 
@@ -112,19 +112,19 @@ def _prepare(job: "Job", out: Path, processes: int) -> int:
     summary = finished(out, job.settings)
     if summary is not None:
         print(f"{out} is finished: nothing to do")
-        _show(summary, None, out)
+        _show(summary, out)
         return 0
     try:
         with _progress() as report:
-            summary, costs = prepare(job, out, processes or usable_cores(), report)
+            summary = prepare(job, out, processes or usable_cores(), report)
     except KeyboardInterrupt:
         print(f"stopped; {out} keeps what is done, the same command goes on", file=sys.stderr)
         return 130
-    _show(summary, costs, out)
+    _show(summary, out)
     return 0
 
 
-def _show(summary: dict[str, Any], costs: "Costs | None", out: Path) -> None:
+def _show(summary: dict[str, Any], out: Path) -> None:
     from normrnn.speech.prepare.pdfs import LARGEST_LABEL
 
     for name in ("train", "dev"):
@@ -144,11 +144,6 @@ def _show(summary: dict[str, Any], costs: "Costs | None", out: Path) -> None:
     print(f"skipped {skipped['utterances']:,} utterances ({skipped['share']:.1%}){where}")
     if summary["channels_averaged"]:
         print(f"several channels averaged in {summary['channels_averaged']:,} utterances")
-    if costs is not None:
-        parts = {"features": costs.features, "alignment": costs.alignment}
-        factors = [f"{n} {s / costs.sound:.4f}" for n, s in parts.items() if s]
-        if factors:
-            print(f"× real time on one core: {', '.join(factors)}")
 
 
 @contextlib.contextmanager

@@ -1,23 +1,27 @@
-"""The model card beside an export: Markdown with the front matter that model hubs read."""
+"""Model cards of runs and exports: Markdown with the front matter that model hubs read."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from normrnn.config.jsonio import to_dict
 from normrnn.config.measure import Measure
 from normrnn.errors import UserError, notice
+from normrnn.files import open_regular
 from normrnn.norms import statistics_shown
 from normrnn.runs.names import CONFIG, EVALUATION, METRICS, MODEL
 from normrnn.runs.note import config_changes
 from normrnn.runs.rows import Row, read_rows
 from normrnn.runs.store import RunDirectory
-from normrnn.seal import is_sealed
+from normrnn.seal import read_json
 from normrnn.version import __version__
 
+SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "program": ".pt2"}
+CARD = "README.md"
+_LARGEST_CARD = 1 << 20
 PAPER = "https://arxiv.org/abs/1510.01378"
 
 
@@ -158,10 +162,9 @@ def _check(run: RunDirectory) -> None:
 def _rows(run: RunDirectory, saved: str) -> list[Row]:
     """Rows of evaluation.json, else the best validation in training and the test after it."""
     if run.has(EVALUATION):
-        path, content = run.path / EVALUATION, run.read(EVALUATION)
-        is_sealed(content, path)
+        path = run.path / EVALUATION
+        found, _ = read_json(path, dict)
         try:
-            found = json.loads(content)
             rows = [row for row in found["rows"] if _is_row(row)]
             # Only rows of the exported network: with other statistics it is another one.
             rows = [row for row in rows if row["statistics"] == saved]
@@ -209,3 +212,34 @@ def one_line(text: str) -> str:
 def code(text: str) -> str:
     """Return text from a file as a code span."""
     return f"`{one_line(text).replace('`', ' ')}`"
+
+
+def info(path: Path, settings: bool = False) -> str:
+    """Return the card of a run or an export as Markdown, of a run with its settings if asked.
+
+    Of an export only the card beside it is read. UserError for a path that is neither.
+    """
+    if not path.exists():
+        raise UserError(f"{path} does not exist")
+    folder = path if path.is_dir() else path.parent
+    if (folder / CONFIG).exists():
+        about = of_run(RunDirectory(folder))
+        return about.card() if settings else about.short()
+    if path.is_dir():
+        cards = [path / CARD]
+    elif path.suffix in SUFFIXES.values():
+        cards = [path.with_suffix(".md"), folder / CARD]
+    else:
+        cards = [path]
+    for card in cards:
+        if card.exists() and About.is_card(text := _read(card)):
+            return text
+    raise UserError(f"{path} is neither a run nor an export with its card ({cards[0].name})")
+
+
+def _read(path: Path) -> str:
+    try:
+        with open_regular(path) as file:
+            return file.read(_LARGEST_CARD).decode(errors="replace")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None

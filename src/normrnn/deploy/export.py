@@ -1,5 +1,6 @@
 """Write a run, one of our networks or a user's own model to a file, with a model card beside it."""
 
+import contextlib
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -10,18 +11,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.config.registry import task_of
-from normrnn.deploy import tensors
-from normrnn.deploy.card import About, of_run
-from normrnn.deploy.onnxfile import check_opset
-from normrnn.deploy.parts import Parts
+from normrnn.deploy import tensors, traced
+from normrnn.deploy.card import CARD, SUFFIXES, About, of_run
 from normrnn.errors import UsageError, UserError
 from normrnn.files import expanded, is_utf8, open_regular, write_whole
 from normrnn.runs.environment import named_device
 from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL, PREVIOUS
 from normrnn.runs.store import RunDirectory
 
-SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "program": ".pt2"}
-CARD = "README.md"
 OWN = (MODEL, CHECKPOINT, PREVIOUS)
 """Files of a run with such suffixes."""
 
@@ -49,13 +46,13 @@ def export(
             that do not fold; ``"program"`` (``.pt2``), torch.export's.
         example: arguments of your own model, for onnx and program: it is traced with them. A
             tuple, or a tensor if that is the only one.
-        dynamic: the axes of those that may change: for onnx by the argument's name,
-            ``{"x": {0: "T", 1: "B"}}``, the parts of a tuple ``state.0``, ``state.1`` (default: the
-            first two of every tensor, the batch of a state (layers, B, H) in a tuple), for program
-            what torch.export calls ``dynamic_shapes``.
-        quantize: ``"int8"``, for onnx: weights in a quarter of the room. The card of a run has the
+        dynamic: the axes of those that may change by the argument's name,
+            ``{"x": {0: "T", 1: "B"}}``; for onnx the parts of a tuple are ``state.0``, ``state.1``,
+            and the default is the first two of every tensor, the batch of a state (layers, B, H) in
+            a tuple; for program also what torch.export calls ``dynamic_shapes``.
+        quantize: ``"int8"``, for onnx: weights in a quarter of the space. The card of a run has the
             loss on its validation data before and after.
-        opset: the version of ONNX's operators, for onnx; by default 17, and 18 for a Scan.
+        opset: the version of ONNX's operators, for onnx, from 18, the default.
         data: where that data is now, if not where it was in training.
 
     Returns:
@@ -85,29 +82,38 @@ def export(
         run = RunDirectory(expanded(model))
         network = task_of(run.config()).load(run, named_device("cpu"))
         about = of_run(run)
-    ours: Any = getattr(network, "plain_parts", None)
-    parts: Any = None if ours is None else ours()
-    if example is None and hasattr(network, "example_inputs"):
-        example = network.example_inputs()  # type: ignore[operator]
-        if format == "program" and dynamic is None:
-            dynamic = network.dynamic_shapes()  # type: ignore[operator]
-    if parts is not None and format in ("torch", "safetensors"):
-        parts.recurrent.check()
-    if parts is None and format in ("onnx", "program") and example is None:
-        raise ValueError(
-            f"format={format!r} traces your own model: give example=, a tuple of its arguments"
-        )
+    plain: Any = getattr(network, "plain_network", None)
+    network = network if plain is None else plain()
+    if example is None and format in ("onnx", "program"):
+        own_example: Any = getattr(network, "example_inputs", None)
+        if own_example is None:
+            raise ValueError(
+                f"format={format!r} traces your own model: give example=, a tuple of its arguments"
+            )
+        example, axes = own_example()
+        dynamic = axes if dynamic is None else dynamic
+    arguments = _arguments(example)
     if format == "onnx":
-        check_opset(opset)
-    _refuse_other(card)
-    write, snippet = _writer(format, network, parts, _arguments(example), dynamic, opset)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    sections = {}
-    if quantize is None:
-        write(file)
+        traced.check_opset(opset)
+        write = partial(traced.write_onnx, network, arguments, dynamic, opset)
+    elif format == "program":
+        write = partial(traced.write_program, network, arguments, dynamic)
     else:
-        sections["Quantisation"] = _quantised(write, file, run, data)
-    write_whole(card, about.card(snippet(file.name), sections).encode())
+        write = partial(tensors.write, network, format=format)
+    _refuse_other(card)
+    new_folder = not file.parent.exists()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if quantize is None:
+            code, sections = write(file), {}
+        else:
+            code, sections = _quantised(write, file, run, data)
+    except Exception:
+        if new_folder:
+            with contextlib.suppress(OSError):
+                file.parent.rmdir()
+        raise
+    write_whole(card, about.card(code, sections).encode())
     return file
 
 
@@ -122,55 +128,22 @@ def _arguments(example: Any) -> tuple[Any, ...]:
     return example or ()
 
 
-def _writer(
-    format: str,
-    network: nn.Module,
-    parts: Parts | None,
-    example: Any,
-    dynamic: Any,
-    opset: int | None,
-) -> tuple[Callable[[Path], None], Callable[[str], str]]:
-    """Return what writes the network to a file, and the code that loads a file of a given name."""
-    write: Any
-    if format in ("torch", "safetensors"):
-        known = tensors.Portable
-        portable = known.of_model(network) if parts is None else known.of_parts(parts)
-        write = tensors.write_torch if format == "torch" else tensors.write_safetensors
-        return partial(write, portable), lambda name: tensors.snippet(portable, name, format)
-    if format == "onnx":
-        from normrnn.deploy import onnxfile as maker
-
-        if parts is None:
-            write = partial(maker.write_model, network, example, dynamic, opset=opset)
-        else:
-            write = partial(maker.write_network, parts, opset=opset)
-    else:
-        from normrnn.deploy import program as maker
-
-        if parts is None:
-            write = partial(maker.write_traced, network, example, dynamic)
-        else:
-            write = partial(maker.write, parts)
-    return write, partial(maker.snippet, parts)
-
-
 def _quantised(
-    write: Callable[[Path], None], file: Path, run: RunDirectory | None, data: str
-) -> str:
-    """Write an int8 file; return what that does to the size, and to a run's loss."""
-    from normrnn.deploy.session import quantise, session
-
+    write: Callable[[Path], str], file: Path, run: RunDirectory | None, data: str
+) -> tuple[str, dict[str, str]]:
+    """Write an int8 file; return the code that loads it, and a section for the card: what that does
+    to the size, and to a run's loss."""
     # onnx accepts only names in UTF-8.
     with tempfile.TemporaryDirectory(dir=file.parent if is_utf8(file.parent) else None) as scratch:
-        whole, smaller = Path(scratch) / "whole.onnx", Path(scratch) / "smaller.onnx"
-        write(whole)
-        quantise(whole, smaller)
+        whole, smaller = Path(scratch) / file.name, Path(scratch) / "smaller.onnx"
+        code = write(whole)
+        traced.quantise(whole, smaller)
         sizes = [path.stat().st_size / 1e6 for path in (whole, smaller)]
         words = f"Dynamic int8 weights: {sizes[1]:,.2f} MB instead of {sizes[0]:,.2f}."
         if run is not None:
             loss = task_of(run.config()).exported_loss
             try:
-                before, after = (loss(run, data, session(path)) for path in (whole, smaller))
+                before, after = (loss(run, data, traced.session(p)) for p in (whole, smaller))
             except UserError as error:
                 raise UserError(
                     f"the loss before and after is measured on the run's validation data: {error};"
@@ -182,7 +155,7 @@ def _quantised(
                 f" ({measure.name} {measure.text(before)} and {measure.text(after)})."
             )
         write_whole(file, smaller.read_bytes())
-    return words
+    return code, {"Quantisation": words}
 
 
 def _refuse_other(card: Path) -> None:

@@ -3,31 +3,17 @@
 import copy
 import threading
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normrnn import norms
-from normrnn.deploy.parts import Parts, Recurrent
-from normrnn.nn import fold
+from normrnn.deploy.networks import folded, recurrent, with_layers
 from normrnn.nn.base import Normalised
-from normrnn.ops.fold import PlainWeights
-from normrnn.ops.fused import fused_rows
-from normrnn.ops.layout import Steps
 
-State = Any
 CHUNK = 8
 """From so many steps torch's fused kernel, which packs the weights at every call, is faster."""
-
-
-class _Network(Protocol):
-    """Weights shared by several streams, each with a state of its own."""
-
-    def run(self, input: Any, state: State) -> tuple[Tensor, State]:
-        """Return the output (T, …) of T steps and the next state; None is the initial state."""
-        ...
 
 
 class Stream:
@@ -55,8 +41,8 @@ class Stream:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._network = _network(model)
-        self._state: State = None
+        self._network = _Network(model)
+        self._state: Any = None
         self._lock = threading.Lock()
 
     @torch.no_grad()
@@ -88,162 +74,132 @@ class Stream:
             self._state = None
 
 
-def _network(model: nn.Module) -> _Network:
-    for name, layer in _recurrent(model).items():
-        _check(layer, name or type(layer).__name__)
-    ours: Any = getattr(model, "plain_parts", None)
-    if ours is not None:
-        return _Whole(ours())
-    if isinstance(model, nn.RNNBase):
-        return _Layer(model)
-    return _Own(model)
-
-
-def _check(layer: nn.RNNBase, name: str) -> None:
-    if layer.bidirectional:
-        raise ValueError(f"{name} is bidirectional: it needs the whole sequence")
-    if isinstance(layer, Normalised) and norms.of(layer.norm).keeps_statistics:
-        if layer.time_steps is not None:
-            raise ValueError(
-                f"{name} has statistics that differ over {layer.time_steps} time steps, and a "
-                "stream has no end: normrnn.recalibrate(..., shared=True) makes one of them"
-            )
-        if any(getattr(n, "running_mean", None) is None for n in layer.normalisers()):
-            raise ValueError(f"{name} has no running statistics, and one step has none of its own")
-
-
-class _Layer:
-    """A recurrent stack: torch's cells for few steps, its fused kernel for more."""
-
-    def __init__(self, layer: nn.RNNBase) -> None:
-        self.rnn = Recurrent(layer)
-        try:
-            self.rnn.check()
-            folds = not self.rnn.has_peepholes
-        except ValueError:  # runs as it is
-            folds = False
-        self.own = None if folds else copy.deepcopy(layer).eval().requires_grad_(False)
-        self.inputs, self.dtype = layer.input_size, next(layer.parameters()).dtype
-        if folds:
-            numbers = range(self.rnn.layers)
-            self.weights = [[_kept(w) for w in self.rnn.direction(n)[:4]] for n in numbers]
-            names = {"LSTM": "lstm_cell", "GRU": "gru_cell"}
-            names |= {"RNN_TANH": "rnn_tanh_cell", "RNN_RELU": "rnn_relu_cell"}
-            self.cell = getattr(torch, names[self.rnn.mode])
-            self.mode, self.hidden, self.states = self.rnn.mode, self.rnn.hidden, self.rnn.states
-        del self.rnn  # keeps no reference to the model's weights
-
-    def run(self, input: Any, state: State) -> tuple[Tensor, State]:
-        x = frames(input, self.inputs, self.dtype)
-        rows, state = self.rows(x.reshape(-1, self.inputs), state)
-        if len(rows) == 1:  # the state itself, to which the caller may write
-            rows = rows.clone()
-        return (rows if x.dim() == 2 else rows[0]), state
-
-    def rows(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """(T, I) -> (T, H)."""
-        if not len(x):
-            return x.new_zeros(0, self.outputs), state
-        if self.own is not None:
-            axis = 0 if self.own.batch_first else 1
-            output, state = self.own(x.unsqueeze(axis), state)
-            return output.squeeze(axis), state
-        if state is None:
-            zero = x.new_zeros(1, self.hidden)
-            state = [(zero, zero) if self.mode == "LSTM" else zero] * len(self.weights)
-        if len(x) < CHUNK:
-            steps = []
-            for row in x.split(1):
-                row, state = self._step(row, state)
-                steps.append(row)
-            return (steps[0] if len(steps) == 1 else torch.cat(steps)), state
-        return self._chunk(x, state)
-
-    @property
-    def outputs(self) -> int:
-        if self.own is None:
-            return self.hidden
-        return self.own.proj_size or self.own.hidden_size
-
-    def _step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        after = []
-        for weights, before in zip(self.weights, state, strict=True):
-            new = self.cell(x, before, *weights)
-            after.append(new)
-            x = new[0] if self.mode == "LSTM" else new
-        return x, after
-
-    def _chunk(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        pairs = state if self.mode == "LSTM" else [(h,) for h in state]
-        start = tuple(torch.stack(parts) for parts in zip(*pairs, strict=True))
-        rows, after = x, []
-        for k, weights in enumerate(self.weights):
-            layer, state = [PlainWeights(*weights)], tuple(part[k : k + 1] for part in start)
-            rows, final = fused_rows(self.mode, rows, layer, state, steps=Steps.dense(len(x), 1))
-            after.append(tuple(part[0] for part in final))
-        return rows, after if self.mode == "LSTM" else [h for (h,) in after]
-
-
-class _Whole:
-    """One of our networks: embedding or features, a stack, a linear layer."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.layer = _Layer(parts.recurrent.layer)
-        self.weight = _kept(parts.decoder.weight)
-        self.bias = None if parts.decoder.bias is None else parts.decoder.bias.detach().clone()
-        self.table = None if parts.embedding is None else parts.embedding.clone()
-        if parts.mean is not None and parts.scale is not None:
-            self.mean, self.scale = parts.mean.clone(), parts.scale.clone()
-
-    def run(self, input: Any, state: State) -> tuple[Tensor, State]:
-        if self.table is None:
-            x = frames(input, len(self.mean), self.mean.dtype)
-            single = x.dim() == 1
-            rows = (x.reshape(-1, len(self.mean)) - self.mean) * self.scale
-        else:
-            single = isinstance(input, int) or torch.as_tensor(input).dim() == 0
-            rows = F.embedding(_tokens(input, len(self.table)), self.table)
-        rows, state = self.layer.rows(rows, state)
-        output = F.linear(rows, self.weight, self.bias)
-        output = output if self.table is not None else output.log_softmax(1)
-        return (output[0] if single else output), state
-
-
-class _Own:
-    """A user's model, called with one sequence, (T, 1, …) or (1, T, …), and a state."""
+class _Network:
+    """A copy of a model, fed with one sequence and a state; shared by several streams."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.batch_first = _batch_first(model)
-        try:
-            copied = fold(model, plain=False)  # takes whatever the model hands to its layers
-        except ValueError:  # runs as it is
-            copied = copy.deepcopy(model)
-        self.model = copied.eval().requires_grad_(False)
-        if self.batch_first:
-            for layer in _recurrent(self.model).values():
-                layer.register_forward_pre_hook(_check_input, with_kwargs=True)
+        layers = recurrent(model)
+        for name, layer in layers.items():
+            _check(layer, name or type(layer).__name__)
+        self.batch_first = _batch_first(layers)
+        plain: Any = getattr(model, "plain_network", None)
+        self.model = with_layers(model if plain is None else plain(), _fast, share=False)
+        self.call = self.model if plain is None else self.model.stream
+        self.inputs: int | None = None
+        """Features of a frame, where they are known."""
+        self.symbols: int | None = None
+        """Tokens that there are, where they are known."""
+        if plain is not None and hasattr(self.model, "embedding"):
+            self.symbols = self.model.embedding.num_embeddings
+        elif plain is not None or "" in layers:
+            self.inputs = next(iter(layers.values())).input_size
+        self.dtype = next((p.dtype for p in model.parameters()), torch.float32)
 
-    def run(self, input: Any, state: State) -> tuple[Tensor, State]:
-        x = torch.as_tensor(input)
+    def run(self, input: Any, state: Any) -> tuple[Tensor, Any]:
+        """Return the output (T, …) of T steps and the next state; None is the initial state."""
+        x = self._checked(input)
         # A token is an integer, a frame a vector of floats.
         single = x.dim() == (1 if x.is_floating_point() else 0)
+        if not single and not len(x):  # no steps: the output of any step has the sizes
+            return self._chunk(x.new_zeros(1, *x.shape[1:]), state)[0][:0], state
         output, state = self._chunk(x[None] if single else x, state)
         return (output[0] if single else output), state
 
-    def _chunk(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def _checked(self, input: Any) -> Tensor:
+        if self.inputs is not None:
+            is_tensor = isinstance(input, Tensor)
+            x = input if is_tensor else torch.as_tensor(input, dtype=self.dtype)
+            if x.dim() not in (1, 2) or x.shape[-1] != self.inputs:
+                raise ValueError(
+                    f"a frame is ({self.inputs},) and a chunk (T, {self.inputs}), "
+                    f"got {tuple(x.shape)}"
+                )
+            return x
+        x = torch.as_tensor(input)
+        if self.symbols is None:
+            return x
+        if x.dim() > 1 or x.is_floating_point():
+            raise ValueError(
+                f"a token is an integer and a chunk (T,) of them, got {tuple(x.shape)} of {x.dtype}"
+            )
+        if x.numel() and not 0 <= int(x.min()) <= int(x.max()) < self.symbols:
+            raise ValueError(f"tokens are ids from 0 to {self.symbols - 1}, got {x.tolist()}")
+        return x.long()
+
+    def _chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """(T, …) -> (T, …). A model that transposes its input for layers that are batch first is
         called as one whose layers are not."""
         if self.batch_first:
             token = _CHECKING.set(True)
             try:
-                output, state = self.model(x[None], state)
-                return _frames_of(output, len(x), batch_first=True), state
+                output, after = self.call(x[None], state)
+                return _frames_of(output, len(x), batch_first=True), after
             except _SplitError:
                 pass
             finally:
                 _CHECKING.reset(token)
-        output, state = self.model(x[:, None], state)
-        return _frames_of(output, len(x), batch_first=False), state
+        output, after = self.call(x[:, None], state)
+        return _frames_of(output, len(x), batch_first=False), after
+
+
+class _Layer(nn.Module):
+    """A plain layer for one sequence: torch's cells for few steps, its fused kernel for more."""
+
+    def __init__(self, plain: nn.RNNBase) -> None:
+        super().__init__()
+        self.plain = plain
+        self.is_lstm, self.batch_first = plain.mode == "LSTM", plain.batch_first
+        for weight in plain.parameters():
+            if weight.dim() == 2:  # column order is faster for products with a single row
+                weight.data = weight.data.t().contiguous().t()
+        names = {"LSTM": "lstm_cell", "GRU": "gru_cell"}
+        names |= {"RNN_TANH": "rnn_tanh_cell", "RNN_RELU": "rnn_relu_cell"}
+        self.cell = getattr(torch, names[plain.mode])
+
+    def __getattr__(self, name: str) -> Any:
+        """Return attributes of the layer, as `hidden_size`."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("plain"), name)
+
+    def forward(
+        self, input: Tensor, hx: Any = None, lengths: None = None, resets: None = None
+    ) -> tuple[Tensor, Any]:
+        if lengths is not None or resets is not None:
+            raise ValueError("a stream is one sequence: call its layers without lengths and resets")
+        dim = 1 if self.batch_first else 0
+        if input.shape[dim] >= CHUNK:
+            return self.plain(input, hx)
+        if hx is None:
+            B = input.shape[1 - dim]
+            zero = input.new_zeros(self.plain.num_layers, B, self.plain.hidden_size)
+            hx = (zero, zero) if self.is_lstm else zero
+        state: list[Any] = list(
+            zip(*(h.unbind(0) for h in hx), strict=True) if self.is_lstm else hx.unbind(0)
+        )
+        steps = []
+        for x in input.unbind(dim):
+            for number, weights in enumerate(self.plain.all_weights):
+                state[number] = self.cell(x, state[number], *weights)
+                x = state[number][0] if self.is_lstm else state[number]
+            steps.append(x)
+        if self.is_lstm:
+            return torch.stack(steps, dim), tuple(map(torch.stack, zip(*state, strict=True)))
+        return torch.stack(steps, dim), torch.stack(state)
+
+
+def _fast(layer: nn.RNNBase, name: str) -> nn.Module:
+    """Return what runs in the place of a layer: one that does not fold runs as it is."""
+    new: nn.Module
+    try:
+        plain = folded(layer, name, keep=False)
+        new = copy.deepcopy(layer) if plain.proj_size else _Layer(plain)
+    except ValueError:
+        new = copy.deepcopy(layer)
+    if layer.batch_first:
+        new.register_forward_pre_hook(_check_input, with_kwargs=True)
+    return new
 
 
 def _frames_of(output: Tensor, time: int, batch_first: bool) -> Tensor:
@@ -260,6 +216,31 @@ def _frames_of(output: Tensor, time: int, batch_first: bool) -> Tensor:
     )
 
 
+def _check(layer: nn.RNNBase, name: str) -> None:
+    if layer.bidirectional:
+        raise ValueError(f"{name} is bidirectional: it needs the whole sequence")
+    if isinstance(layer, Normalised) and norms.of(layer.norm).keeps_statistics:
+        if layer.time_steps is not None:
+            raise ValueError(
+                f"{name} has statistics that differ over {layer.time_steps} time steps, and a "
+                "stream has no end: normrnn.recalibrate(..., shared=True) makes one of them"
+            )
+        if any(getattr(n, "running_mean", None) is None for n in layer.normalisers()):
+            raise ValueError(f"{name} has no running statistics, and one step has none of its own")
+
+
+def _batch_first(layers: dict[str, nn.RNNBase]) -> bool:
+    """Whether the recurrent layers are batch first; ValueError if only some of them are."""
+    first = [name for name, layer in layers.items() if layer.batch_first]
+    others = [name for name, layer in layers.items() if not layer.batch_first]
+    if first and others:
+        raise ValueError(
+            f"{first[0]} is batch_first and {others[0]} is not: a stream cannot tell whether the "
+            "model takes (1, T, …) or (T, 1, …); make them alike"
+        )
+    return bool(first)
+
+
 _CHECKING: ContextVar[bool] = ContextVar("checking", default=False)
 """Whether this thread calls a model with (1, T, …)."""
 
@@ -273,48 +254,3 @@ def _check_input(layer: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ARG
     x = args[0] if args else kwargs.get("input")
     if _CHECKING.get() and isinstance(x, Tensor) and x.dim() == 3 and len(x) != 1:
         raise _SplitError
-
-
-def _recurrent(model: nn.Module) -> dict[str, nn.RNNBase]:
-    return {name: one for name, one in model.named_modules() if isinstance(one, nn.RNNBase)}
-
-
-def _batch_first(model: nn.Module) -> bool:
-    """Whether the recurrent layers are batch first; ValueError if only some of them are."""
-    first, others = [], []
-    for name, layer in _recurrent(model).items():
-        (first if layer.batch_first else others).append(name)
-    if first and others:
-        raise ValueError(
-            f"{first[0]} is batch_first and {others[0]} is not: a stream cannot tell whether the "
-            "model takes (1, T, …) or (T, 1, …); make them alike"
-        )
-    return bool(first)
-
-
-def frames(input: Any, size: int, dtype: torch.dtype) -> Tensor:
-    """Return a frame (I,) or a chunk (T, I); arrays and lists get the weights' dtype."""
-    x = input if isinstance(input, Tensor) else torch.as_tensor(input, dtype=dtype)
-    if x.dim() not in (1, 2) or x.shape[-1] != size:
-        raise ValueError(f"a frame is ({size},) and a chunk (T, {size}), got {tuple(x.shape)}")
-    return x
-
-
-def _tokens(input: Any, symbols: int) -> Tensor:
-    if type(input) is int and 0 <= input < symbols:
-        return torch.tensor([input])
-    ids = torch.as_tensor(input)
-    if ids.dim() > 1 or ids.is_floating_point():
-        raise ValueError(
-            f"a token is an integer and a chunk (T,) of them, got {tuple(ids.shape)} of {ids.dtype}"
-        )
-    ids = ids.reshape(-1).long()
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < symbols:
-        raise ValueError(f"tokens are ids from 0 to {symbols - 1}, got {ids.tolist()[:8]}")
-    return ids
-
-
-def _kept(weight: Tensor) -> Tensor:
-    """Copy a weight; a matrix in column order, which is faster for products with a single row."""
-    weight = weight.detach()
-    return weight.t().contiguous().t() if weight.dim() == 2 else weight.clone()

@@ -61,6 +61,26 @@ def glorot_(rnn: Normalised, decoder: nn.Linear, generators: Generators) -> None
     decoder.bias.zero_()
 
 
+@torch.no_grad()
+def train_one_bias(rnn: Normalised) -> None:
+    """Train only one of torch's two biases, which get equal gradients, as long as they are two.
+
+    Otherwise they would learn at twice the rate of β. ``bias_hh`` stays at zero; of a GRU's the
+    candidate's part, which is inside r ⊙ (W_h h + b), is trained.
+    """
+    is_gru, inside = rnn.mode == "GRU", 2 * rnn.hidden_size
+
+    def without_other_gates(grad: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.zeros_like(grad[:inside]), grad[inside:]])
+
+    for name, bias in rnn.named_parameters(recurse=False):
+        if "bias_hh" in name:
+            bias[: inside if is_gru else None] = 0
+            bias.requires_grad_(is_gru)
+            if is_gru:
+                bias.register_hook(without_other_gates)
+
+
 class Dropout(nn.Dropout):
     """:class:`torch.nn.Dropout` of (T, B, F), or packed; ``kind="locked"``: one mask per sequence.
 
@@ -137,7 +157,7 @@ class SequenceModel(nn.Module):
     def glorot(self) -> None:
         """Draw the weights: Glorot per gate, zero biases. γ and β keep their values."""
         glorot_(self.rnn, self.decoder, generators_by_name())
-        self.rnn.train_one_bias()
+        train_one_bias(self.rnn)
 
     def standardised(self, sequences: Sequences) -> Any:
         """Return the sequences with standardised features."""

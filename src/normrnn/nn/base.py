@@ -72,7 +72,7 @@ class Normalised(Parameters):
             if resets is not None:
                 self.takes_resets = True
         if resets is not None and torch.jit.is_tracing():
-            tracing.refuse(self, "torch.jit.trace", "resets=")
+            tracing.refuse_torchscript(self)
         if lengths is None:
             if resets is not None:
                 resets = packing.check_resets(resets, input)
@@ -264,7 +264,7 @@ class Normalised(Parameters):
         autocast. A compiler unrolls torch's loops.
         """
         if torch.jit.is_tracing():
-            tracing.check_plain(self, "torch.jit.trace")
+            tracing.check_plain(self)
             return True
         if resets is not None or self.peephole is not None or self._has_regularisers():
             return False
@@ -391,7 +391,7 @@ class Normalised(Parameters):
         return state if self.mode == "LSTM" else state[0]
 
     def __prepare_scriptable__(self) -> Any:
-        return tracing.plain(self)
+        tracing.refuse_torchscript(self)
 
 
 def _looks_like_lengths(hx: Any) -> bool:
@@ -402,4 +402,3 @@ def _looks_like_lengths(hx: Any) -> bool:
 
 
 tracing.allow(Normalised)
-tracing.prepare_for_script_modules(Normalised)

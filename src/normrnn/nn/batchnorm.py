@@ -1,26 +1,148 @@
-"""Batch normalisation: of the input transition, inside the steps, or of both transitions."""
+"""Batch normalisation of the input transition or of the sums inside the steps.
 
-from collections.abc import Iterator
+Also the state that normalisers with statistics share: running ones, and the modes that
+``recalibrate`` and ``batch_statistics`` request.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
-from normrnn.nn.normaliser import (
-    Mode,
-    Resolved,
-    StatisticalNorm,
-    TransitionsNorm,
-    has_forward_hooks,
-)
+from normrnn.nn import tracing
+from normrnn.nn.normaliser import TEST, TRAIN, GateNorm, Mode, Resolved
 from normrnn.ops.call import Norm, Weights
-from normrnn.ops.fold import fold_input, fold_recurrent, fold_sums, unfold
+from normrnn.ops.fold import fold_input, fold_sums, unfold
 from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.loop import normalise_input
-from normrnn.ops.running import Population, slots_for, store_, update_running_
+from normrnn.ops.running import Population, slots_for, update_running_
 from normrnn.ops.statistics import Given, Groups, Statistics, measure
 from normrnn.ops.sync import DEFAULT_POOL, Pool
+
+
+class StatisticalNorm(GateNorm):
+    """A normaliser that keeps statistics for test time.
+
+    In training it uses the batch's statistics and updates the running ones; in eval mode it uses
+    the running ones (the batch's own if there are none, as torch's BatchNorm does).
+    """
+
+    running_mean: Tensor | None
+    num_batches_tracked: Tensor | None
+    time_steps: int | None = None
+
+    def reset_parameters(self) -> None:
+        """Reset γ to its initial value, β to 0, and the statistics."""
+        super().reset_parameters()
+        self.reset_running_stats()
+
+    def reset_running_stats(self) -> None:
+        """Reset to mean 0 and variance 1."""
+        raise NotImplementedError
+
+    @property
+    def mode(self) -> Mode:
+        """What the next forward pass does with statistics."""
+        mode = TRAIN if self.training else TEST
+        if _active:
+            mode = _requested.get().get(self, mode)
+        if self.running_mean is None:
+            mode = mode._replace(batch=True, update=False)
+        return mode
+
+    @property
+    def is_fixed(self) -> bool:
+        mode = self.mode
+        return not mode.batch and mode.population is None
+
+    @property
+    def was_never_updated(self) -> bool:
+        tracked = self.num_batches_tracked
+        if tracked is None or tracked.is_meta or torch.compiler.is_compiling():
+            return False  # a graph cannot depend on the values of a buffer
+        return not bool(tracked.any())
+
+    def population(self, shared: bool = False) -> Any:
+        """Return an empty population for these statistics; ``shared``: all time steps as one."""
+        raise NotImplementedError
+
+    def share(self) -> None:
+        """Replace slots per time step by one for all, to be filled by ``adopt``."""
+        raise NotImplementedError
+
+    def adopt(self, population: Any) -> None:
+        """Make population statistics the running ones."""
+        raise NotImplementedError
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Whether a hook expects ``forward`` to be called."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+    )
+
+
+# The modes that `batch_statistics` and `recalibrate` request are private to a thread: another
+# thread that runs the same model does not see them. Compilers do not read context variables, so
+# compiled models run eagerly while any mode is requested.
+_requested: ContextVar[Mapping[nn.Module, Mode]] = ContextVar("modes", default={})  # noqa: B039
+_active = 0
+"""Requests in all threads."""
+_compile_again: Callable[[], Any] | None = None
+_lock = Lock()
+
+
+@contextmanager
+def requesting(modes: Mapping[nn.Module, Mode]) -> Iterator[None]:
+    """Run these normalisers in these modes, in this thread."""
+    token = _requested.set({**_requested.get(), **modes})
+    _begin()
+    try:
+        yield
+    finally:
+        _end()
+        _requested.reset(token)
+
+
+def _begin() -> None:
+    global _active, _compile_again
+    with _lock:
+        if _compile_again is None:
+            _compile_again = tracing.run_eagerly()
+        _active += 1
+
+
+def _end() -> None:
+    global _active, _compile_again
+    with _lock:
+        _active -= 1
+        if not _active and _compile_again is not None:
+            again, _compile_again = _compile_again, None
+            again()
+
+
+@contextmanager
+def collecting(
+    normalisers: Sequence[StatisticalNorm], use: bool = True, shared: bool = False
+) -> Iterator[list[Any]]:
+    """Accumulate batch statistics in populations.
+
+    Args:
+        use: also normalise with them.
+        shared: all time steps as one, also where there is a slot for each.
+    """
+    populations = [n.population(shared) for n in normalisers]
+    modes = [Mode(batch=use, population=p) for p in populations]
+    with requesting(dict(zip(normalisers, modes, strict=True))):
+        yield populations
 
 
 class Normaliser(StatisticalNorm):
@@ -52,7 +174,7 @@ class Normaliser(StatisticalNorm):
     ):
         super().__init__(channels, device=device, dtype=dtype, **options)
         self.per_step, self.inside, self.momentum = per_step, inside, momentum
-        self.time_steps, self.sync = time_steps, sync
+        self.time_steps, self.sync, self.runs_hooks = time_steps, sync, not inside
         # Channels, the first ones, with frame-wise statistics of W_x x: a time step whose rows are
         # all equal there is normalised with the running ones and updates nothing.
         self._frame_wise = channels if per_step and not inside else 0
@@ -228,76 +350,3 @@ class Normaliser(StatisticalNorm):
         self.weight.copy_(gamma)
         self.bias.copy_(beta)
         self.num_batches_tracked.fill_(population.batches)
-
-
-class RecurrentNormaliser(TransitionsNorm, Normaliser):
-    """BN(W_h h; γ_h) + BN(W_x x; γ_x) + β by the rows of each step (Cooijmans et al. 2016).
-
-    Test statistics are those of :class:`Normaliser` for W_x x, the same with ``_hh`` for W_h h
-    (C channels) and, with ``cell_norm``, with ``_c`` for c (H); one ``num_batches_tracked`` counts
-    for all.
-    """
-
-    def __init__(self, channels: int, *, hidden: int, **options: Any):
-        super().__init__(channels, hidden=hidden, **options)
-        self._frame_wise = channels
-        widths = (("_hh", channels), ("_c", hidden))[: 1 + self.cell_norm]
-        for which, width in widths:
-            for name in ("running_mean", "running_var"):
-                like = getattr(self, name)
-                value = None if like is None else like.new_empty(*like.shape[:-1], width)
-                self.register_buffer(name + which, value)
-        self.reset_running_stats()
-
-    def norm(self, resolved: Resolved, steps: Steps) -> Norm:
-        mean, var = self.test_statistics(steps.time) or (None, None)
-        vectors = self.weight, self.bias, self.gamma_hh, self.weight_c, self.bias_c
-        return Norm(
-            "recurrent", self.eps, True, resolved.mode.batch, self.cell_norm, *vectors, mean, var
-        )
-
-    def test_statistics(self, steps: int) -> Given | None:
-        given = super().test_statistics(steps)
-        if given is None or self.time_steps is None:
-            return given
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        # One count is for all parts, and a step with equal inputs updates W_h h and c alone.
-        changed = (self.running_mean != 0) | (self.running_var != 1)
-        slots = slots_for(self.num_batches_tracked * changed.any(1), steps)
-        inputs = self.running_mean[slots], self.running_var[slots]
-        mean, var = (
-            torch.cat([own, every[:, self.channels :]], 1)
-            for own, every in zip(inputs, given, strict=True)
-        )
-        return mean, var
-
-    def _parts(self, name: str) -> list[Tensor]:
-        """Return the buffers of that name: of W_x x, W_h h and, where it is normalised, c."""
-        return [getattr(self, name + which) for which in ("", "_hh", "_c")[: 2 + self.cell_norm]]
-
-    def _buffers_of_statistics(self) -> Given:
-        """Side by side, so that one value that is not finite prevents the update of all."""
-        return torch.cat(self._parts("running_mean"), -1), torch.cat(self._parts("running_var"), -1)
-
-    def _update(self, batch: Statistics) -> None:
-        with self._changing() as (mean, var, tracked):
-            update_running_(mean, var, tracked, batch, self.momentum, self._frame_wise)
-
-    @contextmanager
-    def _changing(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        assert self.num_batches_tracked is not None
-        mean, var = self._buffers_of_statistics()
-        yield mean, var, self.num_batches_tracked
-        for name, changed in (("running_mean", mean), ("running_var", var)):
-            parts = self._parts(name)
-            values = changed.split([part.shape[-1] for part in parts], -1)
-            for part, value in zip(parts, values, strict=True):
-                store_(part, value)
-
-    def folded(self, weights: Weights) -> Weights:
-        """Return plain weights of the same eval output; statistics must be shared over time."""
-        given = self.test_statistics(1)
-        assert given is not None
-        return fold_recurrent(weights, self.weight, self.gamma_hh, self.bias, given, self.eps)

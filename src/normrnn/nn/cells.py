@@ -7,11 +7,9 @@ from torch import Tensor, nn
 
 from normrnn.nn import stack, tracing
 from normrnn.nn.normaliser import GateNorm
-from normrnn.nn.options import Device, Norm, Options
-from normrnn.nn.parameters import TORCH_MODULE
+from normrnn.nn.options import Device, NormName, Options
 from normrnn.ops.call import CELLS, Weights
 from normrnn.ops.layout import Steps
-from normrnn.ops.loop import one_step
 
 
 class NormalisedCell(nn.RNNCellBase):
@@ -61,8 +59,8 @@ class NormalisedCell(nn.RNNCellBase):
             return super().forward(input, hx)
         name, is_pair = type(self).__name__, self.mode == "LSTM"
         state = None if hx is None else tuple(hx) if is_pair else (hx,)
-        given = {"input": input, **{f"hx[{k}]": s for k, s in enumerate(state or ())}}
-        for what, value in given.items():
+        tensors = {"input": input, **{f"hx[{k}]": s for k, s in enumerate(state or ())}}
+        for what, value in tensors.items():
             if value.dim() not in (1, 2):
                 raise ValueError(
                     f"{name}: Expected {what} to be 1D or 2D, got {value.dim()}D instead"
@@ -75,10 +73,9 @@ class NormalisedCell(nn.RNNCellBase):
         return final if is_pair else final[0]
 
     def _step(self, norm: GateNorm, rows: Tensor, state: Any) -> Any:
-        weights, steps = Weights(self.weight_ih, self.weight_hh, self.bias_hn), Steps.dense(1, 1)
+        weights = Weights(self.weight_ih, self.weight_hh, self.bias_hn)
         if torch.jit.is_tracing():
-            own = norm.norm(norm.resolve(steps), steps)
-            return one_step(self.mode, rows, weights, state, own)
+            tracing.refuse_torchscript(self)
         if state is not None:
             state = tuple(s.unsqueeze(0) for s in state)
         self._check(rows, state)
@@ -109,24 +106,7 @@ class NormalisedCell(nn.RNNCellBase):
         return super().extra_repr() + (", norm=None" if self.norm is None else "")
 
     def __prepare_scriptable__(self) -> Any:
-        """Return torch's cell with the same parameters, for torch.jit.script."""
-        if type(self).forward is not NormalisedCell.forward:
-            return self
-        if self.norm is not None:
-            raise RuntimeError(
-                f"torch.jit.script compiles torch's own cells only, not {type(self).__name__} with "
-                "a norm: use torch.jit.trace or torch.export"
-            )
-        kind: Any = next(k for k in type(self).__mro__ if k.__module__ == TORCH_MODULE)
-        same = kind(self.input_size, self.hidden_size, self.bias).train(self.training)
-        if self.mode.startswith("RNN"):
-            same.nonlinearity = self.nonlinearity
-        for name, parameter in self.named_parameters(recurse=False):
-            setattr(same, name, parameter)
-        return same
-
-
-tracing.prepare_for_script_modules(NormalisedCell)
+        tracing.refuse_torchscript(self)
 
 
 class RNNCell(NormalisedCell, nn.RNNCell):
@@ -148,7 +128,7 @@ class RNNCell(NormalisedCell, nn.RNNCell):
         device: Device = None,
         dtype: torch.dtype | None = None,
         *,
-        norm: Norm = "layer",
+        norm: NormName = "layer",
         eps: float = 1e-5,
         affine: bool = True,
         gamma: float | None = None,
@@ -183,7 +163,7 @@ class LSTMCell(NormalisedCell, nn.LSTMCell):
         device: Device = None,
         dtype: torch.dtype | None = None,
         *,
-        norm: Norm = "layer",
+        norm: NormName = "layer",
         eps: float = 1e-5,
         affine: bool = True,
         gamma: float | None = None,
@@ -215,7 +195,7 @@ class GRUCell(NormalisedCell, nn.GRUCell):
         device: Device = None,
         dtype: torch.dtype | None = None,
         *,
-        norm: Norm = "layer",
+        norm: NormName = "layer",
         eps: float = 1e-5,
         affine: bool = True,
         gamma: float | None = None,

@@ -9,10 +9,9 @@ from torch import nn
 
 from normrnn import norms
 from normrnn.nn.base import Normalised
-from normrnn.nn.batchnorm import Normaliser
+from normrnn.nn.batchnorm import Normaliser, collecting
 from normrnn.nn.layers import GRU, LSTM, RNN
-from normrnn.nn.normaliser import collecting
-from normrnn.nn.options import Norm
+from normrnn.nn.options import NormName
 from normrnn.nn.parameters import TORCH_OPTIONS, remade
 from normrnn.nn.recalibrate import eval_mode, run_batches
 from normrnn.ops.fold import fold_before
@@ -60,11 +59,12 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
         if isinstance(module, Normalised):
             name = name or type(module).__name__
             module.check_foldable(name, keep=_keeps_ours(module, plain))
-            seen = _extra_arguments(module)
-            if plain and seen:
+            arguments = _extra_arguments(module)
+            if plain and arguments:
                 raise ValueError(
-                    f"{name} cannot be folded into a torch.nn layer: it was called with {seen}, "
-                    "which torch's do not take; plain=None or False keeps ours, with norm=None"
+                    f"{name} cannot be folded into a torch.nn layer: it was called with "
+                    f"{arguments}, which torch's do not take; plain=None or False keeps ours, with "
+                    "norm=None"
                 )
 
     def change(module: nn.Module) -> nn.Module | None:
@@ -81,8 +81,8 @@ def fold(model: nn.Module, plain: bool | None = None, *, before: bool = False) -
 
 def _extra_arguments(module: Normalised) -> str:
     """Return the arguments of past calls that torch's layers do not take."""
-    seen = {"lengths=": module.takes_lengths, "resets=": module.takes_resets}
-    return " and ".join(name for name, yes in seen.items() if yes)
+    arguments = {"lengths=": module.takes_lengths, "resets=": module.takes_resets}
+    return " and ".join(name for name, yes in arguments.items() if yes)
 
 
 def _keeps_ours(module: Normalised, plain: bool | None) -> bool:
@@ -91,7 +91,7 @@ def _keeps_ours(module: Normalised, plain: bool | None) -> bool:
 
 def convert(
     model: nn.Module,
-    norm: Norm = "sequence",
+    norm: NormName = "sequence",
     batches: Iterable[Any] | None = None,
     step: Callable[[nn.Module, Any], Any] | None = None,
     **options: Any,
@@ -131,17 +131,17 @@ def convert(
         raise ValueError("convert needs γ, β and running statistics to keep the function")
     if batches is None:
         raise ValueError("convert needs batches=, to keep the function of the model on them")
-    made: list[Normalised] = []
+    new_layers: list[Normalised] = []
 
     def change(module: nn.Module) -> nn.Module | None:
         new = _converted(module, norm, options)
-        made.extend([] if new is None else [new])
+        new_layers.extend([] if new is None else [new])
         return new
 
     converted, lost = copied(model, change)
     check_ties(lost, "convert")
     normalisers = [  # not those of layers that were normalised before
-        n for layer in made for n in layer.normalisers() if isinstance(n, Normaliser)
+        n for layer in new_layers for n in layer.normalisers() if isinstance(n, Normaliser)
     ]
     if not normalisers:
         raise ValueError("the model has no torch.nn.RNN, LSTM or GRU to convert")
@@ -193,7 +193,7 @@ def as_ours(layer: nn.RNNBase) -> Normalised:
     return new
 
 
-def _converted(module: nn.Module, norm: Norm, options: dict[str, Any]) -> Normalised | None:
+def _converted(module: nn.Module, norm: NormName, options: dict[str, Any]) -> Normalised | None:
     """Return our layer with torch's weights and a neutral normaliser."""
     ours = our_layer(module)
     if ours is None:
@@ -247,21 +247,21 @@ def copied(
     model: nn.Module, change: Callable[[nn.Module], nn.Module | None]
 ) -> tuple[nn.Module, list[Tie]]:
     """Return a copy in which ``change`` has replaced modules, and the ties that are lost."""
-    own = copy.deepcopy(model)
-    tied, done = find_ties(own), dict[nn.Module, nn.Module]()
-    new = _replace(own, change, done)
+    copied_model = copy.deepcopy(model)
+    tied, done = find_ties(copied_model), dict[nn.Module, nn.Module]()
+    new = _replace(copied_model, change, done)
     return new, _keep_ties(tied, done)
 
 
 def find_ties(model: nn.Module) -> dict[nn.Parameter, Tie]:
     """Return the parameters with more than one place; a module used twice is one place."""
-    found: dict[nn.Parameter, Tie] = {}
+    places: dict[nn.Parameter, Tie] = {}
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 full = f"{path}.{name}" if path else name
-                found.setdefault(parameter, []).append(Place(module, name, full))
-    return {parameter: tie for parameter, tie in found.items() if len(tie) > 1}
+                places.setdefault(parameter, []).append(Place(module, name, full))
+    return {parameter: tie for parameter, tie in places.items() if len(tie) > 1}
 
 
 def _keep_ties(tied: Mapping[nn.Parameter, Tie], done: Mapping[nn.Module, nn.Module]) -> list[Tie]:
@@ -323,17 +323,17 @@ def _fold_pairs(model: nn.Module) -> nn.Module:
 
 def _pairs(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
     """Return parent and name of a layer, and the normalisation in front of it."""
-    found = []
+    pairs = []
     for parent in model.modules():
         features, norm = 0, None
         for name, child in parent.named_children():
             if isinstance(child, _NEUTRAL):
                 continue
             if isinstance(child, nn.RNNBase) and child.input_size == features:
-                found.append((parent, name, norm))
+                pairs.append((parent, name, norm))
             norm = _only_norm(child)
             features = 0 if norm is None else norm.num_features
-    return found
+    return pairs
 
 
 def _only_norm(module: nn.Module) -> Any:
@@ -350,9 +350,9 @@ def _absorbed(layer: Any, norm: Any) -> nn.RNNBase:
             "a BatchNorm1d without running statistics (track_running_stats=False) cannot be folded"
         )
     if not layer.bias:
-        own = {"norm": layer.norm} if hasattr(layer, "norm") else {}
-        own |= {"peephole": layer.peephole} if getattr(layer, "peephole", None) else {}
-        new = remade(layer, type(layer), bias=True, **own)
+        options = {"norm": layer.norm} if hasattr(layer, "norm") else {}
+        options |= {"peephole": layer.peephole} if getattr(layer, "peephole", None) else {}
+        new = remade(layer, type(layer), bias=True, **options)
         for name, value in list(new.named_parameters()):
             if not name.startswith("bias"):
                 setattr(new, name, layer.get_parameter(name))  # it may be tied

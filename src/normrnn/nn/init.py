@@ -13,8 +13,6 @@ from normrnn.nn.normaliser import GateNorm
 Init = Callable[[Tensor], Any]
 _RECURRENT = nn.RNNBase | nn.RNNCellBase
 _LSTMS = nn.LSTM, nn.LSTMCell
-_READS = 15
-"""Iterations with which torch starts to approximate a spectral norm."""
 
 
 @torch.no_grad()
@@ -68,9 +66,9 @@ def _is_lstm(layer: nn.Module) -> bool:
 
 def _names(module: nn.Module) -> list[str]:
     """Return the names of its parameters, parametrised ones included."""
-    own = [name for name, _ in module.named_parameters(recurse=False)]
-    made: Any = module.parametrizations if parametrize.is_parametrized(module) else ()
-    return [*own, *made]
+    plain = [name for name, _ in module.named_parameters(recurse=False)]
+    parametrised: Any = module.parametrizations if parametrize.is_parametrized(module) else ()
+    return [*plain, *parametrised]
 
 
 def _initialiser(layer: Any, name: str, input: Init, recurrent: Init, fill: Init) -> Init:
@@ -118,26 +116,6 @@ def _draw(module: Any, name: str, init: Init) -> None:
             f"{where} cannot be initialised, its parametrisation cannot be assigned to ({error}): "
             "initialise first, parametrise then"
         ) from error
-    if not _settled(module, name).isfinite().all() and value.isfinite().all():
-        raise ValueError(
-            f"{where} cannot be initialised, its parametrisation makes values of the initial ones "
-            "that are not finite"
-        )
-
-
-def _settled(module: Any, name: str) -> Tensor:
-    """Return a parametrised value after several reads: an approximation, as spectral norm,
-    converges with every read in training mode."""
-    made = module.parametrizations[name]
-    modes = [(part, part.training) for part in made.modules()]
-    made.train()
-    try:
-        for _ in range(_READS):
-            getattr(module, name)
-    finally:
-        for part, training in modes:
-            part.training = training
-    return getattr(module, name)
 
 
 def _fill(vector: Tensor, bias: float, gate: tuple[int, float] | None) -> None:

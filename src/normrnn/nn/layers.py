@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.nn.base import Normalised
-from normrnn.nn.options import DEFAULT_NORM, Device, Norm
+from normrnn.nn.options import DEFAULT_NORM, Device, NormName
 
 Arguments = ParamSpec("Arguments")
 Layer = TypeVar("Layer")
@@ -112,7 +112,7 @@ class RNN(_OneState, nn.RNN):
         device: Device = None,
         dtype: torch.dtype | None = None,
         *,
-        norm: Norm = DEFAULT_NORM,
+        norm: NormName = DEFAULT_NORM,
         eps: float = 1e-5,
         momentum: float | None = 0.1,
         affine: bool = True,
@@ -200,7 +200,7 @@ class LSTM(_TwoStates, nn.LSTM):
         *,
         peephole: Literal["output", "all"] | None = None,
         forget_bias: float | None = None,
-        norm: Norm = DEFAULT_NORM,
+        norm: NormName = DEFAULT_NORM,
         eps: float = 1e-5,
         momentum: float | None = 0.1,
         affine: bool = True,
@@ -250,7 +250,7 @@ class GRU(_OneState, nn.GRU):
         device: Device = None,
         dtype: torch.dtype | None = None,
         *,
-        norm: Norm = DEFAULT_NORM,
+        norm: NormName = DEFAULT_NORM,
         eps: float = 1e-5,
         momentum: float | None = 0.1,
         affine: bool = True,

@@ -1,16 +1,11 @@
-"""What every normaliser offers the layers, and the statistics that a forward pass uses."""
+"""What every normaliser offers the layers."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from threading import Lock
+import warnings
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
-from normrnn.nn import tracing
 from normrnn.ops.call import Norm, Weights
 from normrnn.ops.layout import Steps
 from normrnn.ops.statistics import Statistics
@@ -63,6 +58,8 @@ class GateNorm(nn.Module):
 
     weight: Tensor | None
     bias: Tensor | None
+    runs_hooks = True
+    """Whether ``forward`` is called where there are forward hooks."""
     needs_eigenvectors = False
     """Whether a graph of it needs eigenvectors, which ONNX does not have."""
 
@@ -99,6 +96,22 @@ class GateNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.channels}, eps={self.eps}"
+
+    def register_forward_hook(self, *args: Any, **options: Any) -> Any:
+        self._warn_without_hooks()
+        return super().register_forward_hook(*args, **options)
+
+    def register_forward_pre_hook(self, *args: Any, **options: Any) -> Any:
+        self._warn_without_hooks()
+        return super().register_forward_pre_hook(*args, **options)
+
+    def _warn_without_hooks(self) -> None:
+        if not self.runs_hooks:
+            warnings.warn(
+                f"{type(self).__name__} acts inside the recurrence: this hook will not run; "
+                "register it on the layer instead",
+                stacklevel=3,
+            )
 
     def forward(self, rows: Tensor, steps: Steps) -> Tensor:
         """Normalise gate inputs (N, C) before the recurrence."""
@@ -147,155 +160,3 @@ class GateNorm(nn.Module):
     def is_fixed(self) -> bool:
         """Whether the next pass neither uses nor measures the statistics of the batch."""
         return True
-
-
-class TransitionsNorm(GateNorm):
-    """A γ for W_x x, another for W_h h and, with ``cell_norm``, γ and β of the LSTM's c.
-
-    Shapes: ``weight`` (γ_x), ``gamma_hh`` (γ_h) and ``bias`` (β) are (C,); with ``cell_norm``
-    ``weight_c`` and ``bias_c``, of c before tanh, (H,).
-    """
-
-    gamma_hh: Tensor | None
-    weight_c: Tensor | None
-    bias_c: Tensor | None
-
-    def __init__(
-        self,
-        channels: int,
-        *,
-        hidden: int,
-        affine: bool = True,
-        bias: bool = True,
-        cell_norm: bool = False,
-        **options: Any,
-    ):
-        super().__init__(channels, affine=affine, bias=bias, **options)
-        self.cell_norm = cell_norm
-        where = options.get("device"), options.get("dtype")
-        self._add_vector("gamma_hh", channels, affine, *where)
-        self._add_vector("weight_c", hidden, affine and cell_norm, *where)
-        self._add_vector("bias_c", hidden, affine and bias and cell_norm, *where)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}{', cell_norm=True' if self.cell_norm else ''}"
-
-
-class StatisticalNorm(GateNorm):
-    """A normaliser that keeps statistics for test time.
-
-    In training it uses the batch's statistics and updates the running ones; in eval mode it uses
-    the running ones (the batch's own if there are none, as torch's BatchNorm does).
-    """
-
-    running_mean: Tensor | None
-    num_batches_tracked: Tensor | None
-    time_steps: int | None = None
-
-    def reset_parameters(self) -> None:
-        """Reset γ to its initial value, β to 0, and the statistics."""
-        super().reset_parameters()
-        self.reset_running_stats()
-
-    def reset_running_stats(self) -> None:
-        """Reset to mean 0 and variance 1."""
-        raise NotImplementedError
-
-    @property
-    def mode(self) -> Mode:
-        """What the next forward pass does with statistics."""
-        mode = TRAIN if self.training else TEST
-        if _active:
-            mode = _requested.get().get(self, mode)
-        if self.running_mean is None:
-            mode = mode._replace(batch=True, update=False)
-        return mode
-
-    @property
-    def is_fixed(self) -> bool:
-        mode = self.mode
-        return not mode.batch and mode.population is None
-
-    @property
-    def was_never_updated(self) -> bool:
-        tracked = self.num_batches_tracked
-        if tracked is None or tracked.is_meta or torch.compiler.is_compiling():
-            return False  # a graph cannot depend on the values of a buffer
-        return not bool(tracked.any())
-
-    def population(self, shared: bool = False) -> Any:
-        """Return an empty population for these statistics; ``shared``: all time steps as one."""
-        raise NotImplementedError
-
-    def share(self) -> None:
-        """Replace slots per time step by one for all, to be filled by ``adopt``."""
-        raise NotImplementedError
-
-    def adopt(self, population: Any) -> None:
-        """Make population statistics the running ones."""
-        raise NotImplementedError
-
-
-def has_forward_hooks(module: nn.Module) -> bool:
-    """Whether a hook expects ``forward`` to be called."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-    )
-
-
-# The modes that `batch_statistics` and `recalibrate` request are private to a thread: another
-# thread that runs the same model does not see them. Compilers do not read context variables, so
-# compiled models run eagerly while any mode is requested.
-_requested: ContextVar[Mapping[nn.Module, Mode]] = ContextVar("modes", default={})  # noqa: B039
-_active = 0
-"""Requests in all threads."""
-_compile_again: Callable[[], Any] | None = None
-_lock = Lock()
-
-
-@contextmanager
-def requesting(modes: Mapping[nn.Module, Mode]) -> Iterator[None]:
-    """Run these normalisers in these modes, in this thread."""
-    token = _requested.set({**_requested.get(), **modes})
-    _begin()
-    try:
-        yield
-    finally:
-        _end()
-        _requested.reset(token)
-
-
-def _begin() -> None:
-    global _active, _compile_again
-    with _lock:
-        if _compile_again is None:
-            _compile_again = tracing.run_eagerly()
-        _active += 1
-
-
-def _end() -> None:
-    global _active, _compile_again
-    with _lock:
-        _active -= 1
-        if not _active and _compile_again is not None:
-            again, _compile_again = _compile_again, None
-            again()
-
-
-@contextmanager
-def collecting(
-    normalisers: Sequence[StatisticalNorm], use: bool = True, shared: bool = False
-) -> Iterator[list[Any]]:
-    """Accumulate batch statistics in populations.
-
-    Args:
-        use: also normalise with them.
-        shared: all time steps as one, also where there is a slot for each.
-    """
-    populations = [n.population(shared) for n in normalisers]
-    modes = [Mode(batch=use, population=p) for p in populations]
-    with requesting(dict(zip(normalisers, modes, strict=True))):
-        yield populations

@@ -9,7 +9,7 @@ import torch
 
 from normrnn import norms
 
-Norm = Literal["sequence", "frame", "hidden", "layer", "recurrent", "whiten", "none"] | None
+NormName = Literal["sequence", "frame", "hidden", "layer", "recurrent", "whiten", "none"] | None
 Device = torch.device | str | int | None
 
 
@@ -27,7 +27,7 @@ class Options:
 
     mode: str
     bias: bool
-    norm: Norm = "sequence"
+    norm: NormName = "sequence"
     eps: float = 1e-5
     momentum: float | None = 0.1
     affine: bool = True

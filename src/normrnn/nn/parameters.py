@@ -11,7 +11,7 @@ from normrnn import norms
 from normrnn.nn import tracing
 from normrnn.nn.batchnorm import Normaliser
 from normrnn.nn.normaliser import GateNorm
-from normrnn.nn.options import DEFAULT_NORM, OPTION_NAMES, Norm, Options
+from normrnn.nn.options import DEFAULT_NORM, OPTION_NAMES, NormName, Options
 from normrnn.ops.call import Weights
 from normrnn.ops.fold import torch_weights
 
@@ -36,7 +36,6 @@ class Parameters(nn.RNNBase):
 
     weight_ih_l0: Tensor
     weight_hh_l0: Tensor
-    one_bias = False
     norm_given = True
     """Whether ``norm`` was given: the default, which depends on later frames, warns in training."""
     weight_drop: float = 0.0
@@ -79,7 +78,7 @@ class Parameters(nn.RNNBase):
             self, mode, *sizes, bias=torch_bias, proj_size=proj_size, **torch_options, **factory
         )
         self.norm_given = options.norm is not DEFAULT_NORM
-        self.norm: Norm = options.norm if self.norm_given else "sequence"
+        self.norm: NormName = options.norm if self.norm_given else "sequence"
         self.peephole, self.bias, self.time_steps = peephole, options.bias, options.time_steps
         self.weight_drop, self.dropout_kind = options.weight_drop, options.dropout_kind
         self.zoneout = tuple(options.zoneout)
@@ -149,29 +148,6 @@ class Parameters(nn.RNNBase):
         bound = self.hidden_size**-0.5
         nn.init.uniform_(parameter, -bound, bound)
 
-    def train_one_bias(self) -> None:
-        """Train only one of torch's two biases, which get equal gradients.
-
-        Otherwise they would learn at twice the rate of β. ``bias_hh`` stays at zero; of the GRU's
-        the candidate's part, which is inside r ⊙ (W_h h + b), is trained.
-        """
-        self.one_bias = True
-        inside = 2 * self.hidden_size if self.mode == "GRU" else None
-        with torch.no_grad():
-            for name, parameter in self.named_parameters(recurse=False):
-                if "bias_hh" in name:
-                    parameter[:inside] = 0
-                    parameter.requires_grad_(inside is not None)
-        self._mask_gradients()
-
-    def _mask_gradients(self) -> None:
-        """Register hooks, which belong to a tensor: copies of the layer need their own."""
-        if self.mode == "GRU":
-            n = 2 * self.hidden_size
-            for name, parameter in self.named_parameters(recurse=False):
-                if "bias_hh" in name:
-                    parameter.register_hook(lambda d: torch.cat([d.new_zeros(n), d[n:]]))
-
     @property
     def _all_weights(self) -> list[list[str]]:
         """Names of torch's parameters; AttributeError if there is a norm.
@@ -195,8 +171,6 @@ class Parameters(nn.RNNBase):
         norm = state.get("norm")
         super().__setstate__({**state, "norm": None})  # torch's reads _all_weights
         self.norm = norm
-        if self.one_bias:
-            self._mask_gradients()
 
     def flatten_parameters(self) -> None:
         """As in torch; with a normaliser there is nothing to flatten."""
@@ -217,11 +191,12 @@ class Parameters(nn.RNNBase):
 
     def weights(self) -> list[Weights]:
         """Return the weights per layer and direction in torch's order."""
-        own, found = self._parameters, []
+        parameters, result = self._parameters, []
         for names in self._weight_names:
             # A parametrisation or a hook computes some weights, which are attributes then.
             *weights, b_ih, b_hh = [
-                None if n is None else own[n] if n in own else getattr(self, n) for n in names
+                None if n is None else parameters[n] if n in parameters else getattr(self, n)
+                for n in names
             ]
             bias = None
             if b_ih is not None and b_hh is not None:
@@ -229,8 +204,8 @@ class Parameters(nn.RNNBase):
                     weights[2] = b_hh[-self.hidden_size :]
                     b_hh = torch.cat([b_hh[: -self.hidden_size], torch.zeros_like(weights[2])])
                 bias = b_ih + tracing.with_own_gradient(b_hh)
-            found.append(Weights(*weights, bias))  # type: ignore[arg-type]
-        return found
+            result.append(Weights(*weights, bias))  # type: ignore[arg-type]
+        return result
 
     def check_foldable(self, name: str, keep: bool = False) -> None:
         """Raise ValueError if no plain layer has the same eval output.
@@ -282,10 +257,10 @@ class Parameters(nn.RNNBase):
         kind = self._kind("normrnn.nn.layers" if keep else TORCH_MODULE)
         new = remade(self, kind, bias=self.bias or bool(normalisers), **more)
         peepholes = [name for name, _ in new.named_parameters() if name.startswith("weight_c")]
-        own = [] if normalisers else new._all_weights
+        weight_names = [] if normalisers else new._all_weights
         with torch.enable_grad():  # parametrised weights are computed when read
             vectors = [getattr(self, name) for name in peepholes]
-            plain = [[getattr(self, name) for name in names] for names in own]
+            plain = [[getattr(self, name) for name in names] for names in weight_names]
             pairs = list(zip(self.weights(), normalisers, strict=True)) if normalisers else []
         if normalisers:
             values = [torch_weights(n.folded(weights)) for weights, n in pairs]
@@ -293,8 +268,8 @@ class Parameters(nn.RNNBase):
             trained = [_trained(weights, n) for weights, n in pairs]
         else:
             values, trained = plain, [[value.requires_grad for value in some] for some in plain]
-        for names, *found in zip(new._all_weights, values, trained, strict=True):
-            for name, value, train in zip(names, *found, strict=True):
+        for names, *columns in zip(new._all_weights, values, trained, strict=True):
+            for name, value, train in zip(names, *columns, strict=True):
                 getattr(new, name).copy_(value).requires_grad_(train)
         for name, vector in zip(peepholes, vectors, strict=True):
             getattr(new, name).copy_(vector).requires_grad_(vector.requires_grad)
@@ -342,8 +317,8 @@ def remade(layer: nn.RNNBase, kind: Any, bias: bool, **options: Any) -> Any:
     """Return a new layer of that kind with the sizes, device, type and mode of ``layer``, and
     among ours with its regularisers."""
     if isinstance(layer, Parameters) and Parameters in kind.__mro__:
-        own = "weight_drop", "dropout_kind", "zoneout"
-        options = {name: getattr(layer, name) for name in own} | options
+        regularisers = "weight_drop", "dropout_kind", "zoneout"
+        options = {name: getattr(layer, name) for name in regularisers} | options
     options |= {name: getattr(layer, name) for name in TORCH_OPTIONS}
     options |= {"nonlinearity": layer.nonlinearity} if layer.mode.startswith("RNN") else {}
     options |= {"proj_size": layer.proj_size} if layer.proj_size else {}

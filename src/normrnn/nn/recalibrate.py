@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.nn.base import Normalised
-from normrnn.nn.normaliser import BATCH, StatisticalNorm, collecting, requesting
+from normrnn.nn.batchnorm import StatisticalNorm, collecting, requesting
+from normrnn.nn.normaliser import BATCH
 
 STEPS_DIFFER = 0.25
 """Above this mean square change of normalised rows, half a standard deviation, steps differ."""
@@ -78,11 +79,13 @@ def recalibrate(
     if not any(population.batches for population in populations):
         raise NothingFinite("recalibrate needs at least one batch of finite values, got none")
     _warn_if_steps_differ(model, dict(zip(normalisers, populations, strict=True)))
-    for normaliser, population in zip(normalisers, populations, strict=True):
-        if shared and normaliser.time_steps is not None and population.batches:
-            if not bool(population.enough.all()):
-                raise ValueError("statistics shared over time need more than one row, got 1")
-            normaliser.share()
+    pairs = list(zip(normalisers, populations, strict=True))
+    merged = [(n, p) for n, p in pairs if shared and n.time_steps is not None and p.batches]
+    if not all(bool(population.enough.all()) for _, population in merged):
+        raise ValueError("statistics shared over time need more than one row, got 1")
+    for normaliser, _ in merged:
+        normaliser.share()
+    for normaliser, population in pairs:
         normaliser.adopt(population)
     for module in model.modules():
         if isinstance(module, Normalised) and module.time_steps is not None:
@@ -113,8 +116,8 @@ def batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
     >>> from normrnn import LSTM
     >>> layer, x = LSTM(3, 4, norm="sequence").eval(), torch.randn(20, 6, 3) * 5 + 2
     >>> with batch_statistics(layer):
-    ...     own = layer(x)[0]
-    >>> torch.allclose(own, layer(x)[0]), torch.allclose(own, layer.train()(x)[0])
+    ...     outputs = layer(x)[0]
+    >>> torch.allclose(outputs, layer(x)[0]), torch.allclose(outputs, layer.train()(x)[0])
     (False, True)
     """
     with eval_mode(model), requesting(dict.fromkeys(_normalisers(model), BATCH)):
@@ -187,8 +190,8 @@ def _positional(model: nn.Module) -> tuple[int, int | None]:
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):  # wrappers such as DDP
         wrapped = getattr(inner, "module", None)
         return _positional(wrapped) if isinstance(wrapped, nn.Module) else (0, None)
-    own = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return sum(p.default is p.empty for p in own), len(own)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return sum(p.default is p.empty for p in positional), len(positional)
 
 
 def run_batches(

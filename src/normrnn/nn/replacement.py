@@ -12,7 +12,7 @@ from torch import nn
 
 from normrnn.nn.base import Normalised
 from normrnn.nn.convert import OURS, check_options, check_ties, copied, our_layer
-from normrnn.nn.options import Norm
+from normrnn.nn.options import NormName
 from normrnn.nn.parameters import remade
 
 _Replaced = tuple[dict[str, Any], list[Normalised]]
@@ -22,7 +22,7 @@ _lock, _active = Lock(), 0
 _inits: dict[type[nn.RNNBase], Any] = {}
 
 
-def replace(model: nn.Module, norm: Norm, **options: Any) -> nn.Module:
+def replace(model: nn.Module, norm: NormName, **options: Any) -> nn.Module:
     """Return a copy in which every ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` is ours, to be trained.
 
     Weights keep their values, and those that are one parameter stay one; β starts as the sum of
@@ -45,7 +45,7 @@ def replace(model: nn.Module, norm: Norm, **options: Any) -> nn.Module:
     )
     """
     check_options(options, "replace")
-    made: list[Normalised] = []
+    new_layers: list[Normalised] = []
 
     def change(module: nn.Module) -> nn.Module | None:
         ours = our_layer(module)
@@ -54,18 +54,18 @@ def replace(model: nn.Module, norm: Norm, **options: Any) -> nn.Module:
         new = remade(module, ours, norm=norm, **{"bias": module.bias, **options})  # type: ignore[arg-type]
         new.take_weights(module)
         new.open_forget_gates()
-        made.append(new)
+        new_layers.append(new)
         return new
 
     new, lost = copied(model, change)
-    if not made:
+    if not new_layers:
         raise ValueError("the model has no torch.nn.RNN, LSTM or GRU to replace")
     check_ties(lost, "replace")
     return new
 
 
 @contextmanager
-def replacing(norm: Norm, **options: Any) -> Iterator[list[Normalised]]:
+def replacing(norm: NormName, **options: Any) -> Iterator[list[Normalised]]:
     """Make every ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` that is built inside one of ours.
 
     For libraries that build their own layers. The classes stay torch's: ``isinstance`` and derived
@@ -84,15 +84,15 @@ def replacing(norm: Norm, **options: Any) -> Iterator[list[Normalised]]:
     >>> model[0].norm
     'layer'
     """
-    made: list[Normalised] = []
-    token = _current.set(({"norm": norm, **options}, made))
+    new_layers: list[Normalised] = []
+    token = _current.set(({"norm": norm, **options}, new_layers))
     _install()
     try:
-        yield made
+        yield new_layers
     finally:
         _uninstall()
         _current.reset(token)
-    if not made:
+    if not new_layers:
         warnings.warn(
             "no torch.nn.RNN, LSTM or GRU was built inside replacing(): classes derived from them"
             " and cells are not replaced",
@@ -129,10 +129,10 @@ def _init(kind: type[nn.RNNBase], ours: type[Normalised]) -> Callable[..., None]
         if current is None or type(self) is not kind:
             init(self, *args, **kwargs)
             return
-        options, made = current
+        options, new_layers = current
         new: Any = self
         new.__class__ = ours
         new.__init__(*args, **{**kwargs, **options})
-        made.append(new)
+        new_layers.append(new)
 
     return replaced

@@ -41,30 +41,20 @@ def _force_eager() -> Any:
     return torch.compiler.set_stance("force_eager")
 
 
-def check_plain(layer: Any, tool: str) -> None:
-    """Raise RuntimeError where TorchScript cannot express the layer."""
-    for name, there in (("norm", layer.norm), ("peephole", layer.peephole)):
-        if there is not None:
-            refuse(layer, tool, f"{name}={there!r}")
-    if any(layer.zoneout):
-        refuse(layer, tool, f"zoneout={layer.zoneout}")
+def check_plain(layer: Any) -> None:
+    """Raise RuntimeError where torch.jit.trace would have to see more than torch's layer."""
+    if layer.norm is not None or layer.peephole is not None or any(layer.zoneout):
+        refuse_torchscript(layer)
     if layer.training and (layer.weight_drop or (layer.dropout and layer.dropout_kind == "locked")):
-        raise RuntimeError(
-            f"{tool} supports torch's own dropout only: {type(layer).__name__} has "
-            f"weight_drop={layer.weight_drop}, dropout_kind={layer.dropout_kind!r}, which would "
-            "be lost; call model.eval() first, or use torch.compile"
-        )
+        refuse_torchscript(layer)
 
 
-def refuse(layer: Any, tool: str, what: str) -> None:
-    """Raise RuntimeError with an alternative."""
-    folds = what.startswith("norm=") and can_fold(layer)
-    first = (
-        "call normrnn.fold(model.eval()) first, which returns plain layers of the same output, or "
-    )
+def refuse_torchscript(layer: nn.Module) -> None:
+    """Raise RuntimeError with alternatives."""
     raise RuntimeError(
-        f"{tool} supports torch's own layers only, not {type(layer).__name__} with {what}: "
-        f"{first if folds else ''}use torch.export"
+        f"torch.jit supports torch's own layers only, not {type(layer).__name__}: use torch.export,"
+        " or normrnn.fold(model.eval()), which returns torch's layers where there are any of the"
+        " same output"
     )
 
 
@@ -110,31 +100,6 @@ class _OwnGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ARG004
         return grads[0].clone()
-
-
-def plain(layer: Any) -> nn.RNNBase:
-    """Return torch's layer with the same parameters, for torch.jit.script."""
-    check_plain(layer, "torch.jit.script")
-    same = layer.fold()
-    for name, parameter in layer.named_parameters(recurse=False):
-        setattr(same, name, parameter)
-    return same
-
-
-def prepare_for_script_modules(layers: type[nn.Module]) -> None:
-    """Give a ``torch.jit.ScriptModule`` torch's layer where it is assigned one of these.
-
-    ``torch.jit.script`` asks for it by ``__prepare_scriptable__``, a ScriptModule does not.
-    """
-
-    def prepare(parent: nn.Module, _: str, child: Any) -> nn.Module | None:
-        if isinstance(child, layers) and isinstance(parent, torch.jit.ScriptModule):
-            layer: Any = child
-            return layer.__prepare_scriptable__()
-        return None
-
-    hook: Any = prepare
-    nn.modules.module.register_module_module_registration_hook(hook)
 
 
 def allow(layers: type[nn.Module]) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normrnn.nn.normaliser import Mode, Resolved, StatisticalNorm
+from normrnn.nn.batchnorm import StatisticalNorm
+from normrnn.nn.normaliser import Mode, Resolved
 from normrnn.ops.call import Weights
 from normrnn.ops.layout import Steps
 from normrnn.ops.native.kernel import is_plain
@@ -31,11 +32,9 @@ class Whitener(StatisticalNorm):
     """
 
     running_cov: Tensor | None
-    needs_eigenvectors = True
+    needs_eigenvectors, runs_hooks = True, False
     _root_cache: tuple[Any, Tensor, Tensor] | None = None
     """ε and shrinkage, a running covariance, and its root."""
-    _product_cache: tuple[Tensor, Tensor, Tensor] | None = None
-    """Weights, the root, and the product of both."""
 
     def __init__(
         self,
@@ -156,10 +155,7 @@ class Whitener(StatisticalNorm):
         root, w_ih = self._root(), _input_weights(weights)
         # A copy before a backward pass: a training step changes it before that.
         mean = self.running_mean.to(root.dtype, copy=torch.is_grad_enabled())
-        needs_grad = torch.is_grad_enabled() and (w_ih.requires_grad or root.requires_grad)
-        if needs_grad or not is_plain((w_ih,)):
-            return fold_whitening(weights, self.bias, mean, whitened(w_ih, root))
-        return fold_whitening(weights, self.bias, mean, self._whitened(w_ih, root))
+        return fold_whitening(weights, self.bias, mean, whitened(w_ih, root))
 
     def _root(self) -> Tensor:
         """Return the root of the running covariance, cached: comparing is cheaper."""
@@ -179,22 +175,9 @@ class Whitener(StatisticalNorm):
         self._root_cache = options, seen, root
         return root
 
-    @torch.no_grad()
-    def _whitened(self, w_ih: Tensor, root: Tensor) -> Tensor:
-        """Return the product of weights and root, cached: comparing is cheaper."""
-        cache = self._product_cache
-        if cache is not None and cache[1] is root and _are_same(cache[0], w_ih):
-            return cache[2]
-        with torch.inference_mode(False):
-            seen = w_ih.clone()
-            self._product_cache = made = seen, root, whitened(seen, root)
-        return made[2]
-
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the caches."""
-        return {
-            k: v for k, v in self.__dict__.items() if k not in ("_root_cache", "_product_cache")
-        }
+        """Leave out the cache."""
+        return {key: value for key, value in self.__dict__.items() if key != "_root_cache"}
 
 
 def _input_weights(weights: Weights) -> Tensor:

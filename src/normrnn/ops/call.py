@@ -105,14 +105,6 @@ class Weights(NamedTuple):
         return shown, shown if self.w_hr is None else self.w_hr.shape[-1]
 
 
-class Peephole(NamedTuple):
-    """Diagonal connections from the cell to its gates, each (H,) or None."""
-
-    i: Tensor | None = None
-    f: Tensor | None = None
-    o: Tensor | None = None
-
-
 class Tensors(NamedTuple):
     """All tensors of a call, in the order of `native/arguments.h`."""
 
@@ -213,8 +205,8 @@ def describe_call(
     """
     h0, c0 = (None, None) if state is None else state if len(state) == 2 else (state[0], None)
     flat = [x, h0, c0, resets, *zoneout, *norm[Norm.STATIC :]]
-    for own in weights:
-        flat += own[: Weights.IN_CALL]
+    for direction in weights:
+        flat += direction[: Weights.IN_CALL]
     return Spec(mode, reverse, *norm[: Norm.STATIC]), Tensors(*flat)  # type: ignore[arg-type]
 
 
@@ -322,14 +314,19 @@ def _shapes(spec: Spec, steps: Steps, tensors: Tensors) -> dict[str, tuple[Any, 
     if tensors.mean is not None and "mean" in NORMS[spec.kind]:
         slots = 1 if tensors.mean.shape[:1] == (1,) else steps.time
         shapes["mean"] = shapes["var"] = slots, spec.statistics_shape(1, H)[2]
-    own: dict[str, tuple[Any, ...]] = {"w_ih": (C, width), "w_hh": (C, shown)}
+    per_direction: dict[str, tuple[Any, ...]] = {"w_ih": (C, width), "w_hh": (C, shown)}
     if spec.mode == "GRU":
-        own["bias_hn"] = (H,)
+        per_direction["bias_hn"] = (H,)
     if spec.mode == "LSTM":
-        own |= {"peephole_i": (H,), "peephole_f": (H,), "peephole_o": (H,), "w_hr": (shown, H)}
-    shapes |= own
+        per_direction |= {
+            "peephole_i": (H,),
+            "peephole_f": (H,),
+            "peephole_o": (H,),
+            "w_hr": (shown, H),
+        }
+    shapes |= per_direction
     if D == 2:
-        shapes |= {f"{name}_1": shape for name, shape in own.items()}
+        shapes |= {f"{name}_1": shape for name, shape in per_direction.items()}
     return shapes
 
 

@@ -164,12 +164,17 @@ def _rnn(phi: Callable[[Tensor], Tensor]) -> Any:
 def _lstm(t: int, gates: Tensor, state: State, weights: Weights, norm: "StepNorm") -> State:
     """Paper, section 3.1; gate order i, f, g, o. Peephole terms come after any normalisation."""
     (h, c), (pi, pf, po, w_hr) = state, weights[3:7]
-    i, f, g, o = norm.preactivation(t, gates, h, weights.w_hh).chunk(4, 1)
-    i = i if pi is None else torch.addcmul(i, pi, c)
-    f = f if pf is None else torch.addcmul(f, pf, c)
-    c = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), c)
-    o = o if po is None else torch.addcmul(o, po, c)
-    h = o.sigmoid() * norm.cell(t, c).tanh()
+    sums = norm.preactivation(t, gates, h, weights.w_hh)
+    i, f, g, o = sums.chunk(4, 1)
+    if pi is None and pf is None and po is None:  # one operation for all gates
+        i, f, _, o = sums.sigmoid().chunk(4, 1)
+        c = torch.addcmul(i * g.tanh(), f, c)
+    else:
+        i = i if pi is None else torch.addcmul(i, pi, c)
+        f = f if pf is None else torch.addcmul(f, pf, c)
+        c = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), c)
+        o = (o if po is None else torch.addcmul(o, po, c)).sigmoid()
+    h = o * norm.cell(t, c).tanh()
     return (h if w_hr is None else h @ w_hr), c
 
 

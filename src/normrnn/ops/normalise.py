@@ -47,11 +47,11 @@ def normalise(
     """
     values, measured = rows.to(wide(rows.dtype)), None
     if batch:
-        found, centred = measure(values, groups, pool)
+        measured_batch, centred = measure(values, groups, pool)
         var, centred = with_given(
-            found, centred, values, groups, given, directions, pool is not None
+            measured_batch, centred, values, groups, given, directions, pool is not None
         )
-        measured = Statistics(*(value.detach() for value in found))
+        measured = Statistics(*(value.detach() for value in measured_batch))
     else:
         if given is None:
             raise ValueError("batch=False needs given=, the mean and variance to normalise with")

@@ -81,13 +81,13 @@ class Frames(NamedTuple):
         if not isinstance(steps, Traced):
             return Frames(steps)
         sizes, time, batch, rows = steps.batch_sizes, steps.time, steps.batch, steps.rows
-        found = Steps.packed(_check_sizes(sizes, time, batch, rows))
-        if sizes is None or found.rows == rows:
-            return Frames(found)
+        packed = Steps.packed(_check_sizes(sizes, time, batch, rows))
+        if sizes is None or packed.rows == rows:
+            return Frames(packed)
         sizes = sizes.cpu()
         starts = torch.arange(time).repeat_interleave(sizes) * batch
         within = torch.arange(len(starts)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-        return Frames(found, starts + within, rows, batch)
+        return Frames(packed, starts + within, rows, batch)
 
     def select(self, tensors: Tensors) -> Tensors:
         """Return the tensors of the frames alone."""
@@ -162,17 +162,17 @@ def gradients_by_loop(
     """Compute the wanted gradients in torch's operations, to be differentiated ``again`` or not."""
     with torch.enable_grad():
         # Views, so that an input that depends on another one counts for itself alone.
-        seen: Any = [None if t is None else t.view_as(t) for t in tensors]
-        for t, want in zip(seen, wanted, strict=True):
+        views: Any = [None if t is None else t.view_as(t) for t in tensors]
+        for t, want in zip(views, wanted, strict=True):
             if want and not t.requires_grad:
                 t.requires_grad_()
-        own, frames = Tensors(*seen), Frames.of(steps)
-        starts = (own.h0, own.c0)[: spec.states]
+        call_tensors, frames = Tensors(*views), Frames.of(steps)
+        starts = (call_tensors.h0, call_tensors.c0)[: spec.states]
         outputs: tuple[Tensor | None, ...]
         if frames.steps.rows:
-            call = spec, frames.steps, frames.select(own)
+            call = spec, frames.steps, frames.select(call_tensors)
             # Off the CPU torch's fused kernels, which have one derivative.
-            is_fused = not (again or own.x.is_cpu) and can_run(*call)
+            is_fused = not (again or call_tensors.x.is_cpu) and can_run(*call)
             rows, state, _ = (run if is_fused else loop)(*call)
             pairs = zip(state, starts, strict=True)
             outputs = frames.restore_rows(rows), *(frames.restore_state(*pair) for pair in pairs)
@@ -180,12 +180,14 @@ def gradients_by_loop(
             outputs = None, *(s if s is not None and s.requires_grad else None for s in starts)
         pairs = zip(outputs, grads, strict=False)
         heads = [(out, grad) for out, grad in pairs if out is not None and grad is not None]
-        sources: Any = [t for t, want in zip(seen, wanted, strict=True) if want]
+        sources: Any = [t for t, want in zip(views, wanted, strict=True) if want]
         if not heads:
             return [torch.zeros_like(t) for t in sources]
-        made, given = zip(*heads, strict=True)
+        outputs_used, cotangents = zip(*heads, strict=True)
         return list(
-            torch.autograd.grad(made, sources, given, create_graph=again, materialize_grads=True)
+            torch.autograd.grad(
+                outputs_used, sources, cotangents, create_graph=again, materialize_grads=True
+            )
         )
 
 
@@ -208,8 +210,8 @@ def _recur(*args: Any) -> list[Tensor]:
         size = kernel.kept_floats(spec, some, traced.time, traced.rows) if keep else 0
         outputs = kernel.forward(spec, steps, some, keep, size)
     else:
-        rows, state, found = select(spec, steps, some)(spec, steps, some)
-        outputs = [rows, *state, *([] if found is None else [torch.stack(found[:2])])]
+        rows, state, statistics = select(spec, steps, some)(spec, steps, some)
+        outputs = [rows, *state, *([] if statistics is None else [torch.stack(statistics[:2])])]
         outputs += [rows.new_empty(0)] if keep else []  # a graph has as many outputs without C
     outputs[0] = frames.restore_rows(outputs[0])
     for k in range(spec.states):
@@ -240,13 +242,13 @@ def _recur_backward(*args: Any) -> list[Tensor]:
     is_native = has_native_backward(spec, saved, wanted) and kernel.can_run(spec, tensors)
     if not is_native or not steps.rows:
         with torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False):
-            found = gradients_by_loop(spec, traced, tensors, grads, wanted, again=False)
-        return [grad.clone(memory_format=torch.contiguous_format) for grad in found]
-    own: Any = [frames.select_rows(saved[0]), *saved[1:]]
+            gradients = gradients_by_loop(spec, traced, tensors, grads, wanted, again=False)
+        return [grad.clone(memory_format=torch.contiguous_format) for grad in gradients]
+    saved_frames: Any = [frames.select_rows(saved[0]), *saved[1:]]
     if traced.time > steps.time and spec.batch and spec.per_step:
-        own[1] = saved[1][:, : steps.time].contiguous()
+        saved_frames[1] = saved[1][:, : steps.time].contiguous()
     heads = [frames.select_rows(grads[0]), *map(frames.select_state, grads[1:])]
-    derived = kernel.backward(spec, steps, frames.select(tensors), own, heads, wanted)
+    derived = kernel.backward(spec, steps, frames.select(tensors), saved_frames, heads, wanted)
     if derived[0] is not None:
         derived[0] = frames.restore_rows(derived[0])
     for k in (1, 2):  # h0, c0
@@ -254,6 +256,13 @@ def _recur_backward(*args: Any) -> list[Tensor]:
         if state is not None:
             derived[k] = frames.restore_state(state, grads[k])
     return [t for t in derived if t is not None]
+
+
+@torch.library.impl(_OPS, "recur_backward", "Batched")
+def _recur_backward_batched(*args: Any) -> list[Tensor]:
+    """Many cotangents at once, as for a Jacobian: torch's own operations take them."""
+    spec, steps, tensors, (_, grads, wanted) = Call.of(args)
+    return gradients_by_loop(spec, steps, tensors, grads, wanted, again=False)
 
 
 def _check_backward(

@@ -1,4 +1,4 @@
-"""The recurrence: ``recur`` for layers; ``rnn``, ``lstm``, ``gru`` for ready gate inputs.
+"""The recurrence of one layer, all its directions.
 
 ``recur`` runs the compiled kernels on float32 on a CPU; elsewhere torch's fused kernels where they
 can express the call, else the loop. Tracers (a compiler, an exporter, fake tensors) see the
@@ -16,16 +16,11 @@ from normrnn.ops import operators
 from normrnn.ops.backend import choice
 from normrnn.ops.call import (
     COUNT,
-    Norm,
-    Peephole,
     Result,
     Spec,
-    State,
     Tensors,
-    Weights,
     check,
     check_given,
-    describe_call,
 )
 from normrnn.ops.fused import precision, project
 from normrnn.ops.layout import Steps, Traced
@@ -233,94 +228,3 @@ def _differentiable(keyset: Any, *args: Any) -> Any:
 
 _OPS = torch.library.Library("normrnn", "IMPL")
 _OPS.impl("recur", _differentiable, "Autograd", with_keyset=True)
-
-
-def rnn(
-    gates: Tensor,
-    w_hh: Tensor,
-    steps: Steps,
-    h0: Tensor | None = None,
-    *,
-    reverse: bool = False,
-    resets: Tensor | None = None,
-    nonlinearity: str = "tanh",
-) -> tuple[Tensor, Tensor]:
-    """h_t = φ(gates_t + W_h h_{t−1}) of ready gate inputs, as rows.
-
-    Args:
-        gates: (N, H), the data of a PackedSequence; ``steps`` says which rows are which step.
-        w_hh: (H, H).
-        h0: (B, H), longest sequence first; zeros if None.
-        reverse: every sequence from its own last frame to its first.
-        resets: rows (N,), bool: before these frames the state starts from zero; in reverse, at
-            the frame before them.
-
-    Returns:
-        All states (N, H), and the last one of every sequence (B, H).
-
-    >>> import torch
-    >>> states, last = rnn(torch.randn(7, 4), torch.randn(4, 4), Steps((3, 3, 1)))
-    >>> states.shape, last.shape
-    (torch.Size([7, 4]), torch.Size([3, 4]))
-    """
-    mode = f"RNN_{nonlinearity.upper()}"
-    rows, (h,) = _one_direction(mode, gates, Weights(None, w_hh), steps, (h0,), reverse, resets)
-    return rows, h
-
-
-def lstm(
-    gates: Tensor,
-    w_hh: Tensor,
-    steps: Steps,
-    h0: Tensor | None = None,
-    c0: Tensor | None = None,
-    *,
-    peephole: Peephole = Peephole(),  # noqa: B008 (immutable)
-    reverse: bool = False,
-    resets: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The LSTM of ready gate inputs (N, 4H), gate order i, f, g, o; ``w_hh`` (4H, H).
-
-    ``peephole`` holds the diagonal weights (H,) from the cell to the gates i, f and o.
-
-    Returns all states (N, H), and the last h and c of every sequence, each (B, H).
-    """
-    weights = Weights(None, w_hh, None, *peephole)
-    rows, (h, c) = _one_direction("LSTM", gates, weights, steps, (h0, c0), reverse, resets)
-    return rows, (h, c)
-
-
-def gru(
-    gates: Tensor,
-    w_hh: Tensor,
-    steps: Steps,
-    h0: Tensor | None = None,
-    *,
-    bias_hn: Tensor | None = None,
-    reverse: bool = False,
-    resets: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The GRU of ready gate inputs (N, 3H), gate order r, z, n; ``w_hh`` (3H, H).
-
-    ``bias_hn`` (H,) is the one inside r ⊙ (W_hn h + b). Returns all states (N, H), and the last
-    one of every sequence (B, H).
-    """
-    weights = Weights(None, w_hh, bias_hn)
-    rows, (h,) = _one_direction("GRU", gates, weights, steps, (h0,), reverse, resets)
-    return rows, h
-
-
-def _one_direction(
-    mode: str,
-    gates: Tensor,
-    weights: Weights,
-    steps: Steps,
-    start: Sequence[Tensor | None],
-    reverse: bool,
-    resets: Tensor | None,
-) -> tuple[Tensor, State]:
-    zeros = gates.new_zeros(steps.batch, weights.w_hh.shape[-1])
-    state = tuple((zeros if part is None else part).unsqueeze(0) for part in start)
-    spec, tensors = describe_call(mode, (reverse,), gates, [weights], Norm(), state, resets)
-    result = recur(spec, steps, tensors)
-    return result.rows, tuple(part[0] for part in result.state)

@@ -122,8 +122,8 @@ def _check_update(
         (batch.count, groups),
     )
     if tracked.dim() > 1 or not groups or any(t.shape != shape for t, shape in shapes):
-        found = ", ".join(str(tuple(t.shape)) for t in (mean, var, tracked, *batch))
-        raise ValueError(f"shapes of running and batch statistics do not fit: {found}")
+        shapes_seen = ", ".join(str(tuple(t.shape)) for t in (mean, var, tracked, *batch))
+        raise ValueError(f"shapes of running and batch statistics do not fit: {shapes_seen}")
     if not 0 <= inputs <= mean.shape[-1]:
         raise ValueError(f"statistics of {mean.shape[-1]} channels cannot have {inputs} inputs")
 
@@ -175,10 +175,10 @@ def slots_for(tracked: Tensor, steps: int) -> Tensor:
     >>> slots_for(torch.tensor([0, 4, 4, 0, 2]), 7).tolist()
     [1, 1, 2, 2, 4, 4, 4]
     """
-    slot, seen = torch.arange(len(tracked), device=tracked.device), tracked > 0
+    slot, is_updated = torch.arange(len(tracked), device=tracked.device), tracked > 0
     # ONNX has no cummax, and no argmax of bool.
-    last = torch.where(seen & (slot <= slot.unsqueeze(1)), slot, -1).amax(1)
-    last = torch.where(last < 0, seen.long().argmax(), last)
+    last = torch.where(is_updated & (slot <= slot.unsqueeze(1)), slot, -1).amax(1)
+    last = torch.where(last < 0, is_updated.long().argmax(), last)
     return last[torch.arange(steps, device=tracked.device).clamp(max=len(tracked) - 1)]
 
 
@@ -226,11 +226,11 @@ class Population:
     @property
     def enough(self) -> Tensor:
         """Where there is more than one row and, of W_x x, not always the same row: (groups, C)."""
-        several, own = self._count > 1, slice(self.inputs)
+        several, of_input = self._count > 1, slice(self.inputs)
         if self.inputs:
-            rows = self._count[:, own].amax(1)
-            found = Statistics(self._mean[:, own], self.biased_var[:, own], rows)
-            several[:, own] &= ~constant_groups(found)
+            rows = self._count[:, of_input].amax(1)
+            statistics = Statistics(self._mean[:, of_input], self.biased_var[:, of_input], rows)
+            several[:, of_input] &= ~constant_groups(statistics)
         return several
 
     @property
@@ -243,11 +243,11 @@ class Population:
         """
         if self._steps is None or not self._steps.batches:
             return 0.0
-        own = slice(self.inputs or None)
-        count, steps = self._steps._count[:, own], self._steps
-        sigma = self.biased_var[:, own].sqrt().clamp(min=1e-30)
-        shift = (steps.mean[:, own] - self.mean[:, own]) / sigma
-        scale = steps.biased_var[:, own].sqrt() / sigma - 1
+        of_input = slice(self.inputs or None)
+        count, steps = self._steps._count[:, of_input], self._steps
+        sigma = self.biased_var[:, of_input].sqrt().clamp(min=1e-30)
+        shift = (steps.mean[:, of_input] - self.mean[:, of_input]) / sigma
+        scale = steps.biased_var[:, of_input].sqrt() / sigma - 1
         rows = torch.where(count < ENOUGH_ROWS, 0.0, count)
         return float(((shift.square() + scale.square()) * rows).sum() / rows.sum().clamp(min=1))
 

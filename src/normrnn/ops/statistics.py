@@ -110,17 +110,17 @@ def measure(rows: Tensor, groups: Groups, pool: Pool | None = None) -> tuple[Sta
     return Statistics(mean, squares / count[:, None], count), centred
 
 
-def constant_groups(found: Statistics, directions: int = 1) -> Tensor:
+def constant_groups(batch: Statistics, directions: int = 1) -> Tensor:
     """Return which groups have several rows that are all equal, up to rounding: (K, directions),
     each judged by its own channels together."""
     var, square = (
-        v.unflatten(1, (directions, -1)).sum(2) for v in (found.var, found.mean.square())
+        v.unflatten(1, (directions, -1)).sum(2) for v in (batch.var, batch.mean.square())
     )
-    return (found.count > 1)[:, None] & (var <= CONSTANT * square)
+    return (batch.count > 1)[:, None] & (var <= CONSTANT * square)
 
 
 def with_given(
-    found: Statistics,
+    batch: Statistics,
     centred: Tensor,
     rows: Tensor,
     groups: Groups,
@@ -136,21 +136,21 @@ def with_given(
     Returns:
         Variance and centred rows. Without ``given`` a single row is an error.
     """
-    is_single = found.count <= 1
+    is_single = batch.count <= 1
     if given is None:
         if bool(is_single.any()) if is_pooled else groups.has_single_rows:
             raise ValueError(SINGLE_ROW)
-        return found.var, centred
+        return batch.var, centred
     if not (is_pooled or directions or groups.has_single_rows):
-        return found.var, centred
-    has_variance = ~is_single[:, None].expand_as(found.mean)
+        return batch.var, centred
+    has_variance = ~is_single[:, None].expand_as(batch.mean)
     if directions:
-        width = found.mean.shape[1] // directions
-        constant = constant_groups(found, directions).repeat_interleave(width, 1)
+        width = batch.mean.shape[1] // directions
+        constant = constant_groups(batch, directions).repeat_interleave(width, 1)
         has_variance = has_variance & ~constant
     mean, var = (
         torch.where(has_variance, value, _for_groups(other.to(value.dtype), len(value)))
-        for other, value in zip(given, found[:2], strict=True)
+        for other, value in zip(given, batch[:2], strict=True)
     )
     return var, groups.each(rows, mean, torch.sub)
 

@@ -5,25 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.errors import UserError
-from normrnn.files import read_regular, write_whole
+from normrnn.files import write_whole
 from normrnn.runs.names import ENVIRONMENT
-from normrnn.seal import is_sealed, sealed, with_place, without_hash
+from normrnn.seal import read_json, sealed, with_place, without_hash
 
 
 def read_machines(folder: Path) -> tuple[list[dict[str, Any]], bool]:
     """Return the entries, and whether a checksum covers them; UserError if damaged."""
     path = folder / ENVIRONMENT
     try:
-        content = read_regular(path)
-        verified = is_sealed(content, path)
-        entries = json.loads(content)
+        entries, verified = read_json(path, list)
     except FileNotFoundError:
         return [], True
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is damaged: not JSON") from None
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+    if not all(isinstance(entry, dict) for entry in entries):
         raise UserError(f"{path} is damaged: not a list of machines")
     return [without_hash(entry) for entry in entries], verified
 

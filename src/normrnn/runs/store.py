@@ -127,8 +127,8 @@ class RunDirectory:
         self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     ) -> str:
         """Write a safetensors file with its checksum, which is returned."""
-        content, sha256 = sealed_tensors(tensors, metadata)
-        self.write(name, content)
+        *content, sha256 = sealed_tensors(tensors, metadata)
+        write_whole(self.path / name, *content)
         return sha256
 
     def read_tensors(self, name: str) -> dict[str, Tensor]:
@@ -253,11 +253,13 @@ class RunDirectory:
 
 def sealed_tensors(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
-) -> tuple[bytearray, str]:
-    """Return the content of a safetensors file with its checksum, and the checksum."""
+) -> tuple[bytearray, memoryview, str]:
+    """Return the header of a safetensors file with its checksum, the rest, and the checksum."""
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    content = bytearray(tensors_to_bytes(contiguous, {**metadata, "sha256": BLANK}))
-    return content, seal(content)
+    content = memoryview(tensors_to_bytes(contiguous, {**metadata, "sha256": BLANK}))
+    start = 8 + int.from_bytes(content[:8], "little")
+    header, rest = bytearray(content[:start]), content[start:]
+    return header, rest, seal(header, rest=rest)
 
 
 def tensors_header(path: Path) -> dict[str, Any]:

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from normrnn import norms
 from normrnn.config.base import Config, Count, Layers, LayersConfig, LoopConfig, Positive
 from normrnn.config.measure import Measure
-from normrnn.errors import UsageError
 
 FRAMES = Measure(
     name="FCE",
@@ -29,11 +27,6 @@ class AcousticConfig(LayersConfig):
     """Stacked LSTM layers."""
     bidirectional: bool = True
     """Read each utterance in both directions."""
-    count_padding: bool = False
-    """Statistics count padding, as other toolkits' do: to study what that does, not to be used."""
-    freeze_after: Count = 0
-    """The last epoch (1-based) with the batch's own statistics: then the running ones stay as they
-    are, and updates normalise with them. To study what statistics do to training. 0: never."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +76,6 @@ class SpeechConfig(Config):
         super().__post_init__()
         # An epoch's last batch may have fewer frames than features.
         self._check_shrinkage(self.model.shrinkage)
-        norm = self.normalisation
-        if self.model.freeze_after and norm.normalises and not norm.keeps_statistics:
-            raise UsageError(f"model.freeze_after: norm {self.norm} keeps no statistics")
-        if self.model.count_padding and norm.normalises and not norm.counts_padding:
-            able = [name for name in norms.names() if norms.of(name).counts_padding]
-            raise UsageError(
-                f"model.count_padding is for norm {' or '.join(able)}, not {self.norm}"
-            )
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:  # noqa: ARG003

@@ -145,34 +145,36 @@ def read_speech(path: str | Path) -> SpeechCorpus:
     return SpeechCorpus(path, classes, dim, train, dev, mean, variance, counts, sha256)
 
 
-def sources(directory: str | Path) -> set[Path]:
-    """Return the files that `read_features` reads."""
-    directory = expanded(directory)
-    table = directory / "feats.scp"
-    parts = [f"{directory / name}" for name in SPLITS if (directory / name / "feats.scp").is_file()]
-    if parts and not table.exists():
-        raise UserError(f"{directory} has no feats.scp; its parts have one: {' or '.join(parts)}")
-    archives = {locate(target, directory).path for target in read_table(table).values()}
-    return {resolved(path) for path in (table, *archives)}
+class Features:
+    """The features of a Kaldi data directory, whose feats.scp is read once."""
 
+    def __init__(self, directory: str | Path) -> None:
+        self.path = path = expanded(directory)
+        self.table = path / "feats.scp"
+        parts = [f"{path / name}" for name in SPLITS if (path / name / "feats.scp").is_file()]
+        if parts and not self.table.exists():
+            raise UserError(f"{path} has no feats.scp; its parts have one: {' or '.join(parts)}")
+        self._entries = {
+            key: locate(target, path) for key, target in read_table(self.table).items()
+        }
 
-def count_frames(directory: str | Path) -> int:
-    """Count the frames of all utterances that `read_features` reads, from headers."""
-    directory = expanded(directory)
-    table = read_table(directory / "feats.scp")
-    return sum(count_rows(locate(target, directory), key) for key, target in table.items())
+    def files(self) -> set[Path]:
+        """Return the files that are read."""
+        return {resolved(path) for path in (self.table, *(e.path for e in self._entries.values()))}
 
+    def count_frames(self) -> int:
+        """Count the frames of all utterances, from headers."""
+        return sum(count_rows(entry, key) for key, entry in self._entries.items())
 
-def read_features(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield key and features (T, D) float32 of every utterance of a Kaldi data directory."""
-    directory = expanded(directory)
-    checksums = read_checksums(directory) if (directory / CHECKSUMS).is_file() else {}
-    for key, target in read_table(directory / "feats.scp").items():
-        entry = locate(target, directory)
-        values = read_matrix(entry, key)
-        if key in checksums and digest(values) != checksums[key][0]:
-            raise UserError(f"{entry.path} is damaged: {key} is not what was written")
-        yield key, torch.from_numpy(values)
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield key and features (T, D) float32 of every utterance."""
+        verified = (self.path / CHECKSUMS).is_file()
+        checksums = read_checksums(self.path) if verified else {}
+        for key, entry in self._entries.items():
+            values = read_matrix(entry, key)
+            if key in checksums and digest(values) != checksums[key][0]:
+                raise UserError(f"{entry.path} is damaged: {key} is not what was written")
+            yield key, torch.from_numpy(values)
 
 
 def _read_split(path: Path, classes: int, dim: int, summary: dict[str, Any]) -> SpeechSplit:

@@ -1,11 +1,10 @@
-"""One matrix of a Kaldi archive: float, double or compressed, binary or text.
+"""One matrix of a Kaldi archive: float, double or compressed.
 
 Sizes in headers are checked against the size of the file before memory is allocated. Other objects
 are refused and never interpreted: some formats, such as pickles, execute code.
 """
 
 import os
-import re
 import struct
 from dataclasses import dataclass
 from io import BufferedIOBase
@@ -22,10 +21,8 @@ _STEPS = {b"CM": 65535, b"CM2": 65535, b"CM3": 255}  # of the scale between smal
 _CODES = {b"CM": "u1", b"CM2": "<u2", b"CM3": "u1"}
 _SHAPE = struct.Struct("<bibi")  # size of an int, rows, size of an int, columns
 _SCALE = struct.Struct("<ffii")  # smallest value, range, rows, columns
-_LONGEST_LINE = 1 << 22  # bytes of a row in text at most
-_LONGEST_TEXT = 1 << 28
-_NUMBER = re.compile(rb"[-+]?(\d+(\.\d*)?|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf)", re.IGNORECASE)
 _NAMES = {
+    b"[": "a matrix in text (copy-feats writes a binary one)",
     b"PKL": "a pickled object (PKL)",
     b"\x80": "a pickled object",
     b"NPY": "a NumPy array (NPY)",
@@ -57,12 +54,9 @@ class Matrix:
     columns: int
     low: float = 0.0
     span: float = 0.0
-    text: NDArray[np.float32] | None = None
 
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
         """Read rows start..stop; of plain matrices only these come from disk."""
-        if self.text is not None:
-            return self.text[start:stop]
         if self.kind not in _PLAIN:
             return self._decompressed()[start:stop]
         first, last, _ = slice(start, stop).indices(self.rows)
@@ -104,10 +98,6 @@ def find_matrix(file: BufferedIOBase, key: str, path: Path) -> Matrix:
     start = file.tell()
     head = file.read(8)
     if head[:2] != BINARY:
-        if head.lstrip()[:1] == b"[":
-            file.seek(start)
-            values = _text(file, where)
-            return Matrix(file, where, b"text", *values.shape, text=values)
         raise Unusable(f"{path} holds {_named(head)} for {key}; only matrices are read")
     kind, space, _ = head[2:].partition(b" ")
     if not space or kind not in {*_PLAIN, *_STEPS}:
@@ -146,32 +136,6 @@ def _named(head: bytes) -> str:
     """Name an object by its first bytes, which are not printed."""
     if not head:
         return "nothing"
-    return next((name for magic, name in _NAMES.items() if head.startswith(magic)), "no matrix")
-
-
-def _text(file: BufferedIOBase, where: str) -> NDArray[np.float32]:
-    """Read a matrix in text: `[`, lines of numbers, `]`."""
-    rows: list[NDArray[np.float32]] = []
-    size, ended, first = 0, False, True
-    while not ended:
-        line = file.readline(_LONGEST_LINE)
-        size += len(line)
-        if not line:
-            raise Unusable(f"{where} is cut off: it has no closing bracket")
-        if len(line) == _LONGEST_LINE or size > _LONGEST_TEXT:
-            raise Unusable(f"{where} is too large for a matrix in text: {size:,} bytes and more")
-        if first and line.strip():
-            line, first = line.lstrip()[1:], False
-        line, bracket, _ = line.partition(b"]")
-        ended = bool(bracket)
-        words = line.split()
-        if not all(_NUMBER.fullmatch(word) for word in words):
-            raise Unusable(f"{where} is damaged: not all of it is numbers")
-        if words:
-            with np.errstate(over="ignore"):
-                rows.append(np.array([float(word) for word in words]).astype(np.float32))
-    if not rows:
-        raise Unusable(f"{where} has no rows: nothing to read")
-    if any(len(row) != len(rows[0]) for row in rows):
-        raise Unusable(f"{where} is damaged: its rows differ in length")
-    return np.stack(rows)
+    return next(
+        (name for magic, name in _NAMES.items() if head.lstrip(b" ").startswith(magic)), "no matrix"
+    )

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
-from normrnn.deploy.parts import Parts, Recurrent
+from normrnn.deploy.networks import FrameNetwork
 from normrnn.engine.model import SequenceModel
-from normrnn.speech import padding
 
 
 class AcousticModel(SequenceModel):
@@ -36,15 +35,12 @@ class AcousticModel(SequenceModel):
         layers: int = 5,
         *,
         bidirectional: bool = True,
-        count_padding: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(dim, classes, hidden, layers, bidirectional=bidirectional, **options)
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("variance", torch.ones(dim))
         self.register_buffer("label_counts", torch.ones(classes, dtype=torch.long))
-        if count_padding:
-            padding.count_padding(self.rnn)
         self.glorot()
 
     @property
@@ -76,6 +72,6 @@ class AcousticModel(SequenceModel):
         counts = self.label_counts.double().clamp(min=floor)
         return (counts / counts.sum()).log().float()
 
-    def plain_parts(self) -> Parts:
-        """Return the network as plain numbers, for export."""
-        return Parts(Recurrent(self.rnn), self.decoder, mean=self.mean, scale=self.scale)
+    def plain_network(self) -> FrameNetwork:
+        """Return the network as a function of tensors, with the same layers."""
+        return FrameNetwork(self.mean, self.scale, self.rnn, self.decoder)

@@ -14,7 +14,7 @@ from normrnn.runs.environment import named_device
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.archive import write_matrix
 from normrnn.speech.config import SpeechConfig
-from normrnn.speech.corpus import count_frames, read_features, sources
+from normrnn.speech.corpus import Features
 from normrnn.speech.model import AcousticModel
 from normrnn.speech.task import SpeechTask
 
@@ -48,16 +48,17 @@ def write_posteriors(
     model: AcousticModel = SpeechTask.load(directory, place)
     minus = 0.0 if prior_floor is None else model.log_priors(prior_floor)
     ark, scp = (prefix.with_name(f"{prefix.name}.{kind}") for kind in ("ark", "scp"))
-    taken = sources(data) & {resolved(ark), resolved(scp)}
+    features = Features(data)
+    taken = features.files() & {resolved(ark), resolved(scp)}
     if taken:
         raise UsageError(f"--out {prefix} would overwrite {min(taken)}, which is read")
-    show_size(count_frames(data) * len(model.label_counts) * 4)
+    show_size(features.count_frames() * len(model.label_counts) * 4)
     utterances = frames = 0
     ark.parent.mkdir(parents=True, exist_ok=True)
     with replacing(scp) as table, replacing(ark) as archive:  # the archive comes first
-        for some in _together(_checked(data, len(model.mean))):
-            keys, features = zip(*some, strict=True)
-            batch = model.each_log_posteriors([x.to(place) for x in features])
+        for some in _together(_checked(features, len(model.mean))):
+            keys, values = zip(*some, strict=True)
+            batch = model.each_log_posteriors([x.to(place) for x in values])
             for key, rows in zip(keys, batch, strict=True):
                 offset = write_matrix(archive, key, (rows - minus).cpu().numpy())
                 table.write(f"{key} {resolved(ark)}:{offset}\n".encode())
@@ -71,17 +72,16 @@ def write_posteriors(
     return utterances, frames
 
 
-def _checked(data: Path, dim: int) -> Iterator[tuple[str, Tensor]]:
-    for key, features in read_features(data):
+def _checked(utterances: Features, dim: int) -> Iterator[tuple[str, Tensor]]:
+    for key, features in utterances:
+        where = f"{key} of {utterances.path}"
         if features.shape[1] != dim:
             raise UserError(
-                f"{key} of {data} has {features.shape[1]} features a frame; the network was"
-                f" trained on {dim}"
+                f"{where} has {features.shape[1]} features a frame; the network was trained on"
+                f" {dim}"
             )
-        if not len(features):
-            raise UserError(f"{key} of {data} has no frames")
         if not features.isfinite().all():
-            raise UserError(f"{key} of {data} has features that are not finite")
+            raise UserError(f"{where} has features that are not finite")
         yield key, features
 
 

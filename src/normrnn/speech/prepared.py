@@ -10,16 +10,15 @@
 """
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from normrnn import seal
 from normrnn.errors import UserError
 from normrnn.files import ROWS, read_regular, write_whole
-from normrnn.seal import is_sealed, sealed_json
 from normrnn.speech.archive import CHECKSUMS, read_table
 
 FORMAT = "normrnn speech 1"
@@ -72,25 +71,17 @@ def read_checksums(folder: Path, written: str | None = None) -> Checksums:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object with a checksum."""
     try:
-        content = read_regular(path)
-        sealed = is_sealed(content, path)
-        values = json.loads(content)
+        values, is_sealed = seal.read_json(path, dict)
     except FileNotFoundError:
         raise UserError(f"{path.parent} lacks {path.name}") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is damaged: not JSON") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} is damaged: not a JSON object")
-    if not sealed:
+    if not is_sealed:
         raise UserError(f"{path} is damaged: its checksum is missing")
-    return {name: value for name, value in values.items() if name != "sha256"}
+    return seal.without_hash(values)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write a JSON file with its checksum, atomically."""
-    write_whole(path, sealed_json(values))
+    write_whole(path, seal.sealed_json(values))
 
 
 def write_text(path: Path, text: str) -> None:

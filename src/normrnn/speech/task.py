@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -11,10 +10,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from normrnn.engine.batches import evenly_spread
 from normrnn.engine.statistics import Tensors
-from normrnn.engine.task import Loss, Split, Task
+from normrnn.engine.task import Split, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
-from normrnn.nn.normaliser import TEST, requesting
 from normrnn.speech.archive import read_table
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechCorpus, read_speech
@@ -81,8 +79,6 @@ class SpeechTask(Task):
             sha256 = hashlib.sha256(f"{sha256} {sorted(tested)}".encode()).hexdigest()
         super().__init__(config, sha256, str(resolved(corpus.path)))
         self.splits = ("valid", "test") if tested else ("valid",)
-        if self.ranks.size > 1 and config.model.count_padding:
-            raise UsageError("model.count_padding is for one process: padding is a whole batch's")
         self.sizes = {"dim": corpus.dim, "classes": corpus.classes}
         self.pool = config.train.pool
         self.calibration_batches = config.evaluation.recalibrate_batches
@@ -134,7 +130,6 @@ class SpeechTask(Task):
             classes,
             bidirectional=m.bidirectional,
             **m.options(config.normalisation),
-            count_padding=m.count_padding,
         )
 
     @classmethod
@@ -166,14 +161,3 @@ class SpeechTask(Task):
         features = pack_sequence([source.features(*piece).to(self.device) for piece in pieces])
         labels = pack_sequence([source.labels(*piece) for piece in pieces])
         return features, labels.data.to(self.device)
-
-    def loss(self, epoch: int, index: int) -> Loss:
-        """Return the loss of a batch, all frames of all its utterances."""
-        with self._statistics(epoch):
-            return super().loss(epoch, index)
-
-    def _statistics(self, epoch: int) -> AbstractContextManager[None]:
-        """Use the batch's own statistics, or from `freeze_after` on the running ones."""
-        if not 0 < self.config.model.freeze_after <= epoch:
-            return nullcontext()
-        return requesting(dict.fromkeys(self.model.rnn.normalisers(), TEST))

@@ -5,8 +5,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normrnn.deploy.parts import Parts, Recurrent
-from normrnn.engine.model import SequenceModel, generators_by_name, glorot_
+from normrnn.deploy.networks import TextNetwork
+from normrnn.engine.model import SequenceModel, generators_by_name, glorot_, train_one_bias
 from normrnn.engine.sums import State
 from normrnn.text.vocabulary import Vocabulary
 
@@ -56,7 +56,7 @@ class LanguageModel(SequenceModel):
                 for name, parameter in self.named_parameters():
                     if "bias_hh" not in name and id(parameter) not in normalisers:
                         parameter.uniform_(-init, init, generator=generators(name))
-        self.rnn.train_one_bias()
+        train_one_bias(self.rnn)
 
     def outputs(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Return what the softmax sees, (T, B, H), and the state after the last step."""
@@ -75,8 +75,7 @@ class LanguageModel(SequenceModel):
         output, state = self.outputs(tokens, state)
         return self.decoder(output), state
 
-    def plain_parts(self) -> Parts:
-        """Return the network as plain numbers, for export."""
+    def plain_network(self) -> TextNetwork:
+        """Return the network as a function of tensors, with the same layers."""
         notes = {} if self.vocabulary is None else {"vocabulary": self.vocabulary.to_json()}
-        recurrent, table = Recurrent(self.rnn), self.embedding.weight.detach()
-        return Parts(recurrent, self.decoder, embedding=table, notes=notes)
+        return TextNetwork(self.embedding, self.rnn, self.decoder, notes)

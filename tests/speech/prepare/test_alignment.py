@@ -157,6 +157,5 @@ def test_real_speech() -> None:
         # Energy is the first column: speech is louder than what is aligned with silence.
         energy = result.features[:, 0]
         assert energy[~silence].mean() > energy[silence].mean() + 1
-        assert result.feature_seconds < 0.02 * result.seconds
     assert done >= 5
     assert [reason for reason in reasons if "no pronunciation" not in reason] == []

@@ -11,36 +11,6 @@ from normrnn.speech.prepare.features import add_deltas, fbank
 from tests.sounds import RATE, sung
 
 
-def column(*values: float) -> NDArray[np.float32]:
-    return np.array(values, dtype=np.float32)[:, None]
-
-
-def test_deltas_of_an_impulse_by_hand() -> None:
-    """The filters themselves, turned round, away from the edges."""
-    impulse = column(*[0.0] * 6, 1.0, *[0.0] * 6)
-    result = add_deltas(impulse)
-    assert result.shape == (13, 3)
-    assert result.dtype == np.float32
-    first = [0, 0, 0, 0, 0.2, 0.1, 0, -0.1, -0.2, 0, 0, 0, 0]
-    second = [0, 0, 0.04, 0.04, 0.01, -0.04, -0.1, -0.04, 0.01, 0.04, 0.04, 0, 0]
-    np.testing.assert_allclose(result[:, 1], first, atol=1e-7)
-    np.testing.assert_allclose(result[:, 2], second, atol=1e-7)
-
-
-def test_deltas_at_the_edges_by_hand() -> None:
-    """First and last frame repeated; the second order is one filter on the features."""
-    result = add_deltas(column(1, 2, 4))
-    # (1·(x[t+1]-x[t-1]) + 2·(x[t+2]-x[t-2])) / 10
-    np.testing.assert_allclose(result[:, 1], [0.7, 0.9, 0.8], atol=1e-6)
-    # .04 .04 .01 -.04 [-.1] -.04 .01 .04 .04 on 1 1 1 1 [1] 2 4 4 4: -.05 - .08 + .36;
-    # on 1 1 1 1 [2] 4 4 4 4: .05 - .2 + .2; on 1 1 1 2 [4] 4 4 4 4: .09 - .08 - .2.
-    np.testing.assert_allclose(result[:, 2], [0.23, 0.05, -0.19], atol=1e-6)
-
-
-def test_one_frame_has_no_slope() -> None:
-    np.testing.assert_allclose(add_deltas(column(5.0)), [[5.0, 0.0, 0.0]], atol=1e-12)
-
-
 @given(st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=30), st.integers(1, 3))
 def test_deltas_as_kaldi_composes_them(values: list[float], columns: int) -> None:
     x = np.outer(values, np.arange(1, columns + 1)).astype(np.float32)

@@ -18,7 +18,7 @@ import torch
 from normrnn.errors import UsageError, UserError
 from normrnn.locks import exclusive
 from normrnn.seal import sealed_json
-from normrnn.speech.corpus import read_features, read_speech
+from normrnn.speech.corpus import Features, read_speech
 from normrnn.speech.prepare.job import Prepared, Utterance
 from normrnn.speech.prepare.parts import PARTS
 from normrnn.speech.prepare.preparation import SETTINGS, finished, prepare
@@ -81,7 +81,7 @@ def test_the_reader_gives_back_what_was_prepared(out: Path) -> None:
             np.testing.assert_array_equal(labels, expected.labels)
             np.testing.assert_array_equal(split.features(index, 2, 9), expected.features[2:9])
             np.testing.assert_array_equal(split.labels(index, 2, 9), expected.labels[2:9])
-    for key, features in read_features(out / "dev"):
+    for key, features in Features(out / "dev"):
         np.testing.assert_array_equal(features, made(key).features)
 
 
@@ -313,7 +313,7 @@ def test_a_moved_directory_reads_its_own_archives(tmp_path: Path, out: Path) -> 
     np.testing.assert_array_equal(corpus.train.features(last), made("s2-05").features)
     shutil.rmtree(out)
     np.testing.assert_array_equal(corpus.train.features(0), made("s0-00").features)
-    features = dict(read_features(moved / "dev"))
+    features = dict(Features(moved / "dev"))
     np.testing.assert_array_equal(features["s1-04"], made("s1-04").features)
 
 
@@ -397,5 +397,5 @@ def test_damage_found_while_reading(out: Path) -> None:
 def test_commands_in_scp_files_are_not_run(out: Path) -> None:
     (out / "dev" / "feats.scp").write_text("s1-01 touch ran |\n")
     with pytest.raises(UserError, match=r"dev asks for a command \(touch ran \|\): not run here"):
-        list(read_features(out / "dev"))
+        list(Features(out / "dev"))
     assert not Path("ran").exists()

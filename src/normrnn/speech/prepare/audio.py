@@ -3,7 +3,7 @@
 import os
 import struct
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from normrnn.speech.archive import Unusable
 SAMPLE_RATE = 16_000
 _UNKNOWN_SIZE = 0x7FFFF000  # programs that write to a pipe put this, or more, into a WAV header
 _UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's for a header without a length
-_BLOCK = 1 << 16
 
 
 class Sound(NamedTuple):
@@ -39,12 +38,10 @@ def read_sound(source: Path | IO[bytes], rate: int = SAMPLE_RATE) -> Sound:
                 )
             expected, channels = file.frames, file.channels
             if expected == _UNKNOWN_FRAMES:
-                values = _read_to_end(file, limit)
-                expected = len(values)
-            elif expected * channels * 2 > limit:
+                raise Unusable("its header has no length: flac writes one when it encodes a file")
+            if expected * channels * 2 > limit:
                 raise Unusable(f"its file is too small for the {expected:,} samples it declares")
-            else:
-                values = file.read(dtype="float32", always_2d=True)
+            values = file.read(dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
         raise Unusable(f"its sound cannot be read: {_reason(error)}") from None
     if len(values) < expected:
@@ -63,26 +60,6 @@ def check_not_silent(samples: NDArray[np.int16]) -> None:
     """Raise Unusable for digital silence."""
     if len(samples) and samples.min() == samples.max():
         raise Unusable("it is silent: every sample is the same")
-
-
-def _read_to_end(file: Any, limit: int) -> NDArray[np.float32]:
-    """Read samples (N, channels) of a sound without a length in its header, as FLAC allows."""
-    soundfile = speech_extra("soundfile")
-    blocks = []
-    frames, ended = 0, False
-    while not ended:
-        block = np.full((_BLOCK, file.channels), np.nan, np.float32)
-        try:
-            count = file.buffer_read_into(block, dtype="float32")
-        except soundfile.LibsndfileError:
-            # The last block is decoded, but soundfile fails to seek after it.
-            count = int(np.isfinite(block[:, 0]).sum())
-        ended = count < len(block)
-        blocks.append(block[:count])
-        frames += count
-        if frames * file.channels * 2 > limit:
-            raise Unusable(f"its file is too small for {frames:,} samples and more")
-    return np.concatenate(blocks)
 
 
 def _file_size(source: Path | IO[bytes]) -> int:

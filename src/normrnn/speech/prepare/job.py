@@ -26,13 +26,10 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Features (T, D) and labels (T,), the length of the sound, and the time spent, in seconds."""
+    """Features (T, D) and labels (T,), and the channels of the sound."""
 
     features: NDArray[np.float32]
     labels: NDArray[np.int32]
-    seconds: float
-    feature_seconds: float = 0.0
-    alignment_seconds: float = 0.0
     channels: int = 1
 
 

@@ -7,7 +7,6 @@ import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from time import process_time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from normrnn.errors import UserError
 from normrnn.extras import versions
 from normrnn.speech.archive import Entry, Unusable, is_command, locate, read_matrix, read_table
 from normrnn.speech.prepare.audio import Sound, check_not_silent, read_sound
-from normrnn.speech.prepare.features import FRAME_SHIFT, add_deltas, fbank
+from normrnn.speech.prepare.features import add_deltas, fbank
 from normrnn.speech.prepare.job import Job, Prepared, Utterance, sample
 from normrnn.speech.prepare.pdfs import Labels, class_count, read_alignments
 from normrnn.speech.prepare.speakers import choose_dev, dev_settings
@@ -54,7 +53,7 @@ def kaldi_job(
     dev_fraction: float,
 ) -> Job:
     """Return the preparation of directories; without `dev`, speakers of `train` are split."""
-    labels = {side: read_alignments(side.ali) for side in (train, dev) if side is not None}
+    labels = {side: read_alignments(side.ali, classes) for side in (train, dev) if side is not None}
     count, counted = class_count(classes, {s.ali: found for s, found in labels.items()})
     utterances = {u.key: u for u in _utterances(train, labels[train], "train", allow_pipes)}
     settings = {
@@ -101,22 +100,15 @@ class ReadKaldi:
 
     def __call__(self, utterance: Utterance) -> Prepared:
         source: Source = utterance.source
-        start = process_time()
         if not _computed(source.folder):
             features = _given(source, utterance.key)
             if self.deltas:
                 features = add_deltas(features)
-            return Prepared(features, source.labels, len(features) * FRAME_SHIFT)
+            return Prepared(features, source.labels)
         sound = _recording(source.target, source.folder, self.rate)
         samples = _cut(sound, source.segment)
         features = add_deltas(fbank(samples, self.rate))
-        return Prepared(
-            features,
-            source.labels,
-            len(samples) / self.rate,
-            process_time() - start,
-            channels=sound.channels,
-        )
+        return Prepared(features, source.labels, sound.channels)
 
 
 def _computed(data: Path) -> bool:

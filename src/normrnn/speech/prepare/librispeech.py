@@ -1,7 +1,6 @@
 """Utterances in LibriSpeech's layout: SUBSET/SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt."""
 
 import hashlib
-import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,19 +72,10 @@ class AlignWords:
     lexicon: Lexicon
 
     def __call__(self, utterance: Utterance) -> Prepared:
-        start = time.process_time()
         sound = read_sound(utterance.source)
         features = add_deltas(fbank(sound.samples, sound.rate))
-        middle = time.process_time()
         labels = align(sound.samples, utterance.text, self.targets, self.lexicon, len(features))
-        return Prepared(
-            features,
-            labels,
-            len(sound.samples) / sound.rate,
-            middle - start,
-            time.process_time() - middle,
-            sound.channels,
-        )
+        return Prepared(features, labels, sound.channels)
 
 
 def find_utterances(directory: Path) -> list[SourceUtterance]:

@@ -1,21 +1,23 @@
-"""Results of single utterances, each in a file with its hash, until all are there.
+"""Results of single utterances, each in a sealed file, until all are there.
 
 A file that is torn or damaged counts as missing: its utterance is prepared again.
 """
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
+from normrnn.errors import UserError
 from normrnn.files import following_no_link, largest_tensors, read_regular
+from normrnn.seal import BLANK, is_sealed, seal
 from normrnn.speech.prepare.job import Prepared
 
 PARTS = ".parts"
-_HASH = 32
 
 
 class Part(NamedTuple):
@@ -29,34 +31,27 @@ class Part(NamedTuple):
 def write_part(path: Path, key: str, result: Prepared | str) -> dict[str, Any]:
     """Write what became of an utterance, or the reason why there is nothing; return the record."""
     record: dict[str, Any] = {"key": key}
-    body = b""
+    arrays = {"features": np.zeros((0, 0), "<f4"), "labels": np.zeros(0, "<i4")}
     if isinstance(result, str):
         record["reason"] = " ".join(result.split())
     else:
-        record["shape"] = result.features.shape
-        cost = result.seconds, result.feature_seconds, result.alignment_seconds
-        record["cost"] = [round(seconds, 6) for seconds in cost]
         record["channels"] = result.channels
-        body = result.features.astype("<f4").tobytes() + result.labels.astype("<i4").tobytes()
-    content = json.dumps(record).encode() + b"\n" + body
+        arrays = {"features": result.features.astype("<f4"), "labels": result.labels.astype("<i4")}
+    content = bytearray(save(arrays, {"sha256": BLANK, "record": json.dumps(record)}))
+    seal(content)
     with open(path, "wb", opener=following_no_link) as file:
-        file.write(hashlib.sha256(content).digest() + content)
+        file.write(content)
     return record
 
 
 def read_part(path: Path, key: str) -> Part | None:
     """Read the part of an utterance; None if it is missing, damaged or of another utterance."""
     try:
-        raw = read_regular(path, largest_tensors())
-    except OSError:
+        content = read_regular(path, largest_tensors())
+        if not is_sealed(content, path):
+            return None
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        record, arrays = json.loads(header["__metadata__"]["record"]), load(content)
+    except (OSError, UserError, SafetensorError, ValueError, LookupError):
         return None
-    content = raw[_HASH:]
-    if hashlib.sha256(content).digest() != raw[:_HASH]:
-        return None
-    head, _, body = content.partition(b"\n")
-    record = json.loads(head)
-    if record["key"] != key:
-        return None
-    frames, columns = record.get("shape", (0, 0))
-    features = np.frombuffer(body, "<f4", frames * columns).reshape(frames, columns)
-    return Part(record, features, np.frombuffer(body, "<i4", frames, features.nbytes))
+    return Part(record, arrays["features"], arrays["labels"]) if record["key"] == key else None

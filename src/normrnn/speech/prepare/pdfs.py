@@ -16,15 +16,17 @@ Labels = dict[str, NDArray[np.int32]]
 # Output of ali-to-pdf first: an alignment directory also has transition-ids.
 PATTERNS = ("pdf*.ark", "pdf*.gz", "ali.*.ark", "ali.*.gz", "*.ark", "*.gz")
 _NUM_PDFS = re.compile(rb"<NUMPDFS> (?:\x04(....)|(\d{1,10})\s)", re.DOTALL)
-_NEAR = 4  # ids of the transitions of one state follow each other; Kaldi's silence has most
-_SHARE = 0.75
 LARGEST_LABEL = "the largest label"
 MOST_CLASSES = 1 << 20
 """Limit, because memory is allocated for so many."""
 
 
-def read_alignments(path: Path) -> Labels:
-    """Read all labels of a directory's archives, or of one archive."""
+def read_alignments(path: Path, classes: int | None = None) -> Labels:
+    """Read all labels of a directory's archives, or of one archive.
+
+    Transition-ids count from 1 and exceed the number of pdfs; UserError for labels that do, unless
+    the number of `classes` is given and the model does not contradict.
+    """
     labels: Labels = {}
     files = _archives(path)
     for file in files:
@@ -32,14 +34,17 @@ def read_alignments(path: Path) -> Labels:
             if key in labels:
                 raise UserError(f"{file} has an alignment of {key} a second time")
             labels[key] = values
-    if not any(map(len, labels.values())):
+    filled = [values for values in labels.values() if len(values)]
+    if not filled:
         raise UserError(f"{path} holds no alignments: {files[0]} is empty")
-    if _transition_ids(path, labels):
+    pdfs = _model_pdfs(path) or classes
+    exceeds = pdfs is None or max(int(values.max()) for values in filled) >= pdfs
+    if exceeds and min(int(values.min()) for values in filled) >= 1:
         folder = path if path.is_dir() else path.parent
         raise UserError(
-            f"{path} holds transition-ids, not pdf-ids; run"
-            f' ali-to-pdf {folder}/final.mdl "{_rspecifier(files)}" ark:{folder}/pdf.ark'
-            " and start again"
+            f"{path} holds transition-ids, not pdf-ids: they count from 1; run"
+            f' ali-to-pdf {folder}/final.mdl "ark:gunzip -c {folder}/ali.*.gz |"'
+            f" ark:{folder}/pdf.ark and start again, or give --classes"
         )
     return labels
 
@@ -101,39 +106,3 @@ def _model_pdfs(path: Path) -> int | None:
         if match:
             return int.from_bytes(match[1], "little") if match[1] else int(match[2])
     return None
-
-
-def _rspecifier(files: list[Path]) -> str:
-    if len(files) == 1 and files[0].suffix != ".gz":
-        return f"ark:{files[0]}"
-    program = "gunzip -c" if files[0].suffix == ".gz" else "cat"
-    if len(files) == 1:
-        return f"ark:{program} {files[0]} |"
-    pattern = next(p for p in PATTERNS if all(file.match(p) for file in files))
-    return f"ark:{program} {files[0].parent}/{pattern} |"
-
-
-def _transition_ids(path: Path, labels: Labels) -> bool:
-    """Return whether these are transition-ids.
-
-    They count from 1 and exceed the number of pdfs, where that is known. And they have a pattern: a
-    stay in a state is one frame of the transition that leaves it and, before or after that, any
-    number of frames of its self-loop, whose id is near.
-    """
-    filled = [values for values in labels.values() if len(values)]
-    if not filled or min(int(values.min()) for values in filled) < 1:
-        return False
-    pdfs = _model_pdfs(path)
-    if pdfs is not None and max(int(values.max()) for values in filled) >= pdfs:
-        return True
-    long_runs, after, before = 0, 0, 0
-    for values in filled:
-        edges = np.flatnonzero(np.diff(values)) + 1
-        starts = np.concatenate([[0], edges])
-        lengths = np.diff(np.concatenate([starts, [len(values)]]))
-        ids = values[starts]
-        near = np.abs(np.diff(ids)) <= _NEAR
-        long_runs += int((lengths > 1).sum())
-        after += int(((lengths[1:] > 1) & (lengths[:-1] == 1) & near).sum())
-        before += int(((lengths[:-1] > 1) & (lengths[1:] == 1) & near).sum())
-    return long_runs > 0 and max(after, before) >= _SHARE * long_runs

@@ -41,15 +41,6 @@ Report = Callable[[int, int, int], None]
 """Called with the utterances done, their total, and how many of those done were skipped."""
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Time that a preparation took, over all starts, in seconds of one core."""
-
-    sound: float
-    features: float
-    alignment: float
-
-
 def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """Return the summary if `out` is finished, None if there is work to do.
 
@@ -82,13 +73,13 @@ def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     return None if (out / PARTS).is_dir() else summary
 
 
-def prepare(job: Job, out: Path, processes: int, report: Report) -> tuple[dict[str, Any], Costs]:
+def prepare(job: Job, out: Path, processes: int, report: Report) -> dict[str, Any]:
     """Do what is left of the job; return the summary."""
     out.mkdir(parents=True, exist_ok=True)
     # The lock is a file of its own, which is never replaced or removed.
     with exclusive(out / LOCK, UserError(f"another process is preparing {out}")):
         if (done := finished(out, job.settings)) is not None:  # by another process, just now
-            return done, Costs(0.0, 0.0, 0.0)
+            return done
         write_json(out / SETTINGS, job.settings)
         (out / SUMMARY).unlink(missing_ok=True)
         for name in (*SPLITS, PARTS):
@@ -111,11 +102,11 @@ def prepare(job: Job, out: Path, processes: int, report: Report) -> tuple[dict[s
                 skipped += "reason" in write_part(path, utterance.key, result)
             count += 1
             report(count, len(pairs), skipped)
-        summary, costs = _assemble(out, job, pairs)
+        summary = _assemble(out, job, pairs)
         (out / SETTINGS).unlink()
         if not crashes:
             shutil.rmtree(out / PARTS)
-    return summary, costs
+    return summary
 
 
 @dataclass(frozen=True)
@@ -159,11 +150,9 @@ class _Kept:
     hashes: tuple[str, str]
 
 
-def _assemble(
-    out: Path, job: Job, pairs: Sequence[tuple[Utterance, Path]]
-) -> tuple[dict[str, Any], Costs]:
+def _assemble(out: Path, job: Job, pairs: Sequence[tuple[Utterance, Path]]) -> dict[str, Any]:
     """Write the archives from the parts, then the tables, and the summary last."""
-    totals, costs = _Totals(job.classes), np.zeros(3)
+    totals = _Totals(job.classes)
     kept: dict[str, list[_Kept]] = {split: [] for split in SPLITS}
     skipped: list[tuple[str, str]] = []
     dim, averaged = None, 0
@@ -175,7 +164,7 @@ def _assemble(
         for u, path in pairs:
             part = read_part(path, u.key)
             record: dict[str, Any] = {"reason": CRASHED} if part is None else part.record
-            columns = record.get("shape", (0, dim))[1]
+            columns = 0 if part is None else part.features.shape[1]
             if part is None or "reason" in record or columns != (dim or columns):
                 other = f"its features have {columns} columns, those before {dim}"
                 skipped.append((u.key, record.get("reason", other)))
@@ -188,7 +177,6 @@ def _assemble(
             hashes = digest(features), digest(labels)
             kept[u.split].append(_Kept(u, len(features), offsets, hashes))
             totals.add(u.split, features, labels)
-            costs += record["cost"]
             averaged += record["channels"] > 1
         lines = (f"{_one_line(key)}\t{_one_line(reason)}\n" for key, reason in skipped)
         write_text(out / SKIPPED, "".join(lines))
@@ -227,7 +215,7 @@ def _assemble(
     summary["settings"], summary["source"] = job.settings, job.source
     summary[CHECKSUMS] = checksums
     write_json(out / SUMMARY, summary)
-    return summary, Costs(*costs.tolist())
+    return summary
 
 
 class _Totals:
