@@ -118,13 +118,11 @@ def test_second_derivatives(mode: str, norm: str) -> None:
 
 
 def test_a_projection() -> None:
-    weights = [
-        Weights(torch.randn(16, INPUT), torch.randn(16, 2), w_hr=torch.randn(2, 4))
-        for _ in range(2)
-    ]
-    weights = [
-        Weights(*(w if w is None else w.double().requires_grad_() for w in v[:7])) for v in weights
-    ]
+    shapes = (16, INPUT), (16, 2), (2, 4)
+    weights = []
+    for _ in range(2):
+        w_ih, w_hh, w_hr = (torch.randn(*s, dtype=torch.float64).requires_grad_() for s in shapes)
+        weights.append(Weights(w_ih, w_hh, w_hr=w_hr))
     norm = Norm("input", 1e-5, True, True)
     x = torch.randn(DENSE.rows, INPUT, dtype=torch.float64, requires_grad=True)
     spec, tensors = describe_call("LSTM", (False, True), x, weights, norm)

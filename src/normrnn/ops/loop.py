@@ -288,7 +288,7 @@ class _StepBatchNorm:
 
     def __init__(
         self,
-        norm: StepNorm,
+        norm: "_RowsOfStep",
         width: int,
         gamma: Tensor | None,
         beta: Tensor | None,
@@ -407,7 +407,9 @@ class RowNorm(StepNorm):
         C, H = tensors.w_hh.shape[0], tensors.weights(d).state_sizes[1]
         dtype, vectors = wide(tensors.w_hh.dtype), (tensors.weight_c, tensors.bias_c)
         own = [self.own(tensors.gamma_hh, 0, C), *(self.own(v, 0, H) for v in vectors)]
-        self.vectors = [None if v is None else v.to(dtype) for v in own]
+        self.gamma_hh, self.weight_c, self.bias_c = (
+            None if v is None else v.to(dtype) for v in own
+        )
 
     @staticmethod
     def before(
@@ -422,12 +424,12 @@ class RowNorm(StepNorm):
         return out.flatten(1).to(pre.dtype), None
 
     def recurrent(self, t: int, wh: Tensor) -> Tensor:  # noqa: ARG002
-        return _layer_norm(wh, self.vectors[0], None, self.spec.eps).to(wh.dtype)
+        return _layer_norm(wh, self.gamma_hh, None, self.spec.eps).to(wh.dtype)
 
     def cell(self, t: int, c: Tensor) -> Tensor:  # noqa: ARG002
         if not self.spec.cell:
             return c
-        return _layer_norm(c, *self.vectors[1:], self.spec.eps).to(c.dtype)
+        return _layer_norm(c, self.weight_c, self.bias_c, self.spec.eps).to(c.dtype)
 
 
 StepNorm.KINDS |= {
