@@ -14,6 +14,7 @@ from normrnn.engine.display import Display
 from normrnn.engine.evaluate import evaluate
 from normrnn.engine.start import train
 from normrnn.runs.store import RunDirectory
+from tests.deploy.exported import code, run_without
 from tests.tiny_runs import rows_of
 
 pytest.importorskip("onnxruntime")
@@ -63,12 +64,20 @@ def test_onnx_and_program(kind: str, settings: dict[str, Any], data: Path) -> No
     torch.testing.assert_close(alone, got, rtol=1e-4, atol=1e-4)  # padding does not matter
     program = torch.export.load(normrnn.export(run, data / "program", "program")).module()
     torch.testing.assert_close(program(x, lengths), expected, rtol=1e-4, atol=1e-4)
-    one = session(normrnn.export(run, data / "onnx", "onnx"))
-    (found,) = one.run(None, {"features": x.numpy(), "lengths": lengths.numpy()})
+    one = session(normrnn.export(run, data / "model.onnx"))  # the format of the suffix
+    (found,) = one.run(["output"], {"features": x.numpy(), "lengths": lengths.numpy()})
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     loss = task_of(directory.config()).exported_loss(directory, "", one)
     rows = {(r["split"], r["statistics"]): r["loss"] for r in evaluate(run)["rows"]}
     assert loss == pytest.approx(rows["valid", directory.saved_statistics], rel=1e-4)
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_the_code_of_a_card_runs_without_this_library(suffix: str, data: Path) -> None:
+    file = normrnn.export(trained(data, "tags", norm="frame"), data / f"model.{suffix}")
+    program = f"{code(file.with_suffix('.md').read_text())}\nprint(list(outputs[0].shape))"
+    missing = ["normrnn"] + ["torch"] * (suffix == "onnx")
+    assert run_without(program, data, *missing).strip().endswith("2]")  # classes
 
 
 def test_int8_has_the_loss_on_its_card(data: Path) -> None:

@@ -1,6 +1,9 @@
 """Exports called as their users call them, without this library."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,26 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 SUFFIXES = {"torch": "pt", "safetensors": "safetensors", "onnx": "onnx", "program": "pt2"}
+
+
+def code(card: str) -> str:
+    """The code of a model card."""
+    (block,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    return block
+
+
+def run_without(program: str, folder: Path, *modules: str) -> str:
+    """The output of a program where these modules are not installed."""
+    block = f"import sys\nfor name in {modules!r}: sys.modules[name] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", "-c", block + program],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def modules(file: Path) -> tuple[nn.ModuleDict, dict[str, Tensor]]:

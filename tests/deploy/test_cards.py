@@ -5,8 +5,6 @@ import math
 import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,27 +18,8 @@ import normrnn
 from normrnn.text.config import LanguageConfig
 from normrnn.text.vocabulary import Vocabulary
 from tests.commands.conftest import Cli
-from tests.deploy.exported import SUFFIXES, log_posteriors, logits
+from tests.deploy.exported import SUFFIXES, code, log_posteriors, logits, run_without
 from tests.tiny_runs import run_tiny, vocabulary_of
-
-
-def code(card: str) -> str:
-    (block,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    return block
-
-
-def run_without(program: str, folder: Path, *modules: str) -> str:
-    """The output of a program where these modules are not installed."""
-    block = f"import sys\nfor name in {modules!r}: sys.modules[name] = None\n"
-    done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", "-c", block + program],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def rows_of_evaluation(run: Path, split: str) -> dict[str, float]:
@@ -177,7 +156,7 @@ def test_exports_that_are_refused(cli: Cli, trained: Path, tmp_path: Path) -> No
     for call, part, exits in (
         (["-o", run, "--format", "safetensors"], "run directory", 2),
         (["-o", run / "model.safetensors", "--format", "safetensors"], "a file of the run", 2),
-        (["-o", tmp_path / "m.onnx"], "the format torch", 2),
+        (["-o", tmp_path / "m.onnx", "--format", "torch"], "the format torch", 2),
         (["-o", run / "config.json"], "config.json", 2),
         (["-o", tmp_path / "x", "--quantize", "int8"], "'int8'", 1),
         (["-o", tmp_path / "x", "--opset", "18"], "opset=18", 1),

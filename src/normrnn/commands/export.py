@@ -12,7 +12,7 @@ from normrnn.errors import UserError
 def command(
     run: Annotated[Positional[Path], arg(metavar="RUN")],
     out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")],
-    format: Literal["torch", "onnx", "safetensors", "program"] = "torch",
+    format: Literal["torch", "onnx", "safetensors", "program"] | None = None,
     quantize: Literal["none", "int8"] = "none",
     opset: int | None = None,
     data: str = "",
@@ -23,13 +23,13 @@ def command(
         run: Run directory.
         out: Directory to make, for the model and README.md; or the file, its card beside it.
         format: Plain tensors for torch (.pt) or in safetensors, an ONNX graph, or a program of
-            torch.export (.pt2).
+            torch.export (.pt2). None: by the suffix of the file, else torch.
         quantize: Weights of the ONNX graph as int8; the loss on the run's validation data
             before and after is printed and goes into the card.
         opset: Version of ONNX's operators to write.
         data: Where that data is now, if not where it was in training.
     """
-    from normrnn.deploy.export import export, target
+    from normrnn.deploy.export import export, format_of, target
     from normrnn.files import expanded
 
     try:
@@ -37,7 +37,7 @@ def command(
         file = export(run, out, format, quantize=small, opset=opset, data=data)
     except ValueError as error:  # what cannot be exported, and why
         raise UserError(str(error)) from None
-    card = target(expanded(out), format)[1]
+    card = target(expanded(out), format or format_of(out))[1]
     print(f"{file}: {file.stat().st_size / 1e6:,.2f} MB, {card.name} beside it\n")
     text = card.read_text(encoding="utf-8")
     for said in re.findall(r"## Quantisation\n([^\n]*\n)|```python\n(.*?)```", text, re.DOTALL):

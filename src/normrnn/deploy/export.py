@@ -26,7 +26,7 @@ OWN = (MODEL, CHECKPOINT, PREVIOUS)
 def export(
     model: nn.Module | str | Path,
     path: str | Path,
-    format: str = "torch",
+    format: str | None = None,
     *,
     example: tuple[Any, ...] | Tensor | None = None,
     dynamic: Any = None,
@@ -43,7 +43,8 @@ def export(
             suffix and the card, README.md.
         format: ``"torch"`` (``.pt``), a dict that ``torch.load(weights_only=True)`` reads;
             ``"safetensors"``; ``"onnx"``, with ONNX's own recurrent operators, or a Scan for layers
-            that do not fold; ``"program"`` (``.pt2``), torch.export's.
+            that do not fold; ``"program"`` (``.pt2``), torch.export's. Default:
+            that of the suffix of ``path``, ``"torch"`` for a directory.
         example: arguments of your own model, for onnx and program: it is traced with them. A
             tuple, or a tensor if that is the only one.
         dynamic: the axes of those that may change by the argument's name,
@@ -67,13 +68,15 @@ def export(
     ...     sorted(torch.load(file, weights_only=True)["weights"])
     ['bias_hh_l0', 'bias_ih_l0', 'weight_hh_l0', 'weight_ih_l0']
     """
+    path = expanded(path)
+    format = format_of(path) if format is None else format
     if format not in SUFFIXES:
         raise ValueError(f"unknown format={format!r}: choose one of {', '.join(SUFFIXES)}")
     if quantize not in (None, "int8") or (quantize and format != "onnx"):
         raise ValueError(f"quantize={quantize!r} with format={format!r}: 'int8' is for 'onnx'")
     if opset is not None and format != "onnx":
         raise ValueError(f"opset={opset} with format={format!r}: it is for 'onnx'")
-    file, card = target(expanded(path), format)
+    file, card = target(path, format)
     run = None
     if isinstance(model, nn.Module):
         network = getattr(model, "_orig_mod", model)  # a compiled model has other names
@@ -165,6 +168,11 @@ def _refuse_other(card: Path) -> None:
             text = file.read(100).decode(errors="replace")
         if text.strip() and not About.is_card(text):
             raise UsageError(f"{card} exists and is not a model card: export to another directory")
+
+
+def format_of(path: Path) -> str:
+    """Return the format of a file's suffix; "torch" if it has none."""
+    return next((name for name, suffix in SUFFIXES.items() if suffix == path.suffix), "torch")
 
 
 def target(path: Path, format: str) -> tuple[Path, Path]:

@@ -61,7 +61,15 @@ def write_program(network: nn.Module, example: Any, dynamic: Any, path: Path) ->
     write_whole(path, buffer.getbuffer())
     code = "import torch\n\n# unpickles: only for files of people you trust\n"
     code += f"model = torch.export.load({json.dumps(path.name)}).module()\n"
-    return code + (network.usage["program"] if isinstance(network, Network) else "")
+    return code + (network.usage["program"] if isinstance(network, Network) else _call(example))
+
+
+def _call(example: tuple[Any, ...]) -> str:
+    """Return code that calls a program with tensors of ones; nothing for other arguments."""
+    if not all(isinstance(value, Tensor) for value in example):
+        return ""
+    ones = [f"torch.ones({tuple(t.shape)}, dtype={t.dtype})" for t in example]
+    return f"outputs = model({', '.join(ones)})\n"
 
 
 def check_opset(opset: int | None) -> None:
@@ -100,7 +108,7 @@ def write_onnx(
             (*tensors.values(),),
             dynamo=True,
             input_names=[*tensors],
-            output_names=network.outputs if isinstance(network, Network) else None,
+            output_names=network.outputs if isinstance(network, Network) else ["output"],
             dynamic_shapes=(tuple(dict(axes.get(name, {})) for name in tensors),),
             opset_version=opset or OPSET,
             verbose=False,
@@ -115,7 +123,13 @@ def write_onnx(
     write_whole(path, content.SerializeToString())
     code = "import numpy, onnxruntime\n\nsession = onnxruntime.InferenceSession"
     code += f"({json.dumps(path.name)})\n"
-    return code + (network.usage["onnx"] if isinstance(network, Network) else "")
+    if isinstance(network, Network):
+        return code + network.usage["onnx"]
+    ones = [
+        f'    "{name}": numpy.ones({tuple(t.shape)}, "{str(t.dtype).partition(".")[2]}"),\n'
+        for name, t in tensors.items()
+    ]
+    return f"{code}given = {{\n{''.join(ones)}}}\noutputs = session.run(None, given)\n"
 
 
 @contextmanager
