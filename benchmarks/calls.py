@@ -24,14 +24,14 @@ LIMIT = 1.05
 
 
 class WithResets(nn.Module):
-    """A layer that is given the same resets at every call."""
+    """A layer that is given the same resets, and a state to start from, at every call."""
 
-    def __init__(self, layer: nn.Module, resets: torch.Tensor):
+    def __init__(self, layer: nn.Module, resets: torch.Tensor, to: Any = None):
         super().__init__()
-        self.layer, self.resets = layer, resets
+        self.layer, self.resets, self.to = layer, resets, to
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.layer(x, resets=self.resets)
+        return self.layer(x, resets=self.resets, reset_to=self.to)
 
 
 def best(steps: Sequence[Callable[[], float]], seconds: float) -> list[float]:
@@ -41,14 +41,16 @@ def best(steps: Sequence[Callable[[], float]], seconds: float) -> list[float]:
     return times
 
 
-def with_resets(shape: Everyday, norm: Any, share: float, seconds: float) -> float:
-    """A training step with resets over the same without."""
+def with_resets(shape: Everyday, norm: Any, share: float, seconds: float) -> tuple[float, float]:
+    """A training step with resets over the same without, and from a state over from zeros."""
     x = torch.randn(shape.T, shape.B, shape.I)
     gradient = torch.randn(shape.T, shape.B, shape.directions * shape.H)
     layer = normrnn.LSTM(shape.I, shape.H, bidirectional=shape.directions == 2, norm=norm)
-    cutting = WithResets(layer, torch.rand(shape.T, shape.B) < share)
-    without, cut = best([step_of(m, x, gradient) for m in (layer, cutting)], seconds)
-    return cut / without
+    resets = torch.rand(shape.T, shape.B) < share
+    start = torch.zeros(shape.directions, 1, shape.H, requires_grad=True)
+    cutting = WithResets(layer, resets), WithResets(layer, resets, (start, start))
+    without, cut, to = best([step_of(m, x, gradient) for m in (layer, *cutting)], seconds)
+    return cut / without, to / cut
 
 
 def call_of(layer: nn.Module, x: torch.Tensor) -> Callable[[], float]:
@@ -93,16 +95,21 @@ def main() -> None:
     print(describe())
     if "resets" in args.only:
         norms = ["None", "sequence", "frame", "layer"]
-        print(f"\nA training step with resets at {args.share:.0%} of frames, × without")
+        words = f"at {args.share:.0%} of frames, × without; from a state, × from zeros"
+        print(f"\nA training step with resets {words}")
         print("| shape | " + " | ".join(norms) + " |\n|" + "---|" * (1 + len(norms)))
-        rows = []
+        rows, states = [], []
         for shape in SHAPES:
             kinds = [None if n == "None" else n for n in norms]
             if shape.B == 1:  # a time step of one row has no statistics
                 continue
-            rows.append([with_resets(shape, n, args.share, args.seconds) for n in kinds])
-            print(f"| {shape} | " + " | ".join(f"{r:.2f}" for r in rows[-1]) + " |", flush=True)
+            pairs = [with_resets(shape, n, args.share, args.seconds) for n in kinds]
+            rows.append([cut for cut, _ in pairs])
+            states.append([to for _, to in pairs])
+            cells = (f"{cut:.2f}, {to:.2f}" for cut, to in pairs)
+            print(f"| {shape} | " + " | ".join(cells) + " |", flush=True)
         report(norms, rows, "with resets", LIMIT)
+        report(norms, states, "from a state", LIMIT)
     if "eval" in args.only:
         print("\nAn eval call, × nn.LSTM: as it is, and folded once")
         norms = ["sequence", "frame", "hidden"]

@@ -4,8 +4,9 @@
 
 Synthetic task: each frame shows a symbol; the action at the last frame of an episode is rewarded if
 it is the first one's. Episodes follow each other in streams that are cut into windows, so a window
-holds parts of several. ``resets`` says where one begins: there the state starts again, from one that is
-learned (``learn_initial_state``). A policy without them cannot know. REINFORCE with a mean baseline. Prints (two cores, six seconds):
+holds parts of several. ``resets`` says where one begins: there the state starts again, from one
+that is learned. A policy without them cannot know. REINFORCE with a mean baseline. Prints (two
+cores, six seconds):
 
     update 100: reward with resets 0.99, without 0.49
     update 200: reward with resets 1.00, without 0.51
