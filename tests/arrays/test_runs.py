@@ -49,7 +49,7 @@ def test_compare_evaluate_and_load(tmp_path: Path) -> None:
     assert (out / "report.html").exists()
 
 
-@pytest.mark.parametrize("options", [(), ("--model.cell", "gru", "--model.bidirectional")])
+@pytest.mark.parametrize("options", [(), ("--model.cell", "ligru", "--model.bidirectional")])
 def test_a_resumed_run_is_the_same_to_the_bit(options: tuple[str, ...], tmp_path: Path) -> None:
     data = ragged(tmp_path / "a.npz")
     small = ("--data", data, "--model.hidden", "5", "--norm", "frame", *options)

@@ -1,6 +1,7 @@
 """The acoustic model against torch's own layers, its initialisation and its priors."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -41,8 +42,9 @@ def test_baseline_is_torchs_lstm_utterance_by_utterance() -> None:
     assert all(p.grad is not None for p in weights)
 
 
-def test_constant_feature_stays_finite() -> None:
-    model = AcousticModel(3, 5, hidden=4, layers=1, norm="sequence")
+@pytest.mark.parametrize("cell", ["lstm", "ligru"])
+def test_constant_feature_stays_finite(cell: Any) -> None:
+    model = AcousticModel(3, 5, hidden=4, layers=1, norm="sequence", cell=cell)
     model.mean.fill_(5.0)
     model.variance[1] = 0.0
     x = torch.randn(8, 3)
