@@ -30,7 +30,7 @@ NEEDED = re.compile(r"^```python needs=(\w+)$", re.MULTILINE)
 GENERATED = {"layers", "tools", "laboratory", "commands", "settings"}
 """Pages of the reference that the build writes from the code."""
 PUBLIC = {
-    *("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"),
+    *("RNN", "LSTM", "GRU", "LiGRU", "RNNCell", "LSTMCell", "GRUCell"),
     *("recalibrate", "batch_statistics", "fold", "convert", "replace", "replacing", "initialise"),
     "backend",
     *("export", "Stream", "compare", "verdict", "train", "evaluate", "sample", "load"),
