@@ -76,7 +76,7 @@ def _direction(
         later = t + 1 if reverse else t  # a reset cuts between this frame and the one before it
         if later < len(resets) and reset_to is None:
             state = tuple(s.masked_fill(resets[later], 0) for s in state)
-        elif later < len(resets):
+        elif later < len(resets) and reset_to is not None:
             pairs = zip(reset_to, state, strict=True)
             state = tuple(torch.where(resets[later], new[: len(s)], s) for new, s in pairs)
         if have < width:  # backward: some sequences begin
