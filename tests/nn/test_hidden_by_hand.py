@@ -35,7 +35,7 @@ def test_statistics_of_each_step(dtype: torch.dtype) -> None:
     h2, mean2, var2 = step([w * x + u * h for x, h in zip(second, h1, strict=True)])
     assert (mean2, var2) == pytest.approx((0.8431, 25.058), rel=1e-4)
     assert h2 == pytest.approx([math.tanh(-1.25), math.tanh(1.75)], abs=1e-5)
-    close = {"rel": 1e-5, "abs": 1e-6}
+    close: Any = {"rel": 1e-5, "abs": 1e-6}
     assert output[:, :, 0].tolist() == [pytest.approx(h1, **close), pytest.approx(h2, **close)]
     norm = layer.norm_l0
     assert norm.running_mean[:, 0].tolist() == pytest.approx([0.1 * mean1, 0.1 * mean2, 0], **close)
