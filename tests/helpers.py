@@ -39,7 +39,7 @@ NORMS: dict[str, dict[str, Any]] = {
     "whiten": {"norm": "whiten", "shrinkage": 0.2},
     "none": {"norm": None},
 }
-STATISTICAL = [name for name, how in NORMS.items() if norms.of(how["norm"]).keeps_statistics]
+STATISTICAL = [name for name, how in NORMS.items() if norms.get(how["norm"]).keeps_statistics]
 """Those that keep statistics for test time."""
 
 INPUT, HIDDEN = 3, 2

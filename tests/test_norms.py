@@ -24,18 +24,18 @@ def test_rows_of_the_paper() -> None:
         "whiten",
     }
     assert norms.names()[0] == "none"
-    assert [n for n in norms.names() if norms.of(n).looks_ahead] == ["sequence", "whiten"]
+    assert [n for n in norms.names() if norms.get(n).looks_ahead] == ["sequence", "whiten"]
     for name in ("none", "layer"):
-        assert not norms.of(name).keeps_statistics
-    assert norms.of(None) is norms.of("none")
-    assert norms.of("hidden").acts == "step"
-    assert norms.of("frame").takes_time_steps
-    assert not norms.of("sequence").takes_time_steps
+        assert not norms.get(name).keeps_statistics
+    assert norms.get(None) is norms.get("none")
+    assert norms.get("hidden").acts == "step"
+    assert norms.get("frame").takes_time_steps
+    assert not norms.get("sequence").takes_time_steps
 
 
 def test_an_unknown_name_is_an_error_with_the_choices() -> None:
     with pytest.raises(ValueError, match=r"unknown normalisation 'batch'.*none, sequence, frame"):
-        norms.of("batch")
+        norms.get("batch")
 
 
 def test_the_table_needs_no_torch() -> None:

@@ -4,9 +4,9 @@ Command line, recipes, models, evaluation and reports ask a row what they need t
 else compares a normalisation by its name. "none" is a row too: the baseline, ``norm=None`` of the
 layers.
 
->>> of("frame").words
+>>> get("frame").words
 'frame-wise normalised network'
->>> names()[0], of(None).normalises
+>>> names()[0], get(None).normalises
 ('none', False)
 """
 
@@ -88,13 +88,13 @@ def unregister(name: str) -> None:
     del _TABLE[name]
 
 
-def of(name: str | None) -> Norm:
+def get(name: str | None) -> Norm:
     """The row of a name, or of the layers' None; ValueError with the choices for any other."""
-    found = _TABLE.get(BASELINE if name is None else name)
-    if found is None:
+    row = _TABLE.get(BASELINE if name is None else name)
+    if row is None:
         hint = f"; {BATCH_HINT}" if name == "batch" else ""
         raise ValueError(f"unknown normalisation {name!r}: choose one of {', '.join(_TABLE)}{hint}")
-    return found
+    return row
 
 
 def layer_argument(name: str) -> str | None:
@@ -113,8 +113,8 @@ def statistics_shown(settings: Mapping[str, Any], row: Mapping[str, Any]) -> str
     >>> statistics_shown({"norm": "none"}, {"statistics": "running"})
     '–'
     """
-    known = _TABLE.get(settings["norm"])
-    return "–" if known is not None and not known.keeps_statistics else row["statistics"]
+    norm = _TABLE.get(settings["norm"])
+    return "–" if norm is not None and not norm.keeps_statistics else row["statistics"]
 
 
 register(Norm(name=BASELINE, words="baseline", acts=None, pools=None))

@@ -87,7 +87,7 @@ def test_unbatched(kind: str) -> None:
         torch.testing.assert_close(a, b[0])
 
 
-@pytest.mark.parametrize("norm", [n for n in norms.names() if norms.of(n).keeps_statistics])
+@pytest.mark.parametrize("norm", [n for n in norms.names() if norms.get(n).keeps_statistics])
 @pytest.mark.parametrize("kind", KINDS)
 def test_others_need_a_sequence_and_say_so(kind: str, norm: str) -> None:
     make, layer_of, _, own = KINDS[kind]

@@ -78,7 +78,7 @@ class TestSignatures:
     def test_none_is_a_name_too(self, make: Any) -> None:
         assert repr(make(2, 3, norm="none")) == repr(make(2, 3, norm=None))
 
-    @pytest.mark.parametrize("make", [*LAYERS, normrnn.LSTMCell, lambda *_, norm: norms.of(norm)])
+    @pytest.mark.parametrize("make", [*LAYERS, normrnn.LSTMCell, lambda *_, norm: norms.get(norm)])
     def test_batch_is_explained(self, make: Any) -> None:
         with pytest.raises(ValueError, match=r"'batch'.*all frames.*'sequence'.*step 'frame'"):
             make(2, 3, norm="batch")

@@ -126,7 +126,7 @@ class TestInitialise:
                 wanted[2:4] = 2.0 if lstm else 0.25
                 assert torch.equal(value, wanted if len(value) > 2 else value), name
             elif ".weight" in name or ".gamma" in name:
-                gamma = norms.of(layer.norm).gamma
+                gamma = norms.get(layer.norm).gamma
                 assert torch.equal(value, torch.full_like(value, gamma)), name
             elif value.dim() == 1:
                 assert not value.any(), name

@@ -19,7 +19,7 @@ from tests.helpers import (
     close,
 )
 
-BY_STEP = [n for n in STATISTICAL if norms.of(NORMS[n]["norm"]).pools == "step"]
+BY_STEP = [n for n in STATISTICAL if norms.get(NORMS[n]["norm"]).pools == "step"]
 
 
 def gate_free(norm: str, **options: Any) -> Any:

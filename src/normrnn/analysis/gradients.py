@@ -191,7 +191,7 @@ def _summary(layer: Normalised, name: str, series: dict[str, list[Series]]) -> d
             batches = [{T - n + t: v for t, v in values.items()} for values, n in pairs]
         by_step = [[values[t] for values in batches if t in values] for t in range(T)]
         result[what] = [sum(v) / len(v) for v in by_step]
-    row = norms.of(layer.norm)
+    row = norms.get(layer.norm)
     if row.acts != "step" or not row.keeps_statistics:  # BN of the sums themselves
         del result["spread_before"]
     else:

@@ -47,7 +47,7 @@ def settled(settings: Mapping[str, Any]) -> dict[str, Any]:
     {'norm': 'frame', 'model.gamma': None}
     """
     result, norm = dict(settings), settings.get("norm")
-    if norm in norms.names() and result.get("model.gamma") == norms.of(norm).gamma:
+    if norm in norms.names() and result.get("model.gamma") == norms.get(norm).gamma:
         result["model.gamma"] = None
     return result
 
@@ -251,7 +251,7 @@ class Config:
     @property
     def normalisation(self) -> norms.Norm:
         """Return the entry of `norm` in the table of normalisations."""
-        return norms.of(self.norm)
+        return norms.get(self.norm)
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:  # noqa: ARG003

@@ -131,7 +131,7 @@ def _register(thing: Any, name: str) -> str:
     if isinstance(thing, norms.Norm):
         if thing.name not in norms.names():
             norms.register(thing)
-        elif norms.of(thing.name) != thing:
+        elif norms.get(thing.name) != thing:
             raise UsageError(f"there is another normalisation {thing.name!r} already")
         return thing.name
     if name in recipes():

@@ -181,7 +181,7 @@ def _check_call(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _advice() -> str:
     """Say which norms fold."""
-    rows = [row for row in map(norms.of, norms.names()) if row.normalises and not row.unfoldable]
+    rows = [row for row in map(norms.get, norms.names()) if row.normalises and not row.unfoldable]
     names = ", ".join(row.name for row in rows)
     return (
         f"norms that fold are {names}, with statistics shared over time and the cell not"

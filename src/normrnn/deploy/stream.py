@@ -219,7 +219,7 @@ def _frames_of(output: Tensor, time: int, batch_first: bool) -> Tensor:
 def _check(layer: nn.RNNBase, name: str) -> None:
     if layer.bidirectional:
         raise ValueError(f"{name} is bidirectional: it needs the whole sequence")
-    if isinstance(layer, Normalised) and norms.of(layer.norm).keeps_statistics:
+    if isinstance(layer, Normalised) and norms.get(layer.norm).keeps_statistics:
         if layer.time_steps is not None:
             raise ValueError(
                 f"{name} has statistics that differ over {layer.time_steps} time steps, and a "

@@ -32,7 +32,7 @@ __all__ = [
     "replacing",
 ]
 
-_rows = [norms.of(name) for name in norms.names()]
+_rows = [norms.get(name) for name in norms.names()]
 torch.serialization.add_safe_globals(  # whole layers, by torch.load(..., weights_only=True)
     [
         RNN,

@@ -63,9 +63,9 @@ class Normalised(Parameters):
             What torch's layer returns for such an input. Padded output has 0 in the padding.
         """
         if isinstance(input, torch.fx.Proxy):
-            given = {"lengths": lengths, "resets": resets, "reset_to": reset_to}
-            given = {name: value for name, value in given.items() if value is not None}
-            return tracing.leaf(self, input, hx, **given)  # type: ignore[return-value]
+            options = {"lengths": lengths, "resets": resets, "reset_to": reset_to}
+            options = {name: value for name, value in options.items() if value is not None}
+            return tracing.leaf(self, input, hx, **options)  # type: ignore[return-value]
         if self.training and not self.norm_given:
             self._warn_looks_ahead()
         if hx is not None:
@@ -196,8 +196,8 @@ class Normalised(Parameters):
         if torch.compiler.is_exporting() and is_onnx_export():
             tracing.refuse_onnx(self, "a PackedSequence")
         if is_unknown(batch_sizes):
-            given = state[0].shape[1] if state is not None else None
-            batch = len(sorted_indices) if sorted_indices is not None else given
+            state_batch = state[0].shape[1] if state is not None else None
+            batch = len(sorted_indices) if sorted_indices is not None else state_batch
             batch = int(batch_sizes[0]) if batch is None else batch
             steps: Steps = Traced(batch_sizes.shape[0], batch, data.shape[0], batch_sizes)
         else:
@@ -259,8 +259,8 @@ class Normalised(Parameters):
     def _run(self, batch: Batch) -> tuple[Tensor, State]:
         normalisers = self.normalisers()
         resolved = [normaliser.resolve(batch.steps) for normaliser in normalisers]
-        for own in resolved:
-            if own.is_single_row:
+        for each in resolved:
+            if each.is_single_row:
                 self._warn_single_row()
         rows, final = stack.run(self, batch, Parts(self.weights(), normalisers, resolved))
         if self.mode != "LSTM" and rows.requires_grad:
@@ -413,7 +413,7 @@ class Normalised(Parameters):
             batch = input.shape[0 if self.batch_first else 1]
         else:
             dims = 2
-        parts = [torch.stack(own).unsqueeze(1) for own in self._initial_parameters()]
+        parts = [torch.stack(vectors).unsqueeze(1) for vectors in self._initial_parameters()]
         state = tuple(s.expand(-1, batch, -1) if dims == 3 else s.squeeze(1) for s in parts)
         return self._as_torch(state)
 

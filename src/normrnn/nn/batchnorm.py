@@ -19,7 +19,7 @@ from normrnn.nn.normaliser import TEST, TRAIN, GateNorm, Mode, Resolved
 from normrnn.ops.call import Norm, Weights
 from normrnn.ops.fold import fold_input, fold_sums, unfold
 from normrnn.ops.layout import Steps, Traced
-from normrnn.ops.loop import normalise_input
+from normrnn.ops.normalise import normalise_input
 from normrnn.ops.running import Population, slots_for, update_running_
 from normrnn.ops.statistics import Given, Groups, Statistics, measure
 from normrnn.ops.sync import DEFAULT_POOL, Pool

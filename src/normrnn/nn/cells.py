@@ -135,11 +135,11 @@ class RNNCell(NormalisedCell, nn.RNNCell):
     ):
         if nonlinearity not in ("tanh", "relu"):
             raise RuntimeError(f"Unknown nonlinearity: {nonlinearity}")
-        how = Options(
+        options = Options(
             f"RNN_{nonlinearity.upper()}", bool(bias), norm, eps, affine=affine, gamma=gamma
         )
         factory = {"device": device, "dtype": dtype}
-        NormalisedCell.__init__(self, how, (input_size, hidden_size), factory, "RNN")
+        NormalisedCell.__init__(self, options, (input_size, hidden_size), factory, "RNN")
         self.nonlinearity = nonlinearity
 
 
@@ -169,11 +169,11 @@ class LSTMCell(NormalisedCell, nn.LSTMCell):
         gamma: float | None = None,
         cell_norm: bool | None = None,
     ):
-        how = Options(
+        options = Options(
             "LSTM", bool(bias), norm, eps, affine=affine, gamma=gamma, cell_norm=cell_norm
         )
         factory = {"device": device, "dtype": dtype}
-        NormalisedCell.__init__(self, how, (input_size, hidden_size), factory, "LSTM")
+        NormalisedCell.__init__(self, options, (input_size, hidden_size), factory, "LSTM")
 
 
 class GRUCell(NormalisedCell, nn.GRUCell):
@@ -200,6 +200,6 @@ class GRUCell(NormalisedCell, nn.GRUCell):
         affine: bool = True,
         gamma: float | None = None,
     ):
-        how = Options("GRU", bool(bias), norm, eps, affine=affine, gamma=gamma)
+        options = Options("GRU", bool(bias), norm, eps, affine=affine, gamma=gamma)
         factory = {"device": device, "dtype": dtype}
-        NormalisedCell.__init__(self, how, (input_size, hidden_size), factory, "GRU")
+        NormalisedCell.__init__(self, options, (input_size, hidden_size), factory, "GRU")

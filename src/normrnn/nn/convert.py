@@ -187,7 +187,7 @@ def check_ties(lost: Iterable[Tie], tool: str) -> None:
 
 def _convertible() -> list[str]:
     """Return the norms of the input transition that are a linear map under given statistics."""
-    rows = map(norms.of, norms.names())
+    rows = map(norms.get, norms.names())
     return [
         row.name
         for row in rows

@@ -46,7 +46,7 @@ class Options:
     learn_initial_state: bool = False
 
     def __post_init__(self) -> None:
-        if self.norm in norms.names() and not norms.of(self.norm).normalises:
+        if self.norm in norms.names() and not norms.get(self.norm).normalises:
             object.__setattr__(self, "norm", None)
         self._check_regularisers()
         if not 0 <= self.shrinkage <= 1:
@@ -108,7 +108,7 @@ class Options:
             choices = ", ".join([*(repr(row.name) for row in _rows()), "None"])
             hint = f"; {norms.BATCH_HINT}" if self.norm == "batch" else ""
             raise ValueError(f"unknown norm={self.norm!r}: choose one of {choices}{hint}")
-        return norms.of(self.norm)
+        return norms.get(self.norm)
 
     def normaliser(self, sizes: tuple[int, int, int], factory: dict[str, Any]) -> Any:
         """Return a normaliser for C gate inputs, H units and I inputs; None without a norm."""
@@ -150,7 +150,7 @@ OPTION_NAMES = [field.name for field in fields(Options) if field.name != "mode"]
 
 def _rows() -> list[norms.Norm]:
     """Return the rows of the table that normalise."""
-    return [row for row in map(norms.of, norms.names()) if row.normalises]
+    return [row for row in map(norms.get, norms.names()) if row.normalises]
 
 
 def _either(rows: Any) -> str:

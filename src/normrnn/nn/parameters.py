@@ -236,7 +236,7 @@ class Parameters(nn.RNNBase):
 
         With ``keep`` the plain layer is one of ours. Warn if statistics were never updated.
         """
-        row, reason, normalisers = norms.of(self.norm), None, self.normalisers()
+        row, reason, normalisers = norms.get(self.norm), None, self.normalisers()
         if type(self).forward is not self._kind("normrnn.nn.layers").forward:
             reason = (
                 f"{type(self).__name__} overrides forward, which would be lost; move that code "

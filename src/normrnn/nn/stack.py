@@ -58,11 +58,11 @@ def run(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State]:
     D, count, rows, finals = module.directions, len(parts.weights), batch.rows, []
     for first in range(0, count, D):
         last = first + D
-        part, own = batch, parts
+        part, layer_parts = batch, parts
         if count > D:
             part = batch._replace(rows=rows).states(itemgetter(slice(first, last)))
-            own = parts.of_layer(first, D)
-        rows, final = _run_layer(module, part, own)
+            layer_parts = parts.of_layer(first, D)
+        rows, final = _run_layer(module, part, layer_parts)
         finals.append(final)
         if last < count:
             rows = _dropout(module, rows, batch.steps)
@@ -89,14 +89,16 @@ def _run_layer(module: Any, batch: Batch, parts: Parts) -> tuple[Tensor, State]:
         weights = [w._replace(w_hh=drop_weights(w.w_hh, module.weight_drop)) for w in weights]
     norms: list[Norm | None] = []
     shared: dict[Any, Any] = {}
-    for d, own in enumerate(weights):
+    for d, weight in enumerate(weights):
         if normalisers and not resolved[d].changes_weights:
             needs_call = resolved[d].needs_call
             norms.append(None if needs_call else normalisers[d].norm(resolved[d], steps))
             continue
         if normalisers:
-            weights[d] = own = normalisers[d].change_weights(resolved[d], rows, steps, own, shared)
-        norms.append(Norm(bias=own.bias))
+            weights[d] = weight = normalisers[d].change_weights(
+                resolved[d], rows, steps, weight, shared
+            )
+        norms.append(Norm(bias=weight.bias))
     return _recur(module, batch, weights, normalisers, resolved, norms)
 
 
@@ -137,18 +139,19 @@ def _recur(
     # Normalisers of different modes: one direction after the other.
     gates, weights = _project(rows, weights)
     results = []
-    for d, own in enumerate(gates.chunk(D, 1)):
+    for d, direction_gates in enumerate(gates.chunk(D, 1)):
         part = slice(d, d + 1)
         one = batch.states(itemgetter(part))
         kept: Any = tuple(None if kept is None else kept.chunk(D, 1)[d] for kept in zoneout)
         reverse = _REVERSE[D][part]
+        states = one.state, resets, kept, one.reset_to
         spec, tensors = describe_call(
-            mode, reverse, own, weights[part], norms[d], one.state, resets, kept, one.reset_to
+            mode, reverse, direction_gates, weights[part], norms[d], *states
         )
         results.append(recur(spec, steps, tensors))
         _observe(results[-1], normalisers[part], resolved[part])
-    states = zip(*[result.state for result in results], strict=True)
-    return torch.cat([result.rows for result in results], 1), tuple(map(torch.cat, states))
+    finals = zip(*[result.state for result in results], strict=True)
+    return torch.cat([result.rows for result in results], 1), tuple(map(torch.cat, finals))
 
 
 def join_norms(norms: list[Norm]) -> Norm | None:
@@ -203,9 +206,9 @@ def run_without_rows(module: Any, like: Tensor) -> Tensor:
     weights, normalisers, D = module.weights(), module.normalisers(), module.directions
     rows = like.new_zeros(0, weights[0].w_ih.shape[1])
     for first in range(0, len(weights), D):
-        own = slice(first, first + D)
-        gates, _ = _project(rows, weights[own])
-        pairs = zip(normalisers[own], gates.chunk(D, 1), strict=True)
+        layer = slice(first, first + D)
+        gates, _ = _project(rows, weights[layer])
+        pairs = zip(normalisers[layer], gates.chunk(D, 1), strict=True)
         parts = [normaliser(gate, Steps((0,))) for normaliser, gate in pairs]
         rows = torch.cat(parts, 1)[:, : weights[-1].w_ih.shape[1]]
     return rows.sum()

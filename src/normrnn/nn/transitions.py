@@ -106,8 +106,8 @@ class RecurrentNormaliser(TransitionsNorm, Normaliser):
         slots = slots_for(self.num_batches_tracked * changed.any(1), steps)
         inputs = self.running_mean[slots], self.running_var[slots]
         mean, var = (
-            torch.cat([own, every[:, self.channels :]], 1)
-            for own, every in zip(inputs, given, strict=True)
+            torch.cat([of_input, every[:, self.channels :]], 1)
+            for of_input, every in zip(inputs, given, strict=True)
         )
         return mean, var
 

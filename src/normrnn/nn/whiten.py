@@ -9,7 +9,7 @@ from normrnn.nn.batchnorm import StatisticalNorm
 from normrnn.nn.normaliser import Mode, Resolved
 from normrnn.ops.call import Weights
 from normrnn.ops.layout import Steps
-from normrnn.ops.native.kernel import is_plain
+from normrnn.ops.native.kernel import is_addressable
 from normrnn.ops.running import store_
 from normrnn.ops.statistics import wide
 from normrnn.ops.whiten import (
@@ -95,12 +95,12 @@ class Whitener(StatisticalNorm):
         options = self.eps, self.shrinkage
         if options not in shared:
             self._check_rows(steps.rows)
-            found = covariance(rows, steps)
-            shared[options] = found, whitener(found.cov, *options)
-        found, root = shared[options]
-        self._take(resolved.mode, found)
+            statistics = covariance(rows, steps)
+            shared[options] = statistics, whitener(statistics.cov, *options)
+        statistics, root = shared[options]
+        self._take(resolved.mode, statistics)
         return fold_whitening(
-            weights, self.bias, found.mean, whitened(_input_weights(weights), root)
+            weights, self.bias, statistics.mean, whitened(_input_weights(weights), root)
         )
 
     @property
@@ -161,7 +161,7 @@ class Whitener(StatisticalNorm):
         """Return the root of the running covariance, cached: comparing is cheaper."""
         cov, options = self.running_cov, (self.eps, self.shrinkage)
         assert cov is not None
-        if not is_plain((cov,)) or (torch.is_grad_enabled() and cov.requires_grad):
+        if not is_addressable((cov,)) or (torch.is_grad_enabled() and cov.requires_grad):
             return whitener(cov.to(torch.float64), *options).to(wide(cov.dtype))
         cache = self._root_cache  # read once: another thread may replace it
         if cache is not None and cache[0] == options and _are_same(cache[1], cov):

@@ -11,6 +11,7 @@ normalisation is a name in :data:`NORMS` and a class there.
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.ops.layout import Steps
@@ -150,7 +151,8 @@ class Tensors(NamedTuple):
     w_hr_1: Tensor | None = None
 
     RESETS, ZONEOUT, NORM, FIRST, SECOND = 5, 6, 8, 15, 22
-    """Where the resets, the zoneout, the norm's tensors and those of each direction begin."""
+    """Where the resets, the zoneout, the norm's tensors and those of each direction begin; checked
+    below."""
 
     def weights(self, direction: int) -> Weights:
         first = (self.FIRST, self.SECOND)[direction]
@@ -162,6 +164,8 @@ class Tensors(NamedTuple):
 
 
 COUNT = len(Tensors._fields)
+_STARTS = Tensors.RESETS, Tensors.ZONEOUT, Tensors.NORM, Tensors.FIRST, Tensors.SECOND
+assert [Tensors._fields[k] for k in _STARTS] == "resets zoneout_h weight w_ih w_ih_1".split()
 
 
 class Spec(NamedTuple):
@@ -218,6 +222,22 @@ def describe_call(
 
 def _pair(state: State | None) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if state is None else state if len(state) == 2 else (state[0], None)
+
+
+def project(tensors: Tensors, dtype: torch.dtype | None = None) -> Tensors:
+    """Return the same call with W_x x of all directions, one product, as its input.
+
+    Args:
+        dtype: the type of the product, as under autocast.
+    """
+    if tensors.w_ih is None:
+        return tensors
+    x, w_ih = tensors.x, tensors.w_ih
+    if tensors.w_ih_1 is not None:
+        w_ih = torch.cat([w_ih, tensors.w_ih_1])
+    if dtype is not None:
+        x, w_ih = x.to(dtype), w_ih.to(dtype)
+    return tensors._replace(x=F.linear(x, w_ih).to(tensors.x.dtype), w_ih=None, w_ih_1=None)
 
 
 class Result(NamedTuple):

@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from normrnn.ops.call import Result, Spec, State, Tensors, Weights, check_given
+from normrnn.ops.call import Result, Spec, State, Tensors, Weights, check_given, project
 from normrnn.ops.fold import PlainWeights, fold_input, fold_recurrent, fold_sums, torch_weights
 from normrnn.ops.layout import Steps
 from normrnn.ops.loop import StepNorm, initial_state
@@ -90,19 +89,8 @@ def gate_inputs(
     spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Statistics | None]:
     """Return ready gate inputs (N, D·C), and the statistics of the batch."""
-    pre = project(spec, tensors, dtype).x
+    pre = project(tensors, dtype).x
     return StepNorm.KINDS[spec.kind].before(spec, steps, tensors, pre)
-
-
-def project(spec: Spec, tensors: Tensors, dtype: torch.dtype | None = None) -> Tensors:
-    """Return the same call with W_x x as its input; ``dtype`` is that of the product."""
-    if tensors.w_ih is None:
-        return tensors
-    x, matrices = tensors.x, [tensors.weights(d).w_ih for d in range(len(spec.reverse))]
-    w_ih = torch.cat(matrices)  # type: ignore[arg-type]
-    if dtype is not None:
-        x, w_ih = x.to(dtype), w_ih.to(dtype)
-    return tensors._replace(x=F.linear(x, w_ih).to(tensors.x.dtype), w_ih=None, w_ih_1=None)
 
 
 def _changed(spec: Spec, tensors: Tensors) -> tuple[list[Weights], Statistics | None]:
@@ -115,7 +103,7 @@ def _changed(spec: Spec, tensors: Tensors) -> tuple[list[Weights], Statistics | 
 
     bias = by_direction(tensors.bias)
     if spec.kind == "none":
-        return [w._replace(bias=own) for w, own in zip(weights, bias, strict=True)], None
+        return [w._replace(bias=b) for w, b in zip(weights, bias, strict=True)], None
     mean, var, statistics = tensors.mean, tensors.var, None
     if spec.batch:
         mean, var = input_statistics(tensors.x, torch.cat([w.w_ih for w in weights]))  # type: ignore[misc]
@@ -134,7 +122,7 @@ def _identities(spec: Spec, tensors: Tensors) -> list[Weights]:
     D, w_hh = len(spec.reverse), tensors.w_hh
     identity = torch.eye(D * len(w_hh), dtype=w_hh.dtype, device=w_hh.device)
     return [
-        tensors.weights(d)._replace(w_ih=own) for d, own in enumerate(identity.split(len(w_hh)))
+        tensors.weights(d)._replace(w_ih=rows) for d, rows in enumerate(identity.split(len(w_hh)))
     ]
 
 

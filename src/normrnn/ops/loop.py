@@ -12,33 +12,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normrnn.ops.call import Norm, Result, Spec, State, Tensors, Weights, check_given
+from normrnn.ops.call import Norm, Result, Spec, State, Tensors, Weights, check_given, project
 from normrnn.ops.layout import Steps
-from normrnn.ops.normalise import normalise
-from normrnn.ops.statistics import Groups, Statistics, wide
-from normrnn.ops.sync import Pool
+from normrnn.ops.normalise import normalise_input
+from normrnn.ops.statistics import Statistics, wide
 
 
 def loop(spec: Spec, steps: Steps, tensors: Tensors) -> Result:
     """Run all directions; see :func:`normrnn.ops.recurrence.recur`."""
     check_given(spec, steps, tensors)
-    D, pre = len(spec.reverse), tensors.x
-    weights = [tensors.weights(d) for d in range(D)]
-    if tensors.w_ih is not None:  # one product for the projections of all directions
-        pre = F.linear(pre, torch.cat([w.w_ih for w in weights]))  # type: ignore[misc]
+    D, pre = len(spec.reverse), project(tensors).x
     kind = StepNorm.KINDS[spec.kind]
     gates, measured = kind.before(spec, steps, tensors, pre)
     state = initial_state(spec, tensors, steps.batch, pre)
     norms = [kind(spec, steps, tensors, d) for d in range(D)]
     rows, finals = [], []
-    for d, own in enumerate(gates.chunk(D, 1)):
+    for d, direction_gates in enumerate(gates.chunk(D, 1)):
         start = tuple(s[d] for s in state)
-        outputs, final = _direction(spec, steps, tensors, norms[d], norms[d].gates(own), start)
+        outputs, final = _direction(
+            spec, steps, tensors, norms[d], norms[d].gates(direction_gates), start
+        )
         rows.append(outputs)
         finals.append(final)
     last = tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
-    found = measured or _joined([norm.measured() for norm in norms])
-    return Result(torch.cat(rows, 1), last, found)
+    statistics = measured or _joined([norm.measured() for norm in norms])
+    return Result(torch.cat(rows, 1), last, statistics)
 
 
 def initial_state(spec: Spec, tensors: Tensors, batch: int, like: Tensor) -> State:
@@ -118,32 +116,6 @@ def _zoneout(steps: Steps, tensors: Tensors, direction: int, directions: int) ->
     ]
 
 
-def normalise_input(
-    norm: Norm, steps: Steps, pre: Tensor, pool: Pool | None = None, directions: int = 1
-) -> tuple[Tensor, Statistics | None]:
-    """Normalise gate inputs (N, D·C); also return the statistics of the batch."""
-    per_step, given = norm.per_step, None
-    if norm.mean is not None and norm.var is not None:
-        has_slots = len(norm.mean) > 1
-        if not norm.batch:  # shared over time they need no groups
-            per_step = has_slots
-        given = norm.mean, norm.var
-        if per_step and has_slots:
-            # A padded batch may have statistics of more steps than its longest sequence.
-            given = norm.mean[: steps.time], norm.var[: steps.time]
-    return normalise(
-        pre,
-        norm.weight,
-        norm.bias,
-        Groups.frame(steps) if per_step else Groups.sequence(steps),
-        eps=norm.eps,
-        given=given,
-        batch=norm.batch,
-        pool=pool,
-        directions=directions if norm.per_step else 0,
-    )
-
-
 def _rnn(phi: Callable[[Tensor], Tensor]) -> Any:
     """h_t = φ(a_t + W_h h_{t−1})."""
 
@@ -156,7 +128,8 @@ def _rnn(phi: Callable[[Tensor], Tensor]) -> Any:
 
 def _lstm(t: int, gates: Tensor, state: State, weights: Weights, norm: "StepNorm") -> State:
     """Paper, section 3.1; gate order i, f, g, o. Peephole terms come after any normalisation."""
-    (h, c), (pi, pf, po, w_hr) = state, weights[3:7]
+    (h, c), (pi, pf, po) = state, (weights.peephole_i, weights.peephole_f, weights.peephole_o)
+    w_hr = weights.w_hr
     sums = norm.preactivation(t, gates, h, weights.w_hh)
     i, f, g, o = sums.chunk(4, 1)
     if pi is None and pf is None and po is None:  # one operation for all gates
@@ -214,9 +187,9 @@ class StepNorm:
         """Map all gate inputs (N, D·C); also return what was measured."""
         return (pre if tensors.bias is None else pre + tensors.bias), None
 
-    def gates(self, own: Tensor) -> Tensor:
+    def gates(self, gates: Tensor) -> Tensor:
         """Map this direction's gate inputs (N, C), after ``before``."""
-        return own
+        return gates
 
     def recurrent(self, t: int, wh: Tensor) -> Tensor:  # noqa: ARG002
         """Map W_h h, (n, C)."""
@@ -243,7 +216,7 @@ class StepNorm:
             return self.sums(t, gates + self.product(t, h, w))
         return self.sums(t, torch.addmm(gates, h, w))
 
-    def own(self, value: Tensor | None, first: int, width: int) -> Any:
+    def entries(self, value: Tensor | None, first: int, width: int) -> Any:
         """Return this direction's entries of a vector (D·C,), from ``first`` on."""
         if value is None:
             return None
@@ -297,11 +270,13 @@ class _StepBatchNorm:
         parameter: int = 0,
     ):
         self.spec, self.dtype, tensors = norm.spec, wide(norm.tensors.w_hh.dtype), norm.tensors
-        vectors = (norm.own(v, parameter, width) for v in (gamma, beta))
+        vectors = (norm.entries(v, parameter, width) for v in (gamma, beta))
         self.gamma, self.beta = (None if v is None else v.to(self.dtype) for v in vectors)
         self.given = None
         if tensors.mean is not None and norm.needs_given:
-            both = [norm.own(v, first, width).to(self.dtype) for v in (tensors.mean, tensors.var)]
+            both = [
+                norm.entries(v, first, width).to(self.dtype) for v in (tensors.mean, tensors.var)
+            ]
             self.given = StepAffine(both, self.gamma, self.beta, self.spec.eps)
         self.seen: dict[int, tuple[Tensor, Tensor]] = {}
         """Mean and 1 / √(var + ε) of each step."""
@@ -314,10 +289,10 @@ class _StepBatchNorm:
                 row = values[0].detach()
                 self.seen[t] = row, torch.full_like(row, eps).rsqrt()
             return self.given(t, values).to(rows.dtype)
-        out, *found = torch.native_batch_norm(
+        out, *statistics = torch.native_batch_norm(
             values, self.gamma, self.beta, None, None, True, 0.0, eps
         )
-        self.seen[t] = found[0], found[1]
+        self.seen[t] = statistics[0], statistics[1]
         return out.to(rows.dtype)
 
     def statistics(self) -> Any:
@@ -378,13 +353,13 @@ class _RecurrentNorm(_RowsOfStep):
             vectors = tensors.weight_c, tensors.bias_c
             self.parts.append(_StepBatchNorm(self, H, *vectors, 2 * C))
 
-    def gates(self, own: Tensor) -> Tensor:
-        tensors, C = self.tensors, own.shape[1]
+    def gates(self, gates: Tensor) -> Tensor:
+        tensors, C = self.tensors, gates.shape[1]
         weight, bias, mean, var = (
-            self.own(v, 0, C) for v in (tensors.weight, tensors.bias, tensors.mean, tensors.var)
+            self.entries(v, 0, C) for v in (tensors.weight, tensors.bias, tensors.mean, tensors.var)
         )
         norm = Norm("input", self.spec.eps, True, self.spec.batch, False, weight, bias)
-        out, self.of_input = normalise_input(norm._replace(mean=mean, var=var), self.steps, own)
+        out, self.of_input = normalise_input(norm._replace(mean=mean, var=var), self.steps, gates)
         return out
 
     def recurrent(self, t: int, wh: Tensor) -> Tensor:
@@ -407,9 +382,9 @@ class RowNorm(StepNorm):
         super().__init__(spec, steps, tensors, d)
         C, H = tensors.w_hh.shape[0], tensors.weights(d).state_sizes[1]
         dtype, vectors = wide(tensors.w_hh.dtype), (tensors.weight_c, tensors.bias_c)
-        own = [self.own(tensors.gamma_hh, 0, C), *(self.own(v, 0, H) for v in vectors)]
+        parts = [self.entries(tensors.gamma_hh, 0, C), *(self.entries(v, 0, H) for v in vectors)]
         self.gamma_hh, self.weight_c, self.bias_c = (
-            None if v is None else v.to(dtype) for v in own
+            None if v is None else v.to(dtype) for v in parts
         )
 
     @staticmethod

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from normrnn.ops.call import Norm
+from normrnn.ops.layout import Steps
 from normrnn.ops.statistics import Given, Groups, Statistics, measure, wide, with_given
 from normrnn.ops.sync import Pool
 
@@ -60,3 +62,29 @@ def normalise(
     scale = (var + eps).rsqrt()
     out = groups.each(centred, scale if weight is None else scale * weight, torch.mul)
     return (out if bias is None else out + bias).to(rows.dtype), measured
+
+
+def normalise_input(
+    norm: Norm, steps: Steps, pre: Tensor, pool: Pool | None = None, directions: int = 1
+) -> tuple[Tensor, Statistics | None]:
+    """Normalise gate inputs (N, D·C); also return the statistics of the batch."""
+    per_step, given = norm.per_step, None
+    if norm.mean is not None and norm.var is not None:
+        has_slots = len(norm.mean) > 1
+        if not norm.batch:  # shared over time they need no groups
+            per_step = has_slots
+        given = norm.mean, norm.var
+        if per_step and has_slots:
+            # A padded batch may have statistics of more steps than its longest sequence.
+            given = norm.mean[: steps.time], norm.var[: steps.time]
+    return normalise(
+        pre,
+        norm.weight,
+        norm.bias,
+        Groups.frame(steps) if per_step else Groups.sequence(steps),
+        eps=norm.eps,
+        given=given,
+        batch=norm.batch,
+        pool=pool,
+        directions=directions if norm.per_step else 0,
+    )

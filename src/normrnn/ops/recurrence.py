@@ -21,8 +21,9 @@ from normrnn.ops.call import (
     Tensors,
     check,
     check_given,
+    project,
 )
-from normrnn.ops.fused import precision, project
+from normrnn.ops.fused import precision
 from normrnn.ops.layout import Steps, Traced
 from normrnn.ops.loop import loop
 from normrnn.ops.native import kernel
@@ -56,10 +57,10 @@ def _recur(spec: Spec, steps: Steps, tensors: Tensors, dtype: torch.dtype | None
             if tensors.mean is not None:
                 tensors = _with_given(spec, steps, tensors, keep)
             return _once_differentiable(run, spec, steps, tensors, dtype, keep)
-        return loop(spec, steps, project(spec, tensors, dtype))
+        return loop(spec, steps, project(tensors, dtype))
     if steps.is_traced and not is_scanned and choice.selected == "triton":
         return select(spec, steps, tensors)(spec, steps, tensors, dtype)
-    tensors = tensors if dtype is None else project(spec, tensors, dtype)
+    tensors = tensors if dtype is None else project(tensors, dtype)
     if is_scanned:
         return run_scan(spec, steps, tensors)  # type: ignore[arg-type]
     if not steps.is_traced:
@@ -109,7 +110,7 @@ def _with_given(spec: Spec, steps: Steps, tensors: Tensors, keep: bool) -> Tenso
 def _forward(
     spec: Spec, steps: Steps, tensors: Sequence[Tensor | None], keep: bool
 ) -> Sequence[Tensor]:
-    if not steps.is_traced and kernel.is_plain(tensors):
+    if not steps.is_traced and kernel.is_addressable(tensors):
         return kernel.forward(spec, steps, tensors, keep)
     return torch.ops.normrnn.recur(*arguments(spec, steps, tensors), keep)
 
@@ -135,13 +136,13 @@ class _Recurrence(torch.autograd.Function):
         again = torch.is_grad_enabled()
         if again or torch._C._are_functorch_transforms_active():
             call = spec, ctx.steps, tensors, grads, wanted
-            found: Any = gradients_by_loop(*call, again=again)
+            derived: Any = gradients_by_loop(*call, again=again)
         else:
-            found = _backward(spec, ctx.steps, tensors, saved, grads, wanted)
-        if len(found) == COUNT:
-            return None, None, *found
-        found = iter(found)
-        return None, None, *[next(found) if want else None for want in wanted]
+            derived = _backward(spec, ctx.steps, tensors, saved, grads, wanted)
+        if len(derived) == COUNT:
+            return None, None, *derived
+        derived = iter(derived)
+        return None, None, *[next(derived) if want else None for want in wanted]
 
 
 def _once_differentiable(
@@ -187,18 +188,18 @@ class _Fused(torch.autograd.Function):
         tensors, inner, outputs = saved[:COUNT], saved[COUNT : 2 * COUNT], saved[2 * COUNT :]
         again = torch.is_grad_enabled()
         if again or torch._C._are_functorch_transforms_active():
-            found: Any = gradients_by_loop(spec, steps, tensors, grads, wanted, again=again)
+            derived: Any = gradients_by_loop(spec, steps, tensors, grads, wanted, again=again)
         else:
             pairs = zip(outputs, grads, strict=True)
             heads = [(out, g) for out, g in pairs if g is not None and out.requires_grad]
             sources = [t for t, want in zip(inner, wanted, strict=True) if want]
-            made, given = zip(*heads, strict=True)
+            outputs_used, cotangents = zip(*heads, strict=True)
             with precision(spec, steps, Tensors(*tensors)):
-                found = torch.autograd.grad(
-                    made, sources, given, retain_graph=True, allow_unused=True
+                derived = torch.autograd.grad(
+                    outputs_used, sources, cotangents, retain_graph=True, allow_unused=True
                 )
-        found = iter(found)
-        return *[None] * 4, *[next(found) if want else None for want in wanted]
+        derived = iter(derived)
+        return *[None] * 4, *[next(derived) if want else None for want in wanted]
 
 
 def _backward(
@@ -206,13 +207,13 @@ def _backward(
 ) -> Sequence[Tensor | None]:
     """Return the gradients of all tensors, or of the wanted ones."""
     is_native = not steps.is_traced and has_native_backward(spec, saved, wanted)
-    if is_native and kernel.is_plain((*tensors, *saved, *grads)):
+    if is_native and kernel.is_addressable((*tensors, *saved, *grads)):
         return kernel.backward(spec, steps, tensors, saved, grads, wanted)
     call = arguments(spec, steps, tensors)
     return torch.ops.normrnn.recur_backward(*call, saved, grads, wanted)
 
 
-# Function.apply without transforms.
+# Function.apply without its test for torch.func's transforms, which `can_run_native` has made.
 _apply: Any = super(torch.autograd.Function, _Recurrence).apply  # type: ignore[misc]
 
 

@@ -19,7 +19,7 @@ _OPS.define("store_(Tensor(a!) buffer, Tensor value) -> ()")
 
 def store_(buffer: Tensor, value: Tensor) -> None:
     """Run ``buffer.copy_(value)`` in a way that transforms of torch.func allow."""
-    if kernel.is_plain((buffer, value)):
+    if kernel.is_addressable((buffer, value)):
         with torch.no_grad():
             buffer.copy_(value)
     else:
@@ -52,7 +52,7 @@ def update_running_(
         inputs: how many channels, the first ones, are those of W_x x; there groups whose rows are
             all equal are left out.
     """
-    if not kernel.is_plain((mean, var, tracked, *batch)):
+    if not kernel.is_addressable((mean, var, tracked, *batch)):
         torch.ops.normrnn.update_(mean, var, tracked, *batch, momentum, inputs)
         return
     if momentum is not None and not tracked.dim():
@@ -105,8 +105,8 @@ def _update(
             "a batch with a single row cannot be normalised before running statistics were "
             "gathered: begin with a larger batch, or use norm='layer'"
         )
-    is_plain = kernel.is_plain((mean, var, tracked, *batch))
-    update = update_running_ if is_plain else _update_by_torch_  # a tensor subclass
+    is_addressable = kernel.is_addressable((mean, var, tracked, *batch))
+    update = update_running_ if is_addressable else _update_by_torch_  # a tensor subclass
     update(mean, var, tracked, batch, momentum, inputs)
 
 

@@ -8,10 +8,9 @@ import sys
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from normrnn.ops.call import Result, Spec, State, Tensors
+from normrnn.ops.call import Result, Spec, State, Tensors, project
 from normrnn.ops.layout import Traced
 from normrnn.ops.loop import (
     STEPS,
@@ -49,16 +48,14 @@ def run_scan(spec: Spec, steps: Traced, tensors: Tensors) -> Result:
         time = torch.arange(T, device=x.device).unsqueeze(1).repeat(1, B).view(-1)
         valid = (time < steps.sequence_lengths.to(x.device).repeat(T)).unsqueeze(1)
         x, valid = torch.where(valid, x, 0.0), valid.view(T, B, 1)  # padding may hold NaN
-    gates = x
-    if tensors.w_ih is not None:
-        gates = F.linear(x, torch.cat([tensors.weights(d).w_ih for d in range(D)]))  # type: ignore
+    gates = project(tensors._replace(x=x)).x
     if spec.kind in ("none", "row", "rms"):
         gates, _ = StepNorm.KINDS[spec.kind].before(spec, steps, tensors, gates)
     state = initial_state(spec, tensors, B, gates)
     outputs, finals = [], []
-    for d, own in enumerate(gates.view(T, B, -1).chunk(D, 2)):
+    for d, part in enumerate(gates.view(T, B, -1).chunk(D, 2)):
         start = tuple(part[d].clone() for part in state)  # scan refuses tensors that share memory
-        output, final = _direction(spec, steps, tensors, d, own, start, valid)
+        output, final = _direction(spec, steps, tensors, d, part, start, valid)
         outputs.append(output.view(T * B, -1))
         finals.append(final)
     last = tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
@@ -94,8 +91,8 @@ def _maps(norm: StepNorm, C: int, H: int) -> _Maps:
     def affine(gamma: Tensor | None, beta: Tensor | None, first: int, width: int) -> _Affine:
         assert tensors.mean is not None
         dtype = wide(tensors.mean.dtype)
-        mean, var = (norm.own(v, first, width).to(dtype) for v in (tensors.mean, tensors.var))
-        gamma, beta = norm.own(gamma, 0, width), norm.own(beta, 0, width)
+        mean, var = (norm.entries(v, first, width).to(dtype) for v in (tensors.mean, tensors.var))
+        gamma, beta = norm.entries(gamma, 0, width), norm.entries(beta, 0, width)
         scale = (var + norm.spec.eps).rsqrt()
         scale = scale if gamma is None else scale * gamma
         shift = -mean * scale
@@ -128,8 +125,8 @@ class _AffineNorm(StepNorm):
     def sums(self, t: int, sums: Tensor, first: int = 0) -> Tensor:  # noqa: ARG002
         if self.maps.sums is None:
             return sums
-        own = slice(first, first + sums.shape[1])
-        return _Affine(*(value[..., own] for value in self.maps.sums))(sums)
+        columns = slice(first, first + sums.shape[1])
+        return _Affine(*(value[..., columns] for value in self.maps.sums))(sums)
 
     def cell(self, t: int, c: Tensor) -> Tensor:  # noqa: ARG002
         return c if self.maps.cell is None else self.maps.cell(c)
@@ -178,12 +175,12 @@ def _direction(
         norm = row_norm
         if norm is None:
             names = ("recurrent", "sums", "cell")
-            own = {
+            step_maps = {
                 name: _Affine(values[f"{name}.0"], values[f"{name}.1"])
                 for name in names
                 if f"{name}.0" in values
             }
-            norm = _AffineNorm(_Maps(**own))
+            norm = _AffineNorm(_Maps(**step_maps))
         after = step(0, x["gates"], before, transposed(weights), norm)
         pairs = zip(before, after, kept, strict=False)
         after = tuple(

@@ -63,8 +63,8 @@ class _InverseRoot(torch.autograd.Function):
     def forward(matrix: Tensor, least: float) -> Any:
         finite = matrix.isfinite().all()
         identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-        known = torch.where(finite, matrix, identity)
-        values, vectors = torch.linalg.eigh(known)
+        safe = torch.where(finite, matrix, identity)
+        values, vectors = torch.linalg.eigh(safe)
         values = torch.where(finite, values.clamp(min=least), torch.nan)
         return (vectors * values.rsqrt()) @ vectors.t(), values, vectors
 

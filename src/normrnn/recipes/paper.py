@@ -44,7 +44,7 @@ class Paper:
         if norm == self.norm:
             return self.normalised
         known = norm in norms.names()
-        return self.baseline if known and not norms.of(norm).normalises else None
+        return self.baseline if known and not norms.get(norm).normalises else None
 
 
 def _words(model: str, *figures: float) -> Paper:

@@ -15,7 +15,7 @@ from normrnn.config.registry import config_class
 from normrnn.errors import UserError, notice
 from normrnn.files import ROWS, open_regular, read_regular, resolved
 from normrnn.locks import is_held
-from normrnn.norms import Norm, names, of
+from normrnn.norms import Norm, get, names
 from normrnn.recipes import RECIPES, recipe
 from normrnn.runs.machines import read_machines
 from normrnn.runs.names import CONFIG, DIVERGED, ENVIRONMENT, LOCK, METRICS
@@ -63,7 +63,7 @@ class Run:
     def normalisation(self) -> Norm:
         """The entry of its norm, or a placeholder for a norm that is not registered."""
         if self.norm in names():
-            return of(self.norm)
+            return get(self.norm)
         words = f"{self.norm} normalised network"
         return Norm(name=self.norm, words=words, acts="step", pools=None)
 

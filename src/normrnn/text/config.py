@@ -117,7 +117,7 @@ class LanguageConfig(Config):
         self._check_batch()
         norm = self.normalisation
         if norm.keeps_statistics and self.model.time_steps and not norm.takes_time_steps:
-            able = [n for n in norms.names() if norms.of(n).takes_time_steps]
+            able = [n for n in norms.names() if norms.get(n).takes_time_steps]
             raise UsageError(
                 f"model.time_steps is for norm {' or '.join(able)}; 0 for norm {self.norm}"
             )

@@ -9,7 +9,7 @@ from torch import Tensor
 from normrnn.deploy.stream import Stream
 from normrnn.engine.statistics import evaluating
 from normrnn.engine.sums import State
-from normrnn.norms import of
+from normrnn.norms import get
 from normrnn.text.config import LanguageConfig
 from normrnn.text.model import LanguageModel
 
@@ -30,7 +30,7 @@ class Reader:
         self, model: LanguageModel, steps: int = 1, carried: bool = True, overlap: bool = False
     ) -> None:
         self.carried, self.overlap = carried, overlap
-        slots = of(model.rnn.norm).keeps_statistics and model.rnn.time_steps is not None
+        slots = get(model.rnn.norm).keeps_statistics and model.rnn.time_steps is not None
         self.model = model if slots else None
         self.stream = None if slots else Stream(model)
         self.steps = steps if slots or not carried else 0

@@ -102,8 +102,8 @@ def found_compiler() -> list[str] | None:
         except ValueError:  # an unclosed quote
             return None
         return words if words and shutil.which(words[0]) else None
-    found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    return None if found is None else [found]
+    path = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    return None if path is None else [path]
 
 
 def _key(
@@ -136,14 +136,14 @@ def open_to_others(folder: Path) -> Path | None:
     """
     if not hasattr(os, "geteuid"):
         return None
-    own = os.geteuid()
+    user = os.geteuid()
     state = folder.lstat()
-    if stat.S_ISLNK(state.st_mode) or state.st_uid != own or state.st_mode & _WRITABLE_BY_OTHERS:
+    if stat.S_ISLNK(state.st_mode) or state.st_uid != user or state.st_mode & _WRITABLE_BY_OTHERS:
         return folder
     for parent in folder.resolve().parents:
         state = parent.stat()
         sticky = state.st_mode & stat.S_ISVTX
-        if state.st_uid not in (0, own) or (state.st_mode & _WRITABLE_BY_OTHERS and not sticky):
+        if state.st_uid not in (0, user) or (state.st_mode & _WRITABLE_BY_OTHERS and not sticky):
             return parent
     return None
 
@@ -163,8 +163,8 @@ def _kept(folder: Path, stem: str) -> Path | None:
 def ours(path: Path) -> bool:
     """Whether a file is regular, owned by the user and not writable by others."""
     state = path.lstat()
-    own = not hasattr(os, "geteuid") or state.st_uid == os.geteuid()
-    return stat.S_ISREG(state.st_mode) and own and not state.st_mode & _WRITABLE_BY_OTHERS
+    is_owner = not hasattr(os, "geteuid") or state.st_uid == os.geteuid()
+    return stat.S_ISREG(state.st_mode) and is_owner and not state.st_mode & _WRITABLE_BY_OTHERS
 
 
 def _built(

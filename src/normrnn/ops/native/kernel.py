@@ -35,7 +35,7 @@ _empty = partial(torch.empty, dtype=torch.float32, device=_CPU)
 _TENSORS = {Tensor, torch.nn.Parameter}
 
 
-def is_plain(tensors: Sequence[Tensor | None]) -> bool:
+def is_addressable(tensors: Sequence[Tensor | None]) -> bool:
     """Whether addresses can be passed to C: no tracing, no transforms, real memory."""
     if torch.compiler.is_compiling():
         return False
@@ -242,7 +242,7 @@ def update(
     """Update running buffers (C,) from K groups; groups whose rows are all equal are left out of
     the first ``inputs`` channels.
 
-    All tensors are plain (``is_plain``).
+    All tensors are addressable (``is_addressable``).
 
     Returns:
         Whether there was an update; None if C cannot do it.
