@@ -165,7 +165,7 @@ class Tensors(NamedTuple):
 
 COUNT = len(Tensors._fields)
 _STARTS = Tensors.RESETS, Tensors.ZONEOUT, Tensors.NORM, Tensors.FIRST, Tensors.SECOND
-assert [Tensors._fields[k] for k in _STARTS] == "resets zoneout_h weight w_ih w_ih_1".split()
+assert [Tensors._fields[k] for k in _STARTS] == ["resets", "zoneout_h", "weight", "w_ih", "w_ih_1"]
 
 
 class Spec(NamedTuple):
