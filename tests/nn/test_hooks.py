@@ -59,3 +59,33 @@ def test_parametrized_layers_are_reset_and_folded(norm: Any) -> None:
     assert type(plain) is nn.LSTM
     torch.testing.assert_close(plain(x)[0], layer(x)[0])
     assert not torch.equal(layer.weight_hh_l0, before)
+
+
+@pytest.mark.parametrize("norm", ["sequence", "frame"])
+def test_backward_hooks_on_a_normaliser_see_its_gradients(norm: Any) -> None:
+    layer: Any = normrnn.LSTM(3, 2, norm=norm)
+    seen: dict[str, torch.Tensor] = {}
+    x = torch.randn(5, 4, 3)
+    layer(x)[0].square().sum().backward()
+    expected = layer.norm_l0.bias.grad.clone()
+    layer.zero_grad()
+
+    def keep(name: str, grad: Any) -> None:
+        seen[name] = grad[0].clone()
+
+    layer.norm_l0.register_full_backward_hook(lambda _, __, out: keep("hook", out))
+    layer.norm_l0.register_full_backward_pre_hook(lambda _, out: keep("pre-hook", out))
+    layer(x)[0].square().sum().backward()
+    assert sorted(seen) == ["hook", "pre-hook"]
+    for grad in seen.values():  # of the gate inputs, whose sum over rows is that of β
+        torch.testing.assert_close(grad.sum(0), expected)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms", "hidden", "recurrent", "whiten"])
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_a_hook_that_will_not_run_warns(norm: Any, kind: str) -> None:
+    layer: Any = normrnn.LSTM(3, 2, norm=norm)
+    with pytest.warns(UserWarning, match=type(layer.norm_l0).__name__) as caught:
+        getattr(layer.norm_l0, f"register_{kind}_hook")(lambda *_: pytest.fail("it ran"))
+    assert caught[0].filename == __file__
+    layer(torch.randn(5, 4, 3))[0].sum().backward()

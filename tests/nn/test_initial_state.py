@@ -117,7 +117,8 @@ def test_in_a_graph(cell: str) -> None:
 
 
 def test_arguments_that_do_not_fit() -> None:
-    layer, x = normrnn.LSTM(3, 2, norm="layer"), torch.randn(4, 3, 3)
+    layer: Any = normrnn.LSTM(3, 2, norm="layer")
+    x = torch.randn(4, 3, 3)
     start, cut = torch.zeros(1, 1, 2), torch.zeros(4, 3, dtype=torch.bool)
     with pytest.raises(ValueError, match="resets"):
         layer(x, reset_to=(start, start))

@@ -296,14 +296,33 @@ def test_nothing_finite_is_said() -> None:
     assert not layer.norm_l0.running_mean.any()
 
 
-def test_one_row_is_not_shared_over_time() -> None:
+@pytest.mark.parametrize("x", [torch.randn(1, 1, 3), torch.ones(6, 5, 3)])
+def test_rows_that_cannot_be_shared_over_time(x: Tensor) -> None:
     layer = normrnn.LSTM(3, 4, norm="frame", time_steps=3)
     layer(torch.randn(6, 5, 3))
     before = {name: value.clone() for name, value in layer.named_buffers()}
-    with pytest.raises(ValueError, match="more than one row"):
-        normrnn.recalibrate(layer, [torch.randn(1, 1, 3)], shared=True)
+    with pytest.raises(ValueError, match="norm_l0"):
+        normrnn.recalibrate(layer, [x], shared=True)
     torch.testing.assert_close(dict(layer.named_buffers()), before, rtol=0, atol=0)
     assert layer.time_steps == 3
+
+
+def test_sharing_changes_nothing_if_a_later_layer_cannot_be_measured() -> None:
+    first, second = (normrnn.LSTM(3, 3, norm="frame", time_steps=3) for _ in range(2))
+    model = nn.ModuleList([first, second])
+    for layer in (first, second):
+        layer(torch.randn(6, 5, 3))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def step(_: nn.Module, x: Tensor) -> None:
+        first(x)
+        second(x[:1, :1])  # a single row
+
+    with pytest.raises(ValueError, match=r"1\.norm_l0"):
+        normrnn.recalibrate(model, [torch.randn(6, 5, 3)], step=step, shared=True)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert first.time_steps == second.time_steps == 3
+    assert [n.time_steps for layer in (first, second) for n in layer.normalisers()] == [3, 3]  # type: ignore[attr-defined]
 
 
 def test_one_slot_is_that_of_the_first_step() -> None:

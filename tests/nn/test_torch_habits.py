@@ -153,7 +153,7 @@ def test_state_dict_keys_and_shapes(cell: str, norm: str) -> None:
         expected["norm_l0.bias"] = (rows,)
         if norm != "whiten":
             expected["norm_l0.weight"] = (rows,)
-        if norm == "layer":
+        if norm in ("layer", "rms"):
             expected["norm_l0.gamma_hh"] = (rows,)
         elif norm == "whiten":
             expected |= {

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.library import opcheck
 
+from normrnn.ops.call import Tensors
 from normrnn.ops.layout import Traced
 from normrnn.ops.loop import loop
 from normrnn.ops.native.library import describe
@@ -187,7 +188,7 @@ def spoilt_tensors(tensors: list[Any]) -> Iterator[tuple[int, Any]]:
         yield k, t.to("meta")
         if t.shape[0] > 1:
             yield k, t[:-1]
-    for required in (0, 14):  # the input and a recurrent weight
+    for required in (0, Tensors._fields.index("w_hh")):  # the input and a recurrent weight
         yield required, None
 
 

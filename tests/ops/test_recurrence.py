@@ -1,5 +1,6 @@
 """The recurrence as a function: numerical gradients of both orders, what it refuses."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from normrnn import ops
-from normrnn.ops import Norm, Result, Steps, Weights, describe_call
+from normrnn.ops import Norm, Result, Steps, Weights, call, describe_call
+from normrnn.ops import loop as loops
+from normrnn.ops.native import kernel
 from tests.kernel_cases import one_direction
 
 H = 2
@@ -169,3 +172,26 @@ def test_final_state_of_each_direction() -> None:
     for reverse, last in ((True, [1, 2, 3]), (False, [6, 5, 3])):
         _, h = one_direction("RNN_RELU", gates, w, Steps((3, 2, 1)), reverse=reverse)
         assert h.flatten().tolist() == last
+
+
+def test_a_new_cell_or_norm_needs_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of the table and a function or class of the loop are enough, in float32 too."""
+    monkeypatch.setitem(call.CELLS, "NEW", call.CELLS["RNN_TANH"])
+    monkeypatch.setitem(loops.STEPS, "NEW", loops.STEPS["RNN_TANH"])
+    monkeypatch.setitem(call.NORMS, "new", call.NORMS["none"])
+    monkeypatch.setitem(loops.StepNorm.KINDS, "new", loops.StepNorm.KINDS["none"])
+    importlib.reload(kernel)  # with the new rows, as if they were part of the source
+    try:
+        weights = [Weights(None, torch.randn(H, H))]
+        gates = torch.randn(7, H)
+        steps, known, new = Steps((3, 3, 1)), ("RNN_TANH", "none"), ("NEW", "new")
+        results = []
+        for mode, kind in (known, (known[0], new[1]), (new[0], known[1])):
+            spec, tensors = describe_call(mode, (False,), gates, weights, Norm(kind))
+            assert kernel.can_run(spec, tensors) <= ((mode, kind) == known)
+            results.append(ops.recur(spec, steps, tensors).rows)
+        for result in results[1:]:
+            torch.testing.assert_close(result, results[0])
+    finally:
+        monkeypatch.undo()
+        importlib.reload(kernel)

@@ -151,13 +151,17 @@ def test_groups_of_single_rows_update_nothing(dtype: torch.dtype) -> None:
     assert int(tracked) == 1
 
 
+@pytest.mark.parametrize("momentum", [0.5, None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_group_that_counts_nothing_changes_nothing(dtype: torch.dtype) -> None:
+def test_a_group_that_counts_nothing_changes_nothing(
+    dtype: torch.dtype, momentum: float | None
+) -> None:
     """By the compiled kernel as by torch's operations."""
     mean, var, tracked = torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype), torch.tensor(0)
     values = torch.tensor([[1.0, 2.0], [torch.nan, torch.nan]], dtype=dtype)
     count = torch.tensor([3.0, 0.0], dtype=dtype)
-    update_running_(mean, var, tracked, Statistics(values, values.clone(), count), None)
-    assert int(tracked) in (0, 1)
-    assert mean.isfinite().all()
-    assert var.isfinite().all()
+    update_running_(mean, var, tracked, Statistics(values, values.clone(), count), momentum)
+    share = 1.0 if momentum is None else momentum
+    assert mean.tolist() == pytest.approx([share, share * 2])
+    assert var.tolist() == pytest.approx([1 + share * (1.5 - 1), 1 + share * (3.0 - 1)])
+    assert int(tracked) == 1

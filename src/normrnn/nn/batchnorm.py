@@ -80,13 +80,17 @@ class StatisticalNorm(GateNorm):
         raise NotImplementedError
 
 
-def has_forward_hooks(module: nn.Module) -> bool:
-    """Whether a hook expects ``forward`` to be called."""
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a forward or backward hook expects ``forward`` to be called."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
         or torch_module._global_forward_hooks
         or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
     )
 
 
@@ -208,13 +212,9 @@ class Normaliser(StatisticalNorm):
         if is_single_row:
             self._check_running()
             mode = mode._replace(batch=False)
-        has_hooks = has_forward_hooks(self)
-        if mode.batch:
-            needs_call = has_hooks or pool is not None
-        else:
-            needs_call = has_hooks or mode.population is not None
-        needs_call = needs_call and not self.inside
-        return Resolved(mode, is_single_row, False, needs_call, pool)
+        is_measured_apart = mode.population is not None and not mode.batch
+        needs_call = pool is not None or is_measured_apart or has_hooks(self)
+        return Resolved(mode, is_single_row, False, needs_call and not self.inside, pool)
 
     @property
     def waits_for_ranks(self) -> bool:

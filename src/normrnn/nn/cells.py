@@ -26,7 +26,7 @@ class NormalisedCell(nn.RNNCellBase):
         if row.keeps_statistics:
             raise ValueError(
                 f"norm={options.norm!r} takes statistics over a sequence, and a cell sees one "
-                f"step: use normrnn.{layer}, or norm='layer' or None"
+                f"step: use normrnn.{layer}, or norm='layer', 'rms' or None"
             )
         bias = options.bias and not row.normalises  # else β is the bias
         gates = CELLS[options.mode].gates
@@ -112,7 +112,7 @@ class NormalisedCell(nn.RNNCellBase):
 class RNNCell(NormalisedCell, nn.RNNCell):
     """:class:`torch.nn.RNNCell`, layer-normalised as :class:`normrnn.RNN` with ``norm="layer"``.
 
-    ``norm`` is ``"layer"`` or None; the others take statistics over a sequence.
+    ``norm`` is ``"layer"``, ``"rms"`` or None; the others take statistics over a sequence.
 
     >>> import torch
     >>> RNNCell(3, 4)(torch.randn(2, 3)).shape
@@ -146,8 +146,8 @@ class RNNCell(NormalisedCell, nn.RNNCell):
 class LSTMCell(NormalisedCell, nn.LSTMCell):
     """:class:`torch.nn.LSTMCell`, layer-normalised as :class:`normrnn.LSTM` with ``norm="layer"``.
 
-    ``norm`` is ``"layer"`` or None; the others take statistics over a sequence. ``cell_norm``
-    normalises c before tanh too.
+    ``norm`` is ``"layer"``, ``"rms"`` or None; the others take statistics over a sequence.
+    ``cell_norm`` normalises c before tanh too.
 
     >>> import torch
     >>> h, c = LSTMCell(3, 4)(torch.randn(2, 3))
@@ -179,8 +179,8 @@ class LSTMCell(NormalisedCell, nn.LSTMCell):
 class GRUCell(NormalisedCell, nn.GRUCell):
     """:class:`torch.nn.GRUCell`, layer-normalised as :class:`normrnn.GRU` with ``norm="layer"``.
 
-    ``norm`` is ``"layer"`` or None; the others take statistics over a sequence. The candidate's
-    recurrent bias is ``bias_hn``.
+    ``norm`` is ``"layer"``, ``"rms"`` or None; the others take statistics over a sequence. The
+    candidate's recurrent bias is ``bias_hn``.
 
     >>> import torch
     >>> GRUCell(3, 4)(torch.randn(3)).shape

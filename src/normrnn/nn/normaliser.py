@@ -59,7 +59,7 @@ class GateNorm(nn.Module):
     weight: Tensor | None
     bias: Tensor | None
     runs_hooks = True
-    """Whether ``forward`` is called where there are forward hooks."""
+    """Whether ``forward`` is called where there are hooks."""
     needs_eigenvectors = False
     """Whether a graph of it needs eigenvectors, which ONNX does not have."""
 
@@ -104,6 +104,14 @@ class GateNorm(nn.Module):
     def register_forward_pre_hook(self, *args: Any, **options: Any) -> Any:
         self._warn_without_hooks()
         return super().register_forward_pre_hook(*args, **options)
+
+    def register_full_backward_hook(self, *args: Any, **options: Any) -> Any:
+        self._warn_without_hooks()
+        return super().register_full_backward_hook(*args, **options)
+
+    def register_full_backward_pre_hook(self, *args: Any, **options: Any) -> Any:
+        self._warn_without_hooks()
+        return super().register_full_backward_pre_hook(*args, **options)
 
     def _warn_without_hooks(self) -> None:
         if not self.runs_hooks:

@@ -81,8 +81,13 @@ def recalibrate(
     _warn_if_steps_differ(model, dict(zip(normalisers, populations, strict=True)))
     pairs = list(zip(normalisers, populations, strict=True))
     merged = [(n, p) for n, p in pairs if shared and n.time_steps is not None and p.batches]
-    if not all(bool(population.enough.all()) for _, population in merged):
-        raise ValueError("statistics shared over time need more than one row, got 1")
+    names = {module: name for name, module in model.named_modules()}
+    for normaliser, population in merged:
+        if not bool(population.enough.all()):
+            raise ValueError(
+                f"{names[normaliser]}: statistics shared over time need rows that differ, got a "
+                "single row, or equal ones"
+            )
     for normaliser, _ in merged:
         normaliser.share()
     for normaliser, population in pairs:

@@ -163,12 +163,9 @@ class Whitener(StatisticalNorm):
         assert cov is not None
         if not is_plain((cov,)) or (torch.is_grad_enabled() and cov.requires_grad):
             return whitener(cov.to(torch.float64), *options).to(wide(cov.dtype))
-        if (
-            self._root_cache is not None
-            and self._root_cache[0] == options
-            and _are_same(self._root_cache[1], cov)
-        ):
-            return self._root_cache[2]
+        cache = self._root_cache  # read once: another thread may replace it
+        if cache is not None and cache[0] == options and _are_same(cache[1], cov):
+            return cache[2]
         with torch.inference_mode(False), torch.no_grad():  # the cache outlives this call
             seen = cov.clone()
             root = whitener(seen.to(torch.float64), *options).to(wide(cov.dtype))

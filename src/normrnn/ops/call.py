@@ -33,7 +33,7 @@ CELLS = {
     "GRU": CellType(3, 1),
     "LIGRU": CellType(2, 1),
 }
-"""Cells, by torch's names where it has them; `native/arguments.h` numbers them in this order."""
+"""Cells, by torch's names where it has them."""
 
 NORMS = {
     "none": {"bias"},
@@ -43,7 +43,7 @@ NORMS = {
     "recurrent": {"weight", "bias", "gamma_hh", "weight_c", "bias_c", "mean", "var"},
     "rms": {"weight", "bias", "gamma_hh", "weight_c", "bias_c"},
 }
-"""Kinds of normalisation and the tensors that each takes, numbered by C in this order:
+"""Kinds of normalisation and the tensors that each takes:
 
 - none: W_x x + W_h h + β
 - input: γ (W_x x − mean) / √(var + ε) + β + W_h h, over all rows or, ``per_step``, each step's

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normrnn.ops.call import CELLS, Norm, Result, Spec, State, Tensors, Weights, check_given
+from normrnn.ops.call import Norm, Result, Spec, State, Tensors, Weights, check_given
 from normrnn.ops.layout import Steps
 from normrnn.ops.normalise import normalise
 from normrnn.ops.statistics import Groups, Statistics, wide
@@ -76,7 +76,7 @@ def _direction(
         later = t + 1 if reverse else t  # a reset cuts between this frame and the one before it
         if later < len(resets) and reset_to is None:
             state = tuple(s.masked_fill(resets[later], 0) for s in state)
-        elif later < len(resets):
+        elif later < len(resets) and reset_to is not None:
             pairs = zip(reset_to, state, strict=True)
             state = tuple(torch.where(resets[later], new[: len(s)], s) for new, s in pairs)
         if have < width:  # backward: some sequences begin
@@ -97,23 +97,6 @@ def transposed(weights: Weights) -> Weights:
     """Return the weights as :data:`STEPS` take them: W_h (H, C) and W_hr (H, P)."""
     w_hr = None if weights.w_hr is None else weights.w_hr.t()
     return weights._replace(w_hh=weights.w_hh.t(), w_hr=w_hr)
-
-
-def one_step(mode: str, rows: Tensor, weights: Weights, state: Any, norm: Norm) -> State:
-    """Return the state (B, H) each after one step of rows (B, I), normalised row by row or not.
-
-    Nothing depends on the number of rows: a trace of it serves other batches too.
-    """
-    assert weights.w_ih is not None
-    spec, steps = Spec(mode, (False,), *norm[: Norm.STATIC]), Steps.dense(1, 1)
-    own = norm[Norm.STATIC :] + weights[: Weights.IN_CALL]
-    tensors = Tensors(rows, *[None] * (Tensors.NORM - 1), *own)  # type: ignore[arg-type]
-    kind = StepNorm.KINDS[spec.kind]
-    gates, _ = kind.before(spec, steps, tensors, F.linear(rows, weights.w_ih))
-    if state is None:
-        sizes = weights.state_sizes[: CELLS[mode].states]
-        state = tuple(torch.zeros_like(gates[:, :size]) for size in sizes)
-    return STEPS[mode](0, gates, state, transposed(weights), kind(spec, steps, tensors, 0))
 
 
 def _zoned(old: Tensor, new: Tensor, stays: Tensor) -> Tensor:

@@ -378,7 +378,10 @@ _layer_lstm.register_autograd(_differentiate, setup_context=_setup_context)
 def check_call(spec: Spec, steps: Steps, tensors: Tensors) -> None:
     """RuntimeError if the kernels do not run this call."""
     x, H, device = tensors.x, tensors.w_hh.shape[1], tensors.x.device.type
-    more = tensors.zoneout_h, tensors.zoneout_c, *tensors.weights(0)[3:7]
+    more = tensors.zoneout_h, tensors.zoneout_c
+    for d in range(len(spec.reverse)):
+        weights = tensors.weights(d)
+        more += weights.peephole_i, weights.peephole_f, weights.peephole_o, weights.w_hr
     is_here = device == "cuda" or (INTERPRETED and device == "cpu")
     is_ragged_graph = isinstance(steps, Traced) and steps.batch_sizes is not None
     for is_wrong, reason in (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from normrnn.ops.backend import choice
-from normrnn.ops.call import CELLS, COUNT, NORMS, Spec, Tensors
+from normrnn.ops.call import CELLS, COUNT, Spec, Tensors
 from normrnn.ops.layout import Steps
 from normrnn.ops.native.library import library, out_of_memory
 from normrnn.ops.statistics import Statistics
@@ -25,7 +25,9 @@ NUMBERS = (
 """The integers of `Arguments`, in order; ε follows."""
 LAYOUT = struct.Struct(f"{len(NUMBERS)}qd{2 + COUNT + 5 + 3 + COUNT}q")
 _NO_GRADIENTS = (0,) * (3 + COUNT)
-_MODES, _KINDS = list(CELLS), list(NORMS)
+_MODES = ("RNN_TANH", "RNN_RELU", "LSTM", "GRU", "LIGRU")
+_KINDS = ("none", "input", "step", "row", "recurrent", "rms")
+"""The cells and norms that C knows, in the order of its numbers."""
 Sizes = tuple[int, int, bool]
 """H, I, and whether given statistics have a row per step."""
 _CPU = torch.device("cpu")

@@ -213,8 +213,9 @@ int64_t EXPORT(kept_floats)(const Arguments *a) {
 
 /* One update of running statistics (C,) from K groups of a batch, mean and biased var (K, C) over
  * `counts` rows each, pooled. Of the first `inputs` columns, those of W_x x, groups whose rows are
- * all equal are left out; `counted` has space for K numbers. Returns 0, and leaves everything as it
- * was, if a value is not finite or no group has more than one row. */
+ * all equal are left out; `counted` has space for K numbers. Groups without rows may hold anything.
+ * Returns 0, and leaves everything as it was, if a value is not finite or no group has more than one
+ * row. */
 int EXPORT(update)(int64_t K, int64_t C, int64_t ld, int64_t inputs, const float *counts,
                    float *counted, const float *mean, const float *var, float share,
                    float *running_mean, float *running_var) {
@@ -226,7 +227,8 @@ int EXPORT(update)(int64_t K, int64_t C, int64_t ld, int64_t inputs, const float
         all_rows += (double)n, input_rows += (double)counted[k];
         if (n > all_most) all_most = n;
         if (counted[k] > input_most) input_most = counted[k];
-        for (int64_t c = 0; c < C; c++) check += 0.0f * mean[k * ld + c] + 0.0f * var[k * ld + c];
+        for (int64_t c = 0; c < C && n > 0; c++)
+            check += 0.0f * mean[k * ld + c] + 0.0f * var[k * ld + c];
     }
     if (check != 0.0f) return 0; /* 0 times NaN or infinity is NaN */
     int done = 0;
@@ -236,9 +238,11 @@ int EXPORT(update)(int64_t K, int64_t C, int64_t ld, int64_t inputs, const float
         const double rows = is_input ? input_rows : all_rows;
         if ((is_input ? input_most : all_most) <= 1) continue;
         double m = 0, v = 0;
-        for (int64_t k = 0; k < K; k++) m += (double)n[k] * (double)mean[k * ld + c];
+        for (int64_t k = 0; k < K; k++)
+            if (n[k] > 0) m += (double)n[k] * (double)mean[k * ld + c];
         m /= rows;
         for (int64_t k = 0; k < K; k++) {
+            if (n[k] <= 0) continue;
             const double e = (double)mean[k * ld + c] - m;
             v += (double)n[k] * ((double)var[k * ld + c] + e * e);
         }
