@@ -187,7 +187,7 @@ def test_torch_is_imported_late(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-LAYERS = ["GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNCell"]
+LAYERS = ["GRU", "GRUCell", "LSTM", "LSTMCell", "LiGRU", "RNN", "RNNCell"]
 TOOLS = [
     "backend",
     "batch_statistics",

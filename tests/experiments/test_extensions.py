@@ -74,7 +74,6 @@ def test_every_command_that_reads_a_run_takes_the_name(
     for call in (
         ("info", run),
         ("export", run, "-o", tmp_path / "out"),
-        ("gradients", run, "-o", tmp_path / "gradients.json"),
     ):
         registry.unregister("own_module:small")
         code, _, error = cli(*call)
@@ -82,7 +81,8 @@ def test_every_command_that_reads_a_run_takes_the_name(
         code, said, error = cli(*call, *name)
         assert code == 0, error
         assert said
-    assert "--use" in cli("export", "--help")[1]
+    code, _, error = cli("gradients", run, *name)  # one target per sequence
+    assert (code, "per step" in error) == (1, True)
 
 
 def test_search(cli: Cli, own_directory: Path, tmp_path: Path) -> None:
