@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from normrnn.errors import UserError
-from normrnn.files import SETTINGS, read_regular
+from normrnn.files import read_regular
 
 T = TypeVar("T", dict[str, Any], list[Any])
 BLANK = "0" * 64
@@ -45,13 +45,13 @@ def sealed_json(values: dict[str, Any]) -> bytes:
     return sealed(json.dumps(with_place(values), indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path, kind: type[T], limit: int = SETTINGS) -> tuple[T, bool]:
+def read_json(path: Path, kind: type[T]) -> tuple[T, bool]:
     """Return the content of a JSON file of this type, and whether it has a hash.
 
     FileNotFoundError if there is no such file; UserError if it is damaged or cannot be read.
     """
     try:
-        content = read_regular(path, limit)
+        content = read_regular(path)
         sealed = is_sealed(content, path)
         values = json.loads(content)
     except FileNotFoundError:

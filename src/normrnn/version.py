@@ -1,3 +1,3 @@
-"""The version, for whoever must not import the package's door."""
+"""The version; this module imports nothing."""
 
 __version__ = "0.1.0"

@@ -31,6 +31,7 @@ from tests.tiny_runs import run_tiny
 class Toy:
     """A layer with one unit on given inputs (T, B, 1); the loss is Σ c_b h_tb over all steps."""
 
+    per_step = True
     unit = "tokens"
 
     def __init__(self, norm: str | None, inputs: list[list[float]], signs: list[float]) -> None:

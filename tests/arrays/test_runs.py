@@ -10,6 +10,8 @@ import torch
 import normrnn
 from normrnn.arrays.model import ArrayModel
 from normrnn.cli import main
+from normrnn.reporting.groups import groups
+from normrnn.reporting.tables import runs_table
 from tests.tiny_runs import rows_of
 
 
@@ -47,6 +49,10 @@ def test_compare_evaluate_and_load(tmp_path: Path) -> None:
     assert isinstance(model, ArrayModel)
     assert model(torch.zeros(5, 2, 3)).shape == (2, 3)
     assert (out / "report.html").exists()
+    (group,) = groups([normrnn.reporting.load(path) for path in out.glob("*-1")])
+    table = runs_table(group)
+    column = table.head.index("error")
+    assert all(0 <= float(row[column]) < 0.2 for row in table.rows)
 
 
 @pytest.mark.parametrize("options", [(), ("--model.cell", "ligru", "--model.bidirectional")])

@@ -13,9 +13,9 @@ import torch
 import normrnn
 from normrnn.cli import COMMANDS, main
 from normrnn.errors import UserError
+from normrnn.experiments.training import load
 from normrnn.extras import install_command
 from normrnn.recipes import RECIPES
-from normrnn.runs.load import load
 from normrnn.runs.names import MODEL
 from normrnn.runs.store import RunDirectory
 from normrnn.text.model import LanguageModel

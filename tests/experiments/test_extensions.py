@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import normrnn
+from normrnn.config import registry
 from normrnn.config.extensions import find, use
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes import recipe
@@ -63,6 +64,25 @@ def test_a_new_process_needs_the_name_again(own_directory: Path, tmp_path: Path)
     done = call("evaluate", run, *name)
     assert done.returncode == 0, done.stderr
     assert json.loads((run / "evaluation.json").read_text())["recipe"] == "own_module:small"
+
+
+def test_every_command_that_reads_a_run_takes_the_name(
+    cli: Cli, own_directory: Path, tmp_path: Path
+) -> None:
+    run, name = tmp_path / "run", ["--use", "own_module:small", "--path", own_directory]
+    assert cli("train", "own_module:small", *name[2:], "--out", run)[0] == 0
+    for call in (
+        ("info", run),
+        ("export", run, "-o", tmp_path / "out"),
+    ):
+        registry.unregister("own_module:small")
+        code, _, error = cli(*call)
+        assert (code, "--use" in error) == (1, True), call
+        code, said, error = cli(*call, *name)
+        assert code == 0, error
+        assert said
+    code, _, error = cli("gradients", run, *name)  # one target per sequence
+    assert (code, "per step" in error) == (1, True)
 
 
 def test_search(cli: Cli, own_directory: Path, tmp_path: Path) -> None:

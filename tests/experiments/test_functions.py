@@ -103,6 +103,12 @@ def test_what_a_function_may_not_do(tmp_path: Path) -> None:
         normrnn.compare(lambda norm, seed, log: None, out=tmp_path / "a")  # noqa: ARG005
     with pytest.raises(UsageError, match="arguments"):
         normrnn.compare(lambda train: None)  # noqa: ARG005
+    for option in ({"tune": "optimizer.lr"}, {"processes": 2}, {"csv": True}, {"norms": ()}):
+        with pytest.raises(UsageError, match=next(iter(option))):
+            normrnn.compare(falling, **option)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="nan"):
+        normrnn.compare(falling, target=math.nan)
+    assert not CALLS
     with pytest.raises(UsageError, match="local"):
         normrnn.compare(backwards, workers=2, out=tmp_path / "b")
     backwards.__module__ = "__main__"
@@ -117,6 +123,48 @@ def test_changed_rows_are_recognised(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("4.01", "3.01"))
     with pytest.raises(UserError, match="damaged"):
         normrnn.reporting.load(tmp_path / "none-1")
+
+
+def test_data_is_an_argument_of_the_function(tmp_path: Path) -> None:
+    def reads(norm: str | None, seed: int, log: RunLog, data: str) -> None:  # noqa: ARG001
+        log(step=1, valid=float(data))
+
+    result = normrnn.compare(reads, data="2.5", out=tmp_path)
+    assert [run.rows[0]["value"] for run in result.runs] == [2.5, 2.5]
+    with pytest.raises(UsageError, match="data"):
+        normrnn.compare(falling, data="2.5", out=tmp_path / "other")
+
+
+def test_a_run_is_finished_when_its_function_has_returned(tmp_path: Path) -> None:
+    def trains_on(norm: str | None, seed: int, log: RunLog) -> None:  # noqa: ARG001
+        log(step=1, valid=1.0, test=1.0)
+        if norm is not None:
+            raise KeyboardInterrupt
+        log(step=2, train=0.5)
+
+    with pytest.raises(KeyboardInterrupt):
+        normrnn.compare(trains_on, out=tmp_path)
+    ended, stopped = (normrnn.reporting.load(tmp_path / f"{n}-1") for n in ("none", "sequence"))
+    assert (ended.finished, ended.progress) == (True, "all 2")
+    assert not stopped.finished
+
+
+def test_a_saved_report_has_the_target_that_was_asked_for(tmp_path: Path) -> None:
+    result = normrnn.compare(falling, seeds=2, target=4.5, out=tmp_path / "out")
+    result.save(tmp_path / "saved.html")
+    figure = result.verdict.variants["sequence"].speed
+    assert figure is not None
+    assert figure.target == 4.5
+    for file in (tmp_path / "out/report.html", tmp_path / "saved.html"):
+        assert "to validation 4.5" in file.read_text()
+
+
+def test_a_foreign_config_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "none-1").mkdir()
+    for content in ("[]", "{}", "3", "{"):
+        (tmp_path / "none-1" / "config.json").write_text(content)
+        with pytest.raises(UserError, match="config"):
+            normrnn.compare(falling, out=tmp_path)
 
 
 def test_in_processes_of_their_own(cli: Cli, own_directory: Path, tmp_path: Path) -> None:

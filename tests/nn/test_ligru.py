@@ -2,12 +2,14 @@
 
 import io
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import normrnn
+from tests.deploy.exported import SUFFIXES, code
 from tests.helpers import STATISTICAL, build
 
 
@@ -66,11 +68,25 @@ def test_exported_programs(norm: str) -> None:
         torch.testing.assert_close(program.module()(other)[0], layer(other)[0])
 
 
-@pytest.mark.parametrize("form", ["onnx", "torch", "safetensors"])
-def test_other_formats_are_refused(form: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("form", ["torch", "safetensors"])
+def test_tensors_are_loaded_into_a_layer_without_norm(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = build("ligru", "sequence", dtype=torch.float32).eval(), torch.randn(5, 3, 3)
+    file = normrnn.export(layer, tmp_path / f"model.{SUFFIXES[form]}", format=form)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"MyModel": torch.nn.Module}
+    exec(code(file.with_suffix(".md").read_text()), names)
+    loaded = names["model"]
+    assert type(loaded) is normrnn.LiGRU
+    assert loaded.norm is None
+    torch.testing.assert_close(loaded(x)[0], layer(x)[0])
+
+
+def test_onnx_is_refused(tmp_path: Path) -> None:
     layer, x = build("ligru", "sequence", dtype=torch.float32).eval(), torch.randn(5, 3, 3)
     with pytest.raises(ValueError, match="LiGRU"):
-        normrnn.export(layer, tmp_path / "file", format=form, example=(x,))
+        normrnn.export(layer, tmp_path / "file", format="onnx", example=(x,))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     with pytest.raises(torch.onnx.OnnxExporterError) as error:
         torch.onnx.export(layer, (x,), tmp_path / "file", dynamo=True, verbose=False)

@@ -63,8 +63,11 @@ def test_whole_numbers_are_fine_for_fractions() -> None:
 def test_differences_have_dotted_names() -> None:
     config = ptb_small()
     other = replace(config, seed=2, model=replace(config.model, hidden=7))
-    assert differences(config, config) == {}
-    assert differences(config, other) == {"seed": (1, 2), "model.hidden": (200, 7)}
+    assert differences(to_dict(config), to_dict(config)) == {}
+    assert differences(to_dict(config), to_dict(other)) == {
+        "seed": "seed was 1, is now 2",
+        "model.hidden": "model.hidden was 200, is now 7",
+    }
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,11 @@ def _recorded_sums(
     return result
 
 
-def _refuse(layer: Normalised) -> None:
-    """Raise UserError for a network whose steps are not those of the recurrence."""
+def _refuse(task: Task, layer: Normalised) -> None:
+    """Raise UserError for a loss that not every step has a part in, or for a network whose steps
+    are not those of the recurrence."""
+    if not task.per_step:
+        raise UserError("gradients need a target per step; this data has one per sequence")
     if any(layer.zoneout):
         raise UserError("gradients are not recorded of a network with zoneout")
 
@@ -114,7 +117,7 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
     """
     model = task.model.double().eval()
     (layer,) = (m for m in model.modules() if isinstance(m, Normalised))
-    _refuse(layer)
+    _refuse(task, layer)
     measured: dict[str, dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
     total, count = 0.0, 0
     task.reset()
@@ -124,7 +127,7 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
             loss = task.loss(0, index)
         total, count = total + loss.total.item(), count + loss.count
         by_time = config.optimizer.loss == "sum_over_time"
-        scaled = loss.total / (loss.sequences if by_time else loss.count)
+        scaled = loss.differentiable / (loss.sequences if by_time else loss.count)
         (direct,) = torch.autograd.grad(scaled, passes[0].output, retain_graph=True)
         for name, series in _measure(passes[0], direct).items():
             for what, values in series.items():

@@ -17,7 +17,7 @@ from normrnn.files import expanded, open_regular, resolved
 
 SPLITS = ("train", "valid", "test")
 _PARTS = ("x", "y", "lengths", "groups")
-_KEYS = {*_PARTS, *(f"{part}_{split}" for part in _PARTS for split in SPLITS)}
+KEYS = {*_PARTS, *(f"{part}_{split}" for part in _PARTS for split in SPLITS)}
 _PERMUTATION_SEED = 1
 Array = np.ndarray[Any, Any]
 
@@ -87,7 +87,7 @@ def read_arrays(config: ArrayConfig) -> Arrays:
 
 def prepare(parts: Mapping[str, Any], options: ArraysConfig, where: str = "arrays") -> Arrays:
     """Check arrays and split them into training, validation and test sequences."""
-    unknown = sorted(set(parts) - _KEYS)
+    unknown = sorted(set(parts) - KEYS)
     if unknown:
         raise UserError(f"{where}: unknown array {unknown[0]!r}; known are x, y, lengths, groups")
     train = "x_train" if "x_train" in parts else "x"

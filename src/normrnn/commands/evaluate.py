@@ -4,7 +4,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from normrnn.commands.options import Directory, RunArgument, Use
+from normrnn.commands.options import RunArgument
 from normrnn.console import PlainConsole
 
 
@@ -14,8 +14,6 @@ def command(
     device: str = "cpu",
     threads: int = 0,
     one_stream: bool = True,
-    use: Use = "",  # noqa: ARG001  imported before the options are read
-    path: Directory = None,  # noqa: ARG001  imported before the options are read
 ) -> None:
     """Evaluate the best model of a run with running, recalibrated and batch statistics.
 
@@ -27,8 +25,6 @@ def command(
         device: Where to compute.
         threads: Threads of the tensor library; 0 is its own choice.
         one_stream: Also read the test text as one stream, as Zaremba did: slow for large nets.
-        use: Import paths (module:name) of the recipe or norm of your own that the run has.
-        path: Directory of the modules that import paths name.
     """
     from normrnn.engine.evaluate import show
     from normrnn.experiments.training import evaluate

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from normrnn.commands.options import parse, split_recipe
+from normrnn.commands.options import parse, parse_of_run, split_recipe
 from normrnn.config.base import Config, checked_norms
 from normrnn.config.extensions import is_import_path
 from normrnn.errors import UsageError, UserError
@@ -76,7 +76,7 @@ def _measure_runs(arguments: list[str]) -> int:
         """
         _write((_trained(path, data) for path in runs), batches, output)
 
-    return parse(options, "gradients RUN", arguments) or 0
+    return parse_of_run(options, "gradients RUN", arguments) or 0
 
 
 def _task(config: Config) -> "Task":
@@ -90,7 +90,7 @@ def _task(config: Config) -> "Task":
 
 
 def _trained(path: Path, data: str) -> "tuple[str, Config, Task]":
-    from normrnn.runs.load import load
+    from normrnn.experiments.training import load
     from normrnn.runs.store import RunDirectory
 
     config = RunDirectory(path).config()

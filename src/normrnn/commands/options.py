@@ -143,8 +143,8 @@ def chosen_config(config: Config) -> Config:
     return read_config(to_dict(config))
 
 
-def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
-    """Call `function` with what tyro reads from the arguments."""
+def parse(function: Callable[..., T], command: str, arguments: list[str], more: str = "") -> T:
+    """Call `function` with what tyro reads from the arguments; `more` is a part of the help."""
     words = [_expanded(argument) for argument in arguments]
     for name, value in zip(words, [*words[1:], None], strict=False):
         if (name in _FILES and value == "") or name in [f"{file}=" for file in _FILES]:
@@ -155,6 +155,7 @@ def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
         return functools.partial(function, *args, **kwargs)
 
     text = (inspect.getdoc(function) or "").partition("Args:")[0].strip()
+    text += f"\n\n{more}" if more else ""
     example = EXAMPLES.get(command) or EXAMPLES.get(command.split()[0])
     problem = io.StringIO()  # not a terminal: printed below without colours, and escaped
     try:
@@ -173,7 +174,30 @@ def parse(function: Callable[..., T], command: str, arguments: list[str]) -> T:
 
 def run_command(function: Callable[..., None], command: str, arguments: list[str]) -> None:
     """Run a command whose options are the arguments of a function."""
-    parse(function, command, import_named(arguments))
+    reads_run = "run" in inspect.signature(function).parameters
+    (parse_of_run if reads_run else parse)(function, command, arguments)
+
+
+def parse_of_run(function: Callable[..., T], command: str, arguments: list[str]) -> T:
+    """Parse the options of a command that reads runs, which may be of a user's own recipe."""
+    more = (
+        "Of a run with a recipe or norm of your own: --use MODULE:NAME imports it, --path DIR says"
+        " where its module is."
+    )
+    return parse(function, command, _without_imports(import_named(arguments)), more)
+
+
+def _without_imports(arguments: list[str]) -> list[str]:
+    """Return the arguments without --use and --path, which `import_named` has read.
+
+    >>> _without_imports(["RUN", "--use", "m:f", "--path=d", "-o", "x"])
+    ['RUN', '-o', 'x']
+    """
+    kept, names = [], ("--use", "--path")
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if not argument.startswith(tuple(f"{name}=" for name in names)):
+            kept += [] if argument in names or before in names else [argument]
+    return kept
 
 
 def _expanded(argument: str) -> str:

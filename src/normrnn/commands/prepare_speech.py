@@ -31,7 +31,7 @@ def librispeech(
 ) -> int:
     """Features and frame labels of a folder in LibriSpeech's layout, by forced alignment.
 
-    What was begun goes on when it is started again. Sound must be at 16 kHz: other rates are
+    The same command resumes. Sound must be at 16 kHz: other rates are
     skipped, several channels are averaged.
 
     Args:
@@ -66,7 +66,7 @@ def kaldi(
     """Features and frame labels of Kaldi data directories with pdf-level alignments.
 
     feats.scp is taken as it is; without it, features are computed from wav.scp (and segments),
-    with deltas. What was begun goes on when it is started again.
+    with deltas. The same command resumes.
 
     Args:
         data: Kaldi data directory to train on.
@@ -118,7 +118,7 @@ def _prepare(job: "Job", out: Path, processes: int) -> int:
         with _progress() as report:
             summary = prepare(job, out, processes or usable_cores(), report)
     except KeyboardInterrupt:
-        print(f"stopped; {out} keeps what is done, the same command goes on", file=sys.stderr)
+        print(f"stopped; {out} keeps what is done, the same command resumes", file=sys.stderr)
         return 130
     _show(summary, out)
     return 0

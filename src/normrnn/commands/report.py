@@ -1,6 +1,5 @@
 """`normrnn report RUN...`."""
 
-import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -41,8 +40,6 @@ def command(
 
     if not runs:
         raise UsageError("report needs at least one run directory")
-    if target is not None and not 0 < target < math.inf:
-        raise UsageError(f"--target must be a number above 0, not {target}")
     path = out or (runs[0] / FILE if len(runs) == 1 else Path(FILE))
     studies, places = find_studies(runs)
     found = without_repeats(find(places))

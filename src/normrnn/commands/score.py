@@ -25,9 +25,6 @@ def command(
         file: UTF-8 text; - is standard input, line by line as they come, --lines implied.
         lines: Also print, for each line, its perplexity, tokens and text, tab-separated.
     """
-    import torch
-    import torch.nn.functional as F
-
     from normrnn.config.measure import bits, perplexity
     from normrnn.runs.environment import named_device
     from normrnn.runs.store import RunDirectory
@@ -46,8 +43,7 @@ def command(
     last, nats, count, unknown = vocabulary.eos, 0.0, 0, 0
     for line in _input_lines() if is_input else _file_lines(file):
         ids = vocabulary.encode([line]).tolist()
-        logits = reader.push([last, *ids[:-1]])
-        lost = F.cross_entropy(logits, torch.tensor(ids), reduction="none").double().sum().item()
+        lost = reader.nats([last, *ids]).double().sum().item()
         if lines or is_input:
             print(f"{perplexity(lost / len(ids)):.2f}\t{len(ids)}\t{line}", flush=True)
         last, nats, count = ids[-1], nats + lost, count + len(ids)

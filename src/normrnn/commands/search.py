@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> int:
             space: JSON file: field to a list of values or to {"low", "high", "log"}; the paper's
                 unless given, where the paper has one.
             norms: Normalisations of a trial, comma-separated; none is the baseline.
-            sampler: Optuna's: random, tpe, gp, qmc, nsgaii, bruteforce.
+            sampler: Optuna's: random, tpe, bruteforce.
             pruner: Optuna's: none, median, hyperband, successivehalving.
             workers: Processes of this command, one thread each unless --threads says otherwise.
             processes: Processes that train each run of a worker together.

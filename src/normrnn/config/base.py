@@ -35,7 +35,9 @@ def checked_norms(chosen: "str | Iterable[str | None]", name: str) -> tuple[str,
     >>> checked_norms("none,frame", "norms"), checked_norms([None, "frame"], "norms")
     (('none', 'frame'), ('none', 'frame'))
     """
-    several = chosen.split(",") if isinstance(chosen, str) else chosen
+    several = chosen.split(",") if isinstance(chosen, str) else tuple(chosen)
+    if not several:
+        raise UsageError(f"{name} needs at least one normalisation")
     return tuple(dict.fromkeys(checked_norm(norm, name) for norm in several))
 
 

@@ -81,15 +81,19 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """Return dotted name -> (old value, new value) of the fields that differ.
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    """Return dotted name -> what changed, in words, of the values that differ.
 
-    >>> from normrnn.text.config import TextConfig
-    >>> differences(TextConfig(), TextConfig(level="char"))
-    {'level': ('word', 'char')}
+    >>> differences({"seed": 1, "text": {"level": "word"}}, {"seed": 1, "text": {"level": "char"}})
+    {'text.level': 'text.level was word, is now char'}
     """
-    a, b = flat(to_dict(old)), flat(to_dict(new))
-    return {k: (a.get(k), b.get(k)) for k in [*a, *(b.keys() - a.keys())] if a.get(k) != b.get(k)}
+    a, b = flat(old), flat(new)
+    pairs = {name: (a.get(name), b.get(name)) for name in {**a, **b}}
+    return {
+        name: f"{name} was {before}, is now {now}"
+        for name, (before, now) in pairs.items()
+        if repr(before) != repr(now)
+    }
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -197,8 +197,8 @@ def _is_row(row: Any) -> bool:
 def _result(row: Row, measure: Measure) -> Result:
     loss, streams = row["loss"], row.get("streams")
     more = ", read as one stream" if streams == 1 else ""
-    if isinstance(row.get("fer"), float):
-        more += f", {100 * row['fer']:.1f} % errors"
+    if measure.error_rate and isinstance(rate := row.get(measure.error_rate[0]), float):
+        more += f", {100 * rate:.1f} % errors"
     words = one_line(row["split"]), one_line(str(row["statistics"]))
     value = round(measure.of(loss), 6)
     return Result(*words, measure.name, value, measure.text(loss), int(row["count"]), more)

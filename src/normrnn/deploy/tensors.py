@@ -1,5 +1,7 @@
 """The formats torch and safetensors: tensors, and a description of plain torch.nn modules.
 
+A LiGRU, which torch does not have, is described as this package's, without normalisation.
+
 Reading them executes nothing: torch's file is a dict of tensors and plain values that
 `torch.load(..., weights_only=True)` reads, safetensors has the plain values as JSON.
 """
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from normrnn.deploy.networks import Network, folded, recurrent, with_layers
 from normrnn.files import write_whole
+from normrnn.nn import LiGRU
 from normrnn.nn.base import Normalised
 from normrnn.runs.store import sealed_tensors
 
@@ -30,7 +33,9 @@ def write(network: nn.Module, path: Path, format: str) -> str:
         raise ValueError(f"{type(network).__name__} holds no layer of normrnn: nothing to fold")
     usage = network.usage if isinstance(network, Network) else None
     notes = dict(network.notes) if isinstance(network, Network) else {}
-    plain = with_layers(network, lambda layer, name: folded(layer, name, keep=False))
+    plain = with_layers(
+        network, lambda layer, name: folded(layer, name, keep=isinstance(layer, LiGRU))
+    )
     weights = _separate({name: value.detach() for name, value in plain.state_dict().items()})
     modules = {name: _description(layer) for name, layer in recurrent(plain).items()}
     if usage is not None:
@@ -46,9 +51,13 @@ def write(network: nn.Module, path: Path, format: str) -> str:
         *content, _ = sealed_tensors(weights | values, {**metadata, **notes})
         write_whole(path, *content)
     code = _READ[format].format(name=json.dumps(path.name))
+    build = _MODEL if usage is None else _NETWORK
+    if any(module["type"] == "LiGRU" for module in modules.values()):
+        code = "import normrnn\n" + code
+        build = build.replace("torch.nn, m", 'normrnn if m["type"] == "LiGRU" else torch.nn, m')
+    code += build
     if usage is not None:
-        return code + _OURS + usage["tensors"]
-    code += _OWN
+        return code + usage["tensors"]
     code += _LENGTHS if any(layer.takes_lengths for layer in layers) else ""
     return code + (_RESETS if any(layer.takes_resets for layer in layers) else "")
 
@@ -64,6 +73,8 @@ def _description(module: nn.Module) -> dict[str, Any]:
         names += ["proj_size"] if module.proj_size else []
         names += ["nonlinearity"] if isinstance(module, nn.RNN) else []
     options = {name: getattr(module, name) for name in names}
+    if isinstance(module, LiGRU):
+        options["norm"] = None
     return {"type": type(module).__name__, "options": options}
 
 
@@ -95,12 +106,12 @@ modules = json.loads(notes["modules"]).items()
 values = {{n: weights.pop(n) for n in ("mean", "scale") if n in weights}}
 """,
 }
-_OURS = """\
+_NETWORK = """\
 model = torch.nn.ModuleDict({n: getattr(torch.nn, m["type"])(**m["options"]) for n, m in modules})
 model.load_state_dict(weights)
 model.eval().requires_grad_(False)
 """
-_OWN = """\
+_MODEL = """\
 model = MyModel()  # yours: any layers will do where it has recurrent ones
 for name, m in modules:
     layer = getattr(torch.nn, m["type"])(**m["options"])

@@ -300,8 +300,7 @@ class Trainer:
         self.optimizer.zero_grad()
         # Gradients are averaged over ranks, but each rank has a share of the sum.
         parts = loss.sequences if by_time else loss.count
-        objective = loss.total if loss.objective is None else loss.objective
-        (objective * self.ranks.size / parts).backward()
+        (loss.differentiable * self.ranks.size / parts).backward()
         norm = clip_gradients(self.parameters, config.optimizer.clip_norm)
         self.optimizer.step()
         return loss, norm

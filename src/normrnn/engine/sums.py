@@ -28,6 +28,11 @@ class Loss:
     sequences: int = 0
     """Sequences or streams, on all ranks; set by the task."""
 
+    @property
+    def differentiable(self) -> Tensor:
+        """Return the objective, or else the total."""
+        return self.total if self.objective is None else self.objective
+
 
 @dataclass
 class Sums:

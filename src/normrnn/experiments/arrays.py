@@ -6,17 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from normrnn.arrays.read import KEYS, prepare
 from normrnn.config.base import Config
 from normrnn.errors import UserError
 from normrnn.files import replacing
 
-_PARTS = ("x", "y", "lengths", "groups")
-NAMES = {part + split for part in _PARTS for split in ("", "_train", "_valid", "_test")}
-
 
 def array_parts(given: Mapping[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Return the arrays among arguments, and remove them from the settings."""
-    named = {name: settings.pop(name) for name in NAMES & settings.keys()}
+    named = {name: settings.pop(name) for name in KEYS & settings.keys()}
     return {name: _plain(v) for name, v in {**given, **named}.items() if v is not None}
 
 
@@ -36,8 +34,6 @@ def write_arrays(parts: Mapping[str, Any], config: Config, out: Path) -> Path:
 
     UserError, before anything is written, for arrays that cannot be trained on.
     """
-    from normrnn.arrays.read import prepare
-
     checked = prepare(parts, config.arrays)  # type: ignore[attr-defined]
     path = out / f"data-{checked.sha256[:12]}.npz"
     if not path.exists():

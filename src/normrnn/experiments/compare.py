@@ -1,6 +1,5 @@
 """Train several normalisations with several seeds and compare them: `normrnn.compare`."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +24,7 @@ from normrnn.processes import usable_cores
 from normrnn.recipes import usual_norms
 from normrnn.runs.names import CONFIG
 from normrnn.runs.note import read_note
+from normrnn.verdicts.verdict import check_target
 
 if TYPE_CHECKING:
     from normrnn.engine.task import Task
@@ -66,7 +66,7 @@ def compare(
         norms: Normalisations, a sequence or a comma-separated string; None or "none" is the
             baseline. A recipe of the paper has its own pair unless `norms` is given.
         seeds: Number of seeds.
-        data: What to train on.
+        data: What to train on; of a function, an argument for it.
         out: Directory for the runs, OUT/NORM-SEED. Runs that are there are resumed, or read if
             they have ended. By default runs/RECIPE; for arrays and functions, a temporary
             directory that is removed with the result.
@@ -90,12 +90,20 @@ def compare(
     parts = array_parts({"x": x, "y": y}, settings)
     if parts and what is not None:
         raise UsageError("compare takes arrays, or a recipe or function, not both")
+    if parts and data is not None:
+        raise UsageError("compare takes arrays, or data, not both")
     if what is None and not parts:
         raise UsageError("compare needs a recipe, a function, or x and y")
     _check_counts(seeds=seeds, workers=1 if workers is None else workers, processes=processes)
     train = None if what is None else _function(what, path)
     folder = TemporaryFolder() if out is None and (parts or train is not None) else None
+    check_target(target)
     if train is not None:
+        recipe_only = {"processes": processes > 1, "tune": tune, "tensorboard": tensorboard}
+        if given := [name for name, value in {**recipe_only, "csv": csv}.items() if value]:
+            raise UsageError(f"{given[0]} is for recipes, not for a function")
+        if data is not None:
+            settings["data"] = data
         place = folder.path if folder else Path(str(out))
         check_report(place)
         function, runs = run_functions(
@@ -104,8 +112,6 @@ def compare(
         return replace(conclude(runs, function, place, target), folder=folder)
     if higher_is_better:
         raise UsageError("higher_is_better is for functions: a recipe knows its measure")
-    if target is not None and not 0 < target < math.inf:
-        raise UsageError(f"--target must be a number above 0, not {target}")
     config = configured(what or "arrays", data, settings, path)
     place = folder.path if folder else Path(out or Path("runs") / folder_name(config.recipe))
     if parts:
@@ -241,6 +247,6 @@ def _updates(epochs: int, data: "Task", say: Callable[[str], None]) -> int:
 
     with torch.random.fork_rng(devices=[]):
         task = data.build(torch.device("cpu"))
-    if summary := getattr(task, "data_summary", ""):
-        say(summary)
+    if task.data_summary:
+        say(task.data_summary)
     return sum(task.updates(epoch) for epoch in range(epochs))

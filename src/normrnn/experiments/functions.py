@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from normrnn.config.extensions import find, handed_over, import_path
 from normrnn.config.function import KIND
-from normrnn.config.jsonio import flat
+from normrnn.config.jsonio import differences
 from normrnn.console import PlainConsole
 from normrnn.engine.launch import WORKER
 from normrnn.errors import UsageError, UserError
@@ -109,15 +109,11 @@ class FunctionJob(Job):
         try:
             found = json.loads(read_regular(path))
             epochs, _ = found.pop("epochs"), found.pop("metrics_sha256")
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path} is not the config.json of a training function") from None
-        old, new = flat(found), flat(self.config)
-        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-        if names:
-            changes = (f"{name} was {old.get(name)}, is now {new.get(name)}" for name in names)
+        if changed := ", ".join(differences(found, self.config).values()):
             raise UsageError(
-                f"{self.out} holds a run with other settings ({', '.join(changes)}): use another"
-                " --out"
+                f"{self.out} holds a run with other settings ({changed}): use another --out"
             )
         if epochs:
             self.ended = 0
@@ -178,6 +174,8 @@ def run_functions(
     """Call the function with every norm and seed; return its name and the run directories."""
     several = norms.split(",") if isinstance(norms, str) else norms
     names = list(dict.fromkeys(norm or BASELINE for norm in several))
+    if not names:
+        raise UsageError("norms needs at least one value")
     settings = dict(settings)
     first = settings.pop("seed", 1)
     _check_signature(train, settings)

@@ -59,4 +59,5 @@ def conclude(
         from normrnn.reporting.page import write_report
 
         write_report(found, out / REPORT, title, list(studies), target)
-    return Result(runs, group_verdicts(groups(runs), target=target), title)
+    verdicts = group_verdicts(groups(runs), target=target)
+    return Result(runs, verdicts, title, target=target, studies=studies)

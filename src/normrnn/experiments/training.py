@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from normrnn.config.base import Config
 from normrnn.config.extensions import is_import_path, is_recipe, use_norms
 from normrnn.config.extensions import use as use_name
-from normrnn.config.registry import recipe, with_settings
+from normrnn.config.registry import recipe, task_of, with_settings
 from normrnn.engine.launch import rank_and_size
 from normrnn.errors import UsageError
 
@@ -202,10 +202,12 @@ def load(
     Traceback (most recent call last):
     normrnn.errors.UserError: no-such-run is not a run directory: no config.json
     """
-    from normrnn.runs.load import load as load_run
+    from normrnn.runs.environment import named_device
+    from normrnn.runs.store import RunDirectory
 
     import_names(use, path)
-    return load_run(run if isinstance(run, str | Path) else run.path, device)
+    directory = RunDirectory(Path(run) if isinstance(run, str | Path) else run.path)
+    return task_of(directory.config()).load(directory, named_device(device))
 
 
 def sample(

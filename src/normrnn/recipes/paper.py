@@ -14,8 +14,6 @@ Figures = tuple[tuple[float, ...], tuple[float, ...]]
 class Paper:
     """Rows of one of the paper's tables: the baseline and the normalised network."""
 
-    table: str
-    model: str
     norm: str
     loss: str
     """What the losses are, in words."""
@@ -24,7 +22,6 @@ class Paper:
     digits: int = 2
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Arm -> the settings of its row, where the paper searched for them."""
-    remark: str = ""
     same_data: bool = True
     """Whether the recipe trains on the paper's data."""
 
@@ -47,11 +44,9 @@ class Paper:
         return self.baseline if known and not norms.get(norm).normalises else None
 
 
-def _words(model: str, *figures: float) -> Paper:
+def _words(*figures: float) -> Paper:
     a, b, c, d = ((figure,) for figure in figures)
     return Paper(
-        table="Table 2",
-        model=model,
         norm="frame",
         loss="train/valid",
         baseline=(a, b),
@@ -60,34 +55,26 @@ def _words(model: str, *figures: float) -> Paper:
     )
 
 
-_SMALL = _words("Small LSTM", 78.5, 119.2, 62.5, 120.9)
+_SMALL = _words(78.5, 119.2, 62.5, 120.9)
 _SPEECH = Paper(
-    table="Table 1",
-    model="BiRNN",
     norm="sequence",
     loss="FCE train/dev",
     # (FCE, FER)
     baseline=((0.95, 0.28), (1.11, 0.33)),
     normalised=((0.73, 0.22), (1.19, 0.34)),
 )
-_OTHER_SPEECH = replace(
-    _SPEECH,
-    remark="The paper's figures are of the Wall Street Journal corpus, 3,546 states and some"
-    " fifty times as much speech: other data, not to be matched.",
-    same_data=False,
-)
+_OTHER_SPEECH = replace(_SPEECH, same_data=False)
+"""The paper's figures are of the Wall Street Journal, 3,546 states and fifty times the speech."""
 PAPER = {
     "ptb-small": _SMALL,
     "ptb-small-authors": _SMALL,
-    "ptb-medium": _words("Medium LSTM", 49.1, 89.0, 41.0, 90.6),
-    "ptb-large": _words("Large LSTM", 49.3, 81.8, 35.0, 97.4),
+    "ptb-medium": _words(49.1, 89.0, 41.0, 90.6),
+    "ptb-large": _words(49.3, 81.8, 35.0, 97.4),
     "wsj": _SPEECH,
     "librispeech-mini": _OTHER_SPEECH,
     "librispeech-mini-small": _OTHER_SPEECH,
     "librispeech-mini-depth": _OTHER_SPEECH,
     "ptb-char": Paper(
-        table="Table 3",
-        model="Best network",
         norm="hidden",
         loss="nats train/valid",
         baseline=((1.05,), (1.10,)),
@@ -96,7 +83,6 @@ PAPER = {
             "none": {"optimizer.lr": 0.42, "optimizer.momentum": 0.95, "train.batch": 32},
             "hidden": {"optimizer.lr": 3.71e-4, "optimizer.momentum": 0.995, "train.batch": 128},
         },
-        remark="The paper's figures are the best of a search over 52 settings.",
     ),
 }
 """Recipe -> what it stands beside."""

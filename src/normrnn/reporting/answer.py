@@ -1,6 +1,5 @@
 """`normrnn.verdict`: compare the variants of run directories or of a user's own rows."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,8 +71,6 @@ def verdicts(
     margin: float = 0.01,
 ) -> list[Verdict]:
     """Compare the variants of several experiments: one verdict each."""
-    if target is not None and not (isinstance(target, int | float) and math.isfinite(target)):
-        raise UsageError(f"target must be a finite number, not {target!r}")
     if isinstance(rows, list | tuple) and len(rows) == 1 and isinstance(rows[0], str | Path):
         rows = rows[0]
     runs = _runs(rows)

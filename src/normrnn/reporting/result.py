@@ -35,6 +35,10 @@ class Result:
     title: str = "normrnn report"
     folder: Any = None
     """A temporary directory that holds the runs, removed with the result."""
+    target: float | None = None
+    """The validation value to reach that was asked for."""
+    studies: Sequence[Any] = ()
+    """The study that chose a setting, if one was tuned."""
 
     @property
     def verdict(self) -> Verdict:
@@ -51,7 +55,8 @@ class Result:
         """Write the HTML report."""
         from normrnn.reporting.page import write_report
 
-        write_report([RunOrProblem(run.path, run) for run in self.runs], Path(path), self.title)
+        runs = [RunOrProblem(run.path, run) for run in self.runs]
+        write_report(runs, Path(path), self.title, self.studies, self.target)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, those of `normrnn.verdict`."""

@@ -78,12 +78,16 @@ class Run:
     def finished(self) -> bool:
         """Whether all epochs are done."""
         asked = self.settings.get("epochs")
+        if self.config.get("kind") == KIND:  # known at its end only
+            return bool(asked)
         return bool(self.split("test")) or (bool(self.rows) and self.epochs_done == asked)
 
     @property
     def epochs_done(self) -> int:
         """Number of complete, validated epochs."""
         last = self.rows[-1]["epoch"] if self.rows else 0
+        if self.config.get("kind") == KIND:  # calls of `log`
+            return last
         validated: dict[int, set[int]] = {}
         for row in self.split("valid"):
             validated.setdefault(row["epoch"], set()).add(row["updates"])
@@ -139,7 +143,8 @@ class Run:
 
     def best(self, statistics: str | None = None, key: str = "loss") -> Row | None:
         """Return the validation row with the lowest loss, or lowest value of another key."""
-        rows = [r for r in self.split("valid", statistics or self.serving) if key in r]
+        rows = self.split("valid", statistics or self.serving)
+        rows = [row for row in rows if type(row.get(key)) in (int, float)]
         return min(rows, key=lambda row: row[key], default=None)
 
     def frame(self) -> Any:

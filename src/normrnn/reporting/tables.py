@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import mean, stdev
 
 from normrnn.reporting.groups import Group
 from normrnn.reporting.runs import Run
@@ -35,16 +34,6 @@ def as_markdown(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\`*_|<>[]" else c for c in text)
 
 
-def spread(values: Sequence[float], digits: int) -> str:
-    """Format mean and standard deviation.
-
-    >>> spread([1.0, 2.0, 3.0], 1)
-    '2.0 ± 1.0'
-    """
-    around = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):,.{digits}f}{around}"
-
-
 def details_tables(verdict: Verdict) -> list[Table]:
     """Return a table per variant with all figures of a verdict."""
     tables = []
@@ -65,17 +54,18 @@ def runs_table(group: Group) -> Table:
     kinds = [k for k in _STATISTICS if any(run.split("valid", k) for run in group.runs)]
     several = any(run.normalisation.keeps_statistics for run in group.runs)
     tested = any(run.split("test") for run in group.runs)
-    errors = any("fer" in row for run in group.runs for row in run.split("valid"))
+    key, name = shown.error_rate or ("", "")
+    errors = any(key in row for run in group.runs for row in run.split("valid"))
     head = ["run", "epochs", "train"]
     head += [f"{shown.held_out}, {kind}" if several else shown.held_out for kind in kinds]
-    head += ["FER"] * errors + ["test"] * tested + [f"{shown.unit}/s", "seconds"]
+    head += [name] * errors + ["test"] * tested + [f"{shown.unit}/s", "seconds"]
     rows = []
     for arm in group.arms:
         for run in arm.runs:
             row = [f"{arm.name}, seed {run.seed}", run.progress + ", running" * run.training]
             row.append(shown.text(_best_train(run)))
-            row += [shown.text(_loss(run, kind)) for kind in kinds]
-            row += [_number(_fer(run), 3)] * errors
+            row += [shown.text(_lowest(run, "loss", kind)) for kind in kinds]
+            row += [_number(_lowest(run, key), 3)] * errors
             row += [shown.text(test_loss(run))] * tested
             rows.append([*row, _number(run.rate, 0), f"{run.seconds:,.0f}"])
     note = "Best epoch of each column. Train: running average in training mode."
@@ -89,14 +79,9 @@ def _best_train(run: Run) -> float | None:
     return min((row["loss"] for row in done), default=None)
 
 
-def _loss(run: Run, kind: str) -> float | None:
-    row = run.best(kind)
-    return None if row is None else row["loss"]
-
-
-def _fer(run: Run) -> float | None:
-    row = run.best(key="fer")
-    return None if row is None else row["fer"]
+def _lowest(run: Run, key: str, kind: str | None = None) -> float | None:
+    row = run.best(kind, key)
+    return None if row is None else row[key]
 
 
 def test_loss(run: Run) -> float | None:

@@ -33,10 +33,6 @@ class Checkpoints:
         self.newest, self.previous = folder / CHECKPOINT, folder / PREVIOUS
         self._keep_previous = False
 
-    def exist(self) -> bool:
-        """Whether there is a checkpoint to resume from."""
-        return self.newest.exists() or self.previous.exists()
-
     def write(self, payload: Mapping[str, Any], note: Mapping[str, Any]) -> None:
         """Write a checkpoint; the newest becomes the previous one."""
         # In memory first: torch's own writer reports a full disk as an internal error.

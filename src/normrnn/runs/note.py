@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from normrnn.config.jsonio import flat
+from normrnn.config.jsonio import differences, flat
 from normrnn.errors import UserError
 from normrnn.files import largest_tensors, open_regular, read_regular
 from normrnn.runs.names import CHECKPOINT, CONFIG, METRICS
@@ -81,12 +81,8 @@ def config_changes(folder: Path, config: Mapping[str, Any]) -> Changes | None:
     written = (read_note(folder) or {}).get("config")
     if not isinstance(written, Mapping):
         return None
-    now = flat(config)
-    changed = {
-        name: f"{name} was {value}, is now {now.get(name)}"
-        for name, value in flat(written).items()
-        if name not in now or repr(now[name]) != repr(value)
-    }
+    known = flat(written)  # fields that were added later are not edits
+    changed = {k: text for k, text in differences(written, config).items() if k in known}
     if changed and not trusted(folder):
         return None
     own = [changed.pop(name) for name in ("epochs", "data") if name in changed]

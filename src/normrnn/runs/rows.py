@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,35 +75,11 @@ def left_out(rows: Iterable[Row]) -> list[str]:
     ]
 
 
-def epoch_averages(rows: Sequence[Row]) -> list[Row]:
-    """Return a row per epoch with the running average in training: the loss over tokens,
-    `batch_ppl` over mini-batches."""
-    parts: dict[int, list[Row]] = {}
+def epoch_averages(rows: Iterable[Row]) -> list[Row]:
+    """Return epoch and loss, the running average in training over targets, of every epoch."""
+    sums: dict[int, tuple[float, int]] = {}
     for row in rows:
         if row["split"] == "train":
-            parts.setdefault(row["epoch"], []).append(row)
-    return pooled(list(parts.values()))
-
-
-def pooled(parts: Sequence[list[Row]]) -> list[Row]:
-    """Return one averaged row for each part of consecutive train rows."""
-    averages: list[Row] = []
-    before = 0
-    for part in parts:
-        updates = [before, *(row["updates"] for row in part)]
-        counts = [row["count"] for row in part]
-        steps = [b - a for a, b in pairwise(updates)]
-        row = {key: part[-1][key] for key in ("epoch", "updates", "seconds")}
-        row |= {"count": sum(counts), "loss": _weighted(part, "loss", counts)}
-        if all("batch_ppl" in r for r in part):
-            row["batch_ppl"] = _weighted(part, "batch_ppl", steps)
-        for key in ("fer", "error"):
-            if all(key in r for r in part):
-                row[key] = _weighted(part, key, counts)
-        averages.append(row)
-        before = updates[-1]
-    return averages
-
-
-def _weighted(rows: Sequence[Row], key: str, weights: Sequence[int]) -> float:
-    return sum(r[key] * w for r, w in zip(rows, weights, strict=True)) / sum(weights)
+            total, count = sums.get(row["epoch"], (0.0, 0))
+            sums[row["epoch"]] = total + row["loss"] * row["count"], count + row["count"]
+    return [{"epoch": epoch, "loss": total / count} for epoch, (total, count) in sums.items()]

@@ -100,13 +100,10 @@ class RunDirectory:
         except OSError as error:
             raise UserError(f"{self.path / name} cannot be read: {error.strerror}") from None
 
-    def write_json(self, name: str, value: Any) -> None:
-        """Write a JSON file."""
-        self.write(name, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
-
     def write_config(self, config: Config) -> None:
         """Save the config."""
-        self.write_json(CONFIG, to_dict(config))
+        text = json.dumps(to_dict(config), indent=2, allow_nan=False)
+        self.write(CONFIG, f"{text}\n".encode())
 
     def config(self, kind: type[C] = Config) -> C:
         """Return the run's config; UserError if it is of another task."""
@@ -286,14 +283,15 @@ def changed_fields(old: Config, new: Config) -> str:
 
     The epochs may differ, and the data may have moved with the same content.
     """
-    changed = differences(old, new)
+    changed = differences(to_dict(old), to_dict(new))
     gamma = "model.gamma"
     if len({settled(flat(to_dict(config))).get(gamma) for config in (old, new)}) == 1:
         changed.pop(gamma, None)
     for name in ("epochs", "data", "shared_initialisation"):
         changed.pop(name, None)
     if "recipe" in changed:
-        changed = {"recipe": changed["recipe"]}
-    # The hash itself is not shown.
-    data = [DATA_CHANGED] if changed.pop("data_sha256", None) else []
-    return ", ".join(data + [f"{k} was {a}, is now {b}" for k, (a, b) in changed.items()])
+        return changed["recipe"]
+    if "data_sha256" in changed:  # the hash itself is not shown
+        del changed["data_sha256"]
+        changed = {"data": DATA_CHANGED, **changed}
+    return ", ".join(changed.values())

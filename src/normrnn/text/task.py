@@ -168,7 +168,7 @@ class LanguageTask(Task):
             with using(model, statistics):
                 score = self.score_batches(model, "test", one, never, False)
             row = self.row(score, "test", kind, streams=1)
-            del row["batch_ppl"]  # a mean over windows of this length is nobody's figure
+            del row["batch_ppl"]  # a mean over windows of another length
             rows.append(row)
         return rows
 

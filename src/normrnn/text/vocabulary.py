@@ -78,7 +78,7 @@ class Vocabulary:
         return self._encoded([s for line in lines for s in tokens(line, self.level)])
 
     def begin(self, text: str) -> list[int]:
-        """Return the ids of a text whose last line goes on: no <eos> after it.
+        """Return the ids of a text whose last line is incomplete: no <eos> after it.
 
         >>> Vocabulary(("<eos>", "a", " "), "char").begin(" a\\na ")
         [2, 1, 0, 1, 2]

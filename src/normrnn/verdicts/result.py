@@ -125,7 +125,6 @@ def verdict_of(
     baseline: str | None = None,
     settings: Settings | None = None,
     measure: str = "value",
-    title: str = "",
 ) -> Verdict:
     """Compare all variants of these runs with the baseline."""
     settings = settings or Settings()
@@ -139,7 +138,6 @@ def verdict_of(
         measure,
         settings.paired,
         settings.higher_is_better,
-        title,
     )
 
 

@@ -137,6 +137,12 @@ class Settings:
         return -1 if self.higher_is_better else 1
 
 
+def check_target(target: float | None) -> None:
+    """Raise UsageError unless the target, if there is one, is a finite number."""
+    if target is not None and not (isinstance(target, int | float) and math.isfinite(target)):
+        raise UsageError(f"target must be a finite number, not {target!r}")
+
+
 def compare_runs(
     runs: Sequence[PlainRun], baseline: str | None, settings: Settings
 ) -> tuple[str, dict[str, VariantVerdict], list[tuple[str, float]], list[str]]:
@@ -145,6 +151,7 @@ def compare_runs(
     Returns the baseline's name, the verdicts, all variants with the mean of their quality, the best
     first (without those that diverged), and notes on runs that lack values which others have.
     """
+    check_target(settings.target)
     if not 0 <= settings.margin < math.inf:
         raise UsageError(f"margin must be at least 0, not {settings.margin}")
     variants: dict[str, list[PlainRun]] = {}

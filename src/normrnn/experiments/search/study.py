@@ -23,7 +23,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from normrnn.config.base import Config
-from normrnn.config.jsonio import flat, to_dict
+from normrnn.config.jsonio import differences, flat, to_dict
 from normrnn.errors import UsageError, UserError, notice
 from normrnn.experiments.search.space import Space
 from normrnn.runs.store import DATA_CHANGED
@@ -85,16 +85,12 @@ class Plan:
 
     def changes(self, other: dict[str, Any]) -> str:
         """Return in words how another identity differs; empty if it does not."""
-        a, b = flat(other), flat(self.identity())
-        changed = [k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
+        changed = differences(other, self.identity())
         if "config.recipe" in changed:
-            changed = ["config.recipe"]
-        return ", ".join(
-            DATA_CHANGED
-            if k == "config.data_sha256"
-            else f"{k.removeprefix('config.')} was {a.get(k)}, is now {b.get(k)}"
-            for k in changed
-        )
+            changed = {"": changed["config.recipe"]}
+        if "config.data_sha256" in changed:
+            changed["config.data_sha256"] = DATA_CHANGED
+        return ", ".join(changed[name].removeprefix("config.") for name in sorted(changed))
 
 
 def open_storage(url: str) -> RDBStorage:
