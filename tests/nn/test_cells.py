@@ -91,7 +91,7 @@ def test_unbatched(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_others_need_a_sequence_and_say_so(kind: str, norm: str) -> None:
     make, layer_of, _, own = KINDS[kind]
-    wrong = rf"'{norm}'.*over a sequence.*normrnn\.{layer_of.__name__}, or norm='layer' or None"
+    wrong = rf"'{norm}'.*over a sequence.*normrnn\.{layer_of.__name__}, or norm='layer', 'rms'"
     with pytest.raises(ValueError, match=wrong):
         make(3, 4, norm=norm, **own)
     with pytest.raises(ValueError, match="unknown norm='batch'"):

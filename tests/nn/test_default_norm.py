@@ -54,7 +54,7 @@ class TestNotGiven:
 
 class TestSignatures:
     OWN = "norm eps momentum affine track_running_stats gamma cell_norm time_steps sync"
-    OWN += " process_group shrinkage weight_drop dropout_kind zoneout"
+    OWN += " process_group shrinkage weight_drop dropout_kind zoneout learn_initial_state"
 
     @pytest.mark.parametrize("make", LAYERS)
     def test_all_arguments_are_shown(self, make: Any) -> None:

@@ -158,12 +158,25 @@ def test_cells_by_our_own_export(kind: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found, model(x, h).numpy(), atol=1e-5)
 
 
-def test_a_file_that_would_hold_a_constant_is_not_written(tmp_path: Path) -> None:
-    class Constant(nn.Module):
+def test_arrays_of_numpy_inside_a_model_are_not_constants(tmp_path: Path) -> None:
+    class Doubled(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.from_numpy(x.detach().numpy() * 2)
 
-    file = tmp_path / "constant.onnx"
-    with pytest.raises(ValueError, match="it would be a constant in the file"):
-        normrnn.export(Constant(), file, format="onnx", example=(torch.randn(2, 3),))
-    assert not file.exists()
+    file = tmp_path / "doubled.onnx"
+    normrnn.export(Doubled(), file, format="onnx", example=(torch.randn(2, 3),))
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    x = torch.randn(4, 3)
+    (found,) = session.run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(found, 2 * x.numpy())
+
+
+def test_an_argument_that_a_model_ignores_stays_an_argument(tmp_path: Path) -> None:
+    class First(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002
+            return x + 1
+
+    file, example = tmp_path / "first.onnx", (torch.randn(2, 3), torch.ones(2, 3))
+    normrnn.export(First(), file, format="onnx", example=example)
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    assert [given.name for given in session.get_inputs()] == ["x", "y"]

@@ -255,17 +255,20 @@ def _named(model: nn.Module, example: tuple[Any, ...]) -> dict[str, Tensor]:
 def _free(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, dict[int, str]]:
     """Name the axes that may change: the first two, of a state in a tuple its batch.
 
+    Of a model of cells, without a recurrent layer, the first one is the batch.
+
     Names are unique: equal names would promise equal sizes.
     """
     sizes = {
         (one.num_layers * (1 + one.bidirectional), one.hidden_size)
         for one in recurrent(model).values()
     }
-    free = {}
+    has_cells = not sizes and any(isinstance(m, nn.RNNCellBase) for m in model.modules())
+    most, free = 1 if has_cells else 2, {}
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
         is_state = "." in name and len(shape) == 3 and (shape[0], shape[2]) in sizes
-        axes: Sequence[int] = (1,) if is_state else range(min(2, len(shape)))
+        axes: Sequence[int] = (1,) if is_state else range(min(most, len(shape)))
         free[name] = {axis: f"{name.replace('.', '_')}_axis{axis}" for axis in axes}
     return free
 

@@ -9,7 +9,7 @@ from normrnn.nn import stack, tracing
 from normrnn.nn.normaliser import GateNorm
 from normrnn.nn.options import Device, NormName, Options
 from normrnn.ops.call import CELLS, Weights
-from normrnn.ops.layout import Steps
+from normrnn.ops.layout import Steps, Traced
 
 
 class NormalisedCell(nn.RNNCellBase):
@@ -79,14 +79,16 @@ class NormalisedCell(nn.RNNCellBase):
         if state is not None:
             state = tuple(s.unsqueeze(0) for s in state)
         self._check(rows, state)
-        steps = Steps.dense(1, len(rows))
+        B = rows.shape[0]
+        is_exporting = torch.compiler.is_exporting()
+        steps = Traced(1, B, B, is_scanned=True) if is_exporting else Steps.dense(1, B)
         parts = stack.Parts([weights], [norm], [norm.resolve(steps)])
         _, final = stack.run(self, stack.Batch(rows, steps, state), parts)
         return tuple(s[0] for s in final)
 
     def _check(self, rows: Tensor, state: Any) -> None:
-        wanted = {"input": (rows, (len(rows), self.input_size))}
-        size = 1, len(rows), self.hidden_size
+        wanted = {"input": (rows, (rows.shape[0], self.input_size))}
+        size = 1, rows.shape[0], self.hidden_size
         wanted |= {f"hx[{k}]": (s, size) for k, s in enumerate(state or ())}
         for what, (value, shape) in wanted.items():
             if value.shape != shape:
