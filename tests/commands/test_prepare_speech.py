@@ -227,7 +227,7 @@ def test_ctrl_c_on_a_terminal_keeps_what_is_done(tmp_path: Path, processes: str)
     text = shown.decode("utf-8", "replace")
     assert os.waitstatus_to_exitcode(status) == 130, text
     assert "Traceback" not in text
-    assert "the same command goes on" in text
+    assert "the same command resumes" in text
     assert "/24" in text  # of the progress bar
     kept = len(list(parts.iterdir()))
     assert 0 < kept < 24
