@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from normrnn import processes
-from normrnn.console import PlainConsole
-from normrnn.engine.start import open_experiment
 from normrnn.experiments import compare as command
-from normrnn.experiments.jobs import plan
 from normrnn.processes import Child, stop, usable_cores
 from normrnn.text.config import LanguageConfig
 
@@ -40,10 +37,14 @@ def test_a_comparison_starts_as_many_processes(
 ) -> None:
     cores.write_text("300000 100000\n")
     limits: list[int] = []
-    monkeypatch.setattr(command, "run_jobs", lambda _jobs, limit, _watch: limits.append(limit))
-    request = command.Request((), 1, 0, Path())
-    arms = plan(tiny, ["none"], 1, tmp_path / "out")
-    command._train(arms, request, open_experiment(tiny), PlainConsole(quiet=True))
+
+    def record(_jobs: object, limit: int, _watch: object) -> None:
+        limits.append(limit)
+        raise InterruptedError
+
+    monkeypatch.setattr(command, "run_jobs", record)
+    with pytest.raises(InterruptedError):
+        command.compare(tiny, norms=["none"], out=tmp_path / "out")
     assert limits == [3]
 
 

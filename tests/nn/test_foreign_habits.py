@@ -267,8 +267,8 @@ class Scaled(normrnn.GRU):
         super().__init__(*args, **options)
         self.scale = nn.Parameter(torch.tensor(3.0))
 
-    def forward(self, input: Any, hx: Any = None, lengths: Any = None, resets: Any = None) -> Any:
-        return super().forward(input * self.scale, hx, lengths, resets)
+    def forward(self, input: Any, hx: Any = None, *args: Any, **options: Any) -> Any:
+        return super().forward(input * self.scale, hx, *args, **options)
 
 
 class Renamed(normrnn.GRU):

@@ -167,7 +167,7 @@ def test_arrays_of_numpy_inside_a_model_are_not_constants(tmp_path: Path) -> Non
     normrnn.export(Doubled(), file, format="onnx", example=(torch.randn(2, 3),))
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     x = torch.randn(4, 3)
-    (found,) = session.run(None, {"x": x.numpy()})
+    found: Any = session.run(None, {"x": x.numpy()})[0]
     np.testing.assert_allclose(found, 2 * x.numpy())
 
 

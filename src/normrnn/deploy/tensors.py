@@ -71,7 +71,7 @@ def _description(module: nn.Module) -> dict[str, Any]:
     else:
         names = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "bidirectional"]
         names += ["proj_size"] if module.proj_size else []
-        names += ["nonlinearity"] if module.mode.startswith("RNN") else []
+        names += ["nonlinearity"] if str(module.mode).startswith("RNN") else []
     options = {name: getattr(module, name) for name in names}
     if isinstance(module, LiGRU):
         options["norm"] = None
