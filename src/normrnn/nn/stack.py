@@ -33,9 +33,8 @@ class Batch(NamedTuple):
 
     def states(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the batch with changed states."""
-        state, reset_to = (
-            both and tuple([change(s) for s in both]) for both in (self.state, self.reset_to)
-        )
+        state = self.state and tuple([change(s) for s in self.state])
+        reset_to = self.reset_to and tuple([change(s) for s in self.reset_to])
         return self._replace(state=state, reset_to=reset_to)
 
 

@@ -186,7 +186,8 @@ def _sizes(tensors: Sequence[Tensor | None]) -> Sizes:
 
 def _zoneout_rows(tensors: Sequence[Tensor | None]) -> tuple[bool, ...]:
     """Whether zoneout of h and of c has a row per frame."""
-    return tuple(t is not None and len(t) > 1 for t in tensors[Tensors.ZONEOUT : Tensors.NORM])
+    h, c = tensors[Tensors.ZONEOUT : Tensors.NORM]
+    return h is not None and len(h) > 1, c is not None and len(c) > 1
 
 
 @lru_cache(maxsize=256)
