@@ -105,7 +105,7 @@ def read_text(path: Path) -> str:
     try:
         return read_regular(path, ROWS).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UserError(f"{path} is no UTF-8 text") from None
+        raise UserError(f"{path} is not UTF-8 text") from None
 
 
 def is_stream(path: str | Path) -> bool:

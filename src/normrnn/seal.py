@@ -48,7 +48,7 @@ def sealed_json(values: dict[str, Any]) -> bytes:
 def read_json(path: Path, kind: type[T]) -> tuple[T, bool]:
     """Return the content of a JSON file of this type, and whether it has a hash.
 
-    FileNotFoundError if there is no such file; UserError if it is damaged or cannot be read.
+    FileNotFoundError if the file does not exist; UserError if it is damaged or cannot be read.
     """
     try:
         content = read_regular(path)

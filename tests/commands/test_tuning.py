@@ -48,7 +48,7 @@ def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "values", "said"),
     [
-        ("optimizer.rate", "", "--tune has optimizer.rate, which is no field of ptb-small"),
+        ("optimizer.rate", "", "--tune has optimizer.rate, which is not a field of ptb-small"),
         ("train.batch", "", "--tune train.batch needs --tune-values, as in --tune-values 32,"),
         ("optimizer.momentum", "", "needs --tune-values"),  # 0: three times it is the same
         ("optimizer.lr", "1", "at least 2 values, not 1"),

@@ -32,8 +32,8 @@ def test_the_papers_space() -> None:
     [
         ({}, "at least one config field"),
         ([1], "a space is a JSON object"),
-        ({"optimizer.speed": [1]}, "optimizer.speed, which is no field of ptb-char"),
-        ({"optimizer": [1]}, "optimizer, which is no field"),
+        ({"optimizer.speed": [1]}, "optimizer.speed, which is not a field of ptb-char"),
+        ({"optimizer": [1]}, "optimizer, which is not a field"),
         ({"norm": ["none"]}, "norm, which a search does not vary"),
         ({"text.level": ["word", "char"]}, "text.level"),
         ({"optimizer.lr": []}, "optimizer.lr"),

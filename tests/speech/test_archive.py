@@ -129,7 +129,7 @@ def test_headers_are_not_believed(
         (b"", "nothing"),
         (b"\0BFM \4\1\0", "cut off in its header"),
         (b"\0BFM \5\1\0\0\0\4\1\0\0\0....", "its header is none"),
-        (b"\0BCM2 \0\0\xc0\x7f\0\0\0\0\1\0\0\0\1\0\0\0..", "its scale is no number"),
+        (b"\0BCM2 \0\0\xc0\x7f\0\0\0\0\1\0\0\0\1\0\0\0..", "its scale is not a number"),
         (b" [ 1 secret ]\n", "a matrix in text"),
     ],
 )
@@ -275,7 +275,7 @@ def test_tables(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="line 2 has u1 a second time"):
         read_table(path)
     path.write_bytes(b"u1 \xff\n")
-    with pytest.raises(UserError, match="no UTF-8 text"):
+    with pytest.raises(UserError, match="not UTF-8 text"):
         read_table(path)
     with pytest.raises(UserError, match="lacks nothing"):
         read_table(tmp_path / "nothing")

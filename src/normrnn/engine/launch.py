@@ -27,7 +27,7 @@ from normrnn.runs.names import LOG
 WORKER = "normrnn.experiments.worker"
 LAUNCHER = "normrnn.engine.launch"
 DIVERGED = 3
-"""Exit code of a run whose loss is no finite number any more."""
+"""Exit code of a run whose loss is no longer finite."""
 STORE = "NORMRNN_STORE"
 """Environment variable: the file through which the processes of a run find each other."""
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT")

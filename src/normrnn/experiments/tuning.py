@@ -85,7 +85,7 @@ def tuning(config: Config, norms: Sequence[str], tune: str | Mapping[str, Any]) 
     ((field, values),) = given.items()
     fields = flat(to_dict(config))
     if field not in fields:
-        raise UsageError(f"--tune has {field}, which is no field of {config.recipe}")
+        raise UsageError(f"--tune has {field}, which is not a field of {config.recipe}")
     now = fields[field]
     if field in _NOT_TUNED:
         raise UsageError(f"--tune {field}: runs that differ in it are not better or worse settings")

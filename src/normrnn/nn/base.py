@@ -330,7 +330,7 @@ class Normalised(Parameters):
         is_possible = not draws and all(n.is_fixed for n in normalisers)
         if is_onnx_export():
             if self.mode == "LIGRU":
-                tracing.refuse_onnx(self, "its cell, which is no operator of ONNX")
+                tracing.refuse_onnx(self, "its cell, which has no ONNX operator")
             if not is_possible:
                 tracing.refuse_onnx(self, "dropout" if draws else "batch statistics")
             if any(n.needs_eigenvectors for n in normalisers):

@@ -145,7 +145,7 @@ class GateNorm(nn.Module):
 
         ``shared`` is for results that the directions of a layer have in common.
         """
-        raise NotImplementedError(f"{type(self).__name__} is no change of weights")
+        raise NotImplementedError(f"{type(self).__name__} does not change the weights")
 
     def folded(self, weights: Weights) -> Weights:
         """Return plain weights of the same eval output."""

@@ -111,7 +111,7 @@ def find_matrix(file: BufferedIOBase, key: str, path: Path) -> Matrix:
     else:
         low, span, rows, columns = _header(file, _SCALE, where)
         if not (np.isfinite(low) and np.isfinite(span)):
-            raise Unusable(f"{where} is damaged: its scale is no number")
+            raise Unusable(f"{where} is damaged: its scale is not a number")
     if rows <= 0 or columns <= 0:
         raise Unusable(f"{where} has {rows} rows and {columns} columns: nothing to read")
     size = rows * columns * np.dtype({**_PLAIN, **_CODES}[kind]).itemsize

@@ -348,7 +348,7 @@ def without(name: str) -> Callable[[Path], None]:
     [
         (without("feats.scp"), "neither feats.scp nor wav.scp"),
         (lambda data: (data / "feats.scp").write_text("a-1 x:1\na-1 y:2\n"), "a second time"),
-        (lambda data: (data / "utt2spk").write_bytes(b"\xff\n"), "no UTF-8 text"),
+        (lambda data: (data / "utt2spk").write_bytes(b"\xff\n"), "not UTF-8 text"),
     ],
 )
 def test_broken_directories(

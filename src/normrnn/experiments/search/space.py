@@ -59,7 +59,7 @@ def check(space: Any, config: Config, norms: Sequence[str] = ("none",)) -> None:
     fields, ends = flat(to_dict(config)), {}
     for name, values in space.items():
         if name not in fields:
-            raise UsageError(f"the space has {name}, which is no field of {config.recipe}")
+            raise UsageError(f"the space has {name}, which is not a field of {config.recipe}")
         if name in NOT_VARIED:
             raise UsageError(f"the space has {name}, which a search does not vary")
         if name.startswith(MEASURED):
