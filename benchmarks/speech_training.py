@@ -100,7 +100,7 @@ def engine(config: SpeechConfig, split: SpeechSplit, where: Path) -> Callable[[]
         "",
     )
     task = SpeechTask(config, corpus).build(torch.device("cpu"))
-    display = PlainDisplay(config.epochs, config.own_measure)
+    display = PlainDisplay(config.epochs, config.loss_measure)
     trainer = Trainer(config, task, RunDirectory(where), display, Interrupt())
     task.model.train()
 

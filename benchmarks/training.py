@@ -89,7 +89,7 @@ def engine(config: LanguageConfig, ids: torch.Tensor, where: Path) -> Trainer:
     symbols = (EOS, *(f"w{i}" for i in range(VOCABULARY - 1)))
     task = LanguageTask(config, Corpus(ids, ids, ids, Vocabulary(symbols)))
     task.build(torch.device("cpu"))
-    display = PlainDisplay(config.epochs, config.own_measure)
+    display = PlainDisplay(config.epochs, config.loss_measure)
     trainer = Trainer(config, task, RunDirectory(where), display, Interrupt())
     task.model.train()
     return trainer

@@ -23,7 +23,7 @@ class MajorityConfig(Config):
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:
         long = f"surprise in bits, {settings['hidden']} cells"
-        return Measure(name="surprise", long=long, of=bits, columns={"surprise": bits})
+        return Measure(name="surprise", long=long, convert=bits, columns={"surprise": bits})
 
 
 def majority() -> MajorityConfig:

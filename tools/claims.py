@@ -189,7 +189,7 @@ def find_figure(group: Group | None, norm: str, name: str) -> Figure | None:
 def _points(run: Run, group: Group, kind: str) -> list[Point]:
     own = kind if run.normalisation.keeps_statistics else run.serving
     rows = run.split("valid", own)
-    return [Point(row["updates"], group.measure.of(row["loss"])) for row in rows]
+    return [Point(row["updates"], group.measure.convert(row["loss"])) for row in rows]
 
 
 def describe(figure: Figure | None, measure: str = "") -> str:
@@ -341,7 +341,7 @@ def _same_weights(group: Group, norm: str, kind: str) -> Figure | None:
             continue
         for name in ("running", kind):
             at = [r for r in run.split("valid", name) if r["updates"] == top["updates"]]
-            points = [Point(row["updates"], group.measure.of(row["loss"])) for row in at]
+            points = [Point(row["updates"], group.measure.convert(row["loss"])) for row in at]
             plain += [PlainRun(name, run.seed, {"valid": points})] if points else []
     if {run.variant for run in plain} != {"running", kind}:
         return None

@@ -36,7 +36,7 @@ class Norm:
     """The rows that share a mean and a variance: all of a batch, or those of one time step; more
     than one is needed. None: every row stands for itself."""
     looks_ahead: bool = False
-    """Whether batch statistics use later frames: a score with them is then no perplexity."""
+    """Whether batch statistics use later frames: they cannot score the prediction of those."""
     sync: bool = False
     """Whether statistics can be pooled over processes."""
     more_rows_than_features: bool = False

@@ -68,7 +68,7 @@ def _masks(config: LanguageConfig) -> list[Tensor]:
     assert isinstance(task.model.dropout, nn.Module)
     task.model.dropout.register_forward_hook(record)
     run = RunDirectory(Path(config.data))
-    trainer = Trainer(config, task, run, Silent()(1, config.own_measure), Interrupt())
+    trainer = Trainer(config, task, run, Silent()(1, config.loss_measure), Interrupt())
     task.model.train()
     for _ in range(2):
         trainer.update()

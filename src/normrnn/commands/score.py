@@ -25,10 +25,10 @@ def command(
         file: UTF-8 text; - is standard input, line by line as they come, --lines implied.
         lines: Also print, for each line, its perplexity, tokens and text, tab-separated.
     """
-    from normrnn.config.measure import bits, perplexity
+    from normrnn.config.measure import bits
     from normrnn.runs.environment import named_device
     from normrnn.runs.store import RunDirectory
-    from normrnn.text.config import LanguageConfig
+    from normrnn.text.config import LanguageConfig, perplexity
     from normrnn.text.reading import Reader
     from normrnn.text.task import LanguageTask
     from normrnn.text.vocabulary import UNKNOWN

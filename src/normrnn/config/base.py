@@ -261,6 +261,6 @@ class Config:
         return NATS
 
     @property
-    def own_measure(self) -> Measure:
+    def loss_measure(self) -> Measure:
         """Return how the loss of this experiment is shown."""
         return self.measure(flat(to_dict(self)))

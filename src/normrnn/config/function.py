@@ -31,7 +31,7 @@ class FunctionConfig(Config):
             name="value",
             long="value, higher is better" if higher else "value, lower is better",
             axis="value",
-            of=_negative if higher else float,
+            convert=_negative if higher else float,
             digits=4,
             log=False,
             unit="values",

@@ -127,7 +127,7 @@ def of_run(run: RunDirectory) -> About:
     settings = to_dict(config)
     # The path of the data is private.
     settings["data"] = name = PurePath(config.data).name
-    measure, norm = config.own_measure, config.normalisation
+    measure, norm = config.loss_measure, config.normalisation
     saved = run.saved_statistics if run.has(MODEL) else "running"
     kept = f" and {saved} statistics" if norm.keeps_statistics else ""
     weights = f"The best on validation, with its weights{kept}."
@@ -200,7 +200,7 @@ def _result(row: Row, measure: Measure) -> Result:
     if measure.error_rate and isinstance(rate := row.get(measure.error_rate[0]), float):
         more += f", {100 * rate:.1f} % errors"
     words = one_line(row["split"]), one_line(str(row["statistics"]))
-    value = round(measure.of(loss), 6)
+    value = round(measure.convert(loss), 6)
     return Result(*words, measure.name, value, measure.text(loss), int(row["count"]), more)
 
 

@@ -152,7 +152,7 @@ def _quantised(
                     f"the loss before and after is measured on the run's validation data: {error};"
                     " --data says where it is now"
                 ) from None
-            measure = run.config().own_measure
+            measure = run.config().loss_measure
             words += (
                 f" Loss on the validation data: {before:.4f} nats before, {after:.4f} after"
                 f" ({measure.name} {measure.text(before)} and {measure.text(after)})."

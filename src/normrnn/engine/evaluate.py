@@ -83,7 +83,7 @@ def keep(run: Path, result: dict[str, Any]) -> None:
 def show(result: Mapping[str, Any], config: Config, console: Console) -> None:
     """Print an evaluation as a table that fits in 80 columns, and its notes."""
     kind: type[Task] = task_of(config)
-    measure = config.own_measure
+    measure = config.loss_measure
     columns: dict[str, Any] = {
         name: lambda row, name=name: str(row.get(name, "")) for name in kind.columns
     }
@@ -91,8 +91,10 @@ def show(result: Mapping[str, Any], config: Config, console: Console) -> None:
     columns["loss"] = lambda row: f"{row['loss']:.4f}"
     for name in measure.columns:
         columns[name] = lambda row, name=name: f"{row[name]:.4f}"
-    if measure.of is not float:
-        columns[measure.name] = lambda row: f"{measure.of(row['loss']):,.{measure.digits + 1}f}"
+    if measure.convert is not float:
+        columns[measure.name] = lambda row: (
+            f"{measure.convert(row['loss']):,.{measure.digits + 1}f}"
+        )
     if measure.error_rate:
         key, name = measure.error_rate
         columns[name] = lambda row: f"{row[key]:.2%}"

@@ -96,7 +96,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.config = config
-        self.measure = config.own_measure
+        self.measure = config.loss_measure
         self.task = task
         self.run_directory = run
         self.display = display

@@ -74,7 +74,7 @@ def _train(
         set_threads(config.threads)
         torch.manual_seed(config.seed)
         task.build(device)
-        with Interrupt() as interrupt, display(config.epochs, config.own_measure) as view:
+        with Interrupt() as interrupt, display(config.epochs, config.loss_measure) as view:
             trainer = Trainer(config, task, run, view, interrupt, callbacks)
             if checkpoint:
                 trainer.load(checkpoint)

@@ -262,7 +262,7 @@ class Task:
     @property
     def measure(self) -> Measure:
         """What the loss is shown as."""
-        return self.config.own_measure
+        return self.config.loss_measure
 
     @torch.no_grad()
     def score(

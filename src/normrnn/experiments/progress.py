@@ -95,7 +95,7 @@ class Progress:
                 if row["split"] == "train" and row not in last_train:
                     continue
                 keeps = job.config.normalisation.keeps_statistics
-                text = describe(row, job.config.epochs, job.config.own_measure, keeps)
+                text = describe(row, job.config.epochs, job.config.loss_measure, keeps)
                 self._say(f"{job.label}: {text}")
                 has_validation = has_validation or row["split"] == "valid"
         return every, has_validation

@@ -171,7 +171,7 @@ def _plain(run: Run, variant: str, measure: Measure) -> PlainRun:
 
     def points(rows: Sequence[Row]) -> list[Point]:
         return [
-            Point(r["updates"], measure.of(r["loss"]), r["seconds"], rates[r["updates"]])
+            Point(r["updates"], measure.convert(r["loss"]), r["seconds"], rates[r["updates"]])
             for r in rows
         ]
 

@@ -86,7 +86,7 @@ def draw(
     shown = group.measure
     for arm in group.arms:
         colour = colours[arm.index % len(colours)]
-        convert = shown.of if picture.key == "loss" else float
+        convert = shown.convert if picture.key == "loss" else float
         lines = [
             {r["updates"]: convert(r[picture.key]) for r in _rows(run, picture)} for run in arm.runs
         ]

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from normrnn.config.measure import bits
 from normrnn.recipes.paper import Paper
 from normrnn.reporting.pictures import COLOURS, dress
 from normrnn.reporting.tables import COLUMNS, DASH, Table
@@ -131,7 +130,7 @@ def table(trials: Sequence[Trial], *, paper: Paper | None = None) -> Table:
         if paper and (found := paper.of(arm)):
             settings = paper.settings.get(arm, {})
             rows.append(_row(f"{arm}, paper", (found[0][0], found[1][0]), settings, names))
-    head = ["variant", "train", "valid", "valid, bits", *short(names)]
+    head = ["variant", "train", "valid", *short(names)]
     note = "Cross entropy in nats; train is the running average of the last epoch."
     return Table("Best setting of each variant", head, rows, note)
 
@@ -139,7 +138,7 @@ def table(trials: Sequence[Trial], *, paper: Paper | None = None) -> Table:
 def _row(
     name: str, figures: tuple[float, float], settings: Mapping[str, Any], names: Sequence[str]
 ) -> list[str]:
-    shown = [f"{figure:.3f}" for figure in (*figures, bits(figures[1]))]
+    shown = [f"{figure:.3f}" for figure in figures]
     return [name, *shown, *(_value(settings[n]) if n in settings else DASH for n in names)]
 
 

@@ -1,5 +1,6 @@
 """Settings of a language model."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -15,12 +16,25 @@ from normrnn.config.base import (
     Positive,
     Probability,
 )
-from normrnn.config.measure import Measure, bits, perplexity
+from normrnn.config.measure import Measure, bits
 from normrnn.errors import UsageError
+
+PERPLEXITY_LIMIT = 50.0
+"""Perplexities are capped at e^50 (5e21): one diverging batch must not give an infinite mean."""
+
+
+def perplexity(loss: float) -> float:
+    """Return exp of nats per token, capped.
+
+    >>> round(perplexity(math.log(120)), 6)
+    120.0
+    """
+    return math.exp(min(loss, PERPLEXITY_LIMIT))
+
 
 WORDS = Measure(
     name="perplexity",
-    of=perplexity,
+    convert=perplexity,
     digits=1,
     log=True,
     unit="tokens",

@@ -15,7 +15,7 @@ COLUMNS = ("variant", "seed", "step", "split", "value")
 OPTIONAL = ("seconds", "lr")
 PAIRED = "paired"
 BASELINE = "none"
-SPLITS = {"validation": "valid", "val": "valid", "dev": "valid"}
+SPLITS = {"validation": "valid", "val": "valid"}
 """Other names of splits."""
 
 
