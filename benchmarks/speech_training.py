@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 from benchmarks.machine import peak_growth
-from normrnn.engine.display import PlainDisplay
+from normrnn.engine.display import TextDisplay
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Trainer
 from normrnn.recipes.speech import librispeech_mini
@@ -100,7 +100,7 @@ def engine(config: SpeechConfig, split: SpeechSplit, where: Path) -> Callable[[]
         "",
     )
     task = SpeechTask(config, corpus).build(torch.device("cpu"))
-    display = PlainDisplay(config.epochs, config.loss_measure)
+    display = TextDisplay(config.epochs, config.loss_measure)
     trainer = Trainer(config, task, RunDirectory(where), display, Interrupt())
     task.model.train()
 

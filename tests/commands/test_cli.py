@@ -16,7 +16,6 @@ from normrnn.errors import UserError
 from normrnn.experiments.training import load
 from normrnn.extras import install_command
 from normrnn.recipes import RECIPES
-from normrnn.runs.names import MODEL
 from normrnn.runs.store import RunDirectory
 from normrnn.text.model import LanguageModel
 from tests.commands.conftest import Cli
@@ -299,9 +298,9 @@ def test_an_evaluation_that_cannot_be_kept_is_shown(
 
 def test_wild_models_are_evaluated_as_far_as_they_go(cli: Cli, text_dir: Path, run: Path) -> None:
     directory = RunDirectory(run)
-    weights, header = directory.read_tensors(MODEL), directory.tensors_metadata(MODEL)
+    weights, header = directory.read_model()
     weights["decoder.weight"] *= 1e5  # more nats per token than exp can take
-    directory.write_tensors(MODEL, weights, header)
+    directory.write_model(weights, header)
     (run / "checkpoint.pt").unlink()  # which knows another model
     code, *_ = cli("evaluate", run)
     assert code == 0

@@ -110,15 +110,8 @@ def test_int8(cli: Cli, trained: Path, tmp_path: Path) -> None:
     for kind in ("text", "speech"):
         out = tmp_path / kind
         call = ["export", trained / kind, "-o", out, "--format", "onnx", "--quantize", "int8"]
-        exit_code, said, err = cli(*call, "--data", trained / f"{kind}-data")
+        exit_code, _, err = cli(*call)
         assert exit_code == 0, err
-        card = cli("info", out / "model.onnx")[1]
-        before, after = map(float, re.findall(r"([\d.]+) nats before, ([\d.]+) after", card)[0])
-        assert f"{before:.4f} nats before" in said
-        saved = re.findall(r"weights and (\w+) statistics", card)[0]
-        wanted = rows_of_evaluation(trained / kind, "valid")[saved]
-        assert before == pytest.approx(wanted, abs=1e-3)
-        assert after == pytest.approx(before, abs=0.1)
         content = onnx.load(str(out / "model.onnx"))
         assert "DynamicQuantizeLSTM" in {node.op_type for node in content.graph.node}
         assert (kind == "text") == ("vocabulary" in {one.key for one in content.metadata_props})
@@ -141,18 +134,8 @@ def test_padding_does_not_reach_int8(trained: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(found[1:], [found[0]] * 2, rtol=0, atol=0)
 
 
-def test_int8_is_measured_on_the_runs_own_data(cli: Cli, trained: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.txt"
-    other.write_text("w1 w2 w3\nw4 w5\n" * 40)
-    call = ["export", trained / "text", "-o", tmp_path / "out", "--format", "onnx"]
-    exit_code, _, err = cli(*call, "--quantize", "int8", "--data", other)
-    assert exit_code == 1
-    assert "other.txt" in err
-
-
 def test_exports_that_are_refused(cli: Cli, trained: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained / "text", tmp_path / "run"))
-    int8 = ["-o", tmp_path / "y", "--format", "onnx", "--quantize", "int8", "--data", "/nowhere"]
     for call, part, exits in (
         (["-o", run, "--format", "safetensors"], "run directory", 2),
         (["-o", run / "model.safetensors", "--format", "safetensors"], "a file of the run", 2),
@@ -160,11 +143,9 @@ def test_exports_that_are_refused(cli: Cli, trained: Path, tmp_path: Path) -> No
         (["-o", run / "config.json"], "config.json", 2),
         (["-o", tmp_path / "x", "--quantize", "int8"], "'int8'", 1),
         (["-o", tmp_path / "x", "--opset", "18"], "opset=18", 1),
-        (int8, "/nowhere", 1),
     ):
         exit_code, _, err = cli("export", run, *call)
         assert (exit_code, part in err) == (exits, True), err
-    assert not [*tmp_path.glob("y/*")]
     before = (trained / "text" / "model.safetensors").read_bytes()
     assert (run / "model.safetensors").read_bytes() == before
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from normrnn.config.measure import NATS, Measure
-from normrnn.engine.display import LiveDisplay, Status, describe
+from normrnn.engine.display import Status, TextDisplay, describe
 from normrnn.speech.config import FRAMES
 from normrnn.text.config import CHARACTERS, WORDS
 
@@ -24,21 +24,23 @@ def test_a_row_is_told_in_its_own_measure(measure: Measure, fer: float | None, s
     row = {"epoch": 1, "updates": 9, "split": "valid", "loss": 1.0}
     row |= {} if fer is None else {"fer": fer}
     assert describe(row, 2, measure) == f"epoch 1/2  update 9  valid  {said}"
-    live = LiveDisplay(2, measure)
+    live = TextDisplay(2, measure, bar=True)
     at = {"epoch": 1, "index": 9, "epoch_updates": 9, "updates": 9}
     live.update(Status(**at, seconds=1.0, loss=1.0, count=9, lr=0.5, error_rate=fer))
+    assert live.bar is not None
     assert said.replace("1.0000", "1.000") in live.bar.tasks[0].fields["state"]
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_progress_is_one_line(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    display = LiveDisplay(55, WORDS)
+    display = TextDisplay(55, WORDS, bar=True)
     for i in range(1, 3):
         monkeypatch.setattr("time.monotonic", lambda i=i: 0.2 * i)
         at = {"epoch": 12, "index": 1451 + i, "epoch_updates": 1453, "updates": 17000 + i}
         display.update(Status(**at, seconds=0.2 * i, loss=4.321, count=640, lr=0.015625))
     console = Console(file=StringIO(), width=width)
+    assert display.bar is not None
     console.print(display.bar.get_renderable())
     (shown,) = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     for part in ("epoch 12/55", "1453/1453", "loss 4.321", "ppl 75.26"):

@@ -11,15 +11,35 @@ import pytest
 import torch
 
 import normrnn
+from normrnn.config.base import Config
+from normrnn.config.jsonio import to_dict
 from normrnn.errors import UserError
 from normrnn.recipes import recipe
 from normrnn.recipes.text import ptb_small
-from normrnn.runs.metrics import MetricsFile
-from normrnn.runs.store import RunDirectory, changed_fields
+from normrnn.runs.note import Note, changed_fields, read_note
+from normrnn.runs.rows import MetricsFile, read_rows
+from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import run_tiny
 
 CONFIG = recipe("ptb-small")
+
+
+def note(config: Config = CONFIG, finished: int = 0) -> Note:
+    return Note(
+        config=to_dict(config),
+        run="r",
+        updates=2,
+        best=1,
+        model_sha256="m",
+        finished=finished,
+        metrics_bytes=0,
+        metrics_sha256="",
+    )
+
+
+def changed(old: Config, new: Config) -> str:
+    return changed_fields(to_dict(old), to_dict(new)).refused
 
 
 @pytest.fixture
@@ -62,35 +82,67 @@ def test_full_disk_under_metrics(run: RunDirectory, monkeypatch: pytest.MonkeyPa
 
 
 def test_checkpoint_round_trip(run: RunDirectory) -> None:
-    assert run.read_checkpoint(CONFIG) is None
-    run.write_checkpoint({"model": {"w": torch.arange(3)}, "finished": 0}, CONFIG)
-    payload = run.read_checkpoint(replace(CONFIG, epochs=99, data="elsewhere"))
+    assert run.read_checkpoint() is None
+    run.write_checkpoint({"model": {"w": torch.arange(3)}, "finished": 0}, note())
+    assert read_note(run.path) == note()
+    run.write_config(replace(CONFIG, epochs=99, data="elsewhere"))
+    payload = run.read_checkpoint()
     assert payload is not None
     assert torch.equal(payload["model"]["w"], torch.arange(3))
 
 
 def test_two_names_of_one_checkpoint(run: RunDirectory) -> None:
     """As a kill leaves them between the two steps of a write: a rename keeps both."""
-    run.write_checkpoint({"finished": 0}, CONFIG)
+    run.write_checkpoint({"finished": 0}, note())
     os.link(run.path / "checkpoint.pt", run.path / "checkpoint.previous.pt")
-    run.write_checkpoint({"finished": 1}, CONFIG)
+    run.write_checkpoint({"finished": 1}, note())
     assert sorted(path.name for path in run.path.iterdir()) == [
         "checkpoint.previous.pt",
         "checkpoint.pt",
         "config.json",
     ]
-    payload = run.read_checkpoint(CONFIG)
+    payload = run.read_checkpoint()
     assert payload is not None
     assert payload["finished"] == 1
 
 
+def test_without_links_there_are_still_two(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no(*_: object, **__: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", no)
+    for finished in (0, 1):
+        run.write_checkpoint({"finished": finished}, note())
+    assert (run.path / "checkpoint.previous.pt").exists()
+    assert not list(run.path.glob(".*.tmp"))
+
+
 def test_truncated_checkpoint(run: RunDirectory) -> None:
-    run.write_checkpoint({"model": {"w": torch.arange(1000)}}, CONFIG)
+    run.write_checkpoint({"model": {"w": torch.arange(1000)}}, note())
     content = run.read("checkpoint.pt")
     for size in (0, 10, len(content) // 2, len(content) - 1):
         run.write("checkpoint.pt", content[:size])
         with pytest.raises(UserError, match=r"checkpoint\.pt (cannot be read|is damaged)"):
-            run.read_checkpoint(CONFIG)
+            run.read_checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("model", "finished", "owned"),
+    [
+        ({"run": "r", "updates": "1"}, 0, True),
+        ({"run": "r", "updates": "2"}, 0, True),  # newer: killed between two writes
+        ({"run": "r", "updates": "3"}, 0, False),
+        ({"run": "s", "updates": "1"}, 0, False),
+        ({"run": "r", "updates": "1", "sha256": "m"}, 4, True),
+        ({"run": "r", "updates": "1", "sha256": "n"}, 4, False),
+    ],
+)
+def test_which_model_belongs_to_a_checkpoint(
+    model: dict[str, str], finished: int, owned: bool
+) -> None:
+    assert note(finished=finished).owns(model) is owned
 
 
 class _Trap:
@@ -105,14 +157,14 @@ def test_foreign_checkpoints(run: RunDirectory, monkeypatch: pytest.MonkeyPatch)
     for content in (pickle.dumps(_Trap()), b"hello"):
         run.write("checkpoint.pt", content)
         with pytest.raises(UserError, match="cannot be read"):
-            run.read_checkpoint(CONFIG)
+            run.read_checkpoint()
     assert not (run.path / "sprung").exists()
     torch.save({"state_dict": {}}, run.path / "checkpoint.pt")
     with pytest.raises(UserError, match="not a checkpoint of this program"):
-        run.read_checkpoint(CONFIG)
-    run.write_checkpoint({}, replace(CONFIG, seed=4))
-    with pytest.raises(UserError, match="belongs to another run: seed was 4, is now 1"):
-        run.read_checkpoint(CONFIG)
+        run.read_checkpoint()
+    run.write_checkpoint({}, note(replace(CONFIG, seed=4)))
+    with pytest.raises(UserError, match="seed was 4, is now 1"):
+        run.read_checkpoint()
 
 
 def test_only_one_process_trains(run: RunDirectory) -> None:
@@ -138,20 +190,21 @@ def test_strange_directories_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_changed_fields_in_words() -> None:
-    assert changed_fields(CONFIG, replace(CONFIG, epochs=20, data="x")) == ""
-    assert changed_fields(CONFIG, replace(CONFIG, seed=3)) == "seed was 1, is now 3"
-    assert changed_fields(CONFIG, recipe("ptb-large")).startswith("recipe was ptb-small")
-    assert "model" not in changed_fields(CONFIG, recipe("ptb-large"))
-    assert changed_fields(CONFIG, replace(CONFIG, data_sha256="1")) == "the data has changed"
+    assert changed(CONFIG, replace(CONFIG, epochs=20, data="x")) == ""
+    assert changed(CONFIG, replace(CONFIG, seed=3)) == "seed was 1, is now 3"
+    assert changed(CONFIG, recipe("ptb-large")).startswith("recipe was ptb-small")
+    assert "model" not in changed(CONFIG, recipe("ptb-large"))
+    assert changed(CONFIG, replace(CONFIG, data_sha256="1")) == "the data has changed"
+    assert changed_fields({"seed": 1}, {"seed": 1, "added": 2}) == ("", "")
 
 
 def test_the_norms_own_gamma_is_the_same_as_its_number() -> None:
     """Runs from before None was the default have the number, and go on."""
     number = replace(ptb_small(), model=replace(ptb_small().model, gamma=1.0))
-    assert changed_fields(number, CONFIG) == ""
-    assert changed_fields(CONFIG, number) == ""
+    assert changed(number, CONFIG) == ""
+    assert changed(CONFIG, number) == ""
     a, b = (replace(config, norm="recurrent") for config in (number, CONFIG))
-    assert changed_fields(a, b) == "model.gamma was 1.0, is now None"
+    assert changed(a, b) == "model.gamma was 1.0, is now None"
 
 
 def test_metrics_file_is_cut_and_never_stretched(tmp_path: Path) -> None:
@@ -162,8 +215,47 @@ def test_metrics_file_is_cut_and_never_stretched(tmp_path: Path) -> None:
     metrics.append({"loss": 2.0})
     metrics.cut(size)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"loss": 1.0}\n'
+    metrics.check(size, metrics.sha256())
     with pytest.raises(UserError, match="rows are missing"):
-        metrics.cut(size + 1)
+        metrics.check(size + 1, metrics.sha256())
+
+
+ROW = {"split": "train", "updates": 1, "epoch": 1, "loss": 1.0, "count": 2, "seconds": 0.5}
+
+
+def test_rows_are_parsed_again_only_if_they_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_rows(tmp_path) == []
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.append(ROW)
+    parsed: list[str] = []
+    loads = json.loads
+    monkeypatch.setattr("json.loads", lambda text: parsed.append(text) or loads(text))
+    for _ in range(3):
+        read_rows(tmp_path).clear()
+    metrics.append({**ROW, "updates": 2})
+    assert [row["updates"] for row in read_rows(tmp_path)] == [1, 2]
+    assert len(parsed) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss": float("nan")},
+        {"loss": 1e301},
+        {"updates": True},
+        {"count": 0},
+        {"grad_norm": "1"},
+        {"split": 3},
+        {"statistics": None},
+        {"saved": 1},
+    ],
+)
+def test_a_line_that_is_no_row(change: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(ROW | change) + "\n")
+    with pytest.raises(UserError, match="line 1 of metrics"):
+        read_rows(tmp_path)
 
 
 def test_a_model_is_hashed_once(

@@ -82,7 +82,7 @@ def test_trials_of_a_killed_command_are_run_again(
         assert row["value"] == min(arm["loss"] for arm in row["arms"].values())
         for arm, found in row["arms"].items():
             run = out / "trials" / f"{row['trial']:04d}" / arm
-            metrics = read_rows(run / "metrics.jsonl")
+            metrics = read_rows(run)
             updates = Counter(r["updates"] for r in metrics if r["split"] == "train")
             assert set(updates.values()) == {1}
             batch = row["settings"]["train.batch"]

@@ -77,7 +77,7 @@ def test_running_statistics_score_every_token_of_every_stream(
 
 def test_batch_perplexity_is_the_mean_over_full_windows(model: LanguageModel) -> None:
     ids = torch.randint(0, 9, (4 * 11 + 3,))  # 46 positions: 4 streams of 11, two of them of 12
-    result = task_on(ids, 4, 5).score(model, "valid", own_statistics=True)
+    result = task_on(ids, 4, 5).score(model, "valid", use_batch_statistics=True)
     model.eval()
     state, ppls, nats = None, [], 0.0
     windows = [window.read(ids) for window in Streams(47, 4, 5)]
@@ -98,7 +98,7 @@ def test_batch_perplexity_is_the_mean_over_full_windows(model: LanguageModel) ->
 
 def test_batch_statistics_of_a_single_row_tail_fall_back(model: LanguageModel) -> None:
     task = task_on(torch.randint(0, 9, (14,)), 4, 3)
-    result = task.score(model, "valid", own_statistics=True)
+    result = task.score(model, "valid", use_batch_statistics=True)
     assert result.count == 13
     assert math.isfinite(result.total)
 
@@ -108,7 +108,7 @@ def test_evaluation_changes_neither_statistics_nor_the_random_state(model: Langu
     task = task_on(torch.randint(0, 9, (100,)), 4, 5)
     random = torch.get_rng_state()
     task.score(model, "valid")
-    task.score(model, "valid", own_statistics=True)
+    task.score(model, "valid", use_batch_statistics=True)
     population = task.population(model)
     with using(model, population):
         inside = statistics_of(model)["rnn.norm_l0.running_mean"]
@@ -185,10 +185,10 @@ def test_scoring_leaves_every_module_as_it_was(model: LanguageModel) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
-    for own_statistics in (False, True):
-        task.score(model, "valid", own_statistics=own_statistics)
+    for own in (False, True):
+        task.score(model, "valid", use_batch_statistics=own)
         with pytest.raises(KeyboardInterrupt):
-            task.score(model, "valid", stop, own_statistics=own_statistics)
+            task.score(model, "valid", stop, use_batch_statistics=own)
     Reader(model).nats([1, 2, 3])
     Reader(model).draw([1], 3, torch.Generator().manual_seed(0))
     assert {name: module.training for name, module in model.named_modules()} == before

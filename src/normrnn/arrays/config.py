@@ -105,7 +105,6 @@ class ArrayConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_batch()
         self._check_shrinkage(self.model.shrinkage)
         valid, test = self.arrays.valid, self.arrays.test
         if not valid + test < 1:

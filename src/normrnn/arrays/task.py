@@ -34,10 +34,8 @@ class ArrayTask(Task):
         completed = replace(config, **settings)
         super().__init__(completed, arrays.sha256, arrays.where, describe(arrays))
         train = arrays.splits["train"]
-        if config.normalisation.keeps_statistics and len(train.lengths) < 2:
-            raise UserError(f"{arrays.where}: norm {config.norm} needs two training sequences")
         self.settings = settings
-        self.per_step, self.is_regression = arrays.per_step, arrays.labels is None
+        self.per_step = arrays.per_step
         self.splits = tuple(split for split in ("valid", "test") if split in arrays.splits)
         self.calibration_batches = config.evaluation.recalibrate_batches
         longest, steps = int(train.lengths.max()), config.model.time_steps

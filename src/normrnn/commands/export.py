@@ -15,7 +15,6 @@ def command(
     format: Literal["torch", "onnx", "safetensors", "program"] | None = None,
     quantize: Literal["none", "int8"] = "none",
     opset: int | None = None,
-    data: str = "",
 ) -> None:
     """The best model of a run, its normalisation folded into plain weights, with a model card.
 
@@ -24,21 +23,18 @@ def command(
         out: Directory to make, for the model and README.md; or the file, its card beside it.
         format: Plain tensors for torch (.pt) or in safetensors, an ONNX graph, or a program of
             torch.export (.pt2). None: by the suffix of the file, else torch.
-        quantize: Weights of the ONNX graph as int8; the loss on the run's validation data
-            before and after is printed and goes into the card.
+        quantize: Weights of the ONNX graph as int8.
         opset: Version of ONNX's operators to write.
-        data: Where that data is now, if not where it was in training.
     """
     from normrnn.deploy.export import export, format_of, target
     from normrnn.files import expanded
 
     try:
         small = None if quantize == "none" else quantize
-        file = export(run, out, format, quantize=small, opset=opset, data=data)
+        file = export(run, out, format, quantize=small, opset=opset)
     except ValueError as error:  # what cannot be exported, and why
         raise UserError(str(error)) from None
     card = target(expanded(out), format or format_of(out))[1]
     print(f"{file}: {file.stat().st_size / 1e6:,.2f} MB, {card.name} beside it\n")
-    text = card.read_text(encoding="utf-8")
-    for said in re.findall(r"## Quantisation\n([^\n]*\n)|```python\n(.*?)```", text, re.DOTALL):
-        print("".join(said))
+    for code in re.findall(r"```python\n(.*?)```", card.read_text(encoding="utf-8"), re.DOTALL):
+        print(code)

@@ -234,16 +234,13 @@ class Config:
     def __post_init__(self) -> None:
         object.__setattr__(self, "norm", checked_norm(self.norm, "norm"))
         check_bounds(self)
+        if self.normalisation.keeps_statistics and self.train.batch < 2:
+            raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
         model = getattr(self, "model", None)
         if isinstance(model, LayersConfig) and model.cell != "lstm":
             for name in ("peephole", "zoneout_c"):
                 if getattr(model, name) not in ("none", 0.0):
                     raise UsageError(f"model.{name} is for cell lstm, not {model.cell}")
-
-    def _check_batch(self) -> None:
-        """Raise UsageError for a batch of one sequence, which has no statistics of its own."""
-        if self.normalisation.keeps_statistics and self.train.batch < 2:
-            raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
 
     def _check_shrinkage(self, shrinkage: float) -> None:
         """Raise UsageError where a batch may have fewer frames than a covariance has features."""

@@ -12,7 +12,7 @@ from normrnn.config.measure import Measure
 from normrnn.errors import UserError, notice
 from normrnn.files import open_regular
 from normrnn.norms import statistics_shown
-from normrnn.runs.names import CONFIG, EVALUATION, METRICS, MODEL
+from normrnn.runs.names import CONFIG, EVALUATION, MODEL
 from normrnn.runs.note import config_changes
 from normrnn.runs.rows import Row, read_rows
 from normrnn.runs.store import RunDirectory
@@ -51,12 +51,11 @@ class About:
     settings: Mapping[str, Any] = field(default_factory=dict)
     results: Sequence[Result] = ()
 
-    def card(self, load: str = "", more: Mapping[str, str] | None = None) -> str:
-        """Return the Markdown; `load` is code that loads the export, `more` further sections."""
+    def card(self, load: str = "") -> str:
+        """Return the Markdown; `load` is code that loads the export."""
         sections = self._sections(exported=bool(load))
         if load:
             sections["How to load"] = f"```python\n{load.strip()}\n```"
-        sections |= more or {}
         if self.settings:
             sections["Settings"] = f"```json\n{json.dumps(self.settings, indent=2)}\n```"
         return f"{self._front()}\n{self._body(sections)}"
@@ -128,7 +127,7 @@ def of_run(run: RunDirectory) -> About:
     # The path of the data is private.
     settings["data"] = name = PurePath(config.data).name
     measure, norm = config.loss_measure, config.normalisation
-    saved = run.saved_statistics if run.has(MODEL) else "running"
+    saved = run.saved_statistics
     kept = f" and {saved} statistics" if norm.keeps_statistics else ""
     weights = f"The best on validation, with its weights{kept}."
     if not run.has(MODEL):
@@ -150,13 +149,13 @@ def of_run(run: RunDirectory) -> About:
 
 def _check(run: RunDirectory) -> None:
     changes = config_changes(run.path, json.loads(run.read(CONFIG)))
-    if changes is not None and changes.edited:
-        raise UserError(f"{run.path}: {changes.edited}; restore it")
-    run.check_model()
+    if changes is not None and changes.refused:
+        raise UserError(f"{run.path}: {changes.refused}; restore it")
+    run.model_metadata()
     if changes is None:
         notice(f"{run.path} has no checksum of its {CONFIG}: not verified")
-    elif changes.own:
-        notice(f"{run.path}: {changes.own}")
+    elif changes.allowed:
+        notice(f"{run.path}: {changes.allowed}")
 
 
 def _rows(run: RunDirectory, saved: str) -> list[Row]:
@@ -168,14 +167,13 @@ def _rows(run: RunDirectory, saved: str) -> list[Row]:
             rows = [row for row in found["rows"] if _is_row(row)]
             # Only rows of the exported network: with other statistics it is another one.
             rows = [row for row in rows if row["statistics"] == saved]
-            own = run.model_sha256()
-            current = found.get("model_sha256") == own
+            current = found.get("model_sha256") == run.model_metadata().get("sha256")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise UserError(f"{path} is damaged") from None
         if current:
             return rows
         notice(f"{path} is of an older model: left out; run `normrnn evaluate` again")
-    rows = [row for row in read_rows(run.path / METRICS) if row.get("statistics") == saved]
+    rows = [row for row in read_rows(run.path) if row.get("statistics") == saved]
     valid = [row for row in rows if row["split"] == "best_valid"]
     valid = [{**valid[-1], "split": "valid"}] if valid else _of(rows, "valid")
     if valid and not run.has(MODEL):

@@ -1,8 +1,6 @@
 """Write a run, one of our networks or a user's own model to a file, with a model card beside it."""
 
 import contextlib
-import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,8 @@ from torch.nn.utils.rnn import PackedSequence
 from normrnn.config.registry import task_of
 from normrnn.deploy import tensors, traced
 from normrnn.deploy.card import CARD, SUFFIXES, About, of_run
-from normrnn.errors import UsageError, UserError
-from normrnn.files import expanded, is_utf8, open_regular, write_whole
+from normrnn.errors import UsageError
+from normrnn.files import expanded, open_regular, write_whole
 from normrnn.runs.environment import named_device
 from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL, PREVIOUS
 from normrnn.runs.store import RunDirectory
@@ -32,7 +30,6 @@ def export(
     dynamic: Any = None,
     quantize: str | None = None,
     opset: int | None = None,
-    data: str = "",
 ) -> Path:
     """Write a trained network for use without this library, and a model card beside it.
 
@@ -51,10 +48,8 @@ def export(
             ``{"x": {0: "T", 1: "B"}}``; for onnx the parts of a tuple are ``state.0``, ``state.1``,
             and the default is the first two of every tensor, the batch of a state (layers, B, H) in
             a tuple; for program also what torch.export calls ``dynamic_shapes``.
-        quantize: ``"int8"``, for onnx: weights in a quarter of the space. The card of a run has the
-            loss on its validation data before and after.
+        quantize: ``"int8"``, for onnx: weights in a quarter of the space.
         opset: the version of ONNX's operators, for onnx, from 18, the default.
-        data: where that data is now, if not where it was in training.
 
     Returns:
         The file; its card says how to load it.
@@ -77,7 +72,6 @@ def export(
     if opset is not None and format != "onnx":
         raise ValueError(f"opset={opset} with format={format!r}: it is for 'onnx'")
     file, card = target(path, format)
-    run = None
     if isinstance(model, nn.Module):
         network = getattr(model, "_orig_mod", model)  # a compiled model has other names
         about = _of_model(network)
@@ -88,17 +82,17 @@ def export(
     plain: Any = getattr(network, "plain_network", None)
     network = network if plain is None else plain()
     if example is None and format in ("onnx", "program"):
-        own_example: Any = getattr(network, "example_inputs", None)
-        if own_example is None:
+        example_of: Any = getattr(network, "example_inputs", None)
+        if example_of is None:
             raise ValueError(
                 f"format={format!r} traces your own model: give example=, a tuple of its arguments"
             )
-        example, axes = own_example()
+        example, axes = example_of()
         dynamic = axes if dynamic is None else dynamic
     arguments = _arguments(example)
     if format == "onnx":
         traced.check_opset(opset)
-        write = partial(traced.write_onnx, network, arguments, dynamic, opset)
+        write = partial(traced.write_onnx, network, arguments, dynamic, opset, bool(quantize))
     elif format == "program":
         write = partial(traced.write_program, network, arguments, dynamic)
     else:
@@ -107,16 +101,13 @@ def export(
     new_folder = not file.parent.exists()
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if quantize is None:
-            code, sections = write(file), {}
-        else:
-            code, sections = _quantised(write, file, run, data)
+        code = write(file)
     except Exception:
         if new_folder:
             with contextlib.suppress(OSError):
                 file.parent.rmdir()
         raise
-    write_whole(card, about.card(code, sections).encode())
+    write_whole(card, about.card(code).encode())
     return file
 
 
@@ -129,36 +120,6 @@ def _arguments(example: Any) -> tuple[Any, ...]:
             f"example= is a tuple of the model's arguments, got a {type(example).__name__}"
         )
     return example or ()
-
-
-def _quantised(
-    write: Callable[[Path], str], file: Path, run: RunDirectory | None, data: str
-) -> tuple[str, dict[str, str]]:
-    """Write an int8 file; return the code that loads it, and a section for the card: what that does
-    to the size, and to a run's loss."""
-    # onnx accepts only names in UTF-8.
-    with tempfile.TemporaryDirectory(dir=file.parent if is_utf8(file.parent) else None) as scratch:
-        whole, smaller = Path(scratch) / file.name, Path(scratch) / "smaller.onnx"
-        code = write(whole)
-        traced.quantise(whole, smaller)
-        sizes = [path.stat().st_size / 1e6 for path in (whole, smaller)]
-        words = f"Dynamic int8 weights: {sizes[1]:,.2f} MB instead of {sizes[0]:,.2f}."
-        if run is not None:
-            loss = task_of(run.config()).exported_loss
-            try:
-                before, after = (loss(run, data, traced.session(p)) for p in (whole, smaller))
-            except UserError as error:
-                raise UserError(
-                    f"the loss before and after is measured on the run's validation data: {error};"
-                    " --data says where it is now"
-                ) from None
-            measure = run.config().loss_measure
-            words += (
-                f" Loss on the validation data: {before:.4f} nats before, {after:.4f} after"
-                f" ({measure.name} {measure.text(before)} and {measure.text(after)})."
-            )
-        write_whole(file, smaller.read_bytes())
-    return code, {"Quantisation": words}
 
 
 def _refuse_other(card: Path) -> None:

@@ -2,7 +2,6 @@
 
 import copy
 import threading
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -81,7 +80,7 @@ class _Network:
         layers = recurrent(model)
         for name, layer in layers.items():
             _check(layer, name or type(layer).__name__)
-        self.batch_first = _batch_first(layers)
+        self.batch_first = any(layer.batch_first for layer in layers.values())
         plain: Any = getattr(model, "plain_network", None)
         self.model = with_layers(model if plain is None else plain(), _fast, share=False)
         self.call = self.model if plain is None else self.model.stream
@@ -127,19 +126,9 @@ class _Network:
         return x.long()
 
     def _chunk(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """(T, …) -> (T, …). A model that transposes its input for layers that are batch first is
-        called as one whose layers are not."""
-        if self.batch_first:
-            token = _CHECKING.set(True)
-            try:
-                output, after = self.call(x[None], state)
-                return _frames_of(output, len(x), batch_first=True), after
-            except _SplitError:
-                pass
-            finally:
-                _CHECKING.reset(token)
-        output, after = self.call(x[:, None], state)
-        return _frames_of(output, len(x), batch_first=False), after
+        """(T, …) -> (T, …)."""
+        output, after = self.call(x[None] if self.batch_first else x[:, None], state)
+        return _frames_of(output, len(x), self.batch_first), after
 
 
 class _Layer(nn.Module):
@@ -197,8 +186,7 @@ def _fast(layer: nn.RNNBase, name: str) -> nn.Module:
         new = copy.deepcopy(layer) if plain.proj_size else _Layer(plain)
     except ValueError:
         new = copy.deepcopy(layer)
-    if layer.batch_first:
-        new.register_forward_pre_hook(_check_input, with_kwargs=True)
+    new.register_forward_pre_hook(_check_call, with_kwargs=True)
     return new
 
 
@@ -229,28 +217,11 @@ def _check(layer: nn.RNNBase, name: str) -> None:
             raise ValueError(f"{name} has no running statistics, and one step has none of its own")
 
 
-def _batch_first(layers: dict[str, nn.RNNBase]) -> bool:
-    """Whether the recurrent layers are batch first; ValueError if only some of them are."""
-    first = [name for name, layer in layers.items() if layer.batch_first]
-    others = [name for name, layer in layers.items() if not layer.batch_first]
-    if first and others:
-        raise ValueError(
-            f"{first[0]} is batch_first and {others[0]} is not: a stream cannot tell whether the "
-            "model takes (1, T, …) or (T, 1, …); make them alike"
-        )
-    return bool(first)
-
-
-_CHECKING: ContextVar[bool] = ContextVar("checking", default=False)
-"""Whether this thread calls a model with (1, T, …)."""
-
-
-class _SplitError(Exception):
-    """A layer would take every frame of a chunk as a sequence of its own."""
-
-
-def _check_input(layer: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ARG001
-    """Check the input of a layer that is batch first."""
+def _check_call(layer: nn.Module, args: Any, kwargs: Any) -> None:
+    """Raise ValueError if a layer is called with anything but one sequence."""
     x = args[0] if args else kwargs.get("input")
-    if _CHECKING.get() and isinstance(x, Tensor) and x.dim() == 3 and len(x) != 1:
-        raise _SplitError
+    if isinstance(x, Tensor) and x.dim() == 3 and x.shape[0 if layer.batch_first else 1] != 1:
+        raise ValueError(
+            f"a stream is one sequence, and a layer got a batch of shape {tuple(x.shape)}: models"
+            " with batch_first layers are called with (1, T, …), others with (T, 1, …)"
+        )

@@ -8,6 +8,7 @@ import inspect
 import io
 import json
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -80,7 +81,7 @@ def check_opset(opset: int | None) -> None:
 
 
 def write_onnx(
-    network: nn.Module, example: Any, dynamic: Any, opset: int | None, path: Path
+    network: nn.Module, example: Any, dynamic: Any, opset: int | None, quantize: bool, path: Path
 ) -> str:
     """Write an ONNX graph; return code that runs it with onnxruntime alone.
 
@@ -120,7 +121,7 @@ def write_onnx(
     del content.graph.value_info[:]  # shapes of weights, which int8 transposes
     if isinstance(network, Network):
         onnx.helper.set_model_props(content, dict(network.notes))
-    write_whole(path, content.SerializeToString())
+    write_whole(path, _quantised(content) if quantize else content.SerializeToString())
     code = "import numpy, onnxruntime\n\nsession = onnxruntime.InferenceSession"
     code += f"({json.dumps(path.name)})\n"
     if isinstance(network, Network):
@@ -273,34 +274,22 @@ def _free(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, dict[int
     return free
 
 
-Session = Any
-"""onnxruntime's InferenceSession, which has no types."""
-
-
-def session(path: Path) -> Session:
-    """Return an onnxruntime session of a file, on the CPU."""
-    runtime = export_extra("onnxruntime")
-    return runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-
-
-def quantise(path: Path, smaller: Path) -> None:
-    """Store the weights of products, of the embedding and of LSTMs as int8.
+def _quantised(model: Any) -> bytes:
+    """Return the graph with the weights of products, of the embedding and of LSTMs as int8.
 
     Their inputs are quantised dynamically. GRU and RNN operators have no int8 form and are kept.
     """
-    quantization, onnx = export_extra("onnxruntime.quantization"), export_extra("onnx")
+    quantization = export_extra("onnxruntime.quantization")
     # Silences the advice to simplify the graph first.
-    prepared = onnx.ModelProto()
-    onnx.helper.set_model_props(prepared, {"onnx.quant.pre_process": "onnxruntime.quant"})
-    with path.open("ab") as file:
-        file.write(prepared.SerializeToString())
-    try:
-        quantization.quantize_dynamic(
-            str(path), str(smaller), weight_type=quantization.QuantType.QInt8, per_channel=False
-        )
-    # onnx and onnxruntime raise exceptions of many types where a file cannot be written.
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UserError(
-            f"the int8 file cannot be made in {path.parent} ({reason}): is the disk full?"
-        ) from None
+    model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
+    with tempfile.TemporaryDirectory() as scratch:
+        file, kind = Path(scratch, "model.onnx"), quantization.QuantType.QInt8
+        try:
+            quantization.quantize_dynamic(model, str(file), weight_type=kind, per_channel=False)
+            return file.read_bytes()
+        # onnx and onnxruntime raise exceptions of many types where a file cannot be written.
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise UserError(
+                f"the int8 file cannot be made in {scratch} ({reason}): is the disk full?"
+            ) from None

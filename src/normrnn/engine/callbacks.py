@@ -10,7 +10,6 @@ from typing import Any
 from normrnn.errors import UserError
 from normrnn.extras import install_command
 from normrnn.files import following_no_link, utf8_name
-from normrnn.runs.names import METRICS
 from normrnn.runs.rows import Row, read_rows
 
 Callback = Callable[[Row], None]
@@ -43,7 +42,7 @@ class RowLog:
     def __call__(self, row: Row | None = None) -> None:
         """Add a row, which metrics.jsonl has already; the first time all rows that it has."""
         if self.rows is None:
-            self.rows = read_rows(self.run / METRICS)
+            self.rows = read_rows(self.run)
             self.begin(self.rows)
         elif row is not None:
             self.rows.append(row)

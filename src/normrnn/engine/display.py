@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from normrnn.config.measure import Measure
 from normrnn.runs.rows import Row
@@ -46,51 +46,59 @@ class Display:
         """After every row of metrics.jsonl."""
 
 
-class _WithSpeed(Display):
-    """Speed and time left, from the updates of this process.
+class TextDisplay(Display):
+    """A line per row of metrics.jsonl; with `bar` train rows are a progress bar below the others.
 
     `statistics`: whether to show the kind of statistics.
     """
 
-    def __init__(self, epochs: int, measure: Measure, statistics: bool = True) -> None:
+    def __init__(
+        self, epochs: int, measure: Measure, statistics: bool = True, bar: bool = False
+    ) -> None:
         self.epochs, self.measure, self.statistics = epochs, measure, statistics
         self.first: Status | None = None
         self.last: Status | None = None
-        self.began, self.total = 0.0, 0
+        self.began, self.total, self.drawn = 0.0, 0, 0.0
+        self.bar = _bar() if bar else None
+
+    def __enter__(self) -> Self:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
 
     def update(self, status: Status) -> None:
-        """Record the status."""
+        """Record the status; redraw a few times a second at most."""
+        now = time.monotonic()
         if self.first is None:
-            self.first, self.began = status, time.monotonic()
+            self.first, self.began = status, now
         self.last = status
         self.total += status.count
-
-    def _quality(self, status: Status) -> str:
-        """Return the loss of a status, with its error rate where there is one."""
+        if self.bar is None or (now - self.drawn < 0.2 and status.index < status.epoch_updates):
+            return
+        self.drawn = now
         key = (self.measure.error_rate or ("",))[0]
-        return self.measure.quality(status.loss, {key: status.error_rate}, 3)
-
-    def speed(self) -> str:
-        """Return targets per second and time left, in words."""
-        first, last = self.first, self.last
-        if first is None or last is None or last.updates == first.updates:
-            return ""
-        seconds = last.seconds - first.seconds
-        rate = (self.total - first.count) / seconds
-        remaining = self.epochs * last.epoch_updates - (
-            (last.epoch - 1) * last.epoch_updates + last.index
+        quality = self.measure.quality(status.loss, {key: status.error_rate}, 3)
+        lr = f"  lr {status.lr:g}" if self.bar.console.width >= _WIDE else ""
+        self.bar.update(
+            self.bar.task_ids[0],
+            description=f"epoch {status.epoch}/{self.epochs}",
+            completed=status.index,
+            total=status.epoch_updates,
+            visible=True,
+            state=f"{quality}{lr}  {self.speed()}",
         )
-        # By the clock, because validations and checkpoints take time too.
-        left = remaining * (time.monotonic() - self.began) / (last.updates - first.updates)
-        return f"{rate:,.0f} {self.measure.unit}/s  {duration(left)} left"
-
-
-class PlainDisplay(_WithSpeed):
-    """One line per row of metrics.jsonl."""
 
     def row(self, row: Row) -> None:
         """Print a row; a train row with speed and time left, where they fit."""
         text = describe(row, self.epochs, self.measure, self.statistics)
+        if self.bar is not None:
+            if row["split"] != "train":
+                self.bar.console.print(text, soft_wrap=True)
+            return
         if row["split"] == "train":
             speed = self.speed()
             rate, _, left = speed.partition("  ")
@@ -98,59 +106,37 @@ class PlainDisplay(_WithSpeed):
             text = next((line for line in ends if len(line) <= _COLUMNS), text)
         print(text, flush=True)
 
+    def speed(self) -> str:
+        """Return targets per second and time left, in words."""
+        first, last = self.first, self.last
+        if first is None or last is None or last.updates == first.updates:
+            return ""
+        rate = (self.total - first.count) / (last.seconds - first.seconds)
+        remaining = (self.epochs - last.epoch + 1) * last.epoch_updates - last.index
+        # By the clock, because validations and checkpoints take time too.
+        left = remaining * (time.monotonic() - self.began) / (last.updates - first.updates)
+        return f"{rate:,.0f} {self.measure.unit}/s  {duration(left)} left"
 
-class LiveDisplay(_WithSpeed):
-    """One line for the epoch, with validations as lines above it.
 
-    A terminal of less than 100 columns has neither the bar nor the learning rate.
-    """
+def _bar() -> Any:
+    """Return a progress bar of one line; a narrow terminal has the text only."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
 
-    def __init__(self, epochs: int, measure: Measure, statistics: bool = True) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.table import Column
+    from normrnn.console import PlainConsole
 
-        from normrnn.console import PlainConsole
-
-        super().__init__(epochs, measure, statistics)
-        one_line = Column(no_wrap=True, overflow="ellipsis")
-        state = TextColumn("{task.fields[state]}", table_column=one_line)
-        columns = (TextColumn("{task.description}"), MofNCompleteColumn(), state)
-        self.bar = Progress(*columns, console=PlainConsole(), transient=True)
-        self.wide = self.bar.console.width >= _WIDE
-        if self.wide:
-            self.bar.columns = (columns[0], BarColumn(bar_width=24), *columns[1:])
-        self.task = self.bar.add_task("", total=None, state="", visible=False)
-        self.drawn = 0.0
-
-    def __enter__(self) -> Self:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def update(self, status: Status) -> None:
-        """Redraw, a few times a second at most."""
-        super().update(status)
-        now = time.monotonic()
-        if now - self.drawn < 0.2 and status.index < status.epoch_updates:
-            return
-        self.drawn = now
-        self.bar.update(
-            self.task,
-            description=f"epoch {status.epoch}/{self.epochs}",
-            completed=status.index,
-            total=status.epoch_updates,
-            visible=True,
-            state=f"{self._quality(status)}"
-            f"{f'  lr {status.lr:g}' if self.wide else ''}  {self.speed()}",
-        )
-
-    def row(self, row: Row) -> None:
-        """Print validations above the bar, which shows train rows."""
-        if row["split"] != "train":
-            text = describe(row, self.epochs, self.measure, self.statistics)
-            self.bar.console.print(text, soft_wrap=True)
+    console = PlainConsole()
+    state = Column(no_wrap=True, overflow="ellipsis")
+    bar = Progress(
+        TextColumn("{task.description}"),
+        *([BarColumn(bar_width=24)] if console.width >= _WIDE else []),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}", table_column=state),
+        console=console,
+        transient=True,
+    )
+    bar.add_task("", total=None, state="", visible=False)
+    return bar
 
 
 def describe(row: Row, epochs: int, measure: Measure, statistics: bool = True) -> str:

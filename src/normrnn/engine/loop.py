@@ -41,7 +41,7 @@ from normrnn.engine.sums import Sums
 from normrnn.engine.task import Loss, Task
 from normrnn.errors import UsageError, UserError
 from normrnn.runs.names import CONFIG, MODEL
-from normrnn.runs.note import belongs
+from normrnn.runs.note import Note
 from normrnn.runs.rows import Row
 from normrnn.runs.store import RunDirectory
 
@@ -155,9 +155,8 @@ class Trainer:
             ) from None
         if self.ranks.first:
             metrics.check(self.metrics_bytes, self.metrics_sha256)
-            self.metrics_sha256 = metrics.sha256()
-        if self.ranks.first and self.best.updates:
-            self._check_model(checkpoint["finished"])
+            if self.best.updates:
+                self._check_model(checkpoint["finished"])
         if checkpoint["finished"]:
             # The test rows are removed now, so the checkpoint must not refer to them.
             self._write_checkpoint(finished=0)
@@ -165,15 +164,22 @@ class Trainer:
             metrics.cut(self.metrics_bytes)
         self.saved_at = self.progress.updates
 
-    def _state(self, finished: int) -> dict[str, Any]:
+    def _note(self, finished: int) -> Note:
         """Return what identifies the files of the run."""
-        return {
-            "run": self.run_id,
-            "updates": self.progress.updates,
-            "best": self.best.updates,
-            "model_sha256": self.model_sha256,
-            "finished": finished,
-        }
+        size, sha256 = self.metrics_bytes, self.metrics_sha256
+        if finished:
+            metrics = self.run_directory.metrics
+            size, sha256 = metrics.size(), metrics.sha256()
+        return Note(
+            config=to_dict(self.config),
+            run=self.run_id,
+            updates=self.progress.updates,
+            best=self.best.updates,
+            model_sha256=self.model_sha256,
+            finished=finished,
+            metrics_bytes=size,
+            metrics_sha256=sha256,
+        )
 
     def _check_model(self, finished: int) -> None:
         """Raise UserError unless the best model is there and belongs to this run."""
@@ -183,7 +189,7 @@ class Trainer:
                 f"{run.path / MODEL} is missing: the best model of this run, of update"
                 f" {self.best.updates}"
             )
-        if not belongs(run.tensors_metadata(MODEL), self._state(finished)):
+        if not self._note(finished).owns(run.model_metadata()):
             raise run.foreign_model()
 
     def save(self, *, finished: bool = False) -> None:
@@ -199,7 +205,6 @@ class Trainer:
         self.saved_at = self.progress.updates
 
     def _write_checkpoint(self, finished: int) -> None:
-        metrics = self.run_directory.metrics
         payload = {
             "model": self.task.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -215,12 +220,8 @@ class Trainer:
             "metrics_sha256": self.metrics_sha256,
             "finished": finished,
         }
-        if not self.ranks.first:
-            return
-        written = self.metrics_bytes, self.metrics_sha256
-        if finished:
-            written = metrics.size(), metrics.sha256()
-        self.run_directory.write_checkpoint(payload, self.config, written, self._state(finished))
+        if self.ranks.first:
+            self.run_directory.write_checkpoint(payload, self._note(finished))
 
     def _checked(self, progress: Progress) -> Progress:
         """Return a position; ValueError if no run of this config can be there."""
@@ -351,18 +352,14 @@ class Trainer:
         metadata |= {"updates": str(self.best.updates), "loss": repr(self.best.loss)}
         metadata |= {"run": self.run_id, CONFIG: json.dumps(to_dict(self.config))}
         metadata |= self.task.metadata
-        written = self.run_directory.write_tensors(MODEL, model.state_dict(), metadata)
-        self.model_sha256 = written
+        self.model_sha256 = self.run_directory.write_model(model.state_dict(), metadata)
 
     def _finish(self) -> None:
         """Evaluate the selected model, and save it with the kind of statistics that is better on
         validation data."""
-        tensors = self.ranks.from_first(lambda: self.run_directory.read_tensors(MODEL))
         model = copy.deepcopy(self.task.model)
-        try:
-            model.load_state_dict(tensors)
-        except RuntimeError:
-            raise UserError(f"the {MODEL} beside the checkpoint is another network's") from None
+        weights = self.ranks.from_first(lambda: self.run_directory.read_model()[0])
+        self.run_directory.fill(model, weights)
         set_statistics(model, self.best_running)
         poll = self.interrupt.poll
         with self._evaluating():

@@ -7,8 +7,6 @@ import hashlib
 import io
 import os
 import re
-import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from normrnn.engine.launch import STORE, rank_and_size
@@ -30,8 +27,6 @@ from normrnn.runs.torchfile import load_torch_file
 
 T = TypeVar("T")
 _SECONDS = timedelta(seconds=5)
-_PATIENCE = timedelta(minutes=30)
-"""As long as torch waits for the others."""
 _LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket", re.IGNORECASE)
 
 
@@ -165,38 +160,17 @@ def together(device: torch.device) -> Iterator[Ranks]:
 
 
 def _join_group(backend: str) -> None:
-    """Form the default process group, through the file that our launcher names or torchrun's store.
-
-    torchrun keeps one store over restarts, with addresses of earlier attempts. So every attempt
-    has a prefix of its own, drawn by the first rank. (The number of restarts is not a prefix:
-    machines count their own.)
-    """
+    """Form the default process group, through the file that our launcher names or as torchrun's
+    environment says."""
     if path := os.environ.get(STORE):
         rank, size = rank_and_size()
         store = dist.FileStore(path, -1)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-        return
-    store, rank, size = next(rendezvous("env://"))
-    token = secrets.token_hex(8)
-    if rank:
-        store.set(f"normrnn/request/{rank}", token)
-        name = store.get(f"normrnn/reply/{token}").decode()  # waits for it
-        store.set(f"normrnn/{name}/{rank}", "here")
     else:
-        name, missing = token, set(range(1, size))
-        end = time.monotonic() + _PATIENCE.total_seconds()
-        while missing and time.monotonic() < end:
-            for other in sorted(missing):
-                # A request of an earlier attempt is answered too, without effect.
-                if store.check([request := f"normrnn/request/{other}"]):
-                    store.set(f"normrnn/reply/{store.get(request).decode()}", name)
-            missing = {other for other in missing if not store.check([f"normrnn/{name}/{other}"])}
-            time.sleep(0.02 if missing else 0)
-    prefixed = dist.PrefixStore(f"normrnn/{name}", store)
-    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size)
+        dist.init_process_group(backend)
 
 
-def own_device(device: torch.device) -> torch.device:
+def device_of_rank(device: torch.device) -> torch.device:
     """Return the GPU of this process, where several processes share a machine."""
     if device.type == "cuda" and device.index is None and rank_and_size()[1] > 1:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -16,14 +16,14 @@ from normrnn.engine.callbacks import Callback
 from normrnn.engine.display import Display
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Diverged, Trainer
-from normrnn.engine.ranks import Ranks, current, own_device, together
+from normrnn.engine.ranks import Ranks, current, device_of_rank, together
 from normrnn.engine.task import Task
 from normrnn.errors import UsageError, UserError
 from normrnn.ops.native.library import library
 from normrnn.runs.environment import named_device, record, set_threads
 from normrnn.runs.names import CHECKPOINT, CONFIG, DIVERGED, MODEL
-from normrnn.runs.note import read_note, trusted
-from normrnn.runs.store import DATA_CHANGED, RunDirectory, changed_fields
+from normrnn.runs.note import DATA_CHANGED, changed_fields
+from normrnn.runs.store import RunDirectory
 
 
 def train(
@@ -39,7 +39,7 @@ def train(
     Processes that were started together train the run together; the first of them writes, prints
     and calls.
     """
-    device = own_device(named_device(config.device))
+    device = device_of_rank(named_device(config.device))
     with together(device) as ranks:
         if not ranks.first:
             display, say, callbacks = Display, lambda _: None, ()
@@ -95,14 +95,11 @@ def _checkpoint(config: Config, run: RunDirectory) -> tuple[dict[str, Any], dict
     """Return the config, as plain values, and the checkpoint to resume from, if any."""
     if not run.has(CONFIG):
         return to_dict(config), None
-    saved, out = run.config(), run.path
+    saved, checkpoint = run.config(), run.read_checkpoint()
     config = dataclasses.replace(config, shared_initialisation=saved.shared_initialisation)
-    if trusted(out):
-        run.check_config(saved, (read_note(out) or {}).get("config"), CHECKPOINT)
-    refuse_changes(saved, config, out)
-    checkpoint = run.read_checkpoint(config)
+    refuse_changes(saved, config, run.path)
     if checkpoint is None and run.has(MODEL):  # the checkpoint is written first
-        raise UserError(f"{out} has a {MODEL} but no {CHECKPOINT}: not overwriting it")
+        raise UserError(f"{run.path} has a {MODEL} but no {CHECKPOINT}: not overwriting it")
     return to_dict(config), checkpoint
 
 
@@ -137,7 +134,8 @@ def open_experiment(config: Config) -> Task:
 
 def refuse_changes(old: Config, new: Config, out: Path) -> None:
     """Raise UsageError if the run in `out` cannot be resumed with the new config."""
-    changed = changed_fields(old, new)
+    new = dataclasses.replace(new, shared_initialisation=old.shared_initialisation)
+    changed = changed_fields(to_dict(old), to_dict(new)).refused
     if not changed and new.epochs < old.epochs:
         changed = f"epochs was {old.epochs}, is now {new.epochs}"
     if changed == DATA_CHANGED:

@@ -20,7 +20,6 @@ from torch import nn
 from normrnn.config.base import Config
 from normrnn.config.measure import Measure
 from normrnn.engine.batches import shuffled_batches, sorted_batches
-from normrnn.engine.exported import Exported
 from normrnn.engine.ranks import Ranks, current, empty_loss
 from normrnn.engine.ranks import evaluating as evaluating_ranks
 from normrnn.engine.statistics import (
@@ -89,8 +88,6 @@ class Task:
     """Whether validations use recalibrated and batch statistics too."""
     per_step = True
     """Whether every step of a sequence has a target, or every sequence one."""
-    is_regression = False
-    """Whether targets are values, not classes."""
     carries_state = False
     """Whether a batch starts from the state after the batch before it."""
     pool = 1
@@ -152,6 +149,8 @@ class Task:
         task = cls(config)  # type: ignore[call-arg]
         if model is not None:
             task.check_model(model)
+        elif config.normalisation.keeps_statistics and len(task.lengths["train"]) < 2:
+            raise UserError(f"{task.where}: norm {config.norm} needs two training sequences")
         return task
 
     def check_model(self, model: Any) -> None:
@@ -266,30 +265,30 @@ class Task:
 
     @torch.no_grad()
     def score(
-        self, model: Any, split: Split, poll: Poll = never, *, own_statistics: bool = False
+        self,
+        model: Any,
+        split: Split,
+        poll: Poll = never,
+        *,
+        use_batch_statistics: bool = False,
+        keys: Iterable[Any] | None = None,
     ) -> Sums:
-        """Score a split in eval mode, with the model's statistics or each batch's own."""
-        return self.score_batches(model, split, self.batches(split), poll, own_statistics)
-
-    @torch.no_grad()
-    def score_batches(
-        self, model: Any, split: Split, keys: Iterable[Any], poll: Poll, own_statistics: bool
-    ) -> Sums:
-        """Score some batches of a split."""
+        """Score a split, or some batches of it, in eval mode, with the model's statistics or each
+        batch's own."""
         ranks, pools = self.evaluating_ranks, self.config.normalisation.pools
         losses: list[float] = []
         errors: list[int | None] = []
         batches: list[Batch] = []
         state: State | None = None
         with evaluating(model):
-            for key in keys:
+            for key in self.batches(split) if keys is None else keys:
                 poll()
                 batch = self.batch(split, key, ranks)
                 if state is not None and batch.inputs is not None:
                     # The streams of a shorter remainder are the first ones.
                     state = tuple(s[:, : batch.inputs.shape[1]].contiguous() for s in state)
-                with_own = own_statistics and (batch.sequences > 1 or pools != "step")
-                with batch_statistics(model) if with_own else nullcontext():
+                has_own = use_batch_statistics and (batch.sequences > 1 or pools != "step")
+                with batch_statistics(model) if has_own else nullcontext():
                     loss = self.forward(model, batch, state)
                 state = loss.state if self.carries_state else None
                 losses.append(loss.total.item())
@@ -327,7 +326,7 @@ class Task:
             with using(model, statistics):
                 yield self.row(self.score(model, split, poll), split, kind)
         if batch_statistics and self.scores_batch_statistics(split):
-            score = self.score(model, split, poll, own_statistics=True)
+            score = self.score(model, split, poll, use_batch_statistics=True)
             yield self.row(score, split, "batch")
 
     def scores_batch_statistics(self, split: Split) -> bool:
@@ -392,14 +391,3 @@ class Task:
     def extra_rows(self, model: Any, kinds: Mapping[StatisticsKind, Tensors]) -> list[Row]:  # noqa: ARG002
         """Return rows that only `normrnn evaluate` computes, and that take time."""
         return []
-
-    @classmethod
-    def exported_loss(cls, run: RunDirectory, data: str, session: Any) -> float:
-        """Return the validation loss of a run's model as an ONNX session; `data` is where the data
-        is now."""
-        config = run.config()
-        task = cls.open(replace(config, data=data or config.data))
-        if task.sha256 != config.data_sha256:
-            raise UserError(f"{task.where} is not what the run was trained on")
-        network = Exported(session, task.per_step, task.is_regression)
-        return task.score(network, task.splits[0]).loss

@@ -237,7 +237,7 @@ def _mark_ended(job: RunJob) -> None:
         return
     if run.diverged:
         job.ended, job.reason = DIVERGED, run.diverged
-    elif (read_note(job.out) or {}).get("finished") == job.config.epochs:
+    elif (note := read_note(job.out)) and note.finished == job.config.epochs:
         job.ended = 0
 
 

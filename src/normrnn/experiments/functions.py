@@ -28,8 +28,8 @@ from normrnn.files import read_regular, write_whole
 from normrnn.locks import try_lock
 from normrnn.norms import BASELINE, layer_argument
 from normrnn.processes import Child
-from normrnn.runs.metrics import MetricsFile
 from normrnn.runs.names import CONFIG, DIVERGED, LOCK, LOG, METRICS
+from normrnn.runs.rows import MetricsFile
 
 TrainFunction = Callable[..., Any]
 _SPLITS = ("train", "valid", "test")

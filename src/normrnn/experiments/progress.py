@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 
 from normrnn.experiments.jobs import Job, RunJob
-from normrnn.runs.names import METRICS
 from normrnn.runs.rows import Row, read_rows
 
 
@@ -39,7 +38,7 @@ class Progress:
         self.failed: list[RunJob] = []
 
     def _read(self) -> list[list[Row]]:
-        return [read_rows(job.out / METRICS) for job in self.jobs]
+        return [read_rows(job.out) for job in self.jobs]
 
     def _done(self, rows: Sequence[Sequence[Row]]) -> int:
         """Return the updates done; an ended run has none left."""

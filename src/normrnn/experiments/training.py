@@ -109,11 +109,11 @@ def run_training(
     In one of several processes that train it together, only the first calls callbacks.
     """
     from normrnn.engine.callbacks import LOGS
-    from normrnn.engine.display import LiveDisplay, PlainDisplay
+    from normrnn.engine.display import TextDisplay
     from normrnn.engine.start import train as train_config
 
-    shown = LiveDisplay if sys.stdout.isatty() else PlainDisplay
-    display = partial(shown, statistics=config.normalisation.keeps_statistics)
+    keeps = config.normalisation.keeps_statistics
+    display = partial(TextDisplay, statistics=keeps, bar=sys.stdout.isatty())
     row_logs = [LOGS[name](out) for name in logs] if rank_and_size()[0] == 0 else []
     try:
         train_config(config, out, display, callbacks=[*row_logs, *callbacks])

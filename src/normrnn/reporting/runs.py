@@ -19,8 +19,8 @@ from normrnn.norms import Norm, get, names
 from normrnn.recipes import RECIPES, recipe
 from normrnn.runs.machines import read_machines
 from normrnn.runs.names import CONFIG, DIVERGED, ENVIRONMENT, LOCK, METRICS
-from normrnn.runs.note import config_changes, metrics_as_written
-from normrnn.runs.rows import Row, parse_rows
+from normrnn.runs.note import config_changes
+from normrnn.runs.rows import Row, read_metrics
 
 
 @dataclass(frozen=True, repr=False)
@@ -209,25 +209,25 @@ def examine(path: Path) -> RunOrProblem:
         empty = path.is_dir() and not any(path.iterdir())
         why = "it is empty" if empty else f"{CONFIG} is missing or damaged"
         return RunOrProblem(path, None, f"is not a run directory: {why}")
-    rows, problem = parse_rows(path / METRICS)
+    rows, problem, verified = read_metrics(path)
     words = []
     try:
-        machines, verified = read_machines(path)
+        machines, has_checksum = read_machines(path)
     except UserError as damage:
         words.append(f"{damage}; versions and machine are left out")
-        machines, verified = [], True
+        machines, has_checksum = [], True
     changes = config_changes(path, config)
     if not machines and not words and changes is not None:
         words.append(f"{path / ENVIRONMENT} is missing; versions and machine are left out")
-    verified = verified and changes is not None and metrics_as_written(path) is not None
+    verified = verified and has_checksum and changes is not None
     if config.get("kind") == KIND and (sha256 := config.pop("metrics_sha256", "")):
         if hashlib.sha256(read_regular(path / METRICS, ROWS)).hexdigest() != sha256:
             return RunOrProblem(path, None, f"is damaged: {METRICS} is not what was written")
         verified = True
-    if changes and changes.edited:
-        return RunOrProblem(path, None, f"is damaged or edited: {changes.edited}")
-    if changes and changes.own:
-        words.append(f"{path}: {changes.own}")
+    if changes and changes.refused:
+        return RunOrProblem(path, None, f"is damaged or edited: {changes.refused}")
+    if changes and changes.allowed:
+        words.append(f"{path}: {changes.allowed}")
     # Names that are not UTF-8 cannot be printed.
     config = json.loads(json.dumps(config, ensure_ascii=False).encode(errors="replace"))
     run = Run(path, config, rows, machines, is_held(path / LOCK), _diverged(path))

@@ -1,45 +1,79 @@
-"""The note at the end of a checkpoint, read without torch: which files belong to the run.
+"""The note at the end of a checkpoint: which files belong to the run. Reading it needs no torch.
 
-It has the run's random id, the update of the checkpoint and of the best model, the checksum of that
-model, and size and hash of metrics.jsonl. model.safetensors has the id, its update and its checksum
-in its own header.
+model.safetensors has the run's id, its update and its checksum in its own header.
 """
 
 import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from normrnn.config.jsonio import differences, flat
+from normrnn.config.base import settled
+from normrnn.config.jsonio import differences, flat, from_dict
 from normrnn.errors import UserError
 from normrnn.files import largest_tensors, open_regular, read_regular
-from normrnn.runs.names import CHECKPOINT, CONFIG, METRICS
-from normrnn.seal import is_sealed
+from normrnn.runs.names import CHECKPOINT, CONFIG
+from normrnn.seal import is_sealed, without_hash
 
 START = b'{"sha256": "'
-_STATE = {"run", "updates", "best", "finished", "model_sha256"}
+DATA_CHANGED = "the data has changed"
 _LONGEST = 1 << 16
-_TRIES = 5
 
 
-def read_note(folder: Path) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class Note:
+    """State of the run's files when the checkpoint was written."""
+
+    config: dict
+    run: str
+    """Random id."""
+    updates: int
+    best: int
+    """Update of the best model."""
+    model_sha256: str
+    finished: int
+    """Epochs of a finished run, else 0."""
+    metrics_bytes: int
+    metrics_sha256: str
+
+    def owns(self, model: Mapping[str, Any]) -> bool:
+        """Whether a header of model.safetensors is of this run and update.
+
+        A run that is killed or read between two writes may have a model newer than its checkpoint,
+        that of the current validation. Of a finished run the checksum must match.
+        """
+        if self.finished:
+            return model.get("sha256") == self.model_sha256
+        updates = str(self.best), str(self.updates)
+        return model.get("run") == self.run and model.get("updates") in updates
+
+    def covers(self, metrics: bytes) -> bool:
+        """Whether metrics.jsonl begins with the rows that it had. Later rows are newer than the
+        checkpoint, and are written again when the run resumes; a finished run has none."""
+        size = self.metrics_bytes
+        if not 0 <= size <= len(metrics) or (self.finished and size < len(metrics)):
+            return False
+        return hashlib.sha256(memoryview(metrics)[:size]).hexdigest() == self.metrics_sha256
+
+
+def read_note(folder: Path) -> Note | None:
     """Return the note of the newest checkpoint, None if it has none.
 
-    The note is not verified: `trusted` verifies the whole file.
+    The note is not verified: `is_intact` verifies the whole file.
     """
     try:
         with open_regular(folder / CHECKPOINT) as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _LONGEST, 0))
             tail = file.read()
-        note = json.loads(tail[tail.rindex(START) :])
-    except (OSError, ValueError, RecursionError):
+        return from_dict(Note, without_hash(json.loads(tail[tail.rindex(START) :])))
+    except (OSError, ValueError, RecursionError, UserError):
         return None
-    return note if isinstance(note, dict) else None
 
 
-def trusted(folder: Path) -> bool:
+def is_intact(folder: Path) -> bool:
     """Whether the checksum of the newest checkpoint, its note included, is right."""
     try:
         content = read_regular(folder / CHECKPOINT, largest_tensors())
@@ -48,69 +82,33 @@ def trusted(folder: Path) -> bool:
         return False
 
 
-def belongs(model: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
-    """Whether a header of model.safetensors has the run and the update of a checkpoint.
-
-    A run that is killed or read between two writes may have a model newer than its checkpoint, that
-    of the current validation. Of a finished run the checksum must match.
-    """
-    if state["finished"]:
-        return model.get("sha256") == state["model_sha256"]
-    updates = {str(state[name]) for name in ("best", "updates")}
-    return model.get("run") == state["run"] and model.get("updates") in updates
-
-
-def model_belongs(folder: Path, model: Mapping[str, Any]) -> bool:
-    """`belongs` by the newest checkpoint in a folder; True if that has no note or is damaged."""
-    note = read_note(folder)
-    if note is None or not note.keys() >= _STATE:
-        return True
-    return belongs(model, note) or not trusted(folder)
-
-
 class Changes(NamedTuple):
-    """Descriptions of the fields that changed since a checkpoint; empty if none did."""
+    """Descriptions of the fields that changed, in words; empty if none did."""
 
-    edited: str
-    own: str
-    """Fields that may change before resuming: epochs, and the place of the data."""
+    refused: str
+    allowed: str
+    """Of fields that may change before a run resumes: epochs, and the place of the data."""
+
+
+def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
+    """Compare two configs of a run. Fields that the old one does not have are not compared."""
+    known = settled(flat(old))
+    changed = differences(known, {k: v for k, v in settled(flat(new)).items() if k in known})
+    allowed = ", ".join(changed.pop(name) for name in ("epochs", "data") if name in changed)
+    if "recipe" in changed:
+        return Changes(changed["recipe"], allowed)
+    if changed.pop("data_sha256", None):  # the hash itself is not shown
+        changed = {"data": DATA_CHANGED, **changed}
+    return Changes(", ".join(changed.values()), allowed)
 
 
 def config_changes(folder: Path, config: Mapping[str, Any]) -> Changes | None:
-    """Compare with the config in the newest checkpoint; None if that is unknown."""
-    written = (read_note(folder) or {}).get("config")
-    if not isinstance(written, Mapping):
-        return None
-    known = flat(written)  # fields that were added later are not edits
-    changed = {k: text for k, text in differences(written, config).items() if k in known}
-    if changed and not trusted(folder):
-        return None
-    own = [changed.pop(name) for name in ("epochs", "data") if name in changed]
-    since = f"{CONFIG} was changed since {CHECKPOINT} was written: "
-    return Changes(*(since + ", ".join(some) if some else "" for some in (changed.values(), own)))
-
-
-def metrics_as_written(folder: Path) -> bool | None:
-    """Whether metrics.jsonl begins with the rows of the newest checkpoint; None if unknown.
-
-    Later rows are newer than the checkpoint, and are written again when the run resumes; a
-    finished run has none.
-    """
+    """Compare config.json with the newest checkpoint; None if that is unknown."""
     note = read_note(folder)
-    for _ in range(_TRIES):
-        size, written = ((note or {}).get(f"metrics_{what}") for what in ("bytes", "sha256"))
-        if not isinstance(size, int) or not isinstance(written, str):
-            return None
-        try:
-            with open_regular(folder / METRICS) as file:
-                there = os.fstat(file.fileno()).st_size
-                longer = there > size and (note or {}).get("finished")
-                content = file.read(size) if 0 <= size <= there and not longer else b""
-        except OSError:
-            content = b""
-        if len(content) == size and hashlib.sha256(content).hexdigest() == written:
-            return True
-        before, note = note, read_note(folder)
-        if note == before:
-            return False if trusted(folder) else None
-    return None  # the run is training and writes faster than we read
+    if note is None:
+        return None
+    changes = changed_fields(note.config, config)
+    if any(changes) and not is_intact(folder):
+        return None
+    since = f"{CONFIG} was changed since {CHECKPOINT} was written: "
+    return Changes(*(since + text if text else "" for text in changes))

@@ -6,8 +6,8 @@ needed to resume) and the previous one; evaluation.json from `normrnn evaluate`.
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,22 +16,20 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
-from normrnn.config.base import Config, settled
-from normrnn.config.jsonio import differences, flat, to_dict
+from normrnn.config.base import Config
+from normrnn.config.jsonio import to_dict
 from normrnn.config.registry import read_config
 from normrnn.errors import UsageError, UserError
 from normrnn.files import (
     SETTINGS,
     file_state,
     largest_tensors,
-    open_regular,
     read_regular,
     remove_leftovers,
     write_whole,
 )
 from normrnn.locks import exclusive
 from normrnn.runs.checkpoints import Checkpoints
-from normrnn.runs.metrics import MetricsFile
 from normrnn.runs.names import (
     CHECKPOINT,
     CONFIG,
@@ -41,13 +39,13 @@ from normrnn.runs.names import (
     MODEL,
     PREVIOUS,
 )
-from normrnn.runs.note import model_belongs
+from normrnn.runs.note import Note, changed_fields, is_intact, read_note
+from normrnn.runs.rows import MetricsFile
 from normrnn.seal import BLANK, is_sealed, seal
 
 C = TypeVar("C", bound=Config)
 WRITTEN = (CONFIG, MODEL, CHECKPOINT, PREVIOUS, ENVIRONMENT)
 """Files that training replaces."""
-DATA_CHANGED = "the data has changed"
 _TRIES = 5
 
 
@@ -62,7 +60,7 @@ class RunDirectory:
         self.path = path
         self.metrics = MetricsFile(path / METRICS)
         self.checkpoints = Checkpoints(path)
-        self._verified: dict[str, tuple[tuple[int, ...], dict[str, str]]] = {}
+        self._verified: tuple[tuple[int, ...], dict[str, str]] = ((), {})
 
     def create(self) -> None:
         """Make the directory; refuse one with files of these names but no config."""
@@ -120,38 +118,46 @@ class RunDirectory:
         """Whether the file exists."""
         return (self.path / name).exists()
 
-    def write_tensors(
-        self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
-    ) -> str:
-        """Write a safetensors file with its checksum, which is returned."""
+    def write_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+        """Write the best model with its checksum, which is returned."""
         *content, sha256 = sealed_tensors(tensors, metadata)
-        write_whole(self.path / name, *content)
+        write_whole(self.path / MODEL, *content)
         return sha256
 
-    def read_tensors(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors of a safetensors file, verified."""
-        return self._tensors(name)[0]
-
     def read_model(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return weights and metadata of the best model; UserError if there is none or its config
-        differs."""
+        """Return weights and metadata of the best model; UserError if there is none, or if it is
+        damaged or of another run."""
         if not self.has(MODEL):
             raise UserError(f"{self.path} has no {MODEL} yet: the first validation writes it")
-        weights, metadata = self._tensors(MODEL)
-        self._check_header(metadata)
-        return weights, metadata
-
-    def check_model(self) -> None:
-        """Raise UserError if there is a best model that is not of this run."""
-        if self.has(MODEL):
-            self._check_header(self.tensors_metadata(MODEL))
-
-    def _check_header(self, metadata: Mapping[str, str]) -> None:
+        for _ in range(_TRIES):  # a running training may replace the model and the checkpoint
+            state = file_state(self.path / MODEL)
+            tensors, metadata = self._read_tensors()
+            note = read_note(self.path)
+            if note is None or note.owns(metadata) or not is_intact(self.path):
+                break
+        else:
+            raise self.foreign_model()
         try:
             written = json.loads(metadata.get(CONFIG, "null"))
         except (ValueError, TypeError, RecursionError):
             raise UserError(f"{self.path / MODEL} is damaged: no config") from None
-        self.check_config(self.config(), written, MODEL)
+        if isinstance(written, Mapping):
+            self._check_config(written, MODEL)
+        self._verified = state, metadata
+        return tensors, metadata
+
+    def model_metadata(self) -> dict[str, str]:
+        """Return the metadata of the best model, empty if there is none. The file is hashed once
+        per content."""
+        state, metadata = self._verified
+        if file_state(self.path / MODEL) == state:
+            return metadata
+        return self.read_model()[1] if self.has(MODEL) else {}
+
+    @property
+    def saved_statistics(self) -> str:
+        """The kind of statistics of the best model: "running" or "recalibrated"."""
+        return self.model_metadata().get("statistics", "running")
 
     def fill(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
         """Load weights into a network; UserError if they do not fit."""
@@ -161,31 +167,6 @@ class RunDirectory:
             reason = " ".join(str(error).split())
             raise UserError(f"{MODEL} of {self.path} does not fit its {CONFIG}: {reason}") from None
 
-    def model_sha256(self) -> str | None:
-        """Checksum of the best model; None if there is none."""
-        return self.tensors_metadata(MODEL).get("sha256") if self.has(MODEL) else None
-
-    @property
-    def saved_statistics(self) -> str:
-        """The kind of statistics of the best model: "running" or "recalibrated"."""
-        return self.tensors_metadata(MODEL).get("statistics", "running")
-
-    def tensors_metadata(self, name: str) -> dict[str, str]:
-        """Return the metadata of a safetensors file, which is hashed once per content."""
-        state = file_state(self.path / name)
-        known, metadata = self._verified.get(name, ((), {}))
-        return metadata if state and state == known else self._tensors(name)[1]
-
-    def _tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return tensors and metadata; UserError if damaged or a model of another run."""
-        for _ in range(_TRIES):  # a running training may replace the model and the checkpoint
-            state = file_state(self.path / name)
-            tensors, metadata = self._read_tensors(name)
-            if name != MODEL or model_belongs(self.path, metadata):
-                self._verified[name] = state, metadata
-                return tensors, metadata
-        raise self.foreign_model()
-
     def foreign_model(self) -> UserError:
         """The error for a model of another run, or of an older state of this one."""
         return UserError(
@@ -193,56 +174,39 @@ class RunDirectory:
             " run, or of another update of this one"
         )
 
-    def _read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-        path = self.path / name
-        with contextlib.suppress(OSError):  # `read` reports it
-            tensors_header(path)
-        content = self.read(name)
-        header = content[8 : 8 + int.from_bytes(content[:8], "little")]
-        sealed = is_sealed(content, path, 8, 8 + len(header))
+    def _read_tensors(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        path = self.path / MODEL
+        content = self.read(MODEL)
+        end = 8 + int.from_bytes(content[:8], "little")
+        sealed = is_sealed(content, path, 8, end)
         try:
             tensors = tensors_from_bytes(content)
-            metadata = json.loads(header).get("__metadata__", {})
+            metadata = json.loads(content[8:end]).get("__metadata__", {})
         except (SafetensorError, ValueError, RecursionError):
             raise UserError(f"{path} is damaged: not a safetensors file") from None
         if not sealed:
             raise UserError(f"{path} is damaged: its checksum is missing")
         return tensors, metadata
 
-    def write_checkpoint(
-        self,
-        payload: Mapping[str, Any],
-        config: Config,
-        written: tuple[int, str] = (0, ""),
-        state: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Write everything needed to resume, with the run's config.
+    def write_checkpoint(self, payload: Mapping[str, Any], note: Note) -> None:
+        """Write everything needed to resume."""
+        self.checkpoints.write({"config": note.config, **payload}, asdict(note))
 
-        `written` is the size and the hash of metrics.jsonl; `state` names the run and the update
-        (`note.belongs`).
-        """
-        values = to_dict(config)
-        note = {"config": values, "metrics_bytes": written[0], "metrics_sha256": written[1]}
-        note |= state or {}
-        self.checkpoints.write({"config": values, **payload}, note)
-
-    def read_checkpoint(self, config: Config) -> dict[str, Any] | None:
-        """Return the newest checkpoint, None if there is none; UserError if of another run."""
+    def read_checkpoint(self) -> dict[str, Any] | None:
+        """Return the newest checkpoint, None if there is none; UserError if it has another
+        config."""
         payload = self.checkpoints.read()
         if payload is None:
             return None
-        changed = changed_fields(read_config(payload.get("config", {})), config)
-        if changed:
-            raise UserError(f"{self.path / CHECKPOINT} belongs to another run: {changed}")
+        self._check_config(payload.get("config", {}), CHECKPOINT)
         if type(payload.setdefault("finished", 0)) is not int:
             raise UserError(f"{self.path / CHECKPOINT} is damaged: `finished` is not an integer")
         return payload
 
-    def check_config(self, config: Config, written: Any, what: str) -> None:
+    def _check_config(self, written: Any, what: str) -> None:
         """Raise UserError if config.json was changed since `what` was written."""
-        if isinstance(written, Mapping) and (
-            changed := changed_fields(read_config(written), config)
-        ):
+        changed = changed_fields(to_dict(read_config(written)), to_dict(self.config())).refused
+        if changed:
             raise UserError(
                 f"{self.path / CONFIG} was changed since {what} was written: {changed}; restore it"
             )
@@ -257,41 +221,3 @@ def sealed_tensors(
     start = 8 + int.from_bytes(content[:8], "little")
     header, rest = bytearray(content[:start]), content[start:]
     return header, rest, seal(header, rest=rest)
-
-
-def tensors_header(path: Path) -> dict[str, Any]:
-    """Return the header of a safetensors file without reading the tensors; UserError if it is
-    damaged or declares another size than the file has."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        try:
-            if length > min(size - 8, SETTINGS):
-                raise ValueError("header too large")
-            header = json.loads(file.read(length))
-            tensors = {name: of for name, of in header.items() if name != "__metadata__"}
-            ends = [of["data_offsets"][1] for of in tensors.values()]
-            if max(ends, default=0) != size - 8 - length:
-                raise ValueError("another size")
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            raise UserError(f"{path} is damaged: not a safetensors file") from None
-    return header
-
-
-def changed_fields(old: Config, new: Config) -> str:
-    """Describe the fields in which two configs may not differ in one run; empty if none do.
-
-    The epochs may differ, and the data may have moved with the same content.
-    """
-    changed = differences(to_dict(old), to_dict(new))
-    gamma = "model.gamma"
-    if len({settled(flat(to_dict(config))).get(gamma) for config in (old, new)}) == 1:
-        changed.pop(gamma, None)
-    for name in ("epochs", "data", "shared_initialisation"):
-        changed.pop(name, None)
-    if "recipe" in changed:
-        return changed["recipe"]
-    if "data_sha256" in changed:  # the hash itself is not shown
-        del changed["data_sha256"]
-        changed = {"data": DATA_CHANGED, **changed}
-    return ", ".join(changed.values())

@@ -108,16 +108,11 @@ class SpeechTask(Task):
     @classmethod
     def open(cls, config: SpeechConfig, model: Any = None) -> "SpeechTask":
         """Read the data of a config; UserError if it cannot be trained on."""
-        task, batch = super().open(config, model), config.train.batch
-        count = len(task.pieces["train"])
-        if model is None and not count:
+        task = super().open(config, model)
+        if model is None and not task.pieces["train"]:
             raise UserError(
                 f"no training utterance of {config.data} has at most {config.train.max_frames}"
                 " frames"
-            )
-        if model is None and config.normalisation.keeps_statistics and min(batch, count) < 2:
-            raise UserError(
-                "statistics over one utterance are its own: train.batch must be at least 2"
             )
         return task
 

@@ -128,7 +128,6 @@ class LanguageConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_batch()
         norm = self.normalisation
         if norm.keeps_statistics and self.model.time_steps and not norm.takes_time_steps:
             able = [n for n in norms.names() if norms.get(n).takes_time_steps]

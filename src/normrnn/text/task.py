@@ -5,7 +5,7 @@ from typing import Any
 
 from normrnn.engine.ranks import Ranks
 from normrnn.engine.statistics import StatisticsKind, Tensors, using
-from normrnn.engine.task import Batch, Split, Task, never
+from normrnn.engine.task import Batch, Split, Task
 from normrnn.errors import UserError
 from normrnn.runs.rows import Row
 from normrnn.text.config import LanguageConfig
@@ -166,7 +166,7 @@ class LanguageTask(Task):
         rows = []
         for kind, statistics in kinds.items():
             with using(model, statistics):
-                score = self.score_batches(model, "test", one, never, False)
+                score = self.score(model, "test", keys=one)
             row = self.row(score, "test", kind, streams=1)
             del row["batch_ppl"]  # a mean over windows of another length
             rows.append(row)

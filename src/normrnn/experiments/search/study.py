@@ -26,7 +26,7 @@ from normrnn.config.base import Config
 from normrnn.config.jsonio import differences, flat, to_dict
 from normrnn.errors import UsageError, UserError, notice
 from normrnn.experiments.search.space import Space
-from normrnn.runs.store import DATA_CHANGED
+from normrnn.runs.note import DATA_CHANGED
 
 # Not CmaEsSampler: it keeps its state in the storage as a pickle, and unpickles what it finds.
 SAMPLERS = {"random": "RandomSampler", "tpe": "TPESampler", "bruteforce": "BruteForceSampler"}

@@ -17,7 +17,7 @@ from normrnn.errors import UserError
 from normrnn.experiments.search.space import draw
 from normrnn.experiments.search.study import SLOT, Study
 from normrnn.processes import stop
-from normrnn.runs.names import CONFIG, METRICS
+from normrnn.runs.names import CONFIG
 from normrnn.runs.rows import read_rows
 from normrnn.runs.store import BusyError, RunDirectory
 
@@ -112,7 +112,7 @@ class Worker:
 
 def validations(out: Path) -> list[float]:
     """Return the validation losses with running statistics."""
-    rows = read_rows(out / METRICS)
+    rows = read_rows(out)
     return [r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
 
 
@@ -122,7 +122,7 @@ def result(out: Path) -> dict[str, Any]:
     It diverged if its last validation is worse than twice a uniform guess, where the network ends
     in a softmax called `decoder`.
     """
-    rows = read_rows(out / METRICS)
+    rows = read_rows(out)
     valid = [r for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
     train_rows = [r for r in rows if r["split"] == "train"]
     last = [r for r in train_rows if r["epoch"] == train_rows[-1]["epoch"]]
