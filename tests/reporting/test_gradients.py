@@ -19,7 +19,7 @@ RECORDS = [
 
 def test_picture() -> None:
     drawn = figure(RECORDS)
-    assert [len(axes.lines) for axes in drawn.axes] == [4, 4, 4]
+    assert [len(axes.lines) for axes in drawn.axes] == [4, 4]
     assert np.asarray(drawn.axes[0].lines[0].get_ydata()).tolist() == [1.0, 2.0, 4.0]
 
 

@@ -1,10 +1,9 @@
 """Gradients in back-propagation through time, which the paper's appendix leaves open.
 
 By the time loop, in float64, without dropout and with the batch's own statistics: per layer and
-time step the norm of the total derivative of the loss with respect to h_t, and the
-standard deviation of the inputs of the non-linearities. The loss of the last step alone gives the
-growth of a gradient per step; of ragged batches, that of the longest sequences, aligned at their
-ends.
+time step the norm of the total derivative of the loss with respect to h_t. The loss of the last
+step alone gives the growth of a gradient per step; of ragged batches, that of the longest
+sequences, aligned at their ends.
 """
 
 import math
@@ -12,14 +11,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from normrnn import norms
 from normrnn.config.base import Config
 from normrnn.engine.task import Task
 from normrnn.errors import UserError
@@ -31,56 +28,40 @@ Series = dict[int, float]
 
 
 @dataclass
-class StepRecord:
-    """What one time step computed for its rows."""
-
-    h: Tensor
-    sums: Tensor
-    """(n, C): W_x x + W_h h before a normalisation of the sums."""
-    pre: Tensor
-    """(n, C): the same after it, without peephole terms."""
-
-
-@dataclass
 class Pass:
-    """One forward pass: output rows (N, D·H), the rows of each time step, and by layer and
-    direction the values of every time step."""
+    """One forward pass: output rows (N, D·H), the number of rows of each time step, and the states
+    h of every time step by layer and direction."""
 
     output: Tensor
     sizes: list[int]
-    layers: dict[str, dict[int, StepRecord]]
+    states: dict[str, dict[int, Tensor]]
 
 
 @contextmanager
 def recorded(layer: Normalised) -> Iterator[list[Pass]]:
     """Run the layer by the time loop and with batch statistics; every pass is recorded."""
     passes: list[Pass] = []
-    norms_seen: list[Any] = []  # one per layer and direction, in order
-    steps: dict[int, dict[int, StepRecord]] = {}
+    norms: list[Any] = []  # one per layer and direction, in order
+    states: dict[int, dict[int, Tensor]] = defaultdict(dict)
     compute = STEPS[layer.mode]
 
     def step(t: int, gates: Tensor, state: Any, weights: Any, norm: Any) -> Any:
-        if norm not in norms_seen:
-            norms_seen.append(norm)
-            norm.sums = partial(_recorded_sums, norm.sums, parts := [])
-            norm.parts_of_step = parts
-        norm.parts_of_step.clear()
         after = compute(t, gates, state, weights, norm)
-        sums, pre = (torch.cat(parts, 1) for parts in zip(*norm.parts_of_step, strict=True))
-        steps.setdefault(norms_seen.index(norm), {})[t] = StepRecord(after[0], sums, pre)
+        if norm not in norms:
+            norms.append(norm)
+        states[norms.index(norm)][t] = after[0]
         return after
 
     def collect(_: Any, __: Any, result: Any) -> None:
-        output, names = result[0], [f"l{k}" for k in range(layer.num_layers)]
-        if layer.bidirectional:
-            names = [name + end for name in names for end in ("", "_reverse")]
+        output, ends = result[0], ("", "_reverse")[: 1 + layer.bidirectional]
         if isinstance(output, PackedSequence):
             rows, sizes = output.data, output.batch_sizes.tolist()
         else:
             rows, sizes = output, [output.shape[1]] * output.shape[0]
-        passes.append(Pass(rows, sizes, {name: steps[k] for k, name in enumerate(names)}))
-        norms_seen.clear()
-        steps.clear()
+        names = [f"l{k}{end}" for k in range(layer.num_layers) for end in ends]
+        passes.append(Pass(rows, sizes, {name: states[k] for k, name in enumerate(names)}))
+        norms.clear()
+        states.clear()
 
     handle = layer.register_forward_hook(collect)
     STEPS[layer.mode] = step
@@ -90,15 +71,6 @@ def recorded(layer: Normalised) -> Iterator[list[Pass]]:
     finally:
         STEPS[layer.mode] = compute
         handle.remove()
-
-
-def _recorded_sums(
-    compute: Any, parts: list[tuple[Tensor, Tensor]], t: int, sums: Tensor, first: int = 0
-) -> Tensor:
-    """Normalise some channels of the sums of a step, and keep them; a GRU has two such parts."""
-    result = compute(t, sums, first)
-    parts.append((sums, result))
-    return result
 
 
 def _refuse(task: Task, layer: Normalised) -> None:
@@ -113,96 +85,76 @@ def _refuse(task: Task, layer: Normalised) -> None:
 def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
     """Return the gradients of the task's network on its first training batches.
 
-    Norms and spreads are means over the batches that have the step.
+    Norms are means over the batches that have the step.
     """
     model = task.model.double().eval()
     (layer,) = (m for m in model.modules() if isinstance(m, Normalised))
     _refuse(task, layer)
-    measured: dict[str, dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
+    every: dict[str, list[Series]] = defaultdict(list)
+    last: dict[str, list[Series]] = defaultdict(list)
     total, count = 0.0, 0
     task.reset()
     batches = min(batches, task.updates(0))
     for index in range(batches):
         with recorded(layer) as passes:
             loss = task.loss(0, index)
+        (one,) = passes
         total, count = total + loss.total.item(), count + loss.count
         by_time = config.optimizer.loss == "sum_over_time"
         scaled = loss.differentiable / (loss.sequences if by_time else loss.count)
-        (direct,) = torch.autograd.grad(scaled, passes[0].output, retain_graph=True)
-        for name, series in _measure(passes[0], direct).items():
-            for what, values in series.items():
-                measured[name][what].append(values)
-    layers = {name: _summary(layer, name, series) for name, series in measured.items()}
+        (direct,) = torch.autograd.grad(scaled, one.output, retain_graph=True)
+        for name, series in _norms(one, direct, list(one.states)).items():
+            every[name].append(series)
+        for name, series in _norms_of_the_last_step(one, direct).items():
+            last[name].append(series)
     return {
         "recipe": config.recipe,
         "norm": config.norm,
         "seed": config.seed,
         "batches": batches,
         "loss": total / count,
-        "layers": layers,
+        "layers": {name: _summary(name, every[name], last[name]) for name in every},
     }
 
 
-def _measure(seen: Pass, direct: Tensor) -> dict[str, dict[str, Series]]:
-    """`direct` is the derivative of the loss with respect to the output alone."""
-    sizes = seen.sizes
-    whole = _norms(seen, direct, list(seen.layers))
-    ends = {}
-    for reverse in (False, True):
-        names = [name for name in seen.layers if name.endswith("_reverse") == reverse]
-        longest = sizes[-1]  # the first rows of every step
-        first = 0 if reverse else sum(sizes[:-1])
-        at_end = torch.zeros_like(direct)
-        by_row, direct_by_row = at_end.flatten(0, -2), direct.flatten(0, -2)
-        by_row[first : first + longest] = direct_by_row[first : first + longest]
-        ends |= _norms(seen, at_end, names) if names else {}
-    return {
-        name: {
-            "gradient": whole[name],
-            "gradient_of_the_end": ends[name],
-            "spread": {t: _spread(taken[t].pre) for t in sorted(taken)},
-            "spread_before": {t: _spread(taken[t].sums) for t in sorted(taken)},
-        }
-        for name, taken in seen.layers.items()
-    }
-
-
-def _spread(rows: Tensor) -> float:
-    """Standard deviation over batch and features."""
-    return rows.std(correction=0).item()
-
-
-def _norms(seen: Pass, direct: Tensor, names: Sequence[str]) -> dict[str, Series]:
-    """Return ‖dL/dh_t‖ over batch and features, all paths included, of some layers, from one
-    backward pass."""
-    places = [(name, t) for name in names for t in sorted(seen.layers[name])]
-    states = [seen.layers[name][t].h for name, t in places]
-    grads = torch.autograd.grad(seen.output, states, direct, retain_graph=True, allow_unused=True)
-    found: dict[str, Series] = {name: {} for name in names}
+def _norms(one: Pass, direct: Tensor, names: Sequence[str]) -> dict[str, Series]:
+    """Return ‖dL/dh_t‖ over batch and features, all paths included, of some layers. `direct` is the
+    derivative of the loss with respect to the output alone."""
+    places = [(name, t) for name in names for t in sorted(one.states[name])]
+    states = [one.states[name][t] for name, t in places]
+    grads = torch.autograd.grad(one.output, states, direct, retain_graph=True, allow_unused=True)
+    norms: dict[str, Series] = defaultdict(dict)
     for (name, t), g in zip(places, grads, strict=True):
-        found[name][t] = 0.0 if g is None else torch.linalg.vector_norm(g).item()
+        norms[name][t] = 0.0 if g is None else torch.linalg.vector_norm(g).item()
+    return norms
+
+
+def _norms_of_the_last_step(one: Pass, direct: Tensor) -> dict[str, Series]:
+    """Return the same of the loss of the last step of the longest sequences, which for a reverse
+    direction is the first."""
+    longest, found = one.sizes[-1], {}  # these are the first rows of every step
+    for reverse, first in ((False, sum(one.sizes[:-1])), (True, 0)):
+        at_end = torch.zeros_like(direct)
+        rows = slice(first, first + longest)
+        at_end.flatten(0, -2)[rows] = direct.flatten(0, -2)[rows]
+        names = [name for name in one.states if name.endswith("_reverse") == reverse]
+        found |= _norms(one, at_end, names) if names else {}
     return found
 
 
-def _summary(layer: Normalised, name: str, series: dict[str, list[Series]]) -> dict[str, Any]:
-    lengths = [1 + max(values) for values in series["gradient"]]
+def _summary(name: str, every: list[Series], last: list[Series]) -> dict[str, Any]:
+    lengths = [1 + max(values) for values in every]
     T, reverse = max(lengths), name.endswith("_reverse")
+    if not reverse:  # aligned at the ends
+        pairs = zip(last, lengths, strict=True)
+        last = [{T - n + t: v for t, v in values.items()} for values, n in pairs]
     result: dict[str, Any] = {}
-    for what, batches in series.items():
-        if what == "gradient_of_the_end" and not reverse:
-            pairs = zip(batches, lengths, strict=True)
-            batches = [{T - n + t: v for t, v in values.items()} for values, n in pairs]
+    for what, batches in (("gradient", every), ("gradient_of_the_end", last)):
         by_step = [[values[t] for values in batches if t in values] for t in range(T)]
         result[what] = [sum(v) / len(v) for v in by_step]
-    row = norms.get(layer.norm)
-    if row.acts != "step" or not row.keeps_statistics:  # BN of the sums themselves
-        del result["spread_before"]
-    else:
-        gamma = dict(layer.named_parameters()).get(f"norm_{name}.weight")
-        result["mean_gamma"] = 1.0 if gamma is None else gamma.mean().item()
-    ways = result["gradient_of_the_end"]
+    path = result["gradient_of_the_end"][:: 1 if reverse else -1]
     # Over the steps that all batches have.
-    result["growth_per_step"] = growth((ways if reverse else ways[::-1])[: min(lengths)])
+    result["growth_per_step"] = growth(path[: min(lengths)])
     return result
 
 

@@ -24,7 +24,7 @@ Output = Annotated[Path, arg(aliases=["-o"], metavar="FILE")]
 
 
 def run(arguments: list[str]) -> int:
-    """Record gradients and spreads of trained runs or of an untrained recipe."""
+    """Record gradients of trained runs or of an untrained recipe."""
     name = arguments[0] if arguments else "--help"
     if (Path(name) / CONFIG).exists():
         return _measure_runs(arguments)
@@ -42,7 +42,7 @@ def run(arguments: list[str]) -> int:
         batches: int = 4,
         output: Output = Path("gradients.json"),
     ) -> None:
-        """Norms of dL/dh_t and spread of pre-activations at initialisation, step by step.
+        """Norms of dL/dh_t at initialisation, step by step.
 
         Of a trained run: normrnn gradients RUN [RUN ...] [--data ...] [-o FILE].
 
@@ -66,7 +66,7 @@ def _measure_runs(arguments: list[str]) -> int:
         batches: int = 4,
         output: Output = Path("gradients.json"),
     ) -> None:
-        """Norms of dL/dh_t and spread of pre-activations of the best models, step by step.
+        """Norms of dL/dh_t of the best models, step by step.
 
         Args:
             runs: Run directories.

@@ -33,7 +33,7 @@ def table(records: Sequence[Record]) -> Table:
         for name, found in record["layers"].items():
             last, first = _ends(name, found["gradient_of_the_end"])
             factor, gamma = found["growth_per_step"], found.get("mean_gamma")
-            spreads = (found["spread"], found.get("spread_before"))
+            spreads = (found.get("spread"), found.get("spread_before"))  # of older records
             rows.append(
                 [
                     f"{record['label']}, {name}",
@@ -66,15 +66,14 @@ def _ends(layer: str, norms: Sequence[float]) -> tuple[float, float]:
 
 
 def figure(records: Sequence[Record]) -> "Figure":
-    """Norms of dL/dh_t for the whole loss, for the last step's alone, and
-    the spread of what the non-linearities see; a colour per record, darker in deeper layers."""
-    drawn = new_figure(figsize=(13, 4.1), layout="constrained")
+    """Draw the norms of dL/dh_t for the whole loss and for the last step's alone; a colour per
+    record, darker in deeper layers."""
+    drawn = new_figure(figsize=(10, 4.1), layout="constrained")
     panels = {
         "gradient": "‖dL/dh‖, loss of all steps",
         "gradient_of_the_end": "‖dL/dh‖, loss of the last step",
-        "spread": "standard deviation of pre-activations",
     }
-    for axes, (what, title) in zip(drawn.subplots(1, 3), panels.items(), strict=True):
+    for axes, (what, title) in zip(drawn.subplots(1, 2), panels.items(), strict=True):
         for i, record in enumerate(records):
             colour = COLOURS[i % len(COLOURS)]
             depth = len(record["layers"])
@@ -87,6 +86,6 @@ def figure(records: Sequence[Record]) -> "Figure":
         axes.set_xlabel("time step")
         axes.set_title(title, fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
-        if what == "spread":
+        if what == "gradient_of_the_end":
             axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the lines
     return drawn
