@@ -36,53 +36,18 @@ if TYPE_CHECKING:
     from normrnn.nn import replacing as replacing
     from normrnn.reporting.answer import verdict as verdict
 
-_LAYERS = ["GRU", "GRUCell", "LSTM", "LSTMCell", "LiGRU", "RNN", "RNNCell"]
-_TOOLS = [
-    "backend",
-    "batch_statistics",
-    "convert",
-    "fold",
-    "initialise",
-    "recalibrate",
-    "replace",
-    "replacing",
-]
+_LAYERS = ("GRU", "GRUCell", "LSTM", "LSTMCell", "LiGRU", "RNN", "RNNCell")
+_TOOLS = ("backend", "batch_statistics", "convert", "fold", "initialise", "recalibrate", "replace")
 _HOMES = {
-    **dict.fromkeys(_LAYERS + _TOOLS, "normrnn.nn"),
+    **dict.fromkeys((*_LAYERS, *_TOOLS, "replacing"), "normrnn.nn"),
     "Stream": "normrnn.deploy.stream",
     "compare": "normrnn.experiments.compare",
     "export": "normrnn.deploy.export",
-    **dict.fromkeys(["evaluate", "load", "sample", "train"], "normrnn.experiments.training"),
+    **dict.fromkeys(("evaluate", "load", "sample", "train"), "normrnn.experiments.training"),
     "verdict": "normrnn.reporting.answer",
 }
 
-__all__ = [
-    "GRU",
-    "LSTM",
-    "RNN",
-    "GRUCell",
-    "LSTMCell",
-    "LiGRU",
-    "RNNCell",
-    "Stream",
-    "__version__",
-    "backend",
-    "batch_statistics",
-    "compare",
-    "convert",
-    "evaluate",
-    "export",
-    "fold",
-    "initialise",
-    "load",
-    "recalibrate",
-    "replace",
-    "replacing",
-    "reporting",
-    "sample",
-    "train",
-    "verdict",
-]
+__all__ = ["__version__", "reporting", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,14 +1,11 @@
 """`normrnn doctor`: what is installed, what is in use, what is missing."""
 
 import os
-import platform
-from importlib import metadata
 from json import dumps
 from pathlib import Path
 from typing import Any
 
 from normrnn.extras import install_command
-from normrnn.version import __version__
 
 EXTRAS = {
     "report": ("pictures, HTML reports, TensorBoard", ("matplotlib", "tensorboard", "jinja2")),
@@ -36,36 +33,22 @@ def findings() -> dict[str, Any]:
     """Return everything that is printed, as plain values."""
     import torch
 
-    from normrnn.runs.environment import environment
+    from normrnn.runs.environment import available_devices, environment, package_version
 
     machine = environment(torch.get_num_threads())
-    devices = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
-    if torch.backends.mps.is_available():
-        devices.append("mps")
     return {
-        "normrnn": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": _version("numpy"),
-        "system": machine["system"],
+        **{name: machine[name] for name in ("normrnn", "python", "torch", "numpy", "system")},
         "processor": machine["cpu"],
         "cores": machine["cores"],
         "threads": machine["threads"],
         "kernels": machine["recurrence"],
-        "devices": devices,
+        "devices": available_devices(),
         "cache": _cache(),
         "extras": {
-            name: {"missing": [p for p in packages if _version(p) is None], "brings": brings}
+            name: {"missing": [p for p in packages if package_version(p) is None], "brings": brings}
             for name, (brings, packages) in EXTRAS.items()
         },
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _cache() -> dict[str, Any]:

@@ -26,19 +26,6 @@ PAPER = "https://arxiv.org/abs/1510.01378"
 
 
 @dataclass(frozen=True)
-class Result:
-    """A figure of the model, its data and statistics."""
-
-    split: str
-    statistics: str
-    measure: str
-    value: float
-    text: str
-    count: int
-    more: str = ""
-
-
-@dataclass(frozen=True)
 class About:
     """The content of a model card."""
 
@@ -49,7 +36,9 @@ class About:
     dataset: str = ""
     data_sha256: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    results: Sequence[Result] = ()
+    measure: str = ""
+    results: Sequence[Sequence[str]] = ()
+    """Rows of the table: set, statistics, value of the measure, number of targets."""
 
     def card(self, load: str = "") -> str:
         """Return the Markdown; `load` is code that loads the export."""
@@ -90,33 +79,12 @@ class About:
         }
         if self.task:
             front["pipeline_tag"] = self.task
-        if self.results:
-            front["metrics"] = sorted({result.measure for result in self.results})
-            dataset = {"name": self.dataset, "type": self.dataset}
-            results = [
-                {
-                    "task": {"type": self.task},
-                    "dataset": {**dataset, "split": result.split},
-                    "metrics": [
-                        {
-                            "type": result.measure,
-                            "value": result.value,
-                            "name": f"{result.split}, {result.statistics} statistics",
-                        }
-                    ],
-                }
-                for result in self.results
-            ]
-            front["model-index"] = [{"name": one_line(self.title), "results": results}]
         lines = (f"{name}: {json.dumps(value)}" for name, value in front.items())
         return "\n".join(["---", *lines, "---"])
 
     def _table(self) -> str:
-        rows = [
-            f"| {r.split} | {r.statistics} | {r.text}{r.more} | {r.count:,} |" for r in self.results
-        ]
-        measure = self.results[0].measure
-        return "\n".join([f"| set | statistics | {measure} | scored |", "|---|---|---|---|", *rows])
+        rows = [["set", "statistics", self.measure, "scored"], ["---"] * 4, *self.results]
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def of_run(run: RunDirectory) -> About:
@@ -140,10 +108,8 @@ def of_run(run: RunDirectory) -> About:
         dataset=name,
         data_sha256=config.data_sha256,
         settings=settings,
-        results=[
-            _result({**row, "statistics": statistics_shown(settings, row)}, measure)
-            for row in _rows(run, saved)
-        ],
+        measure=measure.name,
+        results=[_result(settings, row, measure) for row in _rows(run, saved)],
     )
 
 
@@ -162,12 +128,12 @@ def _rows(run: RunDirectory, saved: str) -> list[Row]:
     """Rows of evaluation.json, else the best validation in training and the test after it."""
     if run.has(EVALUATION):
         path = run.path / EVALUATION
-        found, _ = read_json(path, dict)
+        evaluation, _ = read_json(path, dict)
         try:
-            rows = [row for row in found["rows"] if _is_row(row)]
+            rows = [row for row in evaluation["rows"] if _is_row(row)]
             # Only rows of the exported network: with other statistics it is another one.
             rows = [row for row in rows if row["statistics"] == saved]
-            current = found.get("model_sha256") == run.model_metadata().get("sha256")
+            current = evaluation.get("model_sha256") == run.model_metadata().get("sha256")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise UserError(f"{path} is damaged") from None
         if current:
@@ -192,14 +158,13 @@ def _is_row(row: Any) -> bool:
     return known and isinstance(row["split"], str)
 
 
-def _result(row: Row, measure: Measure) -> Result:
-    loss, streams = row["loss"], row.get("streams")
-    more = ", read as one stream" if streams == 1 else ""
+def _result(settings: Mapping[str, Any], row: Row, measure: Measure) -> list[str]:
+    text = measure.text(row["loss"])
+    text += ", read as one stream" if row.get("streams") == 1 else ""
     if measure.error_rate and isinstance(rate := row.get(measure.error_rate[0]), float):
-        more += f", {100 * rate:.1f} % errors"
-    words = one_line(row["split"]), one_line(str(row["statistics"]))
-    value = round(measure.convert(loss), 6)
-    return Result(*words, measure.name, value, measure.text(loss), int(row["count"]), more)
+        text += f", {100 * rate:.1f} % errors"
+    names = one_line(row["split"]), one_line(str(statistics_shown(settings, row)))
+    return [*names, text, f"{int(row['count']):,}"]
 
 
 def one_line(text: str) -> str:

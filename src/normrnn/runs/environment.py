@@ -2,17 +2,16 @@
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
+from normrnn.crash import is_out_of_memory
 from normrnn.errors import UsageError, UserError, notice
-from normrnn.files import machine_memory
 from normrnn.ops.native.library import describe
 from normrnn.runs.machines import read_machines, write_machines
 from normrnn.runs.store import RunDirectory
@@ -20,15 +19,14 @@ from normrnn.version import __version__
 
 M = TypeVar("M", bound=nn.Module)
 _THREADS = 64
-_DRAWS = {Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_}
 
 
 def environment(threads: int, processes: int = 1, device: str = "cpu") -> dict[str, Any]:
     """Return versions, processor and system; processes and device if not one and the CPU."""
-    found = {
+    versions: dict[str, Any] = {
         "normrnn": __version__,
-        "torch": _version("torch"),
-        "numpy": _version("numpy"),
+        "torch": package_version("torch") or "unknown",
+        "numpy": package_version("numpy") or "unknown",
         "python": platform.python_version(),
         "cpu": processor(),
         "cores": os.cpu_count(),
@@ -36,8 +34,8 @@ def environment(threads: int, processes: int = 1, device: str = "cpu") -> dict[s
         "recurrence": describe(),
         "system": f"{platform.system()} {platform.machine()}",
     }
-    found |= {"processes": processes} if processes > 1 else {}
-    return found | ({"device": device} if device != "cpu" else {})
+    versions |= {"processes": processes} if processes > 1 else {}
+    return versions | ({"device": device} if device != "cpu" else {})
 
 
 def record(run: RunDirectory, processes: int = 1, device: str = "cpu") -> bool:
@@ -66,11 +64,15 @@ def named_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
         torch.ones(1, device=device).item()  # "meta" does not compute
     except (RuntimeError, AssertionError, NotImplementedError):
-        cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-        mps = ["mps"] if torch.backends.mps.is_available() else []
-        here = ", ".join(["cpu", *cuda, *mps])
-        raise UsageError(f"no device {str(name)!r}; available: {here}") from None
+        available = ", ".join(available_devices())
+        raise UsageError(f"no device {str(name)!r}; available: {available}") from None
     return device
+
+
+def available_devices() -> list[str]:
+    """Return the names of the devices of this machine."""
+    mps = ["mps"] if torch.backends.mps.is_available() else []
+    return ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count())), *mps]
 
 
 def set_threads(threads: int) -> None:
@@ -86,33 +88,13 @@ def set_threads(threads: int) -> None:
 
 
 def built(make: Callable[[], M]) -> M:
-    """Build the network; UsageError before memory is reserved if it exceeds the machine's."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"), _Undrawn():
-        try:
-            model = make()
-        except (RuntimeError, TypeError, OverflowError):  # sizes beyond torch's limits
-            raise UsageError("the network is too large for any machine: see its sizes") from None
-    tensors = [*model.parameters(), *model.buffers()]
-    numbers = sum(tensor.numel() for tensor in tensors)
-    need = 2 * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    if need > (there := machine_memory()):
-        raise UsageError(
-            f"the network is too large: {numbers:,} numbers take {need / 2**30:,.0f} GB with their"
-            f" gradients, and this machine has {there / 2**30:,.0f} GB"
-        )
-    return make()
-
-
-class _Undrawn(TorchFunctionMode):
-    """Skip random draws: on the meta device they make torch import its compiler."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        if func in _DRAWS:
-            return args[0] if args else given["tensor"]
-        return func(*args, **given)
+    """Build the network; UsageError if torch refuses its sizes or there is not enough memory."""
+    try:
+        return make()
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+        if isinstance(error, RuntimeError | MemoryError) and not is_out_of_memory(error):
+            raise
+        raise UsageError("the network is too large for this machine: see its sizes") from None
 
 
 def processor() -> str:
@@ -125,8 +107,9 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str | None:
+    """Return the version of an installed package; None for any other."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return "unknown"
+        return None
