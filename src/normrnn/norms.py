@@ -117,78 +117,40 @@ def statistics_shown(settings: Mapping[str, Any], row: Mapping[str, Any]) -> str
     return "–" if norm is not None and not norm.keeps_statistics else row["statistics"]
 
 
-register(Norm(name=BASELINE, words="baseline", acts=None, pools=None))
-register(
+_BATCHNORM = "normrnn.nn.batchnorm:Normaliser"
+_TRANSITIONS = "normrnn.nn.transitions:"
+for row in (
+    Norm(name=BASELINE, words="baseline", acts=None, pools=None),
     Norm(
-        name="sequence",
-        words="sequence-wise normalised network",
-        acts="input",
-        pools="batch",
-        looks_ahead=True,
-        sync=True,
-        implementation="normrnn.nn.batchnorm:Normaliser",
-    )
-)
-register(
+        name="sequence", words="sequence-wise normalised network", acts="input", pools="batch",
+        looks_ahead=True, sync=True, implementation=_BATCHNORM,
+    ),
     Norm(
-        name="frame",
-        words="frame-wise normalised network",
-        acts="input",
-        pools="step",
-        sync=True,
-        implementation="normrnn.nn.batchnorm:Normaliser",
-    )
-)
-register(
+        name="frame", words="frame-wise normalised network", acts="input", pools="step",
+        sync=True, implementation=_BATCHNORM,
+    ),
     Norm(
-        name="hidden",
-        words="network normalised inside the recurrence",
-        acts="step",
-        pools="step",
-        implementation="normrnn.nn.batchnorm:Normaliser",
-    )
-)
-register(
+        name="hidden", words="network normalised inside the recurrence", acts="step", pools="step",
+        implementation=_BATCHNORM,
+    ),
     Norm(
-        name="layer",
-        words="layer-normalised network",
-        acts="step",
-        pools=None,
+        name="layer", words="layer-normalised network", acts="step", pools=None, cell_norm=False,
         unfoldable="normalises every row by its own mean and variance",
-        cell_norm=False,
-        implementation="normrnn.nn.transitions:LayerNormaliser",
-    )
-)
-register(
+        implementation=f"{_TRANSITIONS}LayerNormaliser",
+    ),
     Norm(
-        name="rms",
-        words="RMS-normalised network",
-        acts="step",
-        pools=None,
+        name="rms", words="RMS-normalised network", acts="step", pools=None, cell_norm=False,
         unfoldable="normalises every row by its own root mean square",
-        cell_norm=False,
-        implementation="normrnn.nn.transitions:RMSNormaliser",
-    )
-)
-register(
+        implementation=f"{_TRANSITIONS}RMSNormaliser",
+    ),
     Norm(
-        name="recurrent",
-        words="network with both transitions normalised",
-        acts="step",
-        pools="step",
-        gamma=0.1,
-        cell_norm=True,
-        implementation="normrnn.nn.transitions:RecurrentNormaliser",
-    )
-)
-register(
+        name="recurrent", words="network with both transitions normalised",
+        acts="step", pools="step", gamma=0.1, cell_norm=True,
+        implementation=f"{_TRANSITIONS}RecurrentNormaliser",
+    ),
     Norm(
-        name="whiten",
-        words="network with whitened inputs",
-        acts="input",
-        pools="batch",
-        looks_ahead=True,
-        more_rows_than_features=True,
-        implementation="normrnn.nn.whiten:Whitener",
-    )
-)
+        name="whiten", words="network with whitened inputs", acts="input", pools="batch",
+        looks_ahead=True, more_rows_than_features=True, implementation="normrnn.nn.whiten:Whitener",
+    ),
+):  # fmt: skip
+    register(row)

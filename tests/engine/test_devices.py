@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from normrnn import norms
-from normrnn.arrays.config import ArrayConfig
 from normrnn.config.base import Config
 from normrnn.config.registry import task_of
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Trainer
 from normrnn.engine.start import open_experiment
 from normrnn.errors import UsageError
-from normrnn.recipes import RECIPES, recipe
+from normrnn.recipes import recipe
 from normrnn.runs.environment import named_device
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.config import SpeechConfig
@@ -79,8 +78,8 @@ def small(name: str, text: LanguageConfig, speech: SpeechConfig) -> Config:
     )
 
 
-@pytest.mark.parametrize("name", [n for n in RECIPES if not isinstance(recipe(n), ArrayConfig)])
-def test_every_recipe_trains_in_bf16(
+@pytest.mark.parametrize("name", ["ptb-small-regularised", "ptb-char", "librispeech-mini", "wsj"])
+def test_recipes_train_in_bf16(
     name: str, tiny: LanguageConfig, tiny_speech: SpeechConfig, tmp_path: Path
 ) -> None:
     config = replace(small(name, tiny, tiny_speech), norm="frame")

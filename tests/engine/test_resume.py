@@ -76,17 +76,6 @@ def test_rows_after_the_checkpoint_and_a_torn_line_are_cut(
     _same(whole, out)
 
 
-def test_no_checkpoint_yet_means_start_over(
-    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "early"
-    with pytest.raises(Interrupted):
-        run_tiny(tiny_frame, out, stop_at=15)
-    (out / "checkpoint.pt").unlink()
-    run_tiny(tiny_frame, out)
-    _same(whole, out)
-
-
 def test_results_without_a_checkpoint_are_not_begun_again(
     tiny_frame: LanguageConfig, whole: Path
 ) -> None:

@@ -1,141 +1,123 @@
-"""What happens to processes: full disks, lost permissions, company, jumping clocks."""
+"""What happens to a training process: full disks, lost permissions, company, jumping clocks."""
 
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from normrnn.engine.callbacks import TENSORBOARD
+from normrnn.engine.callbacks import TENSORBOARD, TensorBoard
+from normrnn.engine.display import Status
+from normrnn.engine.start import train
+from normrnn.errors import UserError
 from normrnn.reporting.runs import examine
-from tests.mishaps import config
-from tests.tiny_runs import rows_of, run_tiny
+from normrnn.runs.store import RunDirectory
+from normrnn.text.config import LanguageConfig
+from tests.tiny_runs import Silent, rows_of, run_tiny
+
+DAY = 86_400.0
 
 
-def started(what: str, out: Path, data: Path, **variables: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.mishaps", what, str(out), str(data)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | variables,
-    )
+class Mishap(Silent):
+    """Calls a function after some updates."""
+
+    def __init__(self, **calls: Callable[[], object]) -> None:
+        super().__init__()
+        self.calls = {int(name.removeprefix("at_")): call for name, call in calls.items()}
+
+    def update(self, status: Status) -> None:
+        self.calls.get(status.updates, lambda: None)()
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate()
-    assert "Traceback" not in out + err
-    assert "unexpected error" not in err
-    return process.returncode, out, err
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[tuple[Path, bool]]:
-    """A directory, and whether it is a small disk of its own, which takes the right to mount."""
-    out = tmp_path / "disk"
-    out.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(out)]
-    mounted = subprocess.run(mounting, capture_output=True).returncode == 0
-    yield out, mounted
-    if mounted:
-        subprocess.run(["umount", str(out)], check=True)
-
-
-@pytest.fixture
-def expected(text_dir: Path, tmp_path: Path) -> list[dict]:
-    """The rows of a run to which nothing happens."""
-    run_tiny(config(text_dir), tmp_path / "undisturbed")
-    return rows_of(tmp_path / "undisturbed")
-
-
-def goes_on(out: Path, text_dir: Path, expected: list[dict]) -> None:
-    """What was saved is good, and the same command ends as if nothing had happened."""
-    found = examine(out)
-    assert found.run is not None
-    assert not found.problem
-    assert 0 < len(found.run.rows) < len(expected)
-    code, said, err = ended(started("nothing", out, text_dir))
-    assert code == 0, err
-    assert "resuming" in said
-    assert rows_of(out) == expected
+def resumes(config: LanguageConfig, out: Path, whole: Path) -> None:
+    """What was saved is good, and the run ends as if nothing had happened."""
+    saved = examine(out)
+    assert saved.run is not None
+    assert not saved.problem
+    assert 0 < len(saved.run.rows) < len(rows_of(whole))
+    assert any("resuming" in said for said in run_tiny(config, out))
+    assert rows_of(out) == rows_of(whole)
     assert not list(out.glob(".*.tmp"))
 
 
-def test_a_full_disk(disk: tuple[Path, bool], text_dir: Path, expected: list[dict]) -> None:
-    out, mounted = disk
-    code, _, err = ended(started("full" if mounted else "limit", out, text_dir))
-    assert code == 1
-    (sentence,) = err.splitlines()
+def test_a_directory_that_is_replaced(
+    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
+) -> None:
+    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+
+    def replaced() -> None:
+        out.rename(elsewhere)
+        out.touch()
+
+    with pytest.raises(UserError, match="cannot be written"):
+        train(tiny_frame, out, Mishap(at_45=replaced), lambda _: None)
+    out.unlink()
+    elsewhere.rename(out)
+    resumes(tiny_frame, out, whole)
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from normrnn.cli import guarded
+from normrnn.engine.start import train
+from tests.safety.test_mishaps import Mishap
+from tests.tiny_runs import tiny_config
+from dataclasses import replace
+
+limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+config = replace(tiny_config(Path(sys.argv[1])), norm="frame", threads=1)
+sys.exit(guarded(lambda _: train(config, Path(sys.argv[2]), Mishap(at_45=limit)) or 0, []))
+"""
+
+
+def test_a_full_disk(
+    tiny_frame: LanguageConfig, text_dir: Path, whole: Path, tmp_path: Path
+) -> None:
+    """No file may grow beyond a few bytes, in a process of its own."""
+    out = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(text_dir), str(out)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
     assert sentence.startswith(f"normrnn: {out}")
-    assert "cannot be written: " + ("No space left" if mounted else "File too large") in sentence
-    (out / "filler").unlink(missing_ok=True)
-    goes_on(out, text_dir, expected)
+    assert "cannot be written: File too large" in sentence
+    resumes(replace(tiny_frame, threads=1), out, whole)
 
 
-def test_a_directory_that_becomes_read_only(
-    disk: tuple[Path, bool], text_dir: Path, expected: list[dict]
+def test_a_second_process_changes_nothing(tiny_frame: LanguageConfig, stopped: Path) -> None:
+    with RunDirectory(stopped).locked():
+        before = {path.name: path.read_bytes() for path in stopped.iterdir()}
+        with pytest.raises(UserError, match="another process is training"):
+            run_tiny(tiny_frame, stopped)
+        assert {path.name: path.read_bytes() for path in stopped.iterdir()} == before
+
+
+def test_a_clock_that_jumps(
+    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, mounted = disk
-    what = "remount" if mounted else "chmod" if os.geteuid() else "replace"
-    code, _, err = ended(started(what, out, text_dir))
-    assert code == 1
-    (sentence,) = err.splitlines()
-    assert "cannot be written: " in sentence
-    if mounted:
-        subprocess.run(["umount", str(out)], check=True)
-    elif os.geteuid():
-        out.chmod(0o755)
-    else:
-        out.unlink()
-        out.with_name("elsewhere").rename(out)
-    goes_on(out, text_dir, expected)
-
-
-def test_two_processes_in_one_directory(
-    text_dir: Path, expected: list[dict], tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    first = started("wait", out, text_dir)
-    while not (out / "waiting").exists():
-        assert first.poll() is None, first.communicate()
-        time.sleep(0.05)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    code, _, err = ended(started("nothing", out, text_dir))
-    assert code == 1
-    assert err == f"normrnn: another process is training in {out}\n"
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    (out / "go").touch()
-    code, _, err = ended(first)
-    assert code == 0, err
-    assert rows_of(out) == expected
-
-
-@pytest.mark.slow
-def test_a_clock_that_jumps(text_dir: Path, expected: list[dict], tmp_path: Path) -> None:
     """A day back, and then a year ahead."""
-    out = tmp_path / "run"
-    code, _, err = ended(started("clock", out, text_dir))
-    assert code == 0, err
-    assert rows_of(out) == expected
+    out, now = tmp_path / "run", time.time
+
+    def jump(days: float) -> Callable[[], None]:
+        return lambda: monkeypatch.setattr("time.time", lambda: now() + days * DAY)
+
+    board = TensorBoard(out)
+    display = Mishap(at_45=jump(-1), at_90=jump(365))
+    train(tiny_frame, out, display, lambda _: None, callbacks=[board])
+    board.close()
+    assert rows_of(out) == rows_of(whole)
     lines = (out / "metrics.jsonl").read_text().splitlines()
     seconds = [json.loads(line)["seconds"] for line in lines]
     assert seconds == sorted(seconds)
     assert seconds[-1] < 3600
     assert list((out / TENSORBOARD).glob("events.*"))
-
-
-def test_a_cache_without_permission(text_dir: Path, expected: list[dict], tmp_path: Path) -> None:
-    """Then without compiled kernels: the same numbers but for the last bits."""
-    out = tmp_path / "run"
-    code, _, err = ended(started("nothing", out, text_dir, XDG_CACHE_HOME="/sys"))
-    assert code == 0, err
-    rows = rows_of(out)
-    assert [(row["updates"], row["split"]) for row in rows] == [
-        (row["updates"], row["split"]) for row in expected
-    ]
-    assert [r["loss"] for r in rows] == pytest.approx([r["loss"] for r in expected], rel=1e-4)
-    assert json.loads((out / "environment.json").read_text())[0]["recurrence"]["kernels"] == "torch"

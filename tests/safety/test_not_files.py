@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from normrnn.locks import is_held
-from normrnn.text.config import LanguageConfig
 from tests.safety.conftest import Cli
-from tests.tiny_runs import run_tiny
 
 
 class Hung(BaseException):
@@ -29,12 +27,6 @@ def _no_waiting() -> Iterator[None]:
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
-
-
-@pytest.fixture
-def run(tiny: LanguageConfig, tmp_path: Path) -> Path:
-    run_tiny(tiny, tmp_path / "run")
-    return tmp_path / "run"
 
 
 def replaced(path: Path, what: str) -> None:

@@ -34,12 +34,6 @@ TRIALS = [
 ABOUT = {"study": "s", "trials": 3, "config": {"recipe": "ptb-char"}}
 
 
-@pytest.fixture
-def run(tiny: LanguageConfig, tmp_path: Path) -> Path:
-    run_tiny(tiny, tmp_path / "run")
-    return tmp_path / "run"
-
-
 def changed(run: Path, key: str, value: object) -> None:
     config = json.loads((run / "config.json").read_text())
     edit(key, value)(config)

@@ -20,29 +20,13 @@ from normrnn.runs import rows
 from normrnn.runs.note import Note
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
-from tests.tiny_runs import rows_of, run_tiny, text_dir, tiny, tiny_frame
-
-__all__ = ["text_dir", "tiny", "tiny_frame"]
+from tests.tiny_runs import rows_of, run_tiny
 
 
 def flip(path: Path, draw: random.Random) -> None:
     content = bytearray(path.read_bytes())
     content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     path.write_bytes(content)
-
-
-@pytest.fixture
-def stopped(tiny_frame: LanguageConfig, tmp_path: Path) -> Path:
-    """A run in the middle, with two checkpoints."""
-    with pytest.raises(Interrupted):
-        run_tiny(tiny_frame, tmp_path / "run", stop_at=45)
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def whole(tiny_frame: LanguageConfig, tmp_path: Path) -> Path:
-    run_tiny(tiny_frame, tmp_path / "whole")
-    return tmp_path / "whole"
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -106,16 +90,6 @@ def test_damaged_rows(tiny_frame: LanguageConfig, stopped: Path, whole: Path) ->
                     run_tiny(tiny_frame, path)
             (path / "metrics.jsonl").write_bytes(good)
         read_run(path)
-
-
-def test_rows_behind_the_checkpoint_are_not_its_business(
-    tiny_frame: LanguageConfig, stopped: Path, whole: Path
-) -> None:
-    with (stopped / "metrics.jsonl").open("a") as file:
-        file.write('{"updates": 49, "split": "tra')
-    assert len(read_run(stopped).rows) > 3
-    run_tiny(tiny_frame, stopped)
-    assert rows_of(stopped) == rows_of(whole)
 
 
 def edit(key: str, value: object) -> Callable[[dict], None]:

@@ -43,17 +43,13 @@ class RowLog:
         """Add a row, which metrics.jsonl has already; the first time all rows that it has."""
         if self.rows is None:
             self.rows = read_rows(self.run)
-            self.begin(self.rows)
+            self.write(self.rows, anew=True)
         elif row is not None:
             self.rows.append(row)
-            self.add(row)
+            self.write([row], anew=False)
 
-    def begin(self, rows: Sequence[Row]) -> None:
-        """Replace what an earlier process wrote by these rows."""
-        raise NotImplementedError
-
-    def add(self, row: Row) -> None:
-        """Write one more row."""
+    def write(self, rows: Sequence[Row], anew: bool) -> None:
+        """Write more rows; `anew`: in the place of what an earlier process wrote."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -71,8 +67,18 @@ class TensorBoard(RowLog):
         utf8_name(run, "--tensorboard")
         super().__init__(run)
 
-    def begin(self, rows: Sequence[Row]) -> None:
-        """Replace what an earlier process wrote by these rows."""
+    def write(self, rows: Sequence[Row], anew: bool) -> None:
+        """Write every number of the rows."""
+        if anew:
+            self._begin(rows)
+        for row in rows:
+            kind = row["split"] + (f" {row['statistics']}" if "statistics" in row else "")
+            at = self.start + row["seconds"]
+            for name, value in row.items():
+                if isinstance(value, float) and name != "seconds":
+                    self.writer.add_scalar(f"{name}/{kind}", value, row["updates"], walltime=at)
+
+    def _begin(self, rows: Sequence[Row]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         directory = self.run / TENSORBOARD
@@ -84,16 +90,6 @@ class TensorBoard(RowLog):
         self.start = time.time() - (rows[-1]["seconds"] if rows else 0)
         # purge_step: an open viewer drops what it has read.
         self.writer = SummaryWriter(str(directory), purge_step=0, flush_secs=10)
-        for row in rows:
-            self.add(row)
-
-    def add(self, row: Row) -> None:
-        """Write one more row."""
-        kind = row["split"] + (f" {row['statistics']}" if "statistics" in row else "")
-        at = self.start + row["seconds"]
-        for name, value in row.items():
-            if isinstance(value, float) and name != "seconds":
-                self.writer.add_scalar(f"{name}/{kind}", value, row["updates"], walltime=at)
 
     def close(self) -> None:
         """Write what is pending."""
@@ -106,23 +102,15 @@ class CSV(RowLog):
 
     columns: Sequence[str] = ()
 
-    def begin(self, rows: Sequence[Row]) -> None:
-        """Replace what an earlier process wrote by these rows."""
-        self.columns = list(dict.fromkeys(key for row in rows for key in row))
-        self._write(rows, "w")
-
-    def add(self, row: Row) -> None:
-        """Write one more row."""
-        if row.keys() <= set(self.columns):
-            self._write([row], "a")
-        else:
-            self.begin(self.rows or [])
-
-    def _write(self, rows: Sequence[Row], mode: str) -> None:
-        path = self.run / CSV_FILE
+    def write(self, rows: Sequence[Row], anew: bool) -> None:
+        """Write rows; a row with a new key makes the file new."""
+        if anew or not rows[0].keys() <= set(self.columns):
+            rows, anew = self.rows or [], True
+            self.columns = list(dict.fromkeys(key for row in rows for key in row))
+        path, mode = self.run / CSV_FILE, "w" if anew else "a"
         with open(path, mode, newline="", encoding="utf-8", opener=following_no_link) as file:
             writer = csv.DictWriter(file, self.columns, restval="")
-            if mode == "w":
+            if anew:
                 writer.writeheader()
             writer.writerows(rows)
 
