@@ -56,19 +56,12 @@ def resolved(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def is_utf8(path: Path) -> bool:
-    """Whether the absolute path is valid UTF-8, as some libraries require."""
+def utf8_name(path: Path, option: str) -> None:
+    """Raise UsageError for a name that is not UTF-8, as some libraries require."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
-        return False
-    return True
-
-
-def utf8_name(path: Path, option: str) -> None:
-    """Raise UsageError for a name that is not UTF-8."""
-    if not is_utf8(path):
-        raise UsageError(f"{option} needs a name in UTF-8, not {str(path)!r}")
+        raise UsageError(f"{option} needs a name in UTF-8, not {str(path)!r}") from None
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -83,10 +76,10 @@ def open_regular(path: Path) -> BufferedReader:
 def file_state(path: Path) -> tuple[int, ...]:
     """Numbers that change with the content of a file; empty if there is no such file."""
     try:
-        found = path.stat()
+        state = path.stat()
     except OSError:
         return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 def read_regular(path: Path, limit: int = SETTINGS) -> bytes:

@@ -25,9 +25,9 @@ def seal(content: bytearray | memoryview, start: int = 0, rest: bytes | memoryvi
     """
     field = _FIELD.search(content, start)
     assert field is not None
-    found = _hash(content, *field.span(1), rest)
-    content[field.start(1) : field.end(1)] = found
-    return found.decode()
+    digest = _hash(content, *field.span(1), rest)
+    content[field.start(1) : field.end(1)] = digest
+    return digest.decode()
 
 
 def is_sealed(content: bytes, path: Path, start: int = 0, stop: int | None = None) -> bool:

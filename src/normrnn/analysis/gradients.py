@@ -132,14 +132,14 @@ def _norms(one: Pass, direct: Tensor, names: Sequence[str]) -> dict[str, Series]
 def _norms_of_the_last_step(one: Pass, direct: Tensor) -> dict[str, Series]:
     """Return the same of the loss of the last step of the longest sequences, which for a reverse
     direction is the first."""
-    longest, found = one.sizes[-1], {}  # these are the first rows of every step
+    longest, norms = one.sizes[-1], {}  # these are the first rows of every step
     for reverse, first in ((False, sum(one.sizes[:-1])), (True, 0)):
         at_end = torch.zeros_like(direct)
         rows = slice(first, first + longest)
         at_end.flatten(0, -2)[rows] = direct.flatten(0, -2)[rows]
         names = [name for name in one.states if name.endswith("_reverse") == reverse]
-        found |= _norms(one, at_end, names) if names else {}
-    return found
+        norms |= _norms(one, at_end, names) if names else {}
+    return norms
 
 
 def _summary(name: str, every: list[Series], last: list[Series]) -> dict[str, Any]:

@@ -48,12 +48,12 @@ def recipes() -> Mapping[str, Callable[[], Config]]:
 
 def recipe(name: str) -> Config:
     """Return the config of the named recipe; UsageError that lists the choices if unknown."""
-    known = recipes()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
+    available = recipes()
+    if name not in available:
+        near = difflib.get_close_matches(name, available, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
-        raise UsageError(f"no recipe {name!r}{hint} There are: {', '.join(known)}")
-    return replace(known[name](), recipe=name)
+        raise UsageError(f"no recipe {name!r}{hint} There are: {', '.join(available)}")
+    return replace(available[name](), recipe=name)
 
 
 def read_config(values: Mapping[str, Any]) -> Config:
@@ -109,12 +109,12 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
     that has all its fields."""
     if values.get("kind") == KIND:
         return FunctionConfig
-    known = recipes()
+    available = recipes()
     name = values.get("recipe")
-    if isinstance(name, str) and name in known:
-        return _kind(known[name])[0]
+    if isinstance(name, str) and name in available:
+        return _kind(available[name])[0]
     names = flat(values).keys()
-    kinds = [_kind(make) for make in known.values()]
+    kinds = [_kind(make) for make in available.values()]
     return next((kind for kind, fields in kinds if names <= fields), Config)
 
 

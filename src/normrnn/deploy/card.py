@@ -154,8 +154,8 @@ def _of(rows: list[Row], split: str) -> list[Row]:
 
 def _is_row(row: Any) -> bool:
     numbers = [row[name] for name in ("loss", "count")]
-    known = all(type(n) in (int, float) and math.isfinite(n) for n in numbers)
-    return known and isinstance(row["split"], str)
+    are_finite = all(type(n) in (int, float) and math.isfinite(n) for n in numbers)
+    return are_finite and isinstance(row["split"], str)
 
 
 def _result(settings: Mapping[str, Any], row: Row, measure: Measure) -> list[str]:

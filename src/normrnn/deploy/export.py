@@ -17,7 +17,7 @@ from normrnn.runs.environment import named_device
 from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL, PREVIOUS
 from normrnn.runs.store import RunDirectory
 
-OWN = (MODEL, CHECKPOINT, PREVIOUS)
+RUN_FILES = (MODEL, CHECKPOINT, PREVIOUS)
 """Files of a run with such suffixes."""
 
 
@@ -142,7 +142,7 @@ def target(path: Path, format: str) -> tuple[Path, Path]:
     if path.suffix in SUFFIXES.values() and not path.is_dir():
         if path.suffix != suffix:
             raise UsageError(f"{path} does not fit the format {format}: it writes {suffix} files")
-        if path.name in OWN and (path.parent / CONFIG).exists():
+        if path.name in RUN_FILES and (path.parent / CONFIG).exists():
             raise UsageError(f"{path} is a file of the run: it would be overwritten")
         return path, path.with_suffix(".md")
     if path.exists() and not path.is_dir():

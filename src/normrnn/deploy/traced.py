@@ -130,7 +130,7 @@ def write_onnx(
         f'    "{name}": numpy.ones({tuple(t.shape)}, "{str(t.dtype).partition(".")[2]}"),\n'
         for name, t in tensors.items()
     ]
-    return f"{code}given = {{\n{''.join(ones)}}}\noutputs = session.run(None, given)\n"
+    return f"{code}inputs = {{\n{''.join(ones)}}}\noutputs = session.run(None, inputs)\n"
 
 
 @contextmanager

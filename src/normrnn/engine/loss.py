@@ -62,13 +62,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        *known, rows, weight, bias, targets = ctx.saved_tensors
+        *gradients, rows, weight, bias, targets = ctx.saved_tensors
         scale = grads[0]
         if torch.is_grad_enabled():  # double backward
             logits = F.linear(rows, weight, bias)
             d = scale * (logits.softmax(1) - F.one_hot(targets, len(weight)))
             return d @ weight, d.T @ rows, d.sum(0), None
-        return *(d * scale for d in known), None
+        return *(d * scale for d in gradients), None
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:

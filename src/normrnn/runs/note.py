@@ -92,8 +92,8 @@ class Changes(NamedTuple):
 
 def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     """Compare two configs of a run. Fields that the old one does not have are not compared."""
-    known = settled(flat(old))
-    changed = differences(known, {k: v for k, v in settled(flat(new)).items() if k in known})
+    before, after = settled(flat(old)), settled(flat(new))
+    changed = differences(before, {k: v for k, v in after.items() if k in before})
     allowed = ", ".join(changed.pop(name) for name in ("epochs", "data") if name in changed)
     if "recipe" in changed:
         return Changes(changed["recipe"], allowed)
