@@ -176,20 +176,6 @@ def test_networks_without_an_operator_of_their_own_in_onnx(
     check_graph(file, "Scan", cell.upper(), ["h0", "c0"] if cell == "lstm" else ["h0"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("both", [False, True])
-@pytest.mark.parametrize("form", ["onnx", "program"])
-def test_acoustic_models_of_layer_normalisation(form: str, both: bool, tmp_path: Path) -> None:
-    model = speech_model("layer", bidirectional=both)
-    check_speech(model, normrnn.export(model, tmp_path / "speech", form))
-    if form == "onnx" and both:
-        file = normrnn.export(model, tmp_path / "int8", "onnx", quantize="int8")
-        utterance = torch.randn(9, 3)
-        (wanted,) = model.each_log_posteriors([utterance])
-        found = log_posteriors(file, utterance[:, None], torch.tensor([9]))[:, 0]
-        assert (found - wanted).abs().max() < 0.1
-
-
 def test_the_version_of_operators(tmp_path: Path) -> None:
     model = text_model()
     for opset, written in ((None, 18), (22, 22)):
@@ -374,54 +360,38 @@ def test_every_tensor_of_the_arguments_in_onnx(pick: Any, names: list[str], tmp_
         torch.testing.assert_close(found, [output, *state], **CLOSE)
 
 
-def test_wrong_arguments_for_onnx(tmp_path: Path) -> None:
-    x, file = torch.randn(5, 3, 3), tmp_path / "m.onnx"
-    for model, how, reason in (
-        (
-            Carried(norm=None),
-            {"example": [x]},
-            "example= is a tuple of the model's arguments, got a list",
-        ),
-        (Carried(norm=None), {"example": (x.numpy(),)}, "a ndarray for x: give a tensor"),
-        (
-            Carried(norm=None),
-            {"example": (x,), "dynamic": {"y": {0: "T"}}},
-            "'y', and the tensors .* are x",
-        ),
-    ):
-        arguments: Any = how
-        with pytest.raises(ValueError, match=reason):
-            normrnn.export(model, file, "onnx", **arguments)
-    assert not file.exists()
+X = torch.zeros(4, 2, 3)
+PACKED = nn.utils.rnn.pack_padded_sequence(X, [4, 3])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "options"),
-    [*PADDED, *PADDED_SCANS, (normrnn.LSTM, {"zoneout": (0.3, 0.1), "bidirectional": True})],
+    ("form", "options", "reason"),
+    [
+        ("onnx", {"example": (X, None, [4, 3])}, "lengths= has to be a tensor"),
+        ("onnx", {"example": (X, None, None, torch.zeros(4, 2).bool())}, "no resets="),
+        ("onnx", {"example": (PACKED,)}, "no PackedSequence"),
+        ("onnx", {"example": (X[0],)}, "takes batches"),
+        ("onnx", {"example": [X]}, "got a list"),
+        ("onnx", {"example": (X.numpy(),)}, "a ndarray for input: give a tensor"),
+        (
+            "onnx",
+            {"example": (X,), "dynamic": {"y": {0: "T"}}},
+            "'y', and the tensors",
+        ),
+        ("pickle", {}, "unknown format='pickle': choose one of torch"),
+        ("torch", {"quantize": "int8"}, "'int8' is for 'onnx'"),
+    ],
 )
-def test_a_users_own_padded_batches_in_a_program(kind: Any, options: Any, tmp_path: Path) -> None:
-    file, T, B = tmp_path / "m.pt2", torch.export.Dim("T"), torch.export.Dim("B")
-
-    def run(x: Tensor, lengths: Tensor) -> Any:
-        output, state = torch.export.load(file).module()(x, lengths)
-        return [output, *(state if isinstance(state, tuple | list) else (state,))]
-
-    axes = {0: B, 1: T} if options.get("batch_first") else {0: T, 1: B}
-    check_padded(kind, options, run, file, (axes, {0: B}))
+def test_wrong_arguments(form: str, options: Any, reason: str, tmp_path: Path) -> None:
+    model = normrnn.LSTM(3, 4, peephole="all", norm=None)
+    with pytest.raises(ValueError, match=reason):
+        normrnn.export(model, tmp_path / "m.onnx", form, **options)
+    assert not [*tmp_path.iterdir()]
 
 
-def test_what_a_traced_layer_cannot_be_given(tmp_path: Path) -> None:
-    model, x = normrnn.LSTM(3, 4, peephole="all", norm=None), torch.zeros(4, 2, 3)
-    packed = nn.utils.rnn.pack_padded_sequence(x, [4, 3])
-    for example, reason in (
-        ((x, None, [4, 3]), "lengths= has to be a tensor"),
-        ((x, None, None, torch.zeros(4, 2).bool()), "no resets="),
-        ((packed,), "no PackedSequence"),
-        ((x[0],), "takes batches"),
-    ):
-        with pytest.raises(ValueError, match=reason):
-            normrnn.export(model, tmp_path / "m.onnx", "onnx", example=example)
+def test_a_model_without_our_layers(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Linear holds no layer of normrnn"):
+        normrnn.export(nn.Linear(2, 2), tmp_path)
 
 
 class Tagger(nn.Module):
@@ -478,16 +448,6 @@ def test_a_model_is_unchanged(tmp_path: Path) -> None:
     assert all(module.training for module in model.modules())
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
     assert all(parameter.requires_grad for parameter in model.decoder.parameters())
-
-
-def test_wrong_calls(tmp_path: Path) -> None:
-    model = text_model()
-    with pytest.raises(ValueError, match="unknown format='pickle': choose one of torch"):
-        normrnn.export(model, tmp_path, "pickle")
-    with pytest.raises(ValueError, match="'int8' is for 'onnx'"):
-        normrnn.export(model, tmp_path, "torch", quantize="int8")
-    with pytest.raises(ValueError, match="Linear holds no layer of normrnn"):
-        normrnn.export(nn.Linear(2, 2), tmp_path)
 
 
 def test_a_bare_layer(tmp_path: Path) -> None:

@@ -91,8 +91,8 @@ def built(make: Callable[[], M]) -> M:
     """Build the network; UsageError if torch refuses its sizes or there is not enough memory."""
     try:
         return make()
-    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
-        if isinstance(error, RuntimeError | MemoryError) and not is_out_of_memory(error):
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error) and "overflow" not in str(error):
             raise
         raise UsageError("the network is too large for this machine: see its sizes") from None
 
