@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops": set(),
     "nn": {"imports", "ops", "norms"},
     "config": {"errors", "norms"},
-    "runs": {"config", "ops", *BASE},
+    "runs": {"config", "ops", "crash", *BASE},
     "engine": {"runs", "config", "nn", "ops", "processes", "console", "extras", *BASE},
     "deploy": {"runs", "config", "nn", "ops", "extras", *BASE},
     "text": {"deploy", "engine", "runs", "config", "nn", "ops", *BASE},
