@@ -56,7 +56,7 @@ def test_masks_of_regularisers_go_on(tiny_frame: LanguageConfig, tmp_path: Path,
         zoneout_h=0.1,
         zoneout_c=0.2,
     )
-    config = replace(tiny_frame, norm=norm, model=model)
+    config = replace(tiny_frame, norm=norm, model=model, epochs=1)
     run_tiny(config, tmp_path / "whole")
     with pytest.raises(Interrupted):
         run_tiny(config, tmp_path / "stopped", 8)
