@@ -16,7 +16,14 @@ from normrnn.runs.torchfile import TorchFileError
 from normrnn.speech.archive import read_table
 from tests.safety.conftest import Cli
 
-RUN = pytest.mark.parametrize("command", ["train", "evaluate", "posteriors", "prepare"])
+COMMANDS = ["train", "evaluate", "posteriors", "prepare"]
+RUN = pytest.mark.parametrize("command", COMMANDS)
+
+
+def pairs(*cases: str) -> list[tuple[str, str]]:
+    """Every case under `prepare`, which has a reader of its own, and under one other command."""
+    others = [(COMMANDS[i % 3], case) for i, case in enumerate(cases)]
+    return others + [("prepare", case) for case in cases]
 
 
 class Evil:
@@ -79,19 +86,17 @@ def said_by_prepare(err: str, tmp_path: Path) -> str:
     return err + (skipped.read_text() if skipped.exists() else "")
 
 
-@RUN
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("PKL", "a pickled object (PKL)"),
-        ("pickle", "a pickled object"),
-        ("NPY", "a NumPy array (NPY)"),
-    ],
-)
+NAMES = {
+    "PKL": "a pickled object (PKL)",
+    "pickle": "a pickled object",
+    "NPY": "a NumPy array (NPY)",
+}
+
+
+@pytest.mark.parametrize(("command", "kind"), pairs(*NAMES))
 def test_objects_that_readers_unpickle(
     command: str,
     kind: str,
-    name: str,
     cli: Cli,
     speech_run: Path,
     speech_dir: Path,
@@ -101,12 +106,13 @@ def test_objects_that_readers_unpickle(
     spoil_archive(speech_dir, hostile(kind, canary))
     code, _, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
     assert code == 1
-    assert f"holds {name} for" in said_by_prepare(err, tmp_path)
+    assert f"holds {NAMES[kind]} for" in said_by_prepare(err, tmp_path)
     assert not canary.exists()
 
 
-@RUN
-@pytest.mark.parametrize("target", ["touch {} |", "| touch {}", "x;touch {};|:2", "touch {}|:0"])
+@pytest.mark.parametrize(
+    ("command", "target"), pairs("touch {} |", "| touch {}", "x;touch {};|:2", "touch {}|:0")
+)
 def test_commands_in_tables(
     command: str,
     target: str,
@@ -144,13 +150,12 @@ def test_the_canary_sings(canary: Path, tmp_path: Path) -> None:
     assert canary.exists()
 
 
-@RUN
-@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize(("command", "kind"), pairs("text", "binary"))
 def test_no_message_repeats_a_file_that_a_table_names(
-    command: str, binary: bool, cli: Cli, speech_run: Path, speech_dir: Path, tmp_path: Path
+    command: str, kind: str, cli: Cli, speech_run: Path, speech_dir: Path, tmp_path: Path
 ) -> None:
     secret = tmp_path / "private"
-    secret.write_bytes((b"\0B" if binary else b"") + b"hunter2 is the password\n")
+    secret.write_bytes((b"\0B" if kind == "binary" else b"") + b"hunter2 is the password\n")
     spoil(speech_dir, lambda *_: str(secret))
     code, out, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
     assert code == 1
