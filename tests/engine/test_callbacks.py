@@ -20,10 +20,6 @@ from normrnn.errors import UserError
 from normrnn.experiments.training import run_training
 from normrnn.extras import install_command
 from normrnn.reporting.runs import load
-from normrnn.runs.environment import record
-from normrnn.runs.machines import write_machines
-from normrnn.runs.names import ENVIRONMENT
-from normrnn.runs.store import RunDirectory
 from tests.tiny_runs import Silent
 
 
@@ -116,21 +112,6 @@ def test_missing_package_is_said_before_training(
     with pytest.raises(UserError, match=re.escape(install_command("report"))):
         TensorBoard(tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_notes_every_machine_once_and_tells_other_kernels(tmp_path: Path) -> None:
-    run, file = RunDirectory(tmp_path), tmp_path / ENVIRONMENT
-    assert record(run)
-    assert record(run)
-    (first,) = json.loads(file.read_text())
-    assert first["torch"].startswith("2.")
-    write_machines(tmp_path, [{**first, "cpu": "another", "recurrence": {"kernels": "sse"}}])
-    assert not record(run)
-    assert record(run)
-    assert [e["cpu"] for e in json.loads(file.read_text())] == ["another", first["cpu"]]
-    file.write_text("{")
-    record(run)
-    assert json.loads(file.read_text()) == [first]
 
 
 def test_csv_and_callbacks_get_every_row_once(tiny: Config, tmp_path: Path) -> None:

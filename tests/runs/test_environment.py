@@ -3,23 +3,24 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from normrnn.ops.native.library import describe
-from normrnn.runs import environment as module
 from normrnn.runs.environment import record
+from normrnn.runs.machines import write_machines
+from normrnn.runs.names import ENVIRONMENT
 from normrnn.runs.store import RunDirectory
 
 
-def test_the_record_says_which_kernels_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They change the last bits: a run that goes on with others has two entries."""
-    run = RunDirectory(tmp_path)
+def test_a_run_notes_every_machine_once_and_tells_other_kernels(tmp_path: Path) -> None:
+    run, file = RunDirectory(tmp_path), tmp_path / ENVIRONMENT
+    assert record(run)
+    assert record(run)
+    (first,) = json.loads(file.read_text())
+    assert first["torch"].startswith("2.")
+    assert first["recurrence"] == describe()
+    write_machines(tmp_path, [{**first, "cpu": "another", "recurrence": {"kernels": "sse"}}])
+    assert not record(run)
+    assert record(run)
+    assert [e["cpu"] for e in json.loads(file.read_text())] == ["another", first["cpu"]]
+    file.write_text("{")
     record(run)
-    record(run)
-    (entry,) = json.loads((tmp_path / "environment.json").read_text())
-    assert entry["recurrence"] == describe()
-    assert entry["recurrence"]["kernels"]
-    monkeypatch.setattr(module, "describe", lambda: {"kernels": "other"})
-    record(run)
-    entries = json.loads((tmp_path / "environment.json").read_text())
-    assert [e["recurrence"]["kernels"] for e in entries][1:] == ["other"]
+    assert json.loads(file.read_text()) == [first]
