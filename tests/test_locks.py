@@ -17,7 +17,7 @@ HOLD = (
 )
 
 
-def test_one_process_at_a_time_and_nobody_after_its_death(tmp_path: Path) -> None:
+def test_one_process_at_a_time_until_it_ends(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], **pipes) as other:
@@ -47,7 +47,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     assert target.read_text() == "kept"
 
 
-def test_who_asks_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_is_held_does_not_block_others(tmp_path: Path) -> None:
     """Asking holds the file shared for a moment; whoever wants it waits that long."""
     path = tmp_path / ".lock"
     path.touch()

@@ -65,7 +65,7 @@ def test_a_child_has_the_threads_that_it_is_given(
     assert json.loads(child.last_words()) == ["order", ["a"], ["2", "2"]]
 
 
-def test_last_words_are_of_this_process_and_signals_are_named(
+def test_last_output_is_of_this_process_and_signals_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "waits.py").write_text("import time\ntime.sleep(60)\n")

@@ -104,7 +104,7 @@ def test_normalised_recurrence_by_hand() -> None:
 
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
 @pytest.mark.parametrize("norm", NORMS)
-def test_watched_layers_compute_the_same(kind: str, norm: str) -> None:
+def test_recorded_layers_compute_the_same(kind: str, norm: str) -> None:
     options = {"num_layers": 2, "bidirectional": True, **NORMS[norm]}
     if kind != "LSTM" and "cell_norm" in options:
         del options["cell_norm"]
@@ -256,7 +256,7 @@ def _mean_roots(squares: list[dict[int, float]]) -> list[float]:
 
 
 @pytest.mark.parametrize("sort", [True, False])
-def test_watched_packed_rows_keep_their_order(sort: bool) -> None:
+def test_recorded_packed_rows_keep_their_order(sort: bool) -> None:
     layer = normrnn.LSTM(3, 2, bidirectional=True, norm="frame", peephole="all").double()
     lengths = [6, 6, 4, 4, 2] if sort else [4, 6, 2, 4, 6]  # two rows in every slice
     rows = [torch.randn(n, 3, dtype=torch.float64) for n in lengths]

@@ -289,7 +289,7 @@ def test_an_empty_input_is_refused(
 
 @pytest.mark.parametrize("norm", ["sequence", "layer", "none"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_who_writes_to_an_output_does_not_write_to_the_stream(cell: str, norm: str) -> None:
+def test_writing_to_an_output_does_not_change_the_stream(cell: str, norm: str) -> None:
     layer = build(cell, norm, dtype=torch.float32).eval()
     x, one, other = torch.randn(4, 3), normrnn.Stream(layer), normrnn.Stream(layer)
     copied = copy.deepcopy(other)

@@ -95,7 +95,7 @@ def test_a_rank_without_others_is_the_first(
             rank_and_size({"RANK": "1", "WORLD_SIZE": size, "NORMRNN_STORE": "s"})
 
 
-def test_switching_it_on_later_is_no_other_run(tiny: Config, tmp_path: Path) -> None:
+def test_tensorboard_can_be_switched_on_later(tiny: Config, tmp_path: Path) -> None:
     out = tmp_path / "run"
     config = replace(tiny, epochs=1)
     train(config, out, Silent(), lambda _: None)

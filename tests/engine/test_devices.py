@@ -34,7 +34,7 @@ def steps_on(device: str, config: Config, where: Path) -> Any:
 
 @pytest.mark.parametrize("norm", norms.names())
 @pytest.mark.parametrize("task", ["text", "speech"])
-def test_a_step_asks_the_device_for_nothing(
+def test_a_step_does_not_wait_for_the_device(
     norm: str, task: str, tiny: LanguageConfig, tiny_speech: SpeechConfig, tmp_path: Path
 ) -> None:
     """The meta device has no numbers: `.item()`, `.cpu()`, a branch on a value, or a tensor made
@@ -46,7 +46,7 @@ def test_a_step_asks_the_device_for_nothing(
     assert task == "text" or loss.errors.device.type == "meta"
 
 
-def test_the_check_itself_sees_an_item(tiny: LanguageConfig, tmp_path: Path) -> None:
+def test_the_check_detects_an_item_call(tiny: LanguageConfig, tmp_path: Path) -> None:
     task = open_experiment(tiny).build(torch.device("meta"))
     trainer = Trainer(tiny, task, RunDirectory(tmp_path), Silent(), Interrupt())
     trainer.update()  # whose figures are read while the next one runs

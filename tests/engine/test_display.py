@@ -20,7 +20,7 @@ from normrnn.text.config import CHARACTERS, WORDS
         (NATS, None, "loss 1.0000"),
     ],
 )
-def test_a_row_is_told_in_its_own_measure(measure: Measure, fer: float | None, said: str) -> None:
+def test_a_row_is_shown_in_its_measure(measure: Measure, fer: float | None, said: str) -> None:
     row = {"epoch": 1, "updates": 9, "split": "valid", "loss": 1.0}
     row |= {} if fer is None else {"fer": fer}
     assert describe(row, 2, measure) == f"epoch 1/2  update 9  valid  {said}"

@@ -47,7 +47,9 @@ def test_ctrl_c_at_any_update(tiny_frame: LanguageConfig, whole: Path, tmp_path:
 
 
 @pytest.mark.parametrize("norm", ["none", "recurrent"])
-def test_masks_of_regularisers_go_on(tiny_frame: LanguageConfig, tmp_path: Path, norm: str) -> None:
+def test_masks_of_regularisers_are_resumed(
+    tiny_frame: LanguageConfig, tmp_path: Path, norm: str
+) -> None:
     model = replace(
         tiny_frame.model,
         dropout=0.3,

@@ -152,7 +152,7 @@ def test_a_signal_ends_all_with_one_sentence(
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_goes_on_and_says_so(
+def test_another_number_of_processes_resumes_and_says_so(
     tiny_frame: LanguageConfig, tmp_path: Path
 ) -> None:
     config, out = without_dropout(tiny_frame), tmp_path / "changed"

@@ -286,7 +286,7 @@ def test_names_that_would_forge_a_line(tmp_path: Path) -> None:
     assert len((tmp_path / "out" / "skipped.tsv").read_text().splitlines()) == 2
 
 
-def test_an_environment_that_is_no_launchers(
+def test_an_environment_without_a_launcher(
     cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "MASTER_PORT", "MASTER_ADDR"):

@@ -42,7 +42,7 @@ def real(*arguments: str | bytes | Path, **options: Any) -> subprocess.Completed
         (["--norm", "frame", "--model.time-steps", "999999999"], "the network is too large"),
     ],
 )
-def test_values_beyond_reason(
+def test_values_out_of_range(
     flags: list[str], said: str, cli: Cli, text_dir: Path, tmp_path: Path
 ) -> None:
     code, _, err = cli("train", "ptb-small", "--data", text_dir, "--out", tmp_path / "o", *flags)
@@ -62,7 +62,7 @@ def test_an_empty_name(
     assert not any((tmp_path / "here").iterdir())
 
 
-def test_a_home_that_the_shell_left_alone(
+def test_a_home_directory_that_the_shell_did_not_expand(
     cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -147,7 +147,7 @@ def test_posteriors_of_a_whole_prepared_directory(
     assert f"its parts have one: {speech_dir}/train or {speech_dir}/dev" in sentence(err)
 
 
-def test_utf_16_is_called_what_it_is(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_utf_16_is_named(cli: Cli, run: Path, tmp_path: Path) -> None:
     (tmp_path / "odd").write_bytes("some words\n".encode("utf-16"))
     code, _, err = cli("score", run, tmp_path / "odd")
     assert code == 1
@@ -155,7 +155,7 @@ def test_utf_16_is_called_what_it_is(cli: Cli, run: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_names_that_are_no_text(run: Path, text_dir: Path, tmp_path: Path) -> None:
+def test_names_that_are_not_text(run: Path, text_dir: Path, tmp_path: Path) -> None:
     """As processes: the streams of this one are pytest's."""
     odd = os.fsencode(tmp_path) + b"/\xff\xfe"
     Path(os.fsdecode(odd)).mkdir()
@@ -169,7 +169,7 @@ def test_names_that_are_no_text(run: Path, text_dir: Path, tmp_path: Path) -> No
     assert "perplexity" in done.stdout
 
 
-def test_a_reader_that_has_seen_enough(run: Path, text_dir: Path) -> None:
+def test_a_closed_pipe(run: Path, text_dir: Path) -> None:
     command = f"{sys.executable} -m normrnn.cli score {run} {text_dir / 'train.txt'} --lines"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command} | head -n 1"], capture_output=True, text=True
@@ -178,7 +178,7 @@ def test_a_reader_that_has_seen_enough(run: Path, text_dir: Path) -> None:
     assert len(done.stdout.splitlines()) == 1
 
 
-def test_what_nobody_foresaw(
+def test_unexpected_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The trace is in a file that only the user can read: it holds the arguments."""
@@ -197,7 +197,7 @@ def test_what_nobody_foresaw(
     assert "secret" in file.read_text()
 
 
-def test_a_file_cannot_steer_the_terminal(cli: Cli, run: Path, caplog: Any) -> None:
+def test_a_file_cannot_control_the_terminal(cli: Cli, run: Path, caplog: Any) -> None:
     """By what it holds, in a sentence or in a word on the way."""
     config = json.loads((run / "config.json").read_text())
     for name in ("recipe", "data"):

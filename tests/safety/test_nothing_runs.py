@@ -142,7 +142,7 @@ def test_allowed_pipes_are_those_one_reads_from(
     assert not canary.exists()
 
 
-def test_the_canary_sings(canary: Path, tmp_path: Path) -> None:
+def test_the_planted_object_executes_when_unpickled(canary: Path, tmp_path: Path) -> None:
     """What these tests plant does run where a reader lets it."""
     (tmp_path / "evil").write_bytes(hostile("PKL", canary))
     with pytest.raises(Exception):  # noqa: B017  it is no array

@@ -56,7 +56,9 @@ def test_epochs_may_be_ahead_of_the_checkpoint(run: Path, caplog: pytest.LogCapt
     assert "epochs was 3, is now 7" in caplog.text
 
 
-def test_a_damaged_checkpoint_accuses_nobody(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_does_not_accuse_the_config(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     content = (run / "checkpoint.pt").read_bytes()
     (run / "checkpoint.pt").write_bytes(content.replace(b'"seed": 1', b'"seed": 2'))
     assert load(run).seed == 1
@@ -76,7 +78,7 @@ def test_runs_without_checksums_are_named_once(
     assert caplog.messages == ["2 of 2 runs have no checksums: not verified"]
 
 
-def test_rows_that_are_gone_are_missed(run: Path) -> None:
+def test_missing_rows_are_noticed(run: Path) -> None:
     (run / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match=r"metrics\.jsonl is not what was written"):
         load(run)
@@ -131,7 +133,9 @@ def test_a_study_without_its_settings_is_said(
     assert f"{tmp_path / 'study.json'} is missing" in caplog.text
 
 
-def test_a_search_goes_on_over_no_damaged_results(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
+def test_a_search_does_not_resume_over_damaged_results(
+    cli: Cli, text_dir: Path, tmp_path: Path
+) -> None:
     write(RecordedStudy(tmp_path / "o", TRIALS, ABOUT))
     (tmp_path / "o" / "trials.jsonl").write_text("{}\n")
     code, _, err = cli("search", "ptb-char", "--data", text_dir, "--out", tmp_path / "o")

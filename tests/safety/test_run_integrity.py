@@ -149,7 +149,7 @@ def test_extending_a_finished_run_never_looks_damaged(
     assert rows_of(out) == rows_of(longer)
 
 
-def test_a_checkpoint_that_is_gone_is_missed(
+def test_a_missing_checkpoint_is_noticed(
     tiny_frame: LanguageConfig, stopped: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (stopped / "checkpoint.pt").unlink()
