@@ -61,7 +61,7 @@ def test_in_a_run_directory(
 @pytest.mark.parametrize("what", ["pipe", "endless"])
 def test_in_a_directory_of_texts(what: str, cli: Cli, run: Path, text_dir: Path) -> None:
     replaced(text_dir / "valid.txt", what)
-    code, _, err = cli("evaluate", run)
+    code, _, err = cli("evaluate", run, "--data", text_dir)
     assert (code, "has no valid.txt" in err) == (1, True)
     code, _, err = cli("score", run, text_dir / "valid.txt")
     assert (code, "not a regular file" in err) == (1, True)

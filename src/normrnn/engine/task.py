@@ -147,11 +147,17 @@ class Task:
     def open(cls, config: Any, model: Any = None) -> Self:
         """Read the data of a config; UserError if it does not fit the model to evaluate on it."""
         task = cls(config)  # type: ignore[call-arg]
-        if model is not None:
+        if model is None:
+            task.check_training()
+        else:
             task.check_model(model)
-        elif config.normalisation.keeps_statistics and len(task.lengths["train"]) < 2:
-            raise UserError(f"{task.where}: norm {config.norm} needs two training sequences")
         return task
+
+    def check_training(self) -> None:
+        """Raise UserError if the data cannot be trained on."""
+        norm = self.config.normalisation
+        if norm.keeps_statistics and len(self.lengths["train"]) < 2:
+            raise UserError(f"{self.where}: norm {norm.name} needs two training sequences")
 
     def check_model(self, model: Any) -> None:
         """Raise UserError if the data does not fit a network."""

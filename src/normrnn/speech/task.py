@@ -105,16 +105,14 @@ class SpeechTask(Task):
             share = long / len(lengths)
             self.source += f"; {long} of {len(lengths)} ({share:.1%}) left out: over {limit} frames"
 
-    @classmethod
-    def open(cls, config: SpeechConfig, model: Any = None) -> "SpeechTask":
-        """Read the data of a config; UserError if it cannot be trained on."""
-        task = super().open(config, model)
-        if model is None and not task.pieces["train"]:
+    def check_training(self) -> None:
+        """Raise UserError if the data cannot be trained on."""
+        if not self.pieces["train"]:
+            longest = self.config.train.max_frames
             raise UserError(
-                f"no training utterance of {config.data} has at most {config.train.max_frames}"
-                " frames"
+                f"no training utterance of {self.config.data} has at most {longest} frames"
             )
-        return task
+        super().check_training()
 
     @classmethod
     def network(cls, config: SpeechConfig, *, dim: int, classes: int) -> AcousticModel:
