@@ -1,25 +1,37 @@
-"""Ways of calling a layer that a plain comparison of one step does not meet."""
+"""Ways of calling a layer: backward passes, odd batches, resets, states to start from."""
 
+import itertools
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import normrnn
 from tests.helpers import CELLS, NORMS, build, close, inputs, run, states
 
 LENGTHS = [2, 5, 3]
+X: Any = {"dtype": torch.float64}
+CASES = list(zip(itertools.cycle(CELLS), NORMS, strict=False))
+"""Every cell and every norm."""
+TORCHS: dict[Any, Any] = {normrnn.RNN: nn.RNN, normrnn.LSTM: nn.LSTM, normrnn.GRU: nn.GRU}
 
 
 def gradients(layer: Any) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in layer.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.matrix(5)
-@pytest.mark.parametrize("norm", list(NORMS))
-@pytest.mark.parametrize("cell", list(CELLS))
+def buffers(layer: Any) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in layer.named_buffers()}
+
+
+def same(actual: dict[str, Tensor], expected: dict[str, Tensor], tol: float = 0.0) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize(("cell", "norm"), CASES)
 class TestBackward:
     def layer(self, cell: str, norm: str) -> Any:
         return build(cell, norm, num_layers=2, bidirectional=True, momentum=0.0)
@@ -28,110 +40,252 @@ class TestBackward:
         """The first pass must not spoil what the second one needs."""
         layer = self.layer(cell, norm)
         outputs = run(layer, inputs(6, LENGTHS), LENGTHS, "padded", states(layer, 3))
-        loss = sum(out.square().sum() for out in outputs)
-        assert isinstance(loss, Tensor)
+        loss = torch.stack([out.square().sum() for out in outputs]).sum()
         loss.backward(retain_graph=True)
         first = gradients(layer)
         layer.zero_grad()
         loss.backward()
         assert first.keys() == dict(layer.named_parameters()).keys()
-        for name, value in gradients(layer).items():
-            assert torch.equal(value, first[name]), name
+        same(gradients(layer), first)
 
     def test_two_calls_before_one_backward(self, cell: str, norm: str) -> None:
         layer = self.layer(cell, norm)
-        a, b = inputs(6, LENGTHS), inputs(6, LENGTHS)
-        separate: dict[str, Tensor] = {}
-        for x in (a, b):
-            layer.zero_grad()
+        batches = [inputs(6, LENGTHS) for _ in range(2)]
+        for x in batches:
             layer(x, lengths=LENGTHS)[0].square().sum().backward()
-            for name, value in gradients(layer).items():
-                separate[name] = separate.get(name, torch.zeros_like(value)) + value
+        separate = gradients(layer)
         layer.zero_grad()
-        one, two = layer(a, lengths=LENGTHS)[0], layer(b, lengths=LENGTHS)[0]
-        (one.square().sum() + two.square().sum()).backward()
-        for name, value in gradients(layer).items():
-            close(value, separate[name], name)
+        outputs = [layer(x, lengths=LENGTHS)[0] for x in batches]
+        torch.cat(outputs).square().sum().backward()
+        same(gradients(layer), separate, 1e-10)
 
-    @pytest.mark.parametrize("which", [0, 1, 2])
-    def test_from_one_of_the_results_alone(self, cell: str, norm: str, which: int) -> None:
+    def test_from_one_of_the_results_alone(self, cell: str, norm: str) -> None:
         """Only the output, only h_n, only c_n: the others get no gradient at all."""
         layer = self.layer(cell, norm)
         x, state = inputs(6, LENGTHS), states(layer, 3)
-        outputs = run(layer, x, LENGTHS, "padded", state)
-        which = min(which, len(outputs) - 1)
-        outputs[which].square().sum().backward()
-        alone = gradients(layer)
-        layer.zero_grad()
-        outputs = run(layer, x, LENGTHS, "padded", state)
-        total = sum(out.square().sum() * (k == which) for k, out in enumerate(outputs))
-        assert isinstance(total, Tensor)
-        total.backward()
-        for name, value in gradients(layer).items():
-            close(alone.get(name, torch.zeros_like(value)), value, name)
+        for which in range(3 if layer.mode == "LSTM" else 2):
+            run(layer, x, LENGTHS, "padded", state)[which].square().sum().backward()
+            alone = gradients(layer)
+            layer.zero_grad()
+            outputs = run(layer, x, LENGTHS, "padded", state)
+            sums = [out.square().sum() * (k == which) for k, out in enumerate(outputs)]
+            torch.stack(sums).sum().backward()
+            whole = gradients(layer)
+            same({n: alone.get(n, torch.zeros_like(g)) for n, g in whole.items()}, whole, 1e-10)
+            layer.zero_grad()
 
     def test_results_may_be_changed_in_place(self, cell: str, norm: str) -> None:
-        layer = self.layer(cell, norm)
-        x = torch.randn(4, 3, 3, dtype=torch.float64)
-        for lengths in (None, [*LENGTHS[:1], 4, 3]):
-            layer.zero_grad()
-            (layer(x, lengths=lengths)[0] * 2).sum().backward()
-            wanted = gradients(layer)
-            layer.zero_grad()
-            out = layer(x, lengths=lengths)[0]
-            out.mul_(2)
-            out.sum().backward()
-            for name, value in gradients(layer).items():
-                close(value, wanted[name], name)
+        """An LSTM raises in backward, as torch's does."""
+        cell = "gru" if cell.startswith("lstm") else cell
+        layer, x = self.layer(cell, norm), torch.randn(4, 3, 3, **X)
+        for lengths in (None, [2, 4, 3]):
+            found = []
+            for is_in_place in (False, True):
+                layer.zero_grad()
+                out = layer(x, lengths=lengths)[0]
+                (out.mul_(2) if is_in_place else out * 2).sum().backward()
+                found.append(gradients(layer))
+            same(*found, 1e-10)
 
 
-@pytest.mark.parametrize("norm", list(NORMS))
+@pytest.mark.parametrize("norm", NORMS)
 class TestInputs:
     def test_memory_layout_does_not_matter(self, norm: str) -> None:
         layer = build("lstm", norm, num_layers=2, bidirectional=True, momentum=0.0)
-        x = torch.randn(5, 4, 3, dtype=torch.float64)
-        state = tuple(torch.randn(4, 1, 2, dtype=torch.float64).expand(4, 4, 2) for _ in "hc")
+        x = torch.randn(5, 4, 3, **X)
+        state = tuple(torch.randn(4, 1, 2, **X).expand(4, 4, 2) for _ in "hc")
         wanted = layer(x, tuple(s.contiguous() for s in state))[0]
-        strided = torch.empty(5, 8, 6, dtype=torch.float64)[:, ::2, ::2].copy_(x)
+        strided = torch.empty(5, 8, 6, **X)[:, ::2, ::2].copy_(x)
         for given in (x.permute(2, 1, 0).contiguous().permute(2, 1, 0), strided):
             assert not given.is_contiguous()
             close(layer(given, state)[0], wanted, "output", 1e-12)
 
-    def test_nothing_given_is_changed(self, norm: str) -> None:
-        layer = build("lstm", norm)
-        x = torch.randn(5, 4, 3, dtype=torch.float64)
-        state = torch.randn(1, 4, 2, dtype=torch.float64), torch.randn(1, 4, 2, dtype=torch.float64)
-        copies = [v.clone() for v in (x, *state)]
-        parameters = {name: p.detach().clone() for name, p in layer.named_parameters()}
+    def test_arguments_and_parameters_are_not_changed(self, norm: str) -> None:
+        layer, x = build("lstm", norm), torch.randn(5, 4, 3, **X)
+        state = torch.randn(1, 4, 2, **X), torch.randn(1, 4, 2, **X)
+        tensors = [x, *state, *(p.detach() for p in layer.parameters())]
+        copies = [v.clone() for v in tensors]
         layer(x, state)[0].sum().backward()
         layer(x, state, lengths=[5, 1, 2, 2])
-        assert all(torch.equal(v, c) for v, c in zip((x, *state), copies, strict=True))
-        assert all(torch.equal(p, parameters[name]) for name, p in layer.named_parameters())
+        assert all(map(torch.equal, tensors, copies))
 
     def test_a_time_step_is_the_position_in_the_window(self, norm: str) -> None:
         """With a state carried over, statistics begin again at step 0."""
-        layer = build("lstm", norm)
-        x = torch.randn(4, 3, 3, dtype=torch.float64)
+        layer, x = build("lstm", norm), torch.randn(4, 3, 3, **X)
         state = layer(x)[1]
         if layer.time_steps is not None:
             before = layer.norm_l0.num_batches_tracked.clone()
             layer(x[:2], state)
             change = layer.norm_l0.num_batches_tracked - before
             assert change.tolist() == [1, 1, 0]
-        else:
-            assert torch.equal(layer.eval()(x, state)[0], layer(x, state)[0])
 
 
 def test_packed_output_can_be_packed_on() -> None:
     """A stack of layers on PackedSequence, as torch users build it."""
-    first, second = (
-        build("lstm", "sequence"),
-        normrnn.GRU(2, 2, dtype=torch.float64, norm="sequence"),
-    )
-    x = torch.randn(5, 3, 3, dtype=torch.float64)
+    first, second = build("lstm", "sequence"), normrnn.GRU(2, 2, norm="sequence", **X)
+    x = torch.randn(5, 3, 3, **X)
     packed = pack_padded_sequence(x, torch.tensor(LENGTHS), enforce_sorted=False)
-    via_rows = second(first(packed)[0])[0]
-    first, second = first.train(), second.train()
-    padded = second(first(x, lengths=LENGTHS)[0], lengths=LENGTHS)[0]
-    unpacked = nn.utils.rnn.pad_packed_sequence(via_rows)[0]
-    close(unpacked, padded, "output", 1e-12)
+    via_rows = pad_packed_sequence(second(first(packed)[0])[0])[0]
+    close(via_rows, second(first(x, lengths=LENGTHS)[0], lengths=LENGTHS)[0], "output", 1e-12)
+
+
+class TestEmptyBatches:
+    @pytest.mark.parametrize(("cell", "norm"), CASES)
+    @pytest.mark.parametrize("T", [4, 0])
+    def test_nothing_but_sequences_of_length_0(self, cell: str, norm: str, T: int) -> None:
+        layer = build(cell, norm, num_layers=2, bidirectional=True)
+        before, state = buffers(layer), states(layer, 3)
+        x = torch.full((T, 3, 3), float("nan"), **X)
+        output, *final = run(layer, x, [0, 0, 0], "padded", state)
+        assert torch.equal(output, torch.zeros(T, 3, 4, **X))
+        assert all(torch.equal(a, b) for a, b in zip(final, state, strict=False))
+        same(buffers(layer), before)
+        (output.sum() + 1).backward()
+        same(gradients(layer), {n: torch.zeros_like(p) for n, p in layer.named_parameters()})
+
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("norm", NORMS)
+    @pytest.mark.parametrize("make", TORCHS)
+    def test_no_sequences(self, make: Any, norm: str, training: bool) -> None:
+        """Empty output as torch's, no buffer updated, gradients of zero."""
+        layer = make(3, 2, 2, bidirectional=True, **NORMS[norm]).train(training)
+        plain, x = TORCHS[make](3, 2, 2, bidirectional=True), torch.zeros(5, 0, 3)
+        before = buffers(layer)
+        nobody = torch.zeros(0, dtype=torch.long)
+        resets = torch.zeros(5, 0, dtype=torch.bool)
+        for more in ({}, {"lengths": []}, {"lengths": nobody}, {"resets": resets}):
+            (output, final), (wanted, last) = layer(x, **more), plain(x)
+            assert output.shape == wanted.shape
+            final, last = (s if isinstance(s, tuple) else (s,) for s in (final, last))
+            assert [s.shape for s in final] == [s.shape for s in last]
+            output.sum().backward()
+        same(gradients(layer), {n: torch.zeros_like(p) for n, p in layer.named_parameters()})
+        same(buffers(layer), before)
+
+
+def cuts(T: int, lengths: list[int]) -> Tensor:
+    """At frame 0, at neighbours, at a last frame, and in the padding."""
+    resets = torch.zeros(T, len(lengths), dtype=torch.bool)
+    resets[0, 0] = resets[2, 1] = resets[3, 1] = resets[5, 1] = resets[3, 2] = True
+    for b, n in enumerate(lengths):
+        resets[n:, b] = True
+    return resets
+
+
+class TestResets:
+    @pytest.mark.parametrize(
+        ("cell", "norm"), [case for case in CASES if "time_steps" not in NORMS[case[1]]]
+    )
+    def test_equals_one_piece_after_the_other(self, cell: str, norm: str) -> None:
+        """At test time: ``hx`` is the first piece's alone, the final state the last one's."""
+        layer, lengths = build(cell, norm).eval(), [2, 6, 4]
+        x, resets = inputs(6, lengths), cuts(6, lengths)
+        h, c = states(layer, 3)
+        output, *final = run(layer, x, lengths, "padded", (h, c), resets)
+        for b, n in enumerate(lengths):
+            borders = sorted({0, n, *(t for t in range(n) if resets[t, b])})
+            start: Any = (h[:, b], c[:, b]) if layer.mode == "LSTM" else h[:, b]
+            state, rows = None if resets[0, b] else start, []
+            for first, end in pairwise(borders):
+                piece, last = layer(x[first:end, b], state)
+                rows, state = [*rows, piece], None
+            close(output[:n, b], torch.cat(rows), f"sequence {b}", 1e-12)
+            parts = last if layer.mode == "LSTM" else [last]
+            for mine, theirs in zip(final, parts, strict=True):
+                close(mine[:, b], theirs, f"final state of {b}", 1e-12)
+
+    @pytest.mark.parametrize("cell", CELLS)
+    def test_nothing_leaks_over_a_border(self, cell: str) -> None:
+        """Not even NaN, and no gradient."""
+        layer, x = build(cell, "layer", bidirectional=True), torch.randn(6, 2, 3, **X)
+        resets = torch.zeros(6, 2, dtype=torch.bool)
+        resets[3, 0] = True
+        wanted, broken = layer(x, resets=resets)[0], x.clone()
+        broken[2, 0] = float("nan")
+        output = layer(broken, resets=resets)[0]
+        assert torch.equal(output[3:], wanted[3:])
+        assert torch.equal(output[:, 1], wanted[:, 1])
+        assert output[:3, 0].isnan().any()
+        (grad,) = torch.autograd.grad(layer(x.requires_grad_(), resets=resets)[0][3:, 0].sum(), x)
+        assert not grad[:3].any()
+        assert grad[3:, 0].any()
+
+    @pytest.mark.parametrize("form", ["dense", "batch_first", "packed"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_they_may_change_before_the_backward_pass(self, form: str, dtype: Any) -> None:
+        """Programs that collect episodes in a buffer write the next ones into it."""
+        layer = build("lstm", "sequence", dtype=dtype, batch_first=form == "batch_first")
+        x, buffer = torch.randn(5, 4, 3, dtype=dtype), torch.rand(5, 4) < 0.4
+        found = []
+        for spoil in (False, True):
+            layer.zero_grad()
+            given: list[Any] = [x, buffer.clone()]
+            if form == "packed":
+                given = [pack_padded_sequence(v, torch.tensor([5, 5, 4, 1])) for v in given]
+            elif form == "batch_first":
+                given = [v.transpose(0, 1) for v in given]
+            output = layer(given[0], resets=given[1])[0]
+            if spoil:
+                (given[1].data if form == "packed" else given[1]).fill_(False)
+            (output.data if form == "packed" else output).square().sum().backward()
+            found.append(gradients(layer))
+        same(*found)
+
+
+def test_second_derivatives_with_resets() -> None:
+    layer = build("lstm", "sequence", bidirectional=True)
+    x, start = torch.randn(4, 2, 3, **X), torch.randn(2, 1, 2, **X)
+    resets = torch.tensor([[0, 1], [1, 0], [0, 0], [0, 1]], dtype=torch.bool)
+
+    def f(x: Tensor, start: Tensor) -> Tensor:
+        return layer(x, lengths=[4, 3], resets=resets, reset_to=(start, start))[0]
+
+    assert torch.autograd.gradgradcheck(f, (x.requires_grad_(), start.requires_grad_()))
+
+
+class TestLearnedStates:
+    """``learn_initial_state``; the reference has its numbers."""
+
+    @pytest.mark.parametrize("cell", ["lstm", "ligru"])
+    def test_in_a_graph(self, cell: str) -> None:
+        """Exported and compiled, with resets to a given state."""
+        layer = build(cell, "sequence", learn_initial_state=True, dtype=torch.float32).eval()
+        layer.requires_grad_(False)
+        x, cut, start = torch.randn(6, 3, 3), torch.rand(6, 3) < 0.4, torch.randn(1, 1, 2)
+        more = {"resets": cut, "reset_to": (start, start) if cell == "lstm" else start}
+        wanted = layer(x, **more)[0]
+        program = torch.export.export(layer, (x,), more)
+        torch.testing.assert_close(program.module()(x, **more)[0], wanted)
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x, **more)[0], wanted)
+
+    def test_folding_keeps_them(self) -> None:
+        model = nn.Sequential(build("lstm", "sequence", learn_initial_state=True)).eval()
+        x = torch.randn(5, 3, 3, **X)
+        with pytest.warns(UserWarning, match="initial state"):
+            plain: Any = normrnn.fold(model)
+        assert type(plain[0]) is normrnn.LSTM
+        assert plain[0].norm is None
+        layer: Any = model[0]
+        for folded in (plain, layer.fold()):
+            torch.testing.assert_close(folded(x)[0], model(x)[0])
+        with pytest.raises(ValueError, match="initial states"):
+            normrnn.fold(model, plain=True)
+
+    @pytest.mark.filterwarnings("ignore:LSTM with projections")
+    def test_parameters(self) -> None:
+        layer = normrnn.LSTM(3, 5, 2, norm=None, proj_size=2, learn_initial_state=True)
+        own = {n: p for n, p in layer.named_parameters() if n[:3] in ("h_0", "c_0")}
+        shapes = {n: tuple(p.shape) for n, p in own.items()}
+        assert shapes == {"h_0_l0": (2,), "c_0_l0": (5,), "h_0_l1": (2,), "c_0_l1": (5,)}
+        layer.reset_parameters()
+        assert not any(p.any() for p in own.values())
+
+    def test_a_given_state_counts_instead(self) -> None:
+        layer, x = build("gru", "layer", learn_initial_state=True), torch.randn(4, 2, 3, **X)
+        zero = torch.zeros(1, 2, 2, **X)
+        given = layer(x, zero)[0]
+        assert not torch.allclose(layer(x)[0], given)
+        with torch.no_grad():
+            layer.h_0_l0.zero_()
+        torch.testing.assert_close(layer(x)[0], given)

@@ -1,7 +1,6 @@
 """``LiGRU`` by hand, folded, exported, and what it refuses. The other tests take it as a cell."""
 
 import io
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +9,7 @@ import torch
 
 import normrnn
 from tests.deploy.exported import SUFFIXES, code
-from tests.helpers import STATISTICAL, build
-
-
-def test_one_unit_and_two_steps_by_hand() -> None:
-    layer: Any = normrnn.LiGRU(1, 1, norm=None, dtype=torch.float64)
-    with torch.no_grad():
-        layer.weight_ih_l0.copy_(torch.tensor([[0.5], [2.0]]))
-        layer.weight_hh_l0.copy_(torch.tensor([[-1.0], [3.0]]))
-        layer.bias_ih_l0.copy_(torch.tensor([0.25, -0.5]))
-        layer.bias_hh_l0.zero_()
-    x, h, expected = (1.5, -0.75), 0.0, []
-    for value in x:
-        z = 1 / (1 + math.exp(-(0.5 * value + 0.25 - h)))
-        h = z * h + (1 - z) * max(0.0, 2.0 * value - 0.5 + 3.0 * h)
-        expected.append(h)
-    output, final = layer(torch.tensor(x, dtype=torch.float64)[:, None, None])
-    assert output.flatten().tolist() == pytest.approx(expected)
-    assert final.item() == pytest.approx(h)
+from tests.helpers import build
 
 
 def test_names_and_shapes() -> None:
@@ -42,20 +24,6 @@ def test_names_and_shapes() -> None:
     buffer.seek(0)
     again = torch.load(buffer, weights_only=True)
     torch.testing.assert_close(again(x := torch.randn(5, 2, 3))[0], layer(x)[0])
-
-
-@pytest.mark.parametrize("norm", STATISTICAL)
-def test_folds_to_itself_without_a_norm(norm: str) -> None:
-    layer = build("ligru", norm, num_layers=2, bidirectional=True)
-    layer = layer if layer.time_steps is None else build("ligru", norm, time_steps=None)
-    layer.eval()
-    x = torch.randn(5, 3, 3, dtype=torch.float64)
-    for plain in (layer.fold(), normrnn.fold(torch.nn.Sequential(layer))[0]):  # type: ignore[index]
-        assert type(plain) is normrnn.LiGRU
-        assert plain.norm is None
-        torch.testing.assert_close(plain(x)[0], layer(x)[0])
-    with pytest.raises(ValueError, match="LiGRU"):
-        normrnn.fold(layer, plain=True)
 
 
 @pytest.mark.parametrize("norm", ["sequence", "layer", "rms", "none"])

@@ -12,88 +12,13 @@ import normrnn
 from normrnn import ops
 from normrnn.ops.native.library import describe
 from tests.helpers import (
-    CELLS,
     NORMS,
     STATISTICAL,
     build,
-    check_against_reference,
     close,
-    inputs,
-    pull,
-    run,
-    states,
 )
 
 PLAIN_CELLS = ["tanh", "relu", "lstm", "gru"]
-
-
-@pytest.mark.matrix(5)
-@pytest.mark.parametrize("form", ["dense", "padded", "unsorted", "sorted"])
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("cell", PLAIN_CELLS)
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("backend", ["loop", "torch"])
-def test_sequence_wise_by_either_backend(
-    backend: Any, training: bool, cell: str, depth: int, bidirectional: bool, form: str
-) -> None:
-    layer = build(cell, "sequence", num_layers=depth, bidirectional=bidirectional).train(training)
-    lengths = {"dense": [4, 4, 4], "sorted": [5, 2, 2]}.get(form, [2, 5, 3])
-    with normrnn.backend(backend):
-        check_against_reference(layer, lengths, form)
-
-
-@pytest.mark.parametrize("form", ["dense", "padded"])
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("norm", ["frame", "hidden-shared"])
-def test_shared_statistics_at_test_time_by_either_backend(norm: str, cell: str, form: str) -> None:
-    backends: list[Any] = ["loop", "torch"] if cell in PLAIN_CELLS else ["loop"]
-    for backend in backends:
-        layer = build(cell, norm, num_layers=2, bidirectional=True).eval()
-        with normrnn.backend(backend):
-            check_against_reference(layer, [4, 4] if form == "dense" else [4, 1, 3], form)
-
-
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("training", [True, False])
-def test_whitening_by_torchs_kernels(training: bool, bidirectional: bool) -> None:
-    layer = build("gru", "whiten", bidirectional=bidirectional).train(training)
-    with normrnn.backend("torch"):
-        check_against_reference(layer, [5, 2, 4], "padded", tol=1e-7)
-
-
-@pytest.mark.parametrize("form", ["dense", "unsorted"])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("cell", PLAIN_CELLS)
-def test_the_recurrence_without_norm_is_torchs_layer(cell: str, bias: bool, form: str) -> None:
-    layer = build(cell, "none", num_layers=2, bidirectional=True, bias=bias)
-    lengths = [4, 4, 4] if form == "dense" else [2, 5, 3]
-    x, state = inputs(max(lengths), lengths), states(layer, 3)
-    found: dict[Any, list[torch.Tensor]] = {"loop": [], "torch": []}
-    for backend in found:
-        layer.zero_grad()
-        leaves = [v.detach().clone().requires_grad_() for v in (x, *state)]
-        with normrnn.backend(backend):
-            outputs = run(layer, leaves[0], lengths, form, (leaves[1], leaves[2]))
-        pull(outputs)
-        grads = [v.grad for v in (*leaves, *layer.parameters()) if v.grad is not None]
-        found[backend] = [*outputs, *grads]
-    assert len(found["loop"]) == len(found["torch"]) > 10
-    for k, (own, other) in enumerate(zip(found["loop"], found["torch"], strict=True)):
-        close(own, other, f"tensor {k}")
-
-
-@pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
-@pytest.mark.parametrize("norm", ["sequence", "frame", "none"])
-def test_backends_agree_in_float32(norm: str) -> None:
-    layer = build("lstm", norm, num_layers=2, bidirectional=True, dtype=torch.float32).eval()
-    x, outputs = torch.randn(7, 4, 3), []
-    backends: list[Any] = ["auto", "native", "torch", "loop"]
-    for backend in backends:
-        with normrnn.backend(backend):
-            outputs.append(layer(x)[0])
-    for output in outputs[1:]:
-        torch.testing.assert_close(output, outputs[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -116,21 +41,6 @@ def test_autocast_by_every_backend(norm: str, dtype: torch.dtype) -> None:
             buffers.append([b.clone() for b in layer.buffers()])
         torch.testing.assert_close(outputs[1], outputs[0], rtol=0.1, atol=0.2)
         torch.testing.assert_close(buffers[1], buffers[0], rtol=0.05, atol=0.05)
-
-
-@pytest.mark.matrix(2)
-@pytest.mark.parametrize("form", ["dense", "padded"])
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("cell", PLAIN_CELLS)
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("norm", ["frame", "frame-slots"])
-def test_frame_wise_by_torchs_kernels(
-    norm: str, training: bool, cell: str, bidirectional: bool, form: str
-) -> None:
-    """Ready gate inputs through an identity matrix."""
-    layer = build(cell, norm, num_layers=2, bidirectional=bidirectional).train(training)
-    with normrnn.backend("torch"):
-        check_against_reference(layer, [4, 4, 4] if form == "dense" else [5, 3, 5], form)
 
 
 class TestBackend:
@@ -197,11 +107,6 @@ class TestBackend:
         for name in ("auto", "loop", "native"):
             with normrnn.backend(name):  # type: ignore[arg-type]
                 torch.testing.assert_close(compiled(x)[0], layer(x)[0], rtol=1e-5, atol=1e-6)
-
-    def test_runs_record_it(self) -> None:
-        assert "backend" not in describe()
-        with normrnn.backend("loop"):
-            assert describe()["backend"] == "loop"
 
 
 @pytest.mark.parametrize("norm", ["sequence", "frame"])

@@ -60,11 +60,6 @@ class TestWeightDrop:
         assert torch.equal(layer(x)[0], plain_of(layer)(x)[0])
         assert torch.equal(layer(x)[0], layer.fold()(x)[0])
 
-    def test_wrong_shares(self) -> None:
-        for share in (1.0, -0.1, 2):
-            with pytest.raises(ValueError, match=r"weight_drop must lie in \[0, 1\), got"):
-                normrnn.LSTM(3, 2, weight_drop=share, norm="sequence")
-
 
 class TestLockedDropout:
     @pytest.mark.parametrize("norm", ["none", "sequence", "recurrent"])
@@ -92,10 +87,6 @@ class TestLockedDropout:
         mask = F.dropout(torch.ones(3, 4, **X), 0.5)
         torch.manual_seed(3)
         close(layer(x)[0], upper(lower(x)[0] * mask)[0], "dense")
-
-    def test_an_unknown_kind(self) -> None:
-        with pytest.raises(ValueError, match="unknown dropout_kind='rows': choose 'element' or"):
-            normrnn.GRU(3, 2, dropout_kind="rows", norm="sequence")  # type: ignore[arg-type]
 
 
 def norm_of(norm: str) -> dict[str, Any]:
@@ -207,12 +198,6 @@ class TestZoneout:
         h = torch.randn(1, 3, 2, **X)
         close(layer(torch.randn(4, 3, 3, **X), h)[1], h, "state", 1e-9)
 
-    def test_wrong_shares(self) -> None:
-        with pytest.raises(ValueError, match=r"zoneout must be two numbers in \[0, 1\), got"):
-            normrnn.LSTM(3, 2, zoneout=(0.1, 1.0), norm="sequence")
-        with pytest.raises(ValueError, match=r"zoneout of c is for an LSTM: use zoneout=\(0.1, 0"):
-            normrnn.GRU(3, 2, zoneout=(0.1, 0.2), norm="sequence")
-
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_padding_is_never_looked_at(cell: str) -> None:
@@ -249,9 +234,3 @@ def test_compiled_as_eager() -> None:
     layer.eval()
     exported = torch.export.export(layer, (x,)).module()
     torch.testing.assert_close(exported(x)[0], layer(x)[0])
-
-
-def test_what_does_not_go_together() -> None:
-    for how in ({"weight_drop": 0.1}, {"zoneout": (0.1, 0.1)}, {"dropout_kind": "locked"}):
-        with pytest.raises(ValueError, match="do not work with proj_size"):
-            normrnn.LSTM(3, 4, proj_size=2, norm=None, **how)  # type: ignore[arg-type]

@@ -51,19 +51,6 @@ class TestTheRoot:
             assert torch.autograd.gradgradcheck(root, factor)
 
 
-def test_rows_come_out_uncorrelated() -> None:
-    """relu(x) − relu(−x) shows the whitened rows; W_x = (1, −1)."""
-    layer: Any = normrnn.RNN(3, 6, nonlinearity="relu", norm="whiten", eps=1e-12, **X)
-    with torch.no_grad():
-        layer.weight_ih_l0.copy_(torch.cat([torch.eye(3), -torch.eye(3)]))
-        layer.weight_hh_l0.zero_()
-    mix = torch.randn(3, 3, **X)
-    out, _ = layer(torch.randn(9, 7, 3, **X) @ mix + 5)
-    rows = (out[..., :3] - out[..., 3:]).flatten(0, 1)
-    close(rows.mean(0), torch.zeros(3, **X), "mean", 1e-8)
-    close(rows.t() @ rows / len(rows), torch.eye(3, **X), "covariance", 1e-8)
-
-
 def test_its_statistics() -> None:
     """Unpadded frames alone; unbiased; of all directions and layers their own inputs'."""
     layer = build("lstm", "whiten", num_layers=2, bidirectional=True, momentum=1.0)
@@ -104,10 +91,6 @@ def test_few_rows() -> None:
     with pytest.warns(UserWarning, match="a single row"):  # as with every norm that pools
         lone = shrunk(x := torch.randn(1, 1, 3, **X))[0]
     close(lone, shrunk.eval()(x)[0], "by running statistics")
-    with pytest.raises(ValueError, match=r"shrinkage must lie in \[0, 1\], got 2"):
-        normrnn.LSTM(3, 2, norm="whiten", shrinkage=2)
-    with pytest.raises(ValueError, match="time_steps=3 has no meaning with norm='whiten'"):
-        normrnn.LSTM(3, 2, norm="whiten", time_steps=3)
 
 
 def test_a_batch_that_is_not_finite_changes_no_buffer() -> None:
@@ -116,16 +99,6 @@ def test_a_batch_that_is_not_finite_changes_no_buffer() -> None:
     x[2, 1, 0] = float("inf")
     assert layer(x)[0].isnan().any()
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("cell", ["tanh", "lstm", "gru"])
-def test_it_folds(cell: str, bias: bool) -> None:
-    how: Any = {"num_layers": 2, "bidirectional": True, "bias": bias, "dtype": torch.float32}
-    layer = build(cell, "whiten", **how).eval()
-    plain, x = layer.fold(), torch.randn(40, 5, 3)
-    close(plain(x)[0], layer(x)[0], "folded", 1e-5)
-    close(plain(x[:4])[0], layer(x[:4])[0], "few rows", 1e-5)
 
 
 def test_the_root_that_is_kept_follows_the_buffers() -> None:
