@@ -101,17 +101,6 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path} is not UTF-8 text") from None
 
 
-def is_stream(path: str | Path) -> bool:
-    """Whether a path is standard input or the <(…) of a shell."""
-    return str(path).startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
-
-
-def refuse_stream(path: str) -> None:
-    """Raise UsageError for data that can be read only once."""
-    if is_stream(path):
-        raise UsageError(f"{path} can be read once only: save it to a file for several runs")
-
-
 def following_no_link(path: str, flags: int) -> int:
     """Opener for `open` that follows no symbolic link."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

@@ -331,16 +331,6 @@ def _changed(config: LanguageConfig) -> list[tuple[str, object]]:
     return [(name.replace("_", "-"), given[name]) for name in names if name not in left]
 
 
-@pytest.mark.parametrize("command", ["compare", "search"])
-def test_a_stream_is_no_data_for_several_runs(cli: Cli, tmp_path: Path, command: str) -> None:
-    space = tmp_path / "space.json"
-    space.write_text('{"optimizer.lr": [0.1, 1.0]}')
-    more = ["--space", space] if command == "search" else []
-    code, _, err = cli(command, "ptb-small", "--data", "/dev/fd/63", "--out", tmp_path, *more)
-    assert code == 2
-    assert "/dev/fd/63 can be read once only: save it to a file" in err
-
-
 def test_square_brackets_in_a_path_are_a_path(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / ("deep " * 12) / "mk[" / "x]" / "[bold]z"
     code, said, _ = cli("compare", "ptb-small", "--data", text_dir, "--out", out, *SMALL)

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,17 +80,6 @@ def test_named_on_the_command_line(name: str, cli: Cli, text_dir: Path, tmp_path
     code, _, err = cli(*call)
     assert code in (1, 2)
     assert "not a regular file" in err
-
-
-def test_a_stream_that_the_shell_opened_is_read(run: Path, text_dir: Path) -> None:
-    text = (text_dir / "valid.txt").read_bytes()
-    done = subprocess.run(
-        [sys.executable, "-m", "normrnn.cli", "score", run, "/dev/stdin"],
-        input=text,
-        capture_output=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert b"perplexity" in done.stdout
 
 
 def test_an_old_report_that_is_a_pipe(cli: Cli, run: Path, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_budgets_in_tokens(tiny_char: LanguageConfig, tmp_path: Path) -> None:
 
 
 def test_too_short_a_text_is_found_before_training(tiny_char: LanguageConfig, tmp_path) -> None:
-    with pytest.raises(UserError, match="a batch needs 5000"):
+    with pytest.raises(UserError, match="5000"):
         run_tiny(replace(tiny_char, train=replace(tiny_char.train, batch=5000)), tmp_path / "run")
 
 

@@ -21,7 +21,7 @@ from normrnn.text.model import LanguageModel
 from normrnn.text.reading import Reader
 from normrnn.text.task import LanguageTask
 from normrnn.text.vocabulary import Vocabulary
-from normrnn.text.windows import Streams
+from normrnn.text.windows import streams
 from tests.tiny_runs import run_tiny
 
 
@@ -80,7 +80,7 @@ def test_batch_perplexity_is_the_mean_over_full_windows(model: LanguageModel) ->
     result = task_on(ids, 4, 5).score(model, "valid", use_batch_statistics=True)
     model.eval()
     state, ppls, nats = None, [], 0.0
-    windows = [window.read(ids) for window in Streams(47, 4, 5)]
+    windows = [window.read(ids) for window in streams(47, 4, 5)]
     assert [inputs.shape for inputs, _ in windows] == [(5, 4), (5, 4), (1, 4), (1, 2)]
     with torch.no_grad(), normrnn.batch_statistics(model):
         for inputs, targets in windows:
@@ -125,7 +125,7 @@ def test_population_statistics_are_those_of_the_first_windows_without_dropout(
     ids = torch.randint(0, 9, (100,))
     population = task_on(ids, 4, 5).population(model)
     # First layer: column statistics of W_x x over the first 15 steps of every stream.
-    inputs, _ = Streams(100, 4, 15)[0].read(ids)
+    inputs, _ = streams(100, 4, 15)[0].read(ids)
     pre = model.embedding(inputs).flatten(0, 1) @ model.rnn.weight_ih_l0.T
     torch.testing.assert_close(population["rnn.norm_l0.running_mean"], pre.mean(0))
     torch.testing.assert_close(population["rnn.norm_l0.running_var"], pre.var(0))

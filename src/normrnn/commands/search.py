@@ -66,5 +66,5 @@ def run(arguments: list[str]) -> int:
     chosen["out"] = chosen["out"] or Path("runs") / f"{folder_name(config.recipe)}-search"
     space_file, _ = chosen.pop("space"), chosen.pop("path")
     request = SearchRequest(**chosen)
-    request.check(config)
+    request.check()
     return search(config, read_space(space_file, config, request.norms), request)

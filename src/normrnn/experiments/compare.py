@@ -19,7 +19,6 @@ from normrnn.experiments.outcome import TemporaryFolder, check_report, conclude
 from normrnn.experiments.progress import Progress
 from normrnn.experiments.training import Recipe, configured, folder_name, log_names
 from normrnn.experiments.tuning import tune_setting, tuning
-from normrnn.files import refuse_stream
 from normrnn.processes import usable_cores
 from normrnn.recipes import usual_norms
 from normrnn.runs.names import CONFIG
@@ -153,8 +152,6 @@ class Comparison:
         processes: int,
         logs: Sequence[str],
     ) -> None:
-        """Open the data, so that what is missing is reported before any run starts."""
-        refuse_stream(config.data)
         self.config, self.norms, self.out = config, norms, out
         self.workers, self.processes, self.logs = workers, processes, logs
         self.console = PlainConsole()

@@ -221,11 +221,7 @@ def sample(
     """Return text drawn from the best model of a run; the same seed gives the same text."""
     import torch
 
-    from normrnn.runs.environment import named_device
-    from normrnn.runs.store import RunDirectory
-    from normrnn.text.config import LanguageConfig
     from normrnn.text.reading import Reader
-    from normrnn.text.task import LanguageTask
 
     if tokens < 1:
         raise UsageError(f"tokens must be at least 1, not {tokens}")
@@ -233,17 +229,14 @@ def sample(
         raise UsageError(f"temperature must be positive, not {temperature}")
     if seed is not None and not 0 <= seed < 2**32:
         raise UsageError(f"seed must lie in [0, 2**32), not {seed}")
-    directory = RunDirectory(Path(run))
-    config = directory.config(LanguageConfig)
-    model = LanguageTask.load(directory, named_device("cpu"))
-    vocabulary = model.vocabulary
+    reader = Reader.of_run(run, overlap=True)
+    vocabulary = reader.vocabulary
     generator = torch.Generator()
     if seed is None:
         generator.seed()
     else:
         generator.manual_seed(seed)
-    given = vocabulary.begin(prompt)
-    reader = Reader.as_trained(model, config, overlap=True)
+    given = vocabulary.encode(prompt)
     drawn = reader.draw([vocabulary.eos, *given], tokens, generator, temperature)
     return vocabulary.decode([*given, *drawn])
 

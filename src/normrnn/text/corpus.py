@@ -4,29 +4,34 @@ Symbols are numbered as they come; when the text has been read, its vocabulary i
 numbers are replaced by ids, in place. So memory does not grow with the text.
 """
 
+import codecs
 import hashlib
+import io
 import tempfile
-from bisect import bisect_right
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from normrnn.errors import UserError
-from normrnn.files import expanded, is_stream, resolved
+from normrnn.files import expanded, open_regular, resolved
 from normrnn.text.config import TextConfig
-from normrnn.text.files import BLOCK, BUILTIN, SPLITS, find_files, python_topics, read_blocks
-from normrnn.text.vocabulary import EOS, UNKNOWN, Level, UnknownSymbolError, Vocabulary
+from normrnn.text.vocabulary import EOS, UNKNOWN, Vocabulary, tokens
 
-# No text has a zero byte, so this is not a word of it, as "<eos>" may be.
-_LINE_END = {"word": "\0", "char": "\n"}
-_CODE_POINTS = 0x110000
-Ids = NDArray[np.int32]
+SPLITS = ("train", "valid", "test")
+BUILTIN = "builtin:python-topics"
+# Penn Treebank's names first: the paper's experiments use them.
+PATTERNS = ("ptb.{}.txt", "{}.txt")
+_LONGEST_LINE = 2**25
+_BLOCK = 2**22
+"""Tokens converted at once."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Corpus:
         sizes = []
         for name in SPLITS:
             ids = getattr(self, name)
-            share = (ids == unknown).float().mean().item() if unknown >= 0 else 0.0
+            share = (ids == unknown).float().mean().item()
             sizes.append(f"{name} {len(ids):,} ({share:.1%} {UNKNOWN})")
         return f"tokens: {', '.join(sizes)}; vocabulary {len(self.vocabulary):,}"
 
@@ -64,143 +69,106 @@ def read_corpus(data: str, config: TextConfig, vocabulary: Vocabulary | None = N
             " file (`normrnn prepare ptb DIR` checks a Penn Treebank directory)",
             code=2,
         )
+    paths, source = [Path(data)], "Python's own documentation"
+    where = data
+    if data != BUILTIN:
+        path = expanded(data)
+        if not path.exists():
+            raise UserError(f"{path} does not exist")
+        where, source = str(resolved(path)), str(path)
+        paths = text_files(path) if path.is_dir() else [path]
     level = config.level if vocabulary is None else vocabulary.level
-    where, source = data, data
-    digests: list[str] = []
-    with tempfile.TemporaryFile(prefix="normrnn-text-") as file:
-        numbers = _Numbers(level, file)
-        if data == BUILTIN:
-            text, source = python_topics(), "Python's own documentation"
-            numbers.add([f"{text}\n"])
-            digests.append(hashlib.sha256(text.encode()).hexdigest())
-        else:
-            path = expanded(data)
-            if not path.exists():
-                raise UserError(f"{path} does not exist")
-            where = data if is_stream(data) else str(resolved(path))
-            source = str(path)
-            for one in find_files(path).values() if path.is_dir() else [path]:
-                digest = hashlib.sha256()
-                numbers.add(read_blocks(one, digest))
-                digests.append(digest.hexdigest())
-        ids = numbers.mapped()
-    ends = numbers.ends
-    if len(ends) == 1:
-        ends = [*numbers.split(ids, source), ends[0]]
-        source = f"{source}, split 90/5/5 by lines"
-    counts = numbers.counts(ids[: ends[0]])
-    chosen = _vocabulary(counts, source, config) if vocabulary is None else vocabulary
-    try:
-        numbers.replace(ids, chosen)
-    except UnknownSymbolError as error:
-        hint = ": --text.unknown keeps a class for what is unknown" if vocabulary is None else ""
-        raise UserError(f"{error}{hint}") from None
-    tensor = torch.from_numpy(ids)
-    train, valid, test = tensor.tensor_split(ends[:2])
-    joined = "".join(digests)
-    sha256 = joined if len(digests) == 1 else hashlib.sha256(joined.encode()).hexdigest()
-    return Corpus(train, valid, test, chosen, where, source, sha256)
-
-
-class _Numbers:
-    """Symbols of texts, numbered as they first appear (characters by code point), in a file."""
-
-    def __init__(self, level: Level, file: IO[bytes]) -> None:
-        self.level, self.file = level, file
-        self.words: defaultdict[str, int] = defaultdict()
-        self.words.default_factory = self.words.__len__
-        self.line_end = self._numbered(_LINE_END[level])[0]
-        self.length, self.lines = 0, 0
-        self.ends: list[int] = []
-        """Where each text ends."""
-        self._blocks: list[tuple[int, int]] = []
-        """Lines and symbols before each block."""
-
-    def add(self, blocks: Iterable[str]) -> None:
-        """Append a text."""
-        for block in blocks:
-            self._blocks.append((self.lines, self.length))
-            numbers = self._numbered(block)
-            try:
-                self.file.write(numbers.data)
-            except OSError as error:
-                raise UserError(
-                    f"{tempfile.gettempdir()} cannot hold the text as ids: {error.strerror};"
-                    " TMPDIR names another place"
-                ) from None
-            self.lines += block.count("\n")
-            self.length += len(numbers)
-        self.ends.append(self.length)
-
-    def _numbered(self, block: str) -> Ids:
-        if self.level == "char":
-            return np.frombuffer(block.encode("utf-32-le"), "<u4").astype(np.int32)
-        symbols = block.replace("\n", f" {_LINE_END['word']} ").split()
-        return np.fromiter(map(self.words.__getitem__, symbols), np.int32, len(symbols))
-
-    def mapped(self) -> Ids:
-        """Return all numbers, mapped from the file."""
-        self.file.flush()
-        return np.memmap(self.file, np.int32, "r+").view(np.ndarray)  # type: ignore[return-value]
-
-    def split(self, ids: Ids, source: str) -> list[int]:
-        """Return where the validation and the test text of a single text begin."""
-        if self.lines < 20:
+    numbers: defaultdict[str, int] = defaultdict()
+    numbers.default_factory = numbers.__len__
+    eos = numbers[EOS]
+    ends, digests = [], []
+    # It has no name, so nothing is left behind by a process that is killed.
+    with tempfile.TemporaryFile(prefix="normrnn-text-", buffering=2**20) as file:
+        for path in paths:
+            digests.append(hashlib.sha256())
+            with io.BytesIO(python_topics()) if data == BUILTIN else open_regular(path) as text:
+                for line in text_lines(text, path, digests[-1]):
+                    file.write(array("i", map(numbers.__getitem__, tokens(line, level))))
+            ends.append(file.tell() // 4)
+        file.flush()
+        ids = np.memmap(file, np.int32, "r+").view(np.ndarray)
+    if len(paths) == 1:
+        line_ends = np.flatnonzero(ids == eos)
+        lines = len(line_ends)
+        if lines < 20:
             raise UserError(
-                f"{source} has {self.lines} line{'s' * (self.lines != 1)}; a split 90/5/5 by lines"
-                " needs at least 20 (or give a directory with train.txt, valid.txt and test.txt)"
+                f"{source} has {lines} lines; a split 90/5/5 by lines needs at least 20 (or give a"
+                " directory with train.txt, valid.txt and test.txt)"
             )
-        starts = []
-        first = [lines for lines, _ in self._blocks]
-        for line in (self.lines * 90 // 100, self.lines * 95 // 100):
-            block = bisect_right(first, line - 1) - 1
-            before, start = self._blocks[block]
-            stop = self._blocks[block + 1][1] if block + 1 < len(first) else self.length
-            line_ends = np.flatnonzero(ids[start:stop] == self.line_end)
-            starts.append(start + int(line_ends[line - before - 1]) + 1)
-        return starts
-
-    def counts(self, ids: Ids) -> dict[str, int]:
-        """Return how often each symbol occurs."""
-        total = np.zeros(0, np.int64)
-        for start in range(0, len(ids), BLOCK):
-            some = np.bincount(ids[start : start + BLOCK], minlength=len(total))
-            some[: len(total)] += total
-            total = some
-        words = list(self.words)
-        name = chr if self.level == "char" else words.__getitem__
-        counts = {name(n): int(total[n]) for n in np.flatnonzero(total).tolist()}
-        counts[EOS] = counts.get(EOS, 0) + counts.pop(_LINE_END[self.level])
-        return counts
-
-    def replace(self, ids: Ids, vocabulary: Vocabulary) -> None:
-        """Replace numbers by ids, in place."""
-        words = list(self.words)
-        if self.level == "char":
-            table = np.full(_CODE_POINTS, vocabulary.index.get(UNKNOWN, -1), np.int32)
-            for symbol, number in vocabulary.index.items():
-                if len(symbol) == 1:
-                    table[ord(symbol)] = number
-        else:
-            table = vocabulary.ids(words).astype(np.int32)
-        table[self.line_end] = vocabulary.eos
-        for start in range(0, len(ids), BLOCK):
-            some = ids[start : start + BLOCK]
-            replaced = table[some]
-            if (replaced < 0).any():
-                number = int(some[replaced.argmin()])
-                raise UnknownSymbolError(chr(number) if self.level == "char" else words[number])
-            some[:] = replaced
+        ends = [int(line_ends[lines * share // 100 - 1]) + 1 for share in (90, 95)]
+        source = f"{source}, split 90/5/5 by lines"
+    if vocabulary is None:
+        total = sum(np.bincount(some, minlength=len(numbers)) for some in _blocks(ids[: ends[0]]))
+        counts = {s: n for s, n in zip(numbers, np.asarray(total).tolist(), strict=True) if n}
+        vocabulary = Vocabulary.ranked(counts, level, config.max_vocab, config.unknown)
+        if len({*vocabulary.symbols} - {EOS, UNKNOWN}) < 2:
+            kind = "word" if level == "word" else "character"
+            raise UserError(f"the training text of {source} has one {kind}: nothing to predict")
+    table = vocabulary.ids(list(numbers))
+    for some in _blocks(ids):
+        some[:] = table[some]
+    sha256 = digests[0].hexdigest()
+    if len(digests) > 1:
+        sha256 = hashlib.sha256("".join(d.hexdigest() for d in digests).encode()).hexdigest()
+    train, valid, test = torch.from_numpy(ids).tensor_split(ends[:2])
+    return Corpus(train, valid, test, vocabulary, where, source, sha256)
 
 
-def _vocabulary(counts: dict[str, int], source: str, config: TextConfig) -> Vocabulary:
-    vocabulary = Vocabulary.ranked(counts, config.level, config.max_vocab, config.unknown)
-    words = set(vocabulary.symbols) - {EOS, UNKNOWN}
-    if len(words) < 2:
-        kept = "" if not config.max_vocab else f" within text.max_vocab {config.max_vocab}"
+def text_files(directory: Path) -> list[Path]:
+    """Return the files of the splits, by Penn Treebank's names or plain ones."""
+    choices = [[directory / name.format(split) for split in SPLITS] for name in PATTERNS]
+    missing = [[file.name for file in files if not file.is_file()] for files in choices]
+    fewest, files = min(zip(missing, choices, strict=True), key=lambda pair: len(pair[0]))
+    if fewest:
         raise UserError(
-            f"the training text of {source} has nothing to predict: its only"
-            f" {'word' if config.level == 'word' else 'character'}{kept} is"
-            f" {next(iter(words), EOS)!r}"
+            f"{directory} has no {' and no '.join(fewest)}; a text is {', '.join(SPLITS)}, each"
+            " with the suffix .txt, or one file"
         )
-    return vocabulary
+    return files
+
+
+def text_lines(file: IO[bytes], name: Path | str, digest: Any = None) -> Iterator[str]:
+    """Yield the lines of a UTF-8 text, each ended by a newline, and update a digest with its
+    bytes; UserError for anything else, or an empty file."""
+    # Blanks around the lines of Mikolov's Penn Treebank are not part of the text.
+    has_margins = Path(name).name in {PATTERNS[0].format(split) for split in SPLITS}
+    is_blank = True
+    raw_lines = iter(partial(file.readline, _LONGEST_LINE), b"")
+    for number, raw in enumerate(raw_lines, 1):
+        if digest is not None:
+            digest.update(raw)
+        if number == 1 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UserError(
+                f"{name} is UTF-16 text, not UTF-8: iconv -f UTF-16 -t UTF-8 converts it"
+            )
+        if b"\0" in raw:
+            raise UserError(f"{name} is a binary file, not text: it has a zero byte")
+        if len(raw) == _LONGEST_LINE:
+            raise UserError(f"{name}: line {number} has {_LONGEST_LINE:,} bytes or more")
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{name}: line {number} is not UTF-8 text: {error}") from None
+        is_blank = is_blank and not line.strip()
+        line = line.removesuffix("\n").removesuffix("\r")
+        yield f"{line.strip() if has_margins else line}\n"
+    if is_blank:
+        raise UserError(f"{name} is empty")
+
+
+def python_topics() -> bytes:
+    """Return the text inside every Python."""
+    from pydoc_data.topics import topics
+
+    lines = (line for topic in sorted(topics) for line in topics[topic].split("\n"))
+    return "\n".join(line for line in lines if line.strip()).encode()
+
+
+def _blocks(ids: np.ndarray) -> list[np.ndarray]:
+    """Return parts of an array, so that a conversion does not copy all of it."""
+    return np.array_split(ids, len(ids) // _BLOCK + 1)

@@ -12,19 +12,12 @@ from normrnn.text.config import LanguageConfig
 from normrnn.text.corpus import Corpus, read_corpus
 from normrnn.text.model import LanguageModel
 from normrnn.text.vocabulary import Vocabulary
-from normrnn.text.windows import Sequences, Streams, Window
+from normrnn.text.windows import Window, sequences, streams
 
 VOCABULARY = "vocabulary"
 """Entry in the header of model.safetensors."""
 LONG_WINDOW = 2000
 """Steps per window where its length does not matter: one stream is slow in short ones."""
-_NAMES = {"valid": "validation text", "test": "test text"}
-
-
-def windows(config: LanguageConfig, tokens: int, batch: int, name: str = "text") -> Any:
-    """Return the windows of a text as the config reads them: Streams or Sequences."""
-    kind = Sequences if config.train.reading == "sequences" else Streams
-    return kind(tokens, batch, config.train.steps, name)
 
 
 class LanguageTask(Task):
@@ -52,41 +45,30 @@ class LanguageTask(Task):
             "train": corpus.train,
             "valid": corpus.valid[:limit],
             "test": corpus.test[:limit],
-            "train_eval": corpus.train[: evaluation.train_tokens + 1],
         }
-        # A text that is too short is found before anything is trained.
-        self._windows = {
-            split: windows(
-                config, len(ids), self.rows_at_once(split), _NAMES.get(split, "training text")
-            )
-            for split, ids in self.texts.items()
-            if split != "train_eval" or self.has_train_eval
-        }
-        if not self._windows["train"].common:
+        if self.has_train_eval:
+            self.texts["train_eval"] = corpus.train[: evaluation.train_tokens + 1]
+        self._windows = {split: self.windows(split) for split in self.texts}
+        for split, every in self._windows.items():
+            if not every:
+                raise UserError(
+                    f"{self.where}: the {split} text has {len(self.texts[split])} tokens, too few"
+                    f" for a batch of {self.rows_at_once(split)} {config.train.reading}"
+                )
+        m, last = config.model, self._windows["train"][-1]
+        rows = last.read(corpus.train, self.ranks)[0].numel()
+        features = max(m.hidden, m.embedding)
+        if config.normalisation.more_rows_than_features and not m.shrinkage and rows <= features:
             raise UserError(
-                f"the training text has {self._windows['train'].whole} sequences of"
-                f" {config.train.steps} tokens; a batch needs {config.train.batch}"
+                f"norm {config.norm} needs more tokens in every update than its {features}"
+                f" features, and the last one of this text has {rows}: set model.shrinkage above 0,"
+                " or another train.steps"
             )
-        self._check_rows()
 
     @property
     def data_summary(self) -> str:  # type: ignore[override]
         """Sizes of the texts."""
         return self.corpus.summary
-
-    def _check_rows(self) -> None:
-        """Raise UserError where the last training window has too few rows for the norm."""
-        m, train = self.config.model, self._windows["train"]
-        if m.shrinkage or not self.config.normalisation.more_rows_than_features:
-            return
-        rows = train[train.common - 1].read(self.corpus.train, self.ranks)[0].numel()
-        features = max(m.hidden, m.embedding)
-        if rows <= features:
-            raise UserError(
-                f"norm {self.config.norm} needs more tokens in every update than its {features}"
-                f" features, and the last one of this text has {rows}: set model.shrinkage above 0,"
-                " or another train.steps"
-            )
 
     @classmethod
     def open(cls, config: LanguageConfig, model: LanguageModel | None = None) -> "LanguageTask":
@@ -109,44 +91,39 @@ class LanguageTask(Task):
         return model
 
     @classmethod
-    def saved_sizes(cls, weights: Tensors, metadata: Mapping[str, str]) -> dict[str, Any]:
+    def saved_sizes(cls, weights: Tensors, metadata: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG003
         """Return the vocabulary of a saved network."""
-        vocabulary = Vocabulary.from_json(metadata.get(VOCABULARY, ""))
-        size = len(weights.get("embedding.weight", ()))
-        if size != len(vocabulary):
-            raise UserError(
-                f"the vocabulary has {len(vocabulary)} symbols, the network {size}: they do not"
-                " belong together"
-            )
-        return {"vocabulary": vocabulary}
+        return {"vocabulary": Vocabulary.from_json(metadata.get(VOCABULARY, ""))}
 
     def rows_at_once(self, split: Split) -> int:
         """Return the training batch's number of streams, fewer for a very short held-out text."""
         batch = self.config.train.batch
         return batch if split == "train" else min(batch, max(1, len(self.texts[split]) - 1))
 
+    def windows(self, split: Split, seed: int | None = None) -> list[Window]:
+        """Return the windows of a text; sequences in an order that a seed determines."""
+        sizes = len(self.texts[split]), self.rows_at_once(split), self.config.train.steps
+        if self.carries_state:
+            return streams(*sizes, training=split == "train")
+        return sequences(*sizes, training=split == "train", seed=seed)
+
     def batches(self, split: Split, epoch: int = 0) -> Sequence[Window]:
         """Return the windows of a text; of the training text those of an epoch."""
-        every = self._windows[split]
-        if split == "train" and isinstance(every, Sequences):
-            return every.shuffled(self.config.seed * 1_000_003 + epoch)
-        return every
-
-    def updates(self, epoch: int) -> int:
-        """Return the number of windows of an epoch, or as many as `epoch_tokens` make."""
-        super().updates(epoch)
+        if split != "train":
+            return self._windows[split]
         train = self.config.train
-        limit = train.epoch_tokens // (train.batch * train.steps)
-        common = self._windows["train"].common
-        return min(common, max(1, limit)) if train.epoch_tokens else common
+        every = self._windows["train"]
+        if not self.carries_state:
+            every = self.windows("train", self.config.seed * 1_000_003 + epoch)
+        tokens = train.epoch_tokens
+        return every[: max(1, tokens // (train.batch * train.steps))] if tokens else every
 
     def batch(self, split: Split, key: Window, ranks: Ranks) -> Batch:
         """Read this rank's streams of a window."""
         inputs, targets = (x.to(self.device) for x in key.read(self.texts[split], ranks))
-        streams = len(key.starts)
-        is_full = (key.length, streams) == (self.config.train.steps, self.rows_at_once(split))
+        is_full = (key.length, len(key)) == (self.config.train.steps, self.rows_at_once(split))
         inputs = inputs if inputs.numel() else None
-        return Batch(inputs, targets, key.length * streams, streams, is_full)
+        return Batch(inputs, targets, key.length * len(key), len(key), is_full)
 
     def row_fields(self, split: Split) -> Row:
         """Return the number of streams."""
@@ -154,15 +131,15 @@ class LanguageTask(Task):
 
     def calibration(self) -> Iterable[Window]:
         """Return training windows in the order of the text."""
-        train = self._windows["train"]
-        return (train[i] for i in range(train.common))
+        return self._windows["train"]
 
     def extra_rows(self, model: Any, kinds: Mapping[StatisticsKind, Tensors]) -> list[Row]:
         """Read the test text as one stream; sequences from zero state are the same anyway."""
         if not self.carries_state:
             return []
-        ids = self.texts["test"]
-        one = Streams(len(ids), 1, one_stream_steps(self.config))
+        # Statistics per position belong to those in the training window.
+        steps = self.config.train.steps if self.config.model.time_steps else LONG_WINDOW
+        one = streams(len(self.texts["test"]), 1, steps)
         rows = []
         for kind, statistics in kinds.items():
             with using(model, statistics):
@@ -171,10 +148,3 @@ class LanguageTask(Task):
             del row["batch_ppl"]  # a mean over windows of another length
             rows.append(row)
         return rows
-
-
-def one_stream_steps(config: LanguageConfig) -> int:
-    """Return the window of a single stream: long, except where statistics belong to positions in
-    the training window."""
-    is_fixed = config.model.time_steps or config.train.reading == "sequences"
-    return config.train.steps if is_fixed else LONG_WINDOW

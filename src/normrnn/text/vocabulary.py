@@ -1,6 +1,7 @@
 """Symbols and their ids."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,22 +16,17 @@ UNKNOWN = "<unk>"
 Level = Literal["word", "char"]
 
 
-def tokens(line: str, level: Level) -> list[str]:
-    """Return the symbols of a line, <eos> included; characters keep blanks and indentation.
+def tokens(text: str, level: Level) -> list[str]:
+    """Return the symbols of a text: <eos> for a newline; characters keep blanks and indentation.
 
-    >>> tokens(" no it was n't ", "word")
+    >>> tokens(" no it was n't \\n", "word")
     ['no', 'it', 'was', "n't", '<eos>']
     >>> tokens(" no", "char")
-    [' ', 'n', 'o', '<eos>']
+    [' ', 'n', 'o']
     """
-    return [*(line.split() if level == "word" else line), EOS]
-
-
-class UnknownSymbolError(UserError):
-    """A symbol that a vocabulary without <unk> lacks."""
-
-    def __init__(self, symbol: str) -> None:
-        super().__init__(f"the text has {symbol!r}, which the vocabulary lacks, and no {UNKNOWN}")
+    if level == "word":
+        return text.replace("\n", f" {EOS} ").split()
+    return [EOS if c == "\n" else c for c in text]
 
 
 @dataclass(frozen=True)
@@ -49,15 +45,15 @@ class Vocabulary:
         >>> Vocabulary.ranked({"b": 3, "<eos>": 2, "a": 2, "c": 1}, "word", limit=4).symbols
         ('b', '<eos>', 'a', '<unk>')
         """
+        required = [EOS, UNKNOWN] if unknown else [EOS]
+        counts = {**dict.fromkeys(required, 0), **counts}
         ranked = sorted(counts, key=lambda s: (-counts[s], s))
-        required = [EOS] + ([UNKNOWN] if unknown else [])
-        if limit and len(ranked) + (UNKNOWN not in counts and unknown) > limit:
-            if limit < len(required) + 1:
+        if limit:
+            if limit <= len(required):
                 raise UserError(f"text.max_vocab {limit} leaves no room for words", code=2)
-            free = limit - len(required)
-            kept = {*[s for s in ranked if s not in required][:free], *required}
-            ranked = [s for s in ranked if s in kept]
-        return cls((*ranked, *(s for s in required if s not in ranked)), level)
+            free = [s for s in ranked if s not in required][: limit - len(required)]
+            ranked = [s for s in ranked if s in {*free, *required}]
+        return cls(tuple(ranked), level)
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -72,47 +68,36 @@ class Vocabulary:
         """Id of the end of a line."""
         return self.index[EOS]
 
-    def encode(self, lines: Iterable[str]) -> np.ndarray:
-        """Return the ids of all lines, one after another, (N,) int64; UserError for an unknown
-        symbol where there is no <unk>."""
-        return self._encoded([s for line in lines for s in tokens(line, self.level)])
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text.
 
-    def begin(self, text: str) -> list[int]:
-        """Return the ids of a text whose last line is incomplete: no <eos> after it.
-
-        >>> Vocabulary(("<eos>", "a", " "), "char").begin(" a\\na ")
+        >>> Vocabulary(("<eos>", "a", " "), "char").encode(" a\\na ")
         [2, 1, 0, 1, 2]
         """
-        *whole, last = text.split("\n")
-        symbols = [s for line in whole for s in tokens(line, self.level)]
-        return self._encoded([*symbols, *tokens(last, self.level)[:-1]]).tolist()
-
-    def _encoded(self, symbols: list[str]) -> np.ndarray:
-        ids = self.ids(symbols)
-        if (ids < 0).any():
-            raise UnknownSymbolError(symbols[int(ids.argmin())])
-        return ids
+        return self.ids(tokens(text, self.level)).tolist()
 
     def ids(self, symbols: Sequence[str]) -> np.ndarray:
-        """Return the id of each symbol (n,); <unk>'s or -1 for an unknown one."""
+        """Return the id of each symbol (n,) int32, <unk>'s for an unknown one; UserError for an
+        unknown symbol where there is no <unk>."""
         index, unknown = self.index, self.index.get(UNKNOWN, -1)
-        return np.array([index.get(s, unknown) for s in symbols], np.int64)
+        ids = np.array([index.get(s, unknown) for s in symbols], np.int32)
+        if (ids < 0).any():
+            raise UserError(
+                f"the text has {symbols[int(ids.argmin())]!r}, which the vocabulary lacks:"
+                f" --text.unknown keeps a class {UNKNOWN} for what is unknown"
+            )
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`: a newline for each <eos>.
 
-        >>> v = Vocabulary(("a", "<eos>", "b"))
-        >>> v.decode([0, 2, 1, 2])
+        >>> Vocabulary(("a", "<eos>", "b")).decode([0, 2, 1, 2])
         'a b\\nb'
         """
-        between = " " if self.level == "word" else ""
-        lines: list[list[str]] = [[]]
-        for i in ids:
-            if self.symbols[i] == EOS:
-                lines.append([])
-            else:
-                lines[-1].append(self.symbols[i])
-        return "\n".join(between.join(line) for line in lines)
+        symbols = ["\n" if self.symbols[i] == EOS else self.symbols[i] for i in ids]
+        if self.level == "char":
+            return "".join(symbols)
+        return re.sub(" ?\n ?", "\n", " ".join(symbols))
 
     def to_json(self) -> str:
         """Return the vocabulary as JSON."""
@@ -125,9 +110,8 @@ class Vocabulary:
             values = json.loads(text)
             symbols, level = tuple(values["symbols"]), values["level"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError("the vocabulary is damaged") from None
-        if level not in ("word", "char") or not all(isinstance(s, str) for s in symbols):
+            symbols, level = (), "word"
+        is_text = level in ("word", "char") and all(isinstance(s, str) for s in symbols)
+        if not is_text or len(set(symbols)) != len(symbols) or EOS not in symbols:
             raise UserError("the vocabulary is damaged")
-        if len(set(symbols)) != len(symbols) or EOS not in symbols:
-            raise UserError(f"the vocabulary repeats a symbol or lacks {EOS}")
         return cls(symbols, level)

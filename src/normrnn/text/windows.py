@@ -1,13 +1,15 @@
-"""Windows of a text: contiguous streams (section 5.2), or fixed sequences (the appendix)."""
+"""Windows of a text: contiguous streams (section 5.2), or fixed sequences (the appendix).
 
-from collections.abc import Sequence
+In both every token but the first is predicted exactly once. Training reads windows of the full
+batch only.
+"""
+
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from normrnn.engine.ranks import ALONE, Ranks
-from normrnn.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -29,75 +31,43 @@ class Window:
         return ids[at].long(), ids[at + 1].long()
 
 
-class Streams(Sequence[Window]):
-    """A text of N tokens as B contiguous streams in which every token but the first is predicted.
+def streams(tokens: int, batch: int, steps: int, training: bool = False) -> list[Window]:
+    """Return the windows of a text of N tokens as B contiguous streams.
 
     The N - 1 positions rarely divide by B: the first r = (N - 1) mod B streams are one position
-    longer. All streams share the first `common` windows; the last, where r > 0, has one step of
-    the longer streams. Training reads the common windows only.
+    longer, which is a last window of one step. Training leaves it out.
 
-    >>> text = Streams(tokens=8, batch=3, steps=2)
-    >>> [w.read(torch.arange(8))[0].tolist() for w in text]
+    >>> [w.read(torch.arange(8))[0].tolist() for w in streams(tokens=8, batch=3, steps=2)]
     [[[0, 3, 5], [1, 4, 6]], [[2]]]
     """
-
-    def __init__(self, tokens: int, batch: int, steps: int, name: str = "text") -> None:
-        if tokens - 1 < batch:
-            raise UserError(
-                f"the {name} has {tokens} tokens; {batch} streams need at least {batch + 1}"
-            )
-        self._length, self._longer = divmod(tokens - 1, batch)
-        self._batch, self._steps = batch, steps
-        b = torch.arange(batch)
-        self._starts = b * self._length + b.clamp(max=self._longer)
-        self.common = -(-self._length // steps)
-
-    def __len__(self) -> int:
-        return self.common + (self._longer > 0)
-
-    def __getitem__(self, index: int) -> Window:  # type: ignore[override]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        if index == self.common:
-            return Window(self._starts[: self._longer] + self._length, 1, self._batch)
-        start = index * self._steps
-        length = min(self._steps, self._length - start)
-        return Window(self._starts + start, length, self._batch)
+    length, longer = divmod(tokens - 1, batch)
+    b = torch.arange(batch)
+    starts = b * length + b.clamp(max=longer)
+    begins = range(0, length, steps)
+    windows = [Window(starts + at, min(steps, length - at), batch) for at in begins]
+    if longer and not training:
+        windows.append(Window(starts[:longer] + length, 1, batch))
+    return windows
 
 
-class Sequences(Sequence[Window]):
-    """A text of N tokens as sequences of `steps` tokens, B at a time, the shorter rest alone.
+def sequences(
+    tokens: int, batch: int, steps: int, training: bool = False, seed: int | None = None
+) -> list[Window]:
+    """Return the windows of a text of N tokens as sequences, B at a time, the shorter rest alone.
 
-    Training reads the first `common` windows, whole batches of whole sequences, in a `shuffled`
-    order: what is left out, less than a batch, differs from epoch to epoch.
+    Training leaves out what does not fill a batch: with a `seed`, which determines an order of the
+    sequences, others in every epoch.
 
-    >>> text = Sequences(tokens=8, batch=2, steps=3)
-    >>> [w.read(torch.arange(8))[0].T.tolist() for w in text]
+    >>> [w.read(torch.arange(8))[0].T.tolist() for w in sequences(tokens=8, batch=2, steps=3)]
     [[[0, 1, 2], [3, 4, 5]], [[6]]]
     """
-
-    def __init__(self, tokens: int, batch: int, steps: int, name: str = "text") -> None:
-        if tokens < 2:
-            raise UserError(f"the {name} has {tokens} tokens; a prediction needs two")
-        self._batch, self._steps, self.name = batch, steps, name
-        self.whole, self._rest = divmod(tokens - 1, steps)
-        self._order = torch.arange(self.whole)
-        self.common = self.whole // batch
-
-    def shuffled(self, seed: int) -> "Sequences":
-        """Return the same sequences in an order that the seed determines."""
-        other = Sequences(self.whole * self._steps + 1, self._batch, self._steps, self.name)
-        generator = torch.Generator().manual_seed(seed)
-        other._order = torch.randperm(self.whole, generator=generator)
-        return other
-
-    def __len__(self) -> int:
-        return -(-self.whole // self._batch) + (self._rest > 0)
-
-    def __getitem__(self, index: int) -> Window:  # type: ignore[override]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        if self._rest and index == len(self) - 1:
-            return Window(torch.tensor([self.whole * self._steps]), self._rest, 1)
-        numbers = self._order[index * self._batch : (index + 1) * self._batch]
-        return Window(numbers * self._steps, self._steps, len(numbers))
+    whole, rest = divmod(tokens - 1, steps)
+    order = torch.arange(whole)
+    if seed is not None:
+        order = torch.randperm(whole, generator=torch.Generator().manual_seed(seed))
+    windows = [Window(some * steps, steps, len(some)) for some in order.split(batch) if len(some)]
+    if training:
+        return windows[: whole // batch]
+    if rest:
+        windows.append(Window(torch.tensor([whole * steps]), rest, 1))
+    return windows

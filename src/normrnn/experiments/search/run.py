@@ -14,7 +14,7 @@ from normrnn.experiments.jobs import plan as plan_runs
 from normrnn.experiments.jobs import run_jobs
 from normrnn.experiments.search.space import Space
 from normrnn.extras import install_command
-from normrnn.files import refuse_stream, resolved
+from normrnn.files import resolved
 from normrnn.processes import ended_politely
 from normrnn.reporting.study import TRIALS, read_study
 
@@ -42,9 +42,8 @@ class SearchRequest:
     heartbeat: int = 60
     confirm: int = 0
 
-    def check(self, config: Config) -> None:
+    def check(self) -> None:
         """Raise UsageError for what cannot be done."""
-        refuse_stream(config.data)
         for name in ("trials", "workers", "processes", "heartbeat"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be at least 1, not {getattr(self, name)}")
