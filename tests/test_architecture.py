@@ -17,24 +17,23 @@ PACKAGE = Path(normrnn.__file__).parent
 BASE = {"errors", "files", "imports", "locks", "norms", "seal", "terminal", "version"}
 """Single modules at the bottom, in no room."""
 MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
+    "errors": {"terminal"},
     "imports": set(),
     "version": set(),
     "norms": set(),
     "locks": {"files"},
     "processes": {"files"},
     "files": {"errors"},
-    "terminal": {"errors"},
-    "console": {"errors", "terminal"},
+    "terminal": set(),
+    "console": {"terminal"},
     "seal": {"errors", "files"},
     "extras": {"errors"},
-    "crash": {"version"},
-    "cli": {"crash", "errors", "terminal", "version"},
+    "cli": {"errors", "terminal", "version"},
     "__main__": {"cli"},
     "ops": set(),
     "nn": {"imports", "ops", "norms"},
     "config": {"errors", "norms"},
-    "runs": {"config", "ops", "crash", *BASE},
+    "runs": {"config", "ops", *BASE},
     "engine": {"runs", "config", "nn", "ops", "processes", "console", "extras", *BASE},
     "deploy": {"runs", "config", "nn", "ops", "extras", *BASE},
     "text": {"deploy", "engine", "runs", "config", "nn", "ops", *BASE},
@@ -57,7 +56,7 @@ TORCH_FREE_MODULES = [
     *(f"text/{name}.py" for name in ("__init__", "config")),
     *(f"speech/{name}.py" for name in ("__init__", "config")),
     *(f"arrays/{name}.py" for name in ("__init__", "config")),
-    *(f"runs/{name}.py" for name in ("__init__", "machines", "names", "note", "rows")),
+    *(f"runs/{name}.py" for name in ("__init__", "names", "note", "rows")),
 ]
 
 

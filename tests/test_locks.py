@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from normrnn.locks import exclusive, is_held, try_lock
+from normrnn.locks import exclusive, is_held
 
 HOLD = (
-    "import sys, pathlib; from normrnn.locks import try_lock\n"
-    "lock = try_lock(pathlib.Path(sys.argv[1])); print(lock is not None, flush=True)\n"
-    "sys.stdin.read()\n"
+    "import sys, pathlib; from normrnn.locks import exclusive\n"
+    "with exclusive(pathlib.Path(sys.argv[1]), RuntimeError()):\n"
+    "    print(True, flush=True)\n"
+    "    sys.stdin.read()\n"
 )
 
 
@@ -24,7 +25,6 @@ def test_one_process_at_a_time_until_it_ends(tmp_path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
         assert is_held(path)
-        assert try_lock(path) is None
         with pytest.raises(RuntimeError, match="busy"), exclusive(path, RuntimeError("busy")):
             pass
         other.kill()
@@ -38,13 +38,13 @@ def test_one_process_at_a_time_until_it_ends(tmp_path: Path) -> None:
 def test_no_link_is_followed(tmp_path: Path) -> None:
     target = tmp_path / "precious"
     (tmp_path / ".lock").symlink_to(target)
-    with pytest.raises(OSError, match="symbolic links"):
-        try_lock(tmp_path / ".lock")
-    assert not target.exists()
-    target.write_text("kept")
-    with pytest.raises(OSError, match="symbolic links"):
-        try_lock(tmp_path / ".lock")
-    assert target.read_text() == "kept"
+    for content in (None, "kept"):
+        if content:
+            target.write_text(content)
+        lock = exclusive(tmp_path / ".lock", RuntimeError("busy"))
+        with pytest.raises(OSError, match="symbolic links"), lock:
+            pass
+        assert (target.read_text() if target.exists() else None) == content
 
 
 def test_is_held_does_not_block_others(tmp_path: Path) -> None:

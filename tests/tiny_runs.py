@@ -104,7 +104,7 @@ def run_tiny(config: Config, out: Path, stop_at: int = -1) -> list[str]:
 
 def vocabulary_of(out: Path) -> Vocabulary:
     """The vocabulary in a run's model file."""
-    return Vocabulary.from_json(RunDirectory(out).model_metadata()["vocabulary"])
+    return Vocabulary.from_json(RunDirectory(out).model_metadata["vocabulary"])
 
 
 def rows_of(out: Path) -> list[dict[str, Any]]:

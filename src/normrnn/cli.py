@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from normrnn.errors import UsageError, UserError
+from normrnn.errors import UsageError, UserError, is_out_of_memory
 from normrnn.terminal import escaping
+from normrnn.version import __version__
 
 COMMANDS = {
     "train": "train a recipe, or resume a run",
@@ -48,13 +49,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+@escaping()
 def guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run a command and return its exit code; UserError is printed as one line."""
-    with escaping():
-        return _guarded(command, arguments)
-
-
-def _guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     try:
         code = command(arguments)
         sys.stdout.flush()
@@ -73,13 +70,27 @@ def _guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        from normrnn.crash import is_out_of_memory, report
-
-        if is_out_of_memory(error):
-            print("normrnn: out of memory", file=sys.stderr)
-            return 1
-        print(f"normrnn: {report(error, arguments)}", file=sys.stderr)
+        said = "out of memory" if is_out_of_memory(error) else _report(error, arguments)
+        print(f"normrnn: {said}", file=sys.stderr)
         return 1
+
+
+def _report(error: Exception, arguments: list[str]) -> str:
+    """Write the stack trace to a file that only this user can read, since arguments may hold a
+    password; return the message that names it."""
+    import tempfile
+    import traceback
+
+    what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    about = f"normrnn {__version__}, Python {sys.version}\n{arguments}\n\n"
+    text = about + "".join(traceback.format_exception(error))
+    try:
+        descriptor, path = tempfile.mkstemp(".txt", "normrnn-error-")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode(errors="replace"))
+    except OSError:
+        return f"unexpected error ({what}); no file could be written for the details"
+    return f"unexpected error ({what}); the details are in {path}"
 
 
 def _run(arguments: list[str]) -> int:
@@ -87,8 +98,6 @@ def _run(arguments: list[str]) -> int:
         print(_usage())
         return 0 if arguments else 2
     if arguments[0] == "--version":
-        from normrnn.version import __version__
-
         print(__version__)
         return 0
     if arguments[0] == "--completion":

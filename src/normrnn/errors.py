@@ -1,17 +1,9 @@
-"""Errors that a user can act on, notices, and escaping of control characters."""
+"""Errors that a user can act on, and notices."""
 
 import logging
 from functools import cache
 
-# Control characters except newline and tab, bidirectional controls, line separators, surrogates.
-_STEERING = (
-    *(c for c in range(0x20) if chr(c) not in "\n\t"),
-    *range(0x7F, 0xA0),
-    *range(0x2028, 0x202F),
-    *range(0x2066, 0x206A),
-    *range(0xD800, 0xE000),
-)
-_ESCAPES = {c: repr(chr(c))[1:-1] for c in _STEERING}
+from normrnn.terminal import printable
 
 
 class UserError(Exception):
@@ -38,10 +30,7 @@ def notice(message: str) -> None:
     logging.getLogger("normrnn").warning(printable(message))
 
 
-def printable(text: str) -> str:
-    r"""Escape the characters by which text could control a terminal; newlines and tabs stay.
-
-    >>> printable("a\x1b[2Jb \ud800\n")
-    'a\\x1b[2Jb \\ud800\n'
-    """
-    return text.translate(_ESCAPES)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, by the words of Python, torch, C++ or the dynamic linker."""
+    words = ("allocate memory", "bad_alloc", "failed to map segment", "can't start new thread")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)

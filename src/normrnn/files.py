@@ -20,27 +20,21 @@ SETTINGS = 1 << 26
 """Limit in bytes for files of settings or results, as config.json."""
 ROWS = 1 << 30
 """Limit for files with a line for each row, utterance or trial."""
-_GROWTH = 100
-_SMALL = 1 << 24
 
 
 def largest_tensors() -> int:
     """Limit for files of tensors and texts: half of the memory."""
-    return min(machine_memory() // 2, 1 << 40)
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # unknown
+        memory = 1 << 41
+    return memory // 2
 
 
 def largest_unpacked(size: int) -> int:
     """Limit for the content of a compressed file of `size` bytes: a hundred times as much, since
     labels and sound compress to about a tenth."""
-    return _GROWTH * size + _SMALL
-
-
-def machine_memory() -> int:
-    """Memory of this machine in bytes; a very large number if unknown."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 1 << 62
+    return 100 * size + (1 << 24)
 
 
 def expanded(path: str | Path) -> Path:
@@ -114,24 +108,23 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
+        with open(temporary, "xb", opener=following_no_link) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
         try:
-            with open(temporary, "xb", opener=following_no_link) as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            directory = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            os.fsync(directory)
         finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            os.close(directory)
     except OSError as error:
         raise UserError(
             f"{path} cannot be written: {error.strerror or error}; the old file is kept"
         ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, *content: bytes | bytearray | memoryview) -> None:

@@ -9,28 +9,18 @@ from filelock import FileLock, Timeout
 from normrnn.files import open_regular
 
 
-def try_lock(path: Path, patience: float = 0.0) -> FileLock | None:
-    """Take the lock file within `patience` seconds; None if another process holds it.
-
-    No symbolic link is followed, and the file stays when the lock is released.
-    """
-    lock = FileLock(path, timeout=patience, poll_interval=0.02, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        return None
-    return lock
-
-
 @contextlib.contextmanager
 def exclusive(path: Path, busy: Exception) -> Iterator[None]:
     """Hold the lock file inside the block; raise `busy` if another process holds it.
 
-    Waits longer than `is_held` takes, so that asking does not get in the way.
+    No symbolic link is followed, and the file stays. Waits longer than `is_held` takes, so that
+    asking does not get in the way.
     """
-    lock = try_lock(path, patience=0.3)
-    if lock is None:
-        raise busy
+    lock = FileLock(path, timeout=0.3, poll_interval=0.02, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise busy from None
     try:
         yield
     finally:

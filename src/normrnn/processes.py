@@ -1,9 +1,7 @@
 """Child processes: their output goes to a file, and they end with their parent."""
 
 import contextlib
-import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,8 +16,8 @@ from normrnn.files import following_no_link, open_regular
 PARENT = "NORMRNN_PARENT"
 """Environment variable: the process to end with."""
 _SAFE_PATH = "PYTHONSAFEPATH"
-_OF_RANKS = "RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*"
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+"""Variables of torchrun: children are not among the processes that it started."""
 
 
 def start_python(
@@ -31,6 +29,7 @@ def start_python(
 ) -> subprocess.Popen[bytes]:
     """Start a Python module with `order` on standard input; nothing is imported from the current
     directory, which may hold other people's files. Without `output` it shares ours."""
+    inherited = {k: v for k, v in os.environ.items() if k not in _OF_RANKS}
     process = subprocess.Popen(
         [sys.executable, "-u", "-P", "-m", module, *arguments],
         stdin=subprocess.PIPE,
@@ -38,19 +37,13 @@ def start_python(
         stderr=subprocess.STDOUT if output else None,
         # A session of its own: Ctrl-C in the terminal reaches this process only, which passes it on
         start_new_session=True,
-        env={**_inherited(), **(environment or {}), PARENT: str(os.getpid()), _SAFE_PATH: "1"},
+        env={**inherited, **(environment or {}), PARENT: str(os.getpid()), _SAFE_PATH: "1"},
     )
     assert process.stdin is not None
     # A process that dies before reading has the reason in its log.
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(order)
     return process
-
-
-def _inherited() -> dict[str, str]:
-    """Return the environment without variables of a cluster or of torchrun: children are not among
-    the processes that these started."""
-    return {k: v for k, v in os.environ.items() if not re.fullmatch(_OF_RANKS, k)}
 
 
 @contextlib.contextmanager
@@ -146,16 +139,6 @@ def stop_with_parent() -> None:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use: its affinity and its cgroup's quota."""
+    """Return the number of cores that this process may use: by its affinity."""
     affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return min(cores, _quota() or cores)
-
-
-def _quota() -> int | None:
-    """Return the whole cores of the cgroup's quota, at least one; None without a quota."""
-    try:
-        allowed, period = QUOTA.read_text(encoding="ascii").split()
-        return max(1, math.floor(int(allowed) / int(period)))
-    except (OSError, ValueError):  # no such file, or "max"
-        return None
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

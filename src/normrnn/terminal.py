@@ -1,4 +1,4 @@
-"""Streams that escape control characters: every command prints through them.
+"""Control characters escaped in everything that is printed.
 
 Names and texts come from untrusted files. `cli.guarded` installs the streams; `PlainConsole` (rich)
 and tyro's help write terminal codes of their own and use the stream below.
@@ -9,7 +9,24 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from normrnn.errors import printable
+# Control characters except newline and tab, bidirectional controls, line separators, surrogates.
+_STEERING = (
+    *(c for c in range(0x20) if chr(c) not in "\n\t"),
+    *range(0x7F, 0xA0),
+    *range(0x2028, 0x202F),
+    *range(0x2066, 0x206A),
+    *range(0xD800, 0xE000),
+)
+_ESCAPES = {c: repr(chr(c))[1:-1] for c in _STEERING}
+
+
+def printable(text: str) -> str:
+    r"""Escape the characters by which text could control a terminal; newlines and tabs stay.
+
+    >>> printable("a\x1b[2Jb \ud800\n")
+    'a\\x1b[2Jb \\ud800\n'
+    """
+    return text.translate(_ESCAPES)
 
 
 class EscapingStream:
@@ -25,8 +42,7 @@ class EscapingStream:
 
     def writelines(self, lines: Any) -> None:
         """Write every line like `write`."""
-        for line in lines:
-            self.write(line)
+        self.write("".join(lines))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.below, name)
@@ -40,10 +56,7 @@ def below(stream: Any) -> TextIO:
 @contextlib.contextmanager
 def escaping() -> Iterator[None]:
     """Standard output and standard error escape control characters inside the block."""
-    out, err = sys.stdout, sys.stderr
-    wrapped: Any = EscapingStream(below(out)), EscapingStream(below(err))
-    sys.stdout, sys.stderr = wrapped
-    try:
+    out: Any = EscapingStream(below(sys.stdout))
+    err: Any = EscapingStream(below(sys.stderr))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield
-    finally:
-        sys.stdout, sys.stderr = out, err

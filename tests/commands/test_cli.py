@@ -75,16 +75,7 @@ def test_help_shows_what_a_command_takes_and_nothing_else(cli: Cli) -> None:
         assert ("--norm" in words, "--norms" in words) == (False, True)
 
 
-def test_install_commands_name_what_pip_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A checkout by its path; from a wheel the packages, since normrnn is on no index."""
-    (tmp_path / "pyproject.toml").touch()
-    monkeypatch.setattr("normrnn.extras._CHECKOUT", tmp_path)
-    assert install_command("report") == f"pip install -e '{tmp_path}[report]'"
-    monkeypatch.chdir(tmp_path)
-    assert install_command("report") == "pip install -e '.[report]'"
-    (tmp_path / "pyproject.toml").unlink()
+def test_install_commands_name_what_pip_finds() -> None:
     assert install_command("search") == "pip install optuna 'psycopg[binary]'"
 
 

@@ -21,16 +21,16 @@ import pytest
 import soundfile
 import torch
 from google.protobuf.message import EncodeError
+from normrnn.runs.checkpoints import Checkpoints
 from rich.table import Table
 
 from normrnn.cli import guarded
 from normrnn.console import PlainConsole
 from normrnn.errors import UserError
-from normrnn.runs.checkpoints import Checkpoints
-from normrnn.runs.machines import read_machines
 from normrnn.runs.note import Note
 from normrnn.runs.rows import read_metrics
 from normrnn.runs.torchfile import TorchFileError, load_torch_file
+from normrnn.seal import read_json
 from normrnn.speech import posteriors
 from normrnn.speech.archive import Unusable, write_matrix, write_vector
 from normrnn.speech.prepare.audio import read_sound
@@ -144,7 +144,7 @@ def test_sparse_files_are_not_read_whole(
     with little_memory():
         if name == "environment.json":
             with pytest.raises(UserError, match=name):
-                read_machines(tmp_path / "run")
+                read_json(tmp_path / "run" / "environment.json", list)
         else:
             command = ["info", tmp_path / "run"]
             if name == "text":

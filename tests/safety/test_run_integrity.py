@@ -29,42 +29,20 @@ def flip(path: Path, draw: random.Random) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
-    seed: int,
-    tiny_frame: LanguageConfig,
-    stopped: Path,
-    whole: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    flip(stopped / "checkpoint.pt", random.Random(seed))
-    run_tiny(tiny_frame, stopped)
-    (said,) = caplog.messages
-    assert "resuming from checkpoint.previous.pt" in said
-    assert rows_of(stopped) == rows_of(whole)
-    ours, theirs = normrnn.load(stopped).state_dict(), normrnn.load(whole).state_dict()
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
-
-
-def test_a_damaged_checkpoint_never_replaces_the_good_one_before_it(
-    tiny_frame: LanguageConfig, stopped: Path
-) -> None:
-    flip(stopped / "checkpoint.pt", random.Random(1))
-    good = (stopped / "checkpoint.previous.pt").read_bytes()
-    with pytest.raises(Interrupted):
-        run_tiny(tiny_frame, stopped, stop_at=41)  # writes one checkpoint
-    assert (stopped / "checkpoint.previous.pt").read_bytes() == good
-    (stopped / "checkpoint.pt").unlink()
-    run_tiny(tiny_frame, stopped)
-
-
-def test_two_damaged_checkpoints_are_an_error(tiny_frame: LanguageConfig, stopped: Path) -> None:
-    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
-        flip(stopped / name, random.Random(2))
-    before = {path.name: path.read_bytes() for path in stopped.iterdir()}
-    with pytest.raises(UserError, match=r"checkpoint\.pt (is damaged|cannot be read)"):
+def test_a_damaged_checkpoint_is_refused(tiny_frame: LanguageConfig, stopped: Path) -> None:
+    name = "checkpoint.pt"
+    good = (stopped / name).read_bytes()
+    for seed in range(20):
+        flip(stopped / name, random.Random(seed))
+        before = {path.name: path.read_bytes() for path in stopped.iterdir()}
+        with pytest.raises(UserError, match=name):
+            run_tiny(tiny_frame, stopped)
+        assert {path.name: path.read_bytes() for path in stopped.iterdir()} == before
+        read_run(stopped)
+        (stopped / name).write_bytes(good)
+    (stopped / name).unlink()
+    with pytest.raises(UserError, match=name):
         run_tiny(tiny_frame, stopped)
-    assert {path.name: path.read_bytes() for path in stopped.iterdir()} == before
 
 
 def test_damaged_weights_are_not_used(whole: Path) -> None:
@@ -121,7 +99,7 @@ def test_an_edited_config_is_refused_by_what_changed(
         config = json.loads((path / "config.json").read_text())
         change(config)
         (path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(UserError, match=rf"config\.json was changed since .*: {said}"):
+        with pytest.raises(UserError, match=said):
             use(path)
 
 
@@ -147,14 +125,6 @@ def test_extending_a_finished_run_never_looks_damaged(
     run_tiny(replace(tiny_frame, epochs=2), out)
     run_tiny(replace(tiny_frame, epochs=2), longer)
     assert rows_of(out) == rows_of(longer)
-
-
-def test_a_missing_checkpoint_is_noticed(
-    tiny_frame: LanguageConfig, stopped: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (stopped / "checkpoint.pt").unlink()
-    run_tiny(tiny_frame, stopped)
-    assert "checkpoint.pt is missing; resuming from checkpoint.previous.pt" in caplog.text
 
 
 @pytest.mark.parametrize("written", ["[" * 5000, "no JSON"])
@@ -193,16 +163,10 @@ def test_a_model_of_another_run(
     for use in (evaluate, normrnn.load, info):
         with pytest.raises(UserError, match=r"model\.safetensors does not belong"):
             use(stopped)
-
-
-def test_info_without_a_checkpoint_looks_at_the_model(
-    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
-) -> None:
-    run_tiny(replace(tiny_frame, seed=2, epochs=1), tmp_path / "other")
-    (whole / "checkpoint.pt").unlink()
-    shutil.copy(tmp_path / "other" / "model.safetensors", whole)
+    (stopped / "checkpoint.pt").unlink()  # then the config in the header of the model decides
+    shutil.copy(other / "model.safetensors", stopped)
     with pytest.raises(UserError, match="seed"):
-        info(whole)
+        info(stopped)
 
 
 def test_a_model_that_is_newer_than_the_checkpoint(
@@ -249,23 +213,9 @@ def test_a_checkpoint_that_does_not_fit(
         payload[part] = {"nonsense": 1}
     config = json.loads((stopped / "config.json").read_text())
     note = Note(config, "", 0, 0, "", 0, 0, "")
-    for _ in range(2):
-        RunDirectory(stopped).write_checkpoint(payload, note)
+    RunDirectory(stopped).write_checkpoint(payload, note)
     with pytest.raises(UserError, match="the checkpoint does not fit this network or its data"):
         run_tiny(tiny_frame, stopped)
-
-
-@pytest.mark.parametrize("field", [b'"seed": ', b'"recipe": "p'])
-def test_a_damaged_note_blames_no_config(
-    field: bytes, tiny_frame: LanguageConfig, stopped: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A flipped bit in what the checkpoint says of the settings: the one before it is used."""
-    content = bytearray((stopped / "checkpoint.pt").read_bytes())
-    content[content.rindex(field) + len(field)] ^= 2
-    (stopped / "checkpoint.pt").write_bytes(content)
-    run_tiny(tiny_frame, stopped)
-    (said,) = caplog.messages
-    assert "resuming from checkpoint.previous.pt" in said
 
 
 def test_rows_that_change_while_they_are_read(

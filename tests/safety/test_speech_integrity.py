@@ -84,7 +84,7 @@ def test_other_features_are_other_data(tiny_speech: SpeechConfig, tmp_path: Path
         assert (other / name).read_bytes() == (data / name).read_bytes()
     shutil.rmtree(data)
     shutil.move(other, data)
-    with pytest.raises(UserError, match="was begun on other data"):
+    with pytest.raises(UserError, match="data has changed"):
         run_tiny(tiny_speech, run)
 
 

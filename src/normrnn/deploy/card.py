@@ -95,7 +95,7 @@ def of_run(run: RunDirectory) -> About:
     # The path of the data is private.
     settings["data"] = name = PurePath(config.data).name
     measure, norm = config.loss_measure, config.normalisation
-    saved = run.saved_statistics
+    saved = run.model_metadata.get("statistics", "running")
     kept = f" and {saved} statistics" if norm.keeps_statistics else ""
     weights = f"The best on validation, with its weights{kept}."
     if not run.has(MODEL):
@@ -115,25 +115,22 @@ def of_run(run: RunDirectory) -> About:
 
 def _check(run: RunDirectory) -> None:
     changes = config_changes(run.path, json.loads(run.read(CONFIG)))
-    if changes is not None and changes.refused:
-        raise UserError(f"{run.path}: {changes.refused}; restore it")
-    run.model_metadata()
+    if changes:
+        raise UserError(f"{run.path}: {changes}; restore it")
     if changes is None:
         notice(f"{run.path} has no checksum of its {CONFIG}: not verified")
-    elif changes.allowed:
-        notice(f"{run.path}: {changes.allowed}")
 
 
 def _rows(run: RunDirectory, saved: str) -> list[Row]:
     """Rows of evaluation.json, else the best validation in training and the test after it."""
     if run.has(EVALUATION):
         path = run.path / EVALUATION
-        evaluation, _ = read_json(path, dict)
+        evaluation, _ = read_json(path)
         try:
             rows = [row for row in evaluation["rows"] if _is_row(row)]
             # Only rows of the exported network: with other statistics it is another one.
             rows = [row for row in rows if row["statistics"] == saved]
-            current = evaluation.get("model_sha256") == run.model_metadata().get("sha256")
+            current = evaluation.get("model_sha256") == run.model_metadata.get("sha256")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise UserError(f"{path} is damaged") from None
         if current:

@@ -14,10 +14,10 @@ from normrnn.deploy.card import CARD, SUFFIXES, About, of_run
 from normrnn.errors import UsageError
 from normrnn.files import expanded, open_regular, write_whole
 from normrnn.runs.environment import named_device
-from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL, PREVIOUS
+from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL
 from normrnn.runs.store import RunDirectory
 
-RUN_FILES = (MODEL, CHECKPOINT, PREVIOUS)
+RUN_FILES = (MODEL, CHECKPOINT)
 """Files of a run with such suffixes."""
 
 

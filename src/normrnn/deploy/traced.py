@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from normrnn.deploy.networks import Network, recurrent, traceable
 from normrnn.errors import UserError
-from normrnn.extras import export_extra
+from normrnn.extras import import_extra
 from normrnn.files import write_whole
 from normrnn.nn import LiGRU
 from normrnn.nn.base import Normalised
@@ -75,7 +75,7 @@ def _call(example: tuple[Any, ...]) -> str:
 
 def check_opset(opset: int | None) -> None:
     """Raise ValueError if files cannot be written for that version of ONNX's operators."""
-    newest = export_extra("onnx").defs.onnx_opset_version()
+    newest = import_extra("onnx", "export").defs.onnx_opset_version()
     if opset is not None and not OPSET <= opset <= newest:
         raise ValueError(f"opset={opset}: expected a number from {OPSET} to {newest}")
 
@@ -87,8 +87,8 @@ def write_onnx(
 
     `dynamic` names the axes that may change, by argument; None: the first two of every tensor.
     """
-    onnx: Any = export_extra("onnx")
-    export_extra("onnxscript")
+    onnx: Any = import_extra("onnx", "export")
+    import_extra("onnxscript", "export")
     if sum(value.nbytes for value in network.state_dict().values()) > LIMIT:
         raise UserError("a network of more than 2 GB does not fit into one ONNX file")
     if any(isinstance(module, LiGRU) for module in network.modules()):
@@ -279,7 +279,7 @@ def _quantised(model: Any) -> bytes:
 
     Their inputs are quantised dynamically. GRU and RNN operators have no int8 form and are kept.
     """
-    quantization = export_extra("onnxruntime.quantization")
+    quantization = import_extra("onnxruntime.quantization", "export")
     # Silences the advice to simplify the graph first.
     model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
     with tempfile.TemporaryDirectory() as scratch:

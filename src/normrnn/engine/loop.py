@@ -40,7 +40,7 @@ from normrnn.engine.statistics import (
 from normrnn.engine.sums import Sums
 from normrnn.engine.task import Loss, Task
 from normrnn.errors import UsageError, UserError
-from normrnn.runs.names import CONFIG, MODEL
+from normrnn.runs.names import CONFIG
 from normrnn.runs.note import Note
 from normrnn.runs.rows import Row
 from normrnn.runs.store import RunDirectory
@@ -156,7 +156,7 @@ class Trainer:
         if self.ranks.first:
             metrics.check(self.metrics_bytes, self.metrics_sha256)
             if self.best.updates:
-                self._check_model(checkpoint["finished"])
+                self.run_directory.read_model()  # belongs to this run, or UserError
         if checkpoint["finished"]:
             # The test rows are removed now, so the checkpoint must not refer to them.
             self._write_checkpoint(finished=0)
@@ -180,17 +180,6 @@ class Trainer:
             metrics_bytes=size,
             metrics_sha256=sha256,
         )
-
-    def _check_model(self, finished: int) -> None:
-        """Raise UserError unless the best model is there and belongs to this run."""
-        run = self.run_directory
-        if not run.has(MODEL):
-            raise UserError(
-                f"{run.path / MODEL} is missing: the best model of this run, of update"
-                f" {self.best.updates}"
-            )
-        if not self._note(finished).owns(run.model_metadata()):
-            raise run.foreign_model()
 
     def save(self, *, finished: bool = False) -> None:
         """Write a checkpoint.

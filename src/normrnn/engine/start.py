@@ -22,7 +22,7 @@ from normrnn.errors import UsageError, UserError
 from normrnn.ops.native.library import library
 from normrnn.runs.environment import named_device, record, set_threads
 from normrnn.runs.names import CHECKPOINT, CONFIG, DIVERGED, MODEL
-from normrnn.runs.note import DATA_CHANGED, changed_fields
+from normrnn.runs.note import changed_fields
 from normrnn.runs.store import RunDirectory
 
 
@@ -135,11 +135,9 @@ def open_experiment(config: Config) -> Task:
 def refuse_changes(old: Config, new: Config, out: Path) -> None:
     """Raise UsageError if the run in `out` cannot be resumed with the new config."""
     new = dataclasses.replace(new, shared_initialisation=old.shared_initialisation)
-    changed = changed_fields(to_dict(old), to_dict(new)).refused
+    changed = changed_fields(to_dict(old), to_dict(new))
     if not changed and new.epochs < old.epochs:
         changed = f"epochs was {old.epochs}, is now {new.epochs}"
-    if changed == DATA_CHANGED:
-        raise UsageError(f"{out} was begun on other data than {new.data} is now: use another --out")
     if changed:
         raise UsageError(f"{out} holds a run with other settings ({changed}): use another --out")
 

@@ -25,7 +25,7 @@ from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import Job, run_jobs
 from normrnn.experiments.progress import notebook_line
 from normrnn.files import read_regular, write_whole
-from normrnn.locks import try_lock
+from normrnn.locks import exclusive
 from normrnn.norms import BASELINE, layer_argument
 from normrnn.processes import Child
 from normrnn.runs.names import CONFIG, DIVERGED, LOCK, LOG, METRICS
@@ -121,10 +121,8 @@ class FunctionJob(Job):
     def run(self, train: TrainFunction) -> None:
         """Call the function in this process and store what it logs."""
         self.out.mkdir(parents=True, exist_ok=True)
-        lock = try_lock(self.out / LOCK)
-        if lock is None:
-            raise UserError(f"another process is training in {self.out}")
-        try:
+        busy = UserError(f"another process is training in {self.out}")
+        with exclusive(self.out / LOCK, busy):
             (self.out / DIVERGED).unlink(missing_ok=True)
             self._write(0)
             log = RunLog(self.out, self.higher_is_better)
@@ -132,8 +130,6 @@ class FunctionJob(Job):
             if not log.calls:
                 raise UserError(f"{self.function} returned without calling log(step=…)")
             self._write(log.calls, log.sha256)
-        finally:
-            lock.release()
 
     def _write(self, epochs: int, sha256: str = "") -> None:
         config = {**self.config, "epochs": epochs, "metrics_sha256": sha256}

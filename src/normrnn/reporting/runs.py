@@ -17,10 +17,10 @@ from normrnn.files import ROWS, open_regular, read_regular, resolved
 from normrnn.locks import is_held
 from normrnn.norms import Norm, get, names
 from normrnn.recipes import RECIPES, recipe
-from normrnn.runs.machines import read_machines
 from normrnn.runs.names import CONFIG, DIVERGED, ENVIRONMENT, LOCK, METRICS
 from normrnn.runs.note import config_changes
 from normrnn.runs.rows import Row, read_metrics
+from normrnn.seal import read_json
 
 
 @dataclass(frozen=True, repr=False)
@@ -210,24 +210,22 @@ def examine(path: Path) -> RunOrProblem:
         why = "it is empty" if empty else f"{CONFIG} is missing or damaged"
         return RunOrProblem(path, None, f"is not a run directory: {why}")
     rows, problem, verified = read_metrics(path)
-    words = []
+    words, machines, has_checksum = [], [], True
+    changes = config_changes(path, config)
     try:
-        machines, has_checksum = read_machines(path)
+        machines, has_checksum = read_json(path / ENVIRONMENT, list)
+    except FileNotFoundError:
+        if changes is not None:
+            words.append(f"{path / ENVIRONMENT} is missing; versions and machine are left out")
     except UserError as damage:
         words.append(f"{damage}; versions and machine are left out")
-        machines, has_checksum = [], True
-    changes = config_changes(path, config)
-    if not machines and not words and changes is not None:
-        words.append(f"{path / ENVIRONMENT} is missing; versions and machine are left out")
     verified = verified and has_checksum and changes is not None
     if config.get("kind") == KIND and (sha256 := config.pop("metrics_sha256", "")):
         if hashlib.sha256(read_regular(path / METRICS, ROWS)).hexdigest() != sha256:
             return RunOrProblem(path, None, f"is damaged: {METRICS} is not what was written")
         verified = True
-    if changes and changes.refused:
-        return RunOrProblem(path, None, f"is damaged or edited: {changes.refused}")
-    if changes and changes.allowed:
-        words.append(f"{path}: {changes.allowed}")
+    if changes:
+        return RunOrProblem(path, None, f"is damaged or edited: {changes}")
     # Names that are not UTF-8 cannot be printed.
     config = json.loads(json.dumps(config, ensure_ascii=False).encode(errors="replace"))
     run = Run(path, config, rows, machines, is_held(path / LOCK), _diverged(path))

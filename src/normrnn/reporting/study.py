@@ -13,7 +13,7 @@ from normrnn.recipes.paper import PAPER, Paper
 from normrnn.reporting.runs import inside
 from normrnn.reporting.tables import as_markdown
 from normrnn.reporting.trials import LR, Trial, arms_of, best, is_number, lines, table
-from normrnn.seal import is_sealed, sealed, sealed_json, with_place, without_hash
+from normrnn.seal import BLANK, is_sealed, sealed, sealed_json
 
 TRIALS, ABOUT = "trials.jsonl", "study.json"
 SAID = "sentence"
@@ -114,7 +114,8 @@ def read_study(path: Path) -> RecordedStudy:
     except (ValueError, RecursionError):
         about, unreadable = {}, f"is damaged: {ABOUT} is not JSON"
     known = isinstance(about, dict) and isinstance(about.get("config"), dict)
-    about = without_hash(about) if known else {}
+    about = about if known else {}
+    about.pop("sha256", None)
     return RecordedStudy(path, trials, about, problem or wrong or unreadable, sure and certain)
 
 
@@ -159,7 +160,8 @@ def _trials(content: bytes) -> tuple[list[Trial], str]:
             trial = json.loads(line)
         if not _is_trial(trial):
             return trials, f"is damaged: line {number} of {TRIALS} is not a trial"
-        trials.append(without_hash(trial))
+        trial.pop("sha256", None)
+        trials.append(trial)
     return trials, ""
 
 
@@ -180,7 +182,7 @@ def _is_arm(arm: Any) -> bool:
 
 def _sealed_rows(trials: Sequence[Trial]) -> bytes:
     """Return a line per trial; the first holds the checksum."""
-    rows = [with_place(trials[0]), *trials[1:]] if trials else []
+    rows = [{"sha256": BLANK, **trials[0]}, *trials[1:]] if trials else []
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
     return sealed(text) if rows else b""
 

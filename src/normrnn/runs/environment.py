@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from normrnn.crash import is_out_of_memory
-from normrnn.errors import UsageError, UserError, notice
+from normrnn.errors import UsageError, UserError, is_out_of_memory, notice
 from normrnn.ops.native.library import describe
-from normrnn.runs.machines import read_machines, write_machines
+from normrnn.runs.names import ENVIRONMENT
 from normrnn.runs.store import RunDirectory
+from normrnn.seal import read_json, sealed_json
 from normrnn.version import __version__
 
 M = TypeVar("M", bound=nn.Module)
@@ -44,13 +44,14 @@ def record(run: RunDirectory, processes: int = 1, device: str = "cpu") -> bool:
     Returns whether the last entry has the same kernels: others differ in the last bits.
     """
     now = environment(torch.get_num_threads(), processes, device)
+    before: list[dict[str, Any]] = []
     try:
-        before, _ = read_machines(run.path)
+        if run.has(ENVIRONMENT):
+            before, _ = read_json(run.path / ENVIRONMENT, list)
     except UserError as damage:
         notice(f"{damage}; earlier environments are lost")
-        before = []
     if before[-1:] != [now]:
-        write_machines(run.path, [*before, now])
+        run.write(ENVIRONMENT, sealed_json([*before, now]))
     last = before[-1] if before else now
     return last.get("recurrence") == now["recurrence"]
 

@@ -1,26 +1,27 @@
 """The note at the end of a checkpoint: which files belong to the run. Reading it needs no torch.
 
-model.safetensors has the run's id, its update and its checksum in its own header.
+`torch.save` writes a zip archive; the note is its comment, in JSON with a checksum of its own, and
+has the hash of the archive. model.safetensors has run, update and checksum in its own header.
 """
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from normrnn.config.base import settled
-from normrnn.config.jsonio import differences, flat, from_dict
+from normrnn.config.jsonio import differences, from_dict
 from normrnn.errors import UserError
-from normrnn.files import largest_tensors, open_regular, read_regular
-from normrnn.runs.names import CHECKPOINT, CONFIG
-from normrnn.seal import is_sealed, without_hash
+from normrnn.files import open_regular
+from normrnn.runs.names import CHECKPOINT
+from normrnn.seal import BLANK, is_sealed, sealed
 
-START = b'{"sha256": "'
-DATA_CHANGED = "the data has changed"
+_START = b'{"sha256": "'
 _LONGEST = 1 << 16
+_SIZE = 2  # bytes of the comment's length, between archive and comment
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Note:
     """Epochs of a finished run, else 0."""
     metrics_bytes: int
     metrics_sha256: str
+    archive_sha256: str = ""
+    """Hash of the checkpoint without its note."""
 
     def owns(self, model: Mapping[str, Any]) -> bool:
         """Whether a header of model.safetensors is of this run and update.
@@ -56,59 +59,65 @@ class Note:
         size = self.metrics_bytes
         if not 0 <= size <= len(metrics) or (self.finished and size < len(metrics)):
             return False
-        return hashlib.sha256(memoryview(metrics)[:size]).hexdigest() == self.metrics_sha256
+        return _hash(memoryview(metrics)[:size]) == self.metrics_sha256
+
+
+def append_note(archive: io.BytesIO, note: Note) -> None:
+    """Append the note to what `torch.save` wrote."""
+    archive.seek(-_SIZE, os.SEEK_END)
+    archive.truncate()
+    values = asdict(replace(note, archive_sha256=_hash(archive.getbuffer())))
+    comment = sealed(json.dumps({"sha256": BLANK, **values}))
+    archive.write(len(comment).to_bytes(_SIZE, "little") + comment)
+
+
+def note_of(content: bytes, path: Path) -> Note:
+    """Return the note of a whole checkpoint; UserError if either is damaged."""
+    note, size = _parse(content, path)
+    if _hash(memoryview(content)[: -size - _SIZE]) != note.archive_sha256:
+        raise UserError(f"{path} is damaged: wrong checksum")
+    return note
 
 
 def read_note(folder: Path) -> Note | None:
-    """Return the note of the newest checkpoint, None if it has none.
-
-    The note is not verified: `is_intact` verifies the whole file.
-    """
+    """Return the note of the checkpoint; None if there is none, or if it is damaged."""
+    path = folder / CHECKPOINT
     try:
-        with open_regular(folder / CHECKPOINT) as file:
+        with open_regular(path) as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _LONGEST, 0))
-            tail = file.read()
-        return from_dict(Note, without_hash(json.loads(tail[tail.rindex(START) :])))
-    except (OSError, ValueError, RecursionError, UserError):
-        return None
-
-
-def is_intact(folder: Path) -> bool:
-    """Whether the checksum of the newest checkpoint, its note included, is right."""
-    try:
-        content = read_regular(folder / CHECKPOINT, largest_tensors())
-        return is_sealed(content, folder / CHECKPOINT, max(content.rfind(START), 0))
+            return _parse(file.read(), path)[0]
     except (OSError, UserError):
-        return False
+        return None
 
 
-class Changes(NamedTuple):
-    """Descriptions of the fields that changed, in words; empty if none did."""
-
-    refused: str
-    allowed: str
-    """Of fields that may change before a run resumes: epochs, and the place of the data."""
-
-
-def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
-    """Compare two configs of a run. Fields that the old one does not have are not compared."""
-    before, after = settled(flat(old)), settled(flat(new))
-    changed = differences(before, {k: v for k, v in after.items() if k in before})
-    allowed = ", ".join(changed.pop(name) for name in ("epochs", "data") if name in changed)
-    if "recipe" in changed:
-        return Changes(changed["recipe"], allowed)
-    if changed.pop("data_sha256", None):  # the hash itself is not shown
-        changed = {"data": DATA_CHANGED, **changed}
-    return Changes(", ".join(changed.values()), allowed)
+def _parse(content: bytes, path: Path) -> tuple[Note, int]:
+    """Return the note at the end of a file, and its size."""
+    comment = content[max(content.rfind(_START), 0) :]
+    try:
+        if not is_sealed(comment, path):
+            raise UserError(f"{path} is not a checkpoint of this program, or is damaged")
+        values = json.loads(comment)
+        del values["sha256"]
+        return from_dict(Note, values), len(comment)
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is damaged: no note") from None
 
 
-def config_changes(folder: Path, config: Mapping[str, Any]) -> Changes | None:
-    """Compare config.json with the newest checkpoint; None if that is unknown."""
+def _hash(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Describe the fields in which two configs of a run differ and must not; empty if in none."""
+    changed = differences(old, new)
+    for name in ("epochs", "data"):  # may change before a run resumes
+        changed.pop(name, None)
+    if "data_sha256" in changed:
+        changed["data_sha256"] = "the data has changed"
+    return changed.get("recipe") or ", ".join(changed.values())
+
+
+def config_changes(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """Compare config.json with the checkpoint, as `changed_fields`; None without a checkpoint."""
     note = read_note(folder)
-    if note is None:
-        return None
-    changes = changed_fields(note.config, config)
-    if any(changes) and not is_intact(folder):
-        return None
-    since = f"{CONFIG} was changed since {CHECKPOINT} was written: "
-    return Changes(*(since + text if text else "" for text in changes))
+    return None if note is None else changed_fields(note.config, config)

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 from normrnn.errors import UserError
 from normrnn.files import ROWS, file_state, following_no_link, open_regular, read_regular
 from normrnn.runs.names import METRICS
-from normrnn.runs.note import is_intact, read_note
+from normrnn.runs.note import read_note
 
 Row = dict[str, Any]
 """One line of metrics.jsonl."""
-_TRIES = 5
 _LARGEST = 1e300  # beyond it, sums overflow; NaN is not below it either
 _REQUIRED = {"split", "updates", "epoch", "loss", "count", "seconds"}
 _OTHERS = {"split": str, "statistics": str, "saved": bool}
@@ -52,12 +51,7 @@ class MetricsFile:
 
     def check(self, size: int, sha256: str) -> None:
         """Raise UserError unless the file begins with these rows."""
-        if self.size() < size:
-            raise UserError(
-                f"{self.path} is shorter ({self.size()} bytes) than when the checkpoint was written"
-                f" ({size}): rows are missing"
-            )
-        if self._hash(size).hexdigest() != sha256:
+        if self.size() < size or self._hash(size).hexdigest() != sha256:
             raise UserError(f"{self.path} is damaged: its rows are not what was written")
 
     def cut(self, size: int) -> None:
@@ -87,22 +81,18 @@ class Metrics(NamedTuple):
 
 def read_metrics(folder: Path) -> Metrics:
     """Read the complete rows of a run, finished or training; none if there is no file yet."""
-    content = b""
-    for _ in range(_TRIES):  # a running training may replace file and checkpoint meanwhile
-        note = read_note(folder)
-        try:
-            content = read_regular(folder / METRICS, ROWS)
-        except FileNotFoundError:
-            content = b""
-        except OSError as error:
-            return Metrics([], f"{METRICS} cannot be read: {error.strerror}", verified=False)
-        if note is None or note.covers(content):
-            return Metrics(*_parse(content), verified=note is not None)
-        if read_note(folder) == note:
-            if is_intact(folder):
-                return Metrics([], f"{METRICS} is not what was written", verified=False)
-            break
-    return Metrics(*_parse(content), verified=False)
+    note = read_note(folder)  # before the rows: a running training appends first
+    try:
+        content = read_regular(folder / METRICS, ROWS)
+    except FileNotFoundError:
+        content = b""
+    except OSError as error:
+        return Metrics([], f"{METRICS} cannot be read: {error.strerror}", verified=False)
+    if note is not None and not note.covers(content):
+        if read_note(folder) != note:  # a training has replaced both meanwhile
+            return read_metrics(folder)
+        return Metrics([], f"{METRICS} is not what was written", verified=False)
+    return Metrics(*_parse(content), verified=note is not None)
 
 
 def read_rows(folder: Path) -> list[Row]:

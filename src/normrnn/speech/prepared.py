@@ -71,12 +71,12 @@ def read_checksums(folder: Path, written: str | None = None) -> Checksums:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object with a checksum."""
     try:
-        values, is_sealed = seal.read_json(path, dict)
+        values, is_sealed = seal.read_json(path)
     except FileNotFoundError:
         raise UserError(f"{path.parent} lacks {path.name}") from None
     if not is_sealed:
         raise UserError(f"{path} is damaged: its checksum is missing")
-    return seal.without_hash(values)
+    return values
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.errors import UserError
-from normrnn.extras import speech_extra
+from normrnn.extras import import_extra
 from normrnn.files import read_text
 from normrnn.speech.archive import Unusable
 
@@ -39,7 +39,7 @@ class Model(NamedTuple):
 @cache
 def acoustic_model() -> Model:
     """Read phones and numbers of states from the model's definition file."""
-    pocketsphinx = speech_extra("pocketsphinx")
+    pocketsphinx = import_extra("pocketsphinx")
     path = Path(pocketsphinx.get_model_path("en-us/en-us")) / "mdef"
     raw = path.read_bytes()
     if raw[:4] != b"BMDF":
@@ -81,7 +81,7 @@ def align(
         raise Unusable("its transcript is empty")
     if "\0" in text:  # C code would loop on it
         raise Unusable("its transcript has a zero byte")
-    pocketsphinx = speech_extra("pocketsphinx")
+    pocketsphinx = import_extra("pocketsphinx")
     # bestpath would search a lattice instead of following the given words.
     decoder = pocketsphinx.Decoder(lm=None, samprate=16000, bestpath=False, loglevel="FATAL")
     _add_words(decoder, words, lexicon)

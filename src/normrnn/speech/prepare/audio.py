@@ -8,7 +8,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from normrnn.extras import speech_extra
+from normrnn.extras import import_extra
 from normrnn.files import largest_unpacked, open_regular
 from normrnn.speech.archive import Unusable
 
@@ -27,7 +27,7 @@ class Sound(NamedTuple):
 
 def read_sound(source: Path | IO[bytes], rate: int = SAMPLE_RATE) -> Sound:
     """Read a sound at `rate`; other rates are refused, channels are averaged."""
-    soundfile = speech_extra("soundfile")
+    soundfile = import_extra("soundfile")
     limit = largest_unpacked(_file_size(source))
     try:
         with soundfile.SoundFile(source) as file:

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from normrnn.extras import speech_extra
+from normrnn.extras import import_extra
 from normrnn.speech.archive import Unusable
 
 MEL_BANDS = 40
@@ -16,7 +16,7 @@ DELTA_WINDOW = 2
 
 def fbank(samples: NDArray[np.int16], rate: int) -> NDArray[np.float32]:
     """(T, 41): log energy, then 40 log-mel bands; 25 ms every 10 ms, only whole frames."""
-    knf = speech_extra("kaldi_native_fbank")
+    knf = import_extra("kaldi_native_fbank")
     options = knf.FbankOptions()
     options.frame_opts.samp_freq = rate
     options.frame_opts.frame_shift_ms = FRAME_SHIFT * 1000
