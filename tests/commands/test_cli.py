@@ -240,7 +240,7 @@ def test_evaluate_writes_its_own_file(cli: Cli, text_dir: Path, run: Path) -> No
     assert (run / "metrics.jsonl").read_bytes() == metrics
     result = json.loads((run / "evaluation.json").read_text())
     rows = {(r["split"], r["statistics"], r["streams"]): r for r in result["rows"]}
-    saved = RunDirectory(run).saved_statistics
+    saved = RunDirectory(run).model_metadata["statistics"]
     kinds = {saved, "recalibrated", "batch"}
     expected = {(split, kind, 8) for split in ("valid", "test") for kind in kinds}
     expected |= {("test", kind, 1) for kind in kinds - {"batch"}} | {("train_eval", saved, 8)}

@@ -166,7 +166,7 @@ def test_best_model_is_saved_with_the_better_statistics(
     result = {(r["split"], r["statistics"]): r["loss"] for r in evaluate(out)["rows"]}
     assert result["valid", better] == pytest.approx(kinds[better]["loss"], rel=1e-6)
     assert ("valid", "running") in result or better == "recalibrated"
-    assert RunDirectory(out).saved_statistics == better
+    assert RunDirectory(out).model_metadata["statistics"] == better
     # Stopped while the file is written and resumed, or extended, the same rows come out.
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_write", _stop_at_test_rows)

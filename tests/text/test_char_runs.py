@@ -150,7 +150,7 @@ def test_evaluate_score_and_sample(
 
     assert " bpc " in cli("evaluate", out)
     result = json.loads((out / "evaluation.json").read_text())
-    saved = RunDirectory(out).saved_statistics
+    saved = RunDirectory(out).model_metadata["statistics"]
     last = [r for r in rows_of(out) if r["split"] == "test" and r["statistics"] == saved]
     mine = [r for r in result["rows"] if r["split"] == "test" and r["statistics"] == saved]
     assert [row["statistics"] for row in mine] == [row["statistics"] for row in last]
