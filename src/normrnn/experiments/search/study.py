@@ -26,7 +26,6 @@ from normrnn.config.base import Config
 from normrnn.config.jsonio import differences, flat, to_dict
 from normrnn.errors import UsageError, UserError, notice
 from normrnn.experiments.search.space import Space
-from normrnn.runs.note import DATA_CHANGED
 
 # Not CmaEsSampler: it keeps its state in the storage as a pickle, and unpickles what it finds.
 SAMPLERS = {"random": "RandomSampler", "tpe": "TPESampler", "bruteforce": "BruteForceSampler"}
@@ -88,8 +87,6 @@ class Plan:
         changed = differences(other, self.identity())
         if "config.recipe" in changed:
             changed = {"": changed["config.recipe"]}
-        if "config.data_sha256" in changed:
-            changed["config.data_sha256"] = DATA_CHANGED
         return ", ".join(changed[name].removeprefix("config.") for name in sorted(changed))
 
 
