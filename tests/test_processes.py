@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from normrnn.experiments import compare as command
+from normrnn.experiments import jobs
+from normrnn.experiments.compare import compare
 from normrnn.processes import Child, stop, usable_cores
 from normrnn.text.config import LanguageConfig
 
@@ -19,13 +20,13 @@ def test_a_comparison_starts_as_many_processes_as_it_may(
     assert usable_cores() == 3
     limits: list[int] = []
 
-    def record(_jobs: object, limit: int, _watch: object) -> None:
+    def record(_jobs: object, limit: int, _console: object) -> None:
         limits.append(limit)
         raise InterruptedError
 
-    monkeypatch.setattr(command, "run_jobs", record)
+    monkeypatch.setattr(jobs, "run_jobs", record)
     with pytest.raises(InterruptedError):
-        command.compare(tiny, norms=["none"], out=tmp_path / "out")
+        compare(tiny, norms=["none"], out=tmp_path / "out")
     assert limits == [3]
 
 

@@ -15,9 +15,10 @@ import pytest
 import normrnn
 from normrnn.config.base import checked_norms
 from normrnn.config.jsonio import flat, to_dict
+from normrnn.console import PlainConsole
 from normrnn.errors import UserError
+from normrnn.experiments.compare import check_report
 from normrnn.experiments.jobs import RunJob, plan, run_jobs
-from normrnn.experiments.outcome import check_report
 from normrnn.extras import install_command
 from normrnn.recipes import read_config, recipe
 from normrnn.runs.names import DIVERGED
@@ -56,7 +57,7 @@ def test_compare_from_the_command_line_and_once_more(
     assert "one seed" in shown
     for name in ("none, seed 1", "frame, seed 1"):
         assert f"{name}: epoch 2/2" in shown
-    for words in ("vocabulary 26", "0.0% <unk>", "of 2 runs done, 100% of all updates"):
+    for words in ("vocabulary 26", "0.0% <unk>", "of 2 runs done"):
         assert words in shown
     lines = shown.splitlines()
     assert not [line for line in lines if line.endswith(" ")]
@@ -145,7 +146,7 @@ def test_arms_run_in_any_thread(tiny: LanguageConfig, tmp_path: Path) -> None:
     job = RunJob(tmp_path / "none-1", replace(tiny, epochs=1))
 
     def run() -> None:
-        run_jobs([job], 1, lambda: None, interval=0.05)
+        run_jobs([job], 1, PlainConsole(), interval=0.05)
         done.append(job.code)
 
     thread = threading.Thread(target=run)
@@ -158,7 +159,7 @@ def test_failing_arm_is_named_with_its_reason(tiny: LanguageConfig, tmp_path: Pa
     (Path(tiny.data) / "valid.txt").write_bytes(b"\xff\xfe")
     job = RunJob(tmp_path / "none-1", tiny)
     with pytest.raises(UserError, match=r"none-1 failed: .*valid\.txt is .*not UTF-8"):
-        run_jobs([job], 1, lambda: None, interval=0.05)
+        run_jobs([job], 1, PlainConsole(), interval=0.05)
 
 
 class Sleeper:
@@ -211,7 +212,7 @@ def test_never_more_processes_than_jobs(
 
     monkeypatch.setattr(RunJob, "start", start)
     arms = plan(tiny, ["none", "frame"], 3, tmp_path)
-    run_jobs(arms, 2, lambda: None, interval=0.001)
+    run_jobs(arms, 2, PlainConsole(), interval=0.001)
     assert most == 2
     assert [arm.state for arm in arms] == ["done"] * 6
 

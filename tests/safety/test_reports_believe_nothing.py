@@ -2,17 +2,12 @@
 
 import json
 import random
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from normrnn.errors import UserError
-from normrnn.experiments.search.space import SPACES, draw
-from normrnn.experiments.search.study import Plan, Study, storage_errors
-from normrnn.recipes import recipe
 from normrnn.reporting.runs import examine, load
 from normrnn.reporting.study import RecordedStudy, find_studies, read_study, write
 from normrnn.seal import read_json
@@ -140,38 +135,3 @@ def test_a_search_does_not_resume_over_damaged_results(
     code, _, err = cli("search", "ptb-char", "--data", text_dir, "--out", tmp_path / "o")
     assert code == 1
     assert "line 1 of trials.jsonl is not a trial: remove that" in err
-
-
-def test_a_changed_number_in_a_storage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    plan = Plan(recipe("ptb-char"), SPACES["ptb-char"])
-    study = Study("s", f"sqlite:///{tmp_path / 'study.db'}", plan, 1)
-
-    def objective(trial: Any) -> dict[str, Any]:
-        draw(trial, plan.space, plan.config)
-        return {"none": {"diverged": False, "loss": 1.25, "train": 1.0}}
-
-    assert study.run_next(objective)
-    (before,) = study.rows()
-    assert before["value"] == 1.25
-    study.close()
-    with sqlite3.connect(tmp_path / "study.db") as database:
-        database.execute(
-            "update trial_user_attributes set value_json = replace(value_json, '1.25', '1.35')"
-        )
-    database.close()
-    study = Study("s", f"sqlite:///{tmp_path / 'study.db'}", plan, 1)
-    with pytest.raises(UserError, match="trial 0 in the storage is damaged"):
-        study.rows()
-    study.close()
-    with sqlite3.connect(tmp_path / "study.db") as database:
-        database.execute("delete from trial_user_attributes where key = 'sha256'")
-    database.close()
-    study = Study("s", f"sqlite:///{tmp_path / 'study.db'}", plan, 1)
-    assert len(study.rows()) == 1
-    assert "trials without a checksum: not verified" in caplog.text
-    study.close()
-
-
-def test_mistakes_of_our_own_are_not_called_damage() -> None:
-    with pytest.raises(KeyError), storage_errors():
-        {}["nothing"]

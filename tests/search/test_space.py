@@ -1,4 +1,4 @@
-"""A space is data about config fields; what cannot be searched is named."""
+"""Spaces of settings: what is refused, and what is drawn."""
 
 import json
 import math
@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from normrnn.errors import UsageError
-from normrnn.experiments.search.space import SPACES, check, draw, read_space, with_fields
+from normrnn.experiments.space import SPACES, check_space, draw, grid, read_space
 from normrnn.recipes import RECIPES, recipe
-from normrnn.text.config import LanguageConfig
+
+PTB_CHAR = recipe("ptb-char")
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -31,10 +32,11 @@ def test_the_papers_space() -> None:
     ("space", "said"),
     [
         ({}, "at least one config field"),
-        ([1], "a space is a JSON object"),
+        ([1], "JSON object"),
         ({"optimizer.speed": [1]}, "optimizer.speed, which is not a field of ptb-char"),
         ({"optimizer": [1]}, "optimizer, which is not a field"),
-        ({"norm": ["none"]}, "norm, which a search does not vary"),
+        ({"norm": ["none"]}, "norm"),
+        ({"seed": [1, 2]}, "seed"),
         ({"text.level": ["word", "char"]}, "text.level"),
         ({"optimizer.lr": []}, "optimizer.lr"),
         ({"optimizer.lr": {"low": 1}}, "optimizer.lr"),
@@ -57,7 +59,7 @@ def test_the_papers_space() -> None:
 )
 def test_spaces_that_are_refused(space: Any, said: str) -> None:
     with pytest.raises(UsageError) as raised:
-        check(space, recipe("ptb-char"), ("none", "hidden"))
+        check_space(space, PTB_CHAR, ("none", "hidden"))
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -65,62 +67,62 @@ def test_spaces_that_are_refused(space: Any, said: str) -> None:
 def test_only_what_can_be_drawn_is_tried() -> None:
     """A value that the recipe alone refuses may be right with another; and a space may be large."""
     space: dict[str, Any] = {"model.cell": ["lstm"], "model.peephole": ["none", "all"]}
-    check(space, recipe("ptb-char"), ("none", "hidden"))
+    check_space(space, PTB_CHAR, ("none", "hidden"))
     large = {f"optimizer.{name}": [0.1 * i for i in range(1, 10)] for name in ("lr", "decay")}
     large |= {"optimizer.clip_norm": list(range(1, 12)), "model.hidden": list(range(1, 12))}
-    check(large, recipe("ptb-char"), ("none",))
+    check_space(large, PTB_CHAR)
     with pytest.raises(UsageError, match=r"model\.hidden must be"):
-        check({**large, "model.hidden": [0, 1]}, recipe("ptb-char"), ("none",))
+        check_space({**large, "model.hidden": [0, 1]}, PTB_CHAR)
 
 
 def test_files(tmp_path: Path) -> None:
-    file = tmp_path / "space.json"
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_space(file, recipe("ptb-small"))
-    file.write_text("{")
-    with pytest.raises(UsageError, match="is not JSON"):
-        read_space(file, recipe("ptb-small"))
+    file, config = tmp_path / "space.json", recipe("ptb-small")
+    for content, said in ((None, "cannot be read"), ("{", "is not JSON")):
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(UsageError, match=said):
+            read_space(file, config)
     file.write_text(json.dumps({"optimizer.lr": [1, 2, 4]}))
-    assert read_space(file, recipe("ptb-small")) == {"optimizer.lr": [1, 2, 4]}
+    assert read_space(file, config) == {"optimizer.lr": [1, 2, 4]}
     with pytest.raises(UsageError, match="pass --space FILE"):
-        read_space(None, recipe("ptb-small"))
+        read_space(None, config)
 
 
-class Fixed:
-    """Notes what it is asked for, and takes the upper end."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-
-    def suggest_float(self, name: str, low: float, high: float, **more: Any) -> float:
-        self.asked.append(("float", name, low, high, more))
-        return high
-
-    def suggest_int(self, name: str, low: int, high: int, **more: Any) -> int:
-        self.asked.append(("int", name, low, high, more))
-        return high
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any:
-        self.asked.append(("one of", name, choices))
-        return choices[-1]
-
-
-def test_a_setting_goes_into_the_config() -> None:
-    config = recipe("ptb-char")
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_settings_follow_from_the_trial_and_the_results_before(sampler: str) -> None:
     space = {
         "optimizer.lr": {"low": 1e-4, "high": 1, "log": True},
         "model.hidden": {"low": 50, "high": 250, "step": 50, "log": None},
         "optimizer.name": ["sgd", "adam"],
     }
-    trial = Fixed()
-    drawn = draw(trial, space, config)  # type: ignore[arg-type]
-    assert trial.asked == [
-        ("float", "optimizer.lr", 1e-4, 1, {"log": True}),
-        ("int", "model.hidden", 50, 250, {"step": 50}),
-        ("one of", "optimizer.name", ["sgd", "adam"]),
-    ]
-    changed = with_fields(config, {**drawn, "norm": "hidden"})
-    assert isinstance(changed, LanguageConfig)
-    assert (changed.optimizer.lr, changed.optimizer.name) == (1.0, "adam")
-    assert (changed.model.hidden, changed.model.layers, changed.norm) == (250, 3, "hidden")
-    assert recipe("ptb-char") == config
+    rows: list[dict[str, Any]] = []
+    for number in range(14):
+        drawn = draw(space, PTB_CHAR, sampler, number, rows)
+        assert drawn == draw(space, PTB_CHAR, sampler, number, rows)
+        assert 1e-4 <= drawn["optimizer.lr"] <= 1
+        assert drawn["model.hidden"] in range(50, 251, 50)
+        assert drawn["optimizer.name"] in ("sgd", "adam")
+        loss = None if number == 2 else drawn["optimizer.lr"]  # the third diverged
+        rows.append({"settings": drawn, "value": loss})
+    rates = [row["settings"]["optimizer.lr"] for row in rows]
+    assert len(set(rates)) == 14
+    learns = draw(space, PTB_CHAR, sampler, 14, rows) != draw(space, PTB_CHAR, sampler, 14, [])
+    assert learns is (sampler == "tpe")
+
+
+def test_the_recorded_settings_are_drawn_again() -> None:
+    """Those of results/studies/ptb-char-search."""
+    file = Path(__file__).parents[2] / "results/studies/ptb-char-search/trials.jsonl"
+    recorded = [json.loads(line)["settings"] for line in file.read_text().splitlines()[:5]]
+    drawn = [draw(SPACES["ptb-char"], PTB_CHAR, "random", number, []) for number in range(5)]
+    assert drawn == recorded
+
+
+def test_a_grid_has_every_setting() -> None:
+    space = {"optimizer.lr": {"low": 0.1, "high": 0.3, "step": 0.1}, "train.batch": [32, 64]}
+    every = grid(space, PTB_CHAR)
+    assert [setting["train.batch"] for setting in every] == [32, 64] * 3
+    assert [every[i]["optimizer.lr"] for i in (0, 2, 4)] == pytest.approx([0.1, 0.2, 0.3])
+    assert [one["model.layers"] for one in grid({"model.layers": {"low": 1, "high": 3}}, PTB_CHAR)]
+    with pytest.raises(UsageError, match="with a step"):
+        grid({"optimizer.lr": {"low": 0.1, "high": 1}}, PTB_CHAR)

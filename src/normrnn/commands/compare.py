@@ -9,8 +9,7 @@ from normrnn.commands.options import Directory, chosen_config, named_function, p
 from normrnn.config.base import Config
 from normrnn.console import PlainConsole
 from normrnn.errors import UsageError
-from normrnn.experiments.compare import compare
-from normrnn.experiments.outcome import REPORT, check_report
+from normrnn.experiments.compare import REPORT, check_report, compare
 from normrnn.experiments.training import folder_name
 from normrnn.recipes import usual_norms
 

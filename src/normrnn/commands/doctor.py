@@ -10,7 +10,7 @@ from normrnn.extras import install_command
 EXTRAS = {
     "report": ("pictures, HTML reports, TensorBoard", ("matplotlib", "tensorboard", "jinja2")),
     "export": ("ONNX files", ("onnx", "onnxscript", "onnxruntime")),
-    "search": ("normrnn search, PostgreSQL", ("optuna", "psycopg")),
+    "search": ("normrnn search", ("optuna",)),
     "speech": ("reading of audio, alignment", ("kaldi-native-fbank", "soundfile", "pocketsphinx")),
     "gpu": ("Triton kernels", ("triton",)),
     "docs": ("documentation site", ("sphinx", "myst-nb", "furo", "nbclient", "ipykernel")),

@@ -26,8 +26,8 @@ from normrnn.runs.names import LOG
 
 WORKER = "normrnn.experiments.worker"
 LAUNCHER = "normrnn.engine.launch"
-DIVERGED = 3
-"""Exit code of a run whose loss is no longer finite."""
+DIVERGED, BUSY = 3, 4
+"""Exit codes of a run whose loss is no longer finite, and of one that another process trains."""
 STORE = "NORMRNN_STORE"
 """Environment variable: the file through which the processes of a run find each other."""
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT")

@@ -1,34 +1,32 @@
 """Train several normalisations with several seeds and compare them: `normrnn.compare`."""
 
+import contextlib
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normrnn.config.base import Config, checked_norms
 from normrnn.config.extensions import find, is_import_path, is_recipe, use_norms
 from normrnn.config.registry import with_fields
-from normrnn.console import PlainConsole
-from normrnn.engine.launch import DIVERGED
 from normrnn.errors import UsageError
 from normrnn.experiments.arrays import array_parts, write_arrays
 from normrnn.experiments.functions import run_functions
-from normrnn.experiments.jobs import RunJob, plan, run_jobs
-from normrnn.experiments.outcome import TemporaryFolder, check_report, conclude
-from normrnn.experiments.progress import Progress
+from normrnn.experiments.jobs import Runner, plan
+from normrnn.experiments.search import plan_tuning, tune_setting
 from normrnn.experiments.training import Recipe, configured, folder_name, log_names
-from normrnn.experiments.tuning import tune_setting, tuning
-from normrnn.processes import usable_cores
+from normrnn.extras import install_command
 from normrnn.recipes import usual_norms
-from normrnn.runs.names import CONFIG
-from normrnn.runs.note import read_note
 from normrnn.verdicts.verdict import check_target
 
 if TYPE_CHECKING:
-    from normrnn.engine.task import Task
     from normrnn.reporting.result import Result
+    from normrnn.reporting.study import RecordedStudy
 
+REPORT = "report.html"
 DEFAULT_NORMS = ("none", "sequence")
 Norms = str | Sequence[str | None]
 
@@ -87,16 +85,14 @@ def compare(
     """
     chosen = norms if norms is DEFAULT_NORMS else use_norms(norms, path)
     parts = array_parts({"x": x, "y": y}, settings)
-    if parts and what is not None:
-        raise UsageError("compare takes arrays, or a recipe or function, not both")
-    if parts and data is not None:
-        raise UsageError("compare takes arrays, or data, not both")
+    if parts and not what is data is None:
+        raise UsageError("compare takes arrays, or a recipe or function and its data, not both")
     if what is None and not parts:
         raise UsageError("compare needs a recipe, a function, or x and y")
-    _check_counts(seeds=seeds, workers=1 if workers is None else workers, processes=processes)
+    check_counts(seeds=seeds, workers=workers, processes=processes)
+    check_target(target)
     train = None if what is None else _function(what, path)
     folder = TemporaryFolder() if out is None and (parts or train is not None) else None
-    check_target(target)
     if train is not None:
         recipe_only = {"processes": processes > 1, "tune": tune, "tensorboard": tensorboard}
         if given := [name for name, value in {**recipe_only, "csv": csv}.items() if value]:
@@ -115,15 +111,31 @@ def compare(
     place = folder.path if folder else Path(out or Path("runs") / folder_name(config.recipe))
     if parts:
         config = replace(config, data=str(write_arrays(parts, config, place)))
-    comparison = Comparison(
-        config,
-        checked_norms(usual_norms(config) if norms is DEFAULT_NORMS else chosen, "--norms"),
-        place,
-        workers or 0,
-        processes,
-        log_names(tensorboard, csv),
+    names = checked_norms(usual_norms(config) if norms is DEFAULT_NORMS else chosen, "--norms")
+    tuning = plan_tuning(config, names, tune) if tune else None
+    omitted = check_report(place)
+    runner = Runner(
+        replace(config, norm=names[-1]), workers, processes, log_names(tensorboard, csv)
     )
-    return replace(comparison.run(seeds, target, tune), folder=folder)
+    if omitted:  # said now, not after hours of training
+        runner.say(omitted)
+    runner.say_data(name=not parts)
+    jobs, studies = plan(config, names, seeds, place), []
+    try:
+        if tuning is not None:
+            values, study = tune_setting(tuning, config, names, place, jobs, runner)
+            studies.append(study)
+            for job in jobs:
+                job.config = with_fields(job.config, {tuning.field: values[job.config.norm]})
+        runner.train(jobs)
+    except KeyboardInterrupt:
+        runner.say(f"stopped; the same command resumes from the checkpoints in {place}")
+        raise
+    for job in jobs:
+        if job.state == "diverged":
+            runner.say(f"{job.label} diverged: {job.last_words()}")
+    result = conclude([job.out for job in jobs], config.recipe, place, target, studies)
+    return replace(result, folder=folder)
 
 
 def _function(what: Any, path: str | Path | None) -> Callable[..., Any] | None:
@@ -134,116 +146,54 @@ def _function(what: Any, path: str | Path | None) -> Callable[..., Any] | None:
     return found
 
 
-def _check_counts(**counts: int) -> None:
+def check_counts(**counts: int | None) -> None:
+    """Raise UsageError for an option that is below 1."""
     for name, count in counts.items():
-        if count < 1:
+        if count is not None and count < 1:
             raise UsageError(f"--{name} must be at least 1, not {count}")
 
 
-class Comparison:
-    """Runs of a recipe with several norms."""
+class TemporaryFolder:
+    """A directory that is removed when this object is."""
 
-    def __init__(
-        self,
-        config: Config,
-        norms: Sequence[str],
-        out: Path,
-        workers: int,
-        processes: int,
-        logs: Sequence[str],
-    ) -> None:
-        self.config, self.norms, self.out = config, norms, out
-        self.workers, self.processes, self.logs = workers, processes, logs
-        self.console = PlainConsole()
-        self.say = partial(self.console.print, soft_wrap=True)
-
-    def run(
-        self, seeds: int, target: float | None, tune: str | Mapping[str, Any] | None
-    ) -> "Result":
-        """Train what was asked for, write the report and return the result."""
-        from normrnn.engine.start import open_experiment
-        from normrnn.runs.environment import named_device
-
-        config, out, say = self.config, self.out, self.say
-        wanted = tuning(config, self.norms, tune) if tune else None
-        omitted = check_report(out)
-        if "tensorboard" in self.logs:
-            from normrnn.engine.callbacks import require_tensorboard
-
-            require_tensorboard()
-        named_device(config.device)
-        self.data = open_experiment(replace(config, norm=self.norms[-1]))
-        jobs = plan(config, self.norms, seeds, out)
-        if omitted:  # said now, not after hours of training
-            say(omitted)
-        own_file = Path(config.data).parent == out  # arrays given in Python
-        source = self.data.source
-        say(f"data: {source.removeprefix(f'{config.data}: ') if own_file else source}")
-        studies = []
-        try:
-            if wanted is not None:
-                wanted.refuse_untuned([job.out for job in jobs], out)
-                values, study = tune_setting(wanted, config, self.norms, out, self.train, say)
-                studies.append(study)
-                for job in jobs:
-                    value = values[job.config.norm]
-                    job.config = with_fields(job.config, {wanted.field: value})
-            self.train(jobs)
-        except KeyboardInterrupt:
-            say(f"stopped; the same command resumes from the checkpoints in {out}")
-            raise
-        for job in jobs:
-            if job.state == "diverged":
-                say(f"{job.label} diverged: {job.last_words()}")
-        return conclude([job.out for job in jobs], config.recipe, out, target, studies)
-
-    def train(self, jobs: Sequence[RunJob]) -> None:
-        """Run jobs to their end; UsageError, before any starts, if one was begun differently."""
-        from normrnn.engine.start import refuse_changes
-        from normrnn.runs.store import RunDirectory
-
-        for job in jobs:
-            job.config = replace(job.config, **self.data.settings)
-            job.processes, job.options = self.processes, self.logs
-            if (job.out / CONFIG).exists():
-                completed = self.data.completed(job.config)
-                refuse_changes(RunDirectory(job.out).config(), completed, job.out)
-        for job in jobs:
-            if (job.out / CONFIG).exists():
-                _mark_ended(job)
-        if all(job.code is not None for job in jobs):
-            return
-        updates = _updates(jobs[0].config.epochs, self.data, self.say)
-        cores = self.processes * max(job.config.threads for job in jobs)
-        workers = self.workers or max(1, usable_cores() // cores)
-        with Progress(jobs, updates, self.console).shown() as watch:
-            run_jobs(jobs, workers, watch)
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="normrnn-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-def _mark_ended(job: RunJob) -> None:
-    """Mark a run that has ended as asked: it is read, not started again."""
-    from normrnn.reporting.runs import examine
+def check_report(out: Path) -> str:
+    """Return what the report in `out` will lack, and how to get it; empty if nothing.
 
-    found = examine(job.out)
-    run, is_sure = found.run, found.verified and not found.problem and not found.words
-    if run is None or not is_sure or run.training:
-        return  # the process that resumes it says what is wrong
-    if run.config.get("epochs") != job.config.epochs:
-        return
-    if "tensorboard" in job.options and not (job.out / "tensorboard").is_dir():
-        return
-    if run.diverged:
-        job.ended, job.reason = DIVERGED, run.diverged
-    elif (note := read_note(job.out)) and note.finished == job.config.epochs:
-        job.ended = 0
+    UserError if another file is in its place.
+    """
+    try:
+        from normrnn.reporting.page import refuse_other
+        from normrnn.reporting.pictures import why_no_pictures
+    except ImportError as error:
+        return f"no {REPORT} ({error}): {install_command('report')}"
+    refuse_other(out / REPORT)
+    return why_no_pictures()
 
 
-def _updates(epochs: int, data: "Task", say: Callable[[str], None]) -> int:
-    """Count the updates of a run. Building its task finds data that cannot be trained on."""
-    import torch
+def conclude(
+    directories: Sequence[Path],
+    what: str,
+    out: Path,
+    target: float | None = None,
+    studies: "Sequence[RecordedStudy]" = (),
+) -> "Result":
+    """Read the runs, judge them and write OUT/report.html, if Jinja2 is installed."""
+    from normrnn.reporting.answer import group_verdicts
+    from normrnn.reporting.groups import groups
+    from normrnn.reporting.result import Result, Runs
+    from normrnn.reporting.runs import find
 
-    with torch.random.fork_rng(devices=[]):
-        task = data.build(torch.device("cpu"))
-    if task.data_summary:
-        say(task.data_summary)
-    return sum(task.updates(epoch) for epoch in range(epochs))
+    found = find(directories)
+    runs = Runs(one.run for one in found if one.run is not None)
+    title = f"normrnn compare {what}"
+    with contextlib.suppress(ImportError):
+        from normrnn.reporting.page import write_report
+
+        write_report(found, out / REPORT, title, list(studies), target)
+    verdicts = group_verdicts(groups(runs), target=target)
+    return Result(runs, verdicts, title, target=target, studies=studies)

