@@ -76,7 +76,7 @@ def test_help_shows_what_a_command_takes_and_nothing_else(cli: Cli) -> None:
 
 
 def test_install_commands_name_what_pip_finds() -> None:
-    assert install_command("search") == "pip install optuna"
+    assert install_command("search").startswith("pip install optuna")
 
 
 def test_words_are_completed() -> None:

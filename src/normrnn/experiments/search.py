@@ -19,7 +19,6 @@ from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import RunJob, Runner, plan
 from normrnn.experiments.space import Space, check_space, draw, grid, optuna_module
 from normrnn.runs.names import CONFIG
-from normrnn.runs.note import DATA_CHANGED
 from normrnn.runs.rows import epoch_averages
 
 if TYPE_CHECKING:
@@ -145,8 +144,6 @@ def _open_study(
     if study.about:
         before = {name: value for name, value in study.about.items() if name != "trials"}
         changed = differences(before, about)
-        if "config.data_sha256" in changed:
-            changed["config.data_sha256"] = DATA_CHANGED
         first = changed.get("config.recipe") or ", ".join(changed.values())
         if first:
             raise UsageError(

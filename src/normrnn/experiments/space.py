@@ -15,7 +15,7 @@ from normrnn.config.base import MEASURED, Config
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.registry import with_fields
 from normrnn.errors import UsageError, UserError
-from normrnn.extras import install_command
+from normrnn.extras import import_extra
 from normrnn.files import read_regular
 from normrnn.recipes.paper import SPACES
 
@@ -107,10 +107,8 @@ def _combinations(ends: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def optuna_module() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise UserError(f"search needs Optuna: {install_command('search')}") from None
+    """Import Optuna; UserError with an install command if it is missing."""
+    optuna = import_extra("optuna", "search")
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     return optuna
 
