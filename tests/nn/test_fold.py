@@ -11,7 +11,7 @@ import normrnn
 from tests.helpers import NORMS, STATISTICAL, build, close, randomise
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-X = {"dtype": torch.float64}
+X: Any = {"dtype": torch.float64}
 SHARED = [norm for norm in STATISTICAL if "time_steps" not in NORMS[norm]]
 
 

@@ -1,15 +1,12 @@
 """Calls by torch's fused kernels against the loop, and statistics from moments of x."""
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import normrnn
 from normrnn.ops import Norm, Result, Steps, Weights, describe_call, recur
-from normrnn.ops.call import CELLS
 from normrnn.ops.fused import (
     can_run,
     input_statistics,
@@ -17,120 +14,62 @@ from normrnn.ops.fused import (
     single_buffer,
     without_tf32,
 )
+from normrnn.ops.loop import loop
+from tests.kernel_cases import Case, as_type, computed, problem, tensors_of
 
-INPUT, HIDDEN = 3, 4
-RAGGED, DENSE, SINGLE = Steps((5, 5, 5, 5, 3, 2)), Steps((4,) * 5), Steps((3, 2, 1))
-
-NORMS: dict[str, dict[str, Any]] = {
-    "none": {"kind": "none"},
-    "sequence": {"kind": "input", "batch": True},
-    "sequence, test": {"kind": "input", "slots": 1},
-    "frame": {"kind": "input", "batch": True, "per_step": True},
-    "frame, test": {"kind": "input", "per_step": True, "slots": 1},
-    "frame, slots": {"kind": "input", "per_step": True, "slots": "T"},
-    "hidden, test": {"kind": "step", "per_step": True, "slots": 1},
-    "recurrent, test": {"kind": "recurrent", "per_step": True, "slots": 1},
-}
+NORMS = ["plain", "sequence", "sequence fixed", "frame", "frame slots", "frame fixed"]
+NORMS += ["frame fixed slots", "step fixed", "recurrent fixed"]
+DENSE = Steps((4,) * 5)
 
 
-def call(mode: str, D: int, steps: Steps, norm: str, *, is_ready: bool = False) -> Any:
-    """A random call in float64, all of whose real tensors require gradients."""
-    options = dict(NORMS[norm])
-    G, slots = CELLS[mode].gates, options.pop("slots", None)
-    C, T = G * HIDDEN, steps.time
-    channels = D * (2 * C if options["kind"] == "recurrent" else C)
-    if slots is None and options.get("per_step"):
-        slots = 1  # for single rows
-
-    def leaf(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64).requires_grad_()
-
-    weights = [
-        Weights(
-            None if is_ready else leaf(C, INPUT),
-            leaf(C, HIDDEN),
-            leaf(HIDDEN) if mode == "GRU" else None,
-        )
-        for _ in range(D)
-    ]
-    vectors: dict[str, Any] = {"bias": leaf(D * C)}
-    if options["kind"] != "none":
-        vectors["weight"] = leaf(D * C)
-    if options["kind"] == "recurrent":
-        vectors["gamma_hh"] = leaf(D * C)
-    if slots is not None:
-        rows = T if slots == "T" else 1
-        var = (torch.rand(rows, channels, dtype=torch.float64) + 0.5).requires_grad_()
-        vectors |= {"mean": leaf(rows, channels), "var": var}
-    state = tuple(leaf(D, steps.batch, HIDDEN) for _ in range(CELLS[mode].states))
-    x = leaf(steps.rows, D * C if is_ready else INPUT)
-    reverse = (False, True)[:D]
-    return describe_call(mode, reverse, x, weights, Norm(eps=1e-5, **options, **vectors), state)
+def by_torch(spec: Any, steps: Steps, tensors: Any) -> Result:
+    with normrnn.backend("torch"):
+        return recur(spec, steps, tensors)
 
 
-def compare(spec: Any, steps: Steps, tensors: Any, *, again: bool = False) -> None:
-    """Outputs, statistics and gradients by torch's kernels and by the loop; with ``again`` those
-    of a function of the gradients too."""
-    found: list[list[Tensor]] = []
-    sources = [t for t in tensors if t is not None]
-    for backend in ("torch", "loop"):
-        with normrnn.backend(backend):  # type: ignore[arg-type]
-            result: Result = recur(spec, steps, tensors)
-        outputs = [result.rows, *result.state]
-        torch.manual_seed(1)
-        heads = [torch.randn_like(out) for out in outputs]
-        grads = torch.autograd.grad(
-            outputs, sources, heads, create_graph=again, materialize_grads=True
-        )
-        values = [*outputs, *(result.statistics or ()), *grads]
-        if again:
-            total = torch.stack([g.square().sum() for g in grads]).sum()
-            values += torch.autograd.grad(total, sources, materialize_grads=True)
-        found.append(values)
-    assert len(found[0]) == len(found[1])
-    for ours, expected in zip(*found, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+def in_float64(mode: str, norm: str, sizes: tuple[int, ...], **options: Any) -> tuple[Case, Any]:
+    case = Case(mode, norm, sizes, (False, True), **{"hidden": 4, **options})
+    return case, as_type(tensors_of(case), torch.float64)
 
 
-@pytest.mark.matrix(2)
-@pytest.mark.parametrize("steps", [RAGGED, DENSE, SINGLE], ids=["ragged", "dense", "single"])
-@pytest.mark.parametrize("D", [1, 2])
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("mode", ["RNN_TANH", "RNN_RELU", "LSTM", "GRU"])
-def test_one_call_of_a_layer(mode: str, norm: str, D: int, steps: Steps) -> None:
-    spec, tensors = call(mode, D, steps, norm)
-    compare(spec, steps, tensors)
-
-
-@pytest.mark.parametrize("D", [1, 2])
-@pytest.mark.parametrize("mode", ["RNN_TANH", "LSTM", "GRU"])
-def test_ready_gate_inputs(mode: str, D: int) -> None:
-    for steps, norm in itertools.product((RAGGED, DENSE), ("none", "frame")):
-        spec, tensors = call(mode, D, steps, norm, is_ready=True)
-        compare(spec, steps, tensors)
+def test_one_call_of_a_layer(mode: str, norm: str) -> None:
+    """Ragged, dense, and with single rows; also of ready gate inputs."""
+    for sizes in ((5, 5, 5, 5, 3, 2), (4,) * 5, (3, 2, 1)):
+        for inputs in (3, 0) if norm in ("plain", "frame") else (3,):
+            case, tensors = in_float64(mode, norm, sizes, inputs=inputs)
+            if "mean" in tensors:  # of which there are gradients too
+                tensors["mean"].requires_grad_()
+                tensors["var"].requires_grad_()
+            close(computed(case, tensors, by_torch), computed(case, tensors, loop))
 
 
 @pytest.mark.parametrize("norm", ["sequence", "frame"])
 @pytest.mark.parametrize("mode", ["LSTM", "GRU"])
 def test_second_derivatives(mode: str, norm: str) -> None:
-    spec, tensors = call(mode, 2, RAGGED, norm)
-    compare(spec, RAGGED, tensors, again=True)
+    case, tensors = in_float64(mode, norm, (5, 5, 3, 2))
+    leaves, found = [t for t in tensors.values() if t.requires_grad], []
+    for compute in (by_torch, loop):
+        rows = compute(*problem(case, tensors)).rows
+        first = torch.autograd.grad(rows.square().sum(), leaves, create_graph=True)
+        penalty = torch.stack([g.square().sum() for g in first]).sum()
+        found.append(torch.autograd.grad(penalty, leaves, materialize_grads=True))
+    close(*found)
 
 
-def test_a_projection() -> None:
-    shapes = (16, INPUT), (16, 2), (2, 4)
-    weights = []
-    for _ in range(2):
-        w_ih, w_hh, w_hr = (torch.randn(*s, dtype=torch.float64).requires_grad_() for s in shapes)
-        weights.append(Weights(w_ih, w_hh, w_hr=w_hr))
-    norm = Norm("input", 1e-5, True, True)
-    x = torch.randn(DENSE.rows, INPUT, dtype=torch.float64, requires_grad=True)
-    spec, tensors = describe_call("LSTM", (False, True), x, weights, norm)
-    compare(spec, DENSE, tensors)
+def call(mode: str, norm: str) -> tuple[Any, Any]:
+    case, tensors = in_float64(mode, norm, DENSE.sizes)
+    spec, _, own = problem(case, tensors)
+    return spec, own
 
 
 def test_the_graph_is_kept_and_freed_as_with_torch() -> None:
-    spec, tensors = call("LSTM", 1, DENSE, "frame")
+    spec, tensors = call("LSTM", "frame")
     with normrnn.backend("torch"):
         rows = recur(spec, DENSE, tensors).rows
     (first,) = torch.autograd.grad(rows.sum(), [tensors.x], retain_graph=True)
@@ -141,7 +80,7 @@ def test_the_graph_is_kept_and_freed_as_with_torch() -> None:
 
 
 def test_final_states_may_change_before_the_backward_pass() -> None:
-    spec, tensors = call("LSTM", 1, DENSE, "frame")
+    spec, tensors = call("LSTM", "frame")
     with normrnn.backend("torch"):
         result, other = (recur(spec, DENSE, tensors) for _ in range(2))
     for state in result.state:

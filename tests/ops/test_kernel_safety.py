@@ -1,6 +1,5 @@
 """What reaches C: only real float32 memory of a CPU, whole and alive; threads and processes."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-import normrnn
 from normrnn import ops
 from normrnn.ops import Norm, Steps, Weights, describe_call
 from normrnn.ops.loop import loop
@@ -80,45 +78,14 @@ class TestWhoIsServed:
         assert torch.equal(ops.recur(spec, Steps((2, 2)), tensors).rows, torch.zeros(4, 2))
 
 
-class TestOthersAreServedByTheLoop:
-    def layer(self, x: Tensor, w_hh: Tensor) -> Tensor:
-        return one_direction("LSTM", x, w_hh, Steps((3, 2)))[0]
-
-    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's, of its own
-    def test_functional_gradients(self) -> None:
-        x, w = torch.randn(5, 8), torch.randn(8, 2, requires_grad=True)
-
-        def loss(w: Tensor) -> Tensor:
-            return self.layer(x, w).square().sum()
-
-        wanted = torch.autograd.grad(loss(w), w)[0]
-        torch.testing.assert_close(torch.func.grad(loss)(w.detach()), wanted)
-        tangent = torch.randn(8, 2)
-        with forward_ad.dual_level():
-            slope = forward_ad.unpack_dual(loss(forward_ad.make_dual(w.detach(), tangent))).tangent
-        torch.testing.assert_close(slope, (wanted * tangent).sum())
-
-    def test_batched_cotangents(self) -> None:
-        """A Jacobian of many rows at once: C would be handed a stand-in for a tensor."""
-        x, w = torch.randn(5, 8, requires_grad=True), torch.randn(8, 2)
-        rows = self.layer(x, w)
-        heads = torch.eye(rows.numel()).view(-1, *rows.shape)
-        (at_once,) = torch.autograd.grad(rows, x, heads, is_grads_batched=True, retain_graph=True)
-        one_by_one = [torch.autograd.grad(rows, x, head, retain_graph=True)[0] for head in heads]
-        torch.testing.assert_close(at_once, torch.stack(one_by_one))
-
-    def test_second_derivatives(self) -> None:
-        case = Case("GRU", "row", (4, 3), (False, True), 3, 5)
-        tensors = tensors_of(case)
-        wide = {n: t.detach().double().requires_grad_() for n, t in tensors.items()}
-        found = []
-        for own, compute in ((tensors, native), (wide, loop)):
-            rows = compute(*problem(case, own)).rows
-            (first,) = torch.autograd.grad(rows.square().sum(), own["x"], create_graph=True)
-            leaves = list(own.values())
-            second = torch.autograd.grad(first.square().sum(), leaves, allow_unused=True)
-            found.append(dict(zip(own, second, strict=True)))
-        check(found[0], found[1], 1e-3)
+def test_batched_cotangents_are_for_the_loop() -> None:
+    """A Jacobian of many rows at once: C would be handed a stand-in for a tensor."""
+    x, w = torch.randn(5, 8, requires_grad=True), torch.randn(8, 2)
+    rows = one_direction("LSTM", x, w, Steps((3, 2)))[0]
+    heads = torch.eye(rows.numel()).view(-1, *rows.shape)
+    (at_once,) = torch.autograd.grad(rows, x, heads, is_grads_batched=True, retain_graph=True)
+    one_by_one = [torch.autograd.grad(rows, x, head, retain_graph=True)[0] for head in heads]
+    torch.testing.assert_close(at_once, torch.stack(one_by_one))
 
 
 class TestAnyMemory:
@@ -142,21 +109,6 @@ class TestAnyMemory:
             for one, other in zip(wanted, found, strict=True):
                 for name, value in one.items():
                     assert torch.equal(value, other[name]), name
-
-    def test_expanded_input_and_cotangent(self) -> None:
-        case = Case("GRU", "plain", (4, 4), inputs=3)
-        tensors = tensors_of(case)
-        row = torch.randn(1, 3)
-        tensors["x"] = row.expand(8, 3)
-        rows = native(*problem(case, tensors)).rows
-        rows.sum().backward()
-        again = tensors_of(case) | {"x": row.repeat(8, 1)}
-        wanted = native(*problem(case, again)).rows
-        wanted.backward(torch.ones(8, 5))
-        assert torch.equal(rows, wanted)
-        assert tensors["w_hh0"].grad is not None
-        assert again["w_hh0"].grad is not None
-        assert torch.equal(tensors["w_hh0"].grad, again["w_hh0"].grad)
 
     @pytest.mark.parametrize("norm", NORMS)
     def test_the_user_s_defaults_are_not_ours(self, norm: str) -> None:
@@ -220,14 +172,6 @@ class TestAnyMemory:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             rows.sum().backward()
 
-    def test_a_cell_s_parameters_without_its_normalisation(self) -> None:
-        case = Case("LSTM", "row cell", (3, 2), inputs=3)
-        tensors = tensors_of(case)
-        spec, steps, own = problem(case, tensors)
-        found = native(spec._replace(cell=False), steps, own)
-        wanted = loop(spec._replace(cell=False), steps, own)
-        torch.testing.assert_close(found.rows, wanted.rows)
-
     def test_update_of_running_statistics_looks_at_all_it_is_given(self) -> None:
         mean, var, count = torch.zeros(3), torch.ones(3), torch.full((2,), 4.0)
         whole = torch.rand(2, 3) + 1
@@ -240,40 +184,6 @@ class TestAnyMemory:
         assert torch.equal(mean, torch.zeros(3))
         assert update(mean, var, Statistics(whole, whole, count), 0.1) is True
         torch.testing.assert_close(mean, 0.1 * whole.mean(0))
-
-
-class TestRefused:
-    """With a sentence, before an address is taken."""
-
-    def test_a_state_of_another_type(self) -> None:
-        tensors = tensors_of(ANY)
-        tensors["h0"] = tensors["h0"].detach().double()
-        with pytest.raises(ValueError, match=r"h0.*float32.*got torch.float64"):
-            ops.recur(*problem(ANY, tensors))
-
-    @pytest.mark.parametrize(
-        ("case", "name", "what"),
-        [
-            (ANY, "weight", r"weight should have shape \(56,\), got \(55,\)"),
-            (ANY, "bias", r"bias should have shape \(56,\), got \(55,\)"),
-            (ANY, "mean", r"mean should have shape \(1, 56\), got \(1, 55\)"),
-            (replace(ANY, norm="step fixed"), "var", r"var should have shape"),
-            (replace(ANY, norm="plain"), "bias", r"bias should have shape"),
-            (replace(ANY, norm="row cell"), "weight_c", r"weight_c .* shape \(14,\), got \(13,\)"),
-            (replace(ANY, norm="row"), "gamma_hh", r"gamma_hh .* shape \(56,\), got \(55,\)"),
-        ],
-    )
-    def test_vectors_that_are_too_short(self, case: Case, name: str, what: str) -> None:
-        tensors = tensors_of(case)
-        with pytest.raises(ValueError, match=what):
-            ops.recur(*problem(case, tensors | {name: tensors[name][..., :-1]}))
-
-    def test_statistics_of_fewer_steps(self) -> None:
-        case = replace(ANY, norm="frame fixed slots")
-        tensors = tensors_of(case)
-        short = {name: tensors[name][:2] for name in ("mean", "var")}
-        with pytest.raises(ValueError, match=r"mean should have shape \(3, 56\)"):
-            ops.recur(*problem(case, tensors | short))
 
 
 def test_nothing_is_kept_without_a_way_back() -> None:
@@ -296,19 +206,6 @@ def test_nothing_is_kept_without_a_way_back() -> None:
     finally:
         entry.forward = seen
     assert kept == [False, True]
-
-
-def test_lone_rows_of_a_layer_in_training() -> None:
-    """Their γ gets its gradient by the statistics that were used, not by the updated ones."""
-    x, narrow = torch.randn(4, 3, 3), normrnn.LSTM(3, 5, norm="frame")
-    with torch.no_grad():
-        narrow.get_buffer("norm_l0.running_var").fill_(7)
-    wide = copy.deepcopy(narrow).double()
-    grads = []
-    for layer, rows in ((narrow, x), (wide, x.double())):
-        layer(rows, lengths=[4, 2, 2])[0].square().sum().backward()
-        grads.append({name: p.grad for name, p in layer.named_parameters()})
-    check(grads[0], grads[1], 1e-3)
 
 
 def test_counts_belong_to_the_caller() -> None:

@@ -14,7 +14,7 @@ from normrnn.ops.layout import Traced
 from normrnn.ops.loop import loop
 from normrnn.ops.native.library import describe
 from normrnn.ops.operators import arguments
-from tests.kernel_cases import NORMS, Case, as_type, check, native, pairs, problem, tensors_of
+from tests.kernel_cases import Case, as_type, check, native, pairs, problem, tensors_of
 
 CASES = [
     Case("LSTM", "sequence", (4, 4), (False, True), 3, 5, peephole="ifo"),
@@ -129,26 +129,6 @@ def test_second_derivatives_are_the_loops(mode: str, norm: str) -> None:
         second = torch.autograd.grad(penalty, list(leaves.values()))
         found.append(dict(zip(leaves, second, strict=True)))
     check(found[0], found[1], 2e-3, least=1e-2)
-
-
-@pytest.mark.matrix(3)
-@pytest.mark.parametrize("norm", NORMS)
-def test_gradgradcheck_of_the_operator(norm: str) -> None:
-    """As an exported graph meets it, ragged."""
-    mode = "LSTM" if "cell" in norm.split() else "GRU"
-    case = Case(mode, norm, (4, 3), (True,), 2, 2, seed=3)
-    args = given(case, torch.float64)
-    places = [k for k, t in enumerate(args[0]) if t is not None and t.requires_grad]
-
-    def f(*values: Tensor) -> tuple[Tensor, ...]:
-        flat = list(args[0])
-        for k, value in zip(places, values, strict=True):
-            flat[k] = value
-        return tuple(torch.ops.normrnn.recur(flat, *args[1:], True)[: 1 + (mode == "LSTM")])
-
-    leaves = tuple(args[0][k] for k in places)
-    assert torch.autograd.gradcheck(f, leaves, fast_mode=True)
-    assert torch.autograd.gradgradcheck(f, leaves, fast_mode=True)
 
 
 @pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")

@@ -1,5 +1,7 @@
 """Statistics of test time as functions: hand-computed numbers, slots, populations."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -28,51 +30,30 @@ def slots(tracked: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     return mean, torch.full((K, 1), 2.0).double(), torch.tensor(tracked)
 
 
-def test_torchs_momentum_and_the_unbiased_variance() -> None:
-    """Rows 1, 2, 6 have mean 3, biased variance 14/3, unbiased 7."""
-    buffers = shared()
-    update_running_(*buffers, of([1.0, 2.0, 6.0]), 0.1)
-    assert [b.item() for b in buffers] == [pytest.approx(9.3), pytest.approx(2.5), 1]
-    update_running_(*buffers, of([1.0, 2.0, 6.0]), 1.0)
-    assert [b.item() for b in buffers] == [pytest.approx(3), pytest.approx(7), 2]
-    update_running_(*buffers, of([0.0, 0.0]), 0.0)
-    assert [b.item() for b in buffers] == [pytest.approx(3), pytest.approx(7), 3]
+UPDATES: dict[str, tuple[Any, list[list[float]], float | None, Any, Any, Any]] = {
+    # Rows 1, 2, 6 have mean 3, biased variance 14/3, unbiased 7.
+    "momentum": (0, [[1, 2, 6]], 0.1, [9.3], [2.5], 1),
+    "momentum 1": (4, [[1, 2, 6]], 1.0, [3], [7], 5),
+    "momentum 0": (3, [[0, 0]], 0.0, [10], [2], 4),
+    "all rows of all steps": (0, [[1], [2, 6]], 1.0, [3], [7], 1),
+    "the first of a cumulative average": (0, [[0, 2]], None, [1], [2], 1),
+    "cumulative": (3, [[0, 2]], None, [10 + (1 - 10) / 4], [2], 4),
+    "cumulative, each slot by its own": ([0, 4], [[0, 2]] * 2, None, [1, 8.2], [2, 2], [1, 5]),
+    # A single row and the steps past the last slot update nothing.
+    "slots": ([0] * 3, [[0, 2], [5], [2, 6], [1, 3]], 0.5, [5.5, 10, 7], [2, 2, 5], [1, 0, 1]),
+    "a short batch": ([0] * 3, [[0, 2]], 0.5, [5.5, 10, 10], [2, 2, 2], [1, 0, 0]),
+}
 
 
-def test_shared_buffers_see_all_rows_of_all_steps() -> None:
-    buffers = shared()
-    update_running_(*buffers, of([1.0], [2.0, 6.0]), 1.0)
-    assert [b.item() for b in buffers] == [pytest.approx(3), pytest.approx(7), 1]
-
-
-def test_cumulative_average() -> None:
-    buffers = shared()
-    for k in (1.0, 2.0, 6.0):
-        update_running_(*buffers, of([k - 1, k + 1]), None)
-    assert [b.item() for b in buffers] == [pytest.approx(3, abs=1e-12), pytest.approx(2), 3]
-
-
-def test_cumulative_average_counts_every_slot_for_itself() -> None:
-    buffers = slots([0, 4])
-    update_running_(*buffers, of([0.0, 2.0], [0.0, 2.0]), None)
-    assert buffers[0].flatten().tolist() == pytest.approx([1, 10 + (1 - 10) / 5])
-    assert buffers[2].tolist() == [1, 5]
-
-
-def test_slots_are_updated_by_their_own_step() -> None:
-    """The lone row of step 1 and the steps past the last slot update nothing."""
-    buffers = slots([0, 0, 0])
-    update_running_(*buffers, of([0.0, 2.0], [5.0], [2.0, 6.0], [100.0, 300.0]), 0.5)
-    assert buffers[0].flatten().tolist() == pytest.approx([5.5, 10, 7])
-    assert buffers[1].flatten().tolist() == pytest.approx([2, 2, 5])
-    assert buffers[2].tolist() == [1, 0, 1]
-
-
-def test_a_short_batch_leaves_later_slots_alone() -> None:
-    buffers = slots([0, 0, 0])
-    update_running_(*buffers, of([0.0, 2.0]), 0.5)
-    assert buffers[0].flatten().tolist() == pytest.approx([5.5, 10, 10])
-    assert buffers[2].tolist() == [1, 0, 0]
+@pytest.mark.parametrize("case", UPDATES)
+def test_updates_by_hand(case: str) -> None:
+    """Of buffers with mean 10 and variance 2."""
+    tracked, groups, momentum, *wanted = UPDATES[case]
+    buffers = slots(tracked) if isinstance(tracked, list) else shared(tracked=tracked)
+    update_running_(*buffers, of(*groups), momentum)
+    for found, expected in zip(buffers, wanted, strict=True):
+        numbers = expected if isinstance(expected, list) else [expected]
+        assert found.flatten().tolist() == pytest.approx(numbers)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
