@@ -46,8 +46,6 @@ class Step(NamedTuple):
     c: Tensor
     sums: Tensor
     """(n, G·H): W_x x + W_h h, before the appendix's BN."""
-    pre: Tensor
-    """(n, G·H): what the non-linearities of the gates see."""
     wh: Tensor
     """(n, G·H): W_h h, before any normalisation."""
 
@@ -55,14 +53,12 @@ class Step(NamedTuple):
 @dataclass(frozen=True)
 class Result:
     """``output`` (T, B, D·H), 0 in the padding; ``h`` and ``c`` (L·D, B, H); ``buffers`` as one
-    training step leaves them, by their names in the state dict; ``steps`` of every layer and
-    direction ("l0_reverse") by t."""
+    training step leaves them, by their names in the state dict."""
 
     output: Tensor
     h: Tensor
     c: Tensor
     buffers: dict[str, Tensor]
-    steps: dict[str, dict[int, Step]]
 
 
 def stack(
@@ -84,9 +80,6 @@ def stack(
     >>> stack(torch.ones(3, 1, 2), [2], p, Settings("relu", None)).output[:, 0].tolist()
     [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
     """
-    norms = None, "sequence", "frame", "hidden", "layer", "rms", "recurrent", "whiten"
-    if settings.norm not in norms:
-        raise ValueError(f"the reference knows no norm={settings.norm!r}")
     suffixes = ("", "_reverse") if settings.bidirectional else ("",)
     rows, shown = parameters["weight_hh_l0"].shape  # (G·H, H), or (G·H, P) of a projecting LSTM
     H = rows // {"lstm": 4, "gru": 3, "ligru": 2}.get(settings.cell, 1)
@@ -96,7 +89,6 @@ def stack(
     last_h: list[Tensor] = []
     last_c: list[Tensor] = []
     buffers: dict[str, Tensor] = {}
-    steps: dict[str, dict[int, Step]] = {}
     for level in range(settings.num_layers):
         outputs: list[Tensor] = []
         for suffix in suffixes:
@@ -106,16 +98,15 @@ def stack(
             if reset_to is not None:
                 h, c = (s[len(last_h)].expand(x.shape[1], -1) for s in reset_to)
                 restart = h, c
-            output, (h, c), taken = direction(
+            output, (h, c) = direction(
                 x, lengths, own, settings, suffix != "", start, updated, resets, restart
             )
-            steps[f"l{level}{suffix}"] = taken
             outputs.append(output)
             last_h.append(h)
             last_c.append(c)
             buffers |= {f"norm_l{level}{suffix}.{name}": b for name, b in updated.items()}
         x = torch.cat(outputs, dim=-1)  # h_t = [→h_t : ←h_t]
-    return Result(x, torch.stack(last_h), torch.stack(last_c), buffers, steps)
+    return Result(x, torch.stack(last_h), torch.stack(last_c), buffers)
 
 
 def direction(
@@ -128,7 +119,7 @@ def direction(
     updated: dict[str, Tensor],
     resets: Tensor | None = None,
     reset_to: State | None = None,
-) -> tuple[Tensor, State, dict[int, Step]]:
+) -> tuple[Tensor, State]:
     """Section 3: one direction of one layer over (T, B, I); ``updated`` collects new buffers.
 
     The backward direction walks from T−1 down to 0; a sequence joins it at its own last frame, so
@@ -179,7 +170,7 @@ def direction(
         _update({t: s.sums for t, s in sorted(steps.items())}, p, settings, updated)
     elif settings.norm == "recurrent":
         _update_recurrent(plain, steps, p, settings, updated)
-    return torch.stack(outputs), (h, c), steps
+    return torch.stack(outputs), (h, c)
 
 
 def step(wx: Tensor, state: State, p: Parameters, settings: Settings, t: int) -> Step:
@@ -203,37 +194,28 @@ def step(wx: Tensor, state: State, p: Parameters, settings: Settings, t: int) ->
         return _normalise_slice(rows, t, own, settings)
 
     if settings.cell == "lstm":
-        h, c, gates = _lstm(bn(wx + wh), c, p, settings, t)
-        return Step(h, c, wx + wh, gates, plain)
+        h, c = _lstm(bn(wx + wh), c, p, settings, t)
+        return Step(h, c, wx + wh, plain)
     if settings.cell == "gru":
         H = h.shape[1]
         sums = wx[:, : 2 * H] + wh[:, : 2 * H]
-        gates = bn(sums)
-        r, z = gates.sigmoid().chunk(2, dim=1)
+        r, z = bn(sums).sigmoid().chunk(2, dim=1)
         candidate = wh[:, 2 * H :]
         if "bias_hn" in p:
             candidate = candidate + p["bias_hn"]
         sums_n = wx[:, 2 * H :] + r * candidate
-        pre_n = bn(sums_n, 2 * H)
-        h = (1 - z) * pre_n.tanh() + z * h
-        return Step(h, c, torch.cat([sums, sums_n], 1), torch.cat([gates, pre_n], 1), plain)
+        h = (1 - z) * bn(sums_n, 2 * H).tanh() + z * h
+        return Step(h, c, torch.cat([sums, sums_n], 1), plain)
     if settings.cell == "ligru":  # h_t = z_t h_{t-1} + (1 - z_t) ReLU(…)
-        pre = bn(wx + wh)
-        z, candidate = pre.chunk(2, dim=1)
+        z, candidate = bn(wx + wh).chunk(2, dim=1)
         z = z.sigmoid()
-        return Step(z * h + (1 - z) * candidate.relu(), c, wx + wh, pre, plain)
+        return Step(z * h + (1 - z) * candidate.relu(), c, wx + wh, plain)
     phi = torch.tanh if settings.cell == "tanh" else torch.relu
-    pre = bn(wx + wh)
-    return Step(phi(pre), c, wx + wh, pre, plain)  # section 4: h_t = φ(W_h h_{t-1} + BN(W_x x_t))
+    return Step(phi(bn(wx + wh)), c, wx + wh, plain)  # h_t = φ(W_h h_{t-1} + BN(W_x x_t))
 
 
-def _lstm(
-    gates: Tensor, c: Tensor, p: Parameters, settings: Settings, t: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Section 3.1: h, c and what the gates' non-linearities see.
-
-    i and f see c_{t−1}, o sees c_t through diagonal peepholes where there are.
-    """
+def _lstm(gates: Tensor, c: Tensor, p: Parameters, settings: Settings, t: int) -> State:
+    """Section 3.1: i and f see c_{t−1}, o sees c_t through diagonal peepholes where there are."""
     i, f, g, o = gates.chunk(4, dim=1)
     if "weight_ci" in p:
         i = i + p["weight_ci"] * c
@@ -250,7 +232,7 @@ def _lstm(
     h = o.sigmoid() * shown.tanh()
     if "weight_hr" in p:
         h = h @ p["weight_hr"].T
-    return h, c, torch.cat([i, f, g, o], 1)
+    return h, c
 
 
 def normalise_row(rows: Tensor, p: Parameters, which: str, settings: Settings) -> Tensor:

@@ -80,16 +80,13 @@ def test_unbatched(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_small_habits(kind: str) -> None:
+def test_copies_files_and_reset(kind: str) -> None:
     make, _, _, own = KINDS[kind]
-    cell = make(3, 4, gamma=0.3, **own)
-    x = torch.randn(2, 3)
-    wanted = cell(x)
-    torch.testing.assert_close(copy.deepcopy(cell)(x), wanted, rtol=0, atol=0)
-    file = io.BytesIO()
+    cell, x, file = make(3, 4, gamma=0.3, **own), torch.randn(2, 3), io.BytesIO()
     torch.save(cell, file)
     file.seek(0)
-    torch.testing.assert_close(torch.load(file, weights_only=True)(x), wanted, rtol=0, atol=0)
+    for twin in (copy.deepcopy(cell), torch.load(file, weights_only=True)):
+        torch.testing.assert_close(twin(x), cell(x), rtol=0, atol=0)
     cell.reset_parameters()
     assert torch.equal(cell.norm.weight, torch.full_like(cell.norm.weight, 0.3))
     assert cell.weight_ih.abs().max() <= 0.5

@@ -84,5 +84,3 @@ class TestSignatures:
         assert_type(gru.forward(x), tuple[Tensor, Tensor])
         assert_type(gru(packed, lengths=None), tuple[PackedSequence, Tensor])
         assert_type(gru.fold(), nn.GRU)
-        for function in (normrnn.LSTM.forward, normrnn.LSTM.fold, normrnn.fold, normrnn.load):
-            assert inspect.signature(function).return_annotation not in (Any, inspect._empty)

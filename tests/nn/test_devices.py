@@ -52,18 +52,6 @@ def test_every_norm_forward_and_backward(norm: str, training: bool) -> None:
         check(lambda x, layer=layer: layer(x, lengths=lengths)[0], layer, batch())  # noqa: B023
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
-@pytest.mark.matrix(8)
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("norm", NORMS)
-def test_every_norm_and_cell_compiled(norm: str, kind: str, training: bool) -> None:
-    torch._dynamo.reset()
-    layer = built(norm, KINDS[kind]).train(training)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    check(lambda x: compiled(x)[0], layer, batch(2))
-
-
 class Operations(TorchDispatchMode):
     """Counts operations; a call of a fused kernel is one."""
 

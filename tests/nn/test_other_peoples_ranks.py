@@ -95,6 +95,15 @@ def ended_early(rank: int) -> str:
     return ""
 
 
+def unequal(rank: int) -> int:
+    """Unequal numbers of batches: fine while each rank keeps statistics of its own."""
+    model = DistributedDataParallel(Net("sequence"))
+    with Join([model]):
+        for number in range(BATCHES + rank):
+            model(batch(rank, number)).backward()
+    return int(model.module.lstm.norm_l0.num_batches_tracked)
+
+
 def group_layer(**options: Any) -> Any:
     torch.manual_seed(6)
     return normrnn.GRU(4, 3, norm="frame", **options)
@@ -133,7 +142,7 @@ def worker(rank: int, folder: Path) -> None:
     for norm in ("sequence", "frame"):
         found |= {("ddp", norm): ddp(rank, norm), ("fsdp", norm): fsdp(rank, norm)}
         found |= {("sharded", norm): sharded(rank, norm)}
-    found |= {"early": ended_early(rank)}
+    found |= {"unequal": unequal(rank), "early": ended_early(rank)}
     torch.save(found, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
 
@@ -172,6 +181,11 @@ def test_join_that_ends_with_the_first_works(ranks: list[dict[Any, Any]]) -> Non
     for rank in range(RANKS):
         assert ranks[rank]["early"].startswith("1 "), ranks[rank]["early"]
         assert "exhausted" in ranks[rank]["early"]
+
+
+def test_join_without_sync(ranks: list[dict[Any, Any]]) -> None:
+    """In the end all have the model of the rank with the most batches."""
+    assert [ranks[rank]["unequal"] for rank in range(RANKS)] == [BATCHES + RANKS - 1] * RANKS
 
 
 def test_a_process_group_pools_among_its_own(ranks: list[dict[Any, Any]]) -> None:

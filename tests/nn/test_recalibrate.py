@@ -14,10 +14,6 @@ import normrnn
 from tests.helpers import STATISTICAL, build
 
 
-def first_layer(layer: Any) -> tuple[Tensor, Tensor]:
-    return layer.norm_l0.running_mean, layer.norm_l0.running_var
-
-
 def rows_of(x: Tensor, lengths: list[int]) -> Tensor:
     """The unpadded frames of (T, B, I), (N, I)."""
     return torch.cat([x[:n, b] for b, n in enumerate(lengths)])
@@ -105,91 +101,101 @@ def test_deeper_layers_see_inputs_normalised_per_batch() -> None:
     same(layer.norm_l1.running_var, pre.detach().var(0))
 
 
+def check_whole(layer: Any, rows: Tensor) -> None:
+    """The statistics are those of all rows."""
+    pre = rows @ layer.weight_ih_l0.detach().t()
+    same(layer.norm_l0.running_mean, pre.mean(0))
+    same(layer.norm_l0.running_var, pre.var(0))
+
+
 class TestBatches:
-    def whole(self, layer: Any, rows: Tensor) -> None:
-        pre = rows @ layer.weight_ih_l0.detach().t()
-        same(layer.norm_l0.running_mean, pre.mean(0))
-        same(layer.norm_l0.running_var, pre.var(0))
+    x, y = torch.linspace(-2, 2, 36).view(4, 3, 3).double().sin(), torch.zeros(3)
+    z = torch.linspace(-1, 3, 30).view(5, 2, 3).double().cos()
 
-    def test_tensors_and_packed_sequences(self) -> None:
-        layer = build("lstm", "sequence")
-        x, y = torch.randn(4, 3, 3).double(), torch.randn(5, 2, 3).double()
-        packed = pack_padded_sequence(y, torch.tensor([5, 2]))
-        assert normrnn.recalibrate(layer, [x, packed]) is layer
-        self.whole(layer, torch.cat([x.flatten(0, 1), rows_of(y, [5, 2])]))
+    def test_forms(self) -> None:
+        """Tensors, packed sequences, tuples as args, dicts as kwargs; a broken one is left out."""
+        packed = pack_padded_sequence(self.z, torch.tensor([5, 2]))
+        padded = self.z.clone()
+        padded[2:, 1] = float("nan")
+        broken = torch.full_like(self.x, float("nan"))
+        whole, rows = self.x.flatten(0, 1), rows_of(self.z, [5, 2])
+        for batches, expected in (
+            ([self.x, packed], [whole, rows]),
+            ([(self.x, None, [4, 1, 2])], [rows_of(self.x, [4, 1, 2])]),
+            ([self.x, {"input": padded, "lengths": [5, 2]}], [whole, rows]),
+            ([[self.x]], [whole]),
+            ([self.x, broken], [whole]),
+        ):
+            layer = build("lstm", "sequence")
+            assert normrnn.recalibrate(layer, batches) is layer
+            check_whole(layer, torch.cat(expected))
 
-    def test_tuples_are_args_and_dicts_are_kwargs(self) -> None:
-        layer = build("lstm", "sequence")
-        x, y = torch.randn(4, 3, 3).double(), torch.randn(5, 2, 3).double()
-        y[2:, 1] = float("nan")
-        normrnn.recalibrate(layer, [(x, None, [4, 1, 2]), {"input": y, "lengths": [5, 2]}])
-        self.whole(layer, torch.cat([rows_of(x, [4, 1, 2]), rows_of(y, [5, 2])]))
+    def test_of_x_and_y_a_model_of_one_argument_gets_x(self) -> None:
+        averaged: Any = torch.optim.swa_utils.AveragedModel(
+            nn.Sequential(build("lstm", "sequence"))
+        )
+        plain = nn.Sequential(build("lstm", "sequence"))
+        for model, layer in ((plain, plain[0]), (averaged, averaged.module[0])):
+            for batch in ((self.x, self.y), [self.x, self.y]):
+                normrnn.recalibrate(model, [batch])
+                check_whole(layer, self.x.flatten(0, 1))
+        data = torch.utils.data.TensorDataset(self.x.transpose(0, 1), self.y)
+        first = build("lstm", "sequence", batch_first=True)
+        loader = torch.utils.data.DataLoader(data, batch_size=2)
+        normrnn.recalibrate(nn.Sequential(first), loader)
+        check_whole(first, self.x.flatten(0, 1))
 
     def test_step_carries_a_state(self) -> None:
-        """With hidden normalisation the state matters: windows with it differ from without."""
-        x = torch.randn(6, 4, 3).double()
-        layers = [build("lstm", "hidden", num_layers=2) for _ in range(2)]
-        layers[1].load_state_dict(layers[0].state_dict())
+        """By hand: step 0 of both windows, the second from the carried state."""
+        x, layer = torch.randn(6, 4, 3).double(), build("lstm", "hidden", num_layers=2)
         carried: list[Any] = [None]
-        seen: list[Any] = []
 
         def step(model: nn.Module, window: Tensor) -> None:
-            seen.append(model)
+            assert model is layer
             _, carried[0] = model(window, carried[0])
 
-        normrnn.recalibrate(layers[0], x.split(3), step=step)
-        normrnn.recalibrate(layers[1], x.split(3))
-        assert seen == [layers[0]] * 2
-        a, b = layers[0].norm_l0.running_mean, layers[1].norm_l0.running_mean
-        assert not torch.isclose(a, b).all()
-        # By hand: step 0 of both windows, the second from the carried state.
-        layer = layers[0]
+        normrnn.recalibrate(layer, x.split(3), step=step)
         with torch.no_grad(), normrnn.batch_statistics(layer):
             _, (h, _) = layer(x[:3])
         w_x, w_h = layer.weight_ih_l0.detach(), layer.weight_hh_l0.detach()
         sums = torch.cat([x[0] @ w_x.t(), x[3] @ w_x.t() + h[0] @ w_h.t()])
-        same(a[0], sums.mean(0))
+        same(layer.norm_l0.running_mean[0], sums.mean(0))
         same(layer.norm_l0.running_var[0], sums.var(0))
 
-    @pytest.mark.parametrize("bad", [3, "text", [torch.zeros(2, 2, 3), torch.zeros(2)]])
-    def test_anything_else_is_refused(self, bad: Any) -> None:
-        with pytest.raises(ValueError, match=rf"{type(bad).__name__}.*step="):
-            normrnn.recalibrate(build("lstm", "sequence"), [bad])
-
-    @pytest.mark.parametrize("kind", [tuple, list])
-    def test_of_x_and_y_a_model_of_one_argument_gets_x(self, kind: Any) -> None:
+    @pytest.mark.parametrize(
+        ("batches", "match"),
+        [
+            ([3], "int.*step="),
+            (["text"], "str.*step="),
+            ([[torch.zeros(2, 2, 3), torch.zeros(2)]], "list.*step="),
+            ([], "got none"),
+            (torch.zeros(6, 5, 3), r"\[x\]"),  # it would be cut into time steps
+            (pack_padded_sequence(torch.zeros(6, 5, 3), [6] * 5), r"\[x\]"),
+            ([torch.full((6, 5, 3), torch.nan).double()], "finite"),
+        ],
+    )
+    def test_refused(self, batches: Any, match: str) -> None:
         layer = build("lstm", "sequence")
-        x, y = torch.randn(4, 3, 3).double(), torch.zeros(3)
-        normrnn.recalibrate(nn.Sequential(layer), [kind((x, y))])
-        self.whole(layer, x.flatten(0, 1))
-        averaged: Any = torch.optim.swa_utils.AveragedModel(
-            nn.Sequential(build("lstm", "sequence"))
-        )
-        normrnn.recalibrate(averaged, [kind((x, y))])
-        self.whole(averaged.module[0], x.flatten(0, 1))
-        normrnn.recalibrate(layer, [[x]])
-        loader = torch.utils.data.DataLoader(
-            torch.utils.data.TensorDataset(x.transpose(0, 1), y), batch_size=2
-        )
-        first = build("lstm", "sequence", batch_first=True)
-        normrnn.recalibrate(nn.Sequential(first), loader)
-        self.whole(first, x.flatten(0, 1))
+        before = {k: v.clone() for k, v in layer.state_dict().items()}
+        with pytest.raises(ValueError, match=match):
+            normrnn.recalibrate(layer, batches)
+        assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
+        with pytest.raises(ValueError):
+            normrnn.convert(nn.LSTM(3, 4).double(), batches=batches)
 
     def test_a_failing_call_points_to_step(self) -> None:
         """(x, y) might be (x, hx)."""
         with pytest.raises(RuntimeError, match="hx") as error:
-            normrnn.recalibrate(build("lstm", "sequence"), [(torch.randn(4, 3, 3), torch.ones(3))])
+            normrnn.recalibrate(build("lstm", "sequence"), [(self.x, torch.ones(3))])
         assert "step=" in error.value.__notes__[0]
 
-    def test_no_batches(self) -> None:
-        with pytest.raises(ValueError, match="at least one batch, got none"):
-            normrnn.recalibrate(build("lstm", "sequence"), [])
-
-    def test_a_broken_batch_is_left_out(self) -> None:
-        layer = build("lstm", "sequence")
-        x = torch.randn(4, 3, 3).double()
-        normrnn.recalibrate(layer, [x, torch.full_like(x, float("nan"))])
-        self.whole(layer, x.flatten(0, 1))
+    @pytest.mark.parametrize("norm", ["none", "layer", "rms"])
+    def test_a_model_without_statistics_is_left_as_it_is(self, norm: str) -> None:
+        layer = build("lstm", norm)
+        before = {k: v.clone() for k, v in layer.state_dict().items()}
+        with pytest.warns(UserWarning, match="nothing to do"):
+            assert normrnn.recalibrate(layer, [self.x]) is layer
+        assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
 
 
 class TestModes:
@@ -246,23 +252,6 @@ class TestModes:
         assert torch.equal(*found)
 
 
-def test_test_time_then_equals_the_whole_batch() -> None:
-    """What it is for: eval on the set it was calibrated with is nearly training's own output."""
-    layer = build("lstm", "sequence", eps=1e-12)
-    x = torch.randn(40, 50, 3, dtype=torch.float64)
-    wanted = layer(x)[0]
-    normrnn.recalibrate(layer, x.split(8, dim=1))
-    assert (layer.eval()(x)[0] - wanted).abs().max() < 1e-2
-
-
-def test_a_model_without_normalisers_is_left_as_it_is() -> None:
-    layer = build("lstm", "none")
-    before = {k: v.clone() for k, v in layer.state_dict().items()}
-    with pytest.warns(UserWarning, match="nothing to do"):
-        normrnn.recalibrate(layer, [torch.randn(4, 5, 3, dtype=torch.float64)])
-    assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
-
-
 @pytest.mark.parametrize("options", [{}, {"time_steps": 20}])
 def test_steps_that_differ(options: dict[str, Any]) -> None:
     """A warning where one set of statistics is kept for steps of other means or variances."""
@@ -276,24 +265,6 @@ def test_steps_that_differ(options: dict[str, Any]) -> None:
             normrnn.recalibrate(model, [strange])
         assert ["time_steps=" in str(w.message) for w in said] == ([] if options else [True])
     normrnn.recalibrate(nn.Sequential(normrnn.GRU(3, 4, norm="sequence")), [alike + other])
-
-
-def test_batches_are_a_list_of_them() -> None:
-    """A tensor would be cut into time steps, each taken for a sequence."""
-    layer, x = normrnn.LSTM(3, 4, norm="sequence"), torch.randn(6, 5, 3)
-    packed = pack_padded_sequence(x, [6] * 5)
-    for one in (x, packed):
-        with pytest.raises(ValueError, match=r"give a list of them, \[x\] for a single one"):
-            normrnn.recalibrate(layer, one)
-        with pytest.raises(ValueError, match="give a list of them"):
-            normrnn.convert(nn.LSTM(3, 4), batches=one)
-
-
-def test_nothing_finite_is_said() -> None:
-    layer: Any = normrnn.LSTM(3, 4, norm="sequence")
-    with pytest.raises(ValueError, match="at least one batch of finite values"):
-        normrnn.recalibrate(layer, [torch.full((6, 5, 3), torch.nan)])
-    assert not layer.norm_l0.running_mean.any()
 
 
 @pytest.mark.parametrize("x", [torch.randn(1, 1, 3), torch.ones(6, 5, 3)])

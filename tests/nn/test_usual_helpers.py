@@ -1,10 +1,8 @@
-"""What the usual helpers do to our layers: the table of docs/guides/frameworks.md, row by row."""
+"""What the usual helpers do to our layers: the table of docs/guides/frameworks.md, row by row.
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
+Its row on ``Join`` is tested in test_other_peoples_ranks.py.
+"""
+
 from typing import Any
 
 import pytest
@@ -15,9 +13,6 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.checkpoint import checkpoint
 
 import normrnn
-
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "guides" / "frameworks.md"
 
 
 class Model(nn.Module):
@@ -133,62 +128,3 @@ def test_averaged_weights() -> None:
     torch.testing.assert_close(mine.lstm.norm_l0.running_mean, pre.mean(0))
     plain = normrnn.fold(mine.eval())
     torch.testing.assert_close(plain(x), mine(x), rtol=1e-4, atol=1e-5)
-
-
-JOINED = """
-import sys, torch, torch.distributed as dist
-from datetime import timedelta
-from torch.distributed.algorithms.join import Join
-from torch.nn.parallel import DistributedDataParallel
-import normrnn
-rank, store, sync = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "sync"
-torch.set_num_threads(1)
-dist.init_process_group(
-    "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
-)
-torch.manual_seed(0)
-model = DistributedDataParallel(normrnn.LSTM(3, 4, sync=sync, norm="sequence"))
-with Join([model]):
-    for _ in range(2 + rank):
-        model(torch.randn(5, 4, 3))[0].sum().backward()
-print(int(model.module.norm_l0.num_batches_tracked))
-dist.barrier()
-dist.destroy_process_group()  # or its threads may outlive the interpreter, which ends in an abort
-"""
-
-
-@pytest.mark.slow
-def test_join(tmp_path: Path) -> None:
-    """Ranks with unequal numbers of batches: fine while each keeps statistics of its own."""
-    command = [sys.executable, "-c", JOINED]
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    how: Any = {"env": env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store"), "local"], **how)
-        for rank in (0, 1)
-    ]
-    try:
-        done = [process.communicate(timeout=300) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    for process, (out, err) in zip(ranks, done, strict=True):
-        assert process.returncode == 0, err
-        assert int(out) == 3  # in the end all have the model of the rank that went on longest
-
-
-ROWS = {
-    "torch.optim.swa_utils.update_bn": test_update_bn,
-    "nn.SyncBatchNorm.convert_sync_batchnorm": test_convert_sync_batchnorm,
-    "_BatchNorm": test_freezing,
-    "torch.ao.quantization.quantize_dynamic": test_quantize_dynamic,
-    "torch.utils.checkpoint": test_gradient_checkpointing,
-    "AveragedModel": test_averaged_weights,
-    "Join": test_join,
-}
-
-
-def test_every_row_of_the_table_has_its_test() -> None:
-    table = PAGE.read_text().split("## What the usual helpers do")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| .*?`([\w.]+)`", table, re.MULTILINE)
-    assert sorted(rows) == sorted(ROWS)

@@ -51,19 +51,6 @@ class TestTheRoot:
             assert torch.autograd.gradgradcheck(root, factor)
 
 
-def test_its_statistics() -> None:
-    """Unpadded frames alone; unbiased; of all directions and layers their own inputs'."""
-    layer = build("lstm", "whiten", num_layers=2, bidirectional=True, momentum=1.0)
-    x = torch.randn(5, 3, 3, **X)
-    layer(x, lengths=[2, 5, 3])
-    rows = torch.cat([x[:2, 0], x[:, 1], x[:3, 2]])
-    for n in (layer.norm_l0, layer.norm_l0_reverse):
-        close(n.running_mean, rows.mean(0), "mean")
-        close(n.running_cov, torch.cov(rows.t()), "covariance")
-    assert layer.norm_l1.running_cov.shape == (4, 4)
-    assert layer.norm_l0.weight is None
-
-
 def test_recalibrated_rows_count_alike() -> None:
     layer, x = build("gru", "whiten"), torch.randn(6, 8, 3, **X)
     normrnn.recalibrate(layer, [x[:, :3], x[:, 3:4], (x[:, 4:],)])
@@ -91,14 +78,6 @@ def test_few_rows() -> None:
     with pytest.warns(UserWarning, match="a single row"):  # as with every norm that pools
         lone = shrunk(x := torch.randn(1, 1, 3, **X))[0]
     close(lone, shrunk.eval()(x)[0], "by running statistics")
-
-
-def test_a_batch_that_is_not_finite_changes_no_buffer() -> None:
-    layer, x = build("lstm", "whiten"), torch.randn(5, 3, 3, **X)
-    before = copy.deepcopy(layer.state_dict())
-    x[2, 1, 0] = float("inf")
-    assert layer(x)[0].isnan().any()
-    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 
 def test_the_root_that_is_kept_follows_the_buffers() -> None:
