@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from normrnn import verdict
 from normrnn.reporting.answer import group_verdict
-from normrnn.verdicts.rows import write_csv
 from normrnn.verdicts.verdict import Figure
 from tests.reporting.made_runs import make_run
 from tests.reporting.test_gradients import RECORDS
@@ -61,18 +59,13 @@ def test_committed_pages_are_short() -> None:
                 assert len(re.sub(r"\]\(.*?\)", "", cell).split()) <= 15, cell
 
 
-def test_every_verdict_is_short_and_can_be_read_again_from_csv(tmp_path: Path) -> None:
-    """Of all committed runs; the numbers of run directories and of their CSV are the same."""
+def test_every_verdict_is_short() -> None:
     for parts in experiments(ROOT).values():
         for found in map(group_verdict, parts):
-            block = [line for line in found.lines() if not line.startswith(("ranking", "  none"))]
-            assert max(map(len, [*found.lines(), *found.details().splitlines()])) <= 80
-            assert len(block) <= 3 * max(1, len(found.variants)) + len(found.diverged) + 1
-            if not all(run.splits or run.diverged for run in found.runs):
-                continue  # a run without a validation leaves no row
-            write_csv(tmp_path / "rows.csv", found.runs)
-            again = verdict(tmp_path / "rows.csv", baseline=found.baseline, paired=found.paired)
-            assert again.to_dict()["variants"] == found.to_dict()["variants"]
+            lines = found.lines()
+            assert max(map(len, [*lines, *found.details().splitlines()])) <= 80
+            answers = [line for line in lines if line.startswith("  ") and line[2] != " "]
+            assert len(answers) <= 2 * len(found.variants)
 
 
 def test_no_paths_of_anybody_are_committed() -> None:

@@ -12,7 +12,6 @@ import normrnn
 from normrnn.cli import main
 from normrnn.config import registry
 from normrnn.engine.start import open_experiment
-from normrnn.reporting.groups import measure
 from tests import toy_task
 from tests.tiny_runs import rows_of
 from tests.toy_task import MajorityNetwork, majority
@@ -68,7 +67,7 @@ def test_it_is_trained_resumed_loaded_evaluated_and_reported(
     assert by_kind[kind]["loss"] == pytest.approx(nats, rel=1e-5)
     assert by_kind[kind]["surprise"] == pytest.approx(nats / math.log(2), rel=1e-5)
     loaded = normrnn.reporting.load(run)
-    assert measure([loaded]).long == "surprise in bits, 8 cells"
+    assert loaded.measure.long == "surprise in bits, 8 cells"
     command("report", run, "--out", tmp_path / "report.html")
     assert "surprise" in (tmp_path / "report.html").read_text()
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UserError
-from normrnn.reporting.answer import group_verdict, have_comparable_seconds, plain_runs, verdicts
+from normrnn.recipes import read_config
+from normrnn.reporting.answer import have_comparable_seconds, plain_runs, verdicts
 from normrnn.reporting.groups import groups
 from normrnn.reporting.runs import load
 from tests.reporting.made_runs import make_run, short_run, train_row
@@ -67,12 +69,17 @@ def test_runs_of_another_measure_are_not_compared(setting: dict[str, object]) ->
     assert len(groups([base, other])) == 2
 
 
-def test_of_the_same_run_twice_the_one_that_got_further_counts() -> None:
-    short, long = short_run("frame", [4, 3]), short_run("frame", [4, 3, 2, 2])
-    base = short_run("none", [5, 4, 3, 3])
-    wanted = verdicts([base, long])[0].to_dict()
-    assert verdicts([base, short, long])[0].to_dict() == wanted
-    assert verdicts([long, short, base])[0].to_dict() == wanted
+def test_of_the_same_run_twice_the_one_that_got_further_counts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runs = [short_run(n, [5, 4, 3, 3], s) for n in ("none", "frame") for s in (1, 2, 3)]
+    longer = short_run("frame", [5, 4, 3, 3, 2, 2], 1)
+    wanted = verdicts([run for run in runs if run.label != longer.label] + [longer])[0].to_dict()
+    assert wanted["variants"]["frame"]["quality"]["seeds"] == 3
+    for order in ([*runs, longer], [longer, *runs]):
+        found = verdicts(order)[0].to_dict()["variants"]["frame"]["quality"]
+        assert found["variant"] == wanted["variants"]["frame"]["quality"]["variant"]
+    assert "is the same run" in caplog.text
 
 
 def test_seconds_only_where_runs_are_long_and_of_one_machine() -> None:
@@ -84,15 +91,6 @@ def test_seconds_only_where_runs_are_long_and_of_one_machine() -> None:
     assert not have_comparable_seconds([runs[0], replace(runs[1], environments=[{"cpu": "y"}])])
     assert not have_comparable_seconds([replace(run, environments=[]) for run in runs])
     assert not have_comparable_seconds([replace(run, rows=run.rows[:9]) for run in runs])
-
-
-def test_one_seed_that_was_extended_leaves_the_others_in_the_verdict() -> None:
-    runs = [short_run(n, [5, 4, 3, 3], s) for n in ("none", "frame") for s in (1, 2, 3)]
-    runs.append(short_run("frame", [5, 4, 3, 3, 2, 2], 1))
-    (group,) = groups(runs)
-    quality = group_verdict(group).variants["frame"].quality
-    assert quality is not None
-    assert quality.seeds == 3
 
 
 def test_a_run_that_diverged_counts_against_its_variant() -> None:
@@ -117,15 +115,20 @@ def test_run_directory_as_data_torn_line_left_out(tmp_path: Path) -> None:
         load(tmp_path / "nowhere")
 
 
-def test_an_epoch_of_one_update_has_one_segment() -> None:
-    """Two were asked for; where the first epoch had one, so have the others."""
+def test_progress(tmp_path: Path) -> None:
+    run = load(make_run(tmp_path, seed=3, epochs=17))
+    assert (run.progress, len(repr(run)) < 100) == ("all 17", True)
+    assert load(make_run(tmp_path, norm="frame", epochs=17, until=400)).progress == "2 of 17"
+    assert load(make_run(tmp_path, norm="layer", until=50)).progress == "50 updates"
+    # Two segments were asked for; where the first epoch had one, so have the others.
     run = short_run("none", [5, 4, 3, 3, 2, 2], train={"segments": 2})
     assert (run.epochs_done, run.finished) == (3, True)
     cut = replace(run, rows=run.rows[:-1])
     assert (cut.epochs_done, cut.finished) == (2, False)
 
 
-def test_reprs_are_short(tmp_path: Path) -> None:
-    run = load(make_run(tmp_path, seed=3))
-    assert len(repr(run)) < 100
-    assert "seed 3" in repr(run)
+def test_a_missing_field_is_the_same_in_reports_and_when_resumed(tmp_path: Path) -> None:
+    run = load(make_run(tmp_path, "ptb-medium"))
+    assert "model" not in run.config
+    resumed = flat(to_dict(read_config(run.config)))
+    assert run.settings == {**resumed, "model.gamma": None}

@@ -31,7 +31,7 @@ def _false_answers(seeds: int, paired: bool, repetitions: int, **how: object) ->
         for name, figure in {**one.primary, **one.details}.items():
             shown[name] += 1
             wrong[name] += figure.answer in ("better", "worse")
-    assert {"quality", "speed", "gap", "area", "train", "last_validation"} <= shown.keys()
+    assert {"quality", "speed", "gap", "train", "last_validation"} <= shown.keys()
     assert how.get("early_stopping") or "speed_before_drop" in shown
     return {name: wrong[name] / count for name, count in shown.items()}
 

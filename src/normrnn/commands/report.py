@@ -1,6 +1,5 @@
 """`normrnn report RUN...`."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,6 @@ FILE = "report.html"
 def command(
     runs: Annotated[Positional[list[Path]], arg(metavar="RUN...")],
     out: Annotated[Path | None, arg(metavar="FILE", aliases=["-o"])] = None,
-    markdown: bool = False,
     details: bool = False,
     target: float | None = None,
 ) -> None:
@@ -26,15 +24,13 @@ def command(
             that hold some.
         out: The report; report.html in the directory given, or in the current one if several
             are given.
-        markdown: Print the verdicts and tables as Markdown instead.
         details: Print the secondary figures too.
         target: A validation value to reach (perplexity, nats, FCE), instead of one that
             every run reaches.
     """
-    from normrnn.reporting import page, trials
-    from normrnn.reporting.answer import group_verdicts
-    from normrnn.reporting.groups import groups, without_repeats
+    from normrnn.reporting import trials
     from normrnn.reporting.pictures import why_no_pictures
+    from normrnn.reporting.result import Result
     from normrnn.reporting.runs import find
     from normrnn.reporting.study import find_studies
 
@@ -42,22 +38,17 @@ def command(
         raise UsageError("report needs at least one run directory")
     path = out or (runs[0] / FILE if len(runs) == 1 else Path(FILE))
     studies, places = find_studies(runs)
-    found = without_repeats(find(places))
-    if not studies and all(one.run is None for one in found):
-        raise UserError("; ".join(f"{one.path} {one.problem}" for one in found) or "no runs there")
-    for one in found:
-        if one.problem:
-            notice(f"{one.path} {one.problem}")
-    if markdown:
-        print(page.markdown(found, studies, target), end="")
-    else:
-        console = PlainConsole(soft_wrap=True)
-        for study in studies:
-            console.print("\n".join([f"{study.title}:", *trials.lines(study.trials)]))
-        parts = groups([one.run for one in found if one.run is not None])
-        for verdict in group_verdicts(parts, target=target, titled=bool(studies)):
-            console.print(verdict.details() if details else str(verdict))
-    page.write_report(found, path, studies=studies, target=target)
+    result = Result(find(places), studies=studies, target=target)
+    problems = [f"{one.path} {one.problem}" for one in result.found if one.problem]
+    if not studies and not result.runs:
+        raise UserError("; ".join(problems) or "no runs there")
+    for problem in problems:
+        notice(problem)
+    console = PlainConsole(soft_wrap=True)
+    for study in studies:
+        console.print("\n".join([f"{study.title}:", *trials.lines(study.trials)]))
+    for verdict in result.verdicts:
+        console.print(verdict.details() if details else str(verdict))
+    result.save(path)
     omitted = why_no_pictures()
-    text_only = f" ({omitted})" if omitted else ""
-    print(f"report: {path}{text_only}", file=sys.stderr if markdown else sys.stdout)
+    console.print(f"report: {path}{f' ({omitted})' if omitted else ''}")

@@ -18,7 +18,6 @@ def command(
     margin: float = 0.01,
     details: bool = False,
     json_: Annotated[bool, arg(name="json")] = False,
-    csv: Annotated[Path | None, arg(metavar="FILE")] = None,
 ) -> None:
     """Compare every variant with the baseline, with intervals over the seeds.
 
@@ -33,30 +32,16 @@ def command(
         margin: Differences below this share of the baseline's value count as equivalent.
         details: Print the secondary figures too.
         json_: Print everything as JSON.
-        csv: Also write the rows of the runs as a CSV file, which this command reads.
     """
     from normrnn.reporting.answer import verdicts
-    from normrnn.verdicts.rows import write_csv
+    from normrnn.verdicts.verdict import Settings
 
     if not paths:
         raise UsageError("verdict needs run directories or a CSV file")
-    found = verdicts(
-        paths,
-        baseline=baseline,
-        paired=paired,
-        higher_is_better=higher_is_better,
-        target=target,
-        margin=margin,
-    )
-    if csv is not None:
-        if len(found) > 1:
-            raise UsageError(f"--csv takes one experiment, there are {len(found)}")
-        write_csv(csv, found[0].runs)
+    settings = Settings(paired, higher_is_better, target, margin)
+    found = verdicts(paths if len(paths) > 1 else paths[0], baseline, settings)
     if json_:
         values = [one.to_dict() for one in found]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=2))
-        return
-    for number, one in enumerate(found):
-        if number:
-            print()
-        print(one.details() if details else one)
+    else:
+        print("\n\n".join(one.details() if details else str(one) for one in found))

@@ -183,17 +183,10 @@ def conclude(
     studies: "Sequence[RecordedStudy]" = (),
 ) -> "Result":
     """Read the runs, judge them and write OUT/report.html, if Jinja2 is installed."""
-    from normrnn.reporting.answer import group_verdicts
-    from normrnn.reporting.groups import groups
-    from normrnn.reporting.result import Result, Runs
+    from normrnn.reporting.result import Result
     from normrnn.reporting.runs import find
 
-    found = find(directories)
-    runs = Runs(one.run for one in found if one.run is not None)
-    title = f"normrnn compare {what}"
+    result = Result(find(directories), f"normrnn compare {what}", studies, target)
     with contextlib.suppress(ImportError):
-        from normrnn.reporting.page import write_report
-
-        write_report(found, out / REPORT, title, list(studies), target)
-    verdicts = group_verdicts(groups(runs), target=target)
-    return Result(runs, verdicts, title, target=target, studies=studies)
+        result.save(out / REPORT)
+    return result

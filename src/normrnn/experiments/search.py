@@ -153,13 +153,13 @@ def _open_study(
 
 
 def _report(study: "RecordedStudy", runner: Runner) -> None:
-    from normrnn.reporting.page import write_report
     from normrnn.reporting.pictures import why_no_pictures
+    from normrnn.reporting.result import Result
     from normrnn.reporting.runs import find
 
     runs = [*study.runs(), *sorted((study.path / CONFIRM).glob("*"))]
     report = study.path / "report.html"
-    write_report(find(runs), report, f"normrnn search {study.recipe}", [study])
+    Result(find(runs), f"normrnn search {study.recipe}", [study]).save(report)
     omitted = why_no_pictures()
     runner.say(f"report: {report}{f' ({omitted})' if omitted else ''}")
 

@@ -5,11 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from normrnn.config.measure import Measure
 from normrnn.errors import UsageError
-from normrnn.reporting.groups import Group, groups, without_repeats
-from normrnn.reporting.runs import Run, find
-from normrnn.runs.rows import Row
+from normrnn.reporting.groups import Group, groups
+from normrnn.reporting.runs import Row, Run, find
 from normrnn.verdicts.result import Verdict, verdict_of
 from normrnn.verdicts.rows import BASELINE, PlainRun, Point, read_rows
 from normrnn.verdicts.verdict import Settings
@@ -48,85 +46,63 @@ def verdict(
     >>> verdict(rows, paired=True).variants["frame"].quality.answer
     'better'
     """
-    found = verdicts(
-        rows,
-        baseline=baseline,
-        paired=paired,
-        higher_is_better=higher_is_better,
-        target=target,
-        margin=margin,
-    )
+    found = verdicts(rows, baseline, Settings(paired, higher_is_better, target, margin))
     if len(found) > 1:
         raise UsageError("runs of different experiments: " + "; ".join(one.title for one in found))
     return found[0]
 
 
 def verdicts(
-    rows: Any,
-    *,
-    baseline: str | None = None,
-    paired: bool = False,
-    higher_is_better: bool = False,
-    target: float | None = None,
-    margin: float = 0.01,
+    rows: Any, baseline: str | None = None, settings: Settings | None = None
 ) -> list[Verdict]:
     """Compare the variants of several experiments: one verdict each."""
-    if isinstance(rows, list | tuple) and len(rows) == 1 and isinstance(rows[0], str | Path):
-        rows = rows[0]
-    runs = _runs(rows)
+    settings, runs = settings or Settings(), _runs(rows)
     if runs is None:
-        plain = read_rows(rows)
-        paired = paired or all(run.paired for run in plain)
-        settings = Settings(paired, higher_is_better, target, margin)
-        return [verdict_of(plain, baseline, settings)]
-    if higher_is_better or (paired and not is_paired(runs)):
+        return [verdict_of(read_rows(rows), baseline, settings)]
+    if settings.higher_is_better or (settings.paired and not _is_paired(runs)):
         raise UsageError(
             "paired and higher_is_better are for rows: run directories say themselves what they are"
         )
-    found = groups(runs)
-    if not found:
+    if not runs:
         raise UsageError("no runs found")
-    return group_verdicts(found, baseline=baseline, target=target, margin=margin)
+    return group_verdicts(groups(runs), baseline, settings)
 
 
-def group_verdicts(found: Sequence[Group], titled: bool = False, **options: Any) -> list[Verdict]:
-    """Return a verdict per group; with titles if there are several, or if asked for."""
-    answers = [group_verdict(group, **options) for group in found]
-    if len(found) < 2 and not titled:
+def group_verdicts(
+    found: Sequence[Group], baseline: str | None = None, settings: Settings | None = None
+) -> list[Verdict]:
+    """Return a verdict per group, with titles if there are several."""
+    answers = [group_verdict(group, baseline, settings) for group in found]
+    if len(found) < 2:
         return answers
     return [replace(a, title=g.title) for a, g in zip(answers, found, strict=True)]
 
 
 def group_verdict(
-    group: Group, baseline: str | None = None, target: float | None = None, margin: float = 0.01
+    group: Group, baseline: str | None = None, settings: Settings | None = None
 ) -> Verdict:
     """Compare the variants of a group of comparable runs."""
-    plain = plain_runs(group)
-    if not have_comparable_seconds(group.runs):
-        for run in plain:
-            for name, points in run.splits.items():
-                run.splits[name] = [point._replace(seconds=None) for point in points]
     measure = group.measure
-    paired = all(run.paired for run in plain)
-    settings = Settings(paired, measure.higher_is_better, target, margin)
-    return verdict_of(plain, baseline, settings, measure.name)
+    settings = replace(
+        settings or Settings(),
+        paired=_is_paired(group.runs),
+        higher_is_better=measure.higher_is_better,
+    )
+    return verdict_of(plain_runs(group), baseline, settings, measure.name)
 
 
 def _runs(rows: Any) -> list[Run] | None:
     """Return runs if directories or runs were given; None for rows."""
-    one = isinstance(rows, str | Path | Run)
-    several: Sequence[Any] = [rows] if one else rows if isinstance(rows, list | tuple) else []
+    several = rows if isinstance(rows, list | tuple) else [rows]
     if not several or not all(isinstance(item, str | Path | Run) for item in several):
         return None
-    if one and not isinstance(rows, Run) and Path(rows).is_file():
+    if isinstance(rows, str | Path) and Path(rows).is_file():
         return None
-    runs = [item for item in several if isinstance(item, Run)]
-    places = [Path(item) for item in several if not isinstance(item, Run)]
-    found = find(places) if places else []
-    found = without_repeats(found)
+    found = find([Path(item) for item in several if not isinstance(item, Run)])
     broken = [f"{item.path} {item.problem}" for item in found if item.problem]
     if broken:
         raise UsageError("; ".join(broken))
+    runs = [item for item in several if isinstance(item, Run)]
     return [*runs, *(item.run for item in found if item.run is not None)]
 
 
@@ -135,17 +111,14 @@ def plain_runs(group: Group) -> list[PlainRun]:
 
     The first baseline is called "none", even if its settings differ from those of others.
     """
-    found = []
-    for number, arm in enumerate(group.arms):
-        name = arm.name
-        if number == 0 and not arm.runs[0].normalisation.normalises:
-            name = BASELINE
-        found += [_plain(run, name, group.measure) for run in arm.runs]
-    paired = is_paired(group.runs)
-    return [replace(run, paired=paired) for run in found]
+    timed, found = have_comparable_seconds(group.runs), []
+    for arm in group.arms:
+        name = BASELINE if arm.index == 0 else arm.name
+        found += [_plain(run, name, timed) for run in arm.runs]
+    return found
 
 
-def is_paired(runs: Sequence[Run]) -> bool:
+def _is_paired(runs: Sequence[Run]) -> bool:
     """Whether runs of one seed share their initial weights, batches and masks."""
     return all(run.config.get("shared_initialisation") is True for run in runs)
 
@@ -163,44 +136,20 @@ def have_comparable_seconds(runs: Sequence[Run]) -> bool:
     return all(max(some) <= 1.25 * min(some) for some in rates.values())
 
 
-def _plain(run: Run, variant: str, measure: Measure) -> PlainRun:
-    rate, rates = None, {}
+def _plain(run: Run, variant: str, timed: bool) -> PlainRun:
+    measure, rate, rates = run.measure, None, {}
     for row in run.rows:
-        rate = row.get("lr", rate)
-        rates[row["updates"]] = rate
-
-    def points(rows: Sequence[Row]) -> list[Point]:
-        return [
-            Point(r["updates"], measure.convert(r["loss"]), r["seconds"], rates[r["updates"]])
-            for r in rows
-        ]
-
-    tests = {row["updates"]: row for row in run.split("test", saved_statistics(run))}
-    splits = {
-        "valid": points(run.split("valid", run.serving)),
-        "test": points(list(tests.values())),
-        "train_eval": points(run.split("train_eval", run.serving)),
+        rates[row["updates"]] = rate = row.get("lr", rate)
+    tests = {row["updates"]: row for row in run.split("test", run.saved_statistics)}
+    rows = {
+        "valid": run.split("valid", run.serving),
+        "test": list(tests.values()),
+        "train_eval": run.split("train_eval", run.serving),
     }
-    splits = {name: some for name, some in splits.items() if some}
+
+    def point(row: Row) -> Point:
+        seconds = row["seconds"] if timed else None
+        return Point(row["updates"], measure.convert(row["loss"]), seconds, rates[row["updates"]])
+
+    splits = {name: list(map(point, some)) for name, some in rows.items() if some}
     return PlainRun(variant, run.seed, splits, bool(run.diverged))
-
-
-def saved_statistics(run: Run) -> str:
-    """The kind of statistics that the selected model was saved with.
-
-    Runs that did not record it are judged by the same rule: the better kind on validation data at
-    the update of the best validation.
-    """
-    for row in run.rows:
-        if row.get("saved") is True:
-            return row["statistics"]
-    valid = run.split("valid", run.serving)
-    if not valid:
-        return run.serving
-    at = min(valid, key=lambda row: row["loss"])["updates"]
-    kinds = {
-        row["statistics"]: row["loss"]
-        for row in run.split("valid")
-        if row["updates"] == at and row.get("statistics") != "batch"
-    }
-    return min(kinds, key=lambda kind: (kinds[kind], kind != run.serving))

@@ -1,23 +1,24 @@
-"""The report: a self-contained HTML file, or Markdown."""
+"""The report: a self-contained HTML file."""
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from normrnn.errors import UserError
 from normrnn.files import open_regular, write_whole
 from normrnn.recipes import RECIPES, summary
 from normrnn.reporting import trials
-from normrnn.reporting.answer import group_verdict
-from normrnn.reporting.groups import Group, command, data_name, differing, groups
-from normrnn.reporting.pictures import Picture, draw, pictures, svg, why_no_pictures
+from normrnn.reporting.groups import Group, data_name
+from normrnn.reporting.pictures import address, draw, pictures, why_no_pictures
+from normrnn.reporting.result import Result
 from normrnn.reporting.runs import Run, RunOrProblem
 from normrnn.reporting.study import RecordedStudy
-from normrnn.reporting.tables import DASH, Table, as_markdown, details_tables, runs_table
+from normrnn.reporting.tables import DASH, Table, runs_table
+from normrnn.verdicts.result import HEAD, Verdict
 from normrnn.version import __version__
 
 MARK = '<!doctype html>\n<html lang="en" data-by="normrnn report">'
@@ -25,13 +26,8 @@ MARK = '<!doctype html>\n<html lang="en" data-by="normrnn report">'
 _FACTS = ("normrnn", "torch", "numpy", "python", "cpu", "cores", "threads", "system")
 
 
-def page(
-    found: Sequence[RunOrProblem],
-    title: str = "normrnn report",
-    studies: Sequence[RecordedStudy] = (),
-    target: float | None = None,
-) -> str:
-    """Return the HTML report of studies and runs; `target` is a validation value to reach."""
+def page(result: Result) -> str:
+    """Return the HTML report of studies and runs."""
     environment = Environment(
         loader=PackageLoader("normrnn.reporting", ""),
         autoescape=True,
@@ -39,67 +35,58 @@ def page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    parts = groups([one.run for one in found if one.run is not None])
+    compared = zip(result.groups, result.verdicts, strict=True)
     return environment.get_template("page.html").render(
-        title=title,
-        warnings=warnings(found, studies),
-        studies=[_study(study, f"t{i}") for i, study in enumerate(studies)],
-        sections=[_section(group, f"s{i}", target) for i, group in enumerate(parts)],
+        title=result.title,
+        warnings=[line for one in (*result.studies, *result.found) for line in _warnings(one)],
+        parts=[*map(_study, result.studies), *(_section(*pair) for pair in compared)],
         no_pictures=why_no_pictures(),
         version=__version__,
         date=f"{datetime.now():%d %B %Y, %H:%M}",
     )
 
 
-def warnings(found: Sequence[RunOrProblem], studies: Sequence[RecordedStudy]) -> list[str]:
-    """List what is damaged, unfinished or missing."""
-    lines = [f"{study.name} {study.state}" for study in studies if study.state]
-    for one in found:
-        run, name = one.run, one.path.name or str(one.path)
-        if one.problem:
-            also = "" if run is None else "; the rows before that are shown"
-            lines.append(f"{name} {one.problem}{also}")
-        if run is not None and not run.finished:
-            state = "running" if run.training else "diverged" if run.diverged else "not finished"
-            lines.append(f"{name} ({run.label}): {state}, {run.updates:,} updates")
-    if not studies and not any(one.run for one in found):
-        lines.append("none of these directories holds a run")
+def _warnings(one: RunOrProblem | RecordedStudy) -> list[str]:
+    """List what is damaged or unfinished."""
+    name = one.path.name or str(one.path)
+    if isinstance(one, RecordedStudy):
+        return [f"{one.name} {one.state}"] if one.state else []
+    lines = [f"{name} {one.problem}"] if one.problem else []
+    if one.run is not None and not one.run.finished:
+        run = one.run
+        state = "running" if run.training else "diverged" if run.diverged else "not finished"
+        lines.append(f"{name} ({run.label}): {state}, {run.updates:,} updates")
     return lines
 
 
-def _section(group: Group, anchor: str, target: float | None) -> dict[str, Any]:
-    verdict = group_verdict(group, target=target)
+def _section(group: Group, verdict: Verdict) -> dict[str, Any]:
     runs = [run for arm in group.arms for run in arm.runs]
-    drawn = [] if why_no_pictures() else [(p, _svg(group, p, anchor)) for p in pictures(group)]
+    drawn = [] if why_no_pictures() else pictures(group)
+    figures = Table("All figures", HEAD, verdict.table(details=True), verdict.method)
+    hashes = {str(run.settings.get("data_sha256") or "") for run in runs} - {""}
     return {
-        "anchor": anchor,
         "title": group.title or "unknown recipe",
-        "about": summary(group.recipe) if group.recipe in RECIPES else "Unknown recipe.",
         "lines": verdict.lines(),
-        "pictures": drawn,
-        "tables": [*details_tables(verdict), runs_table(group), _differing(runs)],
-        "settings": _settings(runs),
-        "machines": _machines(runs),
-        "commands": [command(run) for run in runs],
-        "data": sorted({str(run.settings.get("data_sha256") or "") for run in runs} - {""}),
+        "about": [summary(group.recipe) if group.recipe in RECIPES else "Unknown recipe."],
+        "pictures": [
+            (picture.title, address(partial(draw, group=group, picture=picture)))
+            for picture in drawn
+        ],
+        "tables": [figures, runs_table(group)],
+        "settings": [_settings(runs), _machines(runs)],
+        "data": sorted(hashes),
     }
 
 
-def _svg(group: Group, picture: Picture, anchor: str) -> Markup:
-    prefix = f"{anchor}-{picture.name}"
-    return Markup(svg(lambda axes, *look: draw(axes, group, picture, *look), prefix, picture.title))
-
-
-def _differing(runs: Sequence[Run]) -> Table:
-    rows = [[name, *map(_value, values)] for name, values in differing(runs).items()]
-    return Table("Settings in which the runs differ", ["setting", *(r.label for r in runs)], rows)
-
-
 def _settings(runs: Sequence[Run]) -> Table:
-    left_out = (*differing(runs), "norm", "seed", "data")
-    rows = [[k, _value(v)] for k, v in runs[0].settings.items() if k not in left_out]
-    rows.append(["data", data_name(runs[0])])
-    return Table("Settings common to all runs", ["setting", "value"], rows)
+    names = dict.fromkeys(name for run in runs for name in run.settings if name != "data")
+    rows = [[name, _values(run.settings.get(name) for run in runs)] for name in names]
+    rows.append(["data", _values(map(data_name, runs))])
+    return Table("Settings; several values where runs differ", ["setting", "value"], rows)
+
+
+def _values(values: Any) -> str:
+    return ", ".join(dict.fromkeys(map(_value, values)))
 
 
 def _machines(runs: Sequence[Run]) -> Table:
@@ -107,6 +94,7 @@ def _machines(runs: Sequence[Run]) -> Table:
         [run.label, f"{run.seconds:,.0f}", *(_value(place.get(key)) for key in _FACTS)]
         for run in runs
         for place in run.environments
+        if isinstance(place, dict)
     ]
     note = "Seconds are those spent in updates, and depend on the load of the machine."
     return Table("Versions and machine", ["run", "seconds", *_FACTS], rows, note)
@@ -116,56 +104,31 @@ def _value(value: object) -> str:
     return DASH if value is None or value == "" else str(value)
 
 
-def _study(study: RecordedStudy, anchor: str) -> dict[str, Any]:
-    found, picture = study.trials, Markup("")
+def _study(study: RecordedStudy) -> dict[str, Any]:
+    found, pictures = study.trials, []
     if study.drawable and not why_no_pictures():
-        title = "Validation loss against learning rate"
-        picture = Markup(svg(lambda axes, *look: trials.draw(axes, found, *look), anchor, title))
+        drawn = address(partial(trials.draw, trials=found))
+        pictures = [("Validation loss against learning rate", drawn)]
     tables = [trials.table(found, paper=study.paper), trials.trials_table(found)] if found else []
     return {
-        "anchor": anchor,
         "title": study.title,
-        "about": [study.budget, study.said],
         "lines": trials.lines(found),
-        "picture": picture,
+        "about": [study.budget, study.said],
+        "pictures": pictures,
         "tables": [*tables, trials.space_table(study.about.get("space"), found)],
+        "settings": [],
+        "data": [],
     }
 
 
-def markdown(
-    found: Sequence[RunOrProblem],
-    studies: Sequence[RecordedStudy] = (),
-    target: float | None = None,
-) -> str:
-    """Return verdicts and tables as Markdown."""
-    parts = []
-    for study in studies:
-        parts.append(f"## {as_markdown(study.title)}")
-        parts += [study.markdown().strip()] if study.trials else []
-    for group in groups([one.run for one in found if one.run is not None]):
-        verdict = group_verdict(group, target=target)
-        parts.append(f"## {as_markdown(group.title)}")
-        parts.append("\n".join(["```", *verdict.lines(), "```"]))
-        for table in (*details_tables(verdict), runs_table(group)):
-            parts += [f"**{as_markdown(table.title)}**", table.markdown()] if table.rows else []
-    problems = map(as_markdown, warnings(found, studies))
-    return "\n\n".join([*parts, *problems]) + "\n"
-
-
-def write_report(
-    found: Sequence[RunOrProblem],
-    path: Path,
-    title: str = "normrnn report",
-    studies: Sequence[RecordedStudy] = (),
-    target: float | None = None,
-) -> None:
+def write_report(result: Result, path: Path) -> None:
     """Write the report; refuse to overwrite anything but a report."""
     refuse_other(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
-    write_whole(path, page(found, title, studies, target).encode(errors="backslashreplace"))
+    write_whole(path, page(result).encode(errors="backslashreplace"))
 
 
 def refuse_other(path: Path) -> None:

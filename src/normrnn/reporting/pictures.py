@@ -1,13 +1,12 @@
 """Figures of runs: the mean over seeds with a band from the lowest to the highest seed."""
 
+import base64
 import contextlib
 import importlib
 import io
 import os
-import re
 import sys
-from collections.abc import Callable, Sequence
-from html import escape
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,40 +23,28 @@ if TYPE_CHECKING:
 
 COLOURS = ("#1f5fbf", "#c62828", "#a35200", "#7a3fa0", "#00695c")
 """On white, by an arm's index: the baseline, the paper's normalisation, others."""
-_INK, _GRID = "#010203", "#040506"
-# Placeholder colours, replaced by the page's CSS variables.
-_VARIABLES = {
-    _INK: "currentColor",
-    _GRID: "var(--grid)",
-    **{f"#0a0b{i:02x}": f"var(--arm{i})" for i in range(len(COLOURS))},
-}
 MOST_POINTS = 400
 
 
 class Picture(NamedTuple):
     """A value of each run, drawn against updates."""
 
-    name: str
     title: str
     split: str
     key: str
-    axis: str
 
 
-def validation(group: Group) -> Picture:
-    """Return the picture of validation against updates."""
-    axis = group.measure.axis
-    return Picture("validation", "Validation against updates", "valid", "loss", axis)
+VALIDATION = Picture("Validation: mean over seeds, lowest to highest seed", "valid", "loss")
+PICTURES = (
+    VALIDATION,
+    Picture("Training, in training mode", "train", "loss"),
+    Picture("Gradient norm before clipping", "train", "grad_norm"),
+)
 
 
 def pictures(group: Group) -> list[Picture]:
     """Return the pictures that the runs have rows for, validation first."""
-    found = [
-        validation(group),
-        Picture("train", "Training, in training mode", "train", "loss", group.measure.axis),
-        Picture("grad-norm", "Gradient norm before clipping", "train", "grad_norm", "norm"),
-    ]
-    return [picture for picture in found if any(_rows(run, picture) for run in group.runs)]
+    return [picture for picture in PICTURES if any(_rows(run, picture) for run in group.runs)]
 
 
 def figure(runs: RunsLike) -> "Figure":
@@ -69,56 +56,39 @@ def figure(runs: RunsLike) -> "Figure":
     figure = new_figure(figsize=(6.4 * max(1, len(parts)), 4.1), layout="constrained")
     panels = figure.subplots(1, max(1, len(parts)), squeeze=False)[0]
     for axes, group in zip(panels, parts, strict=False):
-        draw(axes, group, validation(group))
+        draw(axes, group)
         axes.set_title(group.title, fontsize=10, parse_math=False)
     return figure
 
 
-def draw(
-    axes: "Axes",
-    group: Group,
-    picture: Picture,
-    colours: Sequence[str] = COLOURS,
-    ink: str = "#222222",
-    grid: str = "#bbbbbb",
-) -> None:
+def draw(axes: "Axes", group: Group, picture: Picture = VALIDATION) -> None:
     """Draw a line per arm, the mean over seeds, and a band from the lowest to the highest."""
-    shown = group.measure
+    measure, is_loss = group.measure, picture.key == "loss"
+    convert = measure.convert if is_loss else float
     for arm in group.arms:
-        colour = colours[arm.index % len(colours)]
-        convert = shown.convert if picture.key == "loss" else float
+        colour = COLOURS[arm.index % len(COLOURS)]
         lines = [
-            {r["updates"]: convert(r[picture.key]) for r in _rows(run, picture)} for run in arm.runs
+            {row["updates"]: convert(row[picture.key]) for row in _rows(run, picture)}
+            for run in arm.runs
         ]
         lines = [line for line in lines if line]
         common = sorted(set.intersection(*map(set, lines))) if lines else []
-        if not common:
-            continue
-        common = common[:: -(-len(common) // MOST_POINTS)]
+        common = common[:: -(-len(common) // MOST_POINTS) or 1]
         values = [[line[at] for line in lines] for at in common]
+        if not values:
+            continue
         mark = "o" if len(common) <= 2 else ""
-        axes.plot(
-            common,
-            list(map(mean, values)),
-            color=colour,
-            linewidth=1.7,
-            label=arm.name,
-            marker=mark,
-        )
+        middle = list(map(mean, values))
+        axes.plot(common, middle, color=colour, linewidth=1.7, label=arm.name, marker=mark)
         if len(lines) > 1:
             low, high = list(map(min, values)), list(map(max, values))
             axes.fill_between(common, low, high, color=colour, alpha=0.3, linewidth=0)
-    if axes.lines:
-        _log_scale(axes, shown.log and picture.key == "loss")
-        for text in axes.legend(loc="upper right", fontsize=8, framealpha=0).get_texts():
-            text.set_parse_math(False)
-            text.set_color(ink)
-    else:
-        axes.text(0.5, 0.5, "no rows yet", color=ink, ha="center", transform=axes.transAxes)
+    if axes.lines and is_loss and measure.log:
+        _log_scale(axes)
     axes.set_xlim(left=0)
     axes.locator_params(axis="x", nbins=6, integer=True)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    dress(axes, "updates", picture.axis, ink, grid)
+    finish(axes, "updates", measure.axis if is_loss else "norm")
 
 
 def _rows(run: Run, picture: Picture) -> list[Row]:
@@ -129,21 +99,20 @@ def _rows(run: Run, picture: Picture) -> list[Row]:
     return [row for row in run.split(picture.split) if picture.key in row]
 
 
-def dress(axes: "Axes", x: str, y: str, ink: str, grid: str) -> None:
-    """Label the axes and draw a light grid."""
-    axes.set_xlabel(x, color=ink)
-    axes.set_ylabel(y, color=ink)
-    axes.grid(color=grid, linewidth=0.5)
+def finish(axes: "Axes", x: str, y: str) -> None:
+    """Label the axes, draw a light grid, and a legend where something is drawn."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(color="#bbbbbb", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(ink)
-    axes.tick_params(which="both", color=ink, labelcolor=ink)
+    if axes.get_legend_handles_labels()[1]:
+        for text in axes.legend(fontsize=8, framealpha=0).get_texts():
+            text.set_parse_math(False)
 
 
-def _log_scale(axes: "Axes", log: bool) -> None:
+def _log_scale(axes: "Axes") -> None:
     """Use a logarithmic axis with plain numbers."""
-    if not log:
-        return
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     axes.set_yscale("log")
@@ -162,31 +131,13 @@ def save(figure: "Figure", path: Path, dpi: int = 100) -> None:
     write_whole(path, drawn.getbuffer())
 
 
-def svg(draw: Callable[["Axes", Sequence[str], str, str], None], prefix: str, title: str) -> str:
-    """Return an inline SVG in the page's colours, with ids that start with `prefix`.
-
-    `draw` is called with axes and the colours of arms, ink and grid.
-    """
-    from matplotlib import rc_context
-
-    text = io.StringIO()
-    plain: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": prefix, "font.size": 10.5}
-    with rc_context({**plain, "font.family": "sans-serif"}):
-        figure = new_figure(figsize=(4.8, 3.2), layout="constrained")
-        draw(figure.subplots(), list(_VARIABLES)[2:], _INK, _GRID)
-        figure.savefig(text, format="svg", transparent=True)
-    body = text.getvalue()
-    body = re.sub(r"<metadata>.*?</metadata>", "", body[body.index("<svg") :], flags=re.DOTALL)
-    box = re.search(r'viewBox="([^"]*)"', body)
-    assert box is not None
-    body = body[body.index(">") + 1 :].replace("xlink:href", "href")
-    body = re.sub(r'\bid="', f'id="{prefix}-', body)
-    body = body.replace('href="#', f'href="#{prefix}-').replace("url(#", f"url(#{prefix}-")
-    body = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", body)
-    for colour, variable in _VARIABLES.items():
-        body = body.replace(colour, variable)
-    named = f'<title id="{prefix}-t">{escape(title)}</title>'
-    return f'<svg viewBox="{box[1]}" role="img" aria-labelledby="{prefix}-t">{named}{body}'
+def address(draw: "Callable[[Axes], None]") -> str:
+    """Return a picture as an address for HTML, which holds it; letters are outlines in it."""
+    figure = new_figure(figsize=(4.8, 3.2), layout="constrained")
+    draw(figure.subplots())
+    content = io.BytesIO()
+    figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
+    return f"data:image/svg+xml;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def why_no_pictures() -> str:

@@ -1,17 +1,22 @@
-"""What `normrnn.compare` returns: the runs and the verdict on them, short to print."""
+"""Runs, their groups and the verdicts on them: what `compare` returns and what a report shows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normrnn.reporting.groups import groups
+from normrnn.reporting.answer import group_verdicts
+from normrnn.reporting.groups import Group, groups
 from normrnn.reporting.runs import Run, RunOrProblem
 from normrnn.reporting.tables import runs_table
 from normrnn.verdicts.result import Verdict, html_table
+from normrnn.verdicts.verdict import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from normrnn.reporting.study import RecordedStudy
 
 
 class Runs(list[Run]):
@@ -22,7 +27,7 @@ class Runs(list[Run]):
         return f"<{len(self)} run{'s' * (len(self) != 1)} of {recipes or 'no recipe'}>"
 
     def _repr_html_(self) -> str:
-        tables = [runs_table(group) for group in groups(self)]
+        tables = map(runs_table, groups(self))
         return "".join(html_table(table.head, table.rows) for table in tables)
 
 
@@ -30,15 +35,30 @@ class Runs(list[Run]):
 class Result:
     """Runs and verdicts, one per experiment. `print` it for the answer."""
 
-    runs: Runs
-    verdicts: Sequence[Verdict]
+    found: Sequence[RunOrProblem]
+    """The directories that were read."""
     title: str = "normrnn report"
-    folder: Any = None
-    """A temporary directory that holds the runs, removed with the result."""
+    studies: "Sequence[RecordedStudy]" = ()
+    """Searches, or the study that chose a tuned setting."""
     target: float | None = None
     """The validation value to reach that was asked for."""
-    studies: Sequence[Any] = ()
-    """The study that chose a setting, if one was tuned."""
+    folder: Any = None
+    """A temporary directory that holds the runs, removed with the result."""
+
+    @cached_property
+    def runs(self) -> Runs:
+        """All runs that could be read."""
+        return Runs(one.run for one in self.found if one.run is not None)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Comparable runs."""
+        return groups(self.runs)
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """A verdict per group."""
+        return group_verdicts(self.groups, settings=Settings(target=self.target))
 
     @property
     def verdict(self) -> Verdict:
@@ -52,11 +72,10 @@ class Result:
         return figure(self.runs)
 
     def save(self, path: str | Path) -> None:
-        """Write the HTML report."""
+        """Write the HTML report; refuse to overwrite anything but a report."""
         from normrnn.reporting.page import write_report
 
-        runs = [RunOrProblem(run.path, run) for run in self.runs]
-        write_report(runs, Path(path), self.title, self.studies, self.target)
+        write_report(self, Path(path))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, those of `normrnn.verdict`."""

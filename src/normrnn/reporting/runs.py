@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import Any
 from normrnn.config.base import settled
 from normrnn.config.function import KIND
 from normrnn.config.jsonio import flat, to_dict
+from normrnn.config.measure import Measure
 from normrnn.config.registry import config_class
 from normrnn.errors import UserError, notice
 from normrnn.files import ROWS, open_regular, read_regular, resolved
@@ -64,8 +66,7 @@ class Run:
         """The entry of its norm, or a placeholder for a norm that is not registered."""
         if self.norm in names():
             return get(self.norm)
-        words = f"{self.norm} normalised network"
-        return Norm(name=self.norm, words=words, acts="step", pools=None)
+        return Norm(name=self.norm, words=self.norm, acts="step", pools=None)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -73,6 +74,11 @@ class Run:
         known = self.recipe in RECIPES
         defaults = to_dict(type(recipe(self.recipe))(recipe=self.recipe)) if known else {}
         return settled({**flat(defaults), **flat(self.config)})
+
+    @property
+    def measure(self) -> Measure:
+        """The measure of its task."""
+        return config_class(self.config).measure(self.settings)
 
     @property
     def finished(self) -> bool:
@@ -86,17 +92,15 @@ class Run:
     def epochs_done(self) -> int:
         """Number of complete, validated epochs."""
         last = self.rows[-1]["epoch"] if self.rows else 0
-        if self.config.get("kind") == KIND:  # calls of `log`
+        if self.config.get("kind") == KIND or self.split("test"):
             return last
-        validated: dict[int, set[int]] = {}
-        for row in self.split("valid"):
-            validated.setdefault(row["epoch"], set()).add(row["updates"])
-        parts = self.settings.get("train.segments", 1)
+        validated = {(row["epoch"], row["updates"]) for row in self.split("valid")}
+        validations = Counter(epoch for epoch, _ in validated)
+        parts = self.settings.get("train.segments")
         asked = parts if isinstance(parts, int) else 1
         if last > 1:  # short epochs have as many segments as the first
-            asked = min(asked, len(validated.get(1, ())) or asked)
-        whole = self.split("test") or len(validated.get(last, ())) >= asked
-        return last if whole else max(last - 1, 0)
+            asked = min(asked, validations[1] or asked)
+        return last if validations[last] >= asked else max(last - 1, 0)
 
     @property
     def updates(self) -> int:
@@ -114,6 +118,24 @@ class Run:
         recalibrated = self.split("valid", "recalibrated") and not self.split("valid", "running")
         return "recalibrated" if recalibrated else "running"
 
+    @cached_property
+    def saved_statistics(self) -> str:
+        """The kind of statistics that the selected model was saved with.
+
+        Runs that did not record it are judged by the same rule: the better kind on validation data
+        at the update of the best validation.
+        """
+        if saved := [row["statistics"] for row in self.rows if row.get("saved") is True]:
+            return saved[0]
+        if (selected := self.best()) is None:
+            return self.serving
+        kinds = {
+            row["statistics"]: row["loss"]
+            for row in self.split("valid")
+            if row["updates"] == selected["updates"] and row.get("statistics") != "batch"
+        }
+        return min(kinds, key=lambda kind: (kinds[kind], kind != self.serving))
+
     @property
     def looks_ahead(self) -> bool:
         """Whether training statistics include the words to predict, which makes the training loss
@@ -126,13 +148,9 @@ class Run:
         epochs = self.settings.get("epochs")
         if self.diverged:
             return f"diverged after {self.updates:,} updates"
-        if not self.rows:
-            return "not begun"
         if not self.epochs_done:
             return f"{self.updates:,} updates"
-        done = f"all {epochs}" if self.epochs_done == epochs else f"{self.epochs_done} of {epochs}"
-        short = self.settings.get("train.epoch_tokens")
-        return f"{done}, each {short:,} tokens" if isinstance(short, int) and short else done
+        return f"all {epochs}" if self.epochs_done == epochs else f"{self.epochs_done} of {epochs}"
 
     @property
     def rate(self) -> float | None:
@@ -149,10 +167,8 @@ class Run:
 
     def frame(self) -> Any:
         """Return the rows as a DataFrame; pandas is needed."""
-        try:
-            from pandas import DataFrame  # type: ignore[import-not-found]
-        except ImportError:
-            raise UserError("frame() needs pandas: pip install pandas") from None
+        from pandas import DataFrame  # type: ignore[import-not-found]
+
         return DataFrame(self.rows)
 
     def __repr__(self) -> str:
@@ -198,8 +214,38 @@ def load(path: str | Path) -> Run:
     found = examine(Path(path))
     if found.run is None or found.problem:
         raise UserError(f"{path} {found.problem}")
-    _say([found])
+    _notify([found])
     return found.run
+
+
+def find(paths: Sequence[Path]) -> list[RunOrProblem]:
+    """Read the runs in these directories, or one or two levels inside them; each once."""
+    found: dict[Path, RunOrProblem] = {}
+    for path in paths:
+        if not path.is_dir():
+            what = "is a file, not a run directory" if path.exists() else "does not exist"
+            raise UserError(f"{path} {what}")
+        runs = [] if (path / CONFIG).exists() else inside(path)
+        for one in runs or [path]:
+            found.setdefault(resolved(one), examine(one))
+    _notify(list(found.values()))
+    return list(found.values())
+
+
+def inside(path: Path) -> list[Path]:
+    """List runs one or two levels inside a directory, but not inside another run."""
+    first, second = (
+        sorted(found.parent for found in path.glob(f"{level}/{CONFIG}")) for level in ("*", "*/*")
+    )
+    return first + [run for run in second if run.parent not in first]
+
+
+def _notify(found: Sequence[RunOrProblem]) -> None:
+    for word in (word for one in found for word in one.words):
+        notice(word)
+    runs = [one for one in found if one.run is not None]
+    if bare := [one for one in runs if not one.verified]:
+        notice(f"{len(bare)} of {len(runs)} runs have no checksums: not verified")
 
 
 def examine(path: Path) -> RunOrProblem:
@@ -229,25 +275,7 @@ def examine(path: Path) -> RunOrProblem:
     # Names that are not UTF-8 cannot be printed.
     config = json.loads(json.dumps(config, ensure_ascii=False).encode(errors="replace"))
     run = Run(path, config, rows, machines, is_held(path / LOCK), _diverged(path))
-    problem = problem and f"is damaged: {problem}"
-    return RunOrProblem(path, run, problem, tuple(words), verified)
-
-
-def _diverged(path: Path) -> str:
-    try:
-        with open_regular(path / DIVERGED) as file:
-            return file.read(200).decode(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _say(found: Sequence[RunOrProblem]) -> None:
-    for word in (word for one in found for word in one.words):
-        notice(word)
-    runs = [one for one in found if one.run is not None]
-    if bare := [one.path.name for one in runs if not one.verified]:
-        some = "" if len(bare) == len(runs) else f" ({bare[0]}{', …' * (len(bare) > 1)})"
-        notice(f"{len(bare)} of {len(runs)} runs have no checksums{some}: not verified")
+    return RunOrProblem(path, run, problem and f"is damaged: {problem}", tuple(words), verified)
 
 
 def _config(path: Path) -> dict[str, Any] | None:
@@ -258,33 +286,15 @@ def _config(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     kinds = {"norm": str, "seed": int}
-    if not isinstance(config, dict) or not isinstance(config.get("recipe", ""), str):
+    if not all(isinstance(fields.get(name), kind) for name, kind in kinds.items()):
         return None
-    plain = (str, int, float, type(None))
-    if not all(isinstance(value, plain) for value in fields.values()):
-        return None
-    if not all(isinstance(config.get(k), kinds[k]) for k in kinds):
-        return None
-    return config
+    plain = all(isinstance(value, str | int | float | None) for value in fields.values())
+    return config if plain and isinstance(config.get("recipe", ""), str) else None
 
 
-def inside(path: Path) -> list[Path]:
-    """List runs one or two levels inside a directory, but not inside another run."""
-    first, second = (
-        sorted(found.parent for found in path.glob(f"{level}/{CONFIG}")) for level in ("*", "*/*")
-    )
-    return first + [run for run in second if run.parent not in first]
-
-
-def find(paths: Sequence[Path]) -> list[RunOrProblem]:
-    """Read the runs in these directories, or one or two levels inside them; each once."""
-    found: dict[Path, RunOrProblem] = {}
-    for path in paths:
-        if not path.is_dir():
-            what = "is a file, not a run directory" if path.exists() else "does not exist"
-            raise UserError(f"{path} {what}")
-        runs = [] if (path / CONFIG).exists() else inside(path)
-        for one in runs or [path]:
-            found.setdefault(resolved(one), examine(one))
-    _say(list(found.values()))
-    return list(found.values())
+def _diverged(path: Path) -> str:
+    try:
+        with open_regular(path / DIVERGED) as file:
+            return file.read(200).decode(errors="replace").strip()
+    except OSError:
+        return ""

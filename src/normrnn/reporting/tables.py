@@ -1,12 +1,11 @@
-"""Tables for the terminal, Markdown and HTML; a row per run, a row per figure of a verdict."""
+"""Tables for Markdown and HTML; a row per run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from normrnn.reporting.groups import Group
 from normrnn.reporting.runs import Run
 from normrnn.runs.rows import epoch_averages
-from normrnn.verdicts.result import Verdict, cells
 
 DASH = "–"
 COLUMNS = 80
@@ -34,20 +33,6 @@ def as_markdown(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\`*_|<>[]" else c for c in text)
 
 
-def details_tables(verdict: Verdict) -> list[Table]:
-    """Return a table per variant with all figures of a verdict."""
-    tables = []
-    for name, one in verdict.variants.items():
-        figures = (*one.primary.values(), *one.details.values())
-        rows = [[*cells(figure, verdict.measure), figure.answer] for figure in figures]
-        head = ["figure", name, verdict.baseline, "difference or ratio", "answer"]
-        title = f"{name} against {verdict.baseline}"
-        tables.append(Table(title, head, rows))
-    if tables:
-        tables[-1] = replace(tables[-1], note=verdict.method)
-    return tables
-
-
 def runs_table(group: Group) -> Table:
     """Return a row per run: epochs, best training and validation values, test value, speed."""
     shown = group.measure
@@ -66,7 +51,7 @@ def runs_table(group: Group) -> Table:
             row.append(shown.text(_best_train(run)))
             row += [shown.text(_lowest(run, "loss", kind)) for kind in kinds]
             row += [_number(_lowest(run, key), 3)] * errors
-            row += [shown.text(test_loss(run))] * tested
+            row += [shown.text(_test_loss(run))] * tested
             rows.append([*row, _number(run.rate, 0), f"{run.seconds:,.0f}"])
     note = "Best epoch of each column. Train: running average in training mode."
     return Table(f"Every run: {shown.long}", head, rows, note)
@@ -84,11 +69,9 @@ def _lowest(run: Run, key: str, kind: str | None = None) -> float | None:
     return None if row is None else row[key]
 
 
-def test_loss(run: Run) -> float | None:
+def _test_loss(run: Run) -> float | None:
     """The test loss with the statistics that the model was saved with."""
-    from normrnn.reporting.answer import saved_statistics
-
-    rows = run.split("test", saved_statistics(run)) or run.split("test")
+    rows = run.split("test", run.saved_statistics) or run.split("test")
     return rows[-1]["loss"] if rows else None
 
 

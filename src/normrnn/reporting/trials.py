@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normrnn.recipes.paper import Paper
-from normrnn.reporting.pictures import COLOURS, dress
+from normrnn.reporting.pictures import COLOURS, finish
 from normrnn.reporting.tables import COLUMNS, DASH, Table
 
 if TYPE_CHECKING:
@@ -189,21 +189,15 @@ def _searched(values: Any) -> str:
     return f"{values.get('low')} to {values.get('high')}{scale}{step}"
 
 
-def draw(
-    axes: "Axes",
-    trials: Sequence[Trial],
-    colours: Sequence[str] = COLOURS,
-    ink: str = "#222222",
-    grid: str = "#dddddd",
-) -> None:
+def draw(axes: "Axes", trials: Sequence[Trial]) -> None:
     """Draw a point per run and a line per pair; diverged runs are crosses at the top."""
     every = counted(trials)
     top = max((loss for t in every for loss in _losses(t)), default=1.0)
     for t in every:
         if len(both := _losses(t)) > 1:
-            axes.plot([t["settings"][LR]] * len(both), both, color=ink, alpha=0.25, linewidth=0.8)
+            axes.plot([t["settings"][LR]] * len(both), both, color="k", alpha=0.25, linewidth=0.8)
     for i, arm in enumerate(arms_of(trials)):
-        colour, good = colours[i % len(colours)], [t for t in every if trained(t, arm)]
+        colour, good = COLOURS[i % len(COLOURS)], [t for t in every if trained(t, arm)]
         x, y = [t["settings"][LR] for t in good], [t["arms"][arm]["loss"] for t in good]
         axes.scatter(x, y, color=colour, s=18, label=arm)
         lost = [t["settings"][LR] for t in every if not trained(t, arm)]
@@ -214,7 +208,4 @@ def draw(
     if rates and min(rates) > 0 and max(rates) / min(rates) > 20:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
-    for text in axes.legend(fontsize=8, framealpha=0).get_texts() if rates else ():
-        text.set_parse_math(False)
-        text.set_color(ink)
-    dress(axes, "learning rate", "validation loss, nats", ink, grid)
+    finish(axes, "learning rate", "validation loss, nats")

@@ -2,16 +2,27 @@
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
+from statistics import mean, median
 from typing import Any
 
-from normrnn.verdicts.rows import PlainRun
-from normrnn.verdicts.verdict import Figure, Settings, VariantVerdict, compare_runs
+from normrnn.errors import UsageError
+from normrnn.verdicts import figures
+from normrnn.verdicts.rows import BASELINE, PlainRun
+from normrnn.verdicts.verdict import (
+    Comparison,
+    Figure,
+    Measure,
+    Settings,
+    VariantVerdict,
+    values_by_seed,
+)
 
 COLUMNS = 80
-MOST_LINES = 3
+HEAD = ["variant", "figure", "value", "baseline", "difference or ratio", "answer", "seeds"]
+_BRIEF = 2
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,7 +33,7 @@ class Verdict:
     variants: Mapping[str, VariantVerdict]
     runs: Sequence[PlainRun]
     ranking: Sequence[tuple[str, float]] = ()
-    """All variants with their quality, the best first."""
+    """All variants with their quality, the best first, without those that diverged."""
     notes: Sequence[str] = ()
     """Runs that lack values which others have."""
     measure: str = "value"
@@ -33,38 +44,36 @@ class Verdict:
     @property
     def diverged(self) -> dict[str, tuple[int, int]]:
         """Variants with runs that diverged: how many of how many."""
-        found: dict[str, tuple[int, int]] = {}
+        every: dict[str, list[bool]] = {}
         for run in self.runs:
-            bad, every = found.get(run.variant, (0, 0))
-            found[run.variant] = bad + run.diverged, every + 1
-        return {name: counts for name, counts in found.items() if counts[0]}
+            every.setdefault(run.variant, []).append(run.diverged)
+        return {name: (sum(bad), len(bad)) for name, bad in every.items() if any(bad)}
 
     def lines(self, details: bool = False) -> list[str]:
-        """At most three lines per variant; with `details`, at least one per figure."""
+        """Return quality and speed of every variant; with `details`, all figures."""
         lines = textwrap.wrap(f"{self.title}:", COLUMNS) if self.title else []
-        lines += [f"{name}: {bad} of {n} runs diverged" for name, (bad, n) in self.diverged.items()]
+        for name, (bad, n) in self.diverged.items():
+            lines.append(f"{_cut(name)}: {bad} of {n} runs diverged")
         for note in self.notes:
             lines += textwrap.wrap(note, COLUMNS, subsequent_indent="  ")
-        texts = {_cut(name): self._texts(one, details) for name, one in self.variants.items()}
-        lines += _blocks(texts, most=None if details else MOST_LINES)
+        for name, one in self.variants.items():
+            shown = one.all if details else list(one.primary.values())[:_BRIEF]
+            seeds = f", {_seeds(shown[0])}:" if shown else ": no values in common"
+            lines.append(f"{_cut(name)}{seeds}")
+            for figure in shown:
+                label, other, baseline, difference = cells(figure, self.measure)
+                colon = ":" if figure.ratio else ""
+                values = f"  {label}{colon} {other} vs {baseline}"
+                lines += _wrapped("  ", [values, difference, figure.answer])
         if len(self.variants) > 1 and len(self.ranking) > 2:
-            pairs = (f"{_cut(name)}\xa0{_plain_number(value)}" for name, value in self.ranking)
-            wrapped = textwrap.wrap(f"ranking: {', '.join(pairs)}", COLUMNS, subsequent_indent="  ")
-            lines += [line.replace("\xa0", " ") for line in wrapped]
+            ranked = [f"{_cut(name)} {value:.4g}" for name, value in self.ranking]
+            lines += _wrapped(" ", ["ranking:", *(f"{one}," for one in ranked[:-1]), ranked[-1]])
         if not self.variants:
             lines.append(f"only one variant, {self.baseline}: nothing to compare it with")
-        return [line.rstrip() for line in lines]
-
-    def _texts(self, one: VariantVerdict, details: bool) -> list[str]:
-        figures = list(one.primary.values())
-        figures += one.details.values() if details else ()
-        if not figures:
-            return ["", "no validation or test values in common"]
-        seeds = "" if figures[0].answer == "one seed" else _seeds(figures[0])
-        return [seeds, *(describe(figure, self.measure, details) for figure in figures)]
+        return lines
 
     def details(self) -> str:
-        """All figures, and how they were computed."""
+        """Return all figures, and how they were computed."""
         return "\n".join([*self.lines(details=True), *textwrap.wrap(self.method, COLUMNS)])
 
     @property
@@ -73,12 +82,17 @@ class Verdict:
         kind = "paired t intervals" if self.paired else "Welch's t intervals"
         count = len(self.variants)
         several = f"; simultaneous over {count} variants for test and speed" if count > 1 else ""
-        early = "; early: before the learning rate drops" if self._has_early_speed else ""
-        return f"95 % {kind}{several}. Training values in eval mode{early}."
+        early = any("speed_before_drop" in one.details for one in self.variants.values())
+        before = "; early: before the learning rate drops" if early else ""
+        return f"95 % {kind}{several}. Training values in eval mode{before}."
 
-    @property
-    def _has_early_speed(self) -> bool:
-        return any("speed_before_drop" in one.details for one in self.variants.values())
+    def table(self, details: bool = False) -> list[list[str]]:
+        """Return a row per variant and figure, under `HEAD`."""
+        return [
+            [name, *cells(figure, self.measure), figure.answer, _seeds(figure)]
+            for name, one in self.variants.items()
+            for figure in (one.all if details else one.primary.values())
+        ]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -91,16 +105,10 @@ class Verdict:
         return f"<Verdict against {self.baseline!r}: {answers}>"
 
     def _repr_html_(self) -> str:
-        rows = []
-        for name, one in self.variants.items():
-            for figure in one.primary.values():
-                rows.append([name, *cells(figure, self.measure), figure.answer, _seeds(figure)])
-                name = ""
-        head = ["variant", "figure", "value", self.baseline, "difference or ratio", "answer", ""]
-        return html_table(head, rows)
+        return html_table(HEAD, self.table())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "baseline": self.baseline,
             "measure": self.measure,
@@ -113,6 +121,85 @@ class Verdict:
         }
 
 
+def verdict_of(
+    runs: Sequence[PlainRun],
+    baseline: str | None = None,
+    settings: Settings | None = None,
+    measure: str = "value",
+    title: str = "",
+) -> Verdict:
+    """Compare every variant with the baseline, in the order of the runs."""
+    settings = settings or Settings()
+    settings.check()
+    variants = _variants(runs, settings.sign)
+    name = BASELINE if BASELINE in variants else next(iter(variants))
+    name = name if baseline is None else str(baseline)
+    if name not in variants:
+        raise UsageError(f"no variant {name!r}: there are {', '.join(map(repr, variants))}")
+    others = [other for other in variants if other != name]
+    settings = replace(settings, comparisons=max(1, len(others)))
+    label, quality = "best validation", figures.best_valid
+    if all(run.points("test") for run in runs if not run.diverged):
+        label, quality = "test", figures.selected_test_value
+    found = {
+        other: Comparison(variants[name], variants[other], settings).verdict(label, quality)
+        for other in others
+    }
+    return Verdict(
+        name,
+        found,
+        runs,
+        _ranking(variants, quality, settings.sign),
+        _notes(runs),
+        measure,
+        settings.paired,
+        settings.higher_is_better,
+        title,
+    )
+
+
+def _variants(runs: Sequence[PlainRun], sign: int) -> dict[str, list[PlainRun]]:
+    """Return the runs of each variant, with values of which lower ones are better."""
+    variants: dict[str, list[PlainRun]] = {}
+    for run in runs:
+        same = variants.setdefault(run.variant, [])
+        if any(other.seed == run.seed for other in same):
+            raise UsageError(f"two runs of variant {run.variant!r} have seed {run.seed}")
+        splits = {
+            split: [point._replace(value=sign * point.value) for point in points]
+            for split, points in run.splits.items()
+        }
+        same.append(replace(run, splits=splits))
+    splits = sorted({split for run in runs for split in run.splits})
+    if splits and not {"valid", "test"} & set(splits):
+        raise UsageError(f"no valid or test values: the splits are {', '.join(splits)}")
+    return variants
+
+
+def _ranking(
+    variants: Mapping[str, Sequence[PlainRun]], quality: Measure, sign: int
+) -> list[tuple[str, float]]:
+    """Return variants and their mean quality, the best first; medians if some runs diverged."""
+    found = []
+    for name, runs in variants.items():
+        values = values_by_seed(runs, quality).values()
+        if values:
+            middle = median(values) if any(map(math.isinf, values)) else mean(values)
+            found.append((name, middle))
+    order = sorted(found, key=lambda pair: pair[1])
+    return [(name, sign * value) for name, value in order if math.isfinite(value)]
+
+
+def _notes(runs: Sequence[PlainRun]) -> list[str]:
+    notes = []
+    for split, what in (("valid", "not compared"), ("test", "validation is compared instead")):
+        without = [run for run in runs if not run.points(split) and not run.diverged]
+        if without and len(without) < len(runs):
+            names = ", ".join(f"{run.variant} seed {run.seed}" for run in without)
+            notes.append(f"no {split} values: {names}; {what}")
+    return notes
+
+
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table for notebooks."""
     lines = [("th", head), *(("td", row) for row in rows)]
@@ -120,90 +207,40 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
-def verdict_of(
-    runs: Sequence[PlainRun],
-    baseline: str | None = None,
-    settings: Settings | None = None,
-    measure: str = "value",
-) -> Verdict:
-    """Compare all variants of these runs with the baseline."""
-    settings = settings or Settings()
-    name, variants, ranking, notes = compare_runs(runs, baseline, settings)
-    return Verdict(
-        name,
-        variants,
-        runs,
-        ranking,
-        notes,
-        measure,
-        settings.paired,
-        settings.higher_is_better,
-    )
-
-
-def describe(figure: Figure, measure: str, details: bool = False) -> str:
-    """A figure as one line: values, difference or ratio, interval, answer.
-
-    With `details`, also the half-width of the interval.
-    """
-    label, other, baseline, difference = cells(figure, measure)
-    colon = ":" if figure.target is not None else ""
-    if details and figure.half_width is not None:
-        sign = "×/÷" if figure.ratio else "±"
-        difference += f" {sign}{_number(figure.half_width, 2 if figure.ratio else _digits(figure))}"
-    text = f"{label}{colon} {other} vs {baseline}   {difference}   {figure.answer}"
-    if len(text) > COLUMNS - 2:  # two spaces before it, in the narrowest layout
-        return text.replace(" to validation", " to").replace("   ", "  ")
-    return text
-
-
 def cells(figure: Figure, measure: str) -> tuple[str, str, str, str]:
     """Return label, value of the variant, value of the baseline, and difference or ratio."""
-    digits = _steps_digits(figure) if figure.ratio else _digits(figure)
+    digits = _digits(figure)
     baseline, other = (_number(value, digits) for value in figure.middle)
     if figure.ratio:
-        target = "" if figure.target is None else f" {_plain_number(figure.target)}"
-        difference = _number(figure.estimate, 2)
-        difference = difference if difference == "–" else f"×{difference}"
-        bounds = figure.interval and [_number(v, 2) for v in figure.interval]
-        baseline, other = (v.replace("–", "never") for v in (baseline, other))
-        label = f"{figure.label}{target}"
+        label, infinite, digits, sign = f"{figure.label} {figure.target:.4g}", "never", 2, ""
     else:
-        difference = _number(figure.estimate, digits, signed=True)
-        bounds = figure.interval and [_number(v, digits, signed=True) for v in figure.interval]
-        baseline, other = (v.replace("–", "diverged") for v in (baseline, other))
-        label = f"{figure.label} {measure}"
-    return label, other, baseline, difference + (f" ({', '.join(bounds)})" if bounds else "")
-
-
-def _steps_digits(figure: Figure) -> int:
-    """Decimals of updates or seconds: none from 100 on."""
-    smallest = min((abs(v) for v in figure.middle if math.isfinite(v)), default=100)
-    return 0 if smallest >= 100 else 1 if smallest >= 10 else 2
+        label, infinite, sign = f"{figure.label} {measure}", "diverged", "+"
+    difference = _number(figure.estimate, digits, sign)
+    if figure.ratio and difference != "–":
+        difference = f"×{difference}"
+    if figure.interval:
+        low, high = (_number(bound, digits, sign) for bound in figure.interval)
+        difference += f" ({low}, {high})"
+    return label, other.replace("–", infinite), baseline.replace("–", infinite), difference
 
 
 def _digits(figure: Figure) -> int:
     """Decimals that show two digits of the uncertainty, and three or four of the values."""
-    size = max((abs(v) for v in figure.middle if math.isfinite(v)), default=1.0) or 1.0
-    digits = 3 - math.floor(math.log10(size))
-    half = figure.half_width or 0.0
-    if half > 0:
-        digits = max(digits - 1, 1 - math.floor(math.log10(half)))
+    sizes = [abs(value) for value in figure.middle if math.isfinite(value)]
+    if figure.ratio:
+        return max(0, 2 - math.floor(math.log10(min(sizes, default=100))))
+    digits = 3 - math.floor(math.log10(max(sizes, default=0) or 1))
+    if figure.interval and (width := figure.interval[1] - figure.interval[0]) > 0:
+        digits = max(digits - 1, 1 - math.floor(math.log10(width / 2)))
     return max(0, digits)
 
 
-def _number(value: float, digits: int, signed: bool = False) -> str:
+def _number(value: float, digits: int, sign: str = "") -> str:
     """A number with thousands separators, or in scientific form if it is very large or small."""
     if not math.isfinite(value):
         return "–"
-    form = f"{'+' if signed else ''}{',.' + str(digits) + 'f'}"
-    if digits > 6 or abs(value) >= 1e7:
-        form = f"{'+' if signed else ''}.2e"
-    return f"{value:{form}}".replace("-", "−")
-
-
-def _plain_number(value: float) -> str:
-    return f"{value:.4g}"
+    form = ".2e" if digits > 6 or abs(value) >= 1e7 else f",.{digits}f"
+    return f"{value:{sign}{form}}".replace("-", "−")
 
 
 def _cut(name: str) -> str:
@@ -211,41 +248,14 @@ def _cut(name: str) -> str:
 
 
 def _seeds(figure: Figure) -> str:
-    one = len(figure.baseline), len(figure.other)
-    return (
-        f"{one[1]} seed{'s' * (one[1] > 1)}" if one[0] == one[1] else f"{one[1]} vs {one[0]} seeds"
-    )
+    baseline, other = len(figure.baseline), len(figure.other)
+    if baseline == other:
+        return f"{other} seed{'s' * (other > 1)}"
+    return f"{other} vs {baseline} seeds"
 
 
-def _blocks(blocks: Mapping[str, Sequence[str]], most: int | None) -> list[str]:
-    """Lines of all variants, at most `most` each, in the first layout that fits.
-
-    The texts of a variant start with the number of its seeds.
-    """
-    indent = max(map(len, blocks), default=0) + 3
-    columns, inline, headed = [], [], []
-    for name, texts in blocks.items():
-        seeds, first, *rest = texts[: most and most + 1]
-        columns += [f"{name:<{indent}}{first}   {seeds}", *(" " * indent + text for text in rest)]
-        seeds, first, *rest = (text.replace("   ", "  ") for text in texts[: most and most + 1])
-        inline += [f"{name}: {first}  {seeds}", *(f"  {text}" for text in rest)]
-        headed += [f"{name}, {seeds}:" if seeds else f"{name}:"]
-        for text in (first, *rest)[: most and most - 1]:
-            headed += _wrapped(f"  {text}")
-    fitting = (x for x in (columns, inline) if all(len(line.rstrip()) <= COLUMNS for line in x))
-    return next(fitting, headed)
-
-
-def _wrapped(line: str) -> list[str]:
-    """The line, or its parts on several lines if it is too wide even so."""
-    if len(line) <= COLUMNS:
-        return [line]
-    start = line[: len(line) - len(line.lstrip())]
-    parts = line.strip().split("  ")
-    lines = [start + parts[0]]
-    for part in parts[1:]:
-        if len(f"{lines[-1]}  {part}") <= COLUMNS:
-            lines[-1] += f"  {part}"
-        else:
-            lines.append(f"{start}  {part}")
-    return lines
+def _wrapped(between: str, parts: Iterable[str]) -> list[str]:
+    """Join the parts of a line; break it only between them."""
+    text = between.join(part.replace(" ", "\xa0") for part in parts)
+    lines = textwrap.wrap(text, COLUMNS, subsequent_indent="\xa0" * 4)
+    return [line.replace("\xa0", " ") for line in lines]
