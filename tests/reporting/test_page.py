@@ -13,7 +13,6 @@ import pytest
 
 import normrnn
 from normrnn.errors import UserError
-from normrnn.reporting.page import page
 from normrnn.reporting.pictures import COLOURS, figure
 from normrnn.reporting.result import Result
 from normrnn.reporting.runs import find, load
@@ -48,7 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def text(runs: list[Path]) -> str:
-    return page(Result(find(runs), studies=[RecordedStudy(Path("made"), TRIALS)]))
+    return Result(find(runs), studies=[RecordedStudy(Path("made"), TRIALS)]).page()
 
 
 def test_the_page_leads_with_the_lines_of_the_terminal(runs: list[Path], text: str) -> None:
@@ -108,7 +107,7 @@ def test_colours_can_be_read(text: str) -> None:
 def test_text_of_runs_is_text(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     make_run(tmp_path, evil, name="one", data=f"/home/{evil}", note=f"{evil}&amp;")
-    text = page(Result(find([tmp_path]), title=evil))
+    text = Result(find([tmp_path]), title=evil).page()
     assert "<script" not in text
     assert "&lt;script&gt;" in text
 
@@ -117,11 +116,11 @@ def test_unfinished_damaged_and_empty_directories(tmp_path: Path) -> None:
     make_run(tmp_path, until=300)
     damaged = make_run(tmp_path, norm="frame") / "metrics.jsonl"
     damaged.write_text(damaged.read_text() + "what\n" * 2)
-    text = page(Result(find([tmp_path])))
+    text = Result(find([tmp_path])).page()
     assert "300 updates" in text
     assert "damaged" in text
     (tmp_path / "empty").mkdir()
-    assert "it is empty" in page(Result(find([tmp_path / "empty"])))
+    assert "it is empty" in Result(find([tmp_path / "empty"])).page()
 
 
 def test_a_result_is_short_and_saves_a_report(runs: list[Path], tmp_path: Path) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from normrnn.errors import UserError
-from normrnn.files import open_regular, write_whole
+from normrnn.files import open_regular
 from normrnn.recipes import RECIPES, summary
 from normrnn.reporting import trials
 from normrnn.reporting.groups import Group, data_name
 from normrnn.reporting.pictures import address, draw, pictures, why_no_pictures
-from normrnn.reporting.result import Result
 from normrnn.reporting.runs import Run, RunOrProblem
 from normrnn.reporting.study import RecordedStudy
 from normrnn.reporting.tables import DASH, Table, runs_table
@@ -26,8 +25,13 @@ MARK = '<!doctype html>\n<html lang="en" data-by="normrnn report">'
 _FACTS = ("normrnn", "torch", "numpy", "python", "cpu", "cores", "threads", "system")
 
 
-def page(result: Result) -> str:
-    """Return the HTML report of studies and runs."""
+def page(
+    title: str,
+    found: Sequence[RunOrProblem],
+    studies: Sequence[RecordedStudy],
+    compared: Sequence[tuple[Group, Verdict]],
+) -> str:
+    """Return the HTML report of studies, and of groups of runs with the verdicts on them."""
     environment = Environment(
         loader=PackageLoader("normrnn.reporting", ""),
         autoescape=True,
@@ -35,11 +39,10 @@ def page(result: Result) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    compared = zip(result.groups, result.verdicts, strict=True)
     return environment.get_template("page.html").render(
-        title=result.title,
-        warnings=[line for one in (*result.studies, *result.found) for line in _warnings(one)],
-        parts=[*map(_study, result.studies), *(_section(*pair) for pair in compared)],
+        title=title,
+        warnings=[line for one in (*studies, *found) for line in _warnings(one)],
+        parts=[*map(_study, studies), *(_section(*pair) for pair in compared)],
         no_pictures=why_no_pictures(),
         version=__version__,
         date=f"{datetime.now():%d %B %Y, %H:%M}",
@@ -119,16 +122,6 @@ def _study(study: RecordedStudy) -> dict[str, Any]:
         "settings": [],
         "data": [],
     }
-
-
-def write_report(result: Result, path: Path) -> None:
-    """Write the report; refuse to overwrite anything but a report."""
-    refuse_other(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
-    write_whole(path, page(result).encode(errors="backslashreplace"))
 
 
 def refuse_other(path: Path) -> None:

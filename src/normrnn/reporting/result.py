@@ -6,6 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normrnn.errors import UserError
+from normrnn.files import write_whole
 from normrnn.reporting.answer import group_verdicts
 from normrnn.reporting.groups import Group, groups
 from normrnn.reporting.runs import Run, RunOrProblem
@@ -71,11 +73,24 @@ class Result:
 
         return figure(self.runs)
 
+    def page(self) -> str:
+        """Return the HTML report; Jinja2 is needed."""
+        from normrnn.reporting.page import page
+
+        compared = list(zip(self.groups, self.verdicts, strict=True))
+        return page(self.title, self.found, self.studies, compared)
+
     def save(self, path: str | Path) -> None:
         """Write the HTML report; refuse to overwrite anything but a report."""
-        from normrnn.reporting.page import write_report
+        from normrnn.reporting.page import refuse_other
 
-        write_report(self, Path(path))
+        path = Path(path)
+        refuse_other(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+        write_whole(path, self.page().encode(errors="backslashreplace"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, those of `normrnn.verdict`."""
