@@ -166,7 +166,7 @@ def test_texts_too_short_are_found_before_training(
     call = ["train", "ptb-small", "--data", text_dir, "--out", tmp_path / "run", *SMALL]
     code, _, err = cli(*call, "--train.batch", "5000")
     assert code == 1
-    assert "5000 streams need at least 5001" in err
+    assert "5000 streams" in err
     (text_dir / "test.txt").write_text("w1")
     (text_dir / "valid.txt").write_text("w2")
     assert cli(*call)[0] == 0

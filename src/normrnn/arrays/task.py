@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.arrays.config import ArrayConfig
 from normrnn.arrays.model import ArrayModel
-from normrnn.arrays.read import Arrays, describe, read_arrays
+from normrnn.arrays.read import Arrays, read_arrays
 from normrnn.engine.batches import evenly_spread
 from normrnn.engine.model import Sequences
 from normrnn.engine.statistics import Tensors
@@ -32,13 +32,13 @@ class ArrayTask(Task):
             "target_per": "step" if arrays.per_step else "sequence",
         }
         completed = replace(config, **settings)
-        super().__init__(completed, arrays.sha256, arrays.where, describe(arrays))
-        train = arrays.splits["train"]
+        super().__init__(completed, arrays.sha256, arrays.where, arrays.summary)
         self.settings = settings
         self.per_step = arrays.per_step
         self.splits = tuple(split for split in ("valid", "test") if split in arrays.splits)
         self.calibration_batches = config.evaluation.recalibrate_batches
-        longest, steps = int(train.lengths.max()), config.model.time_steps
+        train, steps = arrays.splits["train"], config.model.time_steps
+        longest = int(train.lengths.max())
         if steps < 0:
             steps = longest if (train.lengths == longest).all() else 0
         self.sizes = {
@@ -46,18 +46,14 @@ class ArrayTask(Task):
             "outputs": arrays.outputs,
             "time_steps": steps,
         }
-        fixed = evenly_spread(config.evaluation.train_sequences, len(train.lengths))
-        self.has_train_eval = bool(fixed)
-        self._numbers = {s: list(range(len(v.lengths))) for s, v in arrays.splits.items()}
-        self._numbers["train_eval"] = fixed
+        scored = evenly_spread(config.evaluation.train_sequences, len(train.lengths))
+        self.has_train_eval = bool(scored)
+        is_scored = np.isin(np.arange(len(train.lengths)), scored)
+        splits = {**arrays.splits, "train_eval": train.take(is_scored)}
+        self.lengths = {split: one.lengths.tolist() for split, one in splits.items()}
         self._data = {
-            split: tuple(map(torch.from_numpy, (v.rows, v.targets, v.lengths, v.starts)))
-            for split, v in arrays.splits.items()
-        }
-        self._data["train_eval"] = self._data["train"]
-        self.lengths = {
-            s: self._data[s][2][torch.tensor(numbers, dtype=torch.long)].tolist()
-            for s, numbers in self._numbers.items()
+            split: tuple(map(torch.from_numpy, (one.rows, one.targets, one.lengths, one.starts)))
+            for split, one in splits.items()
         }
 
     @classmethod
@@ -99,7 +95,7 @@ class ArrayTask(Task):
         """Return some sequences, longest first, (T, B, F) if they are equally long, else packed,
         and their targets."""
         rows, targets, all_lengths, starts = self._data[split]
-        which = torch.tensor([self._numbers[split][i] for i in indices])
+        which = torch.tensor(indices)
         lengths = all_lengths[which]
         steps = torch.arange(int(lengths[0]))[:, None]
         is_used = steps < lengths

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normrnn.arrays.read import KEYS, write_arrays
 from normrnn.config.base import Config, checked_norms
 from normrnn.config.extensions import find, is_import_path, is_recipe, use_norms
 from normrnn.config.registry import with_fields
 from normrnn.errors import UsageError
-from normrnn.experiments.arrays import array_parts, write_arrays
 from normrnn.experiments.functions import run_functions
 from normrnn.experiments.jobs import Runner, plan
 from normrnn.experiments.search import plan_tuning, tune_setting
@@ -84,7 +84,8 @@ def compare(
         A result to `print`, with `runs`, `plot()`, `save(path)` and `to_dict()`.
     """
     chosen = norms if norms is DEFAULT_NORMS else use_norms(norms, path)
-    parts = array_parts({"x": x, "y": y}, settings)
+    named = {name: settings.pop(name) for name in KEYS & settings.keys()}
+    parts = {name: v for name, v in {**named, "x": x, "y": y}.items() if v is not None}
     if parts and not what is data is None:
         raise UsageError("compare takes arrays, or a recipe or function and its data, not both")
     if what is None and not parts:
