@@ -18,8 +18,7 @@ from normrnn.cli import guarded
 from normrnn.errors import UserError
 from normrnn.speech.archive import Unusable
 from normrnn.speech.prepare.alignment import align
-from normrnn.speech.prepare.audio import read_sound
-from normrnn.speech.prepare.features import add_deltas, fbank
+from normrnn.speech.prepare.features import SAMPLE_RATE, add_deltas, fbank, read_sound
 from normrnn.speech.prepare.librispeech import find_utterances
 
 
@@ -29,17 +28,17 @@ def costs(directory: Path, wanted: int) -> Iterator[tuple[float, float, float]]:
     found = find_utterances(directory)
     step = max(len(found) // wanted, 1)
     for item in (item for first in range(step) for item in found[first::step]):
-        if item.path is None or not item.text:
+        if item.problem:
             continue
         start = process_time()
         try:
-            sound = read_sound(item.path)
-            features = add_deltas(fbank(sound.samples, sound.rate))
+            samples = read_sound(item.source)
+            features = add_deltas(fbank(samples))
             middle = process_time()
-            align(sound.samples, item.text, "senone", {}, len(features))
+            align(samples, item.text, "senone", {}, len(features))
         except Unusable:  # most often a word without a pronunciation
             continue
-        yield len(sound.samples) / sound.rate, middle - start, process_time() - middle
+        yield len(samples) / SAMPLE_RATE, middle - start, process_time() - middle
 
 
 def main(arguments: list[str]) -> int:

@@ -14,7 +14,7 @@ from normrnn.speech.config import (
     SpeechEvaluationConfig,
     UtteranceConfig,
 )
-from normrnn.speech.prepared import digest, write_checksums, write_json
+from normrnn.speech.corpus import digest, write_checksums, write_json
 
 DIM, CLASSES = 6, 7
 LENGTHS = {"train": [31, 12, 25, 40, 7, 18, 22, 9, 33, 16, 28, 5], "dev": [20, 35, 11]}

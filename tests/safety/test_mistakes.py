@@ -139,14 +139,6 @@ def test_posteriors_without_a_name_or_with_a_floor_for_nothing(
     assert (code, sentence(err)) == (2, "normrnn: --prior-floor needs --priors")
 
 
-def test_posteriors_of_a_whole_prepared_directory(
-    cli: Cli, speech_run: Path, speech_dir: Path, tmp_path: Path
-) -> None:
-    code, _, err = cli("posteriors", speech_run, "--data", speech_dir, "--out", tmp_path / "p")
-    assert code == 1
-    assert f"its parts have one: {speech_dir}/train or {speech_dir}/dev" in sentence(err)
-
-
 def test_utf_16_is_named(cli: Cli, run: Path, tmp_path: Path) -> None:
     (tmp_path / "odd").write_bytes("some words\n".encode("utf-16"))
     code, _, err = cli("score", run, tmp_path / "odd")

@@ -11,8 +11,7 @@ import pytest
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UserError
 from normrnn.speech.config import SpeechConfig
-from normrnn.speech.corpus import SpeechCorpus, read_speech
-from normrnn.speech.prepared import write_json
+from normrnn.speech.corpus import SpeechCorpus, read_speech, write_json
 from tests.safety.test_run_integrity import flip
 from tests.tiny_runs import run_tiny
 from tests.tiny_speech import write_speech

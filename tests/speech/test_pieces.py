@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from normrnn.engine.batches import shuffled_batches
 from normrnn.engine.ranks import ALONE, Ranks
-from normrnn.speech.archive import Entry, write_matrix, write_vector
+from normrnn.speech.archive import write_matrix, write_vector
 from normrnn.speech.config import SpeechConfig
-from normrnn.speech.corpus import SpeechSplit
+from normrnn.speech.corpus import SpeechSplit, digest
 from normrnn.speech.task import Piece, SpeechTask, cut
 
 
@@ -66,11 +66,8 @@ def _written(path: Path, utterances: int, frames: int) -> SpeechSplit:
     path.mkdir()
     keys = [f"{n:03}" for n in range(utterances)]
     x = np.random.default_rng(1).normal(size=(frames, 64)).astype(np.float32)
-    features, labels = [], []
+    y = np.ones(frames, np.int32)
     with (path / "feats.ark").open("wb") as feats, (path / "labels.ark").open("wb") as ali:
-        for key in keys:
-            features.append(Entry(path / "feats.ark", write_matrix(feats, key, x)))
-            labels.append(
-                Entry(path / "labels.ark", write_vector(ali, key, np.ones(frames, np.int32)))
-            )
-    return SpeechSplit(keys, [frames] * utterances, path, 2, 64, features, labels)
+        offsets = [(write_matrix(feats, key, x), write_vector(ali, key, y)) for key in keys]
+    hashes = [(digest(x), digest(y))] * utterances
+    return SpeechSplit(keys, [frames] * utterances, path, 2, 64, offsets, hashes)

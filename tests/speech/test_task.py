@@ -21,10 +21,9 @@ from normrnn.runs.store import RunDirectory
 from normrnn.speech import posteriors
 from normrnn.speech.archive import write_matrix
 from normrnn.speech.config import SpeechConfig
-from normrnn.speech.corpus import read_speech
+from normrnn.speech.corpus import read_speech, write_json
 from normrnn.speech.model import AcousticModel
 from normrnn.speech.posteriors import write_posteriors
-from normrnn.speech.prepared import write_json
 from normrnn.speech.task import SpeechTask
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import rows_of, run_tiny
@@ -218,7 +217,7 @@ def test_evaluation_on_other_data_is_of_the_model_as_it_serves(
     assert other in result["notes"][0]
 
 
-@pytest.mark.parametrize("together", [1, 40, posteriors.FRAMES])
+@pytest.mark.parametrize("together", [1, 2, posteriors.TOGETHER])
 def test_posteriors_as_kaldi_reads_them(
     whole: Path,
     speech_dir: Path,
@@ -228,7 +227,7 @@ def test_posteriors_as_kaldi_reads_them(
 ) -> None:
     """Each utterance as if it were alone, however many run together."""
     kaldiio = pytest.importorskip("kaldiio")
-    monkeypatch.setattr(posteriors, "FRAMES", together)
+    monkeypatch.setattr(posteriors, "TOGETHER", together)
     model, dev = _load(whole), read_speech(speech_dir).dev
     prefix = tmp_path / "out" / "post.dev"
     assert write_posteriors(whole, speech_dir / "dev", prefix) == (3, sum(dev.lengths))
@@ -306,7 +305,7 @@ def test_bad_data_stops_training_with_a_sentence(
     for name, values in (("summary", few), ("statistics", {**statistics, "label_counts": counts})):
         del values["sha256"]
         write_json(speech_dir / f"{name}.json", values)
-    with pytest.raises(UserError, match=r"a label of train.* is 5"):
+    with pytest.raises(UserError, match=r"train.* outside the 5 classes"):
         run_tiny(tiny_speech, tmp_path / "run")
     (speech_dir / "train" / "feats.ark").unlink()
     with pytest.raises(UserError, match=r"lacks feats\.ark"):

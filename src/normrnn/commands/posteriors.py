@@ -39,9 +39,5 @@ def command(
         raise UsageError("--prior-floor needs --priors")
     set_threads(threads)
     floor = (1.0 if prior_floor is None else prior_floor) if priors else None
-
-    def show_size(size: int) -> None:
-        print(f"writing {out}.ark: {size / 1e6:,.1f} MB", flush=True)
-
-    utterances, frames = write_posteriors(run, data, out, floor, device, show_size)
+    utterances, frames = write_posteriors(run, data, out, floor, device)
     print(f"{out}.scp: {utterances:,} utterances, {frames:,} frames")

@@ -1,36 +1,41 @@
 """`normrnn prepare`: check or make the data of a recipe."""
 
+import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from normrnn.commands.options import EXAMPLES, parse
-from normrnn.commands.prepare_speech import kaldi, librispeech
+from normrnn.commands.options import EXAMPLES, Directory, parse
 from normrnn.errors import UsageError
+from normrnn.files import utf8_name
+from normrnn.processes import usable_cores
 
-KINDS = {
-    "ptb": "check that DIR holds Penn Treebank as the paper used it",
-    "librispeech": "features and aligned labels of a folder in LibriSpeech's layout",
-    "kaldi": "features and labels of Kaldi data and alignment directories",
-}
+if TYPE_CHECKING:
+    from normrnn.speech.prepare.job import Job
+
+Required = Annotated[Path, arg(metavar="DIR")]
+File = Annotated[Path | None, arg(metavar="FILE")]
+_SECONDS = 15.0
+"""Between lines of progress where there is no terminal."""
 
 
 def run(arguments: list[str]) -> int:
     """Check or make the data of a recipe."""
-    usage = f"usage: normrnn prepare {{{','.join(KINDS)}}} ..."
+    kinds = {"ptb": ptb, "librispeech": librispeech, "kaldi": kaldi}
+    usage = f"usage: normrnn prepare {{{','.join(kinds)}}} ..."
     if arguments and arguments[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:<12} {text}" for name, text in KINDS.items())
-        example = EXAMPLES["prepare librispeech"]
-        print(f"{usage}\n\n{listed}\n\nexample: {example}")
+        firsts = ((kind, (made.__doc__ or "").splitlines()[0]) for kind, made in kinds.items())
+        listed = "\n".join(f"  {kind:<12} {first}" for kind, first in firsts)
+        print(f"{usage}\n\n{listed}\n\nexample: {EXAMPLES['prepare librispeech']}")
         print("normrnn prepare NAME --help lists the options.")
         return 0
-    if not arguments or arguments[0] not in KINDS:
+    if not arguments or arguments[0] not in kinds:
         named = f", not {arguments[0]!r}" if arguments else ""
-        raise UsageError(f"prepare needs one of {', '.join(KINDS)}{named}; {usage}")
+        raise UsageError(f"prepare needs one of {', '.join(kinds)}{named}; {usage}")
     kind, *rest = arguments
-    function = {"ptb": ptb, "librispeech": librispeech, "kaldi": kaldi}[kind]
-    return parse(function, f"prepare {kind}", rest)
+    return parse(kinds[kind], f"prepare {kind}", rest)
 
 
 def ptb(directory: Annotated[Positional[Path], arg(metavar="DIR")]) -> int:
@@ -45,3 +50,123 @@ def ptb(directory: Annotated[Positional[Path], arg(metavar="DIR")]) -> int:
         print(f"{name}: {count:,} tokens, intact")
     print(f"ready: normrnn train ptb-small --data {directory}")
     return 0
+
+
+def librispeech(
+    directory: Annotated[Positional[Path], arg(metavar="DIR")],
+    out: Required,
+    targets: Literal["senone", "phone"] = "senone",
+    lexicon: File = None,
+    dev_speakers: File = None,
+    dev_fraction: float = 0.1,
+    processes: int = 0,
+) -> int:
+    """Align a folder in LibriSpeech's layout: features and frame labels.
+
+    The same command resumes. Sound must be FLAC at 16 kHz: other files are
+    skipped, several channels are averaged.
+
+    Args:
+        directory: Holds LibriSpeech/, is it, or is one of its subsets.
+        out: Where the prepared data goes: train, dev, statistics and a summary.
+        targets: Clustered triphone states, or context-independent phone states.
+        lexicon: More pronunciations: lines of a word and its phones.
+        dev_speakers: Speakers for development, one per line.
+        dev_fraction: Without --dev-speakers, this share of the speakers.
+        processes: Working processes; 0: one for each core.
+    """
+    from normrnn.speech.prepare.librispeech import librispeech_job
+
+    job = librispeech_job(directory, targets, lexicon, dev_speakers, dev_fraction)
+    return _prepare(job, out, processes)
+
+
+def kaldi(
+    data: Required,
+    ali: Required,
+    out: Required,
+    dev_data: Directory = None,
+    dev_ali: Directory = None,
+    deltas: Annotated[bool, FlagCreatePairsOff] = False,
+    classes: int | None = None,
+    dev_speakers: File = None,
+    dev_fraction: float = 0.1,
+    processes: int = 0,
+) -> int:
+    """Take features and pdf-level alignments from Kaldi's directories.
+
+    The same command resumes.
+
+    Args:
+        data: Kaldi data directory to train on, with feats.scp.
+        ali: Its alignments: archives of int vectors as ali-to-pdf writes them.
+        out: Where the prepared data goes: train, dev, statistics and a summary.
+        dev_data: Kaldi data directory for development; without it, speakers of --data are split.
+        dev_ali: Its alignments.
+        deltas: Add deltas and delta-deltas to the features.
+        classes: Number of pdfs; without it, that of final.mdl beside the alignments.
+        dev_speakers: Speakers for development, one per line.
+        dev_fraction: Without --dev-data and --dev-speakers, this share of the speakers.
+        processes: Working processes; 0: one for each core.
+    """
+    from normrnn.speech.prepare.kaldi import kaldi_job
+
+    if (dev_data is None) != (dev_ali is None):
+        raise UsageError("--dev-data and --dev-ali go together")
+    if dev_data and dev_speakers:
+        raise UsageError("--dev-speakers splits --data; with --dev-data there is nothing to split")
+    job = kaldi_job(
+        data,
+        ali,
+        dev_data,
+        dev_ali,
+        deltas=deltas,
+        classes=classes,
+        dev_speakers=dev_speakers,
+        dev_fraction=dev_fraction,
+    )
+    return _prepare(job, out, processes)
+
+
+def _prepare(job: "Job", out: Path, processes: int) -> int:
+    from normrnn.speech.prepare.preparation import SKIPPED, finished, prepare
+
+    utf8_name(out, "--out")
+    if processes < 0:
+        raise UsageError(f"--processes must be at least 1, or 0 for all cores, not {processes}")
+    summary = finished(out, job.settings)
+    if summary is not None:
+        print(f"{out} is finished: nothing to do")
+    else:
+        try:
+            summary = prepare(job, out, processes or usable_cores(), _Progress())
+        except KeyboardInterrupt:
+            print(f"\nstopped; {out} keeps what is done, the same command resumes", file=sys.stderr)
+            return 130
+    for name in ("train", "dev"):
+        s = summary[name]
+        print(
+            f"{name:<6}{s['hours']:.2f} hours, {s['utterances']:,} utterances, {s['frames']:,}"
+            f" frames, {s['speakers']:,} speakers, {s['classes_seen']:,} of"
+            f" {summary['classes']:,} classes seen"
+        )
+    skipped = summary["skipped"]
+    where = f": {out / SKIPPED}" if skipped["utterances"] else ""
+    print(f"skipped {skipped['utterances']:,} utterances ({skipped['share']:.1%}){where}")
+    return 0
+
+
+class _Progress:
+    """Progress on standard error: a line that changes on a terminal, now and then one elsewhere."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._next = 0.0
+
+    def __call__(self, done: int, total: int, skipped: int) -> None:
+        if done < total and time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + (0.2 if self._terminal else _SECONDS)
+        end = "\r" if self._terminal and done < total else "\n"
+        text = f"{done:,} of {total:,} utterances, {skipped:,} skipped"
+        print(text, end=end, file=sys.stderr, flush=True)

@@ -1,56 +1,51 @@
-"""Kaldi's archives: matrices and int32 vectors, and the tables that point at them.
+"""Kaldi's archives and tables.
 
-Nothing that is read is executed: `matrices` lists the accepted objects, and `locate` refuses
-commands. No message repeats the content of an archive.
-
-An scp line is `KEY PATH:OFFSET`. Kaldi's programs open PATH as it stands, so absolute paths are
-written. `locate` looks for an archive of that name beside the scp file first, and readers check the
-key before the offset: a directory that was moved or copied reads its own archives.
+Nothing that is read is executed: only binary matrices and int32 vectors are accepted, and entries
+of tables are names of files, never commands. Sizes in headers are checked against the size of the
+file before memory is allocated. No message repeats the content of an archive.
 """
 
-import gzip
 import os
 import re
 import struct
-import zlib
 from collections.abc import Iterator
-from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.errors import UserError
-from normrnn.files import largest_unpacked, open_regular, read_text
-from normrnn.speech.matrices import BINARY, Unusable, find_matrix
+from normrnn.files import largest_tensors, open_regular, read_regular, read_text
 
-_HEAD = struct.Struct("<bibi")  # size of an int, rows, size of an int, columns
-CHECKSUMS = "checksums"
-"""File with the hashes of the objects in the archives of a prepared directory."""
-_ROW = np.dtype([("size", "i1"), ("value", "<i4")])
-_CHUNK = 1 << 20
-# Limits for gzipped files, whose content may be far larger than the file.
+_PLAIN = {b"\0BFM": "<f4", b"\0BDM": "<f8"}
+_COMPRESSED = {b"\0BCM": ("u1", 65535), b"\0BCM2": ("<u2", 65535), b"\0BCM3": ("u1", 255)}
+"""Kind -> type of the codes, steps between the smallest and the largest value."""
+_SHAPE = struct.Struct("<bibi")  # size of an int, rows, size of an int, columns
+_SCALE = struct.Struct("<ffii")  # smallest value, range, rows, columns
+_ELEMENT = np.dtype([("size", "i1"), ("value", "<i4")])
 _LONGEST_KEY = 1 << 12
-_LONGEST_LINE = 1 << 24
 
 
-class Entry(NamedTuple):
-    """Position of the object of a key: a file, and the offset after the key (None: no key)."""
+class Unusable(UserError):  # noqa: N818  a property of an utterance
+    """Why one utterance cannot be used; the others can."""
 
-    path: Path
-    offset: int | None
-    named: bool = False
-    """Whether a foreign table names this file: it may have another key in it, as after Kaldi's
-    copy_data_dir.sh."""
+
+def matrix_header(rows: int, columns: int) -> bytes:
+    """Return what precedes the values of a float matrix."""
+    return b"\0BFM " + _SHAPE.pack(4, rows, 4, columns)
+
+
+def vector_header(length: int) -> bytes:
+    """Return what precedes the elements of an int32 vector."""
+    return b"\0B" + struct.pack("<bi", 4, length)
 
 
 def write_matrix(file: IO[bytes], key: str, matrix: NDArray[np.floating]) -> int:
     """Append a matrix (T, D); return the offset for the scp file."""
     file.write(f"{key} ".encode())
     offset = file.tell()
-    rows, columns = matrix.shape
-    file.write(BINARY + b"FM " + _HEAD.pack(4, rows, 4, columns))
+    file.write(matrix_header(*matrix.shape))
     file.write(np.ascontiguousarray(matrix, dtype="<f4").tobytes())
     return offset
 
@@ -59,59 +54,88 @@ def write_vector(file: IO[bytes], key: str, vector: NDArray[np.integer]) -> int:
     """Append an int32 vector (T,); return the offset for the scp file."""
     file.write(f"{key} ".encode())
     offset = file.tell()
-    body = np.empty(len(vector), dtype=_ROW)
+    body = np.empty(len(vector), dtype=_ELEMENT)
     body["size"], body["value"] = 4, vector
-    file.write(BINARY + struct.pack("<bi", 4, len(vector)) + body.tobytes())
+    file.write(vector_header(len(vector)) + body.tobytes())
     return offset
 
 
-def read_matrix(
-    entry: Entry, key: str, start: int = 0, stop: int | None = None
+def decode_vector(body: bytes, path: Path) -> NDArray[np.int32]:
+    """Return the elements that follow the header of a vector."""
+    elements = np.frombuffer(body, dtype=_ELEMENT)
+    if (elements["size"] != 4).any():
+        raise UserError(f"{path} is damaged: not a vector of int32")
+    return elements["value"].astype(np.int32)
+
+
+def read_matrix(path: Path, offset: int = 0) -> NDArray[np.float32]:
+    """Read a matrix (T, D): float, double or compressed. Unusable for anything else."""
+    where = f"{path} at byte {offset}"
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(offset)
+            kind = file.read(6).partition(b" ")[0]
+            file.seek(offset + len(kind) + 1)
+            if kind in _PLAIN:
+                code = np.dtype(_PLAIN[kind])
+                _, rows, _, columns = _SHAPE.unpack(file.read(_SHAPE.size))
+                low = span = 0.0
+            elif kind in _COMPRESSED:
+                code = np.dtype(_COMPRESSED[kind][0])
+                low, span, rows, columns = _SCALE.unpack(file.read(_SCALE.size))
+            else:
+                raise Unusable(f"{where} is no binary matrix")
+            length = rows * columns * code.itemsize + (8 * columns if kind == b"\0BCM" else 0)
+            if min(rows, columns) <= 0 or length > size - file.tell():
+                raise Unusable(f"{where} is damaged: {rows} rows and {columns} columns")
+            body = file.read(length)
+    except OSError as error:
+        raise Unusable(f"{path} cannot be read: {error.strerror}") from None
+    except struct.error:
+        raise Unusable(f"{where} is damaged: it ends in a header") from None
+    with np.errstate(over="ignore", invalid="ignore"):  # callers refuse infinities
+        if kind in _PLAIN:
+            return np.frombuffer(body, code).reshape(rows, columns).astype(np.float32)
+        return _decompressed(body, kind, np.float32(low), np.float32(span), (rows, columns))
+
+
+def _decompressed(
+    body: bytes, kind: bytes, low: np.float32, span: np.float32, shape: tuple[int, int]
 ) -> NDArray[np.float32]:
-    """Read rows start..stop (T, D); of an uncompressed matrix only these come from disk."""
-    with _open(entry, key) as file:
-        return find_matrix(file, key, entry.path).read(start, stop)
-
-
-def count_rows(entry: Entry, key: str) -> int:
-    """Return the number of rows of a matrix from its header."""
-    with _open(entry, key) as file:
-        return find_matrix(file, key, entry.path).rows
-
-
-def read_vector(
-    entry: Entry, key: str, start: int = 0, stop: int | None = None
-) -> NDArray[np.int32]:
-    """Read elements start..stop of a binary int32 vector."""
-    with _open(entry, key) as file:
-        if file.read(2) != BINARY:
-            raise Unusable(f"{entry.path} holds no binary int vector for {key}")
-        return _vector(file, key, entry.path, start, stop)
+    code, last = _COMPRESSED[kind]
+    steps = np.float32(last)
+    if kind != b"\0BCM":
+        return low + np.frombuffer(body, code).reshape(shape).astype(np.float32) * span / steps
+    # A column is three straight lines between its percentiles 0, 25, 75 and 100.
+    rows, columns = shape
+    corners = np.frombuffer(body, "<u2", 4 * columns).astype(np.float32)
+    p0, p25, p75, p100 = (low + corners * span / steps).reshape(-1, 4, 1).swapaxes(0, 1)
+    codes = np.frombuffer(body, code, offset=8 * columns).astype(np.float32)
+    codes = codes.reshape(columns, rows)
+    below = p0 + (p25 - p0) * codes * np.float32(1 / 64)
+    middle = p25 + (p75 - p25) * (codes - 64) * np.float32(1 / 128)
+    above = p75 + (p100 - p75) * (codes - 192) * np.float32(1 / 63)
+    values = np.where(codes <= 64, below, np.where(codes <= 192, middle, above))
+    return np.ascontiguousarray(values.T)
 
 
 def read_vectors(path: Path) -> Iterator[tuple[str, NDArray[np.int32]]]:
-    """Yield all int vectors of an archive: binary or text, gzipped or not."""
+    """Yield all int32 vectors of a binary archive."""
     try:
-        with open_regular(path) as raw, _unpacked(raw, path) as file:
-            while True:
-                key, ended = _key(file, path)
-                if not key:
-                    return
-                first = b"\n" if ended else file.read(1)
-                if first != BINARY[:1]:
-                    line = first if first == b"\n" else first + file.readline(_LONGEST_LINE)
-                    if len(line) > _LONGEST_LINE:
-                        raise UserError(
-                            f"{path} is not an archive: {key} has a line without an end"
-                        )
-                    yield key, _numbers(line, key, path)
-                elif file.read(1) == BINARY[1:]:
-                    yield key, _vector(file, key, path)
-                else:
-                    raise Unusable(f"{path} is damaged at {key}")
-    except (EOFError, OSError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read: {reason}") from None
+        content, at = read_regular(path, largest_tensors()), 0
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    while at < len(content):
+        end = content.find(b" ", at, at + _LONGEST_KEY)
+        key = content[at:end].decode("utf-8", "replace")
+        body = end + 1 + len(vector_header(0))
+        head = content[end + 1 : body]
+        length = int.from_bytes(head[3:], "little", signed=True)
+        at = body + length * _ELEMENT.itemsize
+        if end < 0 or length < 0 or head != vector_header(length) or at > len(content):
+            raise UserError(f"{path} is damaged, or not a binary archive of int vectors")
+        yield key, decode_vector(content[body:at], path)
 
 
 def read_table(path: Path) -> dict[str, str]:
@@ -124,12 +148,11 @@ def read_table(path: Path) -> dict[str, str]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     for number, line in enumerate(lines, 1):
-        key, _, rest = line.strip().partition(" ") if "\t" not in line else _split(line)
-        if not key:
-            continue
+        key, _, rest = line.strip().replace("\t", " ").partition(" ")
         if key in table:
             raise UserError(f"{path} line {number} has {key} a second time")
-        table[key] = rest.strip()
+        if key:
+            table[key] = rest.strip()
     return table
 
 
@@ -138,131 +161,20 @@ def whole_number(text: str) -> int | None:
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
-def is_command(target: str) -> bool:
-    """Return whether Kaldi would run a command for this scp entry."""
+def locate(target: str, folder: Path) -> tuple[Path, int]:
+    """Return the archive and offset of an scp entry `PATH:OFFSET`, or `PATH` of a single object.
+
+    Where PATH is not there, as after a move, it is looked for in `folder`, that of the scp file.
+    """
     name, _, digits = target.rpartition(":")
-    name = (name if digits.isdigit() else target).strip()
-    return name.startswith("|") or name.endswith("|")
-
-
-def locate(target: str, folder: Path) -> Entry:
-    """Return the archive and offset of an scp entry `PATH` or `PATH:OFFSET` in `folder`."""
-    if is_command(target):
-        raise Unusable(
-            f"an scp file of {folder} asks for a command ({target}): not run here"
-            " (prepare kaldi --allow-pipes runs those that end in a bar)"
+    offset = whole_number(digits)
+    path = Path(target if not name or offset is None else name)
+    if not name or offset is None:
+        offset = 0
+    if any(mark in target for mark in "|\0") or target in ("", "-") or target.endswith("]"):
+        raise UserError(
+            f"a table of {folder} names no file ({target!r}): commands and ranges of rows are not"
+            " read here; copy-feats writes an archive"
         )
-    if target.endswith("]"):
-        raise Unusable(f"{target} is a range of rows: not read here, copy-feats writes it out")
-    if target in ("", "-") or "\0" in target:
-        raise Unusable(f"an scp file of {folder} names no file: {target!r}")
-    name, colon, digits = target.rpartition(":")
-    offset = whole_number(digits) if colon else None
-    path = Path(target if offset is None else name)
-    # As Kaldi opens it, relative to the scp file, beside it. In a prepared directory, whose content
-    # is verified, first beside it: the directory may be a copy.
-    choices = [path, folder / path, folder / path.name]
-    own = offset is not None and (folder / CHECKSUMS).is_file()
-    if own:
-        choices = [folder / path.name, path, folder / path]
-    found = next((choice for choice in choices if choice.is_file()), path)
-    return Entry(found, offset, not own and found == path)
-
-
-def _split(line: str) -> tuple[str, str, str]:
-    key, *rest = line.split(None, 1) or [""]
-    return key, " ", rest[0] if rest else ""
-
-
-def _open(entry: Entry, key: str) -> BufferedIOBase:
-    """Open the file at the object of this key."""
-    try:
-        file = open_regular(entry.path)
-    except OSError as error:
-        raise Unusable(f"{entry.path} cannot be read: {error.strerror}") from None
-    if entry.offset is not None:
-        name = b" " if entry.named else f"{key} ".encode()
-        file.seek(max(entry.offset - len(name), 0))
-        if file.read(len(name)) != name:
-            file.close()
-            raise Unusable(f"{entry.path} does not hold {key} at byte {entry.offset}")
-    return file
-
-
-def _unpacked(raw: BufferedIOBase, path: Path) -> BufferedIOBase:
-    if path.suffix != ".gz":
-        return raw
-    return BufferedReader(_Bounded(raw, largest_unpacked(os.fstat(raw.fileno()).st_size)))
-
-
-class _Bounded(RawIOBase):
-    """A gzipped file that raises OSError after `limit` unpacked bytes."""
-
-    def __init__(self, raw: BufferedIOBase, limit: int) -> None:
-        self._file, self._left, self._limit = gzip.GzipFile(fileobj=raw), limit, limit
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        count = self._file.readinto(buffer)
-        self._left -= count
-        if self._left < 0:
-            raise OSError(f"it unpacks to more than {self._limit:,} bytes, too many for its size")
-        return count
-
-
-def _vector(
-    file: BufferedIOBase, key: str, path: Path, start: int = 0, stop: int | None = None
-) -> NDArray[np.int32]:
-    head = file.read(5)
-    if len(head) < 5 or head[0] != 4:
-        raise Unusable(f"{path} holds no int vector for {key}")
-    (length,) = struct.unpack("<i", head[1:])
-    if length < 0:
-        raise Unusable(f"{path} is damaged at {key}: a vector of {length} numbers")
-    first, last, _ = slice(start, stop).indices(length)
-    if first:
-        file.seek(first * _ROW.itemsize, 1)
-    body = _exactly(file, max(last - first, 0) * _ROW.itemsize)
-    if body is None:
-        raise Unusable(f"{path} ends in the middle of {key}")
-    rows = np.frombuffer(body, dtype=_ROW)
-    if (rows["size"] != 4).any():
-        raise Unusable(f"{path} is damaged at {key}")
-    return rows["value"].astype(np.int32)
-
-
-def _exactly(file: BufferedIOBase, size: int) -> bytes | None:
-    """Read `size` bytes in chunks, because a header may be wrong; None if there are fewer."""
-    parts: list[bytes] = []
-    while size > 0 and (part := file.read(min(size, _CHUNK))):
-        parts.append(part)
-        size -= len(part)
-    return None if size else b"".join(parts)
-
-
-def _key(file: BufferedIOBase, path: Path) -> tuple[str, bool]:
-    """Return the next key, empty at the end of the file, and whether it ended the line."""
-    name = bytearray()
-    while byte := file.read(1):
-        if byte in b" \t\n":
-            if name:
-                return name.decode("utf-8", "replace"), byte == b"\n"
-            continue
-        name += byte
-        if len(name) > _LONGEST_KEY:
-            raise UserError(
-                f"{path} is not an archive: it has a key of over {_LONGEST_KEY:,} bytes"
-            )
-    return name.decode("utf-8", "replace"), True
-
-
-def _numbers(line: bytes, key: str, path: Path) -> NDArray[np.int32]:
-    words = line.split()
-    if words[:1] == [b"["] and words[-1] == b"]":  # as kaldiio writes them
-        words = words[1:-1]
-    try:
-        return np.array([int(word) for word in words], dtype=np.int32)
-    except (ValueError, OverflowError):
-        raise UserError(f"{path} holds no int vector for {key}") from None
+    choices = (path, folder / path, folder / path.name)
+    return next((choice for choice in choices if choice.is_file()), path), offset

@@ -1,38 +1,46 @@
-"""Prepared speech; features and labels are read from disk when needed."""
+"""A directory of prepared speech.
+
+    train, dev       feats.scp feats.ark labels.scp labels.ark utt2spk text utt2num_frames
+                     checksums: of every utterance's features and labels
+    summary.json     what it is and how it was made; written last: without it, not finished
+    statistics.json  mean and variance of the training features, label counts
+    skipped.tsv      utterance, reason
+
+`prepare.preparation` writes it. Features are not normalised. Features and labels are read from
+disk when needed, and verified whenever they are read.
+"""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+import os
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from normrnn import seal
 from normrnn.errors import UserError
-from normrnn.files import expanded, file_state, resolved
+from normrnn.files import ROWS, expanded, open_regular, read_regular, write_whole
 from normrnn.speech.archive import (
-    CHECKSUMS,
-    Entry,
-    count_rows,
-    locate,
-    read_matrix,
+    decode_vector,
+    matrix_header,
     read_table,
-    read_vector,
+    vector_header,
     whole_number,
 )
-from normrnn.speech.prepared import (
-    FORMAT,
-    SPLITS,
-    STATISTICS,
-    SUMMARY,
-    Checksums,
-    digest,
-    read_checksums,
-    read_json,
-    read_summary,
-)
+
+FORMAT = "normrnn speech 1"
+SPLITS = ("train", "dev")
+SUMMARY = "summary.json"
+STATISTICS = "statistics.json"
+CHECKSUMS = "checksums"
+Checksums = dict[str, tuple[str, str]]
+"""Key -> hashes of features and labels."""
 
 
 @dataclass(frozen=True)
@@ -44,57 +52,45 @@ class SpeechSplit:
     path: Path
     classes: int
     dim: int
-    _features: list[Entry] = field(repr=False)
-    _labels: list[Entry] = field(repr=False)
-    _checksums: Checksums = field(repr=False, default_factory=dict)
-    _verified: dict[tuple[int, str], tuple[int, ...]] = field(repr=False, default_factory=dict)
-    """Objects whose hash was verified, with the state of their archive then: while that stays the
-    same, slices are read without verification."""
+    _offsets: list[tuple[int, int]] = field(repr=False)
+    """Of every utterance's features in feats.ark, and labels in labels.ark."""
+    _checksums: list[tuple[str, str]] = field(repr=False)
 
     def features(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
         """Read frames start..stop of an utterance, (frames, D) float32."""
-        key, entry = self.keys[index], self._features[index]
-        values = self._read(read_matrix, 0, entry, key, start, stop)
-        self._check(entry, index, len(values), start, stop)
-        if values.shape[1] != self.dim:
-            raise UserError(
-                f"{entry.path}: {key} has {values.shape[1]} features a frame, not {self.dim}"
-            )
-        return torch.from_numpy(values)
+        return torch.from_numpy(self._read(0, index, start, stop))
 
     def labels(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
         """Read the labels of frames start..stop of an utterance, (frames,) int64."""
-        key, entry = self.keys[index], self._labels[index]
-        values = torch.from_numpy(self._read(read_vector, 1, entry, key, start, stop)).long()
-        self._check(entry, index, len(values), start, stop)
-        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < self.classes:
-            wrong = values[(values < 0) | (values >= self.classes)]
-            raise UserError(
-                f"{entry.path}: a label of {key} is {int(wrong[0])}; there are {self.classes}"
-                " classes, numbered from 0"
-            )
-        return values
+        return torch.from_numpy(self._read(1, index, start, stop)).long()
 
-    def _read(
-        self, read: Callable, which: int, entry: Entry, key: str, start: int, stop: int | None
-    ) -> Any:
-        if key not in self._checksums:
-            return read(entry, key, start, stop)
-        state = file_state(entry.path)
-        if self._verified.get((which, key)) == state:
-            return read(entry, key, start, stop)
-        values = read(entry, key)
-        if digest(values) != self._checksums[key][which]:
-            raise UserError(f"{entry.path} is damaged: {key} is not what was written")
-        self._verified[which, key] = state
-        return values[start:stop]
-
-    def _check(self, entry: Entry, index: int, got: int, start: int, stop: int | None) -> None:
-        expected = len(range(*slice(start, stop).indices(self.lengths[index])))
-        if got != expected:
-            raise UserError(
-                f"{entry.path} and utt2num_frames disagree on the length of {self.keys[index]}"
-            )
+    def _read(self, which: int, index: int, start: int, stop: int | None) -> NDArray:
+        """Read features (0) or labels (1) of an utterance, and verify their hash."""
+        path, key = self.path / ("feats.ark", "labels.ark")[which], self.keys[index]
+        length = self.lengths[index]
+        size = 5 if which else 4 * self.dim  # bytes of a frame
+        try:
+            head = f"{key} ".encode()
+            offset = max(self._offsets[index][which] - len(head), 0)
+            head += vector_header(length) if which else matrix_header(length, self.dim)
+            with open_regular(path) as file:
+                file.seek(offset)
+                fits = offset + len(head) + length * size <= os.fstat(file.fileno()).st_size
+                body = file.read(len(head) + length * size) if fits else b""
+        except (OSError, struct.error) as error:
+            raise UserError(f"{path} cannot be read: {error}") from None
+        if not body.startswith(head):
+            raise UserError(f"{path} is damaged: it does not hold {key}")
+        values = (
+            decode_vector(body[len(head) :], path)
+            if which
+            else np.frombuffer(body, "<f4", offset=len(head)).reshape(length, self.dim)
+        )
+        if digest(values) != self._checksums[index][which]:
+            raise UserError(f"{path} is damaged: {key} is not what was written")
+        if which and not 0 <= values.min() <= values.max() < self.classes:
+            raise UserError(f"{path}: {key} has a label outside the {self.classes} classes")
+        return values[start:stop].copy()
 
 
 @dataclass(frozen=True)
@@ -123,88 +119,108 @@ def read_speech(path: str | Path) -> SpeechCorpus:
     statistics = read_json(path / STATISTICS)
     try:
         classes, dim = int(summary["classes"]), int(summary["dim"])
+        hashes = [str(summary[CHECKSUMS][name]) for name in SPLITS]
         mean, variance = (
             torch.tensor(statistics[name], dtype=torch.float64) for name in ("mean", "variance")
         )
         counts = torch.tensor(statistics["label_counts"], dtype=torch.int64)
+        if mean.shape != (dim,) or variance.shape != (dim,) or counts.shape != (classes,):
+            raise ValueError
+        if not (mean.isfinite().all() and (variance >= 0).all() and (counts >= 0).all()):
+            raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
         raise UserError(
-            f"{path / SUMMARY} or {STATISTICS} is damaged: a field is missing"
+            f"{path / SUMMARY} or {STATISTICS} is damaged, or they do not belong together"
         ) from None
-    if mean.shape != (dim,) or variance.shape != (dim,) or counts.shape != (classes,):
-        raise UserError(f"{path / STATISTICS} does not belong to {SUMMARY}: other sizes")
-    if not (mean.isfinite().all() and (variance >= 0).all() and (counts >= 0).all()):
-        raise UserError(f"{path / STATISTICS} is damaged: its numbers are not statistics")
-    train, dev = (_read_split(path / name, classes, dim, summary) for name in SPLITS)
+    train, dev = (
+        _read_split(path / name, classes, dim, written)
+        for name, written in zip(SPLITS, hashes, strict=True)
+    )
     hashed = hashlib.sha256(json.dumps([FORMAT, classes, dim, statistics]).encode())
     for split in (train, dev):
         hashed.update(json.dumps([split.keys, split.lengths]).encode())
-        hashed.update(json.dumps([split._checksums.get(key) for key in split.keys]).encode())
+        hashed.update(json.dumps(split._checksums).encode())
     mean, variance = mean.float(), variance.float()
     sha256 = hashed.hexdigest()
     return SpeechCorpus(path, classes, dim, train, dev, mean, variance, counts, sha256)
 
 
-class Features:
-    """The features of a Kaldi data directory, whose feats.scp is read once."""
-
-    def __init__(self, directory: str | Path) -> None:
-        self.path = path = expanded(directory)
-        self.table = path / "feats.scp"
-        parts = [f"{path / name}" for name in SPLITS if (path / name / "feats.scp").is_file()]
-        if parts and not self.table.exists():
-            raise UserError(f"{path} has no feats.scp; its parts have one: {' or '.join(parts)}")
-        self._entries = {
-            key: locate(target, path) for key, target in read_table(self.table).items()
-        }
-
-    def files(self) -> set[Path]:
-        """Return the files that are read."""
-        return {resolved(path) for path in (self.table, *(e.path for e in self._entries.values()))}
-
-    def count_frames(self) -> int:
-        """Count the frames of all utterances, from headers."""
-        return sum(count_rows(entry, key) for key, entry in self._entries.items())
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield key and features (T, D) float32 of every utterance."""
-        verified = (self.path / CHECKSUMS).is_file()
-        checksums = read_checksums(self.path) if verified else {}
-        for key, entry in self._entries.items():
-            values = read_matrix(entry, key)
-            if key in checksums and digest(values) != checksums[key][0]:
-                raise UserError(f"{entry.path} is damaged: {key} is not what was written")
-            yield key, torch.from_numpy(values)
-
-
-def _read_split(path: Path, classes: int, dim: int, summary: dict[str, Any]) -> SpeechSplit:
-    hashes = summary.get(CHECKSUMS)
-    written = hashes.get(path.name) if isinstance(hashes, dict) else None
-    if not isinstance(written, str):
-        raise UserError(f"{path.parent / SUMMARY} is damaged: it lacks the hash of {path.name}")
+def _read_split(path: Path, classes: int, dim: int, written: str) -> SpeechSplit:
     checksums = read_checksums(path, written)
-    lengths = {key: _frames(path, key, n) for key, n in read_table(path / "utt2num_frames").items()}
-    keys = sorted(lengths)
-    if not keys:
-        raise UserError(f"{path} holds no utterances")
-    entries = []
-    for name in ("feats", "labels"):
-        table = read_table(path / f"{name}.scp")
-        if table.keys() != lengths.keys():
-            odd = min(table.keys() ^ lengths.keys())
-            raise UserError(f"{path}: {odd} is in only one of {name}.scp and utt2num_frames")
-        if not (path / f"{name}.ark").is_file():
-            raise UserError(f"{path} lacks {name}.ark")
-        entries.append([locate(table[key], path) for key in keys])
-    frames = [lengths[key] for key in keys]
-    if checksums.keys() != lengths.keys():
-        odd = min(checksums.keys() ^ lengths.keys())
-        raise UserError(f"{path}: {odd} is in only one of {CHECKSUMS} and utt2num_frames")
-    return SpeechSplit(keys, frames, path, classes, dim, entries[0], entries[1], checksums)
+    frames = read_table(path / "utt2num_frames")
+    features, labels = (read_table(path / f"{name}.scp") for name in ("feats", "labels"))
+    if not frames or not frames.keys() == features.keys() == labels.keys() == checksums.keys():
+        raise UserError(f"{path} is empty or damaged: its tables have different keys")
+    for name in ("feats.ark", "labels.ark"):
+        if not (path / name).is_file():
+            raise UserError(f"{path} lacks {name}")
+    keys = sorted(frames)
+    # The archives are those beside the tables, wherever the directory was moved.
+    lengths = [_number(frames[key], path) for key in keys]
+    offsets = [(_offset(features[key], path), _offset(labels[key], path)) for key in keys]
+    hashes = [checksums[key] for key in keys]
+    return SpeechSplit(keys, lengths, path, classes, dim, offsets, hashes)
 
 
-def _frames(path: Path, key: str, text: str) -> int:
-    frames = whole_number(text)
-    if not frames:
-        raise UserError(f"{path / 'utt2num_frames'} is damaged at {key}: no number of frames")
-    return frames
+def _offset(target: str, path: Path) -> int:
+    return _number(target.rpartition(":")[2], path)
+
+
+def _number(text: Any, path: Path) -> int:
+    if not (number := whole_number(text)):
+        raise UserError(f"{path} is damaged: {text!r} in its tables is not a number")
+    return number
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Read the summary of a finished directory."""
+    if not (path / SUMMARY).is_file():
+        raise UserError(
+            f"{path} is not a finished directory of prepared speech: it has no {SUMMARY}"
+            " (normrnn prepare librispeech or kaldi makes one)"
+        )
+    summary = read_json(path / SUMMARY)
+    if summary.get("format") != FORMAT:
+        raise UserError(f"{path / SUMMARY} is of format {summary.get('format')!r}, not {FORMAT!r}")
+    return summary
+
+
+def digest(values: NDArray) -> str:
+    """Return the hash of features (T, D) or labels (T,), independent of their storage type."""
+    kind = "<f4" if values.dtype.kind == "f" else "<i4"
+    hashed = hashlib.sha256(repr(values.shape).encode())
+    hashed.update(np.ascontiguousarray(values, dtype=kind).tobytes())
+    return hashed.hexdigest()
+
+
+def write_checksums(folder: Path, checksums: Checksums) -> str:
+    """Write the hashes of one split; return the hash of the file, for the summary."""
+    content = "".join(f"{key} {feats} {labels}\n" for key, (feats, labels) in checksums.items())
+    write_whole(folder / CHECKSUMS, content.encode())
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def read_checksums(folder: Path, written: str | None = None) -> Checksums:
+    """Read them; UserError if the file's hash is not `written`."""
+    table = read_table(folder / CHECKSUMS)
+    found = hashlib.sha256(read_regular(folder / CHECKSUMS, ROWS)).hexdigest()
+    pairs = {key: tuple(line.split()) for key, line in table.items()}
+    if written not in (None, found) or any(len(pair) != 2 for pair in pairs.values()):
+        raise UserError(f"{folder / CHECKSUMS} is damaged: it is not what was written")
+    return {key: (pair[0], pair[1]) for key, pair in pairs.items()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object with a checksum."""
+    try:
+        values, is_sealed = seal.read_json(path)
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} lacks {path.name}") from None
+    if not is_sealed:
+        raise UserError(f"{path} is damaged: its checksum is missing")
+    return values
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Write a JSON file with its checksum, atomically."""
+    write_whole(path, seal.sealed_json(values))

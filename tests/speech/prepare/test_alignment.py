@@ -11,12 +11,11 @@ from normrnn.errors import UserError
 from normrnn.speech.archive import Unusable
 from normrnn.speech.prepare.alignment import Targets, acoustic_model, align, read_lexicon
 from normrnn.speech.prepare.features import fbank
-from normrnn.speech.prepare.job import Utterance
 from normrnn.speech.prepare.librispeech import AlignWords, find_utterances
 from tests.sounds import PAUSE_SECONDS, RATE, TEXT, VOWEL_SECONDS, VOWELS, sung
 
 SOUND = sung()
-FRAMES = len(fbank(SOUND, RATE))
+FRAMES = len(fbank(SOUND))
 
 
 def aligned(text: str = TEXT, targets: Targets = "phone", **lexicon: str) -> NDArray[np.int32]:
@@ -80,16 +79,11 @@ def test_lexicon_adds_to_what_the_dictionary_has() -> None:
     assert phone_at(aligned("OH E OH", oh="AA"), first_vowel) == "AA"
 
 
-@pytest.mark.parametrize("text", ["", "  "])
-def test_empty_transcript(text: str) -> None:
-    with pytest.raises(Unusable, match="transcript is empty"):
+@pytest.mark.parametrize("text", ["", "  ", "AH\0 E OH"])
+def test_transcripts_that_are_empty_or_end_early(text: str) -> None:
+    """The C library takes the word to end at a zero byte; looking for its variants never ended."""
+    with pytest.raises(Unusable, match="transcript"):
         aligned(text)
-
-
-def test_a_zero_byte_in_a_transcript() -> None:
-    """The C library takes the word to end there; looking for its variants never ended."""
-    with pytest.raises(Unusable, match="zero byte"):
-        aligned("AH\0 E OH")
 
 
 def test_more_words_than_sound() -> None:
@@ -127,12 +121,9 @@ def test_lexicon_files(tmp_path: Path) -> None:
     path = tmp_path / "lexicon.txt"
     path.write_text("Aahh AA\n\naahh(2) AH\neehh\tIY  IY\n")
     assert read_lexicon(path) == {"aahh": ("AA", "AH"), "eehh": ("IY IY",)}
-    for content, said in (
-        ("aahh AA\nb XX\n", "line 2: 'b' phone 'XX' is not one"),
-        ("aahh\n", "line 1: 'aahh' has no phones"),
-    ):
+    for number, content in ((2, "aahh AA\nb XX\n"), (1, "aahh\n")):
         path.write_text(content)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=f"line {number}: .* needs phones"):
             read_lexicon(path)
 
 
@@ -144,9 +135,8 @@ def test_real_speech() -> None:
         pytest.skip("NORMRNN_LIBRISPEECH is not set: no real speech to align")
     work, done, reasons = AlignWords("senone", {}), 0, []
     for item in find_utterances(Path(folder))[:60:3]:
-        utterance = Utterance(item.key, item.speaker, "train", item.text or "", item.path)
         try:
-            result = work(utterance)
+            result = work(item)
         except Unusable as error:
             reasons.append(str(error))
             continue

@@ -1,13 +1,16 @@
-"""Filter banks, energy and deltas against their definitions, written out again here."""
+"""Sound files; filter banks, energy and deltas against their definitions, written out again."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from normrnn.speech.archive import Unusable
-from normrnn.speech.prepare.features import add_deltas, fbank
+from normrnn.speech.prepare.features import add_deltas, fbank, read_sound
 from tests.sounds import RATE, sung
 
 
@@ -56,18 +59,68 @@ def kaldi_fbank(samples: NDArray[np.int16]) -> NDArray[np.float64]:
 
 def test_fbank_is_kaldis() -> None:
     samples = sung()
-    result = fbank(samples, RATE)
+    result = fbank(samples)
     assert result.shape == (173, 41)
     assert result.dtype == np.float32
     np.testing.assert_allclose(result, kaldi_fbank(samples), atol=2e-3)
-    np.testing.assert_array_equal(result, fbank(samples, RATE))  # no dither
+    np.testing.assert_array_equal(result, fbank(samples))  # no dither
 
 
 @pytest.mark.parametrize(("samples", "frames"), [(400, 1), (559, 1), (560, 2)])
 def test_only_whole_frames_count(samples: int, frames: int) -> None:
-    assert fbank(sung()[5000 : 5000 + samples], RATE).shape == (frames, 41)
+    assert fbank(sung()[5000 : 5000 + samples]).shape == (frames, 41)
 
 
 def test_shorter_than_a_frame_is_unusable() -> None:
-    with pytest.raises(Unusable, match=r"shorter than one frame: 24\.9 ms of 25"):
-        fbank(sung()[:399], RATE)
+    with pytest.raises(Unusable, match="shorter than one frame: 399 samples"):
+        fbank(sung()[:399])
+
+
+def test_samples_come_back_exactly(tmp_path: Path) -> None:
+    samples = sung()
+    soundfile.write(tmp_path / "a.flac", samples, RATE)
+    sound = read_sound(tmp_path / "a.flac")
+    np.testing.assert_array_equal(sound, samples)
+    assert sound.dtype == np.int16
+    left, right = np.array([100, -50, 7], "i2"), np.array([200, 50, 9], "i2")
+    soundfile.write(tmp_path / "a.flac", np.stack([left, right], 1), RATE)
+    assert read_sound(tmp_path / "a.flac").tolist() == [150, 0, 8]
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "reason"),
+    [
+        (sung(), 8000, "FLAC at 8000 Hz"),
+        (np.zeros(16000, "i2"), RATE, "silent"),
+        (np.full(16000, 77, "i2"), RATE, "silent"),
+        (np.zeros(0, "i2"), RATE, "sound"),
+    ],
+)
+def test_other_sound_is_refused(
+    tmp_path: Path, samples: NDArray[np.int16], rate: int, reason: str
+) -> None:
+    soundfile.write(tmp_path / "a.flac", samples, rate)
+    with pytest.raises(Unusable, match=reason):
+        read_sound(tmp_path / "a.flac")
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.99])
+def test_truncated_files(tmp_path: Path, kept: float) -> None:
+    path = tmp_path / "a.flac"
+    soundfile.write(path, sung(), RATE)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(Unusable, match=r"truncated|cannot be read"):
+        read_sound(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no sound at all, but some bytes", b"fLaC", None])
+def test_no_sound(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "a.flac"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(Unusable, match="cannot be read"):
+        read_sound(path)
+    soundfile.write(path, sung(), RATE, format="WAV")
+    with pytest.raises(Unusable, match="WAV"):
+        read_sound(path)

@@ -14,6 +14,7 @@ from normrnn.errors import UserError
 from normrnn.extras import import_extra
 from normrnn.files import read_text
 from normrnn.speech.archive import Unusable
+from normrnn.speech.prepare.features import SAMPLE_RATE
 
 Targets = Literal["senone", "phone"]
 Lexicon = Mapping[str, tuple[str, ...]]
@@ -54,19 +55,18 @@ def acoustic_model() -> Model:
 def read_lexicon(path: Path) -> dict[str, tuple[str, ...]]:
     """Read lines `word PHONE PHONE ...`; a word may have several."""
     known = set(acoustic_model().phones)
-    lexicon: dict[str, dict[str, None]] = {}
-    lines = read_text(path).split("\n")
-    for number, line in enumerate(lines, 1):
+    lexicon: dict[str, tuple[str, ...]] = {}
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         word, *phones = line.split()
-        wrong = [phone for phone in phones if phone not in known]
-        if wrong or not phones:
-            what = f"phone {wrong[0]!r} is not one of the model's" if wrong else "has no phones"
-            raise UserError(f"{path} line {number}: {word!r} {what}: {' '.join(sorted(known))}")
+        if not phones or not known.issuperset(phones):
+            raise UserError(
+                f"{path} line {number}: {word!r} needs phones of {' '.join(sorted(known))}"
+            )
         word = _VARIANT.sub("", word.lower())
-        lexicon.setdefault(word, {})[" ".join(phones)] = None
-    return {word: tuple(phones) for word, phones in lexicon.items()}
+        lexicon[word] = (*lexicon.get(word, ()), " ".join(phones))
+    return lexicon
 
 
 def align(
@@ -77,13 +77,11 @@ def align(
     Every call makes a new decoder, so that labels do not depend on earlier utterances.
     """
     words = text.lower().split()
-    if not words:
-        raise Unusable("its transcript is empty")
-    if "\0" in text:  # C code would loop on it
-        raise Unusable("its transcript has a zero byte")
+    if not words or "\0" in text:  # C code would loop on a zero byte
+        raise Unusable("its transcript is empty, or has a zero byte")
     pocketsphinx = import_extra("pocketsphinx")
     # bestpath would search a lattice instead of following the given words.
-    decoder = pocketsphinx.Decoder(lm=None, samprate=16000, bestpath=False, loglevel="FATAL")
+    decoder = pocketsphinx.Decoder(lm=None, samprate=SAMPLE_RATE, bestpath=False, loglevel="FATAL")
     _add_words(decoder, words, lexicon)
     sound = samples.tobytes()
     try:

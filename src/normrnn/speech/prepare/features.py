@@ -1,24 +1,51 @@
-"""Log-mel filter banks with energy, and deltas, as Kaldi computes them (section 5.1)."""
+"""Sound, and its features as Kaldi computes them (section 5.1)."""
 
+import os
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.extras import import_extra
+from normrnn.files import largest_unpacked, open_regular
 from normrnn.speech.archive import Unusable
 
+SAMPLE_RATE = 16_000
 MEL_BANDS = 40
 FRAME_SHIFT = 0.010
 FRAME_LENGTH = 0.025
 DELTA_WINDOW = 2
 
 
-def fbank(samples: NDArray[np.int16], rate: int) -> NDArray[np.float32]:
+def read_sound(path: Path) -> NDArray[np.int16]:
+    """Read a FLAC file at 16 kHz, channels averaged; Unusable, with the reason, for others."""
+    soundfile = import_extra("soundfile")
+    try:
+        with open_regular(path) as raw, soundfile.SoundFile(raw) as file:
+            if file.format != "FLAC" or file.samplerate != SAMPLE_RATE:
+                raise Unusable(
+                    f"its sound is {file.format} at {file.samplerate} Hz; FLAC at {SAMPLE_RATE} Hz"
+                    " is needed"
+                )
+            expected = file.frames
+            if expected * file.channels * 2 > largest_unpacked(os.fstat(raw.fileno()).st_size):
+                raise Unusable(f"its file is too small for the {expected:,} samples it declares")
+            values = file.read(dtype="int16", always_2d=True)
+    except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
+        raise Unusable(f"its sound cannot be read: {error}") from None
+    if len(values) < expected or not expected:
+        raise Unusable(f"its sound is truncated: {len(values):,} of {expected:,} samples")
+    if values.min() == values.max():
+        raise Unusable("it is silent: every sample is the same")
+    return values[:, 0] if values.shape[1] == 1 else values.mean(axis=1).round().astype(np.int16)
+
+
+def fbank(samples: NDArray[np.int16]) -> NDArray[np.float32]:
     """(T, 41): log energy, then 40 log-mel bands; 25 ms every 10 ms, only whole frames."""
     knf = import_extra("kaldi_native_fbank")
     options = knf.FbankOptions()
-    options.frame_opts.samp_freq = rate
+    options.frame_opts.samp_freq = SAMPLE_RATE
     options.frame_opts.frame_shift_ms = FRAME_SHIFT * 1000
     options.frame_opts.frame_length_ms = FRAME_LENGTH * 1000
     options.frame_opts.snip_edges = True
@@ -27,14 +54,11 @@ def fbank(samples: NDArray[np.int16], rate: int) -> NDArray[np.float32]:
     options.use_energy = True
     computer = knf.OnlineFbank(options)
     # Kaldi works on samples in the range of 16-bit integers.
-    computer.accept_waveform(rate, samples.astype(np.float32))
+    computer.accept_waveform(SAMPLE_RATE, samples.astype(np.float32))
     computer.input_finished()
     frames = computer.num_frames_ready
     if frames == 0:
-        raise Unusable(
-            f"it is shorter than one frame: {len(samples) / rate * 1000:.1f} ms of"
-            f" {FRAME_LENGTH * 1000:.0f}"
-        )
+        raise Unusable(f"it is shorter than one frame: {len(samples)} samples")
     return np.stack([computer.get_frame(t) for t in range(frames)]).astype(np.float32)
 
 

@@ -3,25 +3,20 @@
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.errors import UsageError, UserError
-from normrnn.files import replacing, resolved
+from normrnn.files import replacing, resolved, write_whole
 from normrnn.locks import exclusive
 from normrnn.runs.names import LOCK
-from normrnn.speech.archive import CHECKSUMS, Unusable, write_matrix, write_vector
-from normrnn.speech.prepare.features import FRAME_SHIFT
-from normrnn.speech.prepare.job import Job, Prepared, Utterance, Work
-from normrnn.speech.prepare.parts import PARTS, read_part, write_part
-from normrnn.speech.prepare.pool import in_order
-from normrnn.speech.prepared import (
+from normrnn.speech.archive import write_matrix, write_vector
+from normrnn.speech.corpus import (
+    CHECKSUMS,
     FORMAT,
-    SKIPPED,
     SPLITS,
     STATISTICS,
     SUMMARY,
@@ -30,11 +25,17 @@ from normrnn.speech.prepared import (
     read_summary,
     write_checksums,
     write_json,
-    write_text,
 )
+from normrnn.speech.prepare.features import FRAME_SHIFT
+from normrnn.speech.prepare.job import Job, Prepared, Utterance
+from normrnn.speech.prepare.workers import PrepareOne, in_order, read_part
 
+PARTS = ".parts"
+"""Directory with the results of single utterances, until all are there."""
 SETTINGS = ".preparation.json"
-ARCHIVES = tuple((split, name) for split in SPLITS for name in ("feats", "labels"))
+"""Settings of a preparation that is not finished."""
+SKIPPED = "skipped.tsv"
+OBJECTS = ("feats", "labels")
 CRASHED = "the process that worked on it crashed, twice"
 
 Report = Callable[[int, int, int], None]
@@ -51,26 +52,24 @@ def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         raise UsageError(f"{out} is a file; --out needs a directory")
     if not out.is_dir() or all(path.name == LOCK for path in out.iterdir()):
         return None
-    if (out / SUMMARY).is_file():
-        summary, state = read_summary(out), "holds data prepared"
-        before = summary.get("settings", {})
-    elif (out / SETTINGS).is_file():
-        summary, state = None, "holds a preparation begun"
+    summary = None
+    if (out / SETTINGS).is_file():
         before = read_json(out / SETTINGS)
+    elif (out / SUMMARY).is_file():
+        summary = read_summary(out)
+        before = summary.get("settings", {})
     else:
         raise UsageError(f"{out} is not empty and holds no preparation: choose another --out")
-    names = [n for n in {**before, **settings} if before.get(n) != settings.get(n)]
-    if names == ["data"]:
+    changed = [
+        f"{name} was {before.get(name)}, is now {settings.get(name)}"
+        for name in {**before, **settings}
+        if before.get(name) != settings.get(name)
+    ]
+    if changed:
         raise UsageError(
-            f"{out} {state} from other data, or by an older version; choose another --out"
+            f"{out} was prepared with other settings: {', '.join(changed)}; choose another --out"
         )
-    if names:
-        changed = ", ".join(
-            f"{n} was {_abbreviated(before.get(n))}, is now {_abbreviated(settings.get(n))}"
-            for n in names
-        )
-        raise UsageError(f"{out} {state} with other settings: {changed}; choose another --out")
-    return None if (out / PARTS).is_dir() else summary
+    return summary
 
 
 def prepare(job: Job, out: Path, processes: int, report: Report) -> dict[str, Any]:
@@ -84,138 +83,35 @@ def prepare(job: Job, out: Path, processes: int, report: Report) -> dict[str, An
         (out / SUMMARY).unlink(missing_ok=True)
         for name in (*SPLITS, PARTS):
             (out / name).mkdir(exist_ok=True)
-        parts = [out / PARTS / f"{number:08}" for number in range(len(job.utterances))]
-        pairs = list(zip(job.utterances, parts, strict=True))
-        found = [read_part(path, u.key) for u, path in pairs if path.exists()]
-        ready = {part.record["key"]: "reason" in part.record for part in found if part is not None}
-        todo = [(u, path) for u, path in pairs if u.key not in ready]
-        count, skipped = len(ready), sum(ready.values())
-        del found
-        report(count, len(pairs), skipped)
-        work, crashes = _Checked(job.work, job.classes), 0
-        results = in_order(work, [u for u, _ in todo], processes, None)
-        for (utterance, path), result in zip(todo, results, strict=True):
-            if result is None:  # may have been a shortage of memory: the next start tries again
-                path.unlink(missing_ok=True)
-                crashes, skipped = crashes + 1, skipped + 1
+        items = [(u, out / PARTS / f"{n:08}") for n, u in enumerate(job.utterances)]
+        todo, skipped = [], 0
+        for utterance, path in items:
+            if (part := read_part(path, utterance.key)) is None:
+                todo.append((utterance, path))
             else:
-                skipped += "reason" in write_part(path, utterance.key, result)
-            count += 1
-            report(count, len(pairs), skipped)
-        summary = _assemble(out, job, pairs)
-        (out / SETTINGS).unlink()
-        if not crashes:
+                skipped += bool(part.reason)
+        report(len(items) - len(todo), len(items), skipped)
+        crashed = False
+        results = in_order(PrepareOne(job.work, job.classes), todo, processes)
+        for left, was_skipped in zip(reversed(range(len(todo))), results, strict=True):
+            if was_skipped is None:  # may have been a shortage of memory
+                crashed = was_skipped = True
+            skipped += was_skipped
+            report(len(items) - left, len(items), skipped)
+        summary = _assemble(out, job, items)
+        if not crashed:  # else the next start tries these utterances again
+            (out / SETTINGS).unlink()
             shutil.rmtree(out / PARTS)
     return summary
 
 
-@dataclass(frozen=True)
-class _Checked:
-    """The work on one utterance; returns the reason if it cannot be done."""
-
-    work: Work
-    classes: int
-
-    def __call__(self, utterance: Utterance) -> Prepared | str:
-        if utterance.problem:
-            return utterance.problem
-        try:
-            result = self.work(utterance)
-            _check(result, self.classes)
-        except Unusable as error:
-            return str(error)
-        return result
-
-
-def _check(result: Prepared, classes: int) -> None:
-    frames, labels = len(result.features), result.labels
-    if len(labels) != frames:
-        raise Unusable(f"its alignment has {len(labels)} frames, its features have {frames}")
-    if frames == 0:
-        raise Unusable("it has no frames")
-    if not np.isfinite(result.features).all():
-        raise Unusable("its features have values that are not finite")
-    if labels.min() < 0 or labels.max() >= classes:
-        wrong = labels[(labels < 0) | (labels >= classes)][0]
-        raise Unusable(f"its label {wrong} is outside the {classes} classes, numbered from 0")
-
-
-@dataclass(frozen=True)
-class _Kept:
+class _Row(NamedTuple):
     """An utterance in the archives."""
 
     utterance: Utterance
     frames: int
-    offsets: dict[str, int]
+    offsets: tuple[int, int]
     hashes: tuple[str, str]
-
-
-def _assemble(out: Path, job: Job, pairs: Sequence[tuple[Utterance, Path]]) -> dict[str, Any]:
-    """Write the archives from the parts, then the tables, and the summary last."""
-    totals = _Totals(job.classes)
-    kept: dict[str, list[_Kept]] = {split: [] for split in SPLITS}
-    skipped: list[tuple[str, str]] = []
-    dim, averaged = None, 0
-    with ExitStack() as stack:
-        files = {
-            (split, name): stack.enter_context(replacing(out / split / f"{name}.ark"))
-            for split, name in ARCHIVES
-        }
-        for u, path in pairs:
-            part = read_part(path, u.key)
-            record: dict[str, Any] = {"reason": CRASHED} if part is None else part.record
-            columns = 0 if part is None else part.features.shape[1]
-            if part is None or "reason" in record or columns != (dim or columns):
-                other = f"its features have {columns} columns, those before {dim}"
-                skipped.append((u.key, record.get("reason", other)))
-                continue
-            dim, features, labels = columns, part.features, part.labels
-            offsets = {
-                "feats": write_matrix(files[u.split, "feats"], u.key, features),
-                "labels": write_vector(files[u.split, "labels"], u.key, labels),
-            }
-            hashes = digest(features), digest(labels)
-            kept[u.split].append(_Kept(u, len(features), offsets, hashes))
-            totals.add(u.split, features, labels)
-            averaged += record["channels"] > 1
-        lines = (f"{_one_line(key)}\t{_one_line(reason)}\n" for key, reason in skipped)
-        write_text(out / SKIPPED, "".join(lines))
-        for split in SPLITS:
-            if not kept[split]:
-                raise UserError(
-                    f"no utterance of the {split} set could be prepared:"
-                    f" {out / SKIPPED} has the reason for each of {len(skipped):,}"
-                )
-    checksums = {}
-    for split in SPLITS:
-        _write_tables(out / split, kept[split])
-        hashes = {one.utterance.key: one.hashes for one in kept[split]}
-        checksums[split] = write_checksums(out / split, hashes)
-    counts, statistics = totals.label_counts, totals.statistics()
-    write_json(out / STATISTICS, statistics)
-    summary: dict[str, Any] = {
-        "format": FORMAT,
-        "classes": job.classes,
-        "classes_seen": int((counts["train"] + counts["dev"] > 0).sum()),
-        "dim": dim,
-        "targets": job.settings["targets"],
-        "frame_shift": FRAME_SHIFT,
-    }
-    for split in SPLITS:
-        frames = sum(one.frames for one in kept[split])
-        summary[split] = {
-            "utterances": len(kept[split]),
-            "frames": frames,
-            "hours": frames * FRAME_SHIFT / 3600,
-            "speakers": len({one.utterance.speaker for one in kept[split]}),
-            "classes_seen": int((counts[split] > 0).sum()),
-        }
-    summary["skipped"] = {"utterances": len(skipped), "share": len(skipped) / len(pairs)}
-    summary["channels_averaged"] = averaged
-    summary["settings"], summary["source"] = job.settings, job.source
-    summary[CHECKSUMS] = checksums
-    write_json(out / SUMMARY, summary)
-    return summary
 
 
 class _Totals:
@@ -230,16 +126,15 @@ class _Totals:
         """Add an utterance."""
         counts = self.label_counts[split]
         counts += np.bincount(labels, minlength=len(counts))
-        if split != "train":
-            return
-        values = features.astype(np.float64)
-        # Chan's merge of (count, mean, centred sum of squares).
-        local, count = values.mean(axis=0), len(values)
-        shift, total = local - self._mean, self._frames + count
-        between = shift**2 * self._frames * count / total
-        self._squares = self._squares + ((values - local) ** 2).sum(axis=0) + between
-        self._mean = self._mean + shift * count / total
-        self._frames = total
+        if split == "train":
+            # Chan's merge of (count, mean, centred sum of squares).
+            values = features.astype(np.float64)
+            local, count = values.mean(axis=0), len(values)
+            shift, total = local - self._mean, self._frames + count
+            between = shift**2 * self._frames * count / total
+            self._squares = self._squares + ((values - local) ** 2).sum(axis=0) + between
+            self._mean = self._mean + shift * count / total
+            self._frames = total
 
     def statistics(self) -> dict[str, Any]:
         """Return the content of statistics.json."""
@@ -251,23 +146,77 @@ class _Totals:
         }
 
 
-def _write_tables(folder: Path, kept: Sequence[_Kept]) -> None:
-    def write(name: str, value: Callable[[_Kept], Any]) -> None:
-        lines = (f"{one.utterance.key} {value(one)}".rstrip() + "\n" for one in kept)
-        write_text(folder / name, "".join(lines))
+def _assemble(out: Path, job: Job, items: Sequence[tuple[Utterance, Path]]) -> dict[str, Any]:
+    """Write the archives from the parts, then the tables, and the summary last."""
+    totals, dim = _Totals(job.classes), 0
+    rows: dict[str, list[_Row]] = {split: [] for split in SPLITS}
+    skipped = []
+    with ExitStack() as stack:
+        files = {
+            split: [stack.enter_context(replacing(out / split / f"{n}.ark")) for n in OBJECTS]
+            for split in SPLITS
+        }
+        for u, path in items:
+            part = read_part(path, u.key) or Prepared(reason=CRASHED)
+            reason, features, labels = part.reason, part.features, part.labels
+            dim = dim or features.shape[1]
+            if not reason and features.shape[1] != dim:
+                reason = f"its features have {features.shape[1]} columns, those before {dim}"
+            if reason:
+                skipped.append(f"{_one_line(u.key)}\t{_one_line(reason)}\n")
+                continue
+            feats, ali = files[u.split]
+            offsets = write_matrix(feats, u.key, features), write_vector(ali, u.key, labels)
+            hashes = digest(features), digest(labels)
+            rows[u.split].append(_Row(u, len(features), offsets, hashes))
+            totals.add(u.split, features, labels)
+        write_whole(out / SKIPPED, "".join(skipped).encode())
+        for split in SPLITS:
+            if not rows[split]:
+                raise UserError(
+                    f"no utterance of the {split} set could be prepared:"
+                    f" {out / SKIPPED} has the reason for each of {len(skipped):,}"
+                )
+    write_json(out / STATISTICS, totals.statistics())
+    summary: dict[str, Any] = {
+        "format": FORMAT,
+        "classes": job.classes,
+        "dim": dim,
+        "targets": job.settings["targets"],
+        "frame_shift": FRAME_SHIFT,
+        "skipped": {"utterances": len(skipped), "share": len(skipped) / len(items)},
+        "settings": job.settings,
+        "source": job.source,
+        CHECKSUMS: {split: _write_tables(out / split, rows[split]) for split in SPLITS},
+    }
+    for split in SPLITS:
+        frames = sum(row.frames for row in rows[split])
+        summary[split] = {
+            "utterances": len(rows[split]),
+            "frames": frames,
+            "hours": frames * FRAME_SHIFT / 3600,
+            "speakers": len({row.utterance.speaker for row in rows[split]}),
+            "classes_seen": int((totals.label_counts[split] > 0).sum()),
+        }
+    write_json(out / SUMMARY, summary)
+    return summary
 
+
+def _write_tables(folder: Path, rows: Sequence[_Row]) -> str:
+    """Write the tables of a split; return the hash of its checksums."""
     absolute = resolved(folder)
-    write("feats.scp", lambda one: f"{absolute}/feats.ark:{one.offsets['feats']}")
-    write("labels.scp", lambda one: f"{absolute}/labels.ark:{one.offsets['labels']}")
-    write("utt2spk", lambda one: one.utterance.speaker)
-    write("text", lambda one: one.utterance.text)
-    write("utt2num_frames", lambda one: one.frames)
+    tables: dict[str, Callable[[_Row], Any]] = {
+        "feats.scp": lambda row: f"{absolute}/feats.ark:{row.offsets[0]}",
+        "labels.scp": lambda row: f"{absolute}/labels.ark:{row.offsets[1]}",
+        "utt2spk": lambda row: row.utterance.speaker,
+        "text": lambda row: row.utterance.text,
+        "utt2num_frames": lambda row: row.frames,
+    }
+    for name, value in tables.items():
+        lines = (f"{row.utterance.key} {value(row)}".rstrip() + "\n" for row in rows)
+        write_whole(folder / name, "".join(lines).encode())
+    return write_checksums(folder, {row.utterance.key: row.hashes for row in rows})
 
 
 def _one_line(text: str) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]
-
-
-def _abbreviated(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 40 else f"{text[:12]}…"
