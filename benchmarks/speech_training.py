@@ -18,7 +18,7 @@ from benchmarks.machine import peak_growth
 from normrnn.engine.display import TextDisplay
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Trainer
-from normrnn.recipes.speech import librispeech_mini
+from normrnn.recipes import librispeech_mini
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechCorpus, SpeechSplit

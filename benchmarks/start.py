@@ -30,7 +30,7 @@ from benchmarks.machine import describe, peak, resident  # noqa: E402
 from normrnn.cli import guarded  # noqa: E402
 from normrnn.engine.display import Display, Status  # noqa: E402
 from normrnn.engine.start import train  # noqa: E402
-from normrnn.recipes.text import ptb_small  # noqa: E402
+from normrnn.recipes import ptb_small  # noqa: E402
 
 IMPORTED = time.perf_counter()
 VOCABULARY = 10_000

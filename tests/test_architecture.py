@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "ops": set(),
     "nn": {"imports", "ops", "norms"},
-    "config": {"errors", "norms"},
+    "config": {"errors", "files", "norms"},
     "runs": {"config", "ops", *BASE},
     "engine": {"runs", "config", "nn", "ops", "processes", "console", "extras", *BASE},
     "deploy": {"runs", "config", "nn", "ops", "extras", *BASE},

@@ -20,7 +20,7 @@ from normrnn.engine.start import open_experiment
 from normrnn.engine.task import Loss
 from normrnn.errors import UserError
 from normrnn.extras import install_command
-from normrnn.recipes.text import ptb_char
+from normrnn.recipes import ptb_char
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.task import SpeechTask
 from normrnn.text.config import EvaluationConfig, LanguageConfig

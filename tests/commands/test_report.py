@@ -100,7 +100,7 @@ def test_wrong_comparisons_from_python(tmp_path: Path) -> None:
         ({"momentum": 0.5}, UsageError, "model.momentum"),
         ({"jobs": 2}, UsageError, "'jobs'"),
         ({"x": [1], "y": [1]}, UsageError, "not both"),
-        ({"epochs": "two"}, UserError, "epochs should be int"),
+        ({"epochs": "two"}, UserError, "epochs is 'two'"),
     ):
         with pytest.raises(kind, match=said):
             normrnn.compare(**{"what": "ptb-small", "out": tmp_path / "out", **arguments})

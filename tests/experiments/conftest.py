@@ -19,7 +19,7 @@ from helper_of_own import RATE
 
 from normrnn.nn.normaliser import GateNorm
 from normrnn.norms import Norm
-from normrnn.recipes.arrays import adding
+from normrnn.recipes import adding
 
 
 def small():

@@ -5,14 +5,18 @@ from dataclasses import replace
 import pytest
 
 from normrnn.errors import UsageError
-from normrnn.recipes import RECIPES, recipe, summary
-from normrnn.recipes.speech import (
+from normrnn.recipes import (
+    RECIPES,
     librispeech_mini,
     librispeech_mini_depth,
     librispeech_mini_small,
+    ptb_small,
+    ptb_small_authors,
+    ptb_small_regularised,
+    recipe,
+    summary,
     wsj,
 )
-from normrnn.recipes.text import ptb_small, ptb_small_authors, ptb_small_regularised
 from normrnn.text.config import LanguageConfig
 
 PAPER = {

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from normrnn.files import write_whole
-from normrnn.recipes.speech import SpeechConfig
 from normrnn.runs.store import RunDirectory
+from normrnn.speech.config import SpeechConfig
 from tests.safety.conftest import Cli
 from tests.safety.test_nothing_runs import arguments
 from tests.tiny_runs import run_tiny

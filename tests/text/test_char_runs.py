@@ -14,7 +14,7 @@ from normrnn.cli import main
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UserError
 from normrnn.experiments.training import load
-from normrnn.recipes.text import ptb_char
+from normrnn.recipes import ptb_char
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import EvaluationConfig, LanguageConfig
 from normrnn.text.reading import Reader

@@ -42,7 +42,7 @@ class ArraysConfig:
     """How arrays become training, validation and test sequences."""
 
     source: Suppress[Literal["file", "adding", "mnist", "permuted-mnist"]] = "file"
-    valid: Annotated[float, Bounds(0, 1, with_low=False, with_high=False)] = 0.15
+    valid: Annotated[float, Bounds(0, 1, ends="()")] = 0.15
     """Share of the sequences for validation, where the file has no x_valid."""
     test: Probability = 0.15
     """Share of the sequences for the test, where the file has no x_test."""

@@ -18,27 +18,20 @@ from normrnn.config.measure import NATS, Measure
 from normrnn.errors import UsageError
 
 
-def checked_norm(norm: str | None, name: str) -> str:
-    """Return the name of a normalisation; None and "None" are the baseline.
-
-    Raise UsageError, with the choices and the name of the argument, for an unknown one.
-    """
-    chosen = norms.BASELINE if norm in (None, "None") else norm
-    if chosen not in norms.names():
-        raise UsageError(f"{name} has {norm!r}, not one of {', '.join(norms.names())}")
-    return chosen
-
-
 def checked_norms(chosen: "str | Iterable[str | None]", name: str) -> tuple[str, ...]:
-    """Return normalisations, each once, from a comma-separated string or a sequence.
+    """Return normalisations, each once, from a comma-separated string or a sequence; None and
+    "None" are the baseline. UsageError, with the name of the argument, for an unknown one.
 
     >>> checked_norms("none,frame", "norms"), checked_norms([None, "frame"], "norms")
     (('none', 'frame'), ('none', 'frame'))
     """
-    several = chosen.split(",") if isinstance(chosen, str) else tuple(chosen)
-    if not several:
-        raise UsageError(f"{name} needs at least one normalisation")
-    return tuple(dict.fromkeys(checked_norm(norm, name) for norm in several))
+    several = chosen.split(",") if isinstance(chosen, str) else chosen
+    found = tuple(dict.fromkeys(norms.BASELINE if n in (None, "None") else n for n in several))
+    unknown = [norm for norm in found if norm not in norms.names()]
+    if unknown or not found:
+        wrong = ", ".join(map(repr, unknown)) or "nothing"
+        raise UsageError(f"{name} has {wrong}, not one of {', '.join(norms.names())}")
+    return found
 
 
 def settled(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,33 +53,28 @@ _LARGEST_FLOAT = 1e38  # of float32, and a range of twice as much fits too
 
 @dataclass(frozen=True)
 class Bounds:
-    """The values that a setting may have; ends that are left out are excluded."""
+    """The values that a setting may have; `ends` are brackets, round where an end is excluded."""
 
     low: float
     high: float = math.inf
-    with_low: bool = True
-    with_high: bool = True
+    ends: str = "[]"
 
-    def check(self, name: str, value: float) -> None:
-        """Raise UsageError for a value that is out of bounds."""
-        above = value >= self.low if self.with_low else value > self.low
-        below = value <= self.high if self.with_high else value < self.high
-        if not (above and below):
-            if math.isinf(self.high):
-                allowed = f"be {'at least' if self.with_low else 'above'} {self.low}"
-            else:
-                ends = "[("[not self.with_low], "])"[not self.with_high]
-                allowed = f"lie in {ends[0]}{self.low}, {self.high}{ends[1]}"
-            raise UsageError(f"{name} must {allowed}, not {value}")
+    def allows(self, value: float) -> bool:
+        """Whether a value is within the bounds."""
+        above = value >= self.low if self.ends[0] == "[" else value > self.low
+        return above and (value <= self.high if self.ends[1] == "]" else value < self.high)
+
+    def __str__(self) -> str:
+        return f"{self.ends[0]}{self.low}, {self.high}{self.ends[1]}"
 
 
 Count = Annotated[int, Bounds(0)]
 Positive = Annotated[int, Bounds(1)]
 NotNegative = Annotated[float, Bounds(0)]
-AboveZero = Annotated[float, Bounds(0, with_low=False)]
+AboveZero = Annotated[float, Bounds(0, ends="(]")]
 Share = Annotated[float, Bounds(0, 1)]
 Layers = Annotated[int, Bounds(1, 1000)]
-Probability = Annotated[float, Bounds(0, 1, with_high=False)]
+Probability = Annotated[float, Bounds(0, 1, ends="[)")]
 
 
 def check_bounds(settings: Any, prefix: str = "") -> None:
@@ -101,7 +89,8 @@ def check_bounds(settings: Any, prefix: str = "") -> None:
         if isinstance(value, float) and not abs(value) <= _LARGEST_FLOAT:
             raise UsageError(f"{name} must be a finite number up to 1e38, not {value}")
         for one in bounds:
-            one.check(name, value)
+            if not one.allows(value):
+                raise UsageError(f"{name} must lie in {one}, not {value}")
         if isinstance(value, int) and name != "seed" and value > _LARGEST:
             raise UsageError(f"{name} must be at most {_LARGEST:,}, not {value:,}")
 
@@ -219,7 +208,7 @@ class Config:
     that it shares with the others, and sees the same batches and masks."""
     epochs: Positive = 15
     """Passes over the training data."""
-    seed: Annotated[int, Bounds(0, 2**32, with_high=False)] = 1
+    seed: Annotated[int, Bounds(0, 2**32, ends="[)")] = 1
     """Seed of weights, dropout and the order of the data."""
     device: str = "cpu"
     """Where to train: cpu, cuda, cuda:1, mps; auto takes the fastest that is there."""
@@ -232,7 +221,7 @@ class Config:
     train: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "norm", checked_norm(self.norm, "norm"))
+        object.__setattr__(self, "norm", *checked_norms([self.norm], "norm"))
         check_bounds(self)
         if self.normalisation.keeps_statistics and self.train.batch < 2:
             raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")

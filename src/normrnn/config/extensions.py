@@ -12,8 +12,6 @@ import re
 import sys
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +20,7 @@ from normrnn import norms
 from normrnn.config.base import Config
 from normrnn.config.registry import recipes, register
 from normrnn.errors import UsageError, UserError
+from normrnn.files import expanded
 
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _imported: dict[str, str] = {}
@@ -38,13 +37,21 @@ def is_import_path(name: Any) -> bool:
 
 
 def find(name: str, path: str | Path | None = None) -> Any:
-    """Import the object that `name` names, from the directory `path` if one is given."""
+    """Import the object that `name` names, from the directory `path` if one is given.
+
+    What the module itself imports is looked for there last, so that a file there cannot take the
+    place of another module.
+    """
     if not is_import_path(name):
         raise UsageError(f"{name!r} is not an import path: expected module:name")
     module_name, _, attributes = name.partition(":")
+    directory = None if path is None else expanded(path).resolve()
+    if directory is not None and not directory.is_dir():
+        raise UsageError(f"{path} is not a directory")
+    if directory is not None and str(directory) not in sys.path:
+        sys.path.append(str(directory))
     try:
-        module = _import(module_name, path)
-        thing = functools.reduce(getattr, attributes.split("."), module)
+        thing = functools.reduce(getattr, attributes.split("."), import_module(module_name))
     except UserError:
         raise
     except (ImportError, AttributeError) as error:
@@ -52,42 +59,18 @@ def find(name: str, path: str | Path | None = None) -> Any:
         raise UsageError(f"cannot import {name}: {error}{hint}") from error
     except Exception as error:
         raise UserError(f"importing {name} failed: {type(error).__name__}: {error}") from error
-    _imported[name] = str(_root(module))
+    root = _root(sys.modules[module_name.partition(".")[0]])
+    if directory is not None and not root.samefile(directory):
+        raise UsageError(f"module {module_name!r} is already imported from {root}, not {path}")
+    _imported[name] = str(root)
     return thing
 
 
-def _import(name: str, path: str | Path | None) -> ModuleType:
-    """Import a module. One from `path` is found there first, and what it imports itself last, so
-    that a file there cannot take the place of another module."""
-    top = name.partition(".")[0]
-    if path is not None and top not in sys.modules:
-        directory = Path(path).expanduser().resolve()
-        if not directory.is_dir():
-            raise UsageError(f"{path} is not a directory")
-        spec = PathFinder.find_spec(top, [str(directory)])
-        if spec is None:
-            raise ImportError(f"no module {top!r} in {directory}")
-        if str(directory) not in sys.path:
-            sys.path.append(str(directory))
-        if spec.loader is not None:
-            module = sys.modules[top] = module_from_spec(spec)
-            try:
-                spec.loader.exec_module(module)
-            except BaseException:
-                del sys.modules[top]
-                raise
-    module = import_module(name)
-    if path is not None and not _root(module).samefile(Path(path).expanduser()):
-        raise UsageError(f"module {name!r} is already imported from {_root(module)}, not {path}")
-    return module
-
-
 def _root(module: ModuleType) -> Path:
-    """Return the directory from which a module is imported by its full name."""
-    file = getattr(module, "__file__", None)
-    folder = Path(file).absolute().parent if file else Path(next(iter(module.__path__))).absolute()
-    depth = module.__name__.count(".") + hasattr(module, "__path__")
-    return folder.parents[depth - 1] if depth else folder
+    """Return the directory in which a top-level module or package is."""
+    is_package = hasattr(module, "__path__")
+    file = next(iter(module.__path__)) if is_package else getattr(module, "__file__", None)
+    return Path(file or sys.prefix).absolute().parent
 
 
 def import_path(thing: Any) -> str:
@@ -96,17 +79,15 @@ def import_path(thing: Any) -> str:
     path = f"{module}:{name}"
     if module == "__main__" or not is_import_path(path):
         where = "is defined in the script that runs" if module == "__main__" else "is local"
-        raise UsageError(
-            f"other processes cannot import {name or thing!r}, which {where}: put it at the top"
-            " level of a module"
-        )
-    try:
-        same = find(path) is thing
-    except UserError as error:
-        raise UsageError(f"other processes cannot import {path}: {error}") from error
-    if not same:
-        raise UsageError(f"other processes cannot import {path}: that is another object")
-    return path
+        reason = f"it {where}: put it at the top level of a module"
+    else:
+        try:
+            if find(path) is thing:
+                return path
+            reason = "that is another object"
+        except UserError as error:
+            reason = str(error)
+    raise UsageError(f"other processes cannot import {path}: {reason}")
 
 
 def is_recipe(thing: Any) -> bool:

@@ -25,60 +25,47 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     TextConfig(level='char', max_vocab=0, unknown=True)
     """
     if not isinstance(values, Mapping):
-        name = prefix.rstrip(".") or "config"
-        raise UserError(f"{name} should be an object, not {_brief(values)}")
+        raise _wrong(prefix.rstrip(".") or "config", values, "an object")
     hints = get_type_hints(kind)
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    unknown = sorted(values.keys() - fields.keys())
-    if unknown:
+    if unknown := sorted(values.keys() - fields.keys()):
         raise UserError(f"config has an unknown field {prefix}{unknown[0]}")
     for name, spec in fields.items():
-        required = (
-            spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
-        )
-        if required and name not in values:
+        has_default = (spec.default, spec.default_factory) != (dataclasses.MISSING,) * 2
+        if name not in values and not has_default:
             raise UserError(f"config lacks the field {prefix}{name}")
     return kind(**{n: _value(hints[n], v, f"{prefix}{n}") for n, v in values.items()})
 
 
 def _value(kind: Any, value: Any, name: str) -> Any:
-    origin = get_origin(kind)
+    """Return a value of this type; UserError for any other."""
+    origin, choices = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return from_dict(kind, value, f"{name}.")
     if origin is Literal:
-        if value not in get_args(kind):
-            choices = ", ".join(map(str, get_args(kind)))
-            raise UserError(f"config field {name} is {_brief(value)}, not one of {choices}")
+        if value not in choices:
+            raise _wrong(name, value, f"one of {', '.join(map(str, choices))}")
         return value
-    allowed = get_args(kind) if origin in (Union, types.UnionType) else (kind,)
+    if origin is list and isinstance(value, list):
+        return [_value(choices[0], one, name) for one in value]
+    allowed = choices if origin in (Union, types.UnionType) else (origin or kind,)
     if type(value) is int and abs(value) > _LARGEST:
         raise UserError(f"config field {name} is a number of {len(str(value))} digits")
     if float in allowed and type(value) is int:
         return float(value)
-    if type(value) is str and not _is_text(value):
-        raise UserError(f"config field {name} is not valid text")
-    if origin is list:
-        if not isinstance(value, list):
-            raise UserError(f"config field {name} should be a list, not {_brief(value)}")
-        return [_value(get_args(kind)[0], one, name) for one in value]
-    if type(value) not in allowed and not (value is None and type(None) in allowed):
+    if type(value) not in allowed:
         expected = " or ".join(getattr(a, "__name__", str(a)) for a in allowed)
-        raise UserError(f"config field {name} should be {expected}, not {_brief(value)}")
+        raise _wrong(name, value, expected)
+    if type(value) is str:
+        try:
+            os.fsencode(value)  # might be the name of a file, which need not be UTF-8
+        except UnicodeEncodeError:
+            raise _wrong(name, value, "valid text") from None
     return value
 
 
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _is_text(value: str) -> bool:
-    """Return whether a value could be the name of a file, which need not be UTF-8."""
-    try:
-        os.fsencode(value)
-    except UnicodeEncodeError:
-        return False
-    return True
+def _wrong(name: str, value: Any, expected: str) -> UserError:
+    return UserError(f"config field {name} is {repr(value)[:60]}, not {expected}")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:

@@ -6,25 +6,26 @@ its task; its `task` names the class with the other half, imported when a networ
 """
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from normrnn.config.base import Config
-from normrnn.config.function import KIND, FunctionConfig
 from normrnn.config.jsonio import flat, from_dict, to_dict
+from normrnn.config.measure import Measure
 from normrnn.errors import UsageError, UserError
 from normrnn.norms import BASELINE
 
-OURS = "normrnn.recipes"
-
+KIND = "function"
+"""What config.json of a stored run of a training function has as `kind`."""
+Recipe = TypeVar("Recipe", bound=Callable[[], Config])
 _RECIPES: dict[str, Callable[[], Config]] = {}
 
 
-def register(make: Callable[[], Config], name: str | None = None) -> None:
-    """Register a recipe under a name, by default the one that its config has.
+def register(make: Recipe, name: str | None = None) -> Recipe:
+    """Register a recipe under a name, by default the one that its config has, and return it.
 
     The first line of its docstring is its summary. ValueError for a name that is taken.
     """
@@ -33,6 +34,7 @@ def register(make: Callable[[], Config], name: str | None = None) -> None:
     if name in _RECIPES:
         raise ValueError(f"there is a recipe {name!r} already")
     _RECIPES[name] = make
+    return make
 
 
 def unregister(name: str) -> None:
@@ -42,7 +44,7 @@ def unregister(name: str) -> None:
 
 def recipes() -> Mapping[str, Callable[[], Config]]:
     """Return name -> function, those of this package first."""
-    import_module(OURS)
+    import_module("normrnn.recipes")
     return _RECIPES
 
 
@@ -50,10 +52,15 @@ def recipe(name: str) -> Config:
     """Return the config of the named recipe; UsageError that lists the choices if unknown."""
     available = recipes()
     if name not in available:
-        near = difflib.get_close_matches(name, available, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise UsageError(f"no recipe {name!r}{hint} There are: {', '.join(available)}")
+        hint = did_you_mean(name, available)
+        raise UsageError(f"no recipe {name!r}{hint}. There are: {', '.join(available)}")
     return replace(available[name](), recipe=name)
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return a question with the closest of the choices; empty if none is close."""
+    near = difflib.get_close_matches(name, choices, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def read_config(values: Mapping[str, Any]) -> Config:
@@ -85,23 +92,43 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     A setting is named by its field, as in `epochs=2` or `hidden=64`; where several parts have a
     field of that name, by its part, as in `model={"momentum": 0.1}`.
     """
-    fields, changes = flat(to_dict(config)), {}
+    fields = flat(to_dict(config))
+    changes: dict[str, Any] = {}
     for name, value in settings.items():
-        inside = [field for field in fields if field.endswith(f".{name}")]
         if isinstance(value, Mapping):
             changes |= {f"{name}.{key}": one for key, one in value.items()}
-        elif name in fields or len(inside) != 1:
-            changes[name] = value
-        else:
-            changes[inside[0]] = value
-    for name in changes.keys() - fields.keys():
+            continue
         inside = [field for field in fields if field.endswith(f".{name}")]
-        near = inside or difflib.get_close_matches(
-            name, [*fields, *(f.rpartition(".")[2] for f in fields)], n=1
-        )
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        if name not in fields and len(inside) > 1:
+            raise UsageError(f"setting {name!r} is one of {' and '.join(inside)}")
+        changes[name if name in fields or not inside else inside[0]] = value
+    for name in changes.keys() - fields.keys():
+        hint = did_you_mean(name, [*fields, *(field.rpartition(".")[2] for field in fields)])
         raise UsageError(f"{config.recipe} has no setting {name!r}{hint}")
     return with_fields(config, changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionConfig(Config):
+    """The config class of training functions; their settings are what they were called with.
+
+    Where higher values are better, the loss of a row is the negative value.
+    """
+
+    noun: ClassVar[str] = "a training function"
+
+    @classmethod
+    def measure(cls, settings: Mapping[str, Any]) -> Measure:
+        """Return the measure of the values that were logged."""
+        higher = settings.get("higher_is_better") is True
+        return Measure(
+            name="value",
+            long="value, higher is better" if higher else "value, lower is better",
+            convert=(lambda loss: -loss) if higher else float,
+            digits=4,
+            unit="values",
+            higher_is_better=higher,
+        )
 
 
 def config_class(values: Mapping[str, Any]) -> type[Config]:

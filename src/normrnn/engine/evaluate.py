@@ -17,7 +17,7 @@ from normrnn.errors import UserError
 from normrnn.norms import statistics_shown
 from normrnn.runs.environment import named_device
 from normrnn.runs.names import EVALUATION
-from normrnn.runs.rows import finite_rows, left_out
+from normrnn.runs.rows import finite_rows
 from normrnn.runs.store import RunDirectory
 from normrnn.seal import sealed_json
 
@@ -47,7 +47,12 @@ def evaluate(
     if not finite:
         raise UserError(f"the model of {run} gives no finite loss on {task.where}")
     same = task.sha256 == config.data_sha256
-    notes = left_out(rows) + _notes(task, kinds, same)
+    notes = [
+        f"{row['split']} with {row['statistics']} statistics left out: its loss is {row['loss']}"
+        for row in rows
+        if row not in finite
+    ]
+    notes += _notes(task, kinds, same)
     about = {name: getattr(config, name) for name in ("recipe", "norm", "seed")}
     about |= {"model_sha256": metadata["sha256"], "data_sha256": task.sha256, "same_data": same}
     return {**about, "rows": finite, "notes": notes}

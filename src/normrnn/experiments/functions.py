@@ -16,15 +16,15 @@ from typing import Any
 from urllib.parse import quote
 
 from normrnn.config.extensions import find, handed_over, import_path
-from normrnn.config.function import KIND
 from normrnn.config.jsonio import differences
+from normrnn.config.registry import KIND
 from normrnn.console import PlainConsole
 from normrnn.engine.launch import BUSY, WORKER
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import Job, Progress, run_jobs
 from normrnn.files import read_regular, write_whole
 from normrnn.locks import exclusive
-from normrnn.norms import BASELINE, layer_argument
+from normrnn.norms import BASELINE
 from normrnn.processes import Child
 from normrnn.runs.names import CONFIG, DIVERGED, LOCK, LOG, METRICS
 from normrnn.runs.rows import MetricsFile, Row
@@ -140,7 +140,7 @@ class FunctionJob(Job):
             (self.out / DIVERGED).unlink(missing_ok=True)
             self._write(0)
             log = RunLog(self.out, self.higher_is_better)
-            train(layer_argument(self.norm), self.seed, log, **self.settings)
+            train(None if self.norm == BASELINE else self.norm, self.seed, log, **self.settings)
             if not log.calls:
                 raise UserError(f"{self.function} returned without calling log(step=…)")
             self._write(log.calls, log.sha256)

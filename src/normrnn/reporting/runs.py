@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.config.base import settled
-from normrnn.config.function import KIND
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.measure import Measure
-from normrnn.config.registry import config_class
+from normrnn.config.registry import KIND, config_class
 from normrnn.errors import UserError, notice
 from normrnn.files import ROWS, open_regular, read_regular, resolved
 from normrnn.locks import is_held

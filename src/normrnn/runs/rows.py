@@ -140,15 +140,6 @@ def finite_rows(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if math.isfinite(row["loss"])]
 
 
-def left_out(rows: Iterable[Row]) -> list[str]:
-    """Describe the rows that `finite_rows` leaves out."""
-    return [
-        f"{row['split']} with {row['statistics']} statistics left out: its loss is {row['loss']}"
-        for row in rows
-        if not math.isfinite(row["loss"])
-    ]
-
-
 def epoch_averages(rows: Iterable[Row]) -> list[Row]:
     """Return epoch and loss, the running average in training over targets, of every epoch."""
     sums: dict[int, tuple[float, int]] = {}
