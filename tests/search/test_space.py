@@ -71,7 +71,7 @@ def test_only_what_can_be_drawn_is_tried() -> None:
     large = {f"optimizer.{name}": [0.1 * i for i in range(1, 10)] for name in ("lr", "decay")}
     large |= {"optimizer.clip_norm": list(range(1, 12)), "model.hidden": list(range(1, 12))}
     check_space(large, PTB_CHAR)
-    with pytest.raises(UsageError, match=r"model\.hidden must be"):
+    with pytest.raises(UsageError, match=r"model\.hidden must"):
         check_space({**large, "model.hidden": [0, 1]}, PTB_CHAR)
 
 
