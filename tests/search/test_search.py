@@ -16,8 +16,7 @@ import pytest
 from normrnn import verdict
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.extras import install_command
-from normrnn.recipes import recipe
-from normrnn.recipes.text import ptb_char
+from normrnn.recipes import ptb_char, recipe
 from normrnn.runs.rows import read_rows
 from normrnn.text.config import EvaluationConfig
 from tests.commands.conftest import Cli, cli
