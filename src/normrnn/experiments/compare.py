@@ -111,7 +111,8 @@ def compare(
     config = configured(what or "arrays", data, settings, path)
     place = folder.path if folder else Path(out or Path("runs") / folder_name(config.recipe))
     if parts:
-        config = replace(config, data=str(write_arrays(parts, config, place)))
+        file = write_arrays(parts, config.arrays, place)  # type: ignore[attr-defined]
+        config = replace(config, data=str(file))
     names = checked_norms(usual_norms(config) if norms is DEFAULT_NORMS else chosen, "--norms")
     tuning = plan_tuning(config, names, tune) if tune else None
     omitted = check_report(place)
