@@ -84,3 +84,18 @@ class TestSignatures:
         assert_type(gru.forward(x), tuple[Tensor, Tensor])
         assert_type(gru(packed, lengths=None), tuple[PackedSequence, Tensor])
         assert_type(gru.fold(), nn.GRU)
+
+
+def test_what_recurrent_starts_with() -> None:
+    """γ 0.1 and a normalised cell are its own; both can be said."""
+    layer: Any = normrnn.LSTM(3, 2, norm="recurrent")
+    n = layer.norm_l0
+    for gamma in (n.weight, n.gamma_hh, n.weight_c):
+        assert (gamma == 0.1).all()
+    assert not n.bias.any()
+    assert not n.bias_c.any()
+    layer = normrnn.LSTM(3, 2, norm="recurrent", gamma=0.7, cell_norm=False)
+    assert layer.norm_l0.weight_c is None
+    assert (layer.norm_l0.gamma_hh == 0.7).all()
+    assert "norm_l0.running_mean_c" not in layer.state_dict()
+    assert normrnn.GRU(3, 2, norm="recurrent").norm_l0.cell_norm is False  # type: ignore

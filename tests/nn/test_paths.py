@@ -3,6 +3,7 @@
 import copy
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import normrnn
 from normrnn import ops
+from normrnn.ops.backend import choice
 from normrnn.ops.native.library import describe
 from tests.helpers import (
     NORMS,
@@ -74,40 +76,6 @@ class TestBackend:
         with pytest.raises(ValueError, match="'cuda'"):
             normrnn.backend("cuda")  # type: ignore[arg-type]
 
-    def test_threads_choose_for_themselves(self) -> None:
-        """Blocks of several threads that overlap leave nothing behind."""
-        layer, x = normrnn.LSTM(3, 2, norm="frame"), torch.randn(5, 4, 3)
-        both, seen = threading.Barrier(2, timeout=30), []
-
-        def enter_and_leave(name: Any, first: bool) -> None:
-            block = normrnn.backend(name)
-            both.wait()
-            if not first:
-                both.wait()
-            seen.append(describe().get("backend"))
-            block.__exit__()
-            if first:
-                both.wait()
-            seen.append(describe().get("backend"))
-
-        arguments = ("torch", True), ("loop", False)
-        threads = [threading.Thread(target=enter_and_leave, args=given) for given in arguments]
-        for thread in threads:
-            thread.start()
-        layer(x)
-        for thread in threads:
-            thread.join()
-        assert sorted(map(str, seen)) == ["None", "None", "loop", "torch"]
-        assert "backend" not in describe()
-
-    @pytest.mark.slow
-    def test_compiled_models_take_it(self) -> None:
-        layer, x = normrnn.LSTM(3, 2, norm="frame").eval(), torch.randn(5, 4, 3)
-        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-        for name in ("auto", "loop", "native"):
-            with normrnn.backend(name):  # type: ignore[arg-type]
-                torch.testing.assert_close(compiled(x)[0], layer(x)[0], rtol=1e-5, atol=1e-6)
-
 
 @pytest.mark.parametrize("norm", ["sequence", "frame"])
 def test_frozen_normalisers_keep_dropout(norm: str) -> None:
@@ -147,3 +115,50 @@ def test_directions_may_differ_in_mode(norm: str, which: str) -> None:
         for key, value in layer.state_dict().items():
             if key.startswith(f"{name}."):
                 close(value, buffers[key], key)
+
+
+@pytest.mark.parametrize("norm", ["frame", "layer"])
+def test_a_saved_training_graph_runs_with_every_backend(norm: Any, tmp_path: Path) -> None:
+    layer, x = normrnn.LSTM(3, 4, norm=norm), torch.randn(5, 6, 3)
+    torch.export.save(torch.export.export(layer, (x,)), tmp_path / "layer.pt2")
+    graph = torch.export.load(tmp_path / "layer.pt2").module()
+    expected, _ = layer(x)
+    (wanted,) = torch.autograd.grad(expected.square().sum(), [layer.weight_hh_l0])
+    for name in ("auto", "loop"):
+        with normrnn.backend(name):
+            with torch.no_grad():
+                torch.testing.assert_close(graph(x)[0], expected)
+            output = graph(x)[0]
+            (found,) = torch.autograd.grad(
+                output.square().sum(), [graph.get_parameter("weight_hh_l0")]
+            )
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_backward_pass_with_another_backend() -> None:
+    layer, x = normrnn.LSTM(3, 4, norm="frame"), torch.randn(5, 6, 3)
+    (wanted,) = torch.autograd.grad(layer(x)[0].square().sum(), [layer.weight_hh_l0])
+    output = torch.compile(layer, backend="aot_eager", fullgraph=True)(x)[0]
+    with normrnn.backend("loop"):
+        (found,) = torch.autograd.grad(output.square().sum(), [layer.weight_hh_l0])
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_backend_can_be_entered_twice() -> None:
+    with normrnn.backend("loop") as _:
+        pass
+    block = normrnn.backend("loop")
+    for _ in range(2):
+        with block:
+            assert choice.selected == "loop"
+        assert choice.selected == "auto"
+
+
+def test_each_thread_has_its_own_backend() -> None:
+    found: list[Any] = []
+    with normrnn.backend("loop"):
+        thread = threading.Thread(target=lambda: found.append(describe().get("backend")))
+        thread.start()
+        thread.join()
+        found.append(describe()["backend"])
+    assert [*found, describe().get("backend")] == [None, "loop", None]

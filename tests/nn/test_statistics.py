@@ -296,3 +296,15 @@ def test_gradients_of_running_statistics(norm: str, training: bool) -> None:
     for name, expected in found[0].items():
         torch.testing.assert_close(found[1][name].double(), expected, rtol=1e-3, atol=1e-3)
     assert training or all(grad.any() for grad in found[0].values())
+
+
+def test_a_state_that_is_not_finite_changes_no_buffer() -> None:
+    """Where the input transition is finite and the other is not."""
+    layer = build("lstm", "recurrent", cell_norm=True)
+    before, x = snapshot(layer), torch.randn(4, 3, 3, dtype=torch.float64)
+    h = torch.zeros(1, 3, 2, dtype=torch.float64)
+    h[0, 1, 0] = float("inf")
+    layer(x, (h, torch.zeros_like(h)))
+    assert unchanged(layer, before)
+    layer(x)
+    assert not unchanged(layer, before)

@@ -10,33 +10,37 @@ from torch import Tensor
 
 import normrnn
 from normrnn.ops.sync import DEFAULT_POOL
-from tests.helpers import build, check_against_reference
+from tests.helpers import build, check_against_reference, close
 from tests.torchrun import started_ranks
 
 RANKS = 2
-LENGTHS = ([2, 6, 3], [4, 1])  # different counts of frames, sequences and time steps
-
-CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "sequence": ("lstm", "sequence", {}),
-    "sequence-stack": ("gru", "sequence", {"num_layers": 2, "bidirectional": True}),
-    "frame": ("gru", "frame", {}),
-    "frame-stack": ("lstm-all", "frame", {"num_layers": 2, "bidirectional": True}),
-    "slots": ("tanh", "frame-slots", {"num_layers": 2, "bidirectional": True}),
-    "frame with a shared start": ("gru", "frame", {"num_layers": 2, "bidirectional": True}),
-    "slots with a shared start": ("lstm", "frame-slots", {}),
-    "cumulative": ("lstm", "sequence", {"momentum": None, "affine": False}),
+LENGTHS = [2, 6, 3], [4, 1]  # different counts of frames, sequences and time steps
+STACK = {"num_layers": 2, "bidirectional": True}
+CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
+    "sequence": ("lstm", "sequence", {}, LENGTHS),
+    "sequence-stack": ("gru", "sequence", STACK, LENGTHS),
+    "frame": ("gru", "frame", {}, LENGTHS),
+    "frame-stack": ("lstm-all", "frame", STACK, LENGTHS),
+    "slots": ("tanh", "frame-slots", STACK, LENGTHS),
+    "frame with a shared start": ("gru", "frame", STACK, LENGTHS),
+    "slots with a shared start": ("lstm", "frame-slots", {}, LENGTHS),
+    "cumulative": ("lstm", "sequence", {"momentum": None, "affine": False}, LENGTHS),
+    # Each step has two rows, until the shorter sequence ends; and two rows altogether.
+    "one sequence per rank": ("lstm", "frame", {}, ([3], [4])),
+    "one row per rank": ("lstm", "sequence", {}, ([1], [1])),
 }
+TWICE = ["sequence", "frame"]
 
 
 def layer_of(case: str, **more: Any) -> Any:
-    cell, norm, options = CASES[case]
+    cell, norm, options, _ = CASES[case]
     torch.manual_seed(11)
     return build(cell, norm, **options, **more)
 
 
-def batch_of(rank: int, case: str = "") -> tuple[Tensor, list[int]]:
+def batch_of(case: str, rank: int) -> tuple[Tensor, list[int]]:
     generator = torch.Generator().manual_seed(rank)
-    lengths = LENGTHS[rank]
+    lengths = CASES[case][3][rank]
     x = torch.randn(max(lengths), len(lengths), 3, dtype=torch.float64, generator=generator)
     x = x * (1 + rank) + rank
     if case.endswith("shared start"):
@@ -44,18 +48,29 @@ def batch_of(rank: int, case: str = "") -> tuple[Tensor, list[int]]:
     return x, lengths
 
 
-def cotangent(rank: int, output: Tensor) -> Tensor:
+def joined(case: str) -> tuple[Tensor, list[int]]:
+    """Both ranks' sequences in one batch, padded with NaN."""
+    batches = [batch_of(case, rank) for rank in range(RANKS)]
+    T = max(len(x) for x, _ in batches)
+    padded = [
+        torch.cat([x, torch.full((T - len(x), *x.shape[1:]), float("nan")).to(x)])
+        for x, _ in batches
+    ]
+    return torch.cat(padded, 1), [n for _, lengths in batches for n in lengths]
+
+
+def cotangent(rank: int) -> Tensor:
     generator = torch.Generator().manual_seed(100 + rank)
-    return torch.randn(output.shape, dtype=torch.float64, generator=generator)
+    return torch.randn(10, 10, 10, dtype=torch.float64, generator=generator)
 
 
-def step(case: str, rank: int, sync: bool) -> dict[str, Any]:
+def step(case: str, rank: int) -> dict[str, Any]:
     """One training step of a rank: everything that has to agree."""
-    layer = layer_of(case, sync=sync)
-    x, lengths = batch_of(rank, case)
-    x.requires_grad_()
-    output, _ = layer(x, lengths=lengths)
-    (output * cotangent(rank, output)).sum().backward()
+    layer = layer_of(case, sync=True)
+    x, lengths = batch_of(case, rank)
+    output, _ = layer(x.requires_grad_(), lengths=lengths)
+    T, B, F = output.shape
+    (output * cotangent(rank)[:T, :B, :F]).sum().backward()
     return {
         "output": output.detach(),
         "input": x.grad,
@@ -64,28 +79,11 @@ def step(case: str, rank: int, sync: bool) -> dict[str, Any]:
     }
 
 
-def worker(rank: int, folder: Path) -> None:
-    """Run by the test below in a process of its own."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    found: dict[str, Any] = {case: step(case, rank, sync=True) for case in CASES}
-    found["recalibrated"] = recalibrated(rank)
-    found["lone"] = lone_rows(rank)
-    found["twice"] = {case: twice(case, [rank], sync=True) for case in TWICE}
-    found["one row each"] = one_row_each(rank)
-    torch.save(found, folder / f"rank{rank}.pt")
-    dist.destroy_process_group()
-
-
-TWICE = ["sequence", "frame"]
-
-
 def twice(case: str, ranks: list[int], sync: bool) -> Tensor:
     """The derivative of W_h's squared derivative with respect to W_x: of equally long sequences,
     the loss and each square summed over ranks."""
     layer = layer_of(case, sync=sync)
-    x = torch.cat([batch_of(rank)[0][:4, :2] for rank in ranks], 1)
+    x = torch.cat([batch_of(case, rank)[0][:4, :2] for rank in ranks], 1)
     loss = layer(x)[0].square().sum()
     (first,) = torch.autograd.grad(loss, layer.weight_hh_l0, create_graph=True)
     if sync:  # the derivative of the joined loss, on every rank
@@ -96,25 +94,22 @@ def twice(case: str, ranks: list[int], sync: bool) -> Tensor:
     return torch.autograd.grad(first.square().sum(), layer.weight_ih_l0)[0]
 
 
-def recalibrated(rank: int) -> dict[str, Tensor]:
-    layer = layer_of("sequence", sync=True)
-    x, lengths = batch_of(rank)
+def recalibrated(x: Tensor, lengths: list[int], sync: bool) -> dict[str, Tensor]:
+    layer = layer_of("sequence", sync=sync)
     normrnn.recalibrate(layer, [{"input": x, "lengths": lengths}])
     return dict(layer.named_buffers())
 
 
-def lone_rows(rank: int) -> dict[str, Any]:
-    """One sequence per rank: together each step has two rows, until the shorter one ends."""
-    layer = layer_of("frame", sync=True)
-    x = batch_of(rank)[0][: 3 + rank, :1]
-    output, _ = layer(x)
-    return {"output": output.detach(), "buffers": dict(layer.named_buffers())}
-
-
-def one_row_each(rank: int) -> int:
-    layer = layer_of("sequence", sync=True)
-    layer(batch_of(rank)[0][:1, :1])
-    return int(layer.norm_l0.num_batches_tracked)
+def worker(rank: int, folder: Path) -> None:
+    """Run by the fixture in a process of its own."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    found: dict[str, Any] = {case: step(case, rank) for case in CASES}
+    found["recalibrated"] = recalibrated(*batch_of("sequence", rank), sync=True)
+    found["twice"] = {case: twice(case, [rank], sync=True) for case in TWICE}
+    torch.save(found, folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -122,47 +117,23 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return started_ranks(Path(__file__), RANKS, tmp_path_factory.mktemp("ranks"))
 
 
-def joined(case: str = "") -> tuple[Tensor, list[int]]:
-    """Both ranks' sequences in one batch, padded with NaN."""
-    batches = [batch_of(rank, case) for rank in range(RANKS)]
-    T = max(x.shape[0] for x, _ in batches)
-    lengths = [n for _, ns in batches for n in ns]
-    x = torch.full((T, len(lengths), 3), float("nan"), dtype=torch.float64)
-    first = 0
-    for own, _ in batches:
-        x[: own.shape[0], first : first + own.shape[1]] = own
-        first += own.shape[1]
-    return x.requires_grad_(), lengths
-
-
-def close(actual: Tensor, expected: Tensor | None, what: str) -> None:
-    assert expected is not None
-    torch.testing.assert_close(
-        actual, expected, rtol=1e-10, atol=1e-10, msg=lambda m: f"{what}: {m}"
-    )
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_equal_one(ranks: list[dict[str, Any]], case: str) -> None:
     """Outputs, input gradients, summed parameter gradients and buffers."""
-    layer = layer_of(case)
-    x, lengths = joined(case)
-    output, _ = layer(x, lengths=lengths)
-    weights, first = torch.zeros_like(output), 0
+    layer, (x, lengths) = layer_of(case), joined(case)
+    output, _ = layer(x.requires_grad_(), lengths=lengths)
+    weights, places, first = torch.zeros_like(output), [], 0
     for rank in range(RANKS):
-        own = ranks[rank][case]["output"]
-        T, B, _ = own.shape
-        weights[:T, first : first + B] = cotangent(rank, own)
+        T, B, F = ranks[rank][case]["output"].shape
+        places.append((slice(T), slice(first, first + B)))
+        weights[places[rank]] = cotangent(rank)[:T, :B, :F]
         first += B
     (output * weights).sum().backward()
-    first = 0
     assert x.grad is not None
-    for rank in range(RANKS):
+    for rank, place in enumerate(places):
         mine = ranks[rank][case]
-        T, B, _ = mine["output"].shape
-        close(mine["output"], output[:T, first : first + B], f"output of rank {rank}")
-        close(mine["input"], x.grad[:T, first : first + B], f"input gradient of rank {rank}")
-        first += B
+        close(mine["output"], output[place], f"output of rank {rank}")
+        close(mine["input"], x.grad[place], f"input gradient of rank {rank}")
         for name, buffer in layer.named_buffers():
             close(mine["buffers"][name], buffer, f"{name} of rank {rank}")
     for name, parameter in layer.named_parameters():
@@ -170,41 +141,16 @@ def test_two_processes_equal_one(ranks: list[dict[str, Any]], case: str) -> None
         close(total, parameter.grad, f"gradient of {name}")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("case", TWICE)
-def test_it_can_be_differentiated_twice(ranks: list[dict[str, Any]], case: str) -> None:
-    expected = twice(case, list(range(RANKS)), sync=False)
+def test_recalibrate_and_second_derivatives(ranks: list[dict[str, Any]]) -> None:
+    expected = recalibrated(*joined("sequence"), sync=False)
+    second = {case: twice(case, list(range(RANKS)), sync=False) for case in TWICE}
     for rank in range(RANKS):
-        close(ranks[rank]["twice"][case], expected, f"of rank {rank}")
-
-
-def test_recalibrate_pools_too(ranks: list[dict[str, Any]]) -> None:
-    layer = layer_of("sequence")
-    x, lengths = joined()
-    normrnn.recalibrate(layer, [{"input": x.detach(), "lengths": lengths}])
-    for rank in range(RANKS):
-        for name, buffer in layer.named_buffers():
-            close(ranks[rank]["recalibrated"][name], buffer, name)
-
-
-def test_a_lone_row_is_lone_over_all_ranks(ranks: list[dict[str, Any]]) -> None:
-    layer = layer_of("frame")
-    x = torch.full((4, 2, 3), float("nan"), dtype=torch.float64)
-    for rank in range(RANKS):
-        x[: 3 + rank, rank] = batch_of(rank)[0][: 3 + rank, 0]
-    output, _ = layer(x, lengths=[3, 4])
-    for rank in range(RANKS):
-        close(ranks[rank]["lone"]["output"][:, 0], output[: 3 + rank, rank], f"rank {rank}")
-        for name, buffer in layer.named_buffers():
-            close(ranks[rank]["lone"]["buffers"][name], buffer, name)
-
-
-def test_one_row_on_each_rank_is_two_rows(ranks: list[dict[str, Any]]) -> None:
-    """Training goes on: the buffers, which had seen 3 batches, have seen a fourth."""
-    assert [ranks[rank]["one row each"] for rank in range(RANKS)] == [4, 4]
+        close_all = torch.testing.assert_close
+        close_all(ranks[rank]["recalibrated"], expected, rtol=1e-10, atol=1e-10)
+        close_all(ranks[rank]["twice"], second, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_without_a_process_group_it_is_local(case: str) -> None:
     assert not dist.is_initialized()
-    layer = layer_of(case, sync=True)
-    check_against_reference(layer, [3, 5, 3], "padded")
+    check_against_reference(layer_of(case, sync=True), [3, 5, 3], "padded")

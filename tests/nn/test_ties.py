@@ -108,14 +108,6 @@ class TestFold:
         assert new.lower.weight_hh_l0 is not new.upper.weight_hh_l0
         same(new(X), model(X))
 
-    def test_without_a_norm_all_do(self) -> None:
-        names = "weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"
-        model = Tied(normrnn.GRU, *names, norm=None).eval()
-        new: Any = normrnn.fold(model)
-        assert type(new.lower) is nn.GRU
-        assert all(getattr(new.lower, name) is getattr(new.upper, name) for name in names)
-        same(new(X), model(X))
-
     @pytest.mark.parametrize("bias", [True, False])
     def test_a_norm_in_front_is_folded_into_one_place(self, bias: bool) -> None:
         """What shares W_x with the layer behind it is left as it was."""

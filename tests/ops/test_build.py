@@ -5,8 +5,9 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,76 +72,6 @@ def test_another_source_header_or_flag_is_another_library(
 
 
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize(
-    "damage", ["truncated", "flipped", "empty", "planted", "link", "mode", "folder"]
-)
-def test_what_is_not_what_was_built_is_built_again(
-    sources: list[build.Source], damage: str, tmp_path: Path
-) -> None:
-    path = built(sources)
-    good = path.read_bytes()
-    if damage == "truncated":
-        path.write_bytes(good[: len(good) // 2])
-    elif damage == "flipped":
-        path.write_bytes(good[:-100] + bytes([good[-100] ^ 1]) + good[-99:])
-    elif damage == "empty":
-        path.write_bytes(b"")
-    elif damage == "planted":
-        (tmp_path / "evil.c").write_text("int one(void) { return 666; }\n")
-        subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "evil.c", "-o", path], check=True)
-    elif damage == "link":
-        shutil.move(path, tmp_path / "elsewhere.so")
-        path.symlink_to(tmp_path / "elsewhere.so")
-    elif damage == "folder":
-        path.unlink()
-        (path / "inside").mkdir(parents=True)
-    else:
-        path.chmod(0o777)
-    again = built(sources)
-    assert again.read_bytes() == good
-    assert not again.is_symlink()
-    assert stat.S_IMODE(again.stat().st_mode) & 0o022 == 0
-    # Loaded elsewhere: a library of that name may be open here.
-    code = f"import ctypes; print(ctypes.CDLL({str(again)!r}).one())"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "3\n"
-
-
-@pytest.mark.parametrize("which", ["the folder", "the one above"])
-@pytest.mark.parametrize("mode", [0o777, 0o775])
-def test_a_cache_that_others_can_write_to_is_not_used(
-    cache: Path, sources: list[build.Source], which: str, mode: int
-) -> None:
-    cache.mkdir(parents=True)
-    shared = cache if which == "the folder" else cache.parent
-    shared.chmod(mode)
-    with pytest.warns(RuntimeWarning, match=f"others can write to {shared}:"):
-        assert build.library("some", sources, FLAGS) is None
-    assert list(cache.iterdir()) == []
-    shared.chmod(0o1777 if shared == cache.parent else 0o700)  # as /tmp is
-    assert build.library("some", sources, FLAGS) is not None
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
-def test_a_cache_of_somebody_else_is_not_used(cache: Path, sources: list[build.Source]) -> None:
-    path = built(sources)
-    os.chown(path, 65534, -1)
-    assert built(sources).stat().st_uid == 0
-    os.chown(cache, 65534, -1)
-    with pytest.warns(RuntimeWarning, match="others can write to"):
-        assert build.library("some", sources, FLAGS) is None
-
-
-def test_a_cache_that_is_a_link_is_not_used(
-    cache: Path, sources: list[build.Source], tmp_path: Path
-) -> None:
-    cache.parent.mkdir()
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    cache.symlink_to(tmp_path / "elsewhere")
-    with pytest.warns(RuntimeWarning, match="others can write to"):
-        assert build.library("some", sources, FLAGS) is None
-
-
-@pytest.mark.usefixtures("cache")
 def test_a_compiler_of_several_words(
     sources: list[build.Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,25 +86,6 @@ def test_a_compiler_of_several_words(
         assert build.library("some", sources, FLAGS) is None
 
 
-def test_a_cut_off_kernel_does_not_kill_the_process(
-    sources: list[build.Source], tmp_path: Path
-) -> None:
-    """The loader maps what the file's tables promise: reading behind its end is a SIGBUS."""
-    env = dict(os.environ, XDG_CACHE_HOME=str(tmp_path))
-    parts = [f"build.Source(Path({str(s.path)!r}), {s.flags!r})" for s in sources]
-    code = (
-        "import ctypes; from pathlib import Path; from normrnn.ops.native import build; "
-        f"path = build.library('some', [{', '.join(parts)}], {FLAGS!r}); "
-        "print(ctypes.CDLL(path).one() == 3)"
-    )
-    for turn in range(2):
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
-        if turn == 0:
-            (path,) = (tmp_path / "normrnn").glob("*.so")
-            os.truncate(path, path.stat().st_size // 2)
-
-
 def test_without_a_home_nothing_is_built(
     sources: list[build.Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,3 +97,80 @@ def test_without_a_home_nothing_is_built(
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     assert build.library("some", sources, FLAGS) is None
+
+
+def plant(path: Path, folder: Path) -> None:
+    (folder / "evil.c").write_text("int one(void) { return 666; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", folder / "evil.c", "-o", path], check=True)
+
+
+def link(path: Path, folder: Path) -> None:
+    shutil.move(path, folder / "elsewhere.so")
+    path.symlink_to(folder / "elsewhere.so")
+
+
+def put_folder(path: Path, _: Path) -> None:
+    path.unlink()
+    (path / "inside").mkdir(parents=True)
+
+
+def flip(path: Path, _: Path) -> None:
+    good = path.read_bytes()
+    path.write_bytes(good[:-100] + bytes([good[-100] ^ 1]) + good[-99:])
+
+
+DAMAGES: dict[str, Callable[[Path, Path], Any]] = {
+    # The loader maps what the file's tables promise: reading behind its end is a SIGBUS.
+    "truncated": lambda path, _: os.truncate(path, path.stat().st_size // 2),
+    "flipped": flip,
+    "empty": lambda path, _: path.write_bytes(b""),
+    "planted": plant,
+    "link": link,
+    "folder": put_folder,
+    "mode": lambda path, _: path.chmod(0o777),
+}
+if os.geteuid() == 0:  # only root can give a file to another user
+    DAMAGES["owner"] = lambda path, _: os.chown(path, 65534, -1)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_changed_library_is_built_again(sources: list[build.Source], tmp_path: Path) -> None:
+    path = built(sources)
+    good = path.read_bytes()
+    for name, damage in DAMAGES.items():
+        damage(path, tmp_path)
+        assert built(sources) == path
+        assert path.read_bytes() == good, name
+        assert not path.is_symlink()
+        mode = path.stat()
+        assert (mode.st_uid, stat.S_IMODE(mode.st_mode) & 0o022) == (os.geteuid(), 0), name
+    assert call(path) == 3
+
+
+FOLDERS: dict[str, Callable[[Path], Any]] = {
+    "the folder, all": lambda cache: cache.chmod(0o777),
+    "the folder, group": lambda cache: cache.chmod(0o775),
+    "the one above, all": lambda cache: cache.parent.chmod(0o777),
+    "the one above, group": lambda cache: cache.parent.chmod(0o775),
+    "a link": lambda cache: cache.symlink_to(cache.rename(cache.parent / "other")),
+}
+if os.geteuid() == 0:
+    FOLDERS["another owner"] = lambda cache: os.chown(cache, 65534, -1)
+
+
+@pytest.mark.parametrize("change", FOLDERS)
+def test_a_folder_that_others_can_write_to_is_not_used(
+    cache: Path, sources: list[build.Source], change: str
+) -> None:
+    cache.mkdir(parents=True)
+    FOLDERS[change](cache)
+    with pytest.warns(RuntimeWarning, match=str(cache.parent)):
+        assert build.library("some", sources, FLAGS) is None
+    assert list(cache.iterdir()) == []
+
+
+def test_a_sticky_folder_above_is_used(cache: Path, sources: list[build.Source]) -> None:
+    """As /tmp is."""
+    cache.mkdir(parents=True)
+    cache.parent.chmod(0o1777)
+    assert built(sources).parent == cache

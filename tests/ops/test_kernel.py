@@ -185,18 +185,3 @@ class TestEqualBits:
         for one, other in zip(first, again, strict=True):
             for name, value in one.items():
                 assert torch.equal(value, other[name]), name
-
-    def test_backward_twice_and_added_up(self, norm: str, count: int) -> None:
-        case = self.case(norm, count)
-        tensors = tensors_of(case)
-        leaves = {name: t for name, t in tensors.items() if t.requires_grad}
-        with threads(count):
-            rows = native(*problem(case, tensors)).rows
-            loss = (rows * torch.linspace(-1, 1, rows.numel()).view_as(rows)).sum()
-            loss.backward(retain_graph=True)
-            first = {name: t.grad.clone() for name, t in leaves.items() if t.grad is not None}
-            assert first.keys() == leaves.keys()
-            loss.backward()
-        for name, t in leaves.items():
-            assert t.grad is not None
-            assert torch.equal(t.grad, 2 * first[name]), name

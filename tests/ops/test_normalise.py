@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from normrnn.ops import Groups, Statistics, Steps, Weights, measure, normalise, pool, unbiased
-from normrnn.ops.fold import fold_input, unfold
+from normrnn.ops import Groups, Statistics, Steps, measure, normalise, pool, unbiased
 
 C = 3
 SIZES = [(4, 4, 4), (4, 3, 2, 2), (5,)]
@@ -123,25 +122,3 @@ def test_pool_is_weighted_by_count() -> None:
     torch.testing.assert_close(pooled.var.item(), joined.var(correction=0).item())
     torch.testing.assert_close(unbiased(pooled).item(), joined.var().item())
     assert pooled.count.tolist() == [8]
-
-
-def test_folded_weights_do_what_the_normaliser_does() -> None:
-    x, w = torch.randn(50, 4).double(), torch.randn(C, 4).double()
-    weight, bias = affine()
-    mean, var = torch.randn(C).double(), torch.rand(C).double() + 0.1
-    expected = F.batch_norm(x @ w.t(), mean, var, weight, bias, False)
-    plain = Weights(w, torch.randn(C, C).double())
-    folded = fold_input(plain, weight, bias, (mean[None], var[None]), 1e-5)
-    assert folded.w_ih is not None
-    assert folded.bias is not None
-    w_, b_ = folded.w_ih, folded.bias
-    torch.testing.assert_close(x @ w_.t() + b_, expected, rtol=1e-10, atol=1e-10)
-
-
-def test_unfold_is_the_papers_remark() -> None:
-    """Section 2: γ = σ and β = mean recover the original representation."""
-    x, w, b = torch.randn(50, 4).double(), torch.randn(C, 4).double(), torch.randn(C).double()
-    pre = x @ w.t()
-    gamma, beta = unfold(b, pre.mean(0), pre.var(0, correction=0), 1e-5)
-    again = F.batch_norm(pre, None, None, gamma, beta, True)
-    torch.testing.assert_close(again, pre + b, rtol=1e-10, atol=1e-10)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normrnn.ops import Population, Statistics, slots_for, update_running_
+from normrnn.ops import Statistics, slots_for, update_running_
 from tests.reference import last_updated
 
 
@@ -77,45 +77,6 @@ def test_nothing_is_updated_by_a_batch_that_is_not_finite(bad: float, where: int
 def test_slot_of_a_step(tracked: list[int], steps: int) -> None:
     slot = slots_for(torch.tensor(tracked), steps).tolist()
     assert slot == [last_updated(t, tracked) for t in range(steps)]
-
-
-@given(
-    st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=6), min_size=1, max_size=6).filter(
-        lambda batches: sum(map(len, batches)) > 1
-    )
-)
-def test_a_population_does_not_depend_on_the_split(batches: list[list[float]]) -> None:
-    population = Population()
-    for batch in batches:
-        population.add(of(batch))
-    whole = torch.tensor([x for batch in batches for x in batch], dtype=torch.float64)
-    torch.testing.assert_close(population.mean[0, 0], whole.mean(), rtol=1e-10, atol=1e-9)
-    torch.testing.assert_close(population.var[0, 0], whole.var(), rtol=1e-10, atol=1e-9)
-    biased = whole.var(correction=0)
-    torch.testing.assert_close(population.biased_var[0, 0], biased, rtol=1e-10, atol=1e-9)
-    assert population.enough.tolist() == [[True]]
-
-
-def test_a_population_of_slots() -> None:
-    population = Population(3)
-    population.add(of([0.0, 2.0], [5.0], [1.0]))
-    population.add(of([4.0], [7.0], [3.0], [1000.0]))
-    population.add(of([4.0]))
-    assert population.mean[:, 0].tolist() == pytest.approx([2.5, 6, 2])
-    assert population.var[:, 0].tolist() == pytest.approx([11 / 3, 2, 2])
-    short = Population(2)
-    short.add(of([1.0, 3.0], [5.0]))
-    assert short.enough.tolist() == [[True], [False]]
-
-
-def test_a_population_leaves_out_batches_that_are_not_finite() -> None:
-    population = Population()
-    population.add(of([0.0, float("nan")]))
-    assert population.batches == 0
-    population.add(of([0.0, 2.0]))
-    population.add(of([0.0, float("inf")]))
-    assert population.batches == 1
-    assert population.mean.item() == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
