@@ -6,11 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import (
-    PackedSequence,
-    pack_padded_sequence,
-    pad_packed_sequence,
-)
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import normrnn
 from normrnn import norms
@@ -87,6 +83,7 @@ def settings_of(layer: Any, batch_statistics: bool | None = None) -> reference.S
         eps=normalisers[0].eps if normalisers else 1e-5,
         momentum=getattr(normalisers[0], "momentum", 0.1) if normalisers else 0.1,
         shrinkage=getattr(normalisers[0], "shrinkage", 0.0) if normalisers else 0.0,
+        zoneout=(0.0, 0.0) if layer.training else layer.zoneout,
         cell_norm=bool(normalisers) and getattr(normalisers[0], "cell_norm", False),
     )
 

@@ -9,7 +9,7 @@ Parameters go by the names of the layers' state dict: ``weight_ih_l0``, ``norm_l
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -37,6 +37,7 @@ class Settings:
     momentum: float | None = 0.1
     cell_norm: bool = False
     shrinkage: float = 0.0
+    zoneout: tuple[float, float] = (0.0, 0.0)  # the shares of h and c that stay at test time
 
 
 class Step(NamedTuple):
@@ -128,10 +129,6 @@ def direction(
     """
     T, B, _ = x.shape
     running = [[b for b in range(B) if t < lengths[b]] for t in range(T)]  # the n rows of slice t
-    if settings.batch_statistics and _alone([len(rows) for rows in running], settings.norm):
-        if "norm.running_mean" not in p or not p["norm.num_batches_tracked"].any():
-            raise ValueError(f"batch statistics of one row (norm={settings.norm!r})")
-        settings = replace(settings, batch_statistics=False)
     if settings.norm == "whiten":
         x = whiten(x, running, p, settings, updated)
     frames = zip(x.unbind(0), running, strict=True)  # the way back of x[t] would fill all of x
@@ -164,8 +161,9 @@ def direction(
             continue
         rows = torch.tensor(running[t])
         steps[t] = step(slices[t], (h[rows], c[rows]), p, settings, t)
-        h, c = h.index_copy(0, rows, steps[t].h), c.index_copy(0, rows, steps[t].c)
-        outputs[t] = outputs[t].index_copy(0, rows, steps[t].h)
+        parts = zip((h, c), steps[t][:2], settings.zoneout, strict=True)
+        h, c = (s.index_copy(0, rows, k * s[rows] + (1 - k) * new) for s, new, k in parts)
+        outputs[t] = outputs[t].index_copy(0, rows, h[rows])
     if settings.norm == "hidden":
         _update({t: s.sums for t, s in sorted(steps.items())}, p, settings, updated)
     elif settings.norm == "recurrent":
@@ -451,14 +449,6 @@ def _update_slots(
             _update_shared(rows, slot, settings, mine)
             for name, new in mine.items():
                 updated[name][t] = new
-
-
-def _alone(counts: list[int], norm: str | None) -> bool:
-    """A variance needs two rows: of the whole batch, or of one time slice at least."""
-    most = max(counts)
-    every = sum(counts)
-    rows = {"sequence": every, "whiten": every, "frame": most, "hidden": most, "recurrent": most}
-    return norm in rows and rows[norm] < 2
 
 
 def _has_slots(p: Parameters) -> bool:

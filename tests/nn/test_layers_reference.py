@@ -36,6 +36,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"track_running_stats": False},
     {"proj_size": 1},
     {"cell_norm": True},
+    {"zoneout": (0.3, 0.0)},
+    {"zoneout": (0.3, 0.6)},
 ]
 
 
@@ -71,6 +73,8 @@ def drawn(cell: str, norm: str, draw: random.Random, is_wide: bool) -> Case:
     option = dict(draw.choice(OPTIONS))
     if "cell_norm" in option and not (is_lstm and norm in ("layer", "rms", "recurrent-shared")):
         option = {}
+    if "zoneout" in option and (mode != "eval" or (option["zoneout"][1] and not is_lstm)):
+        option = {}  # shares at test time; random masks in training
     if "proj_size" in option and cell != "lstm":
         option = {}
     if "track_running_stats" in option and (norm not in STATISTICAL or form != "dense"):
@@ -84,7 +88,7 @@ def drawn(cell: str, norm: str, draw: random.Random, is_wide: bool) -> Case:
     }
     if norm.startswith("hidden") and not how["with_state"]:
         how["constant"] = ()  # no variance at all: rounding decides
-    by_torch = cell in PLAIN_CELLS and not resets
+    by_torch = cell in PLAIN_CELLS and not resets and "zoneout" not in option
     by_torch &= norm in ("sequence", "frame", "frame-slots", "whiten", "none") or (
         mode == "eval"
         and norm in ("hidden-shared", "recurrent-shared")

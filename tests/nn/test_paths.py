@@ -13,12 +13,7 @@ import normrnn
 from normrnn import ops
 from normrnn.ops.backend import choice
 from normrnn.ops.native.library import describe
-from tests.helpers import (
-    NORMS,
-    STATISTICAL,
-    build,
-    close,
-)
+from tests.helpers import NORMS, STATISTICAL, build, close
 
 PLAIN_CELLS = ["tanh", "relu", "lstm", "gru"]
 

@@ -225,17 +225,6 @@ class TestModes:
         name = "0.norm_l0.running_mean"
         assert not torch.equal(model.state_dict()[name], state[name])
 
-    def test_dropout_is_off(self) -> None:
-        """The statistics do not depend on the dropout rate."""
-        x = torch.randn(4, 5, 3, dtype=torch.float64)
-        found = []
-        for dropout in (0.0, 0.9):
-            torch.manual_seed(1)
-            layer = build("lstm", "sequence", num_layers=2, dropout=dropout)
-            normrnn.recalibrate(layer, [x])
-            found.append(layer.norm_l1.running_var)
-        assert torch.equal(*found)
-
 
 @pytest.mark.parametrize("options", [{}, {"time_steps": 20}])
 def test_steps_that_differ(options: dict[str, Any]) -> None:

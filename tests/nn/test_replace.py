@@ -52,15 +52,6 @@ class TestTorchsNamesReplaced:
         layer: Any = normrnn.initialise(LSTM(3, 2), forget_bias=1.0)
         assert layer.bias_ih_l0.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
 
-    def test_export_of_tensors(self, tmp_path: Any) -> None:
-        layer = nn.RNN(3, 4, nonlinearity="relu")
-        with pytest.warns(UserWarning, match="norm was not given"):
-            layer(torch.randn(5, 6, 3))
-        normrnn.export(layer.eval(), tmp_path / "layer.pt", format="torch")
-        saved = torch.load(tmp_path / "layer.pt", weights_only=True)
-        (module,) = saved["modules"].values()
-        assert module["options"]["nonlinearity"] == "relu"
-
 
 class Tagger(nn.Module):
     """As in a library: a recurrent layer, one used twice, and weights that are tied."""

@@ -106,26 +106,6 @@ def test_float32_under_autocast() -> None:
     torch.testing.assert_close(layer.norm_l0.running_cov, wanted, rtol=1e-2, atol=1e-7)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
-def test_compiled() -> None:
-    """Padding is not looked at where lengths are not known either."""
-    layer = build("lstm", "whiten", num_layers=2, dtype=torch.float32)
-    twin = copy.deepcopy(layer)
-    x = torch.randn(6, 3, 3)
-    x[2:, 0] = float("nan")
-    lengths = torch.tensor([2, 6, 4])
-    made = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    found, expected = made(x, lengths=lengths)[0], twin(x, lengths=lengths)[0]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    found.sum().backward()
-    expected.sum().backward()
-    for name, value in twin.named_parameters():
-        grad = dict(layer.named_parameters())[name].grad
-        torch.testing.assert_close(grad, value.grad, rtol=1e-3, atol=1e-4, msg=name)
-    for name, value in twin.named_buffers():
-        torch.testing.assert_close(dict(layer.named_buffers())[name], value)
-
-
 def test_a_pass_in_training_leaves_the_way_back_of_one_before() -> None:
     layer, x = normrnn.LSTM(3, 4, norm="whiten"), torch.randn(9, 5, 3)
     layer(x)

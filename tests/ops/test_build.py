@@ -27,10 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def sources(tmp_path: Path) -> list[build.Source]:
     (tmp_path / "one.c").write_text("int two(void); int one(void) { return 1 + two(); }\n")
     (tmp_path / "two.c").write_text("int two(void) { return TWO; }\n")
-    return [
-        build.Source(tmp_path / "one.c"),
-        build.Source(tmp_path / "two.c", ("-DTWO=2",)),
-    ]
+    return [build.Source(tmp_path / "one.c"), build.Source(tmp_path / "two.c", ("-DTWO=2",))]
 
 
 def built(sources: list[build.Source], flags: list[str] = FLAGS) -> Path:

@@ -7,13 +7,7 @@ import torch
 
 import normrnn
 from normrnn.ops import Norm, Result, Steps, Weights, describe_call, recur
-from normrnn.ops.fused import (
-    can_run,
-    input_statistics,
-    moments_pay,
-    single_buffer,
-    without_tf32,
-)
+from normrnn.ops.fused import can_run, input_statistics, moments_pay, single_buffer, without_tf32
 from normrnn.ops.loop import loop
 from tests.kernel_cases import Case, as_type, computed, problem, tensors_of
 

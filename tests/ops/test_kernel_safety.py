@@ -89,27 +89,6 @@ def test_batched_cotangents_are_for_the_loop() -> None:
 
 
 class TestAnyMemory:
-    def test_strides(self) -> None:
-        """Every tensor as a transposed, sliced or expanded view gives the same numbers."""
-        tensors = tensors_of(ANY)
-        wanted = computed(ANY, tensors, native)
-
-        def spread(t: Tensor) -> Tensor:
-            wide = torch.full((*t.shape[:-1], 2 * t.shape[-1] + 1), float("nan"))
-            wide[..., 1::2] = t.detach()
-            return wide[..., 1::2].requires_grad_(t.requires_grad)
-
-        def turned(t: Tensor) -> Tensor:
-            return t.detach().mT.contiguous().mT.requires_grad_(t.requires_grad)
-
-        for view in (spread, turned):
-            views = {n: view(t) if t.dim() > 1 else spread(t) for n, t in tensors.items()}
-            assert not any(views[n].is_contiguous() for n in ("x", "h0", "w_ih0", "w_hh1"))
-            found = computed(ANY, views, native)
-            for one, other in zip(wanted, found, strict=True):
-                for name, value in one.items():
-                    assert torch.equal(value, other[name]), name
-
     @pytest.mark.parametrize("norm", NORMS)
     def test_the_user_s_defaults_are_not_ours(self, norm: str) -> None:
         """float64 or another device by default: buffers for C are float32 of the CPU."""
