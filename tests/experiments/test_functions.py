@@ -145,7 +145,7 @@ def test_a_run_is_finished_when_its_function_has_returned(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         normrnn.compare(trains_on, out=tmp_path)
     ended, stopped = (normrnn.reporting.load(tmp_path / f"{n}-1") for n in ("none", "sequence"))
-    assert (ended.finished, ended.progress) == (True, "all 2")
+    assert (ended.finished, ended.progress) == (True, "2 of 2")
     assert not stopped.finished
 
 

@@ -11,9 +11,8 @@ import pytest
 import normrnn
 from normrnn.cli import main
 from normrnn.errors import UsageError
-from normrnn.verdicts.figures import crossing
 from normrnn.verdicts.intervals import paired_interval, rank_sum_p, t_quantile, welch_interval
-from normrnn.verdicts.rows import Point
+from normrnn.verdicts.rows import Point, crossing
 from tests.reporting.made_runs import make_run
 
 # From published tables: two-sided 95 %, 99 %.

@@ -1,6 +1,5 @@
 """Groups of comparable runs: those that differ only in normalisation and seed."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -99,8 +98,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         common = set.intersection(*(set(settings) for other, settings in found if other == name))
         special = sorted(shared - common)
         words = [f"{k} {v}" for k, v in _unusual(name, special) if k != _DATA]
-        if any(k == _DATA for k, _ in special):
-            words.append(f"data {_data_words(members[0], runs)}")
+        words += [f"data {data_name(members[0])} ({v[:8]})" for k, v in special if k == _DATA]
         result.append(Group(name, ", ".join(words), members))
     return result
 
@@ -155,19 +153,23 @@ def _arm_name(run: Run, settings: Settings, every: Sequence[Settings]) -> str:
     """Name an arm by its norm and the settings in which another arm differs."""
     others = [dict(one) for one in every]
     own = {"model.gamma": str(run.normalisation.gamma)}
-    differs = [
-        f"{name} {own.get(name, value) if value == 'None' else value}"
+    differs = {
+        name: own.get(name, value) if value == "None" else value
         for name, value in settings
         if any(name in other and other[name] != value for other in others)
-    ]
-    return f"{run.norm} ({', '.join(_shortened(differs))})" if differs else run.norm
+    }
+    words = [f"{k} {v}" for k, v in zip(short(list(differs)), differs.values(), strict=True)]
+    return f"{run.norm} ({', '.join(words)})" if words else run.norm
 
 
-def _shortened(settings: Sequence[str]) -> list[str]:
-    """Drop the prefixes of settings unless two then have the same name."""
-    short = [re.sub(r"^(?:[a-z_]+\.)+", "", setting) for setting in settings]
-    names = [setting.split()[0] for setting in short]
-    return short if len(set(names)) == len(names) else list(settings)
+def short(names: Sequence[str]) -> list[str]:
+    """Drop the prefixes of fields where that is unambiguous.
+
+    >>> short(["optimizer.lr", "optimizer.momentum", "model.momentum"])
+    ['lr', 'optimizer.momentum', 'model.momentum']
+    """
+    last = [name.split(".")[-1] for name in names]
+    return [name if last.count(end) > 1 else end for name, end in zip(names, last, strict=True)]
 
 
 def _unusual(name: str, special: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
@@ -181,10 +183,3 @@ def data_name(run: Run) -> str:
     """Name of the data without its directory."""
     data = str(run.settings.get("data", ""))
     return data if data.startswith("builtin:") else PurePath(data).name
-
-
-def _data_words(run: Run, runs: Sequence[Run]) -> str:
-    """Name of the data, with part of its hash if other data has the same name."""
-    name = data_name(run)
-    hashes = {str(other.settings.get(_DATA, "")) for other in runs if data_name(other) == name}
-    return f"{name} ({str(run.settings.get(_DATA, ''))[:8]})" if len(hashes) > 1 else name

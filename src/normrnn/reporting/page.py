@@ -1,6 +1,6 @@
 """The report: a self-contained HTML file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from normrnn.version import __version__
 
 MARK = '<!doctype html>\n<html lang="en" data-by="normrnn report">'
 """Start of every report; only such files are overwritten."""
-_FACTS = ("normrnn", "torch", "numpy", "python", "cpu", "cores", "threads", "system")
+_FACTS = ("normrnn", "torch", "numpy", "python", "cpu", "cores", "system")
 
 
 def page(
@@ -66,7 +66,6 @@ def _section(group: Group, verdict: Verdict) -> dict[str, Any]:
     runs = [run for arm in group.arms for run in arm.runs]
     drawn = [] if why_no_pictures() else pictures(group)
     figures = Table("All figures", HEAD, verdict.table(details=True), verdict.method)
-    hashes = {str(run.settings.get("data_sha256") or "") for run in runs} - {""}
     return {
         "title": group.title or "unknown recipe",
         "lines": verdict.lines(),
@@ -76,8 +75,7 @@ def _section(group: Group, verdict: Verdict) -> dict[str, Any]:
             for picture in drawn
         ],
         "tables": [figures, runs_table(group)],
-        "settings": [_settings(runs), _machines(runs)],
-        "data": sorted(hashes),
+        "settings": [_settings(runs)],
     }
 
 
@@ -85,26 +83,16 @@ def _settings(runs: Sequence[Run]) -> Table:
     names = dict.fromkeys(name for run in runs for name in run.settings if name != "data")
     rows = [[name, _values(run.settings.get(name) for run in runs)] for name in names]
     rows.append(["data", _values(map(data_name, runs))])
-    return Table("Settings; several values where runs differ", ["setting", "value"], rows)
+    places = [place for run in runs for place in run.environments if isinstance(place, dict)]
+    rows += [[fact, _values(place.get(fact) for place in places)] for fact in _FACTS if places]
+    title = "Settings, versions and machine; several values where runs differ"
+    return Table(title, ["setting", "value"], rows)
 
 
-def _values(values: Any) -> str:
-    return ", ".join(dict.fromkeys(map(_value, values)))
-
-
-def _machines(runs: Sequence[Run]) -> Table:
-    rows = [
-        [run.label, f"{run.seconds:,.0f}", *(_value(place.get(key)) for key in _FACTS)]
-        for run in runs
-        for place in run.environments
-        if isinstance(place, dict)
-    ]
-    note = "Seconds are those spent in updates, and depend on the load of the machine."
-    return Table("Versions and machine", ["run", "seconds", *_FACTS], rows, note)
-
-
-def _value(value: object) -> str:
-    return DASH if value is None or value == "" else str(value)
+def _values(values: Iterable[object]) -> str:
+    """Return the different values, in their order."""
+    shown = (DASH if value is None or value == "" else str(value) for value in values)
+    return ", ".join(dict.fromkeys(shown))
 
 
 def _study(study: RecordedStudy) -> dict[str, Any]:
@@ -120,7 +108,6 @@ def _study(study: RecordedStudy) -> dict[str, Any]:
         "pictures": pictures,
         "tables": [*tables, trials.space_table(study.about.get("space"), found)],
         "settings": [],
-        "data": [],
     }
 
 

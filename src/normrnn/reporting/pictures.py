@@ -103,7 +103,7 @@ def finish(axes: "Axes", x: str, y: str) -> None:
     """Label the axes, draw a light grid, and a legend where something is drawn."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.grid(color="#bbbbbb", linewidth=0.5)
+    axes.grid(which="both", color="#bbbbbb", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[1]:
@@ -113,14 +113,11 @@ def finish(axes: "Axes", x: str, y: str) -> None:
 
 def _log_scale(axes: "Axes") -> None:
     """Use a logarithmic axis with plain numbers."""
-    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+    from matplotlib.ticker import LogFormatter
 
     axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    if high / low < 300:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low > 12 else "all"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.7)))
 
 
 def save(figure: "Figure", path: Path, dpi: int = 100) -> None:

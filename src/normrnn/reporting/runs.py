@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -83,23 +82,17 @@ class Run:
     def finished(self) -> bool:
         """Whether all epochs are done."""
         asked = self.settings.get("epochs")
-        if self.config.get("kind") == KIND:  # known at its end only
-            return bool(asked)
-        return bool(self.split("test")) or (bool(self.rows) and self.epochs_done == asked)
+        return bool(self.split("test")) or (bool(asked) and self.epochs_done == asked)
 
     @property
-    def epochs_done(self) -> int:
-        """Number of complete, validated epochs."""
+    def epochs_done(self) -> float:
+        """Number of validated epochs, and parts of the last one."""
         last = self.rows[-1]["epoch"] if self.rows else 0
         if self.config.get("kind") == KIND or self.split("test"):
             return last
-        validated = {(row["epoch"], row["updates"]) for row in self.split("valid")}
-        validations = Counter(epoch for epoch, _ in validated)
         parts = self.settings.get("train.segments")
-        asked = parts if isinstance(parts, int) else 1
-        if last > 1:  # short epochs have as many segments as the first
-            asked = min(asked, validations[1] or asked)
-        return last if validations[last] >= asked else max(last - 1, 0)
+        done = len({row["updates"] for row in self.split("valid")})
+        return done / parts if isinstance(parts, int) and parts > 0 else done
 
     @property
     def updates(self) -> int:
@@ -144,12 +137,11 @@ class Run:
     @property
     def progress(self) -> str:
         """Epochs done of those requested."""
-        epochs = self.settings.get("epochs")
         if self.diverged:
             return f"diverged after {self.updates:,} updates"
         if not self.epochs_done:
             return f"{self.updates:,} updates"
-        return f"all {epochs}" if self.epochs_done == epochs else f"{self.epochs_done} of {epochs}"
+        return f"{self.epochs_done:g} of {self.settings.get('epochs')}"
 
     @property
     def rate(self) -> float | None:

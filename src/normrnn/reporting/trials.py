@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normrnn.recipes.paper import Paper
+from normrnn.reporting.groups import short
 from normrnn.reporting.pictures import COLOURS, finish
 from normrnn.reporting.tables import COLUMNS, DASH, Table
 
@@ -100,16 +101,6 @@ def _words(trial: Trial) -> str:
     names, values = short(list(trial["settings"])), trial["settings"].values()
     settings = ", ".join(f"{k} {_value(v)}" for k, v in zip(names, values, strict=True))
     return f"trial {trial['trial']} ({settings})"
-
-
-def short(names: Sequence[str]) -> list[str]:
-    """Drop the prefixes of fields where that is unambiguous.
-
-    >>> short(["optimizer.lr", "optimizer.momentum", "model.momentum"])
-    ['lr', 'optimizer.momentum', 'model.momentum']
-    """
-    last = [name.split(".")[-1] for name in names]
-    return [name if last.count(end) > 1 else end for name, end in zip(names, last, strict=True)]
 
 
 def _value(value: Any) -> str:

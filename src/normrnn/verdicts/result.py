@@ -9,7 +9,6 @@ from statistics import mean, median
 from typing import Any
 
 from normrnn.errors import UsageError
-from normrnn.verdicts import figures
 from normrnn.verdicts.rows import BASELINE, PlainRun
 from normrnn.verdicts.verdict import (
     Comparison,
@@ -138,9 +137,9 @@ def verdict_of(
         raise UsageError(f"no variant {name!r}: there are {', '.join(map(repr, variants))}")
     others = [other for other in variants if other != name]
     settings = replace(settings, comparisons=max(1, len(others)))
-    label, quality = "best validation", figures.best_valid
+    label, quality = "best validation", PlainRun.best_valid
     if all(run.points("test") for run in runs if not run.diverged):
-        label, quality = "test", figures.selected_test_value
+        label, quality = "test", PlainRun.selected_test_value
     found = {
         other: Comparison(variants[name], variants[other], settings).verdict(label, quality)
         for other in others

@@ -4,6 +4,7 @@ import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,10 @@ class Point(NamedTuple):
 
 @dataclass
 class PlainRun:
-    """All values of one variant and seed, by split in the order of their steps."""
+    """All values of one variant and seed, by split in the order of their steps.
+
+    What methods say of the best holds where lower values are better.
+    """
 
     variant: str
     seed: int
@@ -41,6 +45,65 @@ class PlainRun:
     def points(self, split: str) -> list[Point]:
         """The finite values of a split."""
         return self.splits.get(split, [])
+
+    def validations(self) -> list[Point]:
+        """All validations."""
+        return self.points("valid")
+
+    def last(self, split: str) -> float | None:
+        """The last value of a split."""
+        points = self.points(split)
+        return points[-1].value if points else None
+
+    def best_valid(self) -> float | None:
+        """The lowest validation value."""
+        return min((point.value for point in self.points("valid")), default=None)
+
+    def selected_test_value(self) -> float | None:
+        """The test value at the step of the best validation, else the last test value."""
+        best = min(self.points("valid"), key=lambda point: point.value, default=None)
+        at_best = [p.value for p in self.points("test") if best is not None and p.step == best.step]
+        return at_best[-1] if at_best else self.last("test")
+
+    def gap(self) -> float | None:
+        """Validation minus training value, both in eval mode, at the last step that has both."""
+        train = {point.step: point.value for point in self.points("train_eval")}
+        both = [p.value - train[p.step] for p in self.points("valid") if p.step in train]
+        return both[-1] if both else None
+
+    def before_drop(self) -> list[Point]:
+        """The validations before the learning rate first falls; none if it is not known to fall."""
+        points = self.points("valid")
+        for number, (before, after) in enumerate(pairwise(points), 1):
+            if before.lr is None or after.lr is None:
+                return []
+            if after.lr < before.lr:
+                return points[:number]
+        return []
+
+
+def crossing(points: Sequence[Point], target: float) -> Point | None:
+    """Where the values first reach a target, interpolated between two validations.
+
+    A target that is met at the first validation counts as met there. None if it is never met.
+
+    >>> crossing([Point(10, 5.0), Point(20, 3.0)], 4.0).step
+    15.0
+    """
+    before = None
+    for point in points:
+        if point.value <= target:
+            return point if before is None else _between(before, point, target)
+        before = point
+    return None
+
+
+def _between(before: Point, after: Point, target: float) -> Point:
+    share = (before.value - target) / (before.value - after.value)
+    seconds = None
+    if before.seconds is not None and after.seconds is not None:
+        seconds = before.seconds + share * (after.seconds - before.seconds)
+    return Point(before.step + share * (after.step - before.step), target, seconds)
 
 
 def read_rows(rows: Any) -> list[PlainRun]:

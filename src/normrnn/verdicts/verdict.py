@@ -8,7 +8,6 @@ from statistics import mean, median
 from typing import Any, Literal
 
 from normrnn.errors import UsageError
-from normrnn.verdicts import figures
 from normrnn.verdicts.intervals import (
     Interval,
     paired_interval,
@@ -16,7 +15,7 @@ from normrnn.verdicts.intervals import (
     separation_p,
     welch_interval,
 )
-from normrnn.verdicts.rows import PlainRun, Point
+from normrnn.verdicts.rows import PlainRun, Point, crossing
 
 CONFIDENCE = 0.95
 SPEED_MARGIN = 0.05
@@ -158,9 +157,8 @@ class Comparison:
 
     def verdict(self, label: str, measure: Measure) -> VariantVerdict:
         """Compare quality, speed, and the details."""
-        speed, seconds = self.speed()
         details = replace(self, settings=replace(self.settings, comparisons=1)).details()
-        return VariantVerdict(self.difference(label, measure), speed, seconds, details)
+        return VariantVerdict(self.difference(label, measure), *self.speed(), details)
 
     def difference(self, label: str, measure: Measure) -> Figure | None:
         """Compare a value of each run, in the unit and direction of the values given."""
@@ -187,51 +185,49 @@ class Comparison:
         That value is the worst of the best validations of all runs of both variants, so that it
         favours neither. Diverged runs do not set it, and count as not reaching it.
         """
-        best = [figures.best_valid(run) for run in self.finished]
-        reached = [value for value in best if value is not None]
+        reached = [value for run in self.finished if (value := run.best_valid()) is not None]
         if not reached:
             return None, None
         given = self.settings.target
         target = max(reached) if given is None else self.settings.sign * given
-        return self._to_target("", target, lambda run: run.points("valid"))
+        seconds = self.time_to(target, "seconds to validation", "seconds")
+        return self.time_to(target, "updates to validation"), seconds
 
     def details(self) -> dict[str, Figure]:
         """Compare the secondary figures, as far as there are values."""
         found: dict[str, Figure | None] = {}
         if all(run.points("test") for run in self.finished):
-            found["best_validation"] = self.difference("best validation", figures.best_valid)
-        for name, label, split in (
-            ("last_validation", "last validation", "valid"),
-            ("train", "training", "train_eval"),
-        ):
-            found[name] = self.difference(label, partial(figures.last, split=split))
-        found["gap"] = self.difference("validation minus training", figures.gap)
-        early = [figures.before_drop(run) for run in self.finished]
+            found["best_validation"] = self.difference("best validation", PlainRun.best_valid)
+        last = partial(PlainRun.last, split="valid")
+        found["last_validation"] = self.difference("last validation", last)
+        found["train"] = self.difference("training", partial(PlainRun.last, split="train_eval"))
+        found["gap"] = self.difference("validation minus training", PlainRun.gap)
+        early = [run.before_drop() for run in self.finished]
         if early and all(early):
             target = max(min(p.value for p in points) for points in early)
-            found["speed_before_drop"], _ = self._to_target("early ", target, figures.before_drop)
+            label, points = "early updates to validation", PlainRun.before_drop
+            found["speed_before_drop"] = self.time_to(target, label, points=points)
         return {name: figure for name, figure in found.items() if figure is not None}
 
-    def _to_target(
-        self, prefix: str, target: float, points: Callable[[PlainRun], Sequence[Point]]
-    ) -> tuple[Figure | None, Figure | None]:
+    def time_to(
+        self,
+        target: float,
+        label: str,
+        unit: Literal["step", "seconds"] = "step",
+        points: Callable[[PlainRun], Sequence[Point]] = PlainRun.validations,
+    ) -> Figure | None:
+        """Compare the steps or seconds to a validation value; None if all reach it at once."""
         runs = [run for run in (*self.baseline, *self.other) if run.points("valid") or run.diverged]
-        met = {id(run): figures.crossing(points(run), target) for run in runs}
-        starts = {id(run): points(run)[0] for run in runs if points(run)}
-        if all(met[key] == point for key, point in starts.items()):
-            return None, None  # all were there at their first validation
-        found: list[Figure | None] = []
-        for name, unit in (("step", "updates"), ("seconds", "seconds")):
-            times = {k: math.inf if p is None else getattr(p, name) for k, p in met.items()}
-            first, second = self._values(lambda run, times=times: times[id(run)], among=met)
-            if not first or not second or min((*first.values(), *second.values())) <= 0:
-                found.append(None)
-                continue
-            margin = (math.log(1 - SPEED_MARGIN), math.log(1 + SPEED_MARGIN))
-            label = f"{prefix}{unit} to validation"
-            figure = _figure(label, first, second, self.settings, margin, ratio=True)
-            found.append(replace(figure, target=self.settings.sign * target))
-        return found[0], found[1]
+        met = {id(run): crossing(points(run), target) for run in runs}
+        if all(met[id(run)] == points(run)[0] for run in runs if points(run)):
+            return None  # all were there at their first validation
+        times = {k: math.inf if p is None else getattr(p, unit) for k, p in met.items()}
+        first, second = self._values(lambda run: times[id(run)], among=met)
+        if not first or not second or min((*first.values(), *second.values())) <= 0:
+            return None
+        margin = (math.log(1 - SPEED_MARGIN), math.log(1 + SPEED_MARGIN))
+        figure = _figure(label, first, second, self.settings, margin, ratio=True)
+        return replace(figure, target=self.settings.sign * target)
 
     def _values(
         self, measure: Measure, among: Mapping[int, Any] | None = None
