@@ -82,7 +82,6 @@ def test_differences_have_dotted_names() -> None:
         ({"optimizer": OptimizerConfig(weight_decay=-1.0)}, "optimizer.weight_decay must lie in"),
         ({"seed": 2**32}, "seed must lie in"),
         ({"norm": "batch"}, "norm has 'batch', not one of none, sequence, frame, hidden, layer"),
-        ({"norm": "sequence", "model": ModelConfig(time_steps=3)}, "time_steps"),
         ({"model": ModelConfig(cell="rnn", peephole="all")}, "model.peephole is for cell lstm"),
         ({"norm": "frame", "train": TrainConfig(batch=1)}, "train.batch of at least 2"),
     ],

@@ -154,7 +154,6 @@ def test_ctrl_c_stops_a_study_and_writes_what_is_done(flags: Flags, tmp_path: Pa
         ({"confirm": 1}, 2, "--confirm needs at least 2 seeds"),
         ({"norms": "none,batch"}, 2, "--norms has 'batch'"),
         ({"sampler": "gp"}, 2, "no sampler 'gp'"),
-        ({"norms": "none,sequence"}, 2, "model.time_steps is for norm frame or hidden"),
         ({"sampler": "bruteforce"}, 2, "tries every value: give optimizer.lr as a list"),
         ({"data": "/nowhere/at/all"}, 1, "does not exist"),
     ],

@@ -19,7 +19,6 @@ from normrnn.config.base import (
     Probability,
 )
 from normrnn.config.measure import Measure
-from normrnn.errors import UsageError
 
 CLASSES = Measure(
     name="cross entropy",
@@ -106,12 +105,6 @@ class ArrayConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_shrinkage(self.model.shrinkage)
-        valid, test = self.arrays.valid, self.arrays.test
-        if not valid + test < 1:
-            raise UsageError(
-                f"arrays.valid {valid} and arrays.test {test} must be shares that leave sequences"
-                " for training"
-            )
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:

@@ -24,10 +24,8 @@ class ArrayModel(SequenceModel):
     def __init__(
         self, config: ArrayConfig, features: int, outputs: int, time_steps: int = 0
     ) -> None:
-        m, norm = config.model, config.normalisation
-        options = m.options(norm)
-        if norm.takes_time_steps and time_steps:
-            options["time_steps"] = time_steps
+        m = config.model
+        options = {"time_steps": time_steps or None, **m.options(config.normalisation)}
         super().__init__(features, outputs, bidirectional=m.bidirectional, **options)
         self.per_step = config.target_per == "step"
         self.values = config.target == "values"

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from normrnn import norms
 from normrnn.engine.loss import nats_and_errors
 from normrnn.engine.sums import Loss, State
 from normrnn.nn import GRU, LSTM, RNN, LiGRU
@@ -139,6 +140,8 @@ class SequenceModel(nn.Module):
         super().__init__()
         if cell != "lstm":
             options.pop("peephole", None)
+        if not norms.get(norm).takes_time_steps:
+            options.pop("time_steps", None)
         # The numbers that torch draws for a layer depend on its norm; `glorot` draws all again.
         with torch.random.fork_rng([]):
             self.dropout = Dropout(dropout, dropout_kind)

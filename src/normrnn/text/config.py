@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from normrnn import norms
 from normrnn.config.base import (
     Config,
     Count,
@@ -17,7 +16,6 @@ from normrnn.config.base import (
     Probability,
 )
 from normrnn.config.measure import Measure, bits
-from normrnn.errors import UsageError
 
 PERPLEXITY_LIMIT = 50.0
 """Perplexities are capped at e^50 (5e21): one diverging batch must not give an infinite mean."""
@@ -83,7 +81,8 @@ class ModelConfig(LayersConfig):
     init: NotNegative = 0.1
     """Bound of the uniform initialiser."""
     time_steps: Count = 0
-    """Running statistics kept per position in the window, this many. 0: shared over time."""
+    """Running statistics kept per position in the window, this many, by norms that can. 0: shared
+    over time."""
 
 
 @dataclass(frozen=True)
@@ -125,15 +124,6 @@ class LanguageConfig(Config):
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        norm = self.normalisation
-        if norm.keeps_statistics and self.model.time_steps and not norm.takes_time_steps:
-            able = [n for n in norms.names() if norms.get(n).takes_time_steps]
-            raise UsageError(
-                f"model.time_steps is for norm {' or '.join(able)}; 0 for norm {self.norm}"
-            )
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:
