@@ -20,14 +20,14 @@ import pytest
 import soundfile
 import torch
 from google.protobuf.message import EncodeError
-from normrnn.runs.checkpoints import Checkpoints
 from rich.table import Table
 
 from normrnn.cli import guarded
 from normrnn.console import PlainConsole
 from normrnn.errors import UserError
-from normrnn.runs.note import Note
+from normrnn.runs.note import Note, append_note
 from normrnn.runs.rows import read_metrics
+from normrnn.runs.store import RunDirectory
 from normrnn.runs.torchfile import TorchFileError, load_torch_file
 from normrnn.seal import read_json
 from normrnn.speech.archive import Unusable, write_matrix, write_vector
@@ -96,9 +96,11 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_torch_files(name: str, tmp_path: Path) -> None:
-    (tmp_path / "checkpoint.pt").write_bytes(HOSTILE[name])
-    with little_memory(), pytest.raises(UserError, match=r"checkpoint\.pt"):
-        Checkpoints(tmp_path).read()
+    archive = io.BytesIO(HOSTILE[name])
+    append_note(archive, Note({}, "", 0, 0, "", 0, 0, ""))
+    (tmp_path / "checkpoint.pt").write_bytes(archive.getvalue())
+    with little_memory(), pytest.raises(UserError, match=r"checkpoint\.pt cannot be read"):
+        RunDirectory(tmp_path).read_checkpoint()
 
 
 def test_what_torch_saves_is_read() -> None:
