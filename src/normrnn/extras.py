@@ -16,6 +16,11 @@ def install_command(extra: str) -> str:
     return f"pip install {shlex.join(needed)}"
 
 
+def is_installed(package: str) -> bool:
+    """Whether a package, by the name that pip knows, is installed."""
+    return any(metadata.distributions(name=package))
+
+
 def import_extra(name: str, extra: str = "speech") -> Any:
     """Import a module of an extra; UserError with an install command if missing."""
     try:

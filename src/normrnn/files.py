@@ -67,15 +67,6 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def file_state(path: Path) -> tuple[int, ...]:
-    """Numbers that change with the content of a file; empty if there is no such file."""
-    try:
-        state = path.stat()
-    except OSError:
-        return ()
-    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
-
-
 def read_regular(path: Path, limit: int = SETTINGS) -> bytes:
     """Read a whole file; OSError for a pipe or a device, or a file of more than `limit` bytes."""
     with open_regular(path) as file:

@@ -49,15 +49,12 @@ def start_python(
 @contextlib.contextmanager
 def safe_path() -> Iterator[None]:
     """Inside, Python processes of other libraries do not import from the current directory."""
-    before = os.environ.get(_SAFE_PATH)
+    before = os.environ.get(_SAFE_PATH, "")
     os.environ[_SAFE_PATH] = "1"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_SAFE_PATH]
-        else:
-            os.environ[_SAFE_PATH] = before
+        os.environ[_SAFE_PATH] = before  # empty is as good as none
 
 
 class Child:

@@ -5,7 +5,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from normrnn.extras import install_command
+from normrnn.extras import install_command, is_installed
 
 EXTRAS = {
     "report": ("pictures, HTML reports, TensorBoard", ("matplotlib", "tensorboard", "jinja2")),
@@ -33,7 +33,7 @@ def findings() -> dict[str, Any]:
     """Return everything that is printed, as plain values."""
     import torch
 
-    from normrnn.runs.environment import available_devices, environment, package_version
+    from normrnn.runs.environment import available_devices, environment
 
     machine = environment(torch.get_num_threads())
     return {
@@ -45,7 +45,7 @@ def findings() -> dict[str, Any]:
         "devices": available_devices(),
         "cache": _cache(),
         "extras": {
-            name: {"missing": [p for p in packages if package_version(p) is None], "brings": brings}
+            name: {"missing": [p for p in packages if not is_installed(p)], "brings": brings}
             for name, (brings, packages) in EXTRAS.items()
         },
     }

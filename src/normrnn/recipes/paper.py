@@ -46,13 +46,7 @@ class Paper:
 
 def _words(*figures: float) -> Paper:
     a, b, c, d = ((figure,) for figure in figures)
-    return Paper(
-        norm="frame",
-        loss="train/valid",
-        baseline=(a, b),
-        normalised=(c, d),
-        digits=1,
-    )
+    return Paper(norm="frame", loss="train/valid", baseline=(a, b), normalised=(c, d), digits=1)
 
 
 _SMALL = _words(78.5, 119.2, 62.5, 120.9)

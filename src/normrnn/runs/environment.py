@@ -2,8 +2,9 @@
 
 import os
 import platform
+import re
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,15 +19,14 @@ from normrnn.seal import read_json, sealed_json
 from normrnn.version import __version__
 
 M = TypeVar("M", bound=nn.Module)
-_THREADS = 64
 
 
 def environment(threads: int, processes: int = 1, device: str = "cpu") -> dict[str, Any]:
     """Return versions, processor and system; processes and device if not one and the CPU."""
     versions: dict[str, Any] = {
         "normrnn": __version__,
-        "torch": package_version("torch") or "unknown",
-        "numpy": package_version("numpy") or "unknown",
+        "torch": version("torch"),
+        "numpy": version("numpy"),
         "python": platform.python_version(),
         "cpu": processor(),
         "cores": os.cpu_count(),
@@ -59,8 +59,7 @@ def record(run: RunDirectory, processes: int = 1, device: str = "cpu") -> bool:
 def named_device(name: str | torch.device) -> torch.device:
     """Return a device by name, the fastest for "auto"; UsageError if it is not available."""
     if name == "auto":
-        mps = "mps" if torch.backends.mps.is_available() else "cpu"
-        name = "cuda" if torch.cuda.is_available() else mps
+        name = "cuda" if torch.cuda.is_available() else available_devices()[-1]
     try:
         device = torch.device(name)
         torch.ones(1, device=device).item()  # "meta" does not compute
@@ -78,12 +77,9 @@ def available_devices() -> list[str]:
 
 def set_threads(threads: int) -> None:
     """Set the threads of torch; 0 keeps its default."""
-    cores = os.cpu_count() or 1
-    most = max(_THREADS, 4 * cores)
+    most = max(64, 4 * (os.cpu_count() or 1))
     if not 0 <= threads <= most:
-        raise UsageError(
-            f"threads must lie between 0 and {most} on this machine of {cores} cores, not {threads}"
-        )
+        raise UsageError(f"threads must lie between 0 and {most} on this machine, not {threads}")
     if threads:
         torch.set_num_threads(threads)
 
@@ -101,16 +97,6 @@ def built(make: Callable[[], M]) -> M:
 def processor() -> str:
     """Name of the processor."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def package_version(package: str) -> str | None:
-    """Return the version of an installed package; None for any other."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    text = info.read_text(encoding="utf-8", errors="replace") if info.exists() else ""
+    found = re.search(r"^model name\s*: (.*)", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()

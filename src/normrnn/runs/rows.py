@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from normrnn.errors import UserError
-from normrnn.files import ROWS, file_state, following_no_link, open_regular, read_regular
+from normrnn.files import ROWS, following_no_link, open_regular, read_regular
 from normrnn.runs.names import METRICS
 from normrnn.runs.note import read_note
 
@@ -97,11 +97,12 @@ def read_metrics(folder: Path) -> Metrics:
 
 def read_rows(folder: Path) -> list[Row]:
     """Return the complete rows of a run; UserError if they are damaged."""
-    return list(_rows(folder, file_state(folder / METRICS)))
+    path = folder / METRICS
+    return list(_rows(folder, path.stat().st_mtime_ns if path.exists() else 0))
 
 
 @lru_cache(maxsize=100)
-def _rows(folder: Path, state: tuple[int, ...]) -> list[Row]:  # noqa: ARG001
+def _rows(folder: Path, changed: int) -> list[Row]:  # noqa: ARG001
     """Read again only what changed: several runs are watched while they train."""
     rows, problem, _ = read_metrics(folder)
     if problem:
