@@ -29,13 +29,6 @@ NEEDED = re.compile(r"^```python needs=(\w+)$", re.MULTILINE)
 """The package that a block of code needs."""
 GENERATED = {"layers", "tools", "laboratory", "commands", "settings"}
 """Pages of the reference that the build writes from the code."""
-PUBLIC = {
-    *("RNN", "LSTM", "GRU", "LiGRU", "RNNCell", "LSTMCell", "GRUCell"),
-    *("recalibrate", "batch_statistics", "fold", "convert", "replace", "replacing", "initialise"),
-    "backend",
-    *("export", "Stream", "compare", "verdict", "train", "evaluate", "sample", "load"),
-    *("reporting", "__version__"),
-}
 
 
 def blocks(page: str, language: str, packages: Iterable[str] = ()) -> list[str]:
@@ -85,13 +78,9 @@ def markdown(page: str) -> str:
 
 
 @pytest.mark.parametrize("page", [*NAMES, *NOTEBOOKS])
-def test_no_paragraph_is_over_five_lines(page: str) -> None:
+def test_paragraphs_and_cells_are_short(page: str) -> None:
     for paragraph in prose(markdown(page)):
         assert len(paragraph) <= 5 * LINE, f"{len(paragraph)} characters: {paragraph[:80]}…"
-
-
-@pytest.mark.parametrize("page", [*NAMES, *NOTEBOOKS])
-def test_no_cell_is_over_fifteen_words(page: str) -> None:
     for cell in cells(markdown(page)):
         assert len(cell.split()) <= 15, cell
 
@@ -127,14 +116,6 @@ def test_python_blocks_that_need_other_packages(
     run_blocks(page, installed)
 
 
-def test_pages_that_show_the_layers_have_such_blocks() -> None:
-    for page in (
-        "README.md",
-        *(f"docs/guides/{n}.md" for n in ("moving", "statistics", "lengths")),
-    ):
-        assert blocks(page, "python"), page
-
-
 @pytest.mark.parametrize("page", NAMES)
 def test_links_lead_somewhere(page: str) -> None:
     text = re.sub(r"```.*?```|`[^`]*`", "", (ROOT / page).read_text(), flags=re.DOTALL)
@@ -164,12 +145,7 @@ def test_every_recipe_is_described(name: str) -> None:
     assert int(epochs) == RECIPES[name]().epochs
 
 
-def test_public_names() -> None:
-    """A change here is a change of the API: it needs an entry in CHANGELOG.md."""
-    assert set(normrnn.__all__) == PUBLIC
-
-
-@pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
+@pytest.mark.parametrize("name", sorted({*normrnn.__all__} - {"__version__"}))
 def test_every_public_name_is_in_the_reference_with_an_example(name: str) -> None:
     reference = "".join((DOCS / "reference" / f"{page}.md").read_text() for page in GENERATED)
     assert re.search(rf":: normrnn\.{name}$", reference, re.MULTILINE)

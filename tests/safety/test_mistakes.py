@@ -115,28 +115,33 @@ def test_strange_configs(
         assert len(sentence(err)) < 500
 
 
-@pytest.mark.parametrize("floor", ["nan", "0"])
-def test_prior_floor(
-    floor: str, cli: Cli, speech_run: Path, speech_dir: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"--prior-floor": "nan"}, 2, "--prior-floor must be positive and finite"),
+        ({"--prior-floor": "0"}, 2, "--prior-floor must be positive and finite"),
+        ({"--priors": None, "--prior-floor": "30"}, 2, "--prior-floor needs --priors"),
+        ({"--out": "."}, 2, "is a directory"),
+        ({"--out": "/"}, 2, "is a directory"),
+        ({"--data": ""}, 1, "feats.scp"),
+    ],
+)
+def test_posteriors(
+    changes: dict[str, str | None],
+    code: int,
+    said: str,
+    cli: Cli,
+    speech_run: Path,
+    speech_dir: Path,
+    tmp_path: Path,
 ) -> None:
-    out = tmp_path / "p"
-    call = ["posteriors", speech_run, "--data", speech_dir / "dev", "--out", out, "--priors"]
-    code, _, err = cli(*call, "--prior-floor", floor)
-    assert code == 2
-    assert "--prior-floor must be positive and finite" in sentence(err)
-    assert not out.with_suffix(".ark").exists()
-
-
-def test_posteriors_without_a_name_or_with_a_floor_for_nothing(
-    cli: Cli, speech_run: Path, speech_dir: Path
-) -> None:
-    call = ["posteriors", speech_run, "--data", speech_dir / "dev", "--out"]
-    for out in (".", "..", "/"):
-        code, _, err = cli(*call, out)
-        assert code == 2
-        assert f"--out {out} is a directory: the archive needs a name" in sentence(err)
-    code, _, err = cli(*call, "post", "--prior-floor", "30")
-    assert (code, sentence(err)) == (2, "normrnn: --prior-floor needs --priors")
+    options = {"--data": "dev", "--out": tmp_path / "p", "--priors": True, **changes}
+    call: list[Any] = ["posteriors", speech_run, "--data", speech_dir / str(options.pop("--data"))]
+    for name, value in options.items():
+        call += [] if value is None else [name] if value is True else [name, value]
+    found, _, err = cli(*call)
+    assert (found, said in sentence(err)) == (code, True), err
+    assert not (tmp_path / "p.ark").exists()
 
 
 def test_utf_16_is_named(cli: Cli, run: Path, tmp_path: Path) -> None:

@@ -44,6 +44,28 @@ def usual_norms(config: Config) -> tuple[str, str]:
     return "none", "frame" if config.predicts_inputs else "sequence"
 
 
+def _words(
+    recipe: str,
+    *,
+    epochs: int,
+    hidden: int,
+    init: float,
+    decay: float,
+    dropout: float = 0.0,
+    steps: int = 20,
+    clip_norm: float = 5.0,
+    after: int = 6,
+) -> LanguageConfig:
+    """A word model of two layers, trained as in Zaremba's code."""
+    return LanguageConfig(
+        recipe=recipe,
+        epochs=epochs,
+        model=ModelConfig(hidden=hidden, layers=2, init=init, dropout=dropout),
+        optimizer=OptimizerConfig(lr=1.0, clip_norm=clip_norm, decay=decay, decay_after=after),
+        train=TrainConfig(batch=32, steps=steps),
+    )
+
+
 @register
 def quickstart() -> LanguageConfig:
     """A minute on two cores with Python's own documentation."""
@@ -62,13 +84,7 @@ def quickstart() -> LanguageConfig:
 @register
 def ptb_small() -> LanguageConfig:
     """Table 2, small LSTM."""
-    return LanguageConfig(
-        recipe="ptb-small",
-        epochs=15,
-        model=ModelConfig(hidden=200, layers=2, init=0.1, dropout=0.0),
-        optimizer=OptimizerConfig(lr=1.0, clip_norm=10.0, decay=2.0, decay_after=6),
-        train=TrainConfig(batch=32, steps=20),
-    )
+    return _words("ptb-small", epochs=15, hidden=200, init=0.1, clip_norm=10.0, decay=2.0)
 
 
 @register
@@ -79,27 +95,15 @@ def ptb_small_regularised() -> LanguageConfig:
     regularisers are was searched for on the baseline, with half the text and half the epochs; all
     networks have the same.
     """
-    return LanguageConfig(
-        recipe="ptb-small-regularised",
-        epochs=10,
-        model=ModelConfig(
-            hidden=200, layers=2, init=0.1, dropout=0.15, dropout_kind="locked", weight_drop=0.15
-        ),
-        optimizer=OptimizerConfig(lr=1.0, clip_norm=10.0, decay=2.0, decay_after=6),
-        train=TrainConfig(batch=32, steps=20),
-    )
+    small = ptb_small()
+    model = replace(small.model, dropout=0.15, dropout_kind="locked", weight_drop=0.15)
+    return replace(small, recipe="ptb-small-regularised", epochs=10, model=model)
 
 
 @register
 def ptb_medium() -> LanguageConfig:
     """Table 2, medium LSTM."""
-    return LanguageConfig(
-        recipe="ptb-medium",
-        epochs=40,
-        model=ModelConfig(hidden=650, layers=2, init=0.05, dropout=0.5),
-        optimizer=OptimizerConfig(lr=1.0, clip_norm=5.0, decay=1.2, decay_after=6),
-        train=TrainConfig(batch=32, steps=35),
-    )
+    return _words("ptb-medium", epochs=40, hidden=650, init=0.05, dropout=0.5, steps=35, decay=1.2)
 
 
 @register
@@ -108,12 +112,8 @@ def ptb_large() -> LanguageConfig:
 
     The paper gives no dropout rate; 0.65 is the authors' code's and Zaremba's.
     """
-    return LanguageConfig(
-        recipe="ptb-large",
-        epochs=55,
-        model=ModelConfig(hidden=1500, layers=2, init=0.04, dropout=0.65),
-        optimizer=OptimizerConfig(lr=1.0, clip_norm=5.0, decay=1.15, decay_after=15),
-        train=TrainConfig(batch=32, steps=35),
+    return _words(
+        "ptb-large", epochs=55, hidden=1500, init=0.04, dropout=0.65, steps=35, decay=1.15, after=15
     )
 
 
@@ -124,13 +124,9 @@ def ptb_small_authors() -> LanguageConfig:
     ε and per-position batch statistics are their code's as well. Running statistics stay shared
     over time: theirs were never used in validation.
     """
-    return LanguageConfig(
-        recipe="ptb-small-authors",
-        epochs=5,
-        model=ModelConfig(hidden=200, layers=2, init=0.1, dropout=0.0, eps=1e-6),
-        optimizer=OptimizerConfig(lr=1.0, clip_norm=5.0, decay=2.0, decay_after=4),
-        train=TrainConfig(batch=32, steps=20, segments=2),
-    )
+    config = _words("ptb-small-authors", epochs=5, hidden=200, init=0.1, decay=2.0, after=4)
+    model, train = replace(config.model, eps=1e-6), replace(config.train, segments=2)
+    return replace(config, model=model, train=train)
 
 
 @register
