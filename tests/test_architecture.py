@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deploy": {"runs", "config", "nn", "ops", "extras", *BASE},
     "text": {"deploy", "engine", "runs", "config", "nn", "ops", *BASE},
     "speech": {"deploy", "engine", "runs", "config", "nn", "ops", "extras", "processes", *BASE},
-    "arrays": {"engine", "runs", "config", "nn", *BASE},
+    "arrays": {"deploy", "engine", "runs", "config", "nn", *BASE},
     "recipes": {"arrays", "text", "speech", "config", "norms"},
     "verdicts": {"errors", "files"},
     "reporting": {"verdicts", "recipes", "runs", "config", "extras", *BASE},

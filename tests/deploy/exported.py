@@ -48,7 +48,7 @@ def modules(file: Path) -> tuple[nn.ModuleDict, dict[str, Tensor]]:
         weights: Any = load_file(file)
         values = {name: weights.pop(name) for name in ("mean", "scale") if name in weights}
     found = {name: getattr(nn, m["type"])(**m["options"]) for name, m in made.items()}
-    model = nn.ModuleDict(found)
+    model: Any = nn.ModuleDict(found)
     model.load_state_dict(weights)
     return model.requires_grad_(False), values
 

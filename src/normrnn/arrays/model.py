@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.arrays.config import ArrayConfig
+from normrnn.deploy.networks import Exportable
 from normrnn.engine.model import SequenceModel, Sequences
 from normrnn.engine.sums import Loss, State
 
@@ -72,8 +73,7 @@ class ArrayModel(SequenceModel):
         total = (squared.detach() * self.target_scale.square()).mean(1).sum()
         return Loss(total, objective=squared.mean(1).sum())
 
-    def example_inputs(self) -> tuple[tuple[Tensor, Tensor], dict[str, dict[int, str]]]:
-        """Return arguments to trace `forward` with, and their axes that may change."""
-        features = torch.zeros(5, 3, len(self.mean))
-        axes = {"features": {0: "T", 1: "B"}, "lengths": {0: "B"}}
-        return (features, torch.tensor([5, 4, 2])), axes
+    def exportable(self) -> Exportable:
+        """Return the network with arguments to trace `forward` with."""
+        example = torch.zeros(5, 3, len(self.mean)), torch.tensor([5, 4, 2])
+        return Exportable(self, example, {"features": {0: "T", 1: "B"}, "lengths": {0: "B"}})

@@ -26,15 +26,14 @@ def command(
         quantize: Weights of the ONNX graph as int8.
         opset: Version of ONNX's operators to write.
     """
-    from normrnn.deploy.export import export, format_of, target
-    from normrnn.files import expanded
+    from normrnn.deploy.card import beside
+    from normrnn.deploy.export import export
 
     try:
         small = None if quantize == "none" else quantize
         file = export(run, out, format, quantize=small, opset=opset)
     except ValueError as error:  # what cannot be exported, and why
         raise UserError(str(error)) from None
-    card = target(expanded(out), format or format_of(out))[1]
-    print(f"{file}: {file.stat().st_size / 1e6:,.2f} MB, {card.name} beside it\n")
-    for code in re.findall(r"```python\n(.*?)```", card.read_text(encoding="utf-8"), re.DOTALL):
+    print(f"{file}: {file.stat().st_size / 1e6:,.2f} MB, with its model card\n")
+    for code in re.findall(r"```python\n(.*?)```", beside(file) or "", re.DOTALL):
         print(code)

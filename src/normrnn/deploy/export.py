@@ -1,24 +1,57 @@
 """Write a run, one of our networks or a user's own model to a file, with a model card beside it."""
 
-import contextlib
-from functools import partial
+import io
+import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.config.registry import task_of
-from normrnn.deploy import tensors, traced
-from normrnn.deploy.card import CARD, SUFFIXES, About, of_run
+from normrnn.deploy.card import CARD, SUFFIXES, About, of_run, read_card
+from normrnn.deploy.networks import Exportable, folded, recurrent, with_layers
 from normrnn.errors import UsageError
-from normrnn.files import expanded, open_regular, write_whole
+from normrnn.files import expanded, write_whole
+from normrnn.nn import LiGRU
+from normrnn.nn.base import Normalised
 from normrnn.runs.environment import named_device
 from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL
-from normrnn.runs.store import RunDirectory
+from normrnn.runs.store import RunDirectory, sealed_tensors
 
-RUN_FILES = (MODEL, CHECKPOINT)
-"""Files of a run with such suffixes."""
+FORMAT = "normrnn export 1"
+_OPTIONS = {
+    nn.Linear: ["in_features", "out_features"],
+    nn.Embedding: ["num_embeddings", "embedding_dim"],
+    nn.RNNBase: ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "bidirectional"],
+}
+_READ = {
+    "torch": """\
+import torch
+
+saved = torch.load({name}, weights_only=True)
+modules, weights = saved["modules"].items(), saved["weights"]
+values, notes = saved["values"], saved["notes"]
+""",
+    "safetensors": """\
+import json, torch, safetensors
+
+with safetensors.safe_open({name}, "pt") as file:
+    notes, weights = file.metadata(), {{n: file.get_tensor(n) for n in file.keys()}}
+modules = json.loads(notes["modules"]).items()
+""",
+}
+_VALUES = """\
+values = {n: weights.pop(n) for n in ("mean", "scale") if n in weights}
+"""
+_BUILD = """\
+model = {model}
+for name, m in modules:
+    layer = getattr({library}, m["type"])(**m["options"])
+    model = model.set_submodule(name, layer) or model if name else layer
+model.load_state_dict(weights)
+model.eval().requires_grad_(False)
+"""
 
 
 def export(
@@ -45,9 +78,9 @@ def export(
         example: arguments of your own model, for onnx and program: it is traced with them. A
             tuple, or a tensor if that is the only one.
         dynamic: the axes of those that may change by the argument's name,
-            ``{"x": {0: "T", 1: "B"}}``; for onnx the parts of a tuple are ``state.0``, ``state.1``,
-            and the default is the first two of every tensor, the batch of a state (layers, B, H) in
-            a tuple; for program also what torch.export calls ``dynamic_shapes``.
+            ``{"x": {0: "T", 1: "B"}}``; the parts of a tuple are ``state.0``, ``state.1``. The
+            default is the first two of every tensor but features, the batch of a state (layers, B,
+            H) in a tuple. Also what torch.export calls ``dynamic_shapes``.
         quantize: ``"int8"``, for onnx: weights in a quarter of the space.
         opset: the version of ONNX's operators, for onnx, from 18, the default.
 
@@ -64,14 +97,15 @@ def export(
     ['bias_hh_l0', 'bias_ih_l0', 'weight_hh_l0', 'weight_ih_l0']
     """
     path = expanded(path)
-    format = format_of(path) if format is None else format
+    names = {suffix: name for name, suffix in SUFFIXES.items()}
+    format = format or names.get(path.suffix, "torch")
     if format not in SUFFIXES:
         raise ValueError(f"unknown format={format!r}: choose one of {', '.join(SUFFIXES)}")
     if quantize not in (None, "int8") or (quantize and format != "onnx"):
         raise ValueError(f"quantize={quantize!r} with format={format!r}: 'int8' is for 'onnx'")
     if opset is not None and format != "onnx":
         raise ValueError(f"opset={opset} with format={format!r}: it is for 'onnx'")
-    file, card = target(path, format)
+    file, card = _target(path, SUFFIXES[format])
     if isinstance(model, nn.Module):
         network = getattr(model, "_orig_mod", model)  # a compiled model has other names
         about = _of_model(network)
@@ -79,81 +113,95 @@ def export(
         run = RunDirectory(expanded(model))
         network = task_of(run.config()).load(run, named_device("cpu"))
         about = of_run(run)
-    plain: Any = getattr(network, "plain_network", None)
-    network = network if plain is None else plain()
-    if example is None and format in ("onnx", "program"):
-        example_of: Any = getattr(network, "example_inputs", None)
-        if example_of is None:
+    own: Any = getattr(network, "exportable", None)
+    source = Exportable(network) if own is None else own()
+    if example is not None:
+        source.example = example if type(example) is tuple else (example,)
+    source.dynamic = source.dynamic if dynamic is None else dynamic
+    if format in ("torch", "safetensors"):
+        content, code = _tensors(source, format, file.name)
+    else:
+        from normrnn.deploy import traced  # imports the compiler: seconds
+
+        if source.example is None:
             raise ValueError(
                 f"format={format!r} traces your own model: give example=, a tuple of its arguments"
             )
-        example, axes = example_of()
-        dynamic = axes if dynamic is None else dynamic
-    arguments = _arguments(example)
-    if format == "onnx":
-        traced.check_opset(opset)
-        write = partial(traced.write_onnx, network, arguments, dynamic, opset, bool(quantize))
-    elif format == "program":
-        write = partial(traced.write_program, network, arguments, dynamic)
-    else:
-        write = partial(tensors.write, network, format=format)
-    _refuse_other(card)
-    new_folder = not file.parent.exists()
+        if format == "onnx":
+            content, code = traced.onnx_graph(source, file.name, opset, quantize)
+        else:
+            content, code = traced.program(source, file.name)
     file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        code = write(file)
-    except Exception:
-        if new_folder:
-            with contextlib.suppress(OSError):
-                file.parent.rmdir()
-        raise
+    write_whole(file, *content)
     write_whole(card, about.card(code).encode())
     return file
 
 
-def _arguments(example: Any) -> tuple[Any, ...]:
-    """Return the arguments as a tuple; a packed sequence, itself a tuple, is one argument."""
-    if isinstance(example, Tensor | PackedSequence):
-        return (example,)
-    if not isinstance(example, tuple | None):
-        raise ValueError(
-            f"example= is a tuple of the model's arguments, got a {type(example).__name__}"
-        )
-    return example or ()
-
-
-def _refuse_other(card: Path) -> None:
-    """Raise UsageError if the card would overwrite a file that is not a card."""
-    if card.exists():
-        with open_regular(card) as file:
-            text = file.read(100).decode(errors="replace")
-        if text.strip() and not About.is_card(text):
-            raise UsageError(f"{card} exists and is not a model card: export to another directory")
-
-
-def format_of(path: Path) -> str:
-    """Return the format of a file's suffix; "torch" if it has none."""
-    return next((name for name, suffix in SUFFIXES.items() if suffix == path.suffix), "torch")
-
-
-def target(path: Path, format: str) -> tuple[Path, Path]:
-    """Return the file to write and its card."""
-    suffix = SUFFIXES[format]
-    if path.suffix in SUFFIXES.values() and not path.is_dir():
-        if path.suffix != suffix:
-            raise UsageError(f"{path} does not fit the format {format}: it writes {suffix} files")
-        if path.name in RUN_FILES and (path.parent / CONFIG).exists():
-            raise UsageError(f"{path} is a file of the run: it would be overwritten")
-        return path, path.with_suffix(".md")
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} is a file: name a directory, or a file that ends in {suffix}")
-    if (path / CONFIG).exists():
-        raise UsageError(f"{path} is a run directory: its own files would be overwritten")
-    return path / f"model{suffix}", path / CARD
+def _target(path: Path, suffix: str) -> tuple[Path, Path]:
+    """Return the file to write and its card; UsageError if other files would be overwritten."""
+    if path.suffix == suffix and not path.is_dir():
+        file, card = path, path.with_suffix(".md")
+    elif path.suffix in SUFFIXES.values() or path.is_file():
+        raise UsageError(f"{path}: name a directory, or a file that ends in {suffix}")
+    else:
+        file, card = path / f"model{suffix}", path / CARD
+    if file.name in (MODEL, CHECKPOINT) and (file.parent / CONFIG).exists():
+        raise UsageError(f"{file} is a file of the run: it would be overwritten")
+    if card.exists() and read_card(card) is None:
+        raise UsageError(f"{card} exists and is not a model card: export to another directory")
+    return file, card
 
 
 def _of_model(model: nn.Module) -> About:
     count = sum(parameter.numel() for parameter in model.parameters())
     kind = type(model).__name__
     summary = f"`{kind}`, {count:,} parameters before folding; its recurrent layers are plain ones."
-    return About(title=kind, summary=summary)
+    return About(title=kind, sections={"Model": summary})
+
+
+def _tensors(source: Exportable, format: str, name: str) -> tuple[list[Any], str]:
+    """Return the content of a file, and code that rebuilds the network with torch alone.
+
+    Of a user's own model the recurrent layers are described, since other code builds the rest.
+    """
+    layers = [
+        layer for layer in recurrent(source.network).values() if isinstance(layer, Normalised)
+    ]
+    if not layers:
+        raise ValueError(f"{type(source.network).__name__} holds no layer of normrnn to fold")
+    plain = with_layers(
+        source.network, lambda layer, name: folded(layer, name, keep=isinstance(layer, LiGRU))
+    )
+    # Clones: safetensors refuses a tensor that has two names.
+    weights = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
+    modules = {name: _description(layer) for name, layer in recurrent(plain).items()}
+    values = {}
+    if source.usage:
+        modules |= {name: _description(module) for name, module in plain.named_children()}
+        values = {name: weights.pop(name) for name in ("mean", "scale") if name in weights}
+    if format == "torch":
+        saved = {"format": FORMAT, "modules": modules, "weights": weights, "values": values}
+        buffer = io.BytesIO()  # torch's writer ends the process if a disk is full
+        torch.save({**saved, "notes": dict(source.notes)}, buffer)
+        content = [buffer.getbuffer()]
+    else:
+        metadata = {"format": "pt", "normrnn": FORMAT, "modules": json.dumps(modules)}
+        *content, _ = sealed_tensors(weights | values, {**metadata, **source.notes})
+    code = _READ[format].format(name=json.dumps(name))
+    code += _VALUES if values and format == "safetensors" else ""
+    library, own = "torch.nn", "MyModel()  # yours: any layers will do where it has recurrent ones"
+    if any(module["type"] == "LiGRU" for module in modules.values()):
+        code, library = f"import normrnn\n{code}", 'normrnn if m["type"] == "LiGRU" else torch.nn'
+    code += _BUILD.format(model="torch.nn.Module()" if source.usage else own, library=library)
+    return content, code + source.usage
+
+
+def _description(module: nn.Module) -> dict[str, Any]:
+    """Return class name and arguments of a module of torch.nn."""
+    names = next(names for kind, names in _OPTIONS.items() if isinstance(module, kind))
+    options = {name: getattr(module, name) for name in names}
+    if isinstance(module, nn.RNNBase):
+        options |= {"proj_size": module.proj_size} if module.proj_size else {}
+        options |= {"nonlinearity": module.nonlinearity} if isinstance(module, nn.RNN) else {}
+        options |= {"norm": None} if isinstance(module, LiGRU) else {}
+    return {"type": type(module).__name__, "options": options}

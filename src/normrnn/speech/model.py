@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
-from normrnn.deploy.networks import FrameNetwork
+from normrnn.deploy.networks import Exportable
 from normrnn.engine.model import SequenceModel
 
 
@@ -72,6 +72,45 @@ class AcousticModel(SequenceModel):
         counts = self.label_counts.double().clamp(min=floor)
         return (counts / counts.sum()).log().float()
 
-    def plain_network(self) -> FrameNetwork:
-        """Return the network as a function of tensors, with the same layers."""
-        return FrameNetwork(self.mean, self.scale, self.rnn, self.decoder)
+    def read_piece(self, features: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Return log posteriors (T, B, C) of a piece of utterances, and the state after it."""
+        output, state = self.rnn(self.standardised(features), state)
+        return self.decoder(output).log_softmax(-1), state
+
+    def exportable(self) -> Exportable:
+        """Return the network as a function of tensors."""
+        return Exportable(
+            _Exported(self),
+            (torch.zeros(50, 2, len(self.mean)), torch.tensor([50, 30])),
+            {"features": {0: "T", 1: "B"}, "lengths": {0: "B"}},
+            ("log_posteriors",),
+            usage=_USAGE.format(F=len(self.mean)),
+        )
+
+
+class _Exported(nn.Module):
+    """A function: features (T, B, F), lengths (B,) -> log posteriors (T, B, C), 0 in padding."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, model: AcousticModel) -> None:
+        super().__init__()
+        self.register_buffer("mean", model.mean)
+        self.register_buffer("scale", model.scale)
+        self.rnn, self.decoder = model.rnn, model.decoder
+
+    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
+        output, _ = self.rnn((features - self.mean) * self.scale, lengths=lengths)
+        time = torch.arange(features.shape[0], device=features.device)
+        inside = (time[:, None] < lengths)[:, :, None]
+        return torch.where(inside, self.decoder(output).log_softmax(-1), 0.0)
+
+
+_USAGE = """
+features, lengths = torch.randn(50, 2, {F}), [50, 30]  # padded (T, B, F)
+rows = (features - values["mean"]) * values["scale"]
+packed = torch.nn.utils.rnn.pack_padded_sequence(rows, lengths, enforce_sorted=False)
+output, _ = torch.nn.utils.rnn.pad_packed_sequence(model.rnn(packed)[0])
+log_posteriors = model.decoder(output).log_softmax(-1)  # (T, B, states)
+"""

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normrnn.deploy.networks import TextNetwork
+from normrnn.deploy.networks import Exportable
 from normrnn.engine.model import SequenceModel, generators_by_name, glorot_, train_one_bias
 from normrnn.engine.sums import State
 from normrnn.text.vocabulary import Vocabulary
@@ -75,7 +75,35 @@ class LanguageModel(SequenceModel):
         output, state = self.outputs(tokens, state)
         return self.decoder(output), state
 
-    def plain_network(self) -> TextNetwork:
-        """Return the network as a function of tensors, with the same layers."""
-        notes = {} if self.vocabulary is None else {"vocabulary": self.vocabulary.to_json()}
-        return TextNetwork(self.embedding, self.rnn, self.decoder, notes)
+    def exportable(self) -> Exportable:
+        """Return the network as a function of tensors."""
+        rnn, names = self.rnn, ("h", "c") if self.rnn.mode == "LSTM" else ("h",)
+        # Separate tensors: torch.export merges two arguments that are one tensor.
+        state = [torch.zeros(rnn.num_layers, 2, rnn.hidden_size) for _ in names]
+        return Exportable(
+            _Exported(self),
+            (torch.zeros(5, 2, dtype=torch.long), *state),
+            {"tokens": {0: "T", 1: "B"}} | {f"{name}0": {1: "B"} for name in names},
+            ("logits", *(f"{name}n" for name in names)),
+            {} if self.vocabulary is None else {"vocabulary": self.vocabulary.to_json()},
+            _USAGE,
+        )
+
+
+class _Exported(nn.Module):
+    """A language model as a function: tokens (T, B), h0[, c0] -> logits (T, B, C), hn[, cn]."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.embedding, self.rnn, self.decoder = model.embedding, model.rnn, model.decoder
+
+    def forward(self, tokens: Tensor, h0: Tensor, c0: Tensor | None = None) -> tuple[Tensor, ...]:
+        output, after = self.rnn(self.embedding(tokens), h0 if c0 is None else (h0, c0))
+        return self.decoder(output), *((after,) if c0 is None else after)
+
+
+_USAGE = """
+tokens = torch.zeros(5, 2, dtype=torch.long)  # ids (T, B); notes["vocabulary"] says what they mean
+output, state = model.rnn(model.embedding(tokens))  # pass the state with the next tokens
+logits = model.decoder(output)  # (T, B, symbols)
+"""
