@@ -1,6 +1,7 @@
 """What the tests of ops and nn share: random layers, the reference beside them, comparison."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -161,6 +162,14 @@ def _squeezed(hx: Any) -> Any:
 
 def _unsqueezed(hx: Any) -> Any:
     return tuple(s.unsqueeze(1) for s in hx) if isinstance(hx, tuple) else hx.unsqueeze(1)
+
+
+@contextmanager
+def unchanged(module: torch.nn.Module) -> Iterator[None]:
+    """No parameter and no buffer changes inside."""
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    yield
+    torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0, equal_nan=True)
 
 
 def pull(outputs: Iterable[Tensor]) -> None:

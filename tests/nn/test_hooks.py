@@ -46,21 +46,6 @@ def test_a_hook_on_a_normaliser_fires_once_in_every_call(
     assert len(calls) == 4
 
 
-@pytest.mark.parametrize("norm", ["sequence", None])
-def test_parametrized_layers_are_reset_and_folded(norm: Any) -> None:
-    layer = normrnn.LSTM(3, 2, norm=norm)
-    nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0")
-    before = layer.weight_hh_l0.clone()
-    layer.reset_parameters()
-    x = torch.randn(5, 4, 3)
-    layer(x)
-    layer.eval()
-    plain = layer.fold()
-    assert type(plain) is nn.LSTM
-    torch.testing.assert_close(plain(x)[0], layer(x)[0])
-    assert not torch.equal(layer.weight_hh_l0, before)
-
-
 @pytest.mark.parametrize("norm", ["sequence", "frame"])
 def test_backward_hooks_on_a_normaliser_see_its_gradients(norm: Any) -> None:
     layer: Any = normrnn.LSTM(3, 2, norm=norm)

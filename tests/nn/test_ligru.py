@@ -26,15 +26,6 @@ def test_names_and_shapes() -> None:
     torch.testing.assert_close(again(x := torch.randn(5, 2, 3))[0], layer(x)[0])
 
 
-def test_exported_program() -> None:
-    layer = build("ligru", "sequence", dtype=torch.float32, num_layers=2).eval()
-    x, free = torch.randn(5, 3, 3), torch.export.Dim.DYNAMIC
-    layer.requires_grad_(False)
-    program = torch.export.export(layer, (x,), dynamic_shapes=({0: free, 1: free},))
-    for other in (x, torch.randn(8, 2, 3)):
-        torch.testing.assert_close(program.module()(other)[0], layer(other)[0])
-
-
 @pytest.mark.parametrize("form", ["torch", "safetensors"])
 def test_tensors_are_loaded_into_a_layer_without_norm(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -72,11 +63,3 @@ def test_torch_has_no_kernel_for_it() -> None:
     layer, x = build("ligru", "sequence").eval(), torch.randn(5, 3, 3, dtype=torch.float64)
     with normrnn.backend("torch"), pytest.raises(RuntimeError, match="LIGRU"):
         layer(x)
-
-
-def test_streams() -> None:
-    layer = build("ligru", "sequence", dtype=torch.float32).eval()
-    x = torch.randn(7, 3)
-    stream = normrnn.Stream(layer)
-    steps = torch.cat([stream.push(x[:3]), stream.push(x[3:])])
-    torch.testing.assert_close(steps, layer(x)[0])

@@ -1,6 +1,8 @@
 """Statistics in the layers: what is normalised, what is remembered, what is refused."""
 
 import copy
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +11,15 @@ from torch import Tensor
 
 import normrnn
 from normrnn import norms
-from tests.helpers import INPUT, NORMS, STATISTICAL, build, check_against_reference, close
+from tests.helpers import (
+    INPUT,
+    NORMS,
+    STATISTICAL,
+    build,
+    check_against_reference,
+    close,
+    unchanged,
+)
 
 BY_STEP = [n for n in STATISTICAL if norms.get(NORMS[n]["norm"]).pools == "step"]
 
@@ -26,14 +36,6 @@ def gate_free(norm: str, **options: Any) -> Any:
 
 def column(*steps: list[float]) -> Tensor:
     return torch.tensor(steps, dtype=torch.float64).unsqueeze(2)
-
-
-def snapshot(model: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: b.clone() for name, b in model.named_buffers()}
-
-
-def unchanged(model: torch.nn.Module, before: dict[str, Tensor]) -> bool:
-    return all(torch.equal(b, before[name]) for name, b in model.named_buffers())
 
 
 class TestByHand:
@@ -63,19 +65,16 @@ class TestByHand:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("t", [0, 2, 4])
 def test_a_broken_batch_leaves_all_buffers_alone(norm: str, bad: float, t: int) -> None:
-    """At a used slot, past the last slot, or in the lone tail."""
+    """At a used slot, past the last slot, or in the single row at the end."""
     layer = build("gru", norm, num_layers=2, bidirectional=True)
-    before = snapshot(layer)
     x = torch.randn(5, 3, 3, dtype=torch.float64)
     x[t, 1, 0] = bad
-    layer(x, lengths=[3, 5, 4])
-    if t < 4 or bad != bad:
-        assert unchanged(layer, before)
-    else:  # a gate of ±∞ saturates: the layer above sees sound numbers
-        first = {k: v for k, v in before.items() if k.startswith("norm_l0")}
-        assert all(torch.equal(dict(layer.named_buffers())[k], v) for k, v in first.items())
-    layer(torch.randn(5, 3, 3, dtype=torch.float64))
-    assert not unchanged(layer, before)
+    # A gate of ±∞ saturates: the layer above sees finite numbers.
+    first = torch.nn.ModuleList([layer.norm_l0, layer.norm_l0_reverse])
+    with unchanged(layer if t < 4 or bad != bad else first):
+        layer(x, lengths=[3, 5, 4])
+    with pytest.raises(AssertionError), unchanged(layer):
+        layer(torch.randn(5, 3, 3, dtype=torch.float64))
     assert all(bool(b.isfinite().all()) for b in layer.buffers())
 
 
@@ -98,11 +97,10 @@ class TestConstantSteps:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_nothing_is_updated(self, norm: str, dtype: torch.dtype) -> None:
         layer = build("lstm", norm, dtype=dtype)
-        before = [b.clone() for b in layer.buffers()]
-        layer(torch.randn(4, 1, 3, dtype=dtype).expand(4, 5, 3))
-        assert all(map(torch.equal, layer.buffers(), before))
-        normrnn.recalibrate(layer, [torch.randn(4, 1, 3, dtype=dtype).expand(4, 5, 3)])
-        assert all(map(torch.equal, layer.buffers(), before))
+        x = torch.randn(4, 1, 3, dtype=dtype).expand(4, 5, 3)
+        with unchanged(layer):
+            layer(x)
+            normrnn.recalibrate(layer, [x])
 
 
 FORMS = ["dense", "unbatched", "packed", "padded"]
@@ -130,12 +128,11 @@ class TestTooFewRows:
             return
         for cell in ("tanh", "lstm", "gru"):
             layer = build(cell, norm, num_layers=2, bidirectional=True)
-            before = snapshot(layer)
-            with pytest.warns(UserWarning, match="single row") as said:
-                first = give(layer, T, form)
-            assert len(said) == 1
-            give(layer, T, form)  # warnings are errors here
-            assert unchanged(layer, before)
+            with unchanged(layer):
+                with pytest.warns(UserWarning, match="single row") as said:
+                    first = give(layer, T, form)
+                assert len(said) == 1
+                give(layer, T, form)  # warnings are errors here
             close(first, give(layer.eval(), T, form), "output", 1e-12)
             first.square().sum().backward()
             assert all(p.grad is not None for p in layer.parameters())
@@ -149,10 +146,8 @@ class TestTooFewRows:
         for name, buffer in layer.named_buffers():
             if name.endswith("tracked"):
                 buffer.zero_()
-        before = snapshot(layer)
-        with pytest.raises(ValueError, match="got 1"):
+        with unchanged(layer), pytest.raises(ValueError, match="got 1"):
             give(layer, 1, form)
-        assert unchanged(layer, before)
 
     def test_asked_for_batch_statistics_too(self, norm: str) -> None:
         layer = build("lstm", norm)
@@ -172,18 +167,14 @@ class TestBatchStatistics:
     def test_nothing_is_updated_and_modes_come_back(self, norm: str) -> None:
         layer = build("lstm", norm, num_layers=2, dropout=0.5)
         model = torch.nn.Sequential(layer, torch.nn.Dropout(0.5).eval())
-        before = snapshot(model)
         x = torch.randn(4, 3, 3, dtype=torch.float64)
-        with normrnn.batch_statistics(model) as given:
+        with unchanged(model), normrnn.batch_statistics(model) as given:
             assert given is model
             assert not any(m.training for m in model.modules())
             assert torch.equal(layer(x)[0], layer(x)[0])  # dropout is off
-        assert unchanged(model, before)
         assert layer.training
         assert layer.norm_l0.training
         assert not model[1].training
-        layer(x)
-        assert not unchanged(model, before)
 
     def test_restored_after_an_exception_and_when_nested(self) -> None:
         layer = build("gru", "sequence").train()
@@ -202,11 +193,9 @@ class TestBatchStatistics:
 
 
 def test_training_under_no_grad_updates_too() -> None:
-    layer = build("lstm", "sequence")
-    before = snapshot(layer)
-    with torch.no_grad():
-        layer(torch.randn(4, 3, 3, dtype=torch.float64))
-    assert not unchanged(layer, before)
+    layer, x = build("lstm", "sequence"), torch.randn(4, 3, 3, dtype=torch.float64)
+    with torch.no_grad(), pytest.raises(AssertionError), unchanged(layer):
+        layer(x)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -238,11 +227,50 @@ def test_gradients_of_running_statistics(norm: str, training: bool) -> None:
 
 def test_a_state_that_is_not_finite_changes_no_buffer() -> None:
     """Where the input transition is finite and the other is not."""
-    layer = build("lstm", "recurrent", cell_norm=True)
-    before, x = snapshot(layer), torch.randn(4, 3, 3, dtype=torch.float64)
+    layer, x = build("lstm", "recurrent", cell_norm=True), torch.randn(4, 3, 3).double()
     h = torch.zeros(1, 3, 2, dtype=torch.float64)
     h[0, 1, 0] = float("inf")
-    layer(x, (h, torch.zeros_like(h)))
-    assert unchanged(layer, before)
-    layer(x)
-    assert not unchanged(layer, before)
+    with unchanged(layer):
+        layer(x, (h, torch.zeros_like(h)))
+
+
+def elsewhere(call: Callable[[], Any]) -> Any:
+    """What it returns in another thread."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("norm", STATISTICAL)
+class TestOtherThreads:
+    """Another thread that runs the same model does not see what this one asks for."""
+
+    def test_batch_statistics(self, norm: str) -> None:
+        layer = build("lstm", norm, num_layers=2).eval()
+        x = torch.randn(4, 3, 3, dtype=torch.float64)
+        wanted = layer(x)[0]
+        with normrnn.batch_statistics(layer):
+            other = elsewhere(lambda: layer(x)[0])
+            own = layer(x)[0]
+        assert torch.equal(other, wanted)
+        assert not torch.isclose(own, wanted).all()
+
+    def test_recalibrate(self, norm: str) -> None:
+        """Until it is done; and what the other thread computes is not pooled."""
+        layer, twin = build("gru", norm).eval(), build("gru", norm).eval()
+        twin.load_state_dict(layer.state_dict())
+        x = torch.randn(4, 3, 3, dtype=torch.float64)
+        before, others = layer(x)[0], []
+
+        def step(model: Any, batch: Tensor) -> None:
+            model(batch)
+            others.append(elsewhere(lambda: model(batch * 5)[0]))
+            others.append(elsewhere(lambda: model(batch)[0]))
+
+        normrnn.recalibrate(layer, [x], step=step)
+        assert torch.equal(others[1], before)
+        normrnn.recalibrate(twin, [x])
+        for (name, a), b in zip(layer.named_buffers(), twin.buffers(), strict=True):
+            assert torch.equal(a, b), name

@@ -101,13 +101,6 @@ class TestFold:
         assert torch.equal(new.front.weight, model.front.weight)
         same(new(X), model(X))
 
-    def test_where_the_recurrence_is_normalised_none_does(self) -> None:
-        model = Tied(normrnn.GRU, "weight_hh_l0", norm="hidden")
-        randomise(model)
-        new: Any = normrnn.fold(model.eval())
-        assert new.lower.weight_hh_l0 is not new.upper.weight_hh_l0
-        same(new(X), model(X))
-
     @pytest.mark.parametrize("bias", [True, False])
     def test_a_norm_in_front_is_folded_into_one_place(self, bias: bool) -> None:
         """What shares W_x with the layer behind it is left as it was."""
