@@ -251,6 +251,12 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     while _group_lives(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _group_lives(process.pid)
+    kept = len(list(parts.iterdir()))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first = int(done.stderr.split()[0])
+    assert kept - 2 <= first <= kept < 24  # those being written may be torn
+    assert len(read_speech(out).train.keys) == 20
 
 
 def _group_lives(group: int) -> bool:

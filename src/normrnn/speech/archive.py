@@ -5,10 +5,12 @@ of tables are names of files, never commands. Sizes in headers are checked again
 file before memory is allocated. No message repeats the content of an archive.
 """
 
+import contextlib
 import os
 import re
 import struct
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -16,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.errors import UserError
-from normrnn.files import largest_tensors, open_regular, read_regular, read_text
+from normrnn.files import open_regular, read_text
 
 _PLAIN = {b"\0BFM": "<f4", b"\0BDM": "<f8"}
 _COMPRESSED = {b"\0BCM": ("u1", 65535), b"\0BCM2": ("<u2", 65535), b"\0BCM3": ("u1", 255)}
 """Kind -> type of the codes, steps between the smallest and the largest value."""
 _SHAPE = struct.Struct("<bibi")  # size of an int, rows, size of an int, columns
 _SCALE = struct.Struct("<ffii")  # smallest value, range, rows, columns
+_VECTOR = struct.Struct("<2sbi")  # mark of binary data, size of an int, length
 _ELEMENT = np.dtype([("size", "i1"), ("value", "<i4")])
 _LONGEST_KEY = 1 << 12
 
@@ -31,21 +34,12 @@ class Unusable(UserError):  # noqa: N818  a property of an utterance
     """Why one utterance cannot be used; the others can."""
 
 
-def matrix_header(rows: int, columns: int) -> bytes:
-    """Return what precedes the values of a float matrix."""
-    return b"\0BFM " + _SHAPE.pack(4, rows, 4, columns)
-
-
-def vector_header(length: int) -> bytes:
-    """Return what precedes the elements of an int32 vector."""
-    return b"\0B" + struct.pack("<bi", 4, length)
-
-
 def write_matrix(file: IO[bytes], key: str, matrix: NDArray[np.floating]) -> int:
     """Append a matrix (T, D); return the offset for the scp file."""
     file.write(f"{key} ".encode())
     offset = file.tell()
-    file.write(matrix_header(*matrix.shape))
+    rows, columns = matrix.shape
+    file.write(b"\0BFM " + _SHAPE.pack(4, rows, 4, columns))
     file.write(np.ascontiguousarray(matrix, dtype="<f4").tobytes())
     return offset
 
@@ -56,48 +50,75 @@ def write_vector(file: IO[bytes], key: str, vector: NDArray[np.integer]) -> int:
     offset = file.tell()
     body = np.empty(len(vector), dtype=_ELEMENT)
     body["size"], body["value"] = 4, vector
-    file.write(vector_header(len(vector)) + body.tobytes())
+    file.write(_VECTOR.pack(b"\0B", 4, len(vector)) + body.tobytes())
     return offset
-
-
-def decode_vector(body: bytes, path: Path) -> NDArray[np.int32]:
-    """Return the elements that follow the header of a vector."""
-    elements = np.frombuffer(body, dtype=_ELEMENT)
-    if (elements["size"] != 4).any():
-        raise UserError(f"{path} is damaged: not a vector of int32")
-    return elements["value"].astype(np.int32)
 
 
 def read_matrix(path: Path, offset: int = 0) -> NDArray[np.float32]:
     """Read a matrix (T, D): float, double or compressed. Unusable for anything else."""
-    where = f"{path} at byte {offset}"
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(offset)
-            kind = file.read(6).partition(b" ")[0]
-            file.seek(offset + len(kind) + 1)
-            if kind in _PLAIN:
-                code = np.dtype(_PLAIN[kind])
-                _, rows, _, columns = _SHAPE.unpack(file.read(_SHAPE.size))
-                low = span = 0.0
-            elif kind in _COMPRESSED:
-                code = np.dtype(_COMPRESSED[kind][0])
-                low, span, rows, columns = _SCALE.unpack(file.read(_SCALE.size))
-            else:
-                raise Unusable(f"{where} is no binary matrix")
-            length = rows * columns * code.itemsize + (8 * columns if kind == b"\0BCM" else 0)
-            if min(rows, columns) <= 0 or length > size - file.tell():
-                raise Unusable(f"{where} is damaged: {rows} rows and {columns} columns")
-            body = file.read(length)
-    except OSError as error:
-        raise Unusable(f"{path} cannot be read: {error.strerror}") from None
-    except struct.error:
-        raise Unusable(f"{where} is damaged: it ends in a header") from None
+    with _opened(path, offset) as file:
+        kind = file.read(6).partition(b" ")[0]
+        file.seek(offset + len(kind) + 1)
+        if kind in _PLAIN:
+            code = np.dtype(_PLAIN[kind])
+            _, rows, _, columns = _SHAPE.unpack(file.read(_SHAPE.size))
+            low = span = 0.0
+        elif kind in _COMPRESSED:
+            code = np.dtype(_COMPRESSED[kind][0])
+            low, span, rows, columns = _SCALE.unpack(file.read(_SCALE.size))
+        else:
+            raise Unusable(f"{path} has no binary matrix at byte {offset}")
+        length = rows * columns * code.itemsize + (8 * columns if kind == b"\0BCM" else 0)
+        if min(rows, columns) <= 0 or length > _left(file):
+            raise Unusable(f"{path} is damaged: {rows} rows and {columns} columns at byte {offset}")
+        body = file.read(length)
     with np.errstate(over="ignore", invalid="ignore"):  # callers refuse infinities
         if kind in _PLAIN:
             return np.frombuffer(body, code).reshape(rows, columns).astype(np.float32)
         return _decompressed(body, kind, np.float32(low), np.float32(span), (rows, columns))
+
+
+def read_vector(path: Path, offset: int) -> NDArray[np.int32]:
+    """Read a binary int32 vector (T,)."""
+    with _opened(path, offset) as file:
+        return _vector(file, path)
+
+
+def read_vectors(path: Path) -> Iterator[tuple[str, NDArray[np.int32]]]:
+    """Yield all vectors of a binary archive."""
+    with _opened(path) as file:
+        while _left(file):
+            key = b""
+            while len(key) < _LONGEST_KEY and (byte := file.read(1)) not in (b" ", b""):
+                key += byte
+            yield key.decode("utf-8", "replace"), _vector(file, path)
+
+
+def _vector(file: BufferedReader, path: Path) -> NDArray[np.int32]:
+    mark, size, length = _VECTOR.unpack(file.read(_VECTOR.size))
+    if (mark, size) != (b"\0B", 4) or not 0 <= length * _ELEMENT.itemsize <= _left(file):
+        raise Unusable(f"{path} is damaged, or not a binary archive of int vectors")
+    elements = np.frombuffer(file.read(length * _ELEMENT.itemsize), dtype=_ELEMENT)
+    if (elements["size"] != 4).any():
+        raise Unusable(f"{path} is damaged: not a vector of int32")
+    return elements["value"].astype(np.int32)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, offset: int = 0) -> Iterator[BufferedReader]:
+    """Open a file at a byte; Unusable if it cannot be read, or ends in a header."""
+    try:
+        with open_regular(path) as file:
+            file.seek(offset)
+            yield file
+    except OSError as error:
+        raise Unusable(f"{path} cannot be read: {error.strerror}") from None
+    except struct.error:
+        raise Unusable(f"{path} is damaged: an object is cut off") from None
+
+
+def _left(file: BufferedReader) -> int:
+    return os.fstat(file.fileno()).st_size - file.tell()
 
 
 def _decompressed(
@@ -118,24 +139,6 @@ def _decompressed(
     above = p75 + (p100 - p75) * (codes - 192) * np.float32(1 / 63)
     values = np.where(codes <= 64, below, np.where(codes <= 192, middle, above))
     return np.ascontiguousarray(values.T)
-
-
-def read_vectors(path: Path) -> Iterator[tuple[str, NDArray[np.int32]]]:
-    """Yield all int32 vectors of a binary archive."""
-    try:
-        content, at = read_regular(path, largest_tensors()), 0
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    while at < len(content):
-        end = content.find(b" ", at, at + _LONGEST_KEY)
-        key = content[at:end].decode("utf-8", "replace")
-        body = end + 1 + len(vector_header(0))
-        head = content[end + 1 : body]
-        length = int.from_bytes(head[3:], "little", signed=True)
-        at = body + length * _ELEMENT.itemsize
-        if end < 0 or length < 0 or head != vector_header(length) or at > len(content):
-            raise UserError(f"{path} is damaged, or not a binary archive of int vectors")
-        yield key, decode_vector(content[body:at], path)
 
 
 def read_table(path: Path) -> dict[str, str]:

@@ -12,8 +12,6 @@ disk when needed, and verified whenever they are read.
 
 import hashlib
 import json
-import os
-import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,14 +23,8 @@ from torch import Tensor
 
 from normrnn import seal
 from normrnn.errors import UserError
-from normrnn.files import ROWS, expanded, open_regular, read_regular, write_whole
-from normrnn.speech.archive import (
-    decode_vector,
-    matrix_header,
-    read_table,
-    vector_header,
-    whole_number,
-)
+from normrnn.files import ROWS, expanded, read_regular, write_whole
+from normrnn.speech.archive import read_matrix, read_table, read_vector, whole_number
 
 FORMAT = "normrnn speech 1"
 SPLITS = ("train", "dev")
@@ -58,39 +50,26 @@ class SpeechSplit:
 
     def features(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
         """Read frames start..stop of an utterance, (frames, D) float32."""
-        return torch.from_numpy(self._read(0, index, start, stop))
+        path = self.path / "feats.ark"
+        values = read_matrix(path, self._offsets[index][0])
+        self._verify(path, index, values, 0)
+        return torch.from_numpy(values[start:stop].copy())
 
     def labels(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
         """Read the labels of frames start..stop of an utterance, (frames,) int64."""
-        return torch.from_numpy(self._read(1, index, start, stop)).long()
+        path = self.path / "labels.ark"
+        values = read_vector(path, self._offsets[index][1])
+        self._verify(path, index, values, 1)
+        if not 0 <= values.min() <= values.max() < self.classes:
+            raise UserError(
+                f"{path}: {self.keys[index]} has a label outside the {self.classes} classes"
+            )
+        return torch.from_numpy(values[start:stop]).long()
 
-    def _read(self, which: int, index: int, start: int, stop: int | None) -> NDArray:
-        """Read features (0) or labels (1) of an utterance, and verify their hash."""
-        path, key = self.path / ("feats.ark", "labels.ark")[which], self.keys[index]
-        length = self.lengths[index]
-        size = 5 if which else 4 * self.dim  # bytes of a frame
-        try:
-            head = f"{key} ".encode()
-            offset = max(self._offsets[index][which] - len(head), 0)
-            head += vector_header(length) if which else matrix_header(length, self.dim)
-            with open_regular(path) as file:
-                file.seek(offset)
-                fits = offset + len(head) + length * size <= os.fstat(file.fileno()).st_size
-                body = file.read(len(head) + length * size) if fits else b""
-        except (OSError, struct.error) as error:
-            raise UserError(f"{path} cannot be read: {error}") from None
-        if not body.startswith(head):
-            raise UserError(f"{path} is damaged: it does not hold {key}")
-        values = (
-            decode_vector(body[len(head) :], path)
-            if which
-            else np.frombuffer(body, "<f4", offset=len(head)).reshape(length, self.dim)
-        )
-        if digest(values) != self._checksums[index][which]:
-            raise UserError(f"{path} is damaged: {key} is not what was written")
-        if which and not 0 <= values.min() <= values.max() < self.classes:
-            raise UserError(f"{path}: {key} has a label outside the {self.classes} classes")
-        return values[start:stop].copy()
+    def _verify(self, path: Path, index: int, values: NDArray, which: int) -> None:
+        intact = digest(values) == self._checksums[index][which]
+        if not intact or len(values) != self.lengths[index]:
+            raise UserError(f"{path} is damaged: {self.keys[index]} is not what was written")
 
 
 @dataclass(frozen=True)
@@ -174,11 +153,6 @@ def _number(text: Any, path: Path) -> int:
 
 def read_summary(path: Path) -> dict[str, Any]:
     """Read the summary of a finished directory."""
-    if not (path / SUMMARY).is_file():
-        raise UserError(
-            f"{path} is not a finished directory of prepared speech: it has no {SUMMARY}"
-            " (normrnn prepare librispeech or kaldi makes one)"
-        )
     summary = read_json(path / SUMMARY)
     if summary.get("format") != FORMAT:
         raise UserError(f"{path / SUMMARY} is of format {summary.get('format')!r}, not {FORMAT!r}")
@@ -215,7 +189,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values, is_sealed = seal.read_json(path)
     except FileNotFoundError:
-        raise UserError(f"{path.parent} lacks {path.name}") from None
+        raise UserError(
+            f"{path.parent} is not a finished directory of prepared speech: it lacks {path.name}"
+        ) from None
     if not is_sealed:
         raise UserError(f"{path} is damaged: its checksum is missing")
     return values

@@ -184,7 +184,7 @@ def test_alignments_in_several_archives(tmp_path: Path) -> None:
         write_ali(tmp_path, {key: PDFS[key]}, f"ali.{number}.ark")
     assert {*read_alignments(tmp_path, 5)} == {*PDFS}
     assert [*read_alignments(tmp_path / "ali.8.ark", 5)] == ["a-1"]
-    with pytest.raises(UserError, match="label 4"):  # or transition-ids
+    with pytest.raises(UserError, match="from 0 to 4"):  # or transition-ids
         read_alignments(tmp_path, 4)
     write_ali(tmp_path, {"a-1": PDFS["a-1"]}, "ali.99.ark")
     with pytest.raises(UserError, match="a-1 a second time"):

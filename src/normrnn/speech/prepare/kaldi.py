@@ -102,21 +102,21 @@ def read_alignments(path: Path, classes: int) -> Labels:
     Output of ali-to-pdf comes first: the directory may also have transition-ids, which exceed the
     number of pdfs.
     """
-    files = (
-        [path] if path.is_file() else sorted(path.glob("pdf*.ark")) or sorted(path.glob("*.ark"))
-    )
+    files = [path] if path.is_file() else [*path.glob("pdf*.ark")] or [*path.glob("*.ark")]
     labels: Labels = {}
-    for file in files:
+    for file in sorted(files):
         for key, values in read_vectors(file):
             if key in labels:
                 raise UserError(f"{file} has an alignment of {key} a second time")
             labels[key] = values
-    largest = max((int(values.max()) for values in labels.values() if len(values)), default=None)
-    if largest is None or largest >= classes:
-        found = "no archive of alignments" if largest is None else f"the label {largest}"
+    filled = [values for values in labels.values() if len(values)]
+    if not filled:
+        raise UserError(f"{path} has no archive of alignments: pdf*.ark or *.ark")
+    low, high = min(v.min() for v in filled), max(v.max() for v in filled)
+    if low < 0 or high >= classes:
         raise UserError(
-            f"{path} has {found}; labels below {classes} are needed, which this writes:"
-            f' ali-to-pdf final.mdl "ark:gunzip -c ali.*.gz |" ark:pdf.ark'
+            f"{path} has labels from {low} to {high}; those below {classes} are written by"
+            ' ali-to-pdf final.mdl "ark:gunzip -c ali.*.gz |" ark:pdf.ark'
         )
     return labels
 

@@ -27,8 +27,7 @@ from normrnn.speech.corpus import (
     write_json,
 )
 from normrnn.speech.prepare.features import FRAME_SHIFT
-from normrnn.speech.prepare.job import Job, Prepared, Utterance
-from normrnn.speech.prepare.workers import PrepareOne, in_order, read_part
+from normrnn.speech.prepare.job import Job, Prepared, PrepareOne, Utterance, in_order, read_part
 
 PARTS = ".parts"
 """Directory with the results of single utterances, until all are there."""
@@ -92,7 +91,7 @@ def prepare(job: Job, out: Path, processes: int, report: Report) -> dict[str, An
                 skipped += bool(part.reason)
         report(len(items) - len(todo), len(items), skipped)
         crashed = False
-        results = in_order(PrepareOne(job.work, job.classes), todo, processes)
+        results = in_order(PrepareOne(job.work), todo, processes)
         for left, was_skipped in zip(reversed(range(len(todo))), results, strict=True):
             if was_skipped is None:  # may have been a shortage of memory
                 crashed = was_skipped = True
@@ -114,41 +113,11 @@ class _Row(NamedTuple):
     hashes: tuple[str, str]
 
 
-class _Totals:
-    """Label counts of every split; mean and biased variance of the training features, pooled in
-    double precision."""
-
-    def __init__(self, classes: int) -> None:
-        self.label_counts = {split: np.zeros(classes, dtype=np.int64) for split in SPLITS}
-        self._frames, self._mean, self._squares = 0, np.zeros(()), np.zeros(())
-
-    def add(self, split: str, features: NDArray[np.float32], labels: NDArray[np.int32]) -> None:
-        """Add an utterance."""
-        counts = self.label_counts[split]
-        counts += np.bincount(labels, minlength=len(counts))
-        if split == "train":
-            # Chan's merge of (count, mean, centred sum of squares).
-            values = features.astype(np.float64)
-            local, count = values.mean(axis=0), len(values)
-            shift, total = local - self._mean, self._frames + count
-            between = shift**2 * self._frames * count / total
-            self._squares = self._squares + ((values - local) ** 2).sum(axis=0) + between
-            self._mean = self._mean + shift * count / total
-            self._frames = total
-
-    def statistics(self) -> dict[str, Any]:
-        """Return the content of statistics.json."""
-        return {
-            "frames": self._frames,
-            "mean": self._mean.tolist(),
-            "variance": (self._squares / self._frames).tolist(),
-            "label_counts": self.label_counts["train"].tolist(),
-        }
-
-
 def _assemble(out: Path, job: Job, items: Sequence[tuple[Utterance, Path]]) -> dict[str, Any]:
     """Write the archives from the parts, then the tables, and the summary last."""
-    totals, dim = _Totals(job.classes), 0
+    counts = {split: np.zeros(job.classes, dtype=np.int64) for split in SPLITS}
+    moments: _Moments = 0, np.zeros(()), np.zeros(())
+    dim = 0
     rows: dict[str, list[_Row]] = {split: [] for split in SPLITS}
     skipped = []
     with ExitStack() as stack:
@@ -159,17 +128,19 @@ def _assemble(out: Path, job: Job, items: Sequence[tuple[Utterance, Path]]) -> d
         for u, path in items:
             part = read_part(path, u.key) or Prepared(reason=CRASHED)
             reason, features, labels = part.reason, part.features, part.labels
-            dim = dim or features.shape[1]
-            if not reason and features.shape[1] != dim:
-                reason = f"its features have {features.shape[1]} columns, those before {dim}"
             if reason:
                 skipped.append(f"{_one_line(u.key)}\t{_one_line(reason)}\n")
                 continue
+            dim = dim or features.shape[1]
+            if features.shape[1] != dim:
+                raise UserError(f"{u.key} has {features.shape[1]} features a frame, not {dim}")
             feats, ali = files[u.split]
             offsets = write_matrix(feats, u.key, features), write_vector(ali, u.key, labels)
             hashes = digest(features), digest(labels)
             rows[u.split].append(_Row(u, len(features), offsets, hashes))
-            totals.add(u.split, features, labels)
+            counts[u.split] += np.bincount(labels, minlength=job.classes)
+            if u.split == "train":
+                moments = _merge(moments, features.astype(np.float64))
         write_whole(out / SKIPPED, "".join(skipped).encode())
         for split in SPLITS:
             if not rows[split]:
@@ -177,7 +148,14 @@ def _assemble(out: Path, job: Job, items: Sequence[tuple[Utterance, Path]]) -> d
                     f"no utterance of the {split} set could be prepared:"
                     f" {out / SKIPPED} has the reason for each of {len(skipped):,}"
                 )
-    write_json(out / STATISTICS, totals.statistics())
+    frames, mean, squares = moments
+    statistics = {
+        "frames": frames,
+        "mean": mean.tolist(),
+        "variance": (squares / frames).tolist(),
+        "label_counts": counts["train"].tolist(),
+    }
+    write_json(out / STATISTICS, statistics)
     summary: dict[str, Any] = {
         "format": FORMAT,
         "classes": job.classes,
@@ -196,10 +174,23 @@ def _assemble(out: Path, job: Job, items: Sequence[tuple[Utterance, Path]]) -> d
             "frames": frames,
             "hours": frames * FRAME_SHIFT / 3600,
             "speakers": len({row.utterance.speaker for row in rows[split]}),
-            "classes_seen": int((totals.label_counts[split] > 0).sum()),
+            "classes_seen": int((counts[split] > 0).sum()),
         }
     write_json(out / SUMMARY, summary)
     return summary
+
+
+_Moments = tuple[int, NDArray[np.float64], NDArray[np.float64]]
+"""Count, mean and sum of squared deviations of frames."""
+
+
+def _merge(moments: _Moments, values: NDArray[np.float64]) -> _Moments:
+    """Return moments with the frames of an utterance (Chan's method)."""
+    frames, mean, squares = moments
+    local, count = values.mean(axis=0), len(values)
+    shift, total = local - mean, frames + count
+    between = shift**2 * frames * count / total
+    return total, mean + shift * count / total, squares + ((values - local) ** 2).sum(0) + between
 
 
 def _write_tables(folder: Path, rows: Sequence[_Row]) -> str:
