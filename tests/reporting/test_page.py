@@ -126,10 +126,9 @@ def test_unfinished_damaged_and_empty_directories(tmp_path: Path) -> None:
 def test_a_result_is_short_and_saves_a_report(runs: list[Path], tmp_path: Path) -> None:
     result = Result(find(runs))
     assert len(repr(result)) < 200
-    assert len(repr(result.runs)) < 80
     assert max(map(len, str(result).splitlines())) <= 80
     assert "frame" in result._repr_html_()
-    assert result.runs._repr_html_().count("<tr>") == 5
+    assert [run.label for run in result.runs][::2] == ["none, seed 1", "frame, seed 1"]
     assert result.to_dict()["variants"]["frame"]["quality"]["seeds"] == 2
     assert result.to_dict() == result.verdict.to_dict()
     (axes,) = result.plot().axes

@@ -4,7 +4,7 @@
 """
 
 from normrnn.reporting.pictures import figure
-from normrnn.reporting.result import Result, Runs
+from normrnn.reporting.result import Result
 from normrnn.reporting.runs import Run, load
 
-__all__ = ["Result", "Run", "Runs", "figure", "load"]
+__all__ = ["Result", "Run", "figure", "load"]

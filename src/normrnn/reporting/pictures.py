@@ -153,16 +153,13 @@ def require_matplotlib() -> None:
     """
     if sys.modules.get("matplotlib"):
         return
-    elsewhere = contextlib.chdir(os.sep)
     try:
-        os.chdir(os.getcwd())  # noqa: PTH109
-    except OSError:  # removed or not readable, so it has no matplotlibrc
-        elsewhere = contextlib.nullcontext()
-    try:
-        with elsewhere:
+        with contextlib.chdir(os.sep):
             importlib.import_module("matplotlib")
     except ImportError:
         raise UserError(f"matplotlib is not installed: {install_command('report')}") from None
+    except OSError as error:  # of a directory that was removed
+        raise UserError(f"the current directory cannot be read: {error.strerror}") from None
 
 
 def new_figure(**options: Any) -> "Figure":

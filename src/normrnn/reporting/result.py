@@ -11,26 +11,13 @@ from normrnn.files import write_whole
 from normrnn.reporting.answer import group_verdicts
 from normrnn.reporting.groups import Group, groups
 from normrnn.reporting.runs import Run, RunOrProblem
-from normrnn.reporting.tables import runs_table
-from normrnn.verdicts.result import Verdict, html_table
+from normrnn.verdicts.result import Verdict
 from normrnn.verdicts.verdict import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from normrnn.reporting.study import RecordedStudy
-
-
-class Runs(list[Run]):
-    """A list of runs with a short repr."""
-
-    def __repr__(self) -> str:
-        recipes = ", ".join(dict.fromkeys(run.recipe for run in self))
-        return f"<{len(self)} run{'s' * (len(self) != 1)} of {recipes or 'no recipe'}>"
-
-    def _repr_html_(self) -> str:
-        tables = map(runs_table, groups(self))
-        return "".join(html_table(table.head, table.rows) for table in tables)
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,9 +35,9 @@ class Result:
     """A temporary directory that holds the runs, removed with the result."""
 
     @cached_property
-    def runs(self) -> Runs:
+    def runs(self) -> list[Run]:
         """All runs that could be read."""
-        return Runs(one.run for one in self.found if one.run is not None)
+        return [one.run for one in self.found if one.run is not None]
 
     @cached_property
     def groups(self) -> list[Group]:

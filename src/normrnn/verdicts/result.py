@@ -78,12 +78,11 @@ class Verdict:
     @property
     def method(self) -> str:
         """How the intervals were computed."""
-        kind = "paired t intervals" if self.paired else "Welch's t intervals"
-        count = len(self.variants)
-        several = f"; simultaneous over {count} variants for test and speed" if count > 1 else ""
-        early = any("speed_before_drop" in one.details for one in self.variants.values())
-        before = "; early: before the learning rate drops" if early else ""
-        return f"95 % {kind}{several}. Training values in eval mode{before}."
+        kind = "Paired" if self.paired else "Welch's"
+        return (
+            f"{kind} t intervals, 95 %; those of test values and speed simultaneous over all"
+            " variants. Training values in eval mode; early: before the learning rate drops."
+        )
 
     def table(self, details: bool = False) -> list[list[str]]:
         """Return a row per variant and figure, under `HEAD`."""
@@ -104,7 +103,9 @@ class Verdict:
         return f"<Verdict against {self.baseline!r}: {answers}>"
 
     def _repr_html_(self) -> str:
-        return html_table(HEAD, self.table())
+        lines = [("th", HEAD), *(("td", row) for row in self.table())]
+        cells = ("".join(f"<{tag}>{escape(c)}</{tag}>" for c in line) for tag, line in lines)
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -197,13 +198,6 @@ def _notes(runs: Sequence[PlainRun]) -> list[str]:
             names = ", ".join(f"{run.variant} seed {run.seed}" for run in without)
             notes.append(f"no {split} values: {names}; {what}")
     return notes
-
-
-def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table for notebooks."""
-    lines = [("th", head), *(("td", row) for row in rows)]
-    cells = ("".join(f"<{tag}>{escape(c)}</{tag}>" for c in line) for tag, line in lines)
-    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def cells(figure: Figure, measure: str) -> tuple[str, str, str, str]:
