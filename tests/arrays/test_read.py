@@ -26,11 +26,9 @@ def padded(pieces: list[np.ndarray[Any, Any]], fill: float = np.nan) -> np.ndarr
     return x
 
 
-OBJECTS = np.empty(len(PIECES), object)
-OBJECTS[:] = PIECES
 FORMS = {
     "list": {"x": PIECES},
-    "object array": {"x": OBJECTS},
+    "object array": {"x": np.array([*PIECES, None], object)[:-1]},
     "padded": {"x": padded(PIECES), "lengths": LENGTHS},
     "rows": {"x": np.concatenate(PIECES), "lengths": LENGTHS},
 }
@@ -55,6 +53,8 @@ def test_targets_per_step(kind: type) -> None:
     assert len({one.sha256 for one in found}) == 1
     assert found[0].per_step
     assert (found[0].labels is None) == (kind is np.float32)
+    several = prepare({"x": PIECES, "y": RANDOM.normal(size=(40, 3))}, ArraysConfig())
+    assert (several.outputs, several.per_step, several.labels) == (3, False, None)
 
 
 def test_labels_may_be_words_and_classes_keep_their_shares() -> None:
@@ -62,16 +62,8 @@ def test_labels_may_be_words_and_classes_keep_their_shares() -> None:
     found = prepare({"x": PIECES, "y": words}, ArraysConfig(valid=0.2, test=0.2))
     assert found.labels is not None
     assert found.labels.tolist() == ["often", "rare"]
-    assert [np.bincount(v.targets).tolist() for v in found.splits.values()] == [
-        [18, 6],
-        [6, 2],
-        [6, 2],
-    ]
-
-
-def test_several_outputs() -> None:
-    found = prepare({"x": PIECES, "y": RANDOM.normal(size=(40, 3))}, ArraysConfig())
-    assert (found.outputs, found.per_step, found.labels) == (3, False, None)
+    shares = {split: np.bincount(v.targets).tolist() for split, v in found.splits.items()}
+    assert shares == {"train": [18, 6], "valid": [6, 2], "test": [6, 2]}
 
 
 def test_groups_stay_together() -> None:
@@ -100,6 +92,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "one class": ({"y": Y * 0}, "0"),
     "empty": ({"x_valid": np.zeros((0, 5, 2)), "y_valid": Y[:0]}, "valid"),
     "unknown": ({"z": Y}, "'z'"),
+    "counts": ({"x": padded(PIECES), "lengths": LENGTHS[:-1]}, "(39,)"),
+    "one x": ({"x_valid": PIECES}, "y_valid"),
+    "steps": ({"y": [np.zeros(4)] * 40}, "y"),
+    "words": ({"x": [np.array([["a"]])] * 40}, "x"),
+    "mixed": ({"x_valid": PIECES, "y_valid": np.zeros(LENGTHS.sum(), int)}, "valid"),
+    "groups": ({"groups": Y[:-1]}, "(39,)"),
+    "names": ({"y": [Y[:1] > 0, Y[:1]] * 20 + [None]}, "y"),
     "features": ({"x_valid": [np.zeros((3, 7))] * 2, "y_valid": Y[:2]}, "valid"),
 }
 
@@ -113,12 +112,15 @@ def test_unusable_arrays_are_refused(case: str) -> None:
     assert named in str(raised.value)
 
 
-def test_npz_is_never_unpickled(tmp_path: Path) -> None:
-    x = np.empty(2, object)
-    x[:] = PIECES[:2]
-    np.savez(tmp_path / "a.npz", x=x, y=Y[:2])
-    with pytest.raises(UserError, match=r"a\.npz"):
-        read_arrays(replace(recipe("arrays"), data=str(tmp_path / "a.npz")))  # type: ignore
+def test_npz_is_never_unpickled_and_other_files_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=FORMS["object array"]["x"], y=Y)
+    np.save(tmp_path / "b.npy", Y)
+    (tmp_path / "c.npz").write_text("no archive")
+    for name in ("a.npz", "b.npy", "c.npz", "d.npz"):
+        with pytest.raises(UserError, match=name):
+            read_arrays(replace(recipe("arrays"), data=str(tmp_path / name)))  # type: ignore
+    with pytest.raises(UserError, match="--data"):
+        read_arrays(recipe("arrays"))  # type: ignore
 
 
 def write_idx(folder: Path, zipped: bool) -> None:
@@ -148,6 +150,10 @@ def test_mnist_files(zipped: bool, tmp_path: Path) -> None:
     a, b = (found.splits["test"].rows.reshape(20, 16) for found in (plain, permuted))
     assert (a != b).any()
     assert (np.sort(a) == np.sort(b)).all()
-    next(tmp_path.glob("t10k-labels*")).unlink()
+    labels = next(tmp_path.glob("t10k-labels*"))
+    labels.write_bytes(labels.read_bytes()[:-3])
+    with pytest.raises(UserError, match="t10k-labels"):
+        read_arrays(replace(recipe("permuted-mnist"), data=str(tmp_path)))  # type: ignore
+    labels.unlink()
     with pytest.raises(UserError, match="t10k-labels"):
         read_arrays(replace(recipe("permuted-mnist"), data=str(tmp_path)))  # type: ignore

@@ -96,13 +96,6 @@ def test_batch_perplexity_is_the_mean_over_full_windows(model: LanguageModel) ->
     assert result.count == 46
 
 
-def test_batch_statistics_of_a_single_row_tail_fall_back(model: LanguageModel) -> None:
-    task = task_on(torch.randint(0, 9, (14,)), 4, 3)
-    result = task.score(model, "valid", use_batch_statistics=True)
-    assert result.count == 13
-    assert math.isfinite(result.total)
-
-
 def test_evaluation_changes_neither_statistics_nor_the_random_state(model: LanguageModel) -> None:
     before = statistics_of(model)
     task = task_on(torch.randint(0, 9, (100,)), 4, 5)
@@ -155,25 +148,12 @@ def test_samples_follow_the_model(model: LanguageModel) -> None:
     model.train()
 
 
-def test_samples_with_statistics_per_position_read_whole_windows() -> None:
-    model = LanguageModel(9, 6, 1, norm="frame", time_steps=4, init=0.8)
-    for _ in range(20):
-        model(torch.randint(0, 9, (4, 8)))
-    seen: list[int] = []
-    model.rnn.register_forward_pre_hook(lambda _m, inputs: seen.append(len(inputs[0])))
-    Reader(model, 4).draw([1], 6, torch.Generator().manual_seed(0))
-    assert seen == [1, 2, 3, 4, 1, 2]
-
-
 def test_statistics_of_another_network_are_refused(model: LanguageModel) -> None:
     before = statistics_of(model)
-    wider = statistics_of(LanguageModel(9, 7, 2, norm="frame"))
-    deeper = statistics_of(LanguageModel(9, 6, 3, norm="frame"))
-    for other in (wider, deeper):
-        with pytest.raises(UserError, match="belong to another network"):
-            set_statistics(model, other)
-    after = statistics_of(model)
-    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    for hidden, layers in ((7, 2), (6, 3)):
+        with pytest.raises(UserError, match="another network"):
+            set_statistics(model, statistics_of(LanguageModel(9, hidden, layers, norm="frame")))
+    assert all(torch.equal(value, before[name]) for name, value in statistics_of(model).items())
 
 
 def test_scoring_leaves_every_module_as_it_was(model: LanguageModel) -> None:

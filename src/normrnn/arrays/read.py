@@ -178,8 +178,8 @@ def _split(parts: Mapping[str, Any], suffix: str) -> Split:
         rows = rows[used]
     if rows.ndim != 2 or not rows.shape[1] or lengths is None:
         raise ValueError(
-            f"x{suffix} has shape {shape}, lengths{suffix} {np.shape(lengths)}; expected (N, T, F),"
-            " a list of (T_i, F) arrays, or (R, F) rows with lengths (N,) whose sum is R"
+            f"x{suffix} has shape {shape}, lengths {getattr(lengths, 'shape', None)}; expected"
+            " (N, T, F), a list of (T_i, F) arrays, or (R, F) rows with lengths (N,) of sum R"
         )
     lengths = np.asarray(lengths)
     if lengths.dtype.kind not in "iu" or (lengths < 1).any() or lengths.sum() != len(rows):
