@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import normrnn
+from normrnn.speech.model import AcousticModel
 from normrnn.text.model import LanguageModel
 from normrnn.text.reading import Reader
 from tests.commands.conftest import Cli, cli
@@ -36,95 +37,20 @@ def pushed(stream: normrnn.Stream, x: Tensor, cut: list[int]) -> Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("norm", SHARED)
-@pytest.mark.parametrize("cell", CELLS)
-def test_layers(cell: str, norm: str) -> None:
-    layer = build(cell, norm, num_layers=2, dtype=torch.float32).eval()
-    x = torch.randn(12, 3)
-    with torch.no_grad():
-        wanted = layer(x)[0]
-    stream = normrnn.Stream(layer)
-    for cut in CUTS:
-        torch.testing.assert_close(pushed(stream, x, cut), wanted, rtol=1e-5, atol=1e-5)
-        stream.reset()
-
-
-@pytest.mark.parametrize("norm", ["none", "frame", "sequence", "layer"])
-@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
-def test_language_models(cell: str, norm: str) -> None:
-    model = text_model(cell, norm)
-    tokens = torch.randint(0, 7, (12,))
-    with torch.no_grad():
-        wanted = model(tokens[:, None])[0][:, 0]
-    for cut in CUTS:
-        found = pushed(normrnn.Stream(model), tokens, cut)
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    assert normrnn.Stream(model).push(3).shape == (7,)
-
-
-@pytest.mark.parametrize("peephole", [None, "all"])
-def test_acoustic_models(peephole: Any) -> None:
-    model = speech_model(bidirectional=False, peephole=peephole)
-    x = torch.randn(12, 3)
-    with torch.no_grad():
-        wanted = model.log_posteriors(x)
-    for cut in CUTS:
-        found = pushed(normrnn.Stream(model), x, cut)
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-
-
 class Own(nn.Module):
-    """A user's model: projected inputs, a state that is a pair."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(2, 3)
-        self.rnn = normrnn.LSTM(3, 4, norm="sequence")
-
-    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        return self.rnn(self.project(x), state)
-
-
-def test_a_users_own_model_and_torchs_layers() -> None:
-    model = Own()
-    randomise(model)
-    x = torch.randn(12, 2)
-    with torch.no_grad():
-        wanted = model.eval()(x[:, None])[0][:, 0]
-    torch.testing.assert_close(pushed(normrnn.Stream(model), x, [1, 1, 10]), wanted)
-    plain = nn.GRU(2, 3)
-    with torch.no_grad():
-        wanted = plain(x)[0]
-    torch.testing.assert_close(pushed(normrnn.Stream(plain), x, [1, 1, 10]), wanted)
-
-
-class BatchFirst(nn.Module):
-    """A user's model of batches (B, T, …), or of (T, B, …) that it transposes."""
+    """A user's model: projected inputs, layers by keyword, a state of pairs; maybe transposed."""
 
     def __init__(self, lower: Any, upper: Any, turns: bool = False) -> None:
         super().__init__()
+        self.project = nn.Linear(2, 3)
         self.lower, self.upper, self.turns = lower, upper, turns
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         below, above = (None, None) if state is None else state
-        x = x.transpose(0, 1) if self.turns else x
+        x = self.project(x.transpose(0, 1) if self.turns else x)
         x, below = self.lower(x, below)
         x, above = self.upper(input=x, hx=above)
         return (x.transpose(0, 1) if self.turns else x), (below, above)
-
-
-@pytest.mark.parametrize("upper", [normrnn.GRU, nn.GRU])
-@torch.no_grad()
-def test_a_users_own_model_that_is_batch_first(upper: Any) -> None:
-    how: Any = {"batch_first": True}
-    model = BatchFirst(normrnn.LSTM(3, 4, **how), upper(4, 5, 2, **how))
-    randomise(model)
-    model.eval()
-    x = torch.randn(12, 3)
-    wanted = model(x[None])[0][0]
-    for cut in ([12], [1, 1, 10], [5, 1, 6]):
-        found = pushed(normrnn.Stream(model), x, cut)
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 class Flattens(nn.Module):
@@ -132,7 +58,7 @@ class Flattens(nn.Module):
 
     def __init__(self, batch_first: bool, last: bool = False) -> None:
         super().__init__()
-        self.rnn = normrnn.GRU(3, 4, norm=None, batch_first=batch_first)
+        self.rnn = normrnn.GRU(2, 4, norm=None, batch_first=batch_first)
         self.last = last
 
     def forward(self, x: Tensor, state: Any = None) -> Any:
@@ -142,16 +68,55 @@ class Flattens(nn.Module):
         return output.flatten(0, 1), state
 
 
-@pytest.mark.parametrize("batch_first", [False, True])
+BATCH_FIRST: Any = {"batch_first": True}
+
+
+def own(upper: Any, **options: Any) -> Any:
+    model = Own(normrnn.LSTM(3, 4, norm="sequence", **options), upper(4, 5, 2, **options))
+    randomise(model)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda c=c, n=n: build(c, n, num_layers=2, dtype=torch.float32).eval()
+          for c in CELLS for n in SHARED),
+        *(lambda c=c, n=n: text_model(c, n)
+          for c in ("lstm", "gru", "rnn") for n in ("none", "frame", "sequence", "layer")),
+        *(lambda p=p: speech_model(bidirectional=False, peephole=p) for p in (None, "all")),
+        lambda: nn.GRU(2, 3),
+        lambda: own(normrnn.GRU),
+        lambda: own(normrnn.GRU, **BATCH_FIRST),
+        lambda: own(nn.GRU, **BATCH_FIRST),
+        lambda: Flattens(False),
+        lambda: Flattens(True),
+    ],
+)  # fmt: skip
 @torch.no_grad()
-def test_outputs_that_are_flattened(batch_first: bool) -> None:
-    model, x = Flattens(batch_first), torch.randn(6, 3)
+def test_pieces_give_what_the_whole_gives(make: Any) -> None:
+    model = make()
+    if isinstance(model, LanguageModel):
+        x = torch.randint(0, 7, (12,))
+        wanted = model(x[:, None])[0][:, 0]
+        assert normrnn.Stream(model).push(3).shape == (7,)
+    elif isinstance(model, AcousticModel):
+        x = torch.randn(12, 3)
+        wanted = model.log_posteriors(x)
+    else:
+        x = torch.randn(12, getattr(model, "input_size", 2))
+        first = any(getattr(layer, "batch_first", False) for layer in model.modules())
+        wanted = model(x.unsqueeze(0 if first else 1))[0].reshape(12, -1)
     stream = normrnn.Stream(model)
-    found = [stream.push(x[0])[None], stream.push(x[1:5]), stream.push(x[5:])]
-    wanted, _ = model(x.unsqueeze(0 if batch_first else 1))
-    torch.testing.assert_close(torch.cat(found), wanted)
-    with pytest.raises(ValueError, match=r"\(1, 4\)"):
-        normrnn.Stream(Flattens(batch_first, last=True)).push(x)
+    for cut in CUTS:
+        torch.testing.assert_close(pushed(stream, x, cut), wanted, rtol=1e-5, atol=1e-5)
+        stream.reset()
+
+
+def test_outputs_without_steps_are_refused() -> None:
+    for first in (False, True):
+        with pytest.raises(ValueError, match=r"\(1, 4\)"):
+            normrnn.Stream(Flattens(first, last=True)).push(torch.randn(6, 2))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +129,7 @@ def test_outputs_that_are_flattened(batch_first: bool) -> None:
 )
 def test_layers_that_would_see_a_batch_are_refused(lower: Any, upper: Any, turns: bool) -> None:
     with pytest.raises(ValueError, match=r"\((4|1), (4|1), [34]\)"):
-        normrnn.Stream(BatchFirst(lower, upper, turns)).push(torch.randn(4, 3))
+        normrnn.Stream(Own(lower, upper, turns)).push(torch.randn(4, 2))
 
 
 def test_training_goes_on_without_touching_a_stream() -> None:
@@ -193,17 +158,6 @@ def test_streams_of_one_set_of_weights_in_several_threads() -> None:
     with ThreadPoolExecutor(4) as pool:
         for b, found in enumerate(pool.map(read, texts)):
             torch.testing.assert_close(found, wanted[:, b], rtol=1e-5, atol=1e-5)
-
-
-def test_one_stream_from_several_threads_keeps_every_step() -> None:
-    """Their order is whose turn it is; with equal inputs the state after all is known."""
-    model = text_model()
-    stream = normrnn.Stream(model)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(stream.push, [2] * 200))
-    with torch.no_grad():
-        wanted = model(torch.full((201, 1), 2))[0][-1, 0]
-    torch.testing.assert_close(stream.push(2), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_wrong_calls() -> None:

@@ -163,12 +163,8 @@ def test_arrays_of_numpy_inside_a_model_are_not_constants(tmp_path: Path) -> Non
         def forward(self, x: Tensor) -> Tensor:
             return torch.from_numpy(x.detach().numpy() * 2)
 
-    file = tmp_path / "doubled.onnx"
-    normrnn.export(Doubled(), file, format="onnx", example=(torch.randn(2, 3),))
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    x = torch.randn(4, 3)
-    found: Any = session.run(None, {"x": x.numpy()})[0]
-    np.testing.assert_allclose(found, 2 * x.numpy())
+    with pytest.raises(RuntimeError, match="numpy"):
+        normrnn.export(Doubled(), tmp_path / "m.onnx", example=(torch.randn(2, 3),))
 
 
 def test_an_argument_that_a_model_ignores_stays_an_argument(tmp_path: Path) -> None:

@@ -62,11 +62,8 @@ def of_run(run: RunDirectory) -> About:
     settings = to_dict(config)
     # The path of the data is private.
     settings["data"] = name = PurePath(config.data).name
-    measure, norm, saved = (
-        config.loss_measure,
-        config.normalisation,
-        run.model_metadata.get("statistics", "running"),
-    )
+    measure, norm = config.loss_measure, config.normalisation
+    saved = run.model_metadata.get("statistics", "running")
     kept = f" and {saved} statistics" if norm.keeps_statistics else ""
     weights = f"The best on validation, with its weights{kept}."
     if not run.has(MODEL):
