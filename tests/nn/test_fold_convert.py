@@ -225,6 +225,10 @@ class TestConvert:
             ({"batches": []}, "at least one batch"),
             ({"peephole": "output"}, "keeps the function, got peephole='output'"),
             ({"bias": False}, "keeps the function, got bias=False"),
+            ({"zoneout": (0.1, 0.1)}, "keeps the function, got zoneout"),
+            ({"dropout": 0.5}, "keeps the layers' own dropout"),
+            ({"num_layers": 1}, "keeps the layers' own num_layers"),
+            ({"batch_first": True}, "keeps the layers' own batch_first"),
         ],
     )
     def test_bad_arguments(self, options: dict[str, Any], reason: str) -> None:
@@ -233,9 +237,10 @@ class TestConvert:
             normrnn.convert(nn.LSTM(3, 2), **options)
 
     def test_models_that_cannot(self) -> None:
-        x = torch.randn(5, 4, 3)
-        with pytest.raises(ValueError, match=r"no torch\.nn\.RNN, LSTM or GRU"):
-            normrnn.convert(nn.Linear(3, 3), batches=[x])
+        zoned = normrnn.LSTM(3, 2, norm=None, zoneout=(0.1, 0.1))
+        for model in (nn.Linear(3, 3), zoned):
+            with pytest.raises(ValueError, match=r"no torch\.nn\.RNN, LSTM or GRU"):
+                normrnn.convert(model, batches=[torch.randn(5, 4, 3)])
 
 
 @pytest.mark.parametrize("cell", PLAIN_CELLS)
@@ -286,18 +291,12 @@ def test_a_layer_that_no_batch_reaches_is_named() -> None:
         normrnn.convert(model, batches=[torch.randn(5, 4, 3)], step=one)
 
 
-def test_convert_and_regularisers() -> None:
-    """Those that leave test time alone are kept; zoneout does not."""
+def test_regularisers_of_training_are_kept() -> None:
     x = torch.randn(6, 4, 3)
     plain = normrnn.LSTM(3, 2, norm=None, weight_drop=0.3).eval()
     ours: Any = normrnn.convert(plain, batches=[x]).eval()
     assert ours.weight_drop == 0.3
     torch.testing.assert_close(ours(x)[0], plain(x)[0], rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="convert keeps the function, got zoneout"):
-        normrnn.convert(torch.nn.LSTM(3, 2), batches=[x], zoneout=(0.1, 0.1))
-    zoned = normrnn.LSTM(3, 2, norm=None, zoneout=(0.1, 0.1))
-    with pytest.raises(ValueError, match="LSTM or GRU to convert"):
-        normrnn.convert(zoned, batches=[x])
 
 
 class Half(nn.Module):
@@ -344,10 +343,3 @@ def test_a_norm_in_front_of_a_layer_without_biases(cell: str) -> None:
     same(folded(x, lengths=lengths), expected)
     assert not folded.weight_hh_l0.requires_grad
     assert folded.takes_lengths
-
-
-def test_convert_keeps_what_the_layers_have() -> None:
-    given: tuple[dict[str, Any], ...] = ({"dropout": 0.5}, {"num_layers": 1}, {"batch_first": True})
-    for options in given:
-        with pytest.raises(ValueError, match=f"keeps the layers' own {min(options)}"):
-            normrnn.convert(nn.LSTM(3, 4, 2), batches=[torch.randn(6, 5, 3)], **options)

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 
 import normrnn
+from tests.deploy.exported import session
 from tests.helpers import NORMS, build
 
 
@@ -55,12 +55,12 @@ def test_export(cell: str, bidirectional: bool, tmp_path: Path) -> None:
     operators = [node.op_type for node in onnx.load(str(file)).graph.node]
     assert operators.count({"tanh": "RNN", "lstm": "LSTM", "gru": "GRU"}[cell]) == 2
     assert "Loop" not in operators
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    loaded = session(file)
     for T, B in ((4, 2), (9, 5), (1, 1)):
         given = example(T, B)
         wanted = Batched(layer).eval()(*given)
         feed = {n: v.numpy() for n, v in zip(("x", "h", "c"), given, strict=True)}
-        found: list[Any] = list(session.run(None, feed))
+        found: list[Any] = list(loaded.run(None, feed))
         assert len(found) == 3
         for name, a, b in zip(("output", "h_n", "c_n"), found, wanted, strict=True):
             np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-4, atol=1e-5, err_msg=name)
@@ -81,7 +81,7 @@ def exported(model: nn.Module, args: tuple[Tensor, ...], file: Path) -> Any:
     """By torch's default exporter, for any T and B."""
     axes: Any = tuple({0: "T", 1: "B"} if arg.dim() == 3 else {0: "B"} for arg in args)
     torch.onnx.export(model, args, str(file), dynamic_shapes=axes, verbose=False)
-    return onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    return session(file)
 
 
 FORMS = [("lstm", "none", True)]
@@ -110,11 +110,11 @@ def test_the_default_exporter(cell: str, norm: str, ragged: bool, tmp_path: Path
             return (x,)
         return x.masked_fill((torch.arange(T)[:, None] >= lengths)[:, :, None], torch.nan), lengths
 
-    session = exported(model, example(5, 4), tmp_path / "model.onnx")
-    names = [one.name for one in session.get_inputs()]
+    loaded = exported(model, example(5, 4), tmp_path / "model.onnx")
+    names = [one.name for one in loaded.get_inputs()]
     for T, B in ((3, 7), (1, 1)):
         args = example(T, B)
-        found = session.run(None, {n: v.numpy() for n, v in zip(names, args, strict=True)})
+        found = loaded.run(None, {n: v.numpy() for n, v in zip(names, args, strict=True)})
         output, state = model(*args)
         wanted = [output, *(state if isinstance(state, tuple) else (state,))]
         for a, b in zip(found, wanted, strict=True):
@@ -151,10 +151,10 @@ def test_cells_by_our_own_export(kind: str, tmp_path: Path) -> None:
             parameter.uniform_(-1, 1)
     model.requires_grad_(False)
     normrnn.export(model, file, format="onnx", example=(torch.randn(2, 3), torch.randn(2, 4)))
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    loaded = session(file)
     for batch in (2, 5, 1):
         x, h = torch.randn(batch, 3), torch.randn(batch, 4)
-        found: Any = session.run(None, {"x": x.numpy(), "h": h.numpy()})[0]
+        found: Any = loaded.run(None, {"x": x.numpy(), "h": h.numpy()})[0]
         np.testing.assert_allclose(found, model(x, h).numpy(), atol=1e-5)
 
 
@@ -174,5 +174,5 @@ def test_an_argument_that_a_model_ignores_stays_an_argument(tmp_path: Path) -> N
 
     file, example = tmp_path / "first.onnx", (torch.randn(2, 3), torch.ones(2, 3))
     normrnn.export(First(), file, format="onnx", example=example)
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    assert [given.name for given in session.get_inputs()] == ["x", "y"]
+    loaded = session(file)
+    assert [given.name for given in loaded.get_inputs()] == ["x", "y"]

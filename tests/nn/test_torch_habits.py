@@ -51,14 +51,6 @@ class TestWithoutNorm:
             x.grad = None
         torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
 
-    def test_same_random_initialisation(self, ours: Any, torchs: Any) -> None:
-        torch.manual_seed(5)
-        mine = ours(3, 4, num_layers=2, norm=None).state_dict()
-        torch.manual_seed(5)
-        theirs = torchs(3, 4, num_layers=2).state_dict()
-        assert mine.keys() == theirs.keys()
-        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-
     def test_ragged_input_equals_torch(self, ours: Any, torchs: Any) -> None:
         plain = torchs(3, 4, 2, bidirectional=True, dtype=torch.float64)
         mine = ours(3, 4, 2, bidirectional=True, dtype=torch.float64, norm=None)
@@ -193,64 +185,35 @@ def test_state_dict_keys_and_shapes(cell: str, norm: str) -> None:
     assert shapes["weight_ih_l1"] == shapes["weight_ih_l1_reverse"] == (rows, 4)
 
 
-def test_keys_literally() -> None:
-    """The same once more without cleverness, for the two variants people will have saved."""
-    assert sorted(normrnn.LSTM(3, 2, norm="sequence").state_dict()) == sorted(
-        TORCH_KEYS[:2] + NORM_KEYS
-    )
-    assert sorted(normrnn.GRU(3, 2, norm="frame", bidirectional=True).state_dict()) == [
-        "bias_hn_l0",
-        "bias_hn_l0_reverse",
-        "norm_l0.bias",
-        "norm_l0.num_batches_tracked",
-        "norm_l0.running_mean",
-        "norm_l0.running_var",
-        "norm_l0.weight",
-        "norm_l0_reverse.bias",
-        "norm_l0_reverse.num_batches_tracked",
-        "norm_l0_reverse.running_mean",
-        "norm_l0_reverse.running_var",
-        "norm_l0_reverse.weight",
-        "weight_hh_l0",
-        "weight_hh_l0_reverse",
-        "weight_ih_l0",
-        "weight_ih_l0_reverse",
-    ]
+BOTH = {f"norm_l0.{name}" for name in ("weight", "gamma_hh", "bias")}
+CELL = {"norm_l0.weight_c", "norm_l0.bias_c"}
+STATISTICS = set(NORM_KEYS[2:])
 
 
-def keys(layer: nn.Module) -> set[str]:
-    return set(layer.state_dict())
-
-
-def test_keys_of_the_options() -> None:
-    plain = set(TORCH_KEYS[:2])
-    statistics = set(NORM_KEYS[2:])
-    assert keys(normrnn.LSTM(3, 2, bias=False, norm="sequence")) == plain | statistics | {
-        "norm_l0.weight"
-    }
-    assert keys(normrnn.GRU(3, 2, bias=False, norm="sequence")) == plain | statistics | {
-        "norm_l0.weight"
-    }
-    assert keys(normrnn.LSTM(3, 2, affine=False, norm="sequence")) == plain | statistics
-    assert keys(normrnn.GRU(3, 2, affine=False, norm="sequence")) == plain | statistics | {
-        "bias_hn_l0"
-    }
-    assert keys(normrnn.LSTM(3, 2, track_running_stats=False, norm="sequence")) == plain | set(
-        NORM_KEYS[:2]
-    )
-    assert keys(normrnn.LSTM(3, 2, bias=False, norm=None)) == plain
-    both = {f"norm_l0.{name}" for name in ("weight", "gamma_hh", "bias")}
-    cell = {"norm_l0.weight_c", "norm_l0.bias_c"}
-    assert keys(normrnn.LSTM(3, 2, norm="layer")) == plain | both
-    assert keys(normrnn.LSTM(3, 2, norm="layer", cell_norm=True)) == plain | both | cell
-    assert keys(normrnn.LSTM(3, 2, norm="layer", cell_norm=True, affine=False)) == plain
-    assert keys(normrnn.LSTM(3, 2, norm="layer", cell_norm=True, bias=False)) == plain | {
-        "norm_l0.weight",
-        "norm_l0.gamma_hh",
-        "norm_l0.weight_c",
-    }
-    projected = nn.LSTM(3, 4, proj_size=2)
-    assert keys(normrnn.LSTM(3, 4, proj_size=2, norm=None)) == keys(projected)
+@pytest.mark.parametrize(
+    ("kind", "options", "more"),
+    [
+        ("LSTM", {}, set(NORM_KEYS)),
+        ("LSTM", {"bias": False}, STATISTICS | {"norm_l0.weight"}),
+        ("GRU", {"bias": False}, STATISTICS | {"norm_l0.weight"}),
+        ("LSTM", {"affine": False}, STATISTICS),
+        ("GRU", {"affine": False}, STATISTICS | {"bias_hn_l0"}),
+        ("LSTM", {"track_running_stats": False}, set(NORM_KEYS[:2])),
+        ("LSTM", {"norm": None, "bias": False}, set()),
+        ("LSTM", {"norm": None, "proj_size": 1}, {*TORCH_KEYS[2:], "weight_hr_l0"}),
+        ("LSTM", {"norm": "layer"}, BOTH),
+        ("LSTM", {"norm": "layer", "cell_norm": True}, BOTH | CELL),
+        ("LSTM", {"norm": "layer", "cell_norm": True, "affine": False}, set()),
+        (
+            "LSTM",
+            {"norm": "layer", "cell_norm": True, "bias": False},
+            (BOTH | CELL) - {"norm_l0.bias", "norm_l0.bias_c"},
+        ),
+    ],
+)
+def test_keys_of_the_options(kind: str, options: Any, more: set[str]) -> None:
+    layer = getattr(normrnn, kind)(3, 2, **{"norm": "sequence", **options})
+    assert set(layer.state_dict()) == {*TORCH_KEYS[:2]} | more
 
 
 class TestInitialValues:
@@ -287,11 +250,13 @@ class TestInitialValues:
             assert bool((normaliser.running_var == 1).all())
             assert normaliser.num_batches_tracked.sum() == 0
 
-    def test_weights_are_drawn_as_torch_draws_them(self) -> None:
+    @pytest.mark.parametrize("norm", ["sequence", None])
+    @pytest.mark.parametrize(("ours", "torchs"), PAIRS)
+    def test_weights_are_drawn_as_torch_draws_them(self, ours: Any, torchs: Any, norm: Any) -> None:
         torch.manual_seed(2)
-        mine = dict(normrnn.LSTM(3, 4, num_layers=2, norm="sequence").named_parameters())
+        mine = dict(ours(3, 4, num_layers=2, norm=norm).named_parameters())
         torch.manual_seed(2)
-        for name, parameter in nn.LSTM(3, 4, num_layers=2, bias=False).named_parameters():
+        for name, parameter in torchs(3, 4, num_layers=2, bias=norm is None).named_parameters():
             assert torch.equal(mine[name], parameter)
 
     def test_peepholes_and_the_candidates_bias_are_drawn_too(self) -> None:
