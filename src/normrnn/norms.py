@@ -97,6 +97,11 @@ def get(name: str | None) -> Norm:
     return row
 
 
+def layer_argument(name: str) -> str | None:
+    """The name as layers take it: None for the baseline."""
+    return None if name == BASELINE else name
+
+
 def names() -> tuple[str, ...]:
     """All of them, the baseline first."""
     return tuple(_TABLE)

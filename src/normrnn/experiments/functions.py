@@ -24,7 +24,7 @@ from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import Job, Progress, run_jobs
 from normrnn.files import read_regular, write_whole
 from normrnn.locks import exclusive
-from normrnn.norms import BASELINE
+from normrnn.norms import BASELINE, layer_argument
 from normrnn.processes import Child
 from normrnn.runs.names import CONFIG, DIVERGED, LOCK, LOG, METRICS
 from normrnn.runs.rows import MetricsFile, Row
@@ -140,7 +140,7 @@ class FunctionJob(Job):
             (self.out / DIVERGED).unlink(missing_ok=True)
             self._write(0)
             log = RunLog(self.out, self.higher_is_better)
-            train(None if self.norm == BASELINE else self.norm, self.seed, log, **self.settings)
+            train(layer_argument(self.norm), self.seed, log, **self.settings)
             if not log.calls:
                 raise UserError(f"{self.function} returned without calling log(step=…)")
             self._write(log.calls, log.sha256)
