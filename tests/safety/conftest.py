@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,28 +34,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    """A finished run of `tiny`."""
-    return Path(shutil.copytree(trained / "run", tmp_path / "run"))
+def _copied(name: str) -> Any:
+    """A fixture: a copy of this run for one test."""
+
+    @pytest.fixture
+    def copied(trained: Path, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(trained / name, tmp_path / name))
+
+    return copied
 
 
-@pytest.fixture
-def whole(trained: Path, tmp_path: Path) -> Path:
-    """A finished run of `tiny_frame`."""
-    return Path(shutil.copytree(trained / "whole", tmp_path / "whole"))
-
-
-@pytest.fixture
-def stopped(trained: Path, tmp_path: Path) -> Path:
-    """The same in the middle, with two checkpoints."""
-    return Path(shutil.copytree(trained / "stopped", tmp_path / "stopped"))
-
-
-@pytest.fixture
-def speech_run(trained: Path, tmp_path: Path) -> Path:
-    """A finished run of `tiny_speech`."""
-    return Path(shutil.copytree(trained / "speech-run", tmp_path / "run"))
+run = _copied("run")
+"""A finished run of `tiny`."""
+whole, stopped = _copied("whole"), _copied("stopped")
+"""A finished run of `tiny_frame`, and the same in the middle."""
+speech_run = _copied("speech-run")
+"""A finished run of `tiny_speech`."""
 
 
 @pytest.fixture
