@@ -14,8 +14,6 @@ PACKAGE = Path(normrnn.__file__).parent
 def test_rows_of_the_paper() -> None:
     paper = "none sequence frame hidden layer recurrent whiten"
     assert {*paper.split(" ")} <= {*norms.names()}
-        norms.names()
-    )
     assert norms.names()[0] == "none"
     assert [n for n in norms.names() if norms.get(n).looks_ahead] == ["sequence", "whiten"]
     for name in ("none", "layer"):
