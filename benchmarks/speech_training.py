@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 from benchmarks.machine import peak_growth
-from normrnn.engine.display import TextDisplay
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Trainer
 from normrnn.recipes import librispeech_mini
@@ -100,8 +99,7 @@ def engine(config: SpeechConfig, split: SpeechSplit, where: Path) -> Callable[[]
         "",
     )
     task = SpeechTask(config, corpus).build(torch.device("cpu"))
-    display = TextDisplay(config.epochs, config.loss_measure)
-    trainer = Trainer(config, task, RunDirectory(where), display, Interrupt())
+    trainer = Trainer(config, task, RunDirectory(where), Interrupt())
     task.model.train()
 
     def update() -> None:

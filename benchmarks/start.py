@@ -28,7 +28,6 @@ import numpy as np  # noqa: E402
 
 from benchmarks.machine import describe, peak, resident  # noqa: E402
 from normrnn.cli import guarded  # noqa: E402
-from normrnn.engine.display import Display, Status  # noqa: E402
 from normrnn.engine.start import train  # noqa: E402
 from normrnn.recipes import ptb_small  # noqa: E402
 
@@ -41,20 +40,18 @@ class EnoughError(Exception):
     """The first update is done."""
 
 
-class Recorder(Display):
-    """A display that keeps times and sizes."""
+class Recorder:
+    """A callback that keeps times and sizes."""
 
     def __init__(self, once: bool = False) -> None:
         self.once = once
         self.first: float | None = None
         self.sizes: dict[int, float] = {}
 
-    def update(self, status: Status) -> None:  # noqa: ARG002
+    def __call__(self, row: dict[str, Any]) -> None:
         self.first = self.first or time.perf_counter()
         if self.once:
             raise EnoughError
-
-    def row(self, row: dict[str, Any]) -> None:
         self.sizes[row["epoch"]] = resident()  # that of the epoch's last row stays
 
 
@@ -76,13 +73,13 @@ def main(arguments: list[str]) -> int:
         text=replace(config.text, max_vocab=VOCABULARY if args.once else 0),
         epochs=args.epochs,
         threads=1,
-        train=replace(config.train, epoch_tokens=args.tokens),
+        train=replace(config.train, epoch_tokens=args.tokens, log_every=1),
         evaluation=replace(config.evaluation, tokens=args.tokens, train_tokens=args.tokens),
     )
     seen = Recorder(args.once)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as where, contextlib.suppress(EnoughError):
-        train(config, Path(where) / "run", lambda *_: seen, say=lambda _: None)
+        train(config, Path(where) / "run", [seen], say=lambda _: None)
     if args.once:
         print(json.dumps([time.perf_counter() - STARTED, peak()]))
         return 0

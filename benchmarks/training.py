@@ -25,7 +25,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import processes, speech_training
-from normrnn.engine.display import TextDisplay
 from normrnn.engine.interrupt import Interrupt
 from normrnn.engine.loop import Trainer
 from normrnn.engine.loss import nats_and_errors
@@ -89,8 +88,7 @@ def engine(config: LanguageConfig, ids: torch.Tensor, where: Path) -> Trainer:
     symbols = (EOS, *(f"w{i}" for i in range(VOCABULARY - 1)))
     task = LanguageTask(config, Corpus(ids, ids, ids, Vocabulary(symbols)))
     task.build(torch.device("cpu"))
-    display = TextDisplay(config.epochs, config.loss_measure)
-    trainer = Trainer(config, task, RunDirectory(where), display, Interrupt())
+    trainer = Trainer(config, task, RunDirectory(where), Interrupt())
     task.model.train()
     return trainer
 

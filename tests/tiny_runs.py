@@ -3,6 +3,8 @@
 import json
 import random
 import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,8 @@ from typing import Any
 import pytest
 
 from normrnn.config.base import Config, OptimizerConfig
-from normrnn.config.measure import Measure
-from normrnn.engine.display import Display, Status
+from normrnn.engine.callbacks import Callback
+from normrnn.engine.loop import Trainer
 from normrnn.engine.start import train
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig
@@ -78,27 +80,28 @@ def saved_with_running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normrnn.engine.loop.better_kind", lambda _: "running")
 
 
-class Silent(Display):
-    """A display that shows nothing and may ask the run to stop after some update."""
+@contextmanager
+def after_updates(calls: Mapping[int, Callable[[], object]]) -> Iterator[None]:
+    """Call functions at the end of some updates."""
+    step = Trainer.step
 
-    def __init__(self, stop_at: int = -1) -> None:
-        self.stop_at = stop_at
+    def stepped(trainer: Trainer, epoch: int, index: int) -> Any:
+        result = step(trainer, epoch, index)
+        calls.get(trainer.progress.updates + 1, lambda: None)()
+        return result
 
-    def __call__(self, epochs: int, measure: Measure) -> "Silent":
-        assert epochs >= 1
-        assert measure.unit in ("tokens", "characters", "frames")
-        return self
-
-    def update(self, status: Status) -> None:
-        """Press Ctrl-C at the right moment."""
-        if status.updates == self.stop_at:
-            signal.raise_signal(signal.SIGINT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", stepped)
+        yield
 
 
-def run_tiny(config: Config, out: Path, stop_at: int = -1) -> list[str]:
-    """Train; what was said on the way."""
+def run_tiny(
+    config: Config, out: Path, stop_at: int = -1, callbacks: Sequence[Callback] = ()
+) -> list[str]:
+    """Train, with Ctrl-C in an update; what was said on the way."""
     said: list[str] = []
-    train(config, out, Silent(stop_at), said.append)
+    with after_updates({stop_at: lambda: signal.raise_signal(signal.SIGINT)}):
+        train(config, out, callbacks, said.append)
     return said
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import statistics
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from normrnn.cli import main
 from normrnn.engine.start import open_experiment
 from normrnn.engine.task import Loss
 from normrnn.errors import UserError
-from normrnn.extras import install_command
 from normrnn.recipes import ptb_char
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.task import SpeechTask
@@ -112,12 +110,11 @@ def test_recorded_layers_compute_the_same(kind: str, norm: str) -> None:
     x: Tensor = torch.randn(4, 5, 3, dtype=torch.float64)
     expected, final = layer(x)
     buffers = {name: value.clone() for name, value in layer.named_buffers()}
-    with recorded(layer) as passes:
+    with recorded(layer) as states:
         output, last = layer(x)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(last, final)
-    assert passes[0].output is output
-    assert set(passes[0].states) == {"l0", "l0_reverse", "l1", "l1_reverse"}
+    assert set(states) == {"l0", "l0_reverse", "l1", "l1_reverse"}
     for name, value in layer.named_buffers():
         assert torch.equal(value, buffers[name])
     torch.testing.assert_close(layer(x)[0], expected)
@@ -151,16 +148,13 @@ def test_what_the_reference_does_not_compute_is_refused(
         record(config, task)
 
 
-def test_the_command_on_runs_and_on_recipes(
-    small: LanguageConfig, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_on_runs_and_on_recipes(small: LanguageConfig, tmp_path: Path, capsys) -> None:
     for norm in ("none", "hidden"):
         run_tiny(replace(small, norm=norm), tmp_path / norm)
     out = tmp_path / "g.json"
     _cli("gradients", tmp_path / "none", tmp_path / "hidden", "--batches", 2, "-o", out)
     said = capsys.readouterr().out
     assert "hidden, l1: a gradient from the last step" in said
-    assert out.with_suffix(".png").stat().st_size > 1000
     plain, hidden = json.loads(out.read_text())
     assert (plain["norm"], hidden["norm"]) == ("none", "hidden")
     for found in (plain, hidden):
@@ -170,12 +164,9 @@ def test_the_command_on_runs_and_on_recipes(
         top = found["layers"]["l1"]
         assert top["gradient_of_the_end"][-1] == pytest.approx(top["gradient"][-1])
 
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # the numbers need none
     flags = ["--data", small.data, "--model.hidden", 7, "--train.batch", 12, "--train.steps", 8]
     flags += ["--batches", 1, "--norms", "none,hidden", "-o", tmp_path / "h.json"]
     _cli("gradients", "ptb-char", *flags)
-    assert install_command("report") in capsys.readouterr().out
-    assert not (tmp_path / "h.png").exists()
     out = tmp_path / "h.json"
     fresh = json.loads(out.read_text())
     assert [r["label"] for r in fresh] == ["norm none", "norm hidden"]
@@ -273,8 +264,7 @@ def test_recorded_packed_rows_keep_their_order(sort: bool) -> None:
     [
         (["--norms", "none,batch"], "--norms has 'batch', not one of none, sequence"),
         (["--batches", 0], "--batches must be at least 1, not 0"),
-        (["-o", "g.png"], "g.png is the JSON file; its picture ends in .png"),
-        (["-o", __file__], "holds no gradients"),
+        (["-o", "g.png"], "g.png"),
     ],
 )
 def test_mistakes(small: LanguageConfig, capsys, more: list[object], said: str) -> None:

@@ -9,7 +9,6 @@ import torch
 
 import normrnn
 from normrnn.config.registry import recipe, with_settings
-from normrnn.engine.display import Display
 from normrnn.engine.start import train
 from tests.deploy.exported import code, run_without, session
 from tests.tiny_runs import rows_of
@@ -36,7 +35,7 @@ def trained(data: Path, kind: str, **settings: Any) -> Path:
     config = recipe("arrays")
     where = {"data": str(data / f"{kind}.npz"), "epochs": 1, "hidden": 4, "precision": "bf16"}
     out = data / "run"
-    train(with_settings(config, {**where, **settings}), out, Display, lambda _: None)
+    train(with_settings(config, {**where, **settings}), out, say=lambda _: None)
     assert all(np.isfinite(row["loss"]) for row in rows_of(out))
     return out
 

@@ -1,7 +1,6 @@
-"""Rows for TensorBoard, CSV and callbacks: all of them, each once, also after a resume."""
+"""Rows for the terminal, TensorBoard, CSV and callbacks: each once, also after a resume."""
 
 import csv
-import json
 import re
 import sys
 from collections import Counter
@@ -9,129 +8,124 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from normrnn.config.base import Config
-from normrnn.engine.callbacks import CSV, TensorBoard
+from normrnn.config.measure import NATS, Measure
+from normrnn.engine.callbacks import CSV, Display, TensorBoard, describe
 from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.launch import rank_and_size
-from normrnn.engine.start import train
 from normrnn.errors import UserError
 from normrnn.experiments.training import run_training
 from normrnn.extras import install_command
 from normrnn.reporting.runs import load
-from tests.tiny_runs import Silent
+from normrnn.runs.rows import read_rows
+from normrnn.speech.config import FRAMES
+from normrnn.text.config import CHARACTERS, WORDS
+from tests.tiny_runs import run_tiny
+
+ROW = {"epoch": 1, "updates": 9, "split": "valid", "statistics": "running", "loss": 1.0}
 
 
-def watched(config: Config, out: Path, stop_at: int = -1) -> None:
-    board = TensorBoard(out)
-    try:
-        train(config, out, Silent(stop_at), lambda _: None, [board])
-        board()
-    finally:
-        board.close()
+@pytest.mark.parametrize(
+    ("measure", "more", "said"),
+    [
+        (WORDS, {}, "loss 1.0000  ppl 2.72"),
+        (CHARACTERS, {}, "loss 1.0000  bpc 1.4427"),
+        (FRAMES, {"fer": 0.25}, "loss 1.0000  FER 25.00%"),
+        (NATS, {}, "loss 1.0000"),
+    ],
+)
+def test_a_row_is_shown_in_its_measure(measure: Measure, more: dict, said: str) -> None:
+    for keeps, kind in ((True, " (running)"), (False, "")):
+        text = describe({**ROW, **more}, 2, measure, keeps)
+        assert text == f"epoch 1/2  update 9  valid{kind}  {said}"
+
+
+def test_speed_and_time_left(tiny: Config, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    display = Display(replace(tiny, epochs=55), 1453)
+    for i in range(3):
+        monkeypatch.setattr("time.monotonic", lambda i=i: 0.2 * i)
+        row = {"epoch": 9, "updates": 17000 + i, "split": "train", "seconds": 0.2 * i}
+        display({**row, "loss": 4.3, "count": 640})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.count("left") for line in lines] == [0, 1, 1]
+    assert lines[2].endswith("ppl 73.70  3:29:43 left")  # 62,913 updates are to come
 
 
 def points(out: Path) -> Counter[tuple[str, int, float]]:
     """Name, update and value of every scalar in all event files, as tensorboard reads them."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-    found: Counter[tuple[str, int, float]] = Counter()
-    for file in (out / "tensorboard").iterdir():
-        for event in LegacyEventFileLoader(str(file)).Load():
-            for value in event.summary.value:
-                found[value.tag, event.step, round(value.simple_value, 4)] += 1
-    return found
+    return Counter(
+        (value.tag, event.step, value.simple_value)
+        for file in (out / "tensorboard").iterdir()
+        for event in LegacyEventFileLoader(str(file)).Load()
+        for value in event.summary.value
+    )
 
 
 def expected(out: Path) -> Counter[tuple[str, int, float]]:
-    found: Counter[tuple[str, int, float]] = Counter()
-    for line in (out / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        kind = " ".join(filter(None, (row["split"], row.get("statistics"))))
-        for name in ("loss", "batch_ppl", "grad_norm", "lr"):
-            if name in row:
-                found[f"{name}/{kind}", row["updates"], round(row[name], 4)] += 1
-    return found
-
-
-def close(a: Counter[tuple[str, int, float]], b: Counter[tuple[str, int, float]]) -> bool:
-    """Equal, values up to single precision."""
-    keys = [sorted(c.elements()) for c in (a, b)]
-    return len(keys[0]) == len(keys[1]) and all(
-        x[:2] == y[:2] and x[2] == pytest.approx(y[2], rel=1e-5, abs=1e-3)
-        for x, y in zip(*keys, strict=True)
+    return Counter(
+        (f"{name}/{kind}", row["updates"], float(np.float32(row[name])))
+        for row in read_rows(out)
+        for kind in [" ".join(filter(None, (row["split"], row.get("statistics"))))]
+        for name in ("loss", "batch_ppl", "grad_norm", "lr")
+        if name in row
     )
 
 
 def test_every_row_once_through_a_resume(tiny_frame: Config, tmp_path: Path) -> None:
-    out = tmp_path / "run"
+    """In TensorBoard, in metrics.csv and for callbacks; also those of a run that had ended."""
+    out, seen = tmp_path / "run", []
     config = replace(tiny_frame, epochs=2)
-    with pytest.raises(Interrupted):
-        watched(config, out, stop_at=25)
-    assert close(points(out), expected(out))
-    watched(config, out)
-    assert close(points(out), expected(out))
+    for stop_at in (25, -1):
+        logs = [TensorBoard(out), CSV(out)]
+        try:
+            run_tiny(config, out, stop_at, [*logs, seen.append])
+        except Interrupted:
+            assert stop_at == 25
+        for log in logs:
+            log.close()
+        rows = read_rows(out)
+        assert seen == rows
+        assert points(out) == expected(out)
+        with (out / "metrics.csv").open(newline="") as file:
+            table = list(csv.DictReader(file))
+        assert [(r["split"], float(r["loss"])) for r in table] == [
+            (row["split"], row["loss"]) for row in rows
+        ]
     tags = {tag for tag, _, _ in points(out)}
-    assert {
-        "loss/train",
-        "loss/valid recalibrated",
-        "loss/valid batch",
-        "loss/test running",
-        "lr/train",
-    } <= tags
+    kinds = {"loss/valid recalibrated", "loss/valid batch", "loss/test running"}
+    assert tags >= {"loss/train", "lr/train", *kinds}
 
 
-def test_a_rank_without_others_is_the_first(
+def test_logs_can_be_switched_on_later(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some shells have RANK=1 for another reason."""
+    """Nothing is trained again. Some shells have RANK=1 for another reason."""
     monkeypatch.setenv("RANK", "1")
-    out = tmp_path / "run"
-    run_training(replace(tiny, epochs=1), out, ["tensorboard"])
-    assert close(points(out), expected(out))
+    out, config = tmp_path / "run", replace(tiny, epochs=1)
+    run_tiny(config, out)
+    rows = (out / "metrics.jsonl").read_text()
+    run_training(config, out, ["tensorboard", "csv"])
+    assert (out / "metrics.jsonl").read_text() == rows
+    assert points(out) == expected(out)
+    assert len((out / "metrics.csv").read_text().splitlines()) == 1 + len(rows.splitlines())
     for size in ("x", "1"):
         with pytest.raises(UserError, match="WORLD_SIZE"):
             rank_and_size({"RANK": "1", "WORLD_SIZE": size, "NORMRNN_STORE": "s"})
 
 
-def test_tensorboard_can_be_switched_on_later(tiny: Config, tmp_path: Path) -> None:
+def test_missing_packages(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
-    config = replace(tiny, epochs=1)
-    train(config, out, Silent(), lambda _: None)
-    rows = (out / "metrics.jsonl").read_text()
-    watched(config, out)  # finished before: nothing is trained, all is shown
-    assert (out / "metrics.jsonl").read_text() == rows
-    assert close(points(out), expected(out))
-
-
-def test_missing_package_is_said_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(UserError, match=re.escape(install_command("report"))):
-        TensorBoard(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_csv_and_callbacks_get_every_row_once(tiny: Config, tmp_path: Path) -> None:
-    out, seen = tmp_path / "run", []
-    with pytest.raises(Interrupted):
-        train(tiny, out, Silent(30), lambda _: None, [CSV(out), seen.append])
-    train(tiny, out, Silent(), lambda _: None, [CSV(out), seen.append])
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    with (out / "metrics.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [float(row["loss"]) for row in found] == [row["loss"] for row in rows]
-    assert [row["split"] for row in found] == [row["split"] for row in rows]
-    assert seen == rows
-
-
-def test_rows_as_a_data_frame(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_training(replace(tiny, epochs=1), tmp_path / "run")
-    run = load(tmp_path / "run")
+        TensorBoard(out)
+    assert not out.exists()
+    run_tiny(replace(tiny, epochs=1), out)
+    run = load(out)
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows: len(rows)))
     assert run.frame() == len(run.rows)
     monkeypatch.setitem(sys.modules, "pandas", None)

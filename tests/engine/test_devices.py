@@ -20,13 +20,13 @@ from normrnn.runs.environment import named_device
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.config import SpeechConfig
 from normrnn.text.config import LanguageConfig
-from tests.tiny_runs import Silent, rows_of, run_tiny
+from tests.tiny_runs import rows_of, run_tiny
 
 
 def steps_on(device: str, config: Config, where: Path) -> Any:
     """Two updates; the figures of the second, still on the device."""
     task = open_experiment(config).build(torch.device(device))
-    trainer = Trainer(config, task, RunDirectory(where), Silent(), Interrupt())
+    trainer = Trainer(config, task, RunDirectory(where), Interrupt())
     task.model.train()
     trainer.step(0, 0)
     return trainer.step(0, 1)
@@ -48,8 +48,7 @@ def test_a_step_does_not_wait_for_the_device(
 
 def test_the_check_detects_an_item_call(tiny: LanguageConfig, tmp_path: Path) -> None:
     task = open_experiment(tiny).build(torch.device("meta"))
-    trainer = Trainer(tiny, task, RunDirectory(tmp_path), Silent(), Interrupt())
-    trainer.update()  # whose figures are read while the next one runs
+    trainer = Trainer(tiny, task, RunDirectory(tmp_path), Interrupt())
     with pytest.raises(RuntimeError, match="meta"):
         trainer.update()
 

@@ -154,8 +154,8 @@ def test_best_model_is_saved_with_the_better_statistics(
     running = [r for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
     selected = min(running, key=lambda row: row["loss"])
     checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
-    assert checkpoint["best"]["loss"] == selected["loss"]
-    assert checkpoint["best"]["updates"] == selected["updates"]
+    assert checkpoint["progress"]["best_loss"] == selected["loss"]
+    assert checkpoint["progress"]["best_updates"] == selected["updates"]
     kinds = {r["statistics"]: r for r in rows if r["split"] == "best_valid"}
     assert kinds["running"]["loss"] == pytest.approx(selected["loss"], rel=1e-6)
     assert min(kinds["running"], kinds["recalibrated"], key=lambda r: r["loss"]) is kinds[better]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from normrnn.config.base import OptimizerConfig
-from normrnn.engine.schedule import build_optimizer, clip_gradients, learning_rate
+from normrnn.engine.loop import build_optimizer, clip_gradients, learning_rate
 from normrnn.recipes import recipe
 
 

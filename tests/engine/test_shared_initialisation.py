@@ -15,7 +15,7 @@ from normrnn.norms import names
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.config import SpeechConfig
 from normrnn.text.config import LanguageConfig
-from tests.tiny_runs import Silent, run_tiny
+from tests.tiny_runs import run_tiny
 
 
 def _initial(config) -> dict[str, Tensor]:
@@ -68,7 +68,7 @@ def _masks(config: LanguageConfig) -> list[Tensor]:
     assert isinstance(task.model.dropout, nn.Module)
     task.model.dropout.register_forward_hook(record)
     run = RunDirectory(Path(config.data))
-    trainer = Trainer(config, task, run, Silent()(1, config.loss_measure), Interrupt())
+    trainer = Trainer(config, task, run, Interrupt())
     task.model.train()
     for _ in range(2):
         trainer.update()

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from normrnn.engine.sums import Sums
+from normrnn.engine.loss import Sums
 from normrnn.speech.config import FRAMES
 from normrnn.text.config import WORDS
 

@@ -12,26 +12,13 @@ from pathlib import Path
 import pytest
 
 from normrnn.engine.callbacks import TENSORBOARD, TensorBoard
-from normrnn.engine.display import Status
-from normrnn.engine.start import train
 from normrnn.errors import UserError
 from normrnn.reporting.runs import examine
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
-from tests.tiny_runs import Silent, rows_of, run_tiny
+from tests.tiny_runs import after_updates, rows_of, run_tiny
 
 DAY = 86_400.0
-
-
-class Mishap(Silent):
-    """Calls a function after some updates."""
-
-    def __init__(self, **calls: Callable[[], object]) -> None:
-        super().__init__()
-        self.calls = {int(name.removeprefix("at_")): call for name, call in calls.items()}
-
-    def update(self, status: Status) -> None:
-        self.calls.get(status.updates, lambda: None)()
 
 
 def resumes(config: LanguageConfig, out: Path, whole: Path) -> None:
@@ -54,8 +41,8 @@ def test_a_directory_that_is_replaced(
         out.rename(elsewhere)
         out.touch()
 
-    with pytest.raises(UserError, match="cannot be written"):
-        train(tiny_frame, out, Mishap(at_45=replaced), lambda _: None)
+    with pytest.raises(UserError, match="cannot be written"), after_updates({45: replaced}):
+        run_tiny(tiny_frame, out)
     out.unlink()
     elsewhere.rename(out)
     resumes(tiny_frame, out, whole)
@@ -66,13 +53,13 @@ import resource, sys
 from pathlib import Path
 from normrnn.cli import guarded
 from normrnn.engine.start import train
-from tests.safety.test_mishaps import Mishap
-from tests.tiny_runs import tiny_config
+from tests.tiny_runs import after_updates, tiny_config
 from dataclasses import replace
 
 limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 config = replace(tiny_config(Path(sys.argv[1])), norm="frame", threads=1)
-sys.exit(guarded(lambda _: train(config, Path(sys.argv[2]), Mishap(at_45=limit)) or 0, []))
+with after_updates({45: limit}):
+    sys.exit(guarded(lambda _: train(config, Path(sys.argv[2])) or 0, []))
 """
 
 
@@ -112,8 +99,8 @@ def test_a_clock_that_jumps(
         return lambda: monkeypatch.setattr("time.time", lambda: now() + days * DAY)
 
     board = TensorBoard(out)
-    display = Mishap(at_45=jump(-1), at_90=jump(365))
-    train(tiny_frame, out, display, lambda _: None, callbacks=[board])
+    with after_updates({45: jump(-1), 90: jump(365)}):
+        run_tiny(tiny_frame, out, callbacks=[board])
     board.close()
     assert rows_of(out) == rows_of(whole)
     lines = (out / "metrics.jsonl").read_text().splitlines()

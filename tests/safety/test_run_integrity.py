@@ -154,7 +154,7 @@ def test_a_model_of_another_run(
                 use()
         assert (stopped / "metrics.jsonl").read_bytes() == before
     (stopped / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model\.safetensors is missing"):
+    with pytest.raises(UserError, match=r"model\.safetensors"):
         run_tiny(tiny_frame, stopped)
     (stopped / "model.safetensors").write_bytes(own)
     run_tiny(tiny_frame, stopped)

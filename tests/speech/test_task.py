@@ -14,9 +14,10 @@ from rich.console import Console
 from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
-from normrnn.engine.evaluate import evaluate, keep, show
+from normrnn.engine.evaluate import show
 from normrnn.engine.interrupt import Interrupted
 from normrnn.errors import UsageError, UserError
+from normrnn.experiments.training import evaluate
 from normrnn.runs.store import RunDirectory
 from normrnn.speech import posteriors
 from normrnn.speech.archive import write_matrix
@@ -57,7 +58,6 @@ def test_statistics_that_are_no_numbers_are_left_out(
     (run.path / "checkpoint.pt").unlink()  # which knows another model
     result = evaluate(whole)
     assert {row["statistics"] for row in result["rows"]} == {"recalibrated", "batch"}
-    keep(whole, result)
     show(result, run.config(), Console())
     said = capsys.readouterr().out
     assert "running statistics left out" in " ".join(said.split())
@@ -173,7 +173,6 @@ def test_evaluate_under_all_statistics(
         ("train_eval", "running"),
     ]
     assert result["same_data"]
-    keep(whole, result)
     kept = json.loads((whole / "evaluation.json").read_text())
     assert kept.pop("sha256")
     assert kept == result

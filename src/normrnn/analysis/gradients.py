@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 import torch
@@ -24,62 +24,32 @@ from normrnn.nn import backend, batch_statistics
 from normrnn.nn.base import Normalised
 from normrnn.ops.loop import STEPS
 
-Series = dict[int, float]
-
-
-@dataclass
-class Pass:
-    """One forward pass: output rows (N, D·H), the number of rows of each time step, and the states
-    h of every time step by layer and direction."""
-
-    output: Tensor
-    sizes: list[int]
-    states: dict[str, dict[int, Tensor]]
-
 
 @contextmanager
-def recorded(layer: Normalised) -> Iterator[list[Pass]]:
-    """Run the layer by the time loop and with batch statistics; every pass is recorded."""
-    passes: list[Pass] = []
+def recorded(layer: Normalised) -> Iterator[dict[str, list[Tensor]]]:
+    """Run the layer by the time loop and with batch statistics; the states h of every time step of
+    one forward pass, by layer and direction, are recorded."""
+    ends = ("", "_reverse")[: 1 + layer.bidirectional]
+    names = [f"l{k}{end}" for k in range(layer.num_layers) for end in ends]
     norms: list[Any] = []  # one per layer and direction, in order
-    states: dict[int, dict[int, Tensor]] = defaultdict(dict)
+    states: dict[str, list[Tensor]] = defaultdict(list)
     compute = STEPS[layer.mode]
 
     def step(t: int, gates: Tensor, state: Any, weights: Any, norm: Any) -> Any:
         after = compute(t, gates, state, weights, norm)
         if norm not in norms:
             norms.append(norm)
-        states[norms.index(norm)][t] = after[0]
+        name = names[norms.index(norm)]
+        # A reverse direction begins at the last step.
+        states[name].insert(0 if name.endswith("_reverse") else t, after[0])
         return after
 
-    def collect(_: Any, __: Any, result: Any) -> None:
-        output, ends = result[0], ("", "_reverse")[: 1 + layer.bidirectional]
-        if isinstance(output, PackedSequence):
-            rows, sizes = output.data, output.batch_sizes.tolist()
-        else:
-            rows, sizes = output, [output.shape[1]] * output.shape[0]
-        names = [f"l{k}{end}" for k in range(layer.num_layers) for end in ends]
-        passes.append(Pass(rows, sizes, {name: states[k] for k, name in enumerate(names)}))
-        norms.clear()
-        states.clear()
-
-    handle = layer.register_forward_hook(collect)
     STEPS[layer.mode] = step
     try:
         with backend("loop"), batch_statistics(layer):
-            yield passes
+            yield states
     finally:
         STEPS[layer.mode] = compute
-        handle.remove()
-
-
-def _refuse(task: Task, layer: Normalised) -> None:
-    """Raise UserError for a loss that not every step has a part in, or for a network whose steps
-    are not those of the recurrence."""
-    if not task.per_step:
-        raise UserError("gradients need a target per step; this data has one per sequence")
-    if any(layer.zoneout):
-        raise UserError("gradients are not recorded of a network with zoneout")
 
 
 def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
@@ -89,73 +59,83 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
     """
     model = task.model.double().eval()
     (layer,) = (m for m in model.modules() if isinstance(m, Normalised))
-    _refuse(task, layer)
-    every: dict[str, list[Series]] = defaultdict(list)
-    last: dict[str, list[Series]] = defaultdict(list)
-    total, count = 0.0, 0
+    if not task.per_step:
+        raise UserError("gradients need a target per step; this data has one per sequence")
+    if any(layer.zoneout):
+        raise UserError("gradients are not recorded of a network with zoneout")
+    outputs: list[Any] = []
+    handle = layer.register_forward_hook(lambda _, __, result: outputs.append(result[0]))
+    every: dict[str, list[list[float]]] = defaultdict(list)
+    paths: dict[str, list[list[float]]] = defaultdict(list)
+    total, count, batches = 0.0, 0, min(batches, task.updates(0))
     task.reset()
-    batches = min(batches, task.updates(0))
     for index in range(batches):
-        with recorded(layer) as passes:
+        with recorded(layer) as states:
             loss = task.loss(0, index)
-        (one,) = passes
         total, count = total + loss.total.item(), count + loss.count
         by_time = config.optimizer.loss == "sum_over_time"
         scaled = loss.differentiable / (loss.sequences if by_time else loss.count)
-        (direct,) = torch.autograd.grad(scaled, one.output, retain_graph=True)
-        for name, series in _norms(one, direct, list(one.states)).items():
-            every[name].append(series)
-        for name, series in _norms_of_the_last_step(one, direct).items():
-            last[name].append(series)
+        output = outputs.pop()
+        rows = output.data if isinstance(output, PackedSequence) else output
+        (direct,) = torch.autograd.grad(scaled, rows, retain_graph=True)
+        for name, norms in _norms(rows, direct, states).items():
+            every[name].append(norms)
+        for reverse in (False, True):
+            some = {n: steps for n, steps in states.items() if n.endswith("_reverse") == reverse}
+            at_end = _of_last_step(output, direct, reverse)
+            for name, norms in _norms(rows, at_end, some).items() if some else ():
+                paths[name].append(norms if reverse else norms[::-1])
+    handle.remove()
     return {
         "recipe": config.recipe,
         "norm": config.norm,
         "seed": config.seed,
         "batches": batches,
         "loss": total / count,
-        "layers": {name: _summary(name, every[name], last[name]) for name in every},
+        "layers": {name: _summary(name, every[name], paths[name]) for name in every},
     }
 
 
-def _norms(one: Pass, direct: Tensor, names: Sequence[str]) -> dict[str, Series]:
-    """Return ‖dL/dh_t‖ over batch and features, all paths included, of some layers. `direct` is the
-    derivative of the loss with respect to the output alone."""
-    places = [(name, t) for name in names for t in sorted(one.states[name])]
-    states = [one.states[name][t] for name, t in places]
-    grads = torch.autograd.grad(one.output, states, direct, retain_graph=True, allow_unused=True)
-    norms: dict[str, Series] = defaultdict(dict)
-    for (name, t), g in zip(places, grads, strict=True):
-        norms[name][t] = 0.0 if g is None else torch.linalg.vector_norm(g).item()
-    return norms
+def _norms(
+    output: Tensor, direct: Tensor, states: dict[str, list[Tensor]]
+) -> dict[str, list[float]]:
+    """Return ‖dL/dh_t‖ over batch and features, all paths included. `direct` is the derivative of
+    the loss with respect to the output alone."""
+    every = [h for steps in states.values() for h in steps]
+    grads = torch.autograd.grad(output, every, direct, retain_graph=True, allow_unused=True)
+    norms = iter([0.0 if g is None else torch.linalg.vector_norm(g).item() for g in grads])
+    return {name: [next(norms) for _ in steps] for name, steps in states.items()}
 
 
-def _norms_of_the_last_step(one: Pass, direct: Tensor) -> dict[str, Series]:
-    """Return the same of the loss of the last step of the longest sequences, which for a reverse
-    direction is the first."""
-    longest, norms = one.sizes[-1], {}  # these are the first rows of every step
-    for reverse, first in ((False, sum(one.sizes[:-1])), (True, 0)):
-        at_end = torch.zeros_like(direct)
-        rows = slice(first, first + longest)
-        at_end.flatten(0, -2)[rows] = direct.flatten(0, -2)[rows]
-        names = [name for name in one.states if name.endswith("_reverse") == reverse]
-        norms |= _norms(one, at_end, names) if names else {}
-    return norms
+def _of_last_step(output: Any, direct: Tensor, reverse: bool) -> Tensor:
+    """Return the part of `direct` that belongs to the last step of the longest sequences, which for
+    a reverse direction is the first."""
+    if isinstance(output, PackedSequence):  # the longest are the first rows of every step
+        longest = int(output.batch_sizes[-1])
+        first = len(direct) - longest
+    else:
+        longest = output.shape[1]
+        first = direct.shape[0] * longest - longest
+    rows = slice(0, longest) if reverse else slice(first, first + longest)
+    at_end = torch.zeros_like(direct)
+    at_end.flatten(0, -2)[rows] = direct.flatten(0, -2)[rows]
+    return at_end
 
 
-def _summary(name: str, every: list[Series], last: list[Series]) -> dict[str, Any]:
-    lengths = [1 + max(values) for values in every]
-    T, reverse = max(lengths), name.endswith("_reverse")
-    if not reverse:  # aligned at the ends
-        pairs = zip(last, lengths, strict=True)
-        last = [{T - n + t: v for t, v in values.items()} for values, n in pairs]
-    result: dict[str, Any] = {}
-    for what, batches in (("gradient", every), ("gradient_of_the_end", last)):
-        by_step = [[values[t] for values in batches if t in values] for t in range(T)]
-        result[what] = [sum(v) / len(v) for v in by_step]
-    path = result["gradient_of_the_end"][:: 1 if reverse else -1]
-    # Over the steps that all batches have.
-    result["growth_per_step"] = growth(path[: min(lengths)])
-    return result
+def _summary(name: str, every: list[list[float]], paths: list[list[float]]) -> dict[str, Any]:
+    """Return means over batches. A path begins where the loss of the last step is."""
+    path = _means(paths)
+    return {
+        "gradient": _means(every),
+        "gradient_of_the_end": path if name.endswith("_reverse") else path[::-1],
+        # Over the steps that all batches have.
+        "growth_per_step": growth(path[: min(map(len, paths))]),
+    }
+
+
+def _means(batches: list[list[float]]) -> list[float]:
+    steps = range(max(map(len, batches)))
+    return [mean(norms[t] for norms in batches if t < len(norms)) for t in steps]
 
 
 def growth(norms: Sequence[float]) -> float | None:

@@ -8,8 +8,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.arrays.config import ArrayConfig
 from normrnn.deploy.networks import Exportable
+from normrnn.engine.loss import Loss, State
 from normrnn.engine.model import SequenceModel, Sequences
-from normrnn.engine.sums import Loss, State
 
 
 class ArrayModel(SequenceModel):

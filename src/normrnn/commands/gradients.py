@@ -1,6 +1,5 @@
 """`normrnn gradients RECIPE` and `normrnn gradients RUN...`."""
 
-import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,10 +10,8 @@ from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse, parse_of_run, split_recipe
 from normrnn.config.base import Config, checked_norms
-from normrnn.config.extensions import is_import_path
 from normrnn.errors import UsageError, UserError
-from normrnn.files import read_regular, write_whole
-from normrnn.recipes import RECIPES
+from normrnn.files import write_whole
 from normrnn.runs.names import CONFIG
 
 if TYPE_CHECKING:
@@ -25,16 +22,10 @@ Output = Annotated[Path, arg(aliases=["-o"], metavar="FILE")]
 
 def run(arguments: list[str]) -> int:
     """Record gradients of trained runs or of an untrained recipe."""
-    name = arguments[0] if arguments else "--help"
-    if (Path(name) / CONFIG).exists():
+    if arguments and (Path(arguments[0]) / CONFIG).exists():
         return _measure_runs(arguments)
-    if not (name.startswith("-") or name in RECIPES or is_import_path(name)):
-        raise UsageError(
-            f"{name} is neither a run directory nor a recipe; normrnn recipes lists these"
-        )
-    default, rest = split_recipe(
-        "gradients", arguments, "normrnn gradients RUN_DIR... [OPTIONS] measures trained runs"
-    )
+    usage = "normrnn gradients RUN_DIR... [OPTIONS] measures trained runs"
+    default, rest = split_recipe("gradients", arguments, usage)
 
     def options(
         config: Annotated[Config, arg(name="")] = default,
@@ -50,7 +41,7 @@ def run(arguments: list[str]) -> int:
             config: The experiment.
             norms: Several normalisations at once, comma-separated; --norm unless given.
             batches: Training batches to measure on.
-            output: JSON file; a picture of the same name is written beside it.
+            output: JSON file to write.
         """
         chosen = checked_norms(norms or [config.norm], "--norms")
         configs = [replace(config, norm=norm) for norm in chosen]
@@ -72,7 +63,7 @@ def _measure_runs(arguments: list[str]) -> int:
             runs: Run directories.
             data: Where the data is now, if it moved.
             batches: Training batches to measure on.
-            output: JSON file; a picture of the same name is written beside it.
+            output: JSON file to write.
         """
         _write((_trained(path, data) for path in runs), batches, output)
 
@@ -103,12 +94,14 @@ def _trained(path: Path, data: str) -> "tuple[str, Config, Task]":
 
 
 def _write(measured: "Iterable[tuple[str, Config, Task]]", batches: int, output: Path) -> None:
-    """Measure every network and write the figures, and a picture where matplotlib is installed."""
+    """Measure every network; print what its gradients do and write the figures."""
     from normrnn.analysis.gradients import record
-    from normrnn.reporting.gradients import figure, sentence
-    from normrnn.reporting.pictures import save, why_no_pictures
+    from normrnn.reporting.gradients import sentence
 
-    _check(batches, output)
+    if batches < 1:
+        raise UsageError(f"--batches must be at least 1, not {batches}")
+    if output.suffix != ".json":  # so that no other file is overwritten by mistake
+        raise UsageError(f"--output {output} should end in .json")
     records: list[dict[str, Any]] = []
     for label, config, task in measured:
         records.append({"label": label, **record(config, task, batches)})
@@ -116,27 +109,4 @@ def _write(measured: "Iterable[tuple[str, Config, Task]]", batches: int, output:
             print(f"{label}, {sentence(name, layer)}")
     output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(output, (json.dumps(records, indent=1) + "\n").encode())
-    if omitted := why_no_pictures():
-        print(f"wrote {output}; {omitted}")
-        return
-    picture = output.with_suffix(".png")
-    save(figure(records), picture)
-    print(f"wrote {output} and {picture}")
-
-
-def _check(batches: int, output: Path) -> None:
-    if batches < 1:
-        raise UsageError(f"--batches must be at least 1, not {batches}")
-    if output.suffix == ".png":
-        raise UsageError(f"--output {output} is the JSON file; its picture ends in .png")
-    if output.exists() and not _holds_gradients(output):
-        raise UsageError(f"--output {output} exists and holds no gradients: not overwriting it")
-
-
-def _holds_gradients(file: Path) -> bool:
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        records = json.loads(read_regular(file))
-        return isinstance(records, list) and all(
-            isinstance(record, dict) and "layers" in record for record in records
-        )
-    return False
+    print(f"wrote {output}")

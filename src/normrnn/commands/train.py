@@ -11,17 +11,12 @@ from normrnn.engine.launch import rank_and_size
 from normrnn.experiments.training import (
     default_directory,
     log_names,
-    reported_once,
     train_until_stopped,
 )
 
 
 def run(arguments: list[str]) -> int:
     """Train a recipe, or resume a run; started by torchrun, together with the other processes."""
-    return reported_once(lambda: _run(arguments))
-
-
-def _run(arguments: list[str]) -> int:
     resumes = "normrnn train RUN_DIR [OPTIONS] resumes a run"
     default, rest = split_recipe("train", arguments, resumes, run_directory=True)
     is_directory = default.recipe != arguments[0]

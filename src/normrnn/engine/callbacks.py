@@ -1,12 +1,14 @@
-"""Callbacks that get every row of a run: TensorBoard, CSV, or a user's own function."""
+"""Callbacks that get every row of a run: the display, TensorBoard, CSV, or a user's function."""
 
 import csv
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from normrnn.config.base import Config
+from normrnn.config.measure import Measure
 from normrnn.errors import UserError
 from normrnn.extras import install_command
 from normrnn.files import following_no_link, utf8_name
@@ -16,6 +18,65 @@ Callback = Callable[[Row], None]
 """Called with every row of metrics.jsonl, after it was written."""
 TENSORBOARD = "tensorboard"
 CSV_FILE = "metrics.csv"
+_COLUMNS = 80
+"""Width of a terminal or of a log."""
+
+
+class Display:
+    """Prints a line per row. `updates` is the number of updates of an epoch."""
+
+    def __init__(self, config: Config, updates: int) -> None:
+        self.config, self.updates = config, updates
+        self.began, self.first, self.seconds = 0.0, 0, 0.0
+
+    def __call__(self, row: Row) -> None:
+        """Print a row; a train row with speed and time left, where they fit."""
+        config = self.config
+        keeps = config.normalisation.keeps_statistics
+        text = describe(row, config.epochs, config.loss_measure, keeps)
+        if row["split"] == "train":
+            rate, left = self._speed(row)
+            lines = (f"{text}{rate}{left}", f"{text}{left}", text)
+            text = next(line for line in lines if len(line) <= _COLUMNS or line == text)
+        print(text, flush=True)
+
+    def _speed(self, row: Row) -> tuple[str, str]:
+        """Return targets per second and time left, known from the second row on."""
+        updates, spent = row["updates"], row["seconds"] - self.seconds
+        self.seconds = row["seconds"]
+        if not self.first:
+            self.first, self.began = updates, time.monotonic()
+            return "", ""
+        # By the clock, because validations and checkpoints take time too.
+        each = (time.monotonic() - self.began) / (updates - self.first)
+        left = self.config.epochs * self.updates - updates
+        rate = row["count"] / max(spent, 1e-3)
+        unit = self.config.loss_measure.unit
+        return f"  {rate:,.0f} {unit}/s", f"  {duration(left * each)} left"
+
+
+def describe(row: Row, epochs: int, measure: Measure, statistics: bool = True) -> str:
+    """Format a row of metrics.jsonl as a line, with or without its kind of statistics.
+
+    >>> from normrnn.config.measure import NATS
+    >>> row = {"epoch": 1, "updates": 9, "split": "valid", "statistics": "batch", "loss": 5.0}
+    >>> describe(row, 15, NATS)
+    'epoch 1/15  update 9  valid (batch)  loss 5.0000'
+    """
+    kind = f" ({row['statistics']})" if statistics and "statistics" in row else ""
+    text = f"epoch {row['epoch']}/{epochs}  update {row['updates']}  {row['split']}{kind}"
+    text += f"  {measure.quality(row['loss'], row, 4)}"
+    return f"{text}  lr {row['lr']:.3g}" if "lr" in row else text
+
+
+def duration(seconds: float) -> str:
+    """Return hours, minutes and seconds.
+
+    >>> duration(3725)
+    '1:02:05'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def require_tensorboard() -> None:
@@ -28,68 +89,41 @@ def require_tensorboard() -> None:
         raise UserError(f"--tensorboard needs tensorboard ({error}): {command}") from None
 
 
-class RowLog:
-    """Keeps a copy of the rows of a run in another format, in its directory.
-
-    It is written anew when a run is resumed, from metrics.jsonl: rows that the resume removed are
-    gone, none is there twice, and a log that is switched on later has all rows.
-    """
-
-    def __init__(self, run: Path) -> None:
-        self.run = run
-        self.rows: list[Row] | None = None
-
-    def __call__(self, row: Row | None = None) -> None:
-        """Add a row, which metrics.jsonl has already; the first time all rows that it has."""
-        if self.rows is None:
-            self.rows = read_rows(self.run)
-            self.write(self.rows, anew=True)
-        elif row is not None:
-            self.rows.append(row)
-            self.write([row], anew=False)
-
-    def write(self, rows: Sequence[Row], anew: bool) -> None:
-        """Write more rows; `anew`: in the place of what an earlier process wrote."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Write what is pending."""
-
-
-class TensorBoard(RowLog):
-    """Event files in RUN/tensorboard."""
-
-    writer: Any = None
-    start = 0.0
+class TensorBoard:
+    """Event files in RUN/tensorboard, written anew from metrics.jsonl when a run is resumed: rows
+    that the resume removed are gone, and none is there twice."""
 
     def __init__(self, run: Path) -> None:
         require_tensorboard()
         utf8_name(run, "--tensorboard")
-        super().__init__(run)
+        self.run, self.start = run, 0.0
+        self.writer: Any = None
 
-    def write(self, rows: Sequence[Row], anew: bool) -> None:
-        """Write every number of the rows."""
-        if anew:
-            self._begin(rows)
-        for row in rows:
-            kind = row["split"] + (f" {row['statistics']}" if "statistics" in row else "")
-            at = self.start + row["seconds"]
-            for name, value in row.items():
+    def __call__(self, row: Row | None = None) -> None:
+        """Write every number of a row; the first time of all rows that metrics.jsonl has."""
+        rows = [row] if row else []
+        if not self.writer:
+            rows = self._begin()
+        for one in rows:
+            kind = one["split"] + (f" {one['statistics']}" if "statistics" in one else "")
+            at = self.start + one["seconds"]
+            for name, value in one.items():
                 if isinstance(value, float) and name != "seconds":
-                    self.writer.add_scalar(f"{name}/{kind}", value, row["updates"], walltime=at)
+                    self.writer.add_scalar(f"{name}/{kind}", value, one["updates"], walltime=at)
 
-    def _begin(self, rows: Sequence[Row]) -> None:
+    def _begin(self) -> list[Row]:
         from torch.utils.tensorboard import SummaryWriter
 
-        directory = self.run / TENSORBOARD
+        rows, directory = read_rows(self.run), self.run / TENSORBOARD
         if directory.is_symlink():  # files in it are removed
             raise UserError(f"{directory} is a symbolic link: not writing through it")
         for old in directory.glob("events.out.tfevents.*"):
             old.unlink()
         # The relative time that TensorBoard shows is then the run's own.
-        self.start = time.time() - (rows[-1]["seconds"] if rows else 0)
+        self.start = time.time() - rows[-1]["seconds"]
         # purge_step: an open viewer drops what it has read.
         self.writer = SummaryWriter(str(directory), purge_step=0, flush_secs=10)
+        return rows
 
     def close(self) -> None:
         """Write what is pending."""
@@ -97,22 +131,30 @@ class TensorBoard(RowLog):
             self.writer.close()
 
 
-class CSV(RowLog):
-    """RUN/metrics.csv, with a column for every key that a row has had."""
+class CSV:
+    """RUN/metrics.csv, with a column for every key that a row has had; written whole at every
+    validation and when the run stops."""
 
-    columns: Sequence[str] = ()
+    def __init__(self, run: Path) -> None:
+        self.run, self.begun = run, False
 
-    def write(self, rows: Sequence[Row], anew: bool) -> None:
-        """Write rows; a row with a new key makes the file new."""
-        if anew or not rows[0].keys() <= set(self.columns):
-            rows, anew = self.rows or [], True
-            self.columns = list(dict.fromkeys(key for row in rows for key in row))
-        path, mode = self.run / CSV_FILE, "w" if anew else "a"
-        with open(path, mode, newline="", encoding="utf-8", opener=following_no_link) as file:
-            writer = csv.DictWriter(file, self.columns, restval="")
-            if anew:
-                writer.writeheader()
+    def __call__(self, row: Row | None = None) -> None:
+        """Write the file, unless the row is one of training."""
+        self.begun = True
+        if row is None or row["split"] != "train":
+            self.close()
+
+    def close(self) -> None:
+        """Write the file, if there was any row."""
+        if not self.begun:
+            return
+        rows = read_rows(self.run)
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        file = self.run / CSV_FILE
+        with open(file, "w", newline="", encoding="utf-8", opener=following_no_link) as stream:
+            writer = csv.DictWriter(stream, columns)
+            writer.writeheader()
             writer.writerows(rows)
 
 
-LOGS: dict[str, type[RowLog]] = {"tensorboard": TensorBoard, "csv": CSV}
+LOGS: dict[str, type[TensorBoard | CSV]] = {"tensorboard": TensorBoard, "csv": CSV}

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from normrnn.config.base import Config
 from normrnn.config.registry import task_of
@@ -34,10 +34,14 @@ def evaluate(
     directory, place = RunDirectory(run), named_device(device)
     config = directory.config()
     kind: type[Task] = task_of(config)
-    model, metadata = kind.restore(directory, place)
+    model = kind.load(directory, place)
+    saved = directory.model_metadata
     task = kind.open(replace(config, data=data or config.data), model)
     task.device = place
-    kinds = _kinds(task, model, metadata)
+    # A model saved with recalibrated statistics does not have the running ones.
+    kinds: Mapping[StatisticsKind, Tensors] = {"recalibrated": {}}
+    if saved.get("statistics") != "recalibrated":
+        kinds = both_kinds(task.population(model))
     rows = [row for split in task.splits for row in task.rows(model, split, kinds)]
     if task.has_train_eval:
         rows.append(task.row(task.score(model, "train_eval"), "train_eval", next(iter(kinds))))
@@ -54,16 +58,8 @@ def evaluate(
     ]
     notes += _notes(task, kinds, same)
     about = {name: getattr(config, name) for name in ("recipe", "norm", "seed")}
-    about |= {"model_sha256": metadata["sha256"], "data_sha256": task.sha256, "same_data": same}
+    about |= {"model_sha256": saved["sha256"], "data_sha256": task.sha256, "same_data": same}
     return {**about, "rows": finite, "notes": notes}
-
-
-def _kinds(task: Task, model: Any, metadata: Mapping[str, str]) -> dict[StatisticsKind, Tensors]:
-    """Return the statistics to evaluate with; empty tensors are the model's own. A model saved with
-    recalibrated statistics does not have the running ones."""
-    if metadata.get("statistics") == "recalibrated":
-        return {"recalibrated": {}}
-    return both_kinds(task.population(model))
 
 
 def _notes(task: Task, kinds: Mapping[StatisticsKind, Tensors], same: bool) -> list[str]:
@@ -87,34 +83,27 @@ def keep(run: Path, result: dict[str, Any]) -> None:
 
 def show(result: Mapping[str, Any], config: Config, console: Console) -> None:
     """Print an evaluation as a table that fits in 80 columns, and its notes."""
-    kind: type[Task] = task_of(config)
-    measure = config.loss_measure
-    columns: dict[str, Any] = {
-        name: lambda row, name=name: str(row.get(name, "")) for name in kind.columns
-    }
-    columns[measure.unit] = lambda row: f"{row['count']:,}"
-    columns["loss"] = lambda row: f"{row['loss']:.4f}"
-    for name in measure.columns:
-        columns[name] = lambda row, name=name: f"{row[name]:.4f}"
-    if measure.convert is not float:
-        columns[measure.name] = lambda row: (
-            f"{measure.convert(row['loss']):,.{measure.digits + 1}f}"
-        )
-    if measure.error_rate:
-        key, name = measure.error_rate
-        columns[name] = lambda row: f"{row[key]:.2%}"
-    if measure.batch_mean:
-        mean = measure.batch_mean[0]
-        columns["mean of batches"] = lambda row: f"{row[mean]:,.2f}" if mean in row else ""
-    title = f"{result['recipe']}, norm {result['norm']}, seed {result['seed']}"
-    table = Table(title=title, box=SIMPLE_HEAD, padding=0)
-    for name in ("set", "statistics"):
-        table.add_column(name)
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row in result["rows"]:
-        figures = (column(row) for column in columns.values())
-        table.add_row(row["split"], statistics_shown(result, row), *figures)
+    measure, rows = config.loss_measure, result["rows"]
+    others = ("split", "statistics", measure.name)
+    names = [*dict.fromkeys(k for row in rows for k in row if k not in others)]
+    names += [] if measure.convert is float else [measure.name]
+    table = Table(
+        *("set", "statistics"),
+        *(Column(measure.unit if name == "count" else name, justify="right") for name in names),
+        title=f"{result['recipe']}, norm {result['norm']}, seed {result['seed']}",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
+    for row in rows:
+        shown = {**row, measure.name: measure.convert(row["loss"])}
+        cells = (_cell(shown.get(name)) for name in names)
+        table.add_row(row["split"], statistics_shown(result, row), *cells)
     console.print(table)
     for line in result["notes"]:
         console.print(line)
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"

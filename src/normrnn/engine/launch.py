@@ -9,7 +9,6 @@ started by torchrun are recognised too. No torch is imported here.
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -41,11 +40,10 @@ def start_run(config: Config, out: Path, processes: int = 1, options: Sequence[s
     `options` are the names of row logs. The process gets the import paths that this one was given.
     """
     order = json.dumps({"config": to_dict(config), "imports": handed_over()}).encode()
-    arguments = [str(out), *options]
-    if processes == 1:
-        return Child(WORKER, arguments, order, out / LOG, config.threads or 1)
-    launched = [str(processes), WORKER, *arguments]
-    return Child(LAUNCHER, launched, order, out / LOG, config.threads or 1)
+    module, arguments = WORKER, [str(out), *options]
+    if processes > 1:
+        module, arguments = LAUNCHER, [str(processes), WORKER, *arguments]
+    return Child(module, arguments, order, out / LOG, config.threads or 1)
 
 
 def rank_and_size(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
@@ -56,16 +54,11 @@ def rank_and_size(environment: Mapping[str, str] = os.environ) -> tuple[int, int
     together = STORE in environment or all(name in environment for name in _TORCHRUN)
     if not together or not {"RANK", "WORLD_SIZE"} <= environment.keys():
         return 0, 1
-    try:
+    with contextlib.suppress(ValueError):
         rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    except ValueError:
-        rank, size = 0, 0
-    if not 0 <= rank < size:
-        raise UserError(
-            f"RANK {environment['RANK']!r} and WORLD_SIZE {environment['WORLD_SIZE']!r} in the"
-            " environment are not a rank and a number of processes"
-        )
-    return rank, size
+        if 0 <= rank < size:
+            return rank, size
+    raise UserError("RANK and WORLD_SIZE in the environment are not those of a launcher")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     count, module, *rest = arguments
     stop_with_parent()
     order = sys.stdin.buffer.read()
-    loopback = _loopback()
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
     with ended_politely(), tempfile.TemporaryDirectory(prefix="normrnn-") as folder:
         shared = {
             STORE: str(Path(folder, "store")),
@@ -86,39 +79,29 @@ def main(arguments: Sequence[str]) -> int:
             for rank in map(str, range(int(count))):
                 variables = {"RANK": rank, "LOCAL_RANK": rank, **shared}
                 processes.append(start_python(module, rest, order, environment=variables))
-            while any(p.poll() is None for p in processes) and not any(
-                p.returncode for p in processes
-            ):
+            while (codes := {p.poll() for p in processes}) <= {None, 0} and None in codes:
                 time.sleep(0.1)
         except KeyboardInterrupt:
             _end(processes, None)  # they write their checkpoint first
             return 130
-        failed = [process.returncode for process in processes if process.returncode]
         _end(processes, _GRACE)
-    # Processes that lost the others end with code 1, killed ones with minus the signal.
-    code = max(process.returncode for process in processes)
-    return code if code > 0 or not failed else 128 - min(failed)
+    # Of those that ended first: processes that lost another end with code 1.
+    ended = [code or 0 for code in codes]
+    if (number := -min(ended)) > 0:
+        print(f"normrnn: a process of this run was ended by signal {number}", file=sys.stderr)
+        return 128 + number
+    return max(ended)
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], seconds: float | None) -> None:
     """Ask processes to end; kill those that still run after `seconds` (None: wait for them)."""
     for process in processes:
         process.terminate()
-    end = None if seconds is None else time.monotonic() + seconds
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(None if end is None else max(0.0, end - time.monotonic()))
+            process.wait(seconds)
         process.kill()
         process.wait()
-
-
-def _loopback() -> str:
-    """Return the name of the loopback interface; end the process if there is none."""
-    present = {name for _, name in socket.if_nameindex()}
-    for name in ("lo", "lo0"):
-        if name in present:
-            return name
-    raise SystemExit("normrnn: several processes need a loopback interface, and there is none")
 
 
 if __name__ == "__main__":

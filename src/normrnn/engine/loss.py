@@ -1,30 +1,97 @@
-"""Softmax cross entropy over many classes, all gradients at once."""
+"""The loss of a batch and over batches, and softmax cross entropy with all gradients at once."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from normrnn.config.measure import Measure
+from normrnn.runs.rows import Row
+
+State = tuple[Tensor, ...]
+"""What flows from batch to batch, each tensor (layers, B, H)."""
 CHUNK_ROWS = 2048
 """Rows of logits in memory at once in training."""
 LOGITS = 1 << 25
 """Logits in memory at once in evaluation, whose windows are longer."""
 
 
-class Classified(NamedTuple):
-    nats: Tensor
-    """Summed over the rows, ()."""
-    errors: Tensor
-    """Rows in which another class was the most probable, ()."""
-    d_rows: Tensor
-    d_weight: Tensor
-    d_bias: Tensor
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a batch, on the device: reading its value would wait for the device."""
+
+    total: Tensor
+    """Summed over the targets."""
+    errors: Tensor | None = None
+    """Number of wrong classes, where they are counted."""
+    objective: Tensor | None = None
+    """What is differentiated instead of `total`: the same loss in other units."""
+    state: State | None = None
+    """The state after the batch, of a network that carries one."""
+    count: int = 0
+    """Targets, on all ranks; set by the task."""
+    sequences: int = 0
+    """Sequences or streams, on all ranks; set by the task."""
+
+    @property
+    def differentiable(self) -> Tensor:
+        """Return the objective, or else the total."""
+        return self.total if self.objective is None else self.objective
 
 
-def _classify(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Classified:
-    """Score a chunk and compute its gradients; logits and probabilities share one buffer."""
+@dataclass
+class Sums:
+    """Sums over batches; those of a train row are part of the checkpoint."""
+
+    total: float = 0.0
+    """Of the losses, over all targets."""
+    count: int = 0
+    """Targets."""
+    errors: int | None = None
+    """Wrong predictions, where they are counted."""
+    figures: float = 0.0
+    """Of the batches' figures, where the measure shows their mean."""
+    batches: int = 0
+    """Batches in `figures` and `grad_norm`."""
+    grad_norm: float = 0.0
+
+    def add(
+        self,
+        total: float,
+        count: int,
+        errors: int | None,
+        measure: Measure,
+        *,
+        grad_norm: float = 0.0,
+        is_full: bool = True,
+    ) -> None:
+        """Add a batch; a remainder does not count in means over batches."""
+        if errors is not None:
+            self.errors = errors + (self.errors or 0)
+        self.total += total
+        self.count += count
+        if is_full:
+            self.batches += 1
+            self.grad_norm += grad_norm
+            self.figures += measure.batch_mean[1](total / count) if measure.batch_mean else 0.0
+
+    def row(self, measure: Measure) -> Row:
+        """Return loss, error rate, count and mean over batches, as far as the measure has them."""
+        row: Row = {"loss": self.total / self.count}
+        if measure.error_rate and self.errors is not None:
+            row[measure.error_rate[0]] = self.errors / self.count
+        row["count"] = self.count
+        if measure.batch_mean:
+            row[measure.batch_mean[0]] = self.figures / self.batches
+        return row
+
+
+def _classify(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+    """Return nats and errors of a chunk, summed over its rows, and the gradients of rows, weight
+    and bias; logits and probabilities share one buffer."""
     index = targets[:, None]
     z = torch.addmm(bias, rows, weight.T)
     errors = (z.argmax(1) != targets).sum()
@@ -34,7 +101,7 @@ def _classify(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Cl
     nats = (total.log() + top - true).sum()
     z.div_(total)
     z.scatter_add_(1, index, z.new_full((1, 1), -1.0).expand_as(index))
-    return Classified(nats, errors, z @ weight, z.T @ rows, z.sum(0))
+    return nats, errors, z @ weight, z.T @ rows, z.sum(0)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -98,17 +165,10 @@ def nats_and_errors(
     if torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(rows, weight, bias, targets)
     nats, errors = rows.new_zeros(()), targets.new_zeros(())
-    for logits, right in _logits(rows, weight, bias, targets):
+    most = max(1, min(CHUNK_ROWS, LOGITS // len(weight)))
+    for some, right in zip(rows.split(most), targets.split(most), strict=True):
+        logits = F.linear(some, weight, bias)
         nats += F.cross_entropy(logits, right, reduction="sum")
         if count_errors:
             errors += (logits.argmax(1) != right).sum()
     return nats, errors
-
-
-def _logits(
-    rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield logits and targets in chunks of limited size."""
-    most = max(1, min(CHUNK_ROWS, LOGITS // len(weight)))
-    for some, right in zip(rows.split(most), targets.split(most), strict=True):
-        yield F.linear(some, weight, bias), right

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn import norms
-from normrnn.engine.loss import nats_and_errors
-from normrnn.engine.sums import Loss, State
+from normrnn.engine.loss import Loss, State, nats_and_errors
 from normrnn.nn import GRU, LSTM, RNN, LiGRU
 from normrnn.nn.base import Normalised
 from normrnn.ops.layout import Steps
@@ -19,8 +18,6 @@ from normrnn.ops.regularise import locked_dropout
 
 Sequences = Tensor | PackedSequence
 """(T, B, I) of equal lengths, or packed, longest first."""
-
-
 Generators = Callable[[str], torch.Generator]
 
 
@@ -93,22 +90,19 @@ class Dropout(nn.Dropout):
 
     def __init__(self, p: float = 0.5, kind: Literal["element", "locked"] = "element"):
         super().__init__(p)
-        if kind not in ("element", "locked"):
-            raise ValueError(f"unknown kind={kind!r}: choose 'element' or 'locked'")
         self.kind = kind
 
     def forward(self, input: Any) -> Any:
-        packed = isinstance(input, PackedSequence)
         if not self.training or self.p == 0:
             return input
+        packed = isinstance(input, PackedSequence)
+        rows = input.data if packed else input.flatten(0, 1)
         if self.kind == "element":
-            dropped = F.dropout(input.data if packed else input, self.p)
-        elif packed:
-            dropped = locked_dropout(input.data, Steps.packed(input.batch_sizes), self.p)
+            rows = F.dropout(rows, self.p)
         else:
-            steps = Steps.dense(*input.shape[:2])
-            dropped = locked_dropout(input.flatten(0, 1), steps, self.p).view_as(input)
-        return input._replace(data=dropped) if packed else dropped
+            steps = Steps.packed(input.batch_sizes) if packed else Steps.dense(*input.shape[:2])
+            rows = locked_dropout(rows, steps, self.p)
+        return input._replace(data=rows) if packed else rows.view_as(input)
 
 
 class SequenceModel(nn.Module):
@@ -177,7 +171,6 @@ class SequenceModel(nn.Module):
     def loss(self, inputs: Any, targets: Tensor, state: State | None = None) -> Loss:
         """Return the cross entropy of the targets in nats, without keeping logits."""
         rows, state = self.features(inputs, state)
-        head = self.decoder.weight, self.decoder.bias
-        count = self.counts_errors
-        nats, errors = nats_and_errors(rows, *head, targets.flatten(), count_errors=count)
+        weight, bias, count = self.decoder.weight, self.decoder.bias, self.counts_errors
+        nats, errors = nats_and_errors(rows, weight, bias, targets.flatten(), count_errors=count)
         return Loss(nats, errors if count else None, state=state)

@@ -7,15 +7,13 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from normrnn.errors import UserError
-from normrnn.nn import recalibrate
-from normrnn.nn.recalibrate import NothingFinite
 from normrnn.runs.rows import Row
 
 Tensors = dict[str, Tensor]
@@ -29,20 +27,30 @@ def statistics_of(model: nn.Module) -> Tensors:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
-def statistics_fit(model: nn.Module, statistics: Tensors) -> bool:
-    """Return whether all are buffers of the model, by name and shape."""
-    shapes = {name: buffer.shape for name, buffer in model.named_buffers()}
-    return all(torch.is_tensor(v) and shapes.get(n) == v.shape for n, v in statistics.items())
-
-
 def set_statistics(model: nn.Module, statistics: Tensors) -> None:
     """Restore a copy; UserError if it is of another network."""
-    if not statistics_fit(model, statistics):
-        raise UserError("the saved statistics belong to another network")
     buffers = dict(model.named_buffers())
+    if any(n not in buffers or v.shape != buffers[n].shape for n, v in statistics.items()):
+        raise UserError("the saved statistics belong to another network")
     with torch.no_grad():
         for name, value in statistics.items():
             buffers[name].copy_(value)
+
+
+@contextlib.contextmanager
+def using(model: nn.Module, statistics: Tensors) -> Iterator[None]:
+    """Use these statistics inside the block; the model's own are restored."""
+    before = statistics_of(model)
+    set_statistics(model, statistics)
+    try:
+        yield
+    finally:
+        set_statistics(model, before)
+
+
+def both_kinds(population: Tensors) -> dict[StatisticsKind, Tensors]:
+    """Return running statistics (the model's own) and recalibrated ones if there are any."""
+    return {"running": {}, "recalibrated": population} if population else {"running": {}}
 
 
 def better_kind(rows: Iterable[Row]) -> StatisticsKind:
@@ -57,45 +65,3 @@ def better_kind(rows: Iterable[Row]) -> StatisticsKind:
     losses = {row["statistics"]: row["loss"] for row in rows if row["split"] == BEST_VALID}
     recalibrated = losses.get("recalibrated", math.inf) < losses.get("running", math.inf)
     return "recalibrated" if recalibrated else "running"
-
-
-def both_kinds(population: Tensors) -> dict[StatisticsKind, Tensors]:
-    """Return running statistics (the model's own) and recalibrated ones if there are any."""
-    return {"running": {}, "recalibrated": population} if population else {"running": {}}
-
-
-@contextlib.contextmanager
-def using(model: nn.Module, statistics: Tensors) -> Iterator[None]:
-    """Use these statistics inside the block."""
-    before = statistics_of(model)
-    set_statistics(model, statistics)
-    try:
-        yield
-    finally:
-        set_statistics(model, before)
-
-
-def population_statistics(
-    model: nn.Module, batches: Iterable[Any], step: Callable[[nn.Module, Any], Any]
-) -> Tensors:
-    """Return recalibrated statistics over training batches, or the model's own if its activations
-    are not finite. The model keeps its own."""
-    before = statistics_of(model)
-    try:
-        with contextlib.suppress(NothingFinite):
-            recalibrate(model, batches, step=step)
-        return statistics_of(model)
-    finally:
-        set_statistics(model, before)
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Set eval mode inside the block; every module's mode is restored."""
-    before = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training

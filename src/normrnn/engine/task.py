@@ -6,8 +6,8 @@ as (`Config.measure`).
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -15,31 +15,26 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import nn
 
 from normrnn.config.base import Config
-from normrnn.config.measure import Measure
 from normrnn.engine.batches import shuffled_batches, sorted_batches
-from normrnn.engine.ranks import Ranks, current, empty_loss
-from normrnn.engine.ranks import evaluating as evaluating_ranks
+from normrnn.engine.loss import Loss, State, Sums
+from normrnn.engine.ranks import ALONE, Ranks, current, empty_loss
 from normrnn.engine.statistics import (
     BEST_VALID,
     StatisticsKind,
     Tensors,
     both_kinds,
-    evaluating,
-    population_statistics,
+    statistics_of,
     using,
 )
-from normrnn.engine.sums import Loss, State, Sums
 from normrnn.errors import UserError
-from normrnn.nn import batch_statistics
+from normrnn.nn import batch_statistics, recalibrate
+from normrnn.nn.recalibrate import NothingFinite, eval_mode
 from normrnn.runs.environment import built
 from normrnn.runs.rows import Row, finite_rows
 from normrnn.runs.store import RunDirectory
 
-Poll = Callable[[], None]
-"""Called between batches of an evaluation; raises when the run was asked to stop."""
 Split = str
 """"train", "valid" and "test", and "train_eval": training data that is scored in eval mode."""
 
@@ -68,10 +63,6 @@ def hash_arrays(*arrays: Any) -> str:
     return digest.hexdigest()
 
 
-def never() -> None:
-    """A `Poll` that never stops an evaluation."""
-
-
 class Task:
     """Base class of tasks.
 
@@ -94,10 +85,6 @@ class Task:
     """Training batches drawn together and sorted by length."""
     calibration_batches = 50
     """Training batches behind recalibrated statistics."""
-    columns: Sequence[str] = ()
-    """Further integer fields of rows that tables show."""
-    data_summary = ""
-    """Sizes of the data in one line."""
     lengths: Mapping[str, Sequence[int]]
     """Length of every sequence, by split."""
     model: Any
@@ -106,6 +93,7 @@ class Task:
         """`sha256` stands for the data: a run resumes only with the same. `where` is the data's
         place as config.json keeps it, `source` a description."""
         self.config = config
+        self.measure = config.loss_measure
         self.sha256 = sha256
         self.where = where or config.data
         self.source = source or self.where
@@ -117,7 +105,6 @@ class Task:
         """Arguments of `network` that the data determines."""
         self.device = torch.device("cpu")
         self.ranks = current()
-        self.evaluating_ranks = evaluating_ranks(config.normalisation)
         self.state: State | None = None
         self._batches: tuple[int, Sequence[Any]] = (-1, ())
 
@@ -163,17 +150,12 @@ class Task:
         """Raise UserError if the data does not fit a network."""
 
     @classmethod
-    def restore(cls, run: RunDirectory, device: torch.device) -> tuple[Any, dict[str, str]]:
-        """Return the best model of a run, in eval mode, and the header of its file."""
+    def load(cls, run: RunDirectory, device: torch.device) -> Any:
+        """Return the best model of a run, in eval mode."""
         config, (weights, metadata) = run.config(), run.read_model()
         model = built(partial(cls.network, config, **cls.saved_sizes(weights, metadata)))
         run.fill(model, weights)
-        return model.to(device).eval(), metadata
-
-    @classmethod
-    def load(cls, run: RunDirectory, device: torch.device) -> Any:
-        """Return the best model of a run, in eval mode."""
-        return cls.restore(run, device)[0]
+        return model.to(device).eval()
 
     def completed(self, config: Config) -> Config:
         """Return the config with the fields that the data determines, and the hash of the data."""
@@ -194,8 +176,8 @@ class Task:
             return shuffled_batches(lengths, train.batch, self.pool, seed=seed, epoch=epoch)
         return sorted_batches(lengths, train.batch)
 
-    def batch(self, split: Split, key: Any, ranks: Ranks) -> Batch:
-        """Read this rank's share of a batch: every `ranks.size`-th sequence by length."""
+    def batch(self, split: Split, key: Any, ranks: Ranks = ALONE) -> Batch:
+        """Read a rank's share of a batch: every `ranks.size`-th sequence by length."""
         lengths = self.lengths[split]
         ordered = sorted(key, key=lambda i: (lengths[i], i), reverse=True)
         share = ordered[ranks.rank :: ranks.size] if ranks.rank < ranks.size else []
@@ -244,10 +226,9 @@ class Task:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what flows between batches, of all ranks."""
-        if self.state is None:
-            return {"state": None}
-        parts = [self.ranks.gathered(s.cpu()) for s in self.state]
-        return {"state": tuple(torch.cat(part, 1) for part in parts)}
+        batch = self.config.train.batch
+        joined = self.state and tuple(self.ranks.joined(s, batch) for s in self.state)
+        return {"state": joined}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from `state_dict`; ValueError if it does not fit."""
@@ -264,76 +245,55 @@ class Task:
 
     # Evaluation
 
-    @property
-    def measure(self) -> Measure:
-        """What the loss is shown as."""
-        return self.config.loss_measure
-
     @torch.no_grad()
     def score(
         self,
         model: Any,
         split: Split,
-        poll: Poll = never,
         *,
         use_batch_statistics: bool = False,
         keys: Iterable[Any] | None = None,
     ) -> Sums:
         """Score a split, or some batches of it, in eval mode, with the model's statistics or each
         batch's own."""
-        ranks, pools = self.evaluating_ranks, self.config.normalisation.pools
-        losses: list[float] = []
-        errors: list[int | None] = []
-        batches: list[Batch] = []
+        pools = self.config.normalisation.pools
         state: State | None = None
-        with evaluating(model):
+        scored: list[tuple[float, int, int | None, bool]] = []
+        with eval_mode(model):
             for key in self.batches(split) if keys is None else keys:
-                poll()
-                batch = self.batch(split, key, ranks)
-                if state is not None and batch.inputs is not None:
-                    # The streams of a shorter remainder are the first ones.
+                batch = self.batch(split, key)
+                if state is not None:  # the streams of a shorter remainder are the first ones
                     state = tuple(s[:, : batch.inputs.shape[1]].contiguous() for s in state)
                 has_own = use_batch_statistics and (batch.sequences > 1 or pools != "step")
                 with batch_statistics(model) if has_own else nullcontext():
                     loss = self.forward(model, batch, state)
                 state = loss.state if self.carries_state else None
-                losses.append(loss.total.item())
-                errors.append(None if loss.errors is None else int(loss.errors))
-                batches.append(replace(batch, inputs=None, targets=None))
-        counts_errors = any(wrong is not None for wrong in errors)
-        *losses, wrong = ranks.total([*losses, sum(wrong or 0 for wrong in errors)])
-        sums = Sums(errors=int(wrong) if counts_errors else None)
-        has_full = any(batch.is_full for batch in batches)
-        for total, batch in zip(losses, batches, strict=True):
-            is_full = batch.is_full or not has_full
-            sums.add(total, batch.count, None, self.measure, is_full=is_full)
+                errors = None if loss.errors is None else int(loss.errors)
+                scored.append((loss.total.item(), batch.count, errors, batch.is_full))
+        sums, has_full = Sums(), any(is_full for *_, is_full in scored)
+        for total, count, errors, is_full in scored:
+            sums.add(total, count, errors, self.measure, is_full=is_full or not has_full)
         return sums
-
-    def row_fields(self, split: Split) -> Row:  # noqa: ARG002
-        """Return further fields of the rows of a split."""
-        return {}
 
     def row(self, sums: Sums, split: Split, statistics: StatisticsKind, **fields: Any) -> Row:
         """Return a row of metrics.jsonl and evaluation.json."""
         begin = {"split": split, "statistics": statistics}
-        return {**begin, **sums.row(self.measure), **self.row_fields(split), **fields}
+        return {**begin, **sums.row(self.measure), **fields}
 
     def rows(
         self,
         model: Any,
         split: Split,
         kinds: Mapping[StatisticsKind, Tensors],
-        poll: Poll = never,
         batch_statistics: bool = True,
     ) -> Iterator[Row]:
         """Yield a row per kind of statistics (empty tensors: the model's own), then one with each
         batch's own, where these mean something."""
         for kind, statistics in kinds.items():
             with using(model, statistics):
-                yield self.row(self.score(model, split, poll), split, kind)
+                yield self.row(self.score(model, split), split, kind)
         if batch_statistics and self.scores_batch_statistics(split):
-            score = self.score(model, split, poll, use_batch_statistics=True)
-            yield self.row(score, split, "batch")
+            yield self.row(self.score(model, split, use_batch_statistics=True), split, "batch")
 
     def scores_batch_statistics(self, split: Split) -> bool:
         """Whether the loss with each batch's own statistics is meaningful: a network that predicts
@@ -351,47 +311,46 @@ class Task:
         """Return the training batches behind recalibrated statistics."""
         return self.batches("train", 0)
 
-    def population(self, model: Any, poll: Poll = never) -> Tensors:
-        """Return recalibrated statistics over training batches; empty for a network that keeps no
-        statistics, or without batches. The model keeps its own."""
-        if not self.config.normalisation.keeps_statistics:
-            return {}
+    def population(self, model: Any) -> Tensors:
+        """Return recalibrated statistics over training batches, the model's own if its activations
+        are not finite; empty for a network that keeps none. The model keeps its own."""
         some = list(islice(self.calibration(), self.calibration_batches))
+        if not (some and self.config.normalisation.keeps_statistics):
+            return {}
         state: State | None = None
 
-        def step(_: nn.Module, key: Any) -> None:
+        def step(_: Any, key: Any) -> None:
             nonlocal state
-            poll()
-            batch = self.batch("train", key, self.evaluating_ranks)
-            if batch.inputs is None:
-                empty_loss(model)
-            elif hasattr(model, "features"):  # without the head
+            batch = self.batch("train", key)
+            if hasattr(model, "features"):  # without the head
                 _, state = model.features(batch.inputs, state if self.carries_state else None)
             else:
                 state = self.forward(model, batch, state).state
 
-        return population_statistics(model, some, step) if some else {}
+        with using(model, {}):
+            with suppress(NothingFinite):
+                recalibrate(model, some, step=step)
+            return statistics_of(model)
 
-    def validate(self, poll: Poll) -> tuple[list[Row], float]:
+    def validate(self) -> tuple[list[Row], float]:
         """Return the rows of a validation, and the loss with running statistics, which selects the
         model."""
         model = self.model
         every = self.validates_all_statistics
-        kinds = both_kinds(self.population(model, poll) if every else {})
-        rows = list(self.rows(model, self.splits[0], kinds, poll, batch_statistics=every))
+        kinds = both_kinds(self.population(model) if every else {})
+        rows = list(self.rows(model, self.splits[0], kinds, batch_statistics=every))
         loss = rows[0]["loss"]
         if self.has_train_eval:
-            score = self.score(model, "train_eval", poll)
-            rows.append(self.row(score, "train_eval", "running"))
+            rows.append(self.row(self.score(model, "train_eval"), "train_eval", "running"))
         return finite_rows(rows), loss
 
-    def test(self, model: Any, kinds: Mapping[StatisticsKind, Tensors], poll: Poll) -> list[Row]:
+    def test(self, model: Any, kinds: Mapping[StatisticsKind, Tensors]) -> list[Row]:
         """Return the rows of the selected model on the held-out splits; those of the first are
         called `best_valid`."""
         return finite_rows(
             {**row, "split": BEST_VALID if split == self.splits[0] else split}
             for split in self.splits
-            for row in self.rows(model, split, kinds, poll)
+            for row in self.rows(model, split, kinds)
         )
 
     def extra_rows(self, model: Any, kinds: Mapping[StatisticsKind, Tensors]) -> list[Row]:  # noqa: ARG002

@@ -112,7 +112,7 @@ class RunJob(Job):
 
     def describe(self, row: Row) -> str:
         """Return a row of its metrics as text."""
-        from normrnn.engine.display import describe
+        from normrnn.engine.callbacks import describe
 
         config = self.config
         keeps = config.normalisation.keeps_statistics
@@ -165,8 +165,6 @@ class Runner:
         """Print what the data is; `name`: also its name."""
         source, path = self.data.source, f"{self.data.config.data}: "
         self.say(f"data: {source if name else source.removeprefix(path)}")
-        if self.data.data_summary:
-            self.say(self.data.data_summary)
 
     def train(self, jobs: Sequence[RunJob]) -> None:
         """Run jobs to their end; UsageError, before any starts, if one was begun differently."""
@@ -232,7 +230,7 @@ class Progress:
 
     def line(self, rows: Sequence[Sequence[Row]]) -> str:
         """Return the state of all runs, `rows` being those of each."""
-        from normrnn.engine.display import duration
+        from normrnn.engine.callbacks import duration
 
         done, ended = self._done(rows), sum(job.has_ended for job in self.jobs)
         text = f"{ended} of {len(self.jobs)} runs done"

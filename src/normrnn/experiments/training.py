@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,16 +46,12 @@ def train(
         path: Directory of the modules that import paths name.
         **settings: Settings of the recipe, as in `epochs=2, hidden=64, model={"momentum": 0.1}`.
     """
-    from normrnn.engine.interrupt import Interrupted
     from normrnn.reporting.runs import load
 
     (chosen,) = use_norms([norm], path)
     config = configured(what, data, {**settings, "norm": chosen}, path)
     place = Path(out) if out else default_directory(config)
-    try:
-        run_training(config, place, log_names(tensorboard, csv), [log] if log else [])
-    except Interrupted:
-        raise KeyboardInterrupt from None
+    run_training(config, place, log_names(tensorboard, csv), [log] if log else [])
     return load(place)
 
 
@@ -108,16 +103,13 @@ def run_training(
 
     In one of several processes that train it together, only the first calls callbacks.
     """
-    from normrnn.engine.callbacks import LOGS
-    from normrnn.engine.display import TextDisplay
+    from normrnn.engine.callbacks import LOGS, Display
     from normrnn.engine.start import train as train_config
 
-    keeps = config.normalisation.keeps_statistics
-    display = partial(TextDisplay, statistics=keeps, bar=sys.stdout.isatty())
     row_logs = [LOGS[name](out) for name in logs] if rank_and_size()[0] == 0 else []
     try:
-        train_config(config, out, display, callbacks=[*row_logs, *callbacks])
-        for row_log in row_logs:
+        train_config(config, out, [*row_logs, *callbacks], display=Display)
+        for row_log in row_logs:  # all rows, if the run had ended before
             row_log()
     finally:
         for row_log in row_logs:
@@ -130,29 +122,12 @@ def train_until_stopped(config: Config, out: Path, logs: Sequence[str]) -> int:
 
     try:
         run_training(config, out, logs)
-    except Interrupted as error:
-        if is_reporting(error):
+    except Interrupted:
+        if rank_and_size()[0] == 0:
             text = f"stopped; the same command resumes from the checkpoint in {out}"
             print(text, file=sys.stderr, flush=True)
         return 130
     return 0
-
-
-def reported_once(work: Callable[[], int]) -> int:
-    """Return the exit code of `work`; of processes that train together one reports errors."""
-    try:
-        return work()
-    except Exception as error:
-        if rank_and_size()[1] > 1 and not is_reporting(error):
-            return getattr(error, "code", 1)
-        raise
-
-
-def is_reporting(error: BaseException) -> bool:
-    """Return whether this process is the one that reports an error."""
-    from normrnn.engine.ranks import may_report
-
-    return may_report(error)
 
 
 def evaluate(

@@ -11,7 +11,7 @@ from normrnn.config.extensions import receive
 from normrnn.engine.launch import BUSY, DIVERGED
 from normrnn.engine.loop import Diverged
 from normrnn.experiments.functions import call_in_worker
-from normrnn.experiments.training import reported_once, train_until_stopped
+from normrnn.experiments.training import train_until_stopped
 from normrnn.processes import stop_with_parent
 from normrnn.recipes import read_config
 from normrnn.runs.store import BusyError
@@ -28,7 +28,7 @@ def run(arguments: list[str]) -> int:
         call_in_worker(order, out)
         return 0
     config = read_config(order["config"])
-    return reported_once(lambda: _train(config, out, arguments[1:]))
+    return _train(config, out, arguments[1:])
 
 
 def _train(config: Config, out: Path, logs: Sequence[str]) -> int:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from normrnn.deploy.networks import Exportable
+from normrnn.engine.loss import State
 from normrnn.engine.model import SequenceModel, generators_by_name, glorot_, train_one_bias
-from normrnn.engine.sums import State
 from normrnn.text.vocabulary import Vocabulary
 
 

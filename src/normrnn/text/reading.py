@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.deploy.stream import Stream
-from normrnn.engine.statistics import evaluating
-from normrnn.engine.sums import State
+from normrnn.engine.loss import State
+from normrnn.nn.recalibrate import eval_mode
 from normrnn.norms import get
 from normrnn.runs.environment import named_device
 from normrnn.runs.store import RunDirectory
@@ -67,7 +67,7 @@ class Reader:
             free = self.steps - len(self.window)
             some, ids = ids[:free], ids[free:]
             self.window += some
-            with evaluating(self.model):
+            with eval_mode(self.model):
                 logits, after = self.model(torch.tensor(self.window)[:, None], self.state)
             parts.append(logits[-len(some) :, 0])
             if len(self.window) == self.steps:

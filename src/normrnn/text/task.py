@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from normrnn.engine.ranks import Ranks
+from normrnn.engine.loss import Sums
+from normrnn.engine.ranks import ALONE, Ranks
 from normrnn.engine.statistics import StatisticsKind, Tensors, using
 from normrnn.engine.task import Batch, Split, Task
 from normrnn.errors import UserError
@@ -27,11 +28,11 @@ class LanguageTask(Task):
     model: LanguageModel
     splits = ("valid", "test")
     validates_all_statistics = True
-    columns = ("streams",)
 
     def __init__(self, config: LanguageConfig, corpus: Corpus | None = None) -> None:
         corpus = corpus or read_corpus(config.data, config.text)
-        super().__init__(config, corpus.sha256, corpus.where, corpus.source)
+        source = f"{corpus.source}; {corpus.summary}"
+        super().__init__(config, corpus.sha256, corpus.where, source)
         evaluation = config.evaluation
         self.vocabulary = corpus.vocabulary
         self.sizes = {"vocabulary": corpus.vocabulary}
@@ -64,11 +65,6 @@ class LanguageTask(Task):
                 f" features, and the last one of this text has {rows}: set model.shrinkage above 0,"
                 " or another train.steps"
             )
-
-    @property
-    def data_summary(self) -> str:  # type: ignore[override]
-        """Sizes of the texts."""
-        return self.corpus.summary
 
     @classmethod
     def open(cls, config: LanguageConfig, model: LanguageModel | None = None) -> "LanguageTask":
@@ -118,16 +114,17 @@ class LanguageTask(Task):
         tokens = train.epoch_tokens
         return every[: max(1, tokens // (train.batch * train.steps))] if tokens else every
 
-    def batch(self, split: Split, key: Window, ranks: Ranks) -> Batch:
-        """Read this rank's streams of a window."""
+    def batch(self, split: Split, key: Window, ranks: Ranks = ALONE) -> Batch:
+        """Read a rank's streams of a window."""
         inputs, targets = (x.to(self.device) for x in key.read(self.texts[split], ranks))
         is_full = (key.length, len(key)) == (self.config.train.steps, self.rows_at_once(split))
         inputs = inputs if inputs.numel() else None
         return Batch(inputs, targets, key.length * len(key), len(key), is_full)
 
-    def row_fields(self, split: Split) -> Row:
-        """Return the number of streams."""
-        return {"streams": self.rows_at_once(split)}
+    def row(self, sums: Sums, split: Split, statistics: StatisticsKind, **fields: Any) -> Row:
+        """Return a row with the number of streams."""
+        fields = {"streams": self.rows_at_once(split), **fields}
+        return super().row(sums, split, statistics, **fields)
 
     def calibration(self) -> Iterable[Window]:
         """Return training windows in the order of the text."""
