@@ -200,15 +200,13 @@ def test_rows_appended_to_a_finished_run(whole: Path) -> None:
         read_run(whole)
 
 
-@pytest.mark.parametrize("part", ["state", "optimizer", "best_running", "model", "progress"])
+@pytest.mark.parametrize("part", ["state", "best_running", "model", "progress"])
 def test_a_checkpoint_that_does_not_fit(
     part: str, tiny_frame: LanguageConfig, stopped: Path
 ) -> None:
     payload = torch.load(stopped / "checkpoint.pt", weights_only=True)
     if part == "state":
         payload["task"]["state"] = tuple(s[:, :3] for s in payload["task"]["state"])
-    elif part == "optimizer":
-        payload["optimizer"]["state"] = {0: {"momentum_buffer": torch.zeros(3, 1)}}
     else:
         payload[part] = {"nonsense": 1}
     config = json.loads((stopped / "config.json").read_text())
