@@ -82,15 +82,19 @@ def needs_normrnn(program: torch.export.ExportedProgram) -> bool:
     return any(str(node.target).startswith("normrnn.") for node in program.graph.nodes)
 
 
-def exported(layer: Any) -> None:
+def exported(layer: Any, ragged: bool = False) -> None:
     """For any T and B; in training with the buffers' updates, else without our operators."""
     layer.requires_grad_(False)
-    twin, x = copy.deepcopy(layer), torch.randn(T, B, INPUT)
-    t, b = torch.export.Dim("t"), torch.export.Dim("b")
-    program = torch.export.export(layer, (x,), dynamic_shapes={"input": {0: t, 1: b}})
+    twin, t, b = copy.deepcopy(layer), torch.export.Dim("t"), torch.export.Dim("b")
+    shapes: Any = {"input": {0: t, 1: b}} | ({"lengths": {0: b}} if ragged else {})
+    given = {"lengths": torch.tensor([3, 5, 2, 5])} if ragged else {}
+    example = (torch.randn(T, B, INPUT),)
+    program = torch.export.export(layer, example, given, dynamic_shapes=shapes)
     assert needs_normrnn(program) == layer.training
-    module, y = program.module(), torch.randn(9, 7, INPUT)
-    for k, (one, other) in enumerate(zip(flat(module(y)), flat(twin(y)), strict=True)):
+    module, y = program.module(), torch.randn(9, 5, INPUT)
+    given = {"lengths": torch.tensor([8, 8, 4, 3, 9])} if ragged else {}
+    results = flat(module(y, **given)), flat(twin(y, **given))
+    for k, (one, other) in enumerate(zip(*results, strict=True)):
         close(one, other, f"result {k}")
     ours = dict(module.named_buffers())
     for name, buffer in twin.named_buffers():
@@ -98,18 +102,7 @@ def exported(layer: Any) -> None:
 
 
 def exported_ragged(layer: Any) -> None:
-    layer.requires_grad_(False)
-    twin, x = copy.deepcopy(layer), torch.randn(T, B, INPUT)
-    t, b = torch.export.Dim("t"), torch.export.Dim("b")
-    shapes: Any = {"input": {0: t, 1: b}, "lengths": {0: b}}
-    given = {"lengths": torch.tensor([3, 5, 2, 5])}
-    program = torch.export.export(layer, (x,), given, dynamic_shapes=shapes)
-    assert needs_normrnn(program) == layer.training
-    module = program.module()
-    y, lengths = torch.randn(9, 5, INPUT), torch.tensor([8, 8, 4, 3, 9])
-    pairs = zip(flat(module(y, lengths=lengths)), flat(twin(y, lengths=lengths)), strict=True)
-    for k, (one, other) in enumerate(pairs):
-        close(one, other, f"result {k}")
+    exported(layer, ragged=True)
 
 
 def faked(layer: Any) -> None:

@@ -87,14 +87,8 @@ class Operations(TorchDispatchMode):
 
 MOST = {
     **{"sequence": 0, "frame": 0, "frame-slots": 0, "whiten": 0, "none": 0},
-    **{
-        "layer": 24,
-        "rms": 40,
-        "hidden": 40,
-        "hidden-shared": 40,
-        "recurrent": 56,
-        "recurrent-shared": 56,
-    },
+    **{"layer": 24, "rms": 40, "hidden": 40, "hidden-shared": 40},
+    **{"recurrent": 56, "recurrent-shared": 56},
 }
 """Operations per time step of an LSTM's forward pass in training, both directions together."""
 FUSED_AT_TEST_TIME = {"hidden-shared", "recurrent-shared"}

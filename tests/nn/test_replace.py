@@ -14,17 +14,6 @@ from tests.helpers import NORMS
 KINDS = {"RNN": (RNN, normrnn.RNN), "LSTM": (LSTM, normrnn.LSTM), "GRU": (GRU, normrnn.GRU)}
 
 
-class Last(nn.Module):
-    """A model that TorchScript compiles: it does not call a recurrent layer by itself."""
-
-    def __init__(self, layer: nn.RNNBase) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)[0][-1]
-
-
 @pytest.fixture
 def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's names hold our layers, as programs do it by hand."""
@@ -113,22 +102,30 @@ class TestReplace:
         without: Any = normrnn.replace(GRU(3, 2, bias=False), "frame")
         assert without.norm_l0.bias is None
 
-    def test_refused(self) -> None:
-        class Own(LSTM):
-            pass
 
-        with pytest.raises(ValueError, match="no torch"):
-            normrnn.replace(nn.Linear(3, 3), "layer")
-        with pytest.raises(ValueError, match="Own"):
-            normrnn.replace(nn.Sequential(Own(3, 2)), "layer")
-        with pytest.raises(ValueError, match="hidden_size"):
-            normrnn.replace(LSTM(3, 2), "layer", hidden_size=3)
-        with pytest.raises(ValueError, match="'batch'"):
-            normrnn.replace(LSTM(3, 2), "batch")  # type: ignore[arg-type]
-        model = nn.ModuleList([LSTM(3, 2), LSTM(3, 2)])
-        model[1].bias_ih_l0 = model[0].bias_ih_l0  # type: ignore[union-attr]
-        with pytest.raises(ValueError, match=r"0\.bias_ih_l0 and 1\.bias_ih_l0"):
-            normrnn.replace(model, "layer")
+class Own(LSTM):
+    """A user's subclass."""
+
+
+def tied_biases() -> nn.Module:
+    model = nn.ModuleList([LSTM(3, 2), LSTM(3, 2)])
+    model[1].bias_ih_l0 = model[0].bias_ih_l0  # type: ignore[union-attr]
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "norm", "options", "match"),
+    [
+        (nn.Linear(3, 3), "layer", {}, "no torch"),
+        (nn.Sequential(Own(3, 2)), "layer", {}, "Own"),
+        (LSTM(3, 2), "layer", {"hidden_size": 3}, "hidden_size"),
+        (LSTM(3, 2), "batch", {}, "'batch'"),
+        (tied_biases(), "layer", {}, r"0\.bias_ih_l0 and 1\.bias_ih_l0"),
+    ],
+)
+def test_refused(model: nn.Module, norm: Any, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        normrnn.replace(model, norm, **options)
 
 
 class TestReplacing:
@@ -147,9 +144,6 @@ class TestReplacing:
         model(torch.randn(5, 6, 3)).sum().backward()
 
     def test_what_stays_torchs(self) -> None:
-        class Own(LSTM):
-            pass
-
         outside = LSTM(3, 4)
         normalised = normrnn.LSTM(3, 4, norm="sequence")
         normalised(torch.randn(5, 6, 3))

@@ -35,26 +35,23 @@ def given(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
     return arguments(*problem(case, tensors))
 
 
-def saved_of(made: list[Tensor], parts: int) -> list[Tensor]:
-    """What the backward pass reads: all but the final state."""
-    return [made[0], *made[1 + parts :]]
-
-
-def heads(made: list[Tensor], parts: int) -> list[Tensor]:
-    return [torch.randn_like(out) for out in made[: 1 + parts]]
+def of_backward(case: Case, args: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor], list[bool]]:
+    """What the backward pass takes besides: all but the final state, gradients, what is wanted."""
+    made = [t.detach() for t in torch.ops.normrnn.recur(*args, True)]
+    parts = 2 if case.mode == "LSTM" else 1
+    grads = [torch.randn_like(out) for out in made[: 1 + parts]]
+    wanted = [t is not None and t.requires_grad for t in args[0]]
+    return [made[0], *made[1 + parts :]], grads, wanted
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_torch_asks_of_an_operator(case: Case, dtype: torch.dtype) -> None:
     args = given(case, dtype)
-    parts = 2 if case.mode == "LSTM" else 1
     opcheck(torch.ops.normrnn.recur.default, (*args, True))
-    made = [t.detach() for t in torch.ops.normrnn.recur(*args, True)]
-    wanted = [t is not None and t.requires_grad for t in args[0]]
     opcheck(
         torch.ops.normrnn.recur_backward.default,
-        (*args, saved_of(made, parts), heads(made, parts), wanted),
+        (*args, *of_backward(case, args)),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 
@@ -131,23 +128,6 @@ def test_second_derivatives_are_the_loops(mode: str, norm: str) -> None:
     check(found[0], found[1], 2e-3, least=1e-2)
 
 
-@pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
-def test_a_state_may_be_changed_in_place() -> None:
-    """Who carries it on does."""
-    case = Case("LSTM", "sequence", (4, 4), inputs=3)
-    tensors = tensors_of(case)
-    result = native(*problem(case, tensors))
-    with torch.no_grad():
-        for part in result.state:
-            part.zero_()
-    result.rows.sum().backward()
-    fresh = tensors_of(case)
-    native(*problem(case, fresh)).rows.sum().backward()
-    for name, tensor in fresh.items():
-        if tensor.requires_grad:
-            assert torch.equal(tensors[name].grad, tensor.grad), name  # type: ignore[arg-type]
-
-
 EVERYTHING = [
     Case("LSTM", "frame slots", (4, 4, 2), (False, True), peephole="ifo", zoneout="masks hc"),
     Case("GRU", "recurrent slots", (4, 4), (True,), resets=True),
@@ -207,10 +187,7 @@ def test_operators_refuse_invalid_arguments(case: Case) -> None:
         tensors = list(args[0])
         tensors[k] = bad
         wrong.append((tensors, *args[1:]))
-    made = [t.detach() for t in torch.ops.normrnn.recur(*args, True)]
-    parts = 2 if case.mode == "LSTM" else 1
-    wanted = [t is not None and t.requires_grad for t in args[0]]
-    grads, saved = heads(made, parts), saved_of(made, parts)
+    saved, grads, wanted = of_backward(case, args)
     for bad in wrong:
         with pytest.raises(ValueError):
             torch.ops.normrnn.recur(*bad, False)
@@ -248,13 +225,10 @@ def negative(t: Tensor | None) -> Tensor | None:
 @torch.no_grad()
 def test_operators_take_any_strides(case: Case, other: Any) -> None:
     args = given(case)
-    made, parts = torch.ops.normrnn.recur(*args, True), 2 if case.mode == "LSTM" else 1
-    grads, saved = heads(made, parts), saved_of(made, parts)
-    wanted = [t is not None and t.requires_grad for t in args[0]]
+    made, (saved, grads, wanted) = torch.ops.normrnn.recur(*args, False), of_backward(case, args)
     first = torch.ops.normrnn.recur_backward(*args, saved, grads, wanted)
     own = [other(t) for t in args[0]], *args[1:]
-    found = torch.ops.normrnn.recur(*own, False)
-    torch.testing.assert_close(found, made[: len(found)])
+    torch.testing.assert_close(torch.ops.normrnn.recur(*own, False), made)
     rest = [other(t) for t in saved], [other(t) for t in grads], wanted
     torch.testing.assert_close(torch.ops.normrnn.recur_backward(*own, *rest), first)
 

@@ -20,54 +20,48 @@ def recur(mode: str, reverse: tuple[bool, ...], steps: Steps, *args: Any) -> Res
     return ops.recur(spec, steps, tensors)
 
 
-class TestRefused:
-    steps = Steps((3, 2))
+GATES, W, H0 = torch.randn(5, 3 * H), torch.randn(3 * H, H), torch.zeros(3, H)
+WIDE = torch.randn(5, 4 * H), torch.randn(4 * H, H)
+WRONG: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = [
+    # float32 gates with a float64 state once gave numbers from nowhere.
+    ("c0.*float32.*float64", "LSTM", (*WIDE, (3, 2), H0, H0.double()), {}),
+    ("w_hh.*float32.*float64", "LSTM", (WIDE[0], WIDE[1].double(), (3, 2), H0, H0), {}),
+    ("peephole_o.*bfloat16", "LSTM", (*WIDE, (3, 2)), {"peephole_o": torch.zeros(H).bfloat16()}),
+    ("w_hh .* 4 × 2 rows for LSTM, got 6", "LSTM", (GATES, W, (3, 2)), {}),
+    (r"x .*\(7, 6\), got \(5, 6\)", "GRU", (GATES, W, (3, 3, 1)), {}),
+    (r"h0 .*\(1, 3, 2\), got \(1, 2, 2\)", "GRU", (GATES, W, (3, 2), torch.zeros(2, H)), {}),
+    (r"bias_hn .*\(2,\), got \(3,\)", "GRU", (GATES, W, (3, 2)), {"bias_hn": torch.zeros(3)}),
+    (r"resets .*bool.*\(5,\).*float32", "GRU", (GATES, W, (3, 2)), {"resets": torch.zeros(5)}),
+    ("'RNN_GELU'", "RNN_GELU", (torch.randn(5, H), torch.randn(H, H), (3, 2)), {}),
+]
 
-    def test_types_that_differ(self) -> None:
-        """float32 gates with a float64 state once gave numbers from nowhere."""
-        gates, w = torch.randn(5, 4 * H), torch.randn(4 * H, H)
-        h0 = torch.zeros(3, H)
-        with pytest.raises(ValueError, match=r"c0.*float32.*got torch.float64"):
-            one_direction("LSTM", gates, w, self.steps, h0, h0.double())
-        with pytest.raises(ValueError, match=r"w_hh.*float32.*got torch.float64"):
-            one_direction("LSTM", gates, w.double(), self.steps, h0, h0)
-        narrow = torch.zeros(H, dtype=torch.bfloat16)
-        with pytest.raises(ValueError, match=r"peephole_o.*float32.*got torch.bfloat16"):
-            one_direction("LSTM", gates, w, self.steps, peephole_o=narrow)
 
-    def test_shapes(self) -> None:
-        gates, w = torch.randn(5, 3 * H), torch.randn(3 * H, H)
-        with pytest.raises(ValueError, match=r"w_hh .* 4 × 2 rows for LSTM, got 6"):
-            one_direction("LSTM", gates, w, self.steps)
-        with pytest.raises(ValueError, match=r"x .*\(7, 6\), got \(5, 6\)"):
-            one_direction("GRU", gates, w, Steps((3, 3, 1)))
-        with pytest.raises(ValueError, match=r"h0 .*\(1, 3, 2\), got \(1, 2, 2\)"):
-            one_direction("GRU", gates, w, self.steps, torch.zeros(2, H))
-        with pytest.raises(ValueError, match=r"bias_hn .*\(2,\), got \(3,\)"):
-            one_direction("GRU", gates, w, self.steps, bias_hn=torch.zeros(3))
+@pytest.mark.parametrize(("match", "mode", "given", "more"), WRONG)
+def test_one_direction_refuses(match: str, mode: str, given: Any, more: dict[str, Any]) -> None:
+    gates, w, sizes, *state = given
+    with pytest.raises(ValueError, match=match):
+        one_direction(mode, gates, w, Steps(sizes), *state, **more)
 
-    def test_what_there_is_not(self) -> None:
-        with pytest.raises(ValueError, match="unknown mode 'RNN_GELU'"):
-            one_direction("RNN_GELU", torch.randn(5, H), torch.randn(H, H), self.steps)
-        weights, zeros = [Weights(None, torch.randn(3 * H, H))], torch.zeros(1, 3, H)
-        gates = torch.randn(5, 3 * H)
-        with pytest.raises(ValueError, match=r"GRU .* takes no c0"):
-            recur("GRU", (False,), self.steps, gates, weights, Norm(), (zeros, zeros))
-        with pytest.raises(ValueError, match="takes no w_hh_1"):
-            recur("GRU", (False,), self.steps, gates, weights * 2, Norm())
-        with pytest.raises(ValueError, match="unknown norm 'rows'"):
-            recur("GRU", (False,), self.steps, gates, weights, Norm("rows"))
 
-    @pytest.mark.parametrize("sizes", [(2, 3), (-1,), (3, -1), (2, 0), (2.0,)])
-    def test_sizes_of_no_packed_batch(self, sizes: Any) -> None:
-        with pytest.raises((ValueError, TypeError)):
-            Steps(sizes)
+@pytest.mark.parametrize(
+    ("match", "reverse", "count", "norm", "state"),
+    [
+        ("takes no c0", (False,), 1, Norm(), (H0[None], H0[None])),
+        ("takes no w_hh_1", (False,), 2, Norm(), None),
+        ("'rows'", (False,), 1, Norm("rows"), None),
+        ("one or two directions", (), 1, Norm(), None),
+        ("one or two directions", (False, True, False), 1, Norm(), None),
+    ],
+)
+def test_a_call_refuses(match: str, reverse: Any, count: int, norm: Norm, state: Any) -> None:
+    with pytest.raises(ValueError, match=match):
+        recur("GRU", reverse, Steps((3, 2)), GATES, [Weights(None, W)] * count, norm, state)
 
-    @pytest.mark.parametrize("reverse", [(), (False, True, False)])
-    def test_numbers_of_directions(self, reverse: tuple[bool, ...]) -> None:
-        weights = [Weights(None, torch.randn(3 * H, H))]
-        with pytest.raises(ValueError, match="one or two directions"):
-            recur("GRU", reverse, self.steps, torch.randn(5, 3 * H), weights, Norm())
+
+@pytest.mark.parametrize("sizes", [(2, 3), (-1,), (3, -1), (2, 0), (2.0,)])
+def test_sizes_of_no_packed_batch(sizes: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        Steps(sizes)
 
 
 def test_final_state_of_each_direction() -> None:
