@@ -97,15 +97,10 @@ class Case:
         return batch and any(1 < n < 4 for n in rows)
 
     def __str__(self) -> str:
-        batch = (
-            "-".join(map(str, self.sizes))
-            if self.sizes[0] != self.sizes[-1]
-            else (f"{self.sizes[0]}x{len(self.sizes)}")
-        )
         ways = "".join("<" if r else ">" for r in self.reverse)
-        more = (f" {self.zoneout}" if self.zoneout else "") + " resets" * self.resets
-        more += " to a state" * self.reset_to
-        return f"{self.mode} {self.norm} {ways} B{batch} I{self.inputs} H{self.hidden}{more}"
+        sizes = "-".join(map(str, self.sizes))
+        more = [self.zoneout, "resets" * self.resets, "to a state" * self.reset_to]
+        return f"{self.mode} {self.norm} {ways} {sizes} I{self.inputs} H{self.hidden} {more}"
 
 
 def tensors_of(case: Case) -> Tensors:

@@ -109,9 +109,7 @@ def grouped(rank: int) -> dict[str, Any]:
     other = pair if rank == 2 else lone
     layer = group_layer(sync=True, process_group=own)
     assert not any("group" in name for name in layer.state_dict())
-    copied = copy.deepcopy(layer)
-    copied.load_state_dict(layer.state_dict())
-    file = io.BytesIO()
+    copied, file = copy.deepcopy(layer), io.BytesIO()
     torch.save(layer, file)
     file.seek(0)
     loaded = torch.load(file, weights_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import normrnn
 from normrnn.ops import Norm, Steps, Weights, describe_call, recur
-from tests.helpers import CELLS, build, close
+from tests.helpers import CELLS, NORMS, build, close
 
 X: Any = {"dtype": torch.float64}
 LENGTHS = (2, 5, 3)
@@ -61,38 +61,26 @@ class TestWeightDrop:
         assert torch.equal(layer(x)[0], layer.fold()(x)[0])
 
 
-class TestLockedDropout:
-    @pytest.mark.parametrize("norm", ["none", "sequence", "recurrent"])
-    def test_one_mask_per_sequence(self, norm: str) -> None:
-        """The second layer sees the first one's output times a mask that does not change in time;
-        of packed sequences, longest first."""
-        how: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "dropout": 0.5}
-        layer = build("lstm", norm, dropout_kind="locked", **how)
-        x = torch.randn(5, 3, 3, **X)
-        own = {**norm_of(norm), **X}
-        lower, upper = (normrnn.LSTM(n, 2, bidirectional=True, **own) for n in (3, 4))
-        state = layer.state_dict()
-        lower.load_state_dict({k: v for k, v in state.items() if "_l0" in k})
-        upper.load_state_dict({k.replace("_l1", "_l0"): v for k, v in state.items() if "_l1" in k})
-        torch.manual_seed(3)
-        mask = F.dropout(torch.ones(3, 4, **X), 0.5)
-        assert 0 < (mask == 0).sum() < mask.numel()
-        torch.manual_seed(3)
-        output = layer(x, lengths=LENGTHS)[0]
-        order = sorted(range(3), key=lambda b: -LENGTHS[b])
+@pytest.mark.parametrize("lengths", [LENGTHS, None])
+@pytest.mark.parametrize("norm", ["none", "sequence", "recurrent"])
+def test_locked_dropout_has_one_mask_per_sequence(norm: str, lengths: Any) -> None:
+    """The second layer sees the first one's output times a mask that does not change in time;
+    of packed sequences, longest first."""
+    how: dict[str, Any] = {"bidirectional": True, **NORMS[norm], **X}
+    layer = normrnn.LSTM(3, 2, 2, dropout=0.5, dropout_kind="locked", **how)
+    lower, upper = (normrnn.LSTM(n, 2, **how) for n in (3, 4))
+    state, x = layer.state_dict(), torch.randn(5, 3, 3, **X)
+    lower.load_state_dict({k: v for k, v in state.items() if "_l0" in k})
+    upper.load_state_dict({k.replace("_l1", "_l0"): v for k, v in state.items() if "_l1" in k})
+    torch.manual_seed(3)
+    mask = F.dropout(torch.ones(3, 4, **X), 0.5)
+    assert 0 < (mask == 0).sum() < mask.numel()
+    if lengths is not None:
+        order = sorted(range(3), key=lambda b: -lengths[b])
         mask = mask[[order.index(b) for b in range(3)]]
-        expected = upper(lower(x, lengths=LENGTHS)[0] * mask, lengths=LENGTHS)[0]
-        close(output, expected, "output")
-        torch.manual_seed(3)
-        mask = F.dropout(torch.ones(3, 4, **X), 0.5)
-        torch.manual_seed(3)
-        close(layer(x)[0], upper(lower(x)[0] * mask)[0], "dense")
-
-
-def norm_of(norm: str) -> dict[str, Any]:
-    return {"none": {"norm": None}, "recurrent": {"norm": "recurrent", "time_steps": 3}}.get(
-        norm, {"norm": norm}
-    )
+    torch.manual_seed(3)
+    output = layer(x, lengths=lengths)[0]
+    close(output, upper(lower(x, lengths=lengths)[0] * mask, lengths=lengths)[0], "output")
 
 
 class TestZoneout:

@@ -80,30 +80,19 @@ def test_slot_of_a_step(tracked: list[int], steps: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_groups_of_single_rows_update_nothing(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("momentum", [0.5, None])
+def test_single_rows_and_empty_groups(dtype: torch.dtype, momentum: float | None) -> None:
     """By the compiled kernel as by torch's operations; one larger group is enough."""
     mean, var, tracked = torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype), torch.tensor(0)
-    batch = torch.randn(3, 2, dtype=dtype), torch.zeros(3, 2, dtype=dtype)
-    update_running_(mean, var, tracked, Statistics(*batch, torch.ones(3, dtype=dtype)), 0.1)
-    assert int(tracked) == 0
-    assert torch.equal(mean, torch.zeros(2, dtype=dtype))
-    assert torch.equal(var, torch.ones(2, dtype=dtype))
-    count = torch.tensor([2.0, 1.0, 1.0], dtype=dtype)
-    update_running_(mean, var, tracked, Statistics(*batch, count), 0.1)
-    assert int(tracked) == 1
-
-
-@pytest.mark.parametrize("momentum", [0.5, None])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_group_that_counts_nothing_changes_nothing(
-    dtype: torch.dtype, momentum: float | None
-) -> None:
-    """By the compiled kernel as by torch's operations."""
-    mean, var, tracked = torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype), torch.tensor(0)
     values = torch.tensor([[1.0, 2.0], [torch.nan, torch.nan]], dtype=dtype)
-    count = torch.tensor([3.0, 0.0], dtype=dtype)
-    update_running_(mean, var, tracked, Statistics(values, values.clone(), count), momentum)
+
+    def update(first: float) -> list[list[float]]:
+        count = torch.tensor([first, 0.0], dtype=dtype)
+        update_running_(mean, var, tracked, Statistics(values, values.clone(), count), momentum)
+        return [mean.tolist(), var.tolist(), [int(tracked)]]
+
+    assert update(1.0) == [[0, 0], [1, 1], [0]]
     share = 1.0 if momentum is None else momentum
-    assert mean.tolist() == pytest.approx([share, share * 2])
-    assert var.tolist() == pytest.approx([1 + share * (1.5 - 1), 1 + share * (3.0 - 1)])
-    assert int(tracked) == 1
+    wanted = [[share, share * 2], [1 + share * 0.5, 1 + share * 2], [1]]
+    for found, expected in zip(update(3.0), wanted, strict=True):
+        assert found == pytest.approx(expected)
