@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from statistics import geometric_mean, mean
 
 from normrnn.reporting.runs import load
+from normrnn.verdicts.rows import Point, crossing
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "pictures"
@@ -120,14 +120,6 @@ def validations(variant: str) -> list[list[tuple[float, float]]]:
     return found
 
 
-def crossing(curve: list[tuple[float, float]]) -> float:
-    """Return the updates at which a curve reaches the target, by linear interpolation."""
-    for (x1, y1), (x2, y2) in pairwise(curve):
-        if y2 <= TARGET:
-            return x1 + (y1 - TARGET) / (y1 - y2) * (x2 - x1)
-    raise ValueError(f"no validation below {TARGET}")
-
-
 def effect(theme: Theme) -> str:
     """Validation perplexity of Penn Treebank, five seeds, baseline and frame-wise."""
     width, height, left, right, top, bottom = 560, 320, 44, 96, 30, 50
@@ -158,7 +150,8 @@ def effect(theme: Theme) -> str:
         middle = [(x, mean(seed[k][1] for seed in seeds)) for k, (x, _) in enumerate(seeds[0])]
         parts.append(line([place(x, y) for x, y in middle if y <= high], colour, 2.5))
         ends.append((place(*middle[-1])[1], name, colour))
-        reached = geometric_mean(map(crossing, seeds))
+        points = [crossing([Point(*pair) for pair in seed], TARGET) for seed in seeds]
+        reached = geometric_mean(point.step for point in points if point is not None)
         x, y = place(reached, TARGET)
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}"/>')
         parts.append(text(x + 6, y - 8, f"{reached:,.0f}", theme.text, 14))

@@ -13,7 +13,7 @@ from normrnn.files import open_regular
 from normrnn.recipes import RECIPES, summary
 from normrnn.reporting import trials
 from normrnn.reporting.groups import Group, data_name
-from normrnn.reporting.pictures import address, draw, pictures, why_no_pictures
+from normrnn.reporting.pictures import address, draw, why_no_pictures
 from normrnn.reporting.runs import Run, RunOrProblem
 from normrnn.reporting.study import RecordedStudy
 from normrnn.reporting.tables import DASH, Table, runs_table
@@ -64,16 +64,14 @@ def _warnings(one: RunOrProblem | RecordedStudy) -> list[str]:
 
 def _section(group: Group, verdict: Verdict) -> dict[str, Any]:
     runs = [run for arm in group.arms for run in arm.runs]
-    drawn = [] if why_no_pictures() else pictures(group)
+    has_values = any(run.splits.get("valid") for run in verdict.runs)
     figures = Table("All figures", HEAD, verdict.table(details=True), verdict.method)
     return {
         "title": group.title or "unknown recipe",
         "lines": verdict.lines(),
         "about": [summary(group.recipe) if group.recipe in RECIPES else "Unknown recipe."],
-        "pictures": [
-            (picture.title, address(partial(draw, group=group, picture=picture)))
-            for picture in drawn
-        ],
+        "picture": address(partial(draw, group=group)) if has_values else "",
+        "caption": "Validation: mean over seeds, lowest to highest seed",
         "tables": [figures, runs_table(group)],
         "settings": [_settings(runs)],
     }
@@ -96,16 +94,14 @@ def _values(values: Iterable[object]) -> str:
 
 
 def _study(study: RecordedStudy) -> dict[str, Any]:
-    found, pictures = study.trials, []
-    if study.drawable and not why_no_pictures():
-        drawn = address(partial(trials.draw, trials=found))
-        pictures = [("Validation loss against learning rate", drawn)]
+    found = study.trials
     tables = [trials.table(found, paper=study.paper), trials.trials_table(found)] if found else []
     return {
         "title": study.title,
         "lines": trials.lines(found),
         "about": [study.budget, study.said],
-        "pictures": pictures,
+        "picture": address(partial(trials.draw, trials=found)) if study.drawable else "",
+        "caption": "Validation loss against learning rate",
         "tables": [*tables, trials.space_table(study.about.get("space"), found)],
         "settings": [],
     }

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from normrnn.errors import UserError
 from normrnn.extras import install_command
 from normrnn.files import write_whole
 from normrnn.reporting.groups import Group, groups
-from normrnn.reporting.runs import Row, Run, RunsLike, loaded
+from normrnn.reporting.runs import RunsLike, loaded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,27 +24,6 @@ if TYPE_CHECKING:
 COLOURS = ("#1f5fbf", "#c62828", "#a35200", "#7a3fa0", "#00695c")
 """On white, by an arm's index: the baseline, the paper's normalisation, others."""
 MOST_POINTS = 400
-
-
-class Picture(NamedTuple):
-    """A value of each run, drawn against updates."""
-
-    title: str
-    split: str
-    key: str
-
-
-VALIDATION = Picture("Validation: mean over seeds, lowest to highest seed", "valid", "loss")
-PICTURES = (
-    VALIDATION,
-    Picture("Training, in training mode", "train", "loss"),
-    Picture("Gradient norm before clipping", "train", "grad_norm"),
-)
-
-
-def pictures(group: Group) -> list[Picture]:
-    """Return the pictures that the runs have rows for, validation first."""
-    return [picture for picture in PICTURES if any(_rows(run, picture) for run in group.runs)]
 
 
 def figure(runs: RunsLike) -> "Figure":
@@ -61,42 +40,35 @@ def figure(runs: RunsLike) -> "Figure":
     return figure
 
 
-def draw(axes: "Axes", group: Group, picture: Picture = VALIDATION) -> None:
-    """Draw a line per arm, the mean over seeds, and a band from the lowest to the highest."""
-    measure, is_loss = group.measure, picture.key == "loss"
-    convert = measure.convert if is_loss else float
+def draw(axes: "Axes", group: Group) -> None:
+    """Draw validation: the mean over seeds, and a band from the lowest to the highest."""
+    measure = group.measure
     for arm in group.arms:
         colour = COLOURS[arm.index % len(COLOURS)]
-        lines = [
-            {row["updates"]: convert(row[picture.key]) for row in _rows(run, picture)}
-            for run in arm.runs
-        ]
+        rows = [run.split("valid", run.serving) for run in arm.runs]
+        lines = [{row["updates"]: measure.convert(row["loss"]) for row in some} for some in rows]
         lines = [line for line in lines if line]
         common = sorted(set.intersection(*map(set, lines))) if lines else []
         common = common[:: -(-len(common) // MOST_POINTS) or 1]
-        values = [[line[at] for line in lines] for at in common]
-        if not values:
+        if not common:
             continue
+        values = [[line[at] for line in lines] for at in common]
         mark = "o" if len(common) <= 2 else ""
         middle = list(map(mean, values))
         axes.plot(common, middle, color=colour, linewidth=1.7, label=arm.name, marker=mark)
         if len(lines) > 1:
             low, high = list(map(min, values)), list(map(max, values))
             axes.fill_between(common, low, high, color=colour, alpha=0.3, linewidth=0)
-    if axes.lines and is_loss and measure.log:
-        _log_scale(axes)
+    if axes.lines and measure.log:
+        from matplotlib.ticker import LogFormatter
+
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.7)))
     axes.set_xlim(left=0)
     axes.locator_params(axis="x", nbins=6, integer=True)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    finish(axes, "updates", measure.axis if is_loss else "norm")
-
-
-def _rows(run: Run, picture: Picture) -> list[Row]:
-    if picture.split == "valid":
-        return run.split("valid", run.serving)
-    if picture.key == "loss" and run.looks_ahead:
-        return []
-    return [row for row in run.split(picture.split) if picture.key in row]
+    finish(axes, "updates", measure.axis)
 
 
 def finish(axes: "Axes", x: str, y: str) -> None:
@@ -111,15 +83,6 @@ def finish(axes: "Axes", x: str, y: str) -> None:
             text.set_parse_math(False)
 
 
-def _log_scale(axes: "Axes") -> None:
-    """Use a logarithmic axis with plain numbers."""
-    from matplotlib.ticker import LogFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(LogFormatter())
-    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.7)))
-
-
 def save(figure: "Figure", path: Path, dpi: int = 100) -> None:
     """Write a PNG file."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +92,9 @@ def save(figure: "Figure", path: Path, dpi: int = 100) -> None:
 
 
 def address(draw: "Callable[[Axes], None]") -> str:
-    """Return a picture as an address for HTML, which holds it; letters are outlines in it."""
+    """Return a picture as an address for HTML, which holds it; empty without matplotlib."""
+    if why_no_pictures():
+        return ""
     figure = new_figure(figsize=(4.8, 3.2), layout="constrained")
     draw(figure.subplots())
     content = io.BytesIO()
