@@ -14,19 +14,17 @@ from normrnn.recipes import RECIPES
 
 PACKAGE = Path(normrnn.__file__).parent
 
-BASE = {"errors", "files", "imports", "locks", "norms", "seal", "terminal", "version"}
+BASE = {"errors", "files", "imports", "norms", "terminal", "version"}
 """Single modules at the bottom, in no room."""
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"terminal"},
     "imports": set(),
     "version": set(),
     "norms": set(),
-    "locks": {"files"},
     "processes": {"files"},
     "files": {"errors"},
     "terminal": set(),
     "console": {"terminal"},
-    "seal": {"errors", "files"},
     "extras": {"errors"},
     "cli": {"errors", "terminal", "version"},
     "__main__": {"cli"},

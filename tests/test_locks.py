@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from normrnn.locks import exclusive, is_held
+from normrnn.files import exclusive, is_held
 
 HOLD = (
-    "import sys, pathlib; from normrnn.locks import exclusive\n"
+    "import sys, pathlib; from normrnn.files import exclusive\n"
     "with exclusive(pathlib.Path(sys.argv[1]), RuntimeError()):\n"
     "    print(True, flush=True)\n"
     "    sys.stdin.read()\n"

@@ -1,4 +1,4 @@
-"""Paths, limits on what is read, and atomic writes.
+"""Paths, limits on what is read, atomic writes, locks and checksums.
 
 Writes do not follow a symbolic link at the last component of a path: in another user's directory
 a link could make us overwrite its target.
@@ -6,16 +6,21 @@ a link could make us overwrite its target.
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from normrnn.errors import UsageError, UserError
 
+BLANK = "0" * 64
+_FIELD = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
 SETTINGS = 1 << 26
 """Limit in bytes for files of settings or results, as config.json."""
 ROWS = 1 << 30
@@ -130,3 +135,110 @@ def remove_leftovers(folder: Path, *names: str) -> None:
         for leftover in folder.glob(f".{name}.*tmp"):
             with contextlib.suppress(OSError):
                 leftover.unlink()
+
+
+# Locks between processes; the system releases them when the holder dies.
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, busy: Exception) -> Iterator[None]:
+    """Hold the lock file inside the block; raise `busy` if another process holds it.
+
+    No symbolic link is followed, and the file stays. Waits longer than `is_held` takes, so that
+    asking does not get in the way.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, timeout=0.3, poll_interval=0.02, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise busy from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock file; takes no exclusive lock and creates no file."""
+    try:
+        import fcntl
+
+        with open_regular(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
+
+
+# Checksums: a field "sha256" holds the hash of the whole file with zeros in its place, so that
+# damage anywhere, the field included, is recognised.
+
+
+def seal(content: bytearray, start: int = 0) -> str:
+    """Write the hash into the first field after `start`, and return it."""
+    field = _FIELD.search(content, start)
+    assert field is not None
+    digest = _hash(content, *field.span(1))
+    content[field.start(1) : field.end(1)] = digest
+    return digest.decode()
+
+
+def is_sealed(content: bytes, path: Path, start: int = 0, stop: int | None = None) -> bool:
+    """Whether there is a hash between `start` and `stop`; UserError if it is wrong."""
+    field = _FIELD.search(content, start, len(content) if stop is None else stop)
+    if field is None:
+        return False
+    if field[1] != _hash(content, *field.span(1)):
+        raise UserError(f"{path} is damaged: wrong checksum")
+    return True
+
+
+def sealed(text: str) -> bytes:
+    """Return a text with its hash filled in."""
+    content = bytearray(text.encode())
+    seal(content)
+    return bytes(content)
+
+
+def sealed_json(values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> bytes:
+    """Return a JSON object, or a list of at least one, with a hash as the first field."""
+    if isinstance(values, Mapping):
+        content: Any = {"sha256": BLANK, **values}
+    else:
+        content = [{"sha256": BLANK, **values[0]}, *values[1:]]
+    return sealed(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path, kind: type = dict) -> tuple[Any, bool]:
+    """Return a JSON object, or with `list` a list of them, without hash, and whether it had one.
+
+    FileNotFoundError if the file does not exist; UserError if it is damaged or cannot be read.
+    """
+    try:
+        content = read_regular(path)
+        has_hash = is_sealed(content, path)
+        values = json.loads(content)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is damaged: not JSON") from None
+    objects = values if kind is list else [values]
+    if not isinstance(values, kind) or not all(isinstance(one, dict) for one in objects):
+        raise UserError(f"{path} is damaged: not a JSON {kind.__name__}")
+    for one in objects[:1]:
+        one.pop("sha256", None)
+    return values, has_hash
+
+
+def _hash(content: bytes | bytearray, start: int, stop: int) -> bytes:
+    view = memoryview(content)
+    digest = hashlib.sha256(view[:start])
+    digest.update(BLANK.encode())
+    digest.update(view[stop:])
+    return digest.hexdigest().encode()

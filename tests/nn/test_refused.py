@@ -44,7 +44,7 @@ ONE_LAYER: list[tuple[Any, dict[str, Any], str]] = [
     *((LSTM, {"proj_size": 1, "norm": None, **more}, "proj_size")
       for more in ({"weight_drop": 0.1}, {"zoneout": (0.1, 0.1)}, {"dropout_kind": "locked"})),
     *((make, {"norm": norm}, rf"'{norm}'.*normrnn\.{name}.*'layer'")
-      for make, name in CELLS.items() for norm in {NORMS[n]["norm"] for n in STATISTICAL}),
+      for make, name in CELLS.items() for norm in sorted({NORMS[n]["norm"] for n in STATISTICAL})),
     *((make, {"norm": "batch"}, "'batch'") for make in CELLS),
 ]  # fmt: skip
 

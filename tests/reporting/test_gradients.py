@@ -1,8 +1,6 @@
-"""What was recorded of back-propagation: picture, table, words."""
+"""What was recorded of back-propagation: table, words."""
 
-import numpy as np
-
-from normrnn.reporting.gradients import figure, sentence, table
+from normrnn.reporting.gradients import sentence, table
 
 LAYER = {
     "gradient": [1.0, 2.0, 4.0],
@@ -15,12 +13,6 @@ RECORDS = [
     {"label": "norm none", "loss": 2.0, "layers": {"l0": LAYER, "l0_reverse": LAYER}},
     {"label": "norm hidden", "loss": 1.5, "layers": {"l0": HIDDEN, "l1": HIDDEN}},
 ]
-
-
-def test_picture() -> None:
-    drawn = figure(RECORDS)
-    assert [len(axes.lines) for axes in drawn.axes] == [4, 4]
-    assert np.asarray(drawn.axes[0].lines[0].get_ydata()).tolist() == [1.0, 2.0, 4.0]
 
 
 def test_table() -> None:

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from normrnn.files import read_json, sealed_json
 from normrnn.ops.native.library import describe
 from normrnn.runs.environment import record
 from normrnn.runs.names import ENVIRONMENT
 from normrnn.runs.store import RunDirectory
-from normrnn.seal import read_json, sealed_json
 
 
 def test_a_run_notes_every_machine_once_and_tells_other_kernels(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normrnn.locks import is_held
+from normrnn.files import is_held
 from tests.safety.conftest import Cli
 
 
@@ -87,12 +87,3 @@ def test_an_old_report_that_is_a_pipe(cli: Cli, run: Path, tmp_path: Path) -> No
     code, _, err = cli("report", run, "--out", tmp_path / "r.html")
     assert code == 1
     assert "not a regular file" in err
-
-
-@pytest.mark.parametrize("content", ["[1]", "[" * 100_000, '[{"layers": {}}, null]'])
-def test_gradients_over_what_is_none(content: str, cli: Cli, run: Path, tmp_path: Path) -> None:
-    (tmp_path / "g.json").write_text(content)
-    code, _, err = cli("gradients", run, "-o", tmp_path / "g.json")
-    assert code == 2
-    assert "holds no gradients: not overwriting it" in err
-    assert (tmp_path / "g.json").read_text() == content

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from normrnn.errors import UserError
+from normrnn.files import read_json
 from normrnn.reporting.runs import examine, load
 from normrnn.reporting.study import RecordedStudy, find_studies, read_study, write
-from normrnn.seal import read_json
 from normrnn.text.config import LanguageConfig
 from tests.safety.conftest import Cli
 from tests.safety.test_run_integrity import edit, flip

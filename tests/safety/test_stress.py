@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from normrnn.config.base import Config
+from normrnn.files import BLANK, seal
 from normrnn.reporting.runs import examine
-from normrnn.seal import BLANK, seal
 from normrnn.text.config import LanguageConfig
 from tests.safety.conftest import Cli
 from tests.tiny_runs import rows_of, run_tiny

@@ -51,7 +51,7 @@ def test_the_papers_space() -> None:
         ({"optimizer.lr": {"low": "a", "high": "b"}}, "optimizer.lr"),
         ({"train.batch": {"low": 1.5, "high": 3}}, "int values"),
         ({"optimizer.name": {"low": 1, "high": 2}}, "optimizer.name"),
-        ({"train.batch": [32, 0]}, "train.batch must lie in"),
+        ({"train.batch": [32, 0]}, "train.batch must be at least 1"),
         ({"optimizer.name": ["sgd", "lbfgs"]}, "lbfgs"),
         ({"train.batch": [1, 8]}, "norm hidden"),
         ({"model.peephole": ["none", "all"], "model.cell": ["lstm", "gru"]}, "not gru"),

@@ -51,7 +51,8 @@ def test_kaldiio_reads_our_archives(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", [None, *range(1, 8)])
 def test_other_kinds_of_matrices(tmp_path: Path, method: int | None) -> None:
     """Double ones, and compressed ones of all three kinds."""
-    scp, options = tmp_path / "o.scp", {"compression_method": method} if method else {}
+    scp = tmp_path / "o.scp"
+    options: dict[str, Any] = {"compression_method": method} if method else {}
     whole = method in (4, 6, 7)  # fixed scales, of whole numbers
     draw = np.random.default_rng(1)
     matrices = {
@@ -63,7 +64,8 @@ def test_other_kinds_of_matrices(tmp_path: Path, method: int | None) -> None:
         values = read_matrix(*locate(target, tmp_path))
         assert values.dtype == np.float32
         np.testing.assert_allclose(values, matrices[key], atol=0.05)
-        np.testing.assert_array_equal(values, kaldiio.load_mat(target).astype(np.float32))
+        expected: Any = kaldiio.load_mat(target)
+        np.testing.assert_array_equal(values, expected.astype(np.float32))
 
 
 def header(kind: bytes, rows: int, columns: int) -> bytes:

@@ -146,11 +146,12 @@ def test_rows_that_are_none(data: Any, named: str) -> None:
 
 
 def test_wrong_options_and_a_file_that_is_not_utf8(tmp_path: Path) -> None:
-    for name, values in (
+    wrong: tuple[Any, ...] = (
         ("baseline", "x"),
         ("margin", (-1, math.nan)),
         ("target", (math.inf, "1")),
-    ):
+    )
+    for name, values in wrong:
         for value in values:
             with pytest.raises(UsageError, match="no variant" if name == "baseline" else name):
                 normrnn.verdict(rows(a=BASE, b=LOWER), **{name: value})
@@ -205,9 +206,9 @@ def test_several_variants_have_wider_intervals_and_a_ranking() -> None:
     base = [[8, 6, 4.0], [8, 6, 4.2], [8, 6, 3.8]]
     others = {"b": shifted(-0.3, base), "c": shifted(-1, base)}
     alone = figure(rows(a=base, b=others["b"]))
-    groups = ([*alone[key].values()] for key in ("baseline", "variant"))
+    first, second = ([*alone[key].values()] for key in ("baseline", "variant"))
     found = rows(a=base, **others)
-    assert figure(found)["interval"] == pytest.approx(welch_interval(*groups, 0.975)[1:])
+    assert figure(found)["interval"] == pytest.approx(welch_interval(first, second, 0.975)[1:])
     assert [name for name, _ in normrnn.verdict(found).ranking] == ["c", "b", "a"]
     fewer = normrnn.verdict(rows(a=BASE, b=LOWER[:2], c=LOWER[:3]), paired=True)
     assert dict(fewer.ranking)["a"] == pytest.approx(5.025)  # of all its seeds
@@ -330,7 +331,7 @@ def test_speed_before_the_learning_rate_drops() -> None:
 
 @pytest.mark.parametrize("paired", [False, True])
 def test_run_directories(paired: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more = {"shared_initialisation": True} if paired else {}
+    more: Any = {"shared_initialisation": True} if paired else {}
     for norm in ("none", "frame", "layer"):
         for seed in (1, 2, 3):
             make_run(tmp_path, "ptb-small", norm, seed, **more)

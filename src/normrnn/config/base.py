@@ -65,7 +65,9 @@ class Bounds:
         return above and (value <= self.high if self.ends[1] == "]" else value < self.high)
 
     def __str__(self) -> str:
-        return f"{self.ends[0]}{self.low}, {self.high}{self.ends[1]}"
+        if self.high == math.inf:
+            return f"be {'at least' if self.ends[0] == '[' else 'above'} {self.low}"
+        return f"lie in {self.ends[0]}{self.low}, {self.high}{self.ends[1]}"
 
 
 Count = Annotated[int, Bounds(0)]
@@ -90,7 +92,7 @@ def check_bounds(settings: Any, prefix: str = "") -> None:
             raise UsageError(f"{name} must be a finite number up to 1e38, not {value}")
         for one in bounds:
             if not one.allows(value):
-                raise UsageError(f"{name} must lie in {one}, not {value}")
+                raise UsageError(f"{name} must {one}, not {value}")
         if isinstance(value, int) and name != "seed" and value > _LARGEST:
             raise UsageError(f"{name} must be at most {_LARGEST:,}, not {value:,}")
 

@@ -9,12 +9,11 @@ from typing import Any
 from normrnn.config.jsonio import to_dict
 from normrnn.config.measure import Measure
 from normrnn.errors import UserError, notice
-from normrnn.files import open_regular
+from normrnn.files import open_regular, read_json
 from normrnn.norms import statistics_shown
 from normrnn.runs.names import CONFIG, EVALUATION, MODEL
 from normrnn.runs.rows import Row, read_rows
 from normrnn.runs.store import RunDirectory
-from normrnn.seal import read_json
 from normrnn.version import __version__
 
 SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "program": ".pt2"}

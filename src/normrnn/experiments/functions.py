@@ -22,8 +22,7 @@ from normrnn.console import PlainConsole
 from normrnn.engine.launch import BUSY, WORKER
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import Job, Progress, run_jobs
-from normrnn.files import read_regular, write_whole
-from normrnn.locks import exclusive
+from normrnn.files import exclusive, read_regular, write_whole
 from normrnn.norms import BASELINE, layer_argument
 from normrnn.processes import Child
 from normrnn.runs.names import CONFIG, DIVERGED, LOCK, LOG, METRICS

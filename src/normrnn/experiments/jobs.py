@@ -13,7 +13,7 @@ from normrnn.config.base import Config
 from normrnn.console import PlainConsole
 from normrnn.engine.launch import BUSY, DIVERGED, start_run
 from normrnn.errors import UserError
-from normrnn.locks import is_held
+from normrnn.files import is_held
 from normrnn.processes import Child, ended_politely, stop, usable_cores
 from normrnn.runs.names import CONFIG, LOCK
 from normrnn.runs.note import read_note

@@ -13,14 +13,12 @@ from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.measure import Measure
 from normrnn.config.registry import KIND, config_class
 from normrnn.errors import UserError, notice
-from normrnn.files import ROWS, open_regular, read_regular, resolved
-from normrnn.locks import is_held
+from normrnn.files import ROWS, is_held, open_regular, read_json, read_regular, resolved
 from normrnn.norms import Norm, get, names
 from normrnn.recipes import RECIPES, recipe
 from normrnn.runs.names import CONFIG, DIVERGED, ENVIRONMENT, LOCK, METRICS
 from normrnn.runs.note import config_changes
 from normrnn.runs.rows import Row, read_metrics
-from normrnn.seal import read_json
 
 
 @dataclass(frozen=True, repr=False)

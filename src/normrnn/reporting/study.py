@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.errors import UserError, notice
-from normrnn.files import ROWS, read_regular, resolved, write_whole
+from normrnn.files import (
+    BLANK,
+    ROWS,
+    is_sealed,
+    read_regular,
+    resolved,
+    sealed,
+    sealed_json,
+    write_whole,
+)
 from normrnn.recipes.paper import PAPER, Paper
 from normrnn.reporting.runs import inside
 from normrnn.reporting.tables import as_markdown
 from normrnn.reporting.trials import LR, Trial, arms_of, best, is_number, lines, table
-from normrnn.seal import BLANK, is_sealed, sealed, sealed_json
 
 TRIALS, ABOUT = "trials.jsonl", "study.json"
 SAID = "sentence"

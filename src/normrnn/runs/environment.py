@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from normrnn.errors import UsageError, UserError, is_out_of_memory, notice
+from normrnn.files import read_json, sealed_json
 from normrnn.ops.native.library import describe
 from normrnn.runs.names import ENVIRONMENT
 from normrnn.runs.store import RunDirectory
-from normrnn.seal import read_json, sealed_json
 from normrnn.version import __version__
 
 M = TypeVar("M", bound=nn.Module)

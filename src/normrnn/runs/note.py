@@ -15,9 +15,8 @@ from typing import Any
 
 from normrnn.config.jsonio import differences, from_dict
 from normrnn.errors import UserError
-from normrnn.files import open_regular
+from normrnn.files import BLANK, is_sealed, open_regular, sealed
 from normrnn.runs.names import CHECKPOINT
-from normrnn.seal import BLANK, is_sealed, sealed
 
 _START = b'{"sha256": "'
 _LONGEST = 1 << 16

@@ -22,13 +22,21 @@ from normrnn.config.base import Config
 from normrnn.config.jsonio import to_dict
 from normrnn.config.registry import read_config
 from normrnn.errors import UsageError, UserError
-from normrnn.files import SETTINGS, largest_tensors, read_regular, remove_leftovers, write_whole
-from normrnn.locks import exclusive
+from normrnn.files import (
+    BLANK,
+    SETTINGS,
+    exclusive,
+    is_sealed,
+    largest_tensors,
+    read_regular,
+    remove_leftovers,
+    seal,
+    write_whole,
+)
 from normrnn.runs.names import CHECKPOINT, CONFIG, ENVIRONMENT, LOCK, METRICS, MODEL
 from normrnn.runs.note import Note, append_note, changed_fields, note_of, read_note
 from normrnn.runs.rows import MetricsFile
 from normrnn.runs.torchfile import TorchFileError, load_torch_file
-from normrnn.seal import BLANK, is_sealed, seal
 
 C = TypeVar("C", bound=Config)
 FORMAT = "normrnn checkpoint 3"

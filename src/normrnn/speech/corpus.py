@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normrnn import seal
 from normrnn.errors import UserError
-from normrnn.files import ROWS, expanded, read_regular, write_whole
+from normrnn.files import ROWS, expanded, read_regular, sealed_json, write_whole
+from normrnn.files import read_json as read_checked_json
 from normrnn.speech.archive import read_matrix, read_table, read_vector, whole_number
 
 FORMAT = "normrnn speech 1"
@@ -187,7 +187,7 @@ def read_checksums(folder: Path, written: str | None = None) -> Checksums:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object with a checksum."""
     try:
-        values, is_sealed = seal.read_json(path)
+        values, is_sealed = read_checked_json(path)
     except FileNotFoundError:
         raise UserError(
             f"{path.parent} is not a finished directory of prepared speech: it lacks {path.name}"
@@ -199,4 +199,4 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write a JSON file with its checksum, atomically."""
-    write_whole(path, seal.sealed_json(values))
+    write_whole(path, sealed_json(values))

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from normrnn.errors import UsageError, UserError
-from normrnn.locks import exclusive
-from normrnn.seal import sealed_json
+from normrnn.files import exclusive, sealed_json
 from normrnn.speech.corpus import FORMAT, read_speech
 from normrnn.speech.prepare.job import Prepared, Utterance
 from normrnn.speech.prepare.preparation import PARTS, SETTINGS, finished, prepare

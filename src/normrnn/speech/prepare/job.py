@@ -24,14 +24,16 @@ from safetensors.numpy import load, save
 
 from normrnn.errors import UsageError, UserError
 from normrnn.files import (
+    BLANK,
     following_no_link,
+    is_sealed,
     largest_tensors,
     open_regular,
     read_regular,
     read_text,
+    seal,
 )
 from normrnn.processes import safe_path
-from normrnn.seal import BLANK, is_sealed, seal
 from normrnn.speech.archive import Unusable
 
 _SAMPLE = 4096
