@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 from benchmarks.machine import peak_growth
-from normrnn.engine.interrupt import Interrupt
-from normrnn.engine.loop import Trainer
+from normrnn.engine.loop import Interrupt, Trainer
 from normrnn.recipes import librispeech_mini
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.config import SpeechConfig

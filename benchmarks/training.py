@@ -25,11 +25,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import processes, speech_training
-from normrnn.engine.interrupt import Interrupt
-from normrnn.engine.loop import Trainer
+from normrnn.engine.loop import Interrupt, Trainer
 from normrnn.engine.loss import nats_and_errors
 from normrnn.recipes import recipe
-from normrnn.runs.names import CHECKPOINT
+from normrnn.runs.records import CHECKPOINT
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig, TrainConfig
 from normrnn.text.corpus import Corpus

@@ -54,7 +54,7 @@ TORCH_FREE_MODULES = [
     *(f"text/{name}.py" for name in ("__init__", "config")),
     *(f"speech/{name}.py" for name in ("__init__", "config")),
     *(f"arrays/{name}.py" for name in ("__init__", "config")),
-    *(f"runs/{name}.py" for name in ("__init__", "names", "note", "rows")),
+    *(f"runs/{name}.py" for name in ("__init__", "records")),
 ]
 
 

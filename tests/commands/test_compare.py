@@ -21,7 +21,7 @@ from normrnn.experiments.compare import check_report
 from normrnn.experiments.jobs import RunJob, plan, run_jobs
 from normrnn.extras import install_command
 from normrnn.recipes import read_config, recipe
-from normrnn.runs.names import DIVERGED
+from normrnn.runs.records import DIVERGED
 from normrnn.text.config import LanguageConfig
 from tests.commands.conftest import Cli
 from tests.tiny_runs import run_tiny

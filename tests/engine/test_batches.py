@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normrnn.engine.batches import evenly_spread, shuffled_batches, sorted_batches
+from normrnn.engine.task import evenly_spread, shuffled_batches, sorted_batches
 
 lengths = st.lists(st.integers(1, 200), min_size=1, max_size=40)
 

@@ -14,13 +14,13 @@ import pytest
 from normrnn.config.base import Config
 from normrnn.config.measure import NATS, Measure
 from normrnn.engine.callbacks import CSV, Display, TensorBoard, describe
-from normrnn.engine.interrupt import Interrupted
 from normrnn.engine.launch import rank_and_size
+from normrnn.engine.loop import Interrupted
 from normrnn.errors import UserError
 from normrnn.experiments.training import run_training
 from normrnn.extras import install_command
 from normrnn.reporting.runs import load
-from normrnn.runs.rows import read_rows
+from normrnn.runs.records import read_rows
 from normrnn.speech.config import FRAMES
 from normrnn.text.config import CHARACTERS, WORDS
 from tests.tiny_runs import run_tiny

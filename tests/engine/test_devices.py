@@ -11,8 +11,7 @@ import torch
 from normrnn import norms
 from normrnn.config.base import Config
 from normrnn.config.registry import task_of
-from normrnn.engine.interrupt import Interrupt
-from normrnn.engine.loop import Trainer
+from normrnn.engine.loop import Interrupt, Trainer
 from normrnn.engine.start import open_experiment
 from normrnn.errors import UsageError
 from normrnn.recipes import recipe

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from normrnn.engine.evaluate import evaluate
-from normrnn.engine.interrupt import Interrupted
-from normrnn.engine.loop import Trainer
+from normrnn.engine.loop import Interrupted, Trainer
 from normrnn.engine.model import derived_seed
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig

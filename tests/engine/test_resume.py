@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from normrnn.engine.interrupt import Interrupted
+from normrnn.engine.loop import Interrupted
 from normrnn.errors import UserError
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import rows_of, run_tiny

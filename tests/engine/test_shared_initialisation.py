@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normrnn.engine.interrupt import Interrupt
-from normrnn.engine.loop import Trainer
+from normrnn.engine.loop import Interrupt, Trainer
 from normrnn.engine.start import open_experiment
 from normrnn.norms import names
 from normrnn.runs.store import RunDirectory

@@ -5,7 +5,7 @@ from pathlib import Path
 from normrnn.files import read_json, sealed_json
 from normrnn.ops.native.library import describe
 from normrnn.runs.environment import record
-from normrnn.runs.names import ENVIRONMENT
+from normrnn.runs.records import ENVIRONMENT
 from normrnn.runs.store import RunDirectory
 
 

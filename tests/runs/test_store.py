@@ -15,8 +15,14 @@ from normrnn.config.base import Config
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UserError
 from normrnn.recipes import recipe
-from normrnn.runs.note import Note, append_note, changed_fields, read_note
-from normrnn.runs.rows import MetricsFile, read_rows
+from normrnn.runs.records import (
+    MetricsFile,
+    Note,
+    append_note,
+    changed_fields,
+    read_note,
+    read_rows,
+)
 from normrnn.runs.store import RunDirectory
 
 CONFIG = recipe("ptb-small")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from normrnn.engine.interrupt import Interrupted
+from normrnn.engine.loop import Interrupted
 from tests.commands.conftest import cli
 from tests.tiny_runs import run_tiny, tiny_config, write_texts
 from tests.tiny_speech import speech_dir, tiny_speech, tiny_speech_config, write_speech

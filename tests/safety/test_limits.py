@@ -26,10 +26,8 @@ from normrnn.cli import guarded
 from normrnn.console import PlainConsole
 from normrnn.errors import UserError
 from normrnn.files import read_json
-from normrnn.runs.note import Note, append_note
-from normrnn.runs.rows import read_metrics
-from normrnn.runs.store import RunDirectory
-from normrnn.runs.torchfile import TorchFileError, load_torch_file
+from normrnn.runs.records import Note, append_note, read_metrics
+from normrnn.runs.store import RunDirectory, TorchFileError, load_torch_file
 from normrnn.speech.archive import Unusable, write_matrix, write_vector
 from normrnn.speech.prepare.features import read_sound
 from normrnn.speech.prepare.librispeech import librispeech_job

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from normrnn.engine import ranks
-from normrnn.runs.torchfile import TorchFileError
+from normrnn.runs.store import TorchFileError
 from normrnn.speech.archive import read_table
 from tests.safety.conftest import Cli
 

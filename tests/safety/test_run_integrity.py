@@ -13,11 +13,11 @@ import torch
 import normrnn
 from normrnn.deploy.card import info
 from normrnn.engine.evaluate import evaluate
-from normrnn.engine.interrupt import Interrupted
+from normrnn.engine.loop import Interrupted
 from normrnn.errors import UserError
 from normrnn.reporting.runs import load as read_run
-from normrnn.runs import rows
-from normrnn.runs.note import Note
+from normrnn.runs import records
+from normrnn.runs.records import Note
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import rows_of, run_tiny
@@ -220,7 +220,7 @@ def test_rows_that_change_while_they_are_read(
     tiny_frame: LanguageConfig, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A finished run is trained for longer between two looks of a reader: not damaged."""
-    reading, first = rows.read_regular, []
+    reading, first = records.read_regular, []
 
     def late(path: Path, limit: int) -> bytes:
         if not first:
@@ -229,7 +229,7 @@ def test_rows_that_change_while_they_are_read(
                 run_tiny(replace(tiny_frame, epochs=9), whole, stop_at=170)
         return reading(path, limit)
 
-    monkeypatch.setattr(rows, "read_regular", late)
-    found = rows.read_metrics(whole)
+    monkeypatch.setattr(records, "read_regular", late)
+    found = records.read_metrics(whole)
     assert first
     assert (found.problem, found.verified) == ("", True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normrnn.engine.interrupt import Interrupted
+from normrnn.engine.loop import Interrupted
 from normrnn.errors import UserError
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechCorpus, read_speech, write_json

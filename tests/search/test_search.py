@@ -17,7 +17,7 @@ from normrnn import verdict
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.extras import install_command
 from normrnn.recipes import ptb_char, recipe
-from normrnn.runs.rows import read_rows
+from normrnn.runs.records import read_rows
 from normrnn.text.config import EvaluationConfig
 from tests.commands.conftest import Cli, cli
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normrnn.engine.batches import shuffled_batches
 from normrnn.engine.ranks import ALONE, Ranks
+from normrnn.engine.task import shuffled_batches
 from normrnn.speech.archive import write_matrix, write_vector
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechSplit, digest

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
 from normrnn.engine.evaluate import show
-from normrnn.engine.interrupt import Interrupted
+from normrnn.engine.loop import Interrupted
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.training import evaluate
 from normrnn.runs.store import RunDirectory

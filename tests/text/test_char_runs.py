@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from normrnn.cli import main
-from normrnn.engine.interrupt import Interrupted
+from normrnn.engine.loop import Interrupted
 from normrnn.errors import UserError
 from normrnn.experiments.training import load
 from normrnn.recipes import ptb_char

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import normrnn
 from normrnn.engine.evaluate import evaluate
-from normrnn.engine.statistics import set_statistics, statistics_of, using
+from normrnn.engine.task import set_statistics, statistics_of, using
 from normrnn.errors import UserError
 from normrnn.text.config import EvaluationConfig, LanguageConfig, TrainConfig
 from normrnn.text.corpus import Corpus

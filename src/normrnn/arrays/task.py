@@ -11,10 +11,8 @@ from torch.nn.utils.rnn import PackedSequence
 from normrnn.arrays.config import ArrayConfig
 from normrnn.arrays.model import ArrayModel
 from normrnn.arrays.read import Arrays, read_arrays
-from normrnn.engine.batches import evenly_spread
 from normrnn.engine.model import Sequences
-from normrnn.engine.statistics import Tensors
-from normrnn.engine.task import Split, Task
+from normrnn.engine.task import Split, Task, Tensors, evenly_spread
 from normrnn.errors import UserError
 
 

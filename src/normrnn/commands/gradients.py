@@ -12,7 +12,7 @@ from normrnn.commands.options import parse, parse_of_run, split_recipe
 from normrnn.config.base import Config, checked_norms
 from normrnn.errors import UsageError, UserError
 from normrnn.files import write_whole
-from normrnn.runs.names import CONFIG
+from normrnn.runs.records import CONFIG
 
 if TYPE_CHECKING:
     from normrnn.engine.task import Task

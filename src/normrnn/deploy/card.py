@@ -11,8 +11,7 @@ from normrnn.config.measure import Measure
 from normrnn.errors import UserError, notice
 from normrnn.files import open_regular, read_json
 from normrnn.norms import statistics_shown
-from normrnn.runs.names import CONFIG, EVALUATION, MODEL
-from normrnn.runs.rows import Row, read_rows
+from normrnn.runs.records import CONFIG, EVALUATION, MODEL, Row, read_rows
 from normrnn.runs.store import RunDirectory
 from normrnn.version import __version__
 

@@ -16,7 +16,7 @@ from normrnn.files import expanded, write_whole
 from normrnn.nn import LiGRU
 from normrnn.nn.base import Normalised
 from normrnn.runs.environment import named_device
-from normrnn.runs.names import CHECKPOINT, CONFIG, MODEL
+from normrnn.runs.records import CHECKPOINT, CONFIG, MODEL
 from normrnn.runs.store import RunDirectory, sealed_tensors
 
 FORMAT = "normrnn export 1"

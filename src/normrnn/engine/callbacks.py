@@ -12,7 +12,7 @@ from normrnn.config.measure import Measure
 from normrnn.errors import UserError
 from normrnn.extras import install_command
 from normrnn.files import following_no_link, utf8_name
-from normrnn.runs.rows import Row, read_rows
+from normrnn.runs.records import Row, read_rows
 
 Callback = Callable[[Row], None]
 """Called with every row of metrics.jsonl, after it was written."""

@@ -11,14 +11,12 @@ from rich.table import Column, Table
 
 from normrnn.config.base import Config
 from normrnn.config.registry import task_of
-from normrnn.engine.statistics import StatisticsKind, Tensors, both_kinds
-from normrnn.engine.task import Task
+from normrnn.engine.task import StatisticsKind, Task, Tensors, both_kinds
 from normrnn.errors import UserError
 from normrnn.files import sealed_json
 from normrnn.norms import statistics_shown
 from normrnn.runs.environment import named_device
-from normrnn.runs.names import EVALUATION
-from normrnn.runs.rows import finite_rows
+from normrnn.runs.records import EVALUATION, finite_rows
 from normrnn.runs.store import RunDirectory
 
 

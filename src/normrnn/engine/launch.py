@@ -21,7 +21,7 @@ from normrnn.config.extensions import handed_over
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UserError
 from normrnn.processes import Child, ended_politely, start_python, stop_with_parent
-from normrnn.runs.names import LOG
+from normrnn.runs.records import LOG
 
 WORKER = "normrnn.experiments.worker"
 LAUNCHER = "normrnn.engine.launch"

@@ -4,10 +4,13 @@ import copy
 import json
 import math
 import secrets
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,12 +19,12 @@ from torch import Tensor, nn
 from normrnn.config.base import Config, OptimizerConfig
 from normrnn.config.jsonio import from_dict, to_dict
 from normrnn.engine.callbacks import Callback
-from normrnn.engine.interrupt import Interrupt, Interrupted
 from normrnn.engine.loss import Loss, Sums
 from normrnn.engine.model import derived_seed
 from normrnn.engine.ranks import current, distributed, share_statistics
-from normrnn.engine.statistics import (
+from normrnn.engine.task import (
     StatisticsKind,
+    Task,
     Tensors,
     better_kind,
     both_kinds,
@@ -29,16 +32,53 @@ from normrnn.engine.statistics import (
     statistics_of,
     using,
 )
-from normrnn.engine.task import Task
 from normrnn.errors import UsageError, UserError
-from normrnn.runs.names import CONFIG
-from normrnn.runs.note import Note
-from normrnn.runs.rows import Row
+from normrnn.runs.records import CONFIG, Note, Row
 from normrnn.runs.store import RunDirectory
 
 
 class Diverged(UserError):  # noqa: N818  a result, in a search
     """The loss or its gradient is not a finite number."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop; everything done so far is in the checkpoint."""
+
+
+class Interrupt:
+    """While entered, SIGINT and SIGTERM set `requested`; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._at_once = False
+        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+
+    def __enter__(self) -> "Interrupt":
+        # Only the main thread may set handlers.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._request)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Raise Interrupted wherever a request comes inside the block, which writes nothing."""
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
+
+    def _request(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.requested = True
+        self.__exit__()
+        if self._at_once:
+            raise Interrupted
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.config.measure import Measure
-from normrnn.runs.rows import Row
+from normrnn.runs.records import Row
 
 State = tuple[Tensor, ...]
 """What flows from batch to batch, each tensor (layers, B, H)."""

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from normrnn.engine.launch import STORE, rank_and_size
 from normrnn.nn.base import Normalised
 from normrnn.nn.batchnorm import Normaliser
-from normrnn.runs.torchfile import load_torch_file
+from normrnn.runs.store import load_torch_file
 
 T = TypeVar("T")
 _LONGEST = timedelta(days=7)

@@ -12,15 +12,13 @@ from normrnn.config.base import Config
 from normrnn.config.jsonio import from_dict, to_dict
 from normrnn.config.registry import task_of
 from normrnn.engine.callbacks import Callback
-from normrnn.engine.interrupt import Interrupt
-from normrnn.engine.loop import Diverged, Trainer
+from normrnn.engine.loop import Diverged, Interrupt, Trainer
 from normrnn.engine.ranks import device_of_rank, together
 from normrnn.engine.task import Task
 from normrnn.errors import UsageError, UserError
 from normrnn.ops.native.library import library
 from normrnn.runs.environment import named_device, record, set_threads
-from normrnn.runs.names import CHECKPOINT, CONFIG, DIVERGED, MODEL
-from normrnn.runs.note import changed_fields
+from normrnn.runs.records import CHECKPOINT, CONFIG, DIVERGED, MODEL, changed_fields
 from normrnn.runs.store import RunDirectory
 
 

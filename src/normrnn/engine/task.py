@@ -6,35 +6,32 @@ as (`Config.measure`).
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from normrnn.config.base import Config
-from normrnn.engine.batches import shuffled_batches, sorted_batches
 from normrnn.engine.loss import Loss, State, Sums
 from normrnn.engine.ranks import ALONE, Ranks, current, empty_loss
-from normrnn.engine.statistics import (
-    BEST_VALID,
-    StatisticsKind,
-    Tensors,
-    both_kinds,
-    statistics_of,
-    using,
-)
 from normrnn.errors import UserError
 from normrnn.nn import batch_statistics, recalibrate
 from normrnn.nn.recalibrate import NothingFinite, eval_mode
 from normrnn.runs.environment import built
-from normrnn.runs.rows import Row, finite_rows
+from normrnn.runs.records import Row, finite_rows
 from normrnn.runs.store import RunDirectory
 
+Tensors = dict[str, Tensor]
+StatisticsKind = Literal["running", "recalibrated", "batch"]
+BEST_VALID = "best_valid"
+"""Split of the rows that the selected model gets on validation data at the end of a run."""
 Split = str
 """"train", "valid" and "test", and "train_eval": training data that is scored in eval mode."""
 
@@ -356,3 +353,102 @@ class Task:
     def extra_rows(self, model: Any, kinds: Mapping[StatisticsKind, Tensors]) -> list[Row]:  # noqa: ARG002
         """Return rows that only `normrnn evaluate` computes, and that take time."""
         return []
+
+
+# Sequences in batches of similar length, in an order that seed and epoch determine.
+
+
+def shuffled_batches(
+    lengths: Sequence[int], batch: int, pool: int = 1, *, seed: int, epoch: int
+) -> list[list[int]]:
+    """Return the numbers of all sequences once, in batches of similar length.
+
+    Pools of `pool` batches are drawn at random and sorted by length; their batches come in random
+    order. Only the last batch drawn may be smaller; a single sequence left over joins the batch
+    before it, because statistics of a time step need two.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    order = torch.randperm(len(lengths), generator=generator).tolist()
+    batches: list[list[int]] = []
+    for start in range(0, len(order), pool * batch):
+        some = sorted(order[start : start + pool * batch], key=lambda i: (lengths[i], i))
+        batches += [some[i : i + batch] for i in range(0, len(some), batch)]
+    batches = _join_single(batches, batch)
+    return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+def sorted_batches(lengths: Sequence[int], batch: int) -> list[list[int]]:
+    """Return the numbers of all sequences once, by length.
+
+    >>> sorted_batches([5, 3, 4, 9, 1], 2)
+    [[4, 1], [2, 0, 3]]
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
+    return _join_single([order[i : i + batch] for i in range(0, len(order), batch)], batch)
+
+
+def evenly_spread(count: int, total: int) -> list[int]:
+    """Return `count` of `total` numbers, or all of them if there are fewer.
+
+    >>> evenly_spread(3, 10)
+    [0, 3, 6]
+    """
+    count = min(count, total)
+    return [i * total // count for i in range(count)]
+
+
+def _join_single(batches: list[list[int]], batch: int) -> list[list[int]]:
+    if batch > 1 and len(batches) > 1 and len(batches[-1]) == 1:
+        return [*batches[:-2], batches[-2] + batches[-1]]
+    return batches
+
+
+# Statistics of a network's normalisers: copied, replaced and restored.
+# - running: the buffers as training left them;
+# - recalibrated: population statistics over training batches, without dropout;
+# - batch: each batch's own, as the authors' code validated.
+
+
+def statistics_of(model: nn.Module) -> Tensors:
+    """Return a copy of all buffers of the model."""
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def set_statistics(model: nn.Module, statistics: Tensors) -> None:
+    """Restore a copy; UserError if it is of another network."""
+    buffers = dict(model.named_buffers())
+    if any(n not in buffers or v.shape != buffers[n].shape for n, v in statistics.items()):
+        raise UserError("the saved statistics belong to another network")
+    with torch.no_grad():
+        for name, value in statistics.items():
+            buffers[name].copy_(value)
+
+
+@contextmanager
+def using(model: nn.Module, statistics: Tensors) -> Iterator[None]:
+    """Use these statistics inside the block; the model's own are restored."""
+    before = statistics_of(model)
+    set_statistics(model, statistics)
+    try:
+        yield
+    finally:
+        set_statistics(model, before)
+
+
+def both_kinds(population: Tensors) -> dict[StatisticsKind, Tensors]:
+    """Return running statistics (the model's own) and recalibrated ones if there are any."""
+    return {"running": {}, "recalibrated": population} if population else {"running": {}}
+
+
+def better_kind(rows: Iterable[Row]) -> StatisticsKind:
+    """Return the kind of statistics with the lowest validation loss of the selected model.
+
+    Batch statistics are left out: they depend on the rest of a batch. Running ones win a tie.
+
+    >>> rows = [("running", 5.0), ("recalibrated", 4.9), ("batch", 4.0)]
+    >>> better_kind({"split": "best_valid", "statistics": k, "loss": v} for k, v in rows)
+    'recalibrated'
+    """
+    losses = {row["statistics"]: row["loss"] for row in rows if row["split"] == BEST_VALID}
+    recalibrated = losses.get("recalibrated", math.inf) < losses.get("running", math.inf)
+    return "recalibrated" if recalibrated else "running"

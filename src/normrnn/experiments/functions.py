@@ -25,8 +25,7 @@ from normrnn.experiments.jobs import Job, Progress, run_jobs
 from normrnn.files import exclusive, read_regular, write_whole
 from normrnn.norms import BASELINE, layer_argument
 from normrnn.processes import Child
-from normrnn.runs.names import CONFIG, DIVERGED, LOCK, LOG, METRICS
-from normrnn.runs.rows import MetricsFile, Row
+from normrnn.runs.records import CONFIG, DIVERGED, LOCK, LOG, METRICS, MetricsFile, Row
 
 TrainFunction = Callable[..., Any]
 _SPLITS = ("train", "valid", "test")

@@ -15,9 +15,7 @@ from normrnn.engine.launch import BUSY, DIVERGED, start_run
 from normrnn.errors import UserError
 from normrnn.files import is_held
 from normrnn.processes import Child, ended_politely, stop, usable_cores
-from normrnn.runs.names import CONFIG, LOCK
-from normrnn.runs.note import read_note
-from normrnn.runs.rows import Row, read_rows
+from normrnn.runs.records import CONFIG, LOCK, Row, read_note, read_rows
 
 
 @dataclass

@@ -18,8 +18,7 @@ from normrnn.config.registry import with_fields
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import RunJob, Runner, plan
 from normrnn.experiments.space import Space, check_space, draw, grid, optuna_module
-from normrnn.runs.names import CONFIG
-from normrnn.runs.rows import epoch_averages
+from normrnn.runs.records import CONFIG, epoch_averages
 
 if TYPE_CHECKING:
     from normrnn.reporting.study import RecordedStudy

@@ -118,7 +118,7 @@ def run_training(
 
 def train_until_stopped(config: Config, out: Path, logs: Sequence[str]) -> int:
     """Train or resume a run; return the exit code: 130 if it was asked to stop."""
-    from normrnn.engine.interrupt import Interrupted
+    from normrnn.engine.loop import Interrupted
 
     try:
         run_training(config, out, logs)

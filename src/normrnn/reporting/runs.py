@@ -16,9 +16,16 @@ from normrnn.errors import UserError, notice
 from normrnn.files import ROWS, is_held, open_regular, read_json, read_regular, resolved
 from normrnn.norms import Norm, get, names
 from normrnn.recipes import RECIPES, recipe
-from normrnn.runs.names import CONFIG, DIVERGED, ENVIRONMENT, LOCK, METRICS
-from normrnn.runs.note import config_changes
-from normrnn.runs.rows import Row, read_metrics
+from normrnn.runs.records import (
+    CONFIG,
+    DIVERGED,
+    ENVIRONMENT,
+    LOCK,
+    METRICS,
+    Row,
+    config_changes,
+    read_metrics,
+)
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from normrnn.reporting.groups import Group
 from normrnn.reporting.runs import Run
-from normrnn.runs.rows import epoch_averages
+from normrnn.runs.records import epoch_averages
 
 DASH = "–"
 COLUMNS = 80

@@ -14,7 +14,7 @@ from torch import nn
 from normrnn.errors import UsageError, UserError, is_out_of_memory, notice
 from normrnn.files import read_json, sealed_json
 from normrnn.ops.native.library import describe
-from normrnn.runs.names import ENVIRONMENT
+from normrnn.runs.records import ENVIRONMENT
 from normrnn.runs.store import RunDirectory
 from normrnn.version import __version__
 

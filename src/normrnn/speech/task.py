@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from normrnn.engine.batches import evenly_spread
-from normrnn.engine.statistics import Tensors
-from normrnn.engine.task import Split, Task
+from normrnn.engine.task import Split, Task, Tensors, evenly_spread
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
 from normrnn.speech.archive import read_table

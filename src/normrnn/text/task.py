@@ -5,10 +5,9 @@ from typing import Any
 
 from normrnn.engine.loss import Sums
 from normrnn.engine.ranks import ALONE, Ranks
-from normrnn.engine.statistics import StatisticsKind, Tensors, using
-from normrnn.engine.task import Batch, Split, Task
+from normrnn.engine.task import Batch, Split, StatisticsKind, Task, Tensors, using
 from normrnn.errors import UserError
-from normrnn.runs.rows import Row
+from normrnn.runs.records import Row
 from normrnn.text.config import LanguageConfig
 from normrnn.text.corpus import Corpus, read_corpus
 from normrnn.text.model import LanguageModel

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from normrnn.errors import UsageError, UserError
 from normrnn.files import exclusive, replacing, resolved, write_whole
-from normrnn.runs.names import LOCK
+from normrnn.runs.records import LOCK
 from normrnn.speech.archive import write_matrix, write_vector
 from normrnn.speech.corpus import (
     CHECKSUMS,
