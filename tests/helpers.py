@@ -1,5 +1,6 @@
 """What the tests of ops and nn share: random layers, the reference beside them, comparison."""
 
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -164,6 +165,23 @@ def _unsqueezed(hx: Any) -> Any:
     return tuple(s.unsqueeze(1) for s in hx) if isinstance(hx, tuple) else hx.unsqueeze(1)
 
 
+def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Copies of those that there are."""
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def buffers(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.named_buffers()}
+
+
+def reloaded(module: torch.nn.Module, weights_only: bool = True) -> Any:
+    """What torch.load returns after torch.save."""
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=weights_only)
+
+
 @contextmanager
 def unchanged(module: torch.nn.Module) -> Iterator[None]:
     """No parameter and no buffer changes inside."""
@@ -181,6 +199,10 @@ def pull(outputs: Iterable[Tensor]) -> None:
     )
     assert isinstance(loss, Tensor)
     loss.backward()
+
+
+def same(actual: Any, expected: Any, tol: float = 0.0) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tol, atol=tol)
 
 
 def close(actual: Tensor | None, expected: Tensor | None, what: str, tol: float = 1e-10) -> None:

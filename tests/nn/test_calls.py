@@ -10,7 +10,18 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import normrnn
-from tests.helpers import CELLS, NORMS, build, close, inputs, run, states
+from tests.helpers import (
+    CELLS,
+    NORMS,
+    buffers,
+    build,
+    close,
+    gradients,
+    inputs,
+    run,
+    same,
+    states,
+)
 
 LENGTHS = [2, 5, 3]
 X: Any = {"dtype": torch.float64}
@@ -19,60 +30,29 @@ CASES = list(zip(itertools.cycle(CELLS), NORMS, strict=False))
 TORCHS: dict[Any, Any] = {normrnn.RNN: nn.RNN, normrnn.LSTM: nn.LSTM, normrnn.GRU: nn.GRU}
 
 
-def gradients(layer: Any) -> dict[str, Tensor]:
-    return {name: p.grad.clone() for name, p in layer.named_parameters() if p.grad is not None}
-
-
-def buffers(layer: Any) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in layer.named_buffers()}
-
-
-def same(actual: dict[str, Tensor], expected: dict[str, Tensor], tol: float = 0.0) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tol, atol=tol)
-
-
 @pytest.mark.parametrize(("cell", "norm"), CASES)
-class TestBackward:
-    def layer(self, cell: str, norm: str) -> Any:
-        return build(cell, norm, num_layers=2, bidirectional=True, momentum=0.0)
+def test_backward_passes(cell: str, norm: str) -> None:
+    """Of two calls at once, again through a kept graph, and from each result alone."""
+    layer = build(cell, norm, num_layers=2, bidirectional=True, momentum=0.0)
+    state, batches = states(layer, 3), [inputs(6, LENGTHS) for _ in range(2)]
 
-    def test_twice_through_a_kept_graph(self, cell: str, norm: str) -> None:
-        """The first pass must not spoil what the second one needs."""
-        layer = self.layer(cell, norm)
-        outputs = run(layer, inputs(6, LENGTHS), LENGTHS, "padded", states(layer, 3))
-        loss = torch.stack([out.square().sum() for out in outputs]).sum()
-        loss.backward(retain_graph=True)
-        first = gradients(layer)
-        layer.zero_grad()
-        loss.backward()
-        assert first.keys() == dict(layer.named_parameters()).keys()
-        same(gradients(layer), first)
+    def losses(x: Tensor) -> Tensor:
+        outputs = run(layer, x, LENGTHS, "padded", state)
+        return torch.stack([out.square().sum() for out in outputs])
 
-    def test_two_calls_before_one_backward(self, cell: str, norm: str) -> None:
-        layer = self.layer(cell, norm)
-        batches = [inputs(6, LENGTHS) for _ in range(2)]
-        for x in batches:
-            layer(x, lengths=LENGTHS)[0].square().sum().backward()
-        separate = gradients(layer)
-        layer.zero_grad()
-        outputs = [layer(x, lengths=LENGTHS)[0] for x in batches]
-        torch.cat(outputs).square().sum().backward()
-        same(gradients(layer), separate, 1e-10)
+    def grads(loss: Tensor, keep: bool = False) -> list[Tensor]:
+        own = list(layer.parameters())
+        return [*torch.autograd.grad(loss, own, retain_graph=keep, materialize_grads=True)]
 
-    def test_from_one_of_the_results_alone(self, cell: str, norm: str) -> None:
-        """Only the output, only h_n, only c_n: the others get no gradient at all."""
-        layer = self.layer(cell, norm)
-        x, state = inputs(6, LENGTHS), states(layer, 3)
-        for which in range(3 if layer.mode == "LSTM" else 2):
-            run(layer, x, LENGTHS, "padded", state)[which].square().sum().backward()
-            alone = gradients(layer)
-            layer.zero_grad()
-            outputs = run(layer, x, LENGTHS, "padded", state)
-            sums = [out.square().sum() * (k == which) for k, out in enumerate(outputs)]
-            torch.stack(sums).sum().backward()
-            whole = gradients(layer)
-            same({n: alone.get(n, torch.zeros_like(g)) for n, g in whole.items()}, whole, 1e-10)
-            layer.zero_grad()
+    def total(parts: list[list[Tensor]]) -> list[Tensor]:
+        return [torch.stack(grad).sum(0) for grad in zip(*parts, strict=True)]
+
+    both, found = [losses(x) for x in batches], []
+    for x, loss in zip(batches, both, strict=True):
+        found.append(grads(loss.sum(), keep=True))
+        same(grads(loss.sum(), keep=True), found[-1])
+        same(total([grads(losses(x)[k]) for k in range(len(loss))]), found[-1], 1e-10)
+    same(grads(torch.stack(both).sum()), total(found), 1e-10)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -87,14 +67,14 @@ class TestInputs:
             assert not given.is_contiguous()
             close(layer(given, state)[0], wanted, "output", 1e-12)
 
-    def test_arguments_and_parameters_are_not_changed(self, norm: str) -> None:
+    def test_nothing_that_is_given_is_changed(self, norm: str) -> None:
         layer, x = build("lstm", norm), torch.randn(5, 4, 3, **X)
         state = torch.randn(1, 4, 2, **X), torch.randn(1, 4, 2, **X)
         tensors = [x, *state, *(p.detach() for p in layer.parameters())]
         copies = [v.clone() for v in tensors]
         layer(x, state)[0].sum().backward()
         layer(x, state, lengths=[5, 1, 2, 2])
-        assert all(map(torch.equal, tensors, copies))
+        same(tensors, copies)
 
     def test_a_time_step_is_the_position_in_the_window(self, norm: str) -> None:
         """With a state carried over, statistics begin again at step 0."""
@@ -103,8 +83,7 @@ class TestInputs:
         if layer.time_steps is not None:
             before = layer.norm_l0.num_batches_tracked.clone()
             layer(x[:2], state)
-            change = layer.norm_l0.num_batches_tracked - before
-            assert change.tolist() == [1, 1, 0]
+            assert (layer.norm_l0.num_batches_tracked - before).tolist() == [1, 1, 0]
 
 
 def test_packed_output_can_be_packed_on() -> None:
@@ -198,24 +177,24 @@ class TestResets:
         assert not grad[:3].any()
         assert grad[3:, 0].any()
 
-    @pytest.mark.parametrize("form", ["dense", "batch_first", "packed"])
+    @pytest.mark.parametrize("is_packed", [False, True])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_they_may_change_before_the_backward_pass(self, form: str, dtype: Any) -> None:
+    def test_they_may_change_before_the_backward_pass(self, is_packed: bool, dtype: Any) -> None:
         """Programs that collect episodes in a buffer write the next ones into it."""
-        layer = build("lstm", "sequence", dtype=dtype, batch_first=form == "batch_first")
-        x, buffer = torch.randn(5, 4, 3, dtype=dtype), torch.rand(5, 4) < 0.4
+        layer = build("lstm", "sequence", dtype=dtype, batch_first=True)
+        x, cut = torch.randn(4, 5, 3, dtype=dtype), torch.rand(4, 5) < 0.4
         found = []
-        for spoil in (False, True):
+        for is_spoilt in (False, True):
             layer.zero_grad()
-            given: list[Any] = [x, buffer.clone()]
-            if form == "packed":
-                given = [pack_padded_sequence(v, torch.tensor([5, 5, 4, 1])) for v in given]
-            elif form == "batch_first":
-                given = [v.transpose(0, 1) for v in given]
-            output = layer(given[0], resets=given[1])[0]
-            if spoil:
-                (given[1].data if form == "packed" else given[1]).fill_(False)
-            (output.data if form == "packed" else output).square().sum().backward()
+            given: Any = x
+            resets: Any = cut.clone()
+            if is_packed:
+                lengths = torch.tensor([5, 5, 4, 1])
+                given, resets = (pack_padded_sequence(v, lengths, True) for v in (x, resets))
+            output: Any = layer(given, resets=resets)[0]
+            if is_spoilt:
+                (resets.data if is_packed else resets).fill_(False)
+            (output.data if is_packed else output).square().sum().backward()
             found.append(gradients(layer))
         same(*found)
 
@@ -246,19 +225,6 @@ class TestLearnedStates:
         torch.testing.assert_close(program.module()(x, **more)[0], wanted)
         compiled = torch.compile(layer, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(x, **more)[0], wanted)
-
-    def test_folding_keeps_them(self) -> None:
-        model = nn.Sequential(build("lstm", "sequence", learn_initial_state=True)).eval()
-        x = torch.randn(5, 3, 3, **X)
-        with pytest.warns(UserWarning, match="initial state"):
-            plain: Any = normrnn.fold(model)
-        assert type(plain[0]) is normrnn.LSTM
-        assert plain[0].norm is None
-        layer: Any = model[0]
-        for folded in (plain, layer.fold()):
-            torch.testing.assert_close(folded(x)[0], model(x)[0])
-        with pytest.raises(ValueError, match="initial states"):
-            normrnn.fold(model, plain=True)
 
     @pytest.mark.filterwarnings("ignore:LSTM with projections")
     def test_parameters(self) -> None:

@@ -1,75 +1,57 @@
 """Population statistics from one pass."""
 
+import copy
 import warnings
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import normrnn
-from tests.helpers import STATISTICAL, build, unchanged
+from tests.helpers import STATISTICAL, build, same, unchanged
+
+X: Any = {"dtype": torch.float64}
+LENGTHS = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 
-def rows_of(x: Tensor, lengths: list[int]) -> Tensor:
-    """The unpadded frames of (T, B, I), (N, I)."""
-    return torch.cat([x[:n, b] for b, n in enumerate(lengths)])
-
-
-def same(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
-
-
+@settings(max_examples=50)
 @given(
-    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4).filter(
-        lambda batches: sum(map(sum, batches)) > 1
-    ),
-    st.sampled_from(["sequence", "frame"]),
+    st.lists(LENGTHS, min_size=1, max_size=4).filter(lambda batches: sum(map(sum, batches)) > 1),
+    st.sampled_from(["sequence", "frame", "frame-slots"]),
     st.sampled_from(["lstm", "gru", "tanh"]),
 )
-def test_first_layer_equals_the_whole_set_for_any_split(
+def test_the_first_layer_equals_the_whole_set_for_any_split(
     batches: list[list[int]], norm: str, cell: str
 ) -> None:
-    """Pooled by frame count. Single rows and lone slices are rows like any other."""
+    """Pooled by frame count, over all frames or per step; single rows and lone slices are rows like
+    any other, and slots with fewer than two rows stay as they were."""
     torch.manual_seed(sum(map(sum, batches)))
-    layer = build(cell, norm, bidirectional=True, num_layers=2)
-    data = [(torch.randn(max(b), len(b), 3, dtype=torch.float64) * 2 + 1, b) for b in batches]
+    layer = build(cell, norm, bidirectional=True)
+    before = copy.deepcopy(layer.state_dict())
+    data = [(torch.randn(max(b), len(b), 3, **X) * 2 + 1, b) for b in batches]
     normrnn.recalibrate(layer, [{"input": x, "lengths": lengths} for x, lengths in data])
-    rows = torch.cat([rows_of(x, lengths) for x, lengths in data])
-    for suffix in ("", "_reverse"):
-        pre = rows @ getattr(layer, f"weight_ih_l0{suffix}").detach().t()
-        normaliser = getattr(layer, f"norm_l0{suffix}")
-        same(normaliser.running_mean, pre.mean(0))
-        same(normaliser.running_var, pre.var(0))
-        assert normaliser.num_batches_tracked.item() == len(batches)
-
-
-@given(
-    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4),
-    st.booleans(),
-)
-def test_slots_equal_the_whole_set_for_any_split(batches: list[list[int]], reverse: bool) -> None:
-    """Per step t < K: over all frames t; slots with fewer than two rows stay as they were."""
-    torch.manual_seed(sum(map(sum, batches)))
-    layer = build("gru", "frame-slots", bidirectional=reverse)
-    before = {name: b.clone() for name, b in layer.named_buffers()}
-    data = [(torch.randn(max(b), len(b), 3, dtype=torch.float64), b) for b in batches]
-    normrnn.recalibrate(layer, [{"input": x, "lengths": lengths} for x, lengths in data])
-    for suffix in ("", "_reverse") if reverse else ("",):
-        weight = getattr(layer, f"weight_ih_l0{suffix}").detach()
-        normaliser = getattr(layer, f"norm_l0{suffix}")
-        for t in range(3):
-            frames = [x[t, b] for x, n in data for b in range(len(n)) if n[b] > t]
-            if len(frames) < 2:
-                name = f"norm_l0{suffix}.running_mean"
-                assert torch.equal(normaliser.running_mean[t], before[name][t])
+    steps = [
+        [x[t, b] for x, lengths in data for b, n in enumerate(lengths) if n > t] for t in range(5)
+    ]
+    groups = steps[:3] if norm == "frame-slots" else [[row for rows in steps for row in rows]]
+    for end in ("", "_reverse"):
+        normaliser = getattr(layer, f"norm_l0{end}")
+        mean, var = (
+            b.view(len(groups), -1) for b in (normaliser.running_mean, normaliser.running_var)
+        )
+        for k, rows in enumerate(groups):
+            if len(rows) < 2:
+                assert torch.equal(mean[k], before[f"norm_l0{end}.running_mean"][k])
                 continue
-            pre = torch.stack(frames) @ weight.t()
-            same(normaliser.running_mean[t], pre.mean(0))
-            same(normaliser.running_var[t], pre.var(0))
+            pre = torch.stack(rows) @ getattr(layer, f"weight_ih_l0{end}").detach().t()
+            same(mean[k], pre.mean(0), 1e-10)
+            same(var[k], pre.var(0), 1e-10)
+        if norm != "frame-slots":
+            assert normaliser.num_batches_tracked.item() == len(batches)
 
 
 @pytest.mark.parametrize("norm", STATISTICAL)
@@ -78,19 +60,19 @@ def test_all_layers_on_a_single_batch(norm: str) -> None:
     layer = build("lstm", norm, num_layers=2, bidirectional=True, dropout=0.0)
     twin = build("lstm", norm, num_layers=2, bidirectional=True, momentum=1.0)
     twin.load_state_dict(layer.state_dict())
-    x = torch.randn(3, 4, 3, dtype=torch.float64)
+    x = torch.randn(3, 4, 3, **X)
     normrnn.recalibrate(layer, [x])
     twin(x)
     for name, buffer in layer.named_buffers():
         if name.endswith(("mean", "var")):
-            same(buffer, dict(twin.named_buffers())[name])
+            same(buffer, twin.get_buffer(name), 1e-10)
 
 
 def check_whole(layer: Any, rows: Tensor) -> None:
     """The statistics are those of all rows."""
-    pre = rows @ layer.weight_ih_l0.detach().t()
-    same(layer.norm_l0.running_mean, pre.mean(0))
-    same(layer.norm_l0.running_var, pre.var(0))
+    pre = rows.reshape(-1, 3) @ layer.weight_ih_l0.detach().t()
+    same(layer.norm_l0.running_mean.flatten(), pre.mean(0), 1e-10)
+    same(layer.norm_l0.running_var.flatten(), pre.var(0), 1e-10)
 
 
 class TestBatches:
@@ -103,36 +85,35 @@ class TestBatches:
         padded = self.z.clone()
         padded[2:, 1] = float("nan")
         broken = torch.full_like(self.x, float("nan"))
-        whole, rows = self.x.flatten(0, 1), rows_of(self.z, [5, 2])
+        both = torch.cat([self.x.flatten(0, 1), packed.data])
+        ragged = pack_padded_sequence(self.x, torch.tensor([4, 1, 2]), enforce_sorted=False).data
         for batches, expected in (
-            ([self.x, packed], [whole, rows]),
-            ([(self.x, None, [4, 1, 2])], [rows_of(self.x, [4, 1, 2])]),
-            ([self.x, {"input": padded, "lengths": [5, 2]}], [whole, rows]),
-            ([[self.x]], [whole]),
-            ([self.x, broken], [whole]),
+            ([self.x, packed], both),
+            ([self.x, {"input": padded, "lengths": [5, 2]}], both),
+            ([(self.x, None, [4, 1, 2])], ragged),
+            ([[self.x]], self.x),
+            ([self.x, broken], self.x),
         ):
             layer = build("lstm", "sequence")
             assert normrnn.recalibrate(layer, batches) is layer
-            check_whole(layer, torch.cat(expected))
+            check_whole(layer, expected)
 
     def test_of_x_and_y_a_model_of_one_argument_gets_x(self) -> None:
-        averaged: Any = torch.optim.swa_utils.AveragedModel(
-            nn.Sequential(build("lstm", "sequence"))
-        )
-        plain = nn.Sequential(build("lstm", "sequence"))
+        plain: Any = nn.Sequential(build("lstm", "sequence"))
+        averaged: Any = torch.optim.swa_utils.AveragedModel(copy.deepcopy(plain))
         for model, layer in ((plain, plain[0]), (averaged, averaged.module[0])):
             for batch in ((self.x, self.y), [self.x, self.y]):
                 normrnn.recalibrate(model, [batch])
-                check_whole(layer, self.x.flatten(0, 1))
+                check_whole(layer, self.x)
         data = torch.utils.data.TensorDataset(self.x.transpose(0, 1), self.y)
         first = build("lstm", "sequence", batch_first=True)
         loader = torch.utils.data.DataLoader(data, batch_size=2)
         normrnn.recalibrate(nn.Sequential(first), loader)
-        check_whole(first, self.x.flatten(0, 1))
+        check_whole(first, self.x)
 
     def test_step_carries_a_state(self) -> None:
         """By hand: step 0 of both windows, the second from the carried state."""
-        x, layer = torch.randn(6, 4, 3).double(), build("lstm", "hidden", num_layers=2)
+        x, layer = torch.randn(6, 4, 3, **X), build("lstm", "hidden", num_layers=2)
         carried: list[Any] = [None]
 
         def step(model: nn.Module, window: Tensor) -> None:
@@ -144,8 +125,8 @@ class TestBatches:
             _, (h, _) = layer(x[:3])
         w_x, w_h = layer.weight_ih_l0.detach(), layer.weight_hh_l0.detach()
         sums = torch.cat([x[0] @ w_x.t(), x[3] @ w_x.t() + h[0] @ w_h.t()])
-        same(layer.norm_l0.running_mean[0], sums.mean(0))
-        same(layer.norm_l0.running_var[0], sums.var(0))
+        same(layer.norm_l0.running_mean[0], sums.mean(0), 1e-10)
+        same(layer.norm_l0.running_var[0], sums.var(0), 1e-10)
 
     @pytest.mark.parametrize(
         ("batches", "match"),
@@ -179,46 +160,35 @@ class TestBatches:
             assert normrnn.recalibrate(layer, [self.x]) is layer
 
 
-class TestModes:
-    def model(self) -> nn.Sequential:
-        model = nn.Sequential(build("lstm", "sequence", num_layers=2, dropout=0.9), nn.Dropout(0.5))
-        model[1].eval()
-        return model
+def test_modes_are_restored() -> None:
+    """Also after an exception, which leaves the buffers as they were."""
 
-    def modes(self, model: nn.Module) -> list[bool]:
+    def modes() -> list[bool]:
         return [m.training for m in model.modules()]
 
-    def step(self, model: nn.Module, x: Tensor) -> None:
-        assert not any(self.modes(model))
+    def step(_: nn.Module, x: Tensor) -> None:
+        assert not any(modes())
         assert not torch.is_grad_enabled()
-        assert isinstance(model, nn.Sequential)
         model[0](x)
 
-    def test_restored(self) -> None:
-        for training in (True, False):
-            model = self.model()
-            model[0].train(training)
-            before = self.modes(model)
-            x = torch.randn(4, 3, 3, dtype=torch.float64)
-            normrnn.recalibrate(model, [x], step=self.step)
-            assert self.modes(model) == before
-            model[0].eval()
-            assert torch.equal(model[0](x)[0], model[0](x)[0])
+    def batches() -> Any:
+        yield x
+        raise OSError("the disk is gone")
 
-    def test_restored_after_an_exception_with_buffers_untouched(self) -> None:
-        model = self.model()
-        modes = self.modes(model)
-
-        def batches() -> Any:
-            yield torch.randn(4, 3, 3, dtype=torch.float64)
-            raise OSError("the disk is gone")
-
+    x = torch.randn(4, 3, 3, **X)
+    for training in (True, False):
+        layer = build("lstm", "sequence", num_layers=2, dropout=0.9).train(training)
+        model = nn.Sequential(layer, nn.Dropout(0.5).eval())
+        model.training = True
+        before = modes()
         with unchanged(model), pytest.raises(OSError, match="disk"):
-            normrnn.recalibrate(model, batches(), step=self.step)
-        assert self.modes(model) == modes
-        kept = model[0].norm_l0.running_mean.clone()  # type: ignore[union-attr]
-        model[0](torch.randn(4, 3, 3, dtype=torch.float64))  # training goes on
-        assert not torch.equal(model[0].norm_l0.running_mean, kept)  # type: ignore[union-attr]
+            normrnn.recalibrate(model, batches(), step=step)
+        assert modes() == before
+        normrnn.recalibrate(model, [x], step=step)
+        assert modes() == before
+        kept = layer.norm_l0.running_mean.clone()
+        assert torch.equal(layer(x + 1)[0], layer(x + 1)[0]) != training  # dropout
+        assert torch.equal(layer.norm_l0.running_mean, kept) != training
 
 
 @pytest.mark.parametrize("options", [{}, {"time_steps": 20}])
@@ -236,46 +206,68 @@ def test_steps_that_differ(options: dict[str, Any]) -> None:
     normrnn.recalibrate(nn.Sequential(normrnn.GRU(3, 4, norm="sequence")), [alike + other])
 
 
-@pytest.mark.parametrize("x", [torch.randn(1, 1, 3), torch.ones(6, 5, 3)])
-def test_rows_that_cannot_be_shared_over_time(x: Tensor) -> None:
-    layer = normrnn.LSTM(3, 4, norm="frame", time_steps=3)
-    layer(torch.randn(6, 5, 3))
-    with unchanged(layer), pytest.raises(ValueError, match="norm_l0"):
-        normrnn.recalibrate(layer, [x], shared=True)
-    assert layer.time_steps == 3
-
-
-def test_sharing_changes_nothing_if_a_later_layer_cannot_be_measured() -> None:
-    first, second = (normrnn.LSTM(3, 3, norm="frame", time_steps=3) for _ in range(2))
-    model = nn.ModuleList([first, second])
-    for layer in (first, second):
-        layer(torch.randn(6, 5, 3))
-
-    def step(_: nn.Module, x: Tensor) -> None:
-        first(x)
-        second(x[:1, :1])  # a single row
-
-    with unchanged(model), pytest.raises(ValueError, match=r"1\.norm_l0"):
-        normrnn.recalibrate(model, [torch.randn(6, 5, 3)], step=step, shared=True)
-    assert first.time_steps == second.time_steps == 3
-    assert [n.time_steps for layer in (first, second) for n in layer.normalisers()] == [3, 3]  # type: ignore[attr-defined]
-
-
 def test_one_slot_is_that_of_the_first_step() -> None:
     """As training fills it; not all steps pooled."""
-    layer: Any = normrnn.GRU(3, 2, norm="frame", time_steps=1)
-    x = torch.randn(6, 8, 3) + torch.arange(6.0)[:, None, None]
+    layer = build("gru", "frame-slots", time_steps=1)
+    x = torch.randn(6, 8, 3, **X) + torch.arange(6.0)[:, None, None]
     normrnn.recalibrate(layer, [x[:, :3], x[:, 3:]])
-    first = x[0] @ layer.weight_ih_l0.t()
-    torch.testing.assert_close(layer.norm_l0.running_mean[0], first.mean(0))
-    torch.testing.assert_close(layer.norm_l0.running_var[0], first.var(0))
+    check_whole(layer, x[0])
 
 
-def test_what_is_shared_in_inference_mode_can_be_trained() -> None:
-    layer: Any = normrnn.GRU(3, 4, norm="frame", time_steps=4)
-    x = torch.randn(6, 5, 3)
-    with torch.inference_mode():
-        normrnn.recalibrate(layer, [x], shared=True)
-    kept = layer.norm_l0.running_mean.clone()
-    layer.train()(x + 1)[0].sum().backward()
-    assert not torch.equal(layer.norm_l0.running_mean, kept)
+class TestShared:
+    """``shared=True``: statistics per step become one."""
+
+    @pytest.mark.parametrize("norm", ["frame-slots", "hidden", "sequence"])
+    @pytest.mark.parametrize("cell", ["tanh", "lstm", "gru"])
+    def test_equals_a_layer_that_never_had_slots(self, cell: str, norm: str) -> None:
+        other = {"frame-slots": "frame", "hidden": "hidden-shared"}.get(norm, norm)
+        layer, twin = (build(cell, n, num_layers=2, bidirectional=True) for n in (norm, other))
+        twin.load_state_dict(dict(layer.named_parameters()), strict=False)
+        batches: list[Any] = [torch.randn(5, 4, 3, **X) * k for k in (1, 3)]
+        # No lone rows: those are normalised with running statistics, which differ.
+        batches.append({"input": torch.randn(6, 3, 3, **X), "lengths": [6, 3, 6]})
+        normrnn.recalibrate(layer, batches, shared=True)
+        normrnn.recalibrate(twin, batches)
+        assert layer.time_steps is None
+        same(layer.state_dict(), twin.state_dict(), 1e-9)
+        x = torch.randn(7, 2, 3, **X)
+        same(layer.eval()(x), twin.eval()(x), 1e-9)
+        same(layer.fold()(x), layer(x), 1e-9)
+        layer.train()(x)  # and trains on, with shared statistics
+        assert layer.norm_l0.num_batches_tracked.item() == 4
+
+    def test_what_no_batch_reached_keeps_its_slots(self) -> None:
+        model: Any = nn.ModuleList([build("gru", "frame-slots"), build("gru", "hidden")])
+        x = torch.randn(5, 4, 3, **X)
+        normrnn.recalibrate(model, [x], step=lambda m, x: m[0](x), shared=True)  # type: ignore
+        assert [layer.time_steps for layer in model] == [None, 3]
+        assert model[1].norm_l0.running_mean.shape == (3, 6)
+
+    @pytest.mark.parametrize("x", [torch.randn(1, 1, 3), torch.ones(6, 5, 3)])
+    def test_rows_that_cannot_be_shared(self, x: Tensor) -> None:
+        """Nothing changes, also if it is a later layer that cannot be measured."""
+        first, second = (normrnn.LSTM(3, 3, norm="frame", time_steps=3) for _ in range(2))
+        model = nn.ModuleList([first, second])
+        for layer in model:
+            layer(torch.randn(6, 5, 3))
+
+        def step(_: nn.Module, batch: Tensor) -> None:
+            first(batch)
+            second(x)
+
+        with unchanged(model), pytest.raises(ValueError, match="norm_l0"):
+            normrnn.recalibrate(first, [x], shared=True)
+        with unchanged(model), pytest.raises(ValueError, match=r"1\.norm_l0"):
+            normrnn.recalibrate(model, [torch.randn(6, 5, 3)], step=step, shared=True)
+        for layer in (first, second):
+            assert [layer.time_steps, *(n.time_steps for n in layer.normalisers())] == [3, 3]  # type: ignore[attr-defined]
+
+    def test_in_inference_mode(self) -> None:
+        """The layer can be trained afterwards."""
+        layer: Any = normrnn.GRU(3, 4, norm="frame", time_steps=4)
+        x = torch.randn(6, 5, 3)
+        with torch.inference_mode():
+            normrnn.recalibrate(layer, [x], shared=True)
+        kept = layer.norm_l0.running_mean.clone()
+        layer.train()(x + 1)[0].sum().backward()
+        assert not torch.equal(layer.norm_l0.running_mean, kept)
