@@ -172,7 +172,7 @@ def test_the_check_itself_sees_imports(tmp_path: Path) -> None:
         "import normrnn.recipes",
         "import normrnn.commands.search, normrnn.commands.gradients, normrnn.reporting.study",
         "import normrnn; normrnn.reporting.load; normrnn.reporting.figure; normrnn.compare",
-        "import normrnn.reporting.page, normrnn.commands.report, normrnn.reporting.answer",
+        "import normrnn.reporting.page, normrnn.commands.report, normrnn.reporting.result",
         "from normrnn.commands import train, recipes, evaluate, compare, prepare, score, sample",
     ],
 )

@@ -8,20 +8,32 @@ from typing import Any
 
 import pytest
 
-from normrnn.reporting.answer import group_verdict
+from normrnn.reporting.result import group_verdict
 from normrnn.verdicts.verdict import Figure
 from tests.reporting.made_runs import make_run
-from tests.reporting.test_gradients import RECORDS
 from tests.reporting.test_study import TRIALS
 from tools.claims import HIGHER, LOWER, judge, sign_test
 from tools.collect import collect, collect_study
 from tools.results import FINDINGS, INDEX, PAGES, experiments, stale, texts, write
+from tools.tables import gradients_table
 
 ROOT = Path(__file__).parent.parent
 MARKS = {
     "README.md": ("results",),
     FINDINGS: ("claims", "questions", "statistics"),
 }
+
+LAYER = {
+    "gradient": [1.0, 2.0, 4.0],
+    "gradient_of_the_end": [0.5, 1.0, 2.0],
+    "spread": [1.0, 1.0, 0.25],
+    "growth_per_step": 0.5,
+}
+HIDDEN = LAYER | {"spread_before": [3.0, 4.0, 5.0], "mean_gamma": 0.125}
+RECORDS = [
+    {"label": "norm none", "loss": 2.0, "layers": {"l0": LAYER, "l0_reverse": LAYER}},
+    {"label": "norm hidden", "loss": 1.5, "layers": {"l0": HIDDEN, "l1": HIDDEN}},
+]
 
 
 @pytest.fixture
@@ -195,3 +207,23 @@ def test_a_study_is_collected_once_or_continued(tmp_path: Path) -> None:
     (searched / "trials.jsonl").write_text(json.dumps(other) + "\n")
     with pytest.raises(SystemExit, match="another study"):
         collect_study(searched, "char", tmp_path / "here")
+
+
+def test_table_of_gradients() -> None:
+    lines = gradients_table(RECORDS).rows
+    assert lines[0] == [
+        "norm none, l0",
+        "2.000",
+        "0.500",
+        "2.0e+00",
+        "5.0e-01",
+        "–",
+        "1.00 … 0.25",
+        "–",
+    ]
+    # A reverse layer's gradient starts at the first time step.
+    assert lines[1][3:5] == ["5.0e-01", "2.0e+00"]
+    assert lines[3][0] == "norm hidden, l1"
+    assert lines[3][5:] == ["0.125", "1.00 … 0.25", "3.00 … 5.00"]
+    broken = [{"label": "x", "loss": 9.0, "layers": {"l0": LAYER | {"spread": [9.5, 1.5e21]}}}]
+    assert gradients_table(broken).rows[0][6] == "9.50 … 1.5e+21"

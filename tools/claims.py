@@ -2,16 +2,15 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from normrnn.reporting.answer import group_verdict
 from normrnn.reporting.groups import Group, groups
+from normrnn.reporting.page import DASH
+from normrnn.reporting.result import group_verdict
 from normrnn.reporting.runs import Run, load
-from normrnn.reporting.study import read_study
-from normrnn.reporting.tables import DASH
-from normrnn.reporting.trials import arms_of, best, pairs
+from normrnn.reporting.study import arms_of, best, pairs, read_study
 from normrnn.verdicts.result import cells, verdict_of
 from normrnn.verdicts.rows import PlainRun, Point
 from normrnn.verdicts.verdict import Figure, Settings
@@ -177,7 +176,7 @@ def find_figure(group: Group | None, norm: str, name: str) -> Figure | None:
             for arm in group.arms
             for run in arm.runs
         ]
-        verdict = verdict_of([run for run in plain if run.splits["valid"]], "none")
+        verdict = verdict_of([run for run in plain if run.splits["valid"]])
         return verdict.variants[norm].quality if norm in verdict.variants else None
     variants = group_verdict(group).variants
     one = next((v for k, v in variants.items() if k.split(" (")[0] == norm), None)
@@ -327,7 +326,7 @@ def _speech_statistics(root: Path, link: Link) -> list[list[str]]:
             for number, record in enumerate(records)
             for own in ("running", kind)
         ]
-        figure = verdict_of(plain, "running", Settings(paired=True)).variants[kind].quality
+        figure = verdict_of(plain, Settings("running", paired=True)).variants[kind].quality
         answer = DASH if figure is None else figure.answer
         rows.append([f"speech: {kind} instead of running", describe(figure), answer, link(name)])
     return rows
@@ -345,10 +344,4 @@ def _same_weights(group: Group, norm: str, kind: str) -> Figure | None:
             plain += [PlainRun(name, run.seed, {"valid": points})] if points else []
     if {run.variant for run in plain} != {"running", kind}:
         return None
-    return verdict_of(plain, "running", Settings(paired=True)).variants[kind].quality
-
-
-def rows_to_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; cells may hold links."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return verdict_of(plain, Settings("running", paired=True)).variants[kind].quality

@@ -59,7 +59,7 @@ def collect_study(found: Path, name: str, here: Path = HERE) -> Path:
     """The output of a search; SystemExit if another one is kept under this name."""
     study = read_study(found)
     if study.problem or not study.trials:
-        raise SystemExit(f"{found} {study.problem or 'has no trials'}")
+        raise SystemExit(study.problem or f"{found} has no trials")
     target = here / "studies" / name
     if (target / TRIALS).exists():
         # A study goes on; another one is about something else, or has other trials.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
-from normrnn.reporting.tables import Table
+from normrnn.reporting.page import Table
 
 Record = dict[str, Any]
 FILE = "statistics.json"

@@ -12,22 +12,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from normrnn.reporting import gradients
-from normrnn.reporting.answer import group_verdict
 from normrnn.reporting.groups import Group, groups
-from normrnn.reporting.pictures import figure, save
+from normrnn.reporting.page import DASH, runs_table
+from normrnn.reporting.pictures import figure
+from normrnn.reporting.result import group_verdict
 from normrnn.reporting.runs import load
 from normrnn.reporting.study import TRIALS, read_study
-from normrnn.reporting.tables import DASH, Table, as_markdown, runs_table
 from normrnn.verdicts.result import Verdict
 from tools import padding
-from tools.claims import (
-    claims_table,
-    describe,
-    questions_table,
-    rows_to_markdown,
-    statistics_table,
-)
+from tools.claims import claims_table, describe, questions_table, statistics_table
+from tools.tables import as_markdown, gradients_table, rows_to_markdown, study_summary, with_title
 
 ROOT = Path(__file__).parent.parent
 PAGES, INDEX, FINDINGS = "docs/results", "docs/results/index.md", "docs/findings.md"
@@ -127,8 +121,8 @@ def page(root: Path, name: str, parts: Sequence[Group]) -> str:
     if directory is not None and (directory / TRIALS).exists():
         study = read_study(directory)
         if study.problem:
-            raise SystemExit(f"{directory} {study.problem}")
-        lines.append(study.markdown().strip())
+            raise SystemExit(study.problem)
+        lines.append(study_summary(study))
     for group in parts:
         lines.append(f"## {as_markdown(group.title)}")
         verdict = group_verdict(group)
@@ -138,17 +132,14 @@ def page(root: Path, name: str, parts: Sequence[Group]) -> str:
             lines.append(f"{group.paper.words}.")
         if name in PICTURED and not group.variant:
             lines.append(f"![Validation of {name}]({name}.png)")
-        lines += _table(runs_table(group))
+        lines += with_title(runs_table(group))
     if directory is not None and (directory / padding.FILE).exists():
-        lines += _table(padding.table(json.loads((directory / padding.FILE).read_text("utf-8"))))
+        records = json.loads((directory / padding.FILE).read_text("utf-8"))
+        lines += with_title(padding.table(records))
     for file in sorted(directory.glob("gradients*.json")) if directory is not None else ():
-        table = gradients.table(json.loads(file.read_text("utf-8")))
-        lines += [f"`{file.name}`", *_table(table)]
+        table = gradients_table(json.loads(file.read_text("utf-8")))
+        lines += [f"`{file.name}`", *with_title(table)]
     return "\n\n".join(lines) + "\n"
-
-
-def _table(table: Table) -> list[str]:
-    return [f"**{table.title}**", table.markdown(), table.note]
 
 
 def readme_table(root: Path) -> str:
@@ -234,7 +225,7 @@ def write(root: Path) -> None:
     for name, text in texts(root).items():
         (root / name).write_text(text, encoding="utf-8")
     for name, group in pictures(root).items():
-        save(figure(group.runs), root / name, dpi=80)
+        figure(group.runs).savefig(root / name, dpi=80)
 
 
 if __name__ == "__main__":

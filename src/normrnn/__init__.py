@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from normrnn.nn import recalibrate as recalibrate
     from normrnn.nn import replace as replace
     from normrnn.nn import replacing as replacing
-    from normrnn.reporting.answer import verdict as verdict
+    from normrnn.reporting.result import verdict as verdict
 
 _LAYERS = ("GRU", "GRUCell", "LSTM", "LSTMCell", "LiGRU", "RNN", "RNNCell")
 _TOOLS = ("backend", "batch_statistics", "convert", "fold", "initialise", "recalibrate", "replace")
@@ -44,7 +44,7 @@ _HOMES = {
     "compare": "normrnn.experiments.compare",
     "export": "normrnn.deploy.export",
     **dict.fromkeys(("evaluate", "load", "sample", "train"), "normrnn.experiments.training"),
-    "verdict": "normrnn.reporting.answer",
+    "verdict": "normrnn.reporting.result",
 }
 
 __all__ = ["__version__", "reporting", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
-from normrnn.analysis.gradients import record, recorded
+from normrnn.analysis.gradients import describe, record, recorded
 from normrnn.cli import main
 from normrnn.engine.start import open_experiment
 from normrnn.engine.task import Loss
@@ -274,3 +274,17 @@ def test_mistakes(small: LanguageConfig, capsys, more: list[object], said: str) 
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "words"),
+    [
+        ("l0", 0.5, "0.500 per step back (2.00e+00 to 5.00e-01 over 2 steps): it vanishes"),
+        ("l0_reverse", 2.0, "(5.00e-01 to 2.00e+00 over 2 steps): it explodes"),
+        ("l0", 0.99, "keeps its size"),
+        ("l0", None, "one time step"),
+    ],
+)
+def test_growth_in_words(name: str, factor: float | None, words: str) -> None:
+    layer = {"gradient_of_the_end": [0.5, 1.0, 2.0], "growth_per_step": factor}
+    assert words in describe(name, layer)

@@ -11,7 +11,7 @@ import normrnn
 from normrnn.arrays.model import ArrayModel
 from normrnn.cli import main
 from normrnn.reporting.groups import groups
-from normrnn.reporting.tables import runs_table
+from normrnn.reporting.page import runs_table
 from tests.tiny_runs import rows_of
 
 

@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from normrnn.engine.loop import Interrupted
 from normrnn.errors import UserError
 from normrnn.experiments.training import run_training
 from normrnn.extras import install_command
-from normrnn.reporting.runs import load
 from normrnn.runs.records import read_rows
 from normrnn.speech.config import FRAMES
 from normrnn.text.config import CHARACTERS, WORDS
@@ -118,16 +116,9 @@ def test_logs_can_be_switched_on_later(
             rank_and_size({"RANK": "1", "WORLD_SIZE": size, "NORMRNN_STORE": "s"})
 
 
-def test_missing_packages(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(UserError, match=re.escape(install_command("report"))):
         TensorBoard(out)
     assert not out.exists()
-    run_tiny(replace(tiny, epochs=1), out)
-    run = load(out)
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows: len(rows)))
-    assert run.frame() == len(run.rows)
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError):
-        run.frame()

@@ -10,8 +10,8 @@ import pytest
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.errors import UserError
 from normrnn.recipes import read_config
-from normrnn.reporting.answer import have_comparable_seconds, plain_runs, verdicts
 from normrnn.reporting.groups import groups
+from normrnn.reporting.result import Result, have_comparable_seconds, plain_runs
 from normrnn.reporting.runs import load
 from tests.reporting.made_runs import make_run, short_run, train_row
 
@@ -36,7 +36,7 @@ def test_runs_with_other_settings_are_other_experiments() -> None:
         for norm in ("none", "frame")
     ]
     assert {g.title for g in groups(runs)} == {"mine, optimizer.lr 1.0", "mine, optimizer.lr 2.0"}
-    assert [len(one.variants) for one in verdicts(runs)] == [1, 1]
+    assert [len(one.variants) for one in Result(runs).verdicts] == [1, 1]
 
 
 def test_arms_tuned_apart_are_compared() -> None:
@@ -44,11 +44,11 @@ def test_arms_tuned_apart_are_compared() -> None:
     runs += [short_run("frame", [4, 3, 2, 2], seed, optimizer={"lr": 1.0}) for seed in (1, 2)]
     runs += [short_run("layer", [4, 3, 2, 1], seed, optimizer={"lr": 4.0}) for seed in (1, 2)]
     for order in (runs, runs[::-1], runs[2:] + runs[:2]):
-        (found,) = verdicts(order)
+        (found,) = Result(order).verdicts
         assert found.baseline == "none"
         assert sorted(found.variants) == ["frame (lr 1.0)", "layer (lr 4.0)"]
     other = short_run("none", [5, 4, 3, 3], 7, data_sha256="ab")  # other data stand alone
-    assert sorted(len(one.runs) for one in verdicts([*runs, other])) == [1, 6]
+    assert sorted(len(one.runs) for one in Result([*runs, other]).verdicts) == [1, 6]
 
 
 def test_two_baselines_are_two_variants() -> None:
@@ -74,10 +74,10 @@ def test_of_the_same_run_twice_the_one_that_got_further_counts(
 ) -> None:
     runs = [short_run(n, [5, 4, 3, 3], s) for n in ("none", "frame") for s in (1, 2, 3)]
     longer = short_run("frame", [5, 4, 3, 3, 2, 2], 1)
-    wanted = verdicts([run for run in runs if run.label != longer.label] + [longer])[0].to_dict()
+    wanted = Result([run for run in runs if run.label != longer.label] + [longer]).to_dict()
     assert wanted["variants"]["frame"]["quality"]["seeds"] == 3
     for order in ([*runs, longer], [longer, *runs]):
-        found = verdicts(order)[0].to_dict()["variants"]["frame"]["quality"]
+        found = Result(order).to_dict()["variants"]["frame"]["quality"]
         assert found["variant"] == wanted["variants"]["frame"]["quality"]["variant"]
     assert "is the same run" in caplog.text
 
@@ -96,7 +96,7 @@ def test_seconds_only_where_runs_are_long_and_of_one_machine() -> None:
 def test_a_run_that_diverged_counts_against_its_variant() -> None:
     runs = [short_run(n, [5, 4, 3, 3], s) for n in ("none", "frame") for s in (1, 2, 3)]
     runs[-1] = replace(runs[-1], diverged="the loss is nan")
-    (found,) = verdicts(runs)
+    (found,) = Result(runs).verdicts
     assert found.diverged == {"frame": (1, 3)}
     assert found.lines()[0].startswith("frame: 1 of 3")
 

@@ -46,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def text(runs: list[Path]) -> str:
-    return Result(find(runs), studies=[RecordedStudy(Path("made"), TRIALS)]).page()
+    return Result(*find(runs), studies=[RecordedStudy(Path("made"), TRIALS)]).page()
 
 
 def test_the_page_leads_with_the_lines_of_the_terminal(runs: list[Path], text: str) -> None:
@@ -106,7 +106,7 @@ def test_colours_can_be_read(text: str) -> None:
 def test_text_of_runs_is_text(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     make_run(tmp_path, evil, name="one", data=f"/home/{evil}", note=f"{evil}&amp;")
-    text = Result(find([tmp_path]), title=evil).page()
+    text = Result(*find([tmp_path]), title=evil).page()
     assert "<script" not in text
     assert "&lt;script&gt;" in text
 
@@ -115,15 +115,15 @@ def test_unfinished_damaged_and_empty_directories(tmp_path: Path) -> None:
     make_run(tmp_path, until=300)
     damaged = make_run(tmp_path, norm="frame") / "metrics.jsonl"
     damaged.write_text(damaged.read_text() + "what\n" * 2)
-    text = Result(find([tmp_path])).page()
+    text = Result(*find([tmp_path])).page()
     assert "300 updates" in text
     assert "damaged" in text
     (tmp_path / "empty").mkdir()
-    assert "it is empty" in Result(find([tmp_path / "empty"])).page()
+    assert "it is empty" in Result(*find([tmp_path / "empty"])).page()
 
 
 def test_a_result_is_short_and_saves_a_report(runs: list[Path], tmp_path: Path) -> None:
-    result = Result(find(runs))
+    result = Result(*find(runs))
     assert len(repr(result)) < 200
     assert max(map(len, str(result).splitlines())) <= 80
     assert "frame" in result._repr_html_()

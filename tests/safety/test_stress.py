@@ -61,10 +61,9 @@ def test_a_run_killed_at_random_ends_like_an_undisturbed_one(
         assert "Traceback" not in said
         assert "damaged" not in said
         if (out / "config.json").exists():
-            found = examine(out)
-            assert not found.problem
-            kept = found.run.rows if found.run else []
-            kept = [{k: v for k, v in row.items() if k != "seconds"} for row in kept]
+            run = examine(out)
+            assert not run.problem
+            kept = [{k: v for k, v in row.items() if k != "seconds"} for row in run.rows]
             assert kept == rows[: len(kept)]
     subprocess.run([*command, "--out", str(out)], check=True, capture_output=True)
     assert rows_of(out) == rows

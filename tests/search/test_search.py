@@ -76,7 +76,7 @@ def test_a_study_and_its_continuation(
         assert row["value"] == min(arm["loss"] for arm in row["arms"].values())
         assert row["arms"]["none"]["updates"] == 6000 // (12 * row["settings"]["train.batch"])
     report = (out / "report.html").read_text()
-    for words in ("normrnn search ptb-char", "2 settings, 4 runs", "0.001 to 0.1 log-uniform"):
+    for words in ("normrnn search ptb-char", "2 settings, 4 runs", "space.optimizer.lr.low"):
         assert words in report
     assert str(tmp_path) not in report
     assert str(tmp_path) not in (out / "study.json").read_text()

@@ -150,3 +150,16 @@ def growth(norms: Sequence[float]) -> float | None:
     if last == 0 or norms[0] == 0:
         return None
     return math.exp(math.log(norms[last] / norms[0]) / last)
+
+
+def describe(name: str, norms: dict[str, Any]) -> str:
+    """Return how the recurrence of a layer changes a gradient, in words."""
+    factor, path = norms["growth_per_step"], norms["gradient_of_the_end"]
+    if factor is None:
+        return f"{name}: one time step, no gradient through time"
+    start, end = (path[0], path[-1]) if name.endswith("_reverse") else (path[-1], path[0])
+    fate = "explodes" if factor > 1.02 else "vanishes" if factor < 0.98 else "keeps its size"
+    return (
+        f"{name}: a gradient from the last step changes by a factor of {factor:.3f} per step back"
+        f" ({start:.2e} to {end:.2e} over {len(path) - 1} steps): it {fate}"
+    )

@@ -95,8 +95,7 @@ def _trained(path: Path, data: str) -> "tuple[str, Config, Task]":
 
 def _write(measured: "Iterable[tuple[str, Config, Task]]", batches: int, output: Path) -> None:
     """Measure every network; print what its gradients do and write the figures."""
-    from normrnn.analysis.gradients import record
-    from normrnn.reporting.gradients import sentence
+    from normrnn.analysis.gradients import describe, record
 
     if batches < 1:
         raise UsageError(f"--batches must be at least 1, not {batches}")
@@ -106,7 +105,7 @@ def _write(measured: "Iterable[tuple[str, Config, Task]]", batches: int, output:
     for label, config, task in measured:
         records.append({"label": label, **record(config, task, batches)})
         for name, layer in records[-1]["layers"].items():
-            print(f"{label}, {sentence(name, layer)}")
+            print(f"{label}, {describe(name, layer)}")
     output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(output, (json.dumps(records, indent=1) + "\n").encode())
     print(f"wrote {output}")

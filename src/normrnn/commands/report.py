@@ -28,25 +28,24 @@ def command(
         target: A validation value to reach (perplexity, nats, FCE), instead of one that
             every run reaches.
     """
-    from normrnn.reporting import trials
     from normrnn.reporting.pictures import why_no_pictures
     from normrnn.reporting.result import Result
     from normrnn.reporting.runs import find
-    from normrnn.reporting.study import find_studies
+    from normrnn.reporting.study import find_studies, lines
+    from normrnn.verdicts.verdict import Settings
 
     if not runs:
         raise UsageError("report needs at least one run directory")
     path = out or (runs[0] / FILE if len(runs) == 1 else Path(FILE))
     studies, places = find_studies(runs)
-    result = Result(find(places), studies=studies, target=target)
-    problems = [f"{one.path} {one.problem}" for one in result.found if one.problem]
+    result = Result(*find(places), studies=studies, settings=Settings(target=target))
     if not studies and not result.runs:
-        raise UserError("; ".join(problems) or "no runs there")
-    for problem in problems:
+        raise UserError("; ".join(result.problems))
+    for problem in result.problems:
         notice(problem)
     console = PlainConsole(soft_wrap=True)
     for study in studies:
-        console.print("\n".join([f"{study.title}:", *trials.lines(study.trials)]))
+        console.print("\n".join([f"{study.title}:", *lines(study.trials)]))
     for verdict in result.verdicts:
         console.print(verdict.details() if details else str(verdict))
     result.save(path)

@@ -33,13 +33,13 @@ def command(
         details: Print the secondary figures too.
         json_: Print everything as JSON.
     """
-    from normrnn.reporting.answer import verdicts
+    from normrnn.reporting.result import verdicts
     from normrnn.verdicts.verdict import Settings
 
     if not paths:
         raise UsageError("verdict needs run directories or a CSV file")
-    settings = Settings(paired, higher_is_better, target, margin)
-    found = verdicts(paths if len(paths) > 1 else paths[0], baseline, settings)
+    settings = Settings(baseline, paired, higher_is_better, target, margin)
+    found = verdicts(paths if len(paths) > 1 else paths[0], settings)
     if json_:
         values = [one.to_dict() for one in found]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=2))

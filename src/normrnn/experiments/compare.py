@@ -20,7 +20,7 @@ from normrnn.experiments.search import plan_tuning, tune_setting
 from normrnn.experiments.training import Recipe, configured, folder_name, log_names
 from normrnn.extras import install_command
 from normrnn.recipes import usual_norms
-from normrnn.verdicts.verdict import check_target
+from normrnn.verdicts.verdict import Settings, check_target
 
 if TYPE_CHECKING:
     from normrnn.reporting.result import Result
@@ -188,7 +188,8 @@ def conclude(
     from normrnn.reporting.result import Result
     from normrnn.reporting.runs import find
 
-    result = Result(find(directories), f"normrnn compare {what}", studies, target)
+    settings = Settings(target=target)
+    result = Result(*find(directories), f"normrnn compare {what}", studies, settings)
     with contextlib.suppress(ImportError):
         result.save(out / REPORT)
     return result

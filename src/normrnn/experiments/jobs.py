@@ -91,9 +91,11 @@ class RunJob(Job):
         if not (self.out / CONFIG).exists():
             return
         refuse_changes(RunDirectory(self.out).config(), self.config, self.out)
-        found = examine(self.out)
-        run = found.run
-        if run is None or found.problem or found.words or not found.verified or run.training:
+        try:
+            run = examine(self.out)
+        except UserError:
+            return
+        if run.problem or run.notices or not run.verified or run.training:
             return  # the process that resumes it says what is wrong
         if run.config.get("epochs") != self.config.epochs:
             return

@@ -82,8 +82,7 @@ def search(
     confirm: int = 0,
 ) -> None:
     """Run a study to its end, or join the commands that run it, and write its report."""
-    from normrnn.reporting.study import RecordedStudy, write
-    from normrnn.reporting.trials import lines
+    from normrnn.reporting.study import RecordedStudy, lines, write
 
     optuna_module()
     every = grid(space, config) if sampler == "bruteforce" else []
@@ -139,7 +138,7 @@ def _open_study(
     about = json.loads(json.dumps({**about, "config": settings}))
     study = read_study(out)
     if study.problem and (out / TRIALS).exists():
-        raise UserError(f"{out} {study.problem}: remove that, or use another --out")
+        raise UserError(f"{study.problem}: remove that, or use another --out")
     if study.about:
         before = {name: value for name, value in study.about.items() if name != "trials"}
         changed = differences(before, about)
@@ -158,7 +157,7 @@ def _report(study: "RecordedStudy", runner: Runner) -> None:
 
     runs = [*study.runs(), *sorted((study.path / CONFIRM).glob("*"))]
     report = study.path / "report.html"
-    Result(find(runs), f"normrnn search {study.recipe}", [study]).save(report)
+    Result(*find(runs), f"normrnn search {study.recipe}", [study]).save(report)
     omitted = why_no_pictures()
     runner.say(f"report: {report}{f' ({omitted})' if omitted else ''}")
 
@@ -167,10 +166,10 @@ def _confirm(
     study: "RecordedStudy", config: Config, norms: Sequence[str], seeds: int, runner: Runner
 ) -> None:
     """Train the best setting of each variant with fresh seeds, and print the verdict on them."""
-    from normrnn.reporting.answer import group_verdict
     from normrnn.reporting.groups import Group
+    from normrnn.reporting.result import group_verdict
     from normrnn.reporting.runs import load
-    from normrnn.reporting.trials import best
+    from normrnn.reporting.study import best
 
     jobs: list[RunJob] = []
     for norm in norms:
@@ -275,8 +274,7 @@ def tune_setting(
 
     UsageError, before anything is tuned, if a run to compare was begun without this tuning.
     """
-    from normrnn.reporting.study import SAID, RecordedStudy, read_study, write
-    from normrnn.reporting.trials import best
+    from normrnn.reporting.study import SAID, RecordedStudy, best, read_study, write
 
     begun = [job.out for job in compared if (job.out / CONFIG).exists()]
     space = read_study(out / TUNING).about.get("space")

@@ -1,6 +1,8 @@
-"""The report: a self-contained HTML file."""
+"""The report, a self-contained HTML file, and its tables."""
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -8,27 +10,41 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from normrnn.config.jsonio import flat
+from normrnn.config.registry import config_class
 from normrnn.errors import UserError
 from normrnn.files import open_regular
 from normrnn.recipes import RECIPES, summary
-from normrnn.reporting import trials
-from normrnn.reporting.groups import Group, data_name
+from normrnn.reporting import study as studies
+from normrnn.reporting.groups import Group, data_name, short
 from normrnn.reporting.pictures import address, draw, why_no_pictures
-from normrnn.reporting.runs import Run, RunOrProblem
+from normrnn.reporting.runs import Run
 from normrnn.reporting.study import RecordedStudy
-from normrnn.reporting.tables import DASH, Table, runs_table
+from normrnn.runs.records import epoch_averages
 from normrnn.verdicts.result import HEAD, Verdict
 from normrnn.version import __version__
 
 MARK = '<!doctype html>\n<html lang="en" data-by="normrnn report">'
 """Start of every report; only such files are overwritten."""
+DASH = "–"
 _FACTS = ("normrnn", "torch", "numpy", "python", "cpu", "cores", "system")
+_STATISTICS = ("running", "recalibrated", "batch")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column names the row."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
 
 
 def page(
     title: str,
-    found: Sequence[RunOrProblem],
-    studies: Sequence[RecordedStudy],
+    problems: Sequence[str],
+    recorded: Sequence[RecordedStudy],
     compared: Sequence[tuple[Group, Verdict]],
 ) -> str:
     """Return the HTML report of studies, and of groups of runs with the verdicts on them."""
@@ -39,31 +55,27 @@ def page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    unfinished = [
+        f"{run.path.name} ({run.label}): {_state(run)}, {run.updates:,} updates"
+        for group, _ in compared
+        for run in group.runs
+        if not run.finished
+    ]
     return environment.get_template("page.html").render(
         title=title,
-        warnings=[line for one in (*studies, *found) for line in _warnings(one)],
-        parts=[*map(_study, studies), *(_section(*pair) for pair in compared)],
+        warnings=[*(one.state for one in recorded if one.state), *problems, *unfinished],
+        parts=[*map(_study, recorded), *(_section(*pair) for pair in compared)],
         no_pictures=why_no_pictures(),
         version=__version__,
         date=f"{datetime.now():%d %B %Y, %H:%M}",
     )
 
 
-def _warnings(one: RunOrProblem | RecordedStudy) -> list[str]:
-    """List what is damaged or unfinished."""
-    name = one.path.name or str(one.path)
-    if isinstance(one, RecordedStudy):
-        return [f"{one.name} {one.state}"] if one.state else []
-    lines = [f"{name} {one.problem}"] if one.problem else []
-    if one.run is not None and not one.run.finished:
-        run = one.run
-        state = "running" if run.training else "diverged" if run.diverged else "not finished"
-        lines.append(f"{name} ({run.label}): {state}, {run.updates:,} updates")
-    return lines
+def _state(run: Run) -> str:
+    return "running" if run.training else "diverged" if run.diverged else "not finished"
 
 
 def _section(group: Group, verdict: Verdict) -> dict[str, Any]:
-    runs = [run for arm in group.arms for run in arm.runs]
     has_values = any(run.splits.get("valid") for run in verdict.runs)
     figures = Table("All figures", HEAD, verdict.table(details=True), verdict.method)
     return {
@@ -73,15 +85,103 @@ def _section(group: Group, verdict: Verdict) -> dict[str, Any]:
         "picture": address(partial(draw, group=group)) if has_values else "",
         "caption": "Validation: mean over seeds, lowest to highest seed",
         "tables": [figures, runs_table(group)],
-        "settings": [_settings(runs)],
+        "settings": [_settings([run for arm in group.arms for run in arm.runs])],
     }
+
+
+def _study(study: RecordedStudy) -> dict[str, Any]:
+    trials, plan = study.trials, flat(study.about)
+    has_rates = all(studies.is_number(t["settings"].get(studies.LR)) for t in trials)
+    picture = partial(studies.draw, trials=trials)
+    rows = [[name, str(value)] for name, value in plan.items() if name != studies.SAID]
+    return {
+        "title": study.title,
+        "lines": studies.lines(trials),
+        "about": [study.budget, study.said],
+        "picture": address(picture) if trials and has_rates else "",
+        "caption": "Validation loss against learning rate",
+        "tables": [_trials_table(trials)],
+        "settings": [Table("Plan of the search", ["setting", "value"], rows)],
+    }
+
+
+def runs_table(group: Group) -> Table:
+    """Return a row per run: epochs, best training and validation values, test value, speed."""
+    shown = group.measure
+    kinds = [k for k in _STATISTICS if any(run.split("valid", k) for run in group.runs)]
+    several = any(run.normalisation.keeps_statistics for run in group.runs)
+    tested = any(run.split("test") for run in group.runs)
+    key, name = shown.error_rate or ("", "")
+    errors = any(key in row for run in group.runs for row in run.split("valid"))
+    head = ["run", "epochs", "train"]
+    head += [f"{shown.held_out}, {kind}" if several else shown.held_out for kind in kinds]
+    head += [name] * errors + ["test"] * tested + [f"{shown.unit}/s", "seconds"]
+    rows = []
+    for arm in group.arms:
+        for run in arm.runs:
+            row = [f"{arm.name}, seed {run.seed}", run.progress + ", running" * run.training]
+            row.append(shown.text(_best_train(run)))
+            row += [shown.text(_lowest(run, "loss", kind)) for kind in kinds]
+            row += [_number(_lowest(run, key), 3)] * errors
+            tests = run.split("test", run.saved_statistics) or run.split("test")
+            row += [shown.text(tests[-1]["loss"] if tests else None)] * tested
+            rows.append([*row, _number(_rate(run), 0), f"{run.seconds:,.0f}"])
+    note = "Best epoch of each column. Train: running average in training mode."
+    return Table(f"Every run: {shown.long}", head, rows, note)
+
+
+def _best_train(run: Run) -> float | None:
+    """The best training loss; None where it is that of a language model whose statistics include
+    the words to predict."""
+    if run.normalisation.looks_ahead and config_class(run.config).predicts_inputs:
+        return None
+    done = (row for row in epoch_averages(run.rows) if row["epoch"] <= run.epochs_done)
+    return min((row["loss"] for row in done), default=None)
+
+
+def _lowest(run: Run, key: str, kind: str | None = None) -> float | None:
+    row = run.best(kind, key)
+    return None if row is None else row[key]
+
+
+def _rate(run: Run) -> float | None:
+    """Tokens or frames per second in training."""
+    rows = run.split("train")
+    seconds = rows[-1]["seconds"] if rows else 0
+    return sum(row["count"] for row in rows) / seconds if seconds > 0 else None
+
+
+def _number(value: float | None, digits: int) -> str:
+    return DASH if value is None else f"{value:,.{digits}f}"
+
+
+def _trials_table(trials: Sequence[studies.Trial]) -> Table:
+    """Return every trial, the lowest loss first."""
+    names, arms = studies.settings_of(trials), studies.arms_of(trials)
+
+    def loss(trial: studies.Trial, arm: str) -> str:
+        if arm not in trial["arms"]:
+            return DASH
+        is_trained = studies.trained(trial, arm)
+        return _number(trial["arms"][arm]["loss"], 4) if is_trained else "diverged"
+
+    rows = [
+        [
+            f"{t['trial']}{', pruned' * (t['state'] == 'pruned')}",
+            *(studies.value_text(t["settings"].get(name, DASH)) for name in names),
+            *(loss(t, arm) for arm in arms),
+        ]
+        for t in sorted(trials, key=lambda t: min(studies.losses(t), default=math.inf))
+    ]
+    head = ["trial", *short(names), *(f"loss, {arm}" for arm in arms)]
+    return Table("Every trial, the lowest loss first", head, rows)
 
 
 def _settings(runs: Sequence[Run]) -> Table:
     names = dict.fromkeys(name for run in runs for name in run.settings if name != "data")
     rows = [[name, _values(run.settings.get(name) for run in runs)] for name in names]
     rows.append(["data", _values(map(data_name, runs))])
-    places = [place for run in runs for place in run.environments if isinstance(place, dict)]
+    places = [place for run in runs for place in run.environments]
     rows += [[fact, _values(place.get(fact) for place in places)] for fact in _FACTS if places]
     title = "Settings, versions and machine; several values where runs differ"
     return Table(title, ["setting", "value"], rows)
@@ -91,20 +191,6 @@ def _values(values: Iterable[object]) -> str:
     """Return the different values, in their order."""
     shown = (DASH if value is None or value == "" else str(value) for value in values)
     return ", ".join(dict.fromkeys(shown))
-
-
-def _study(study: RecordedStudy) -> dict[str, Any]:
-    found = study.trials
-    tables = [trials.table(found, paper=study.paper), trials.trials_table(found)] if found else []
-    return {
-        "title": study.title,
-        "lines": trials.lines(found),
-        "about": [study.budget, study.said],
-        "picture": address(partial(trials.draw, trials=found)) if study.drawable else "",
-        "caption": "Validation loss against learning rate",
-        "tables": [*tables, trials.space_table(study.about.get("space"), found)],
-        "settings": [],
-    }
 
 
 def refuse_other(path: Path) -> None:

@@ -7,15 +7,13 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from normrnn.errors import UserError
 from normrnn.extras import install_command
-from normrnn.files import write_whole
 from normrnn.reporting.groups import Group, groups
-from normrnn.reporting.runs import RunsLike, loaded
+from normrnn.reporting.runs import RunsLike, load_all
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,11 +25,8 @@ MOST_POINTS = 400
 
 
 def figure(runs: RunsLike) -> "Figure":
-    """Draw validation against updates, one panel per experiment.
-
-    `runs`: run directories or runs, one or several.
-    """
-    parts = groups(loaded(runs))
+    """Draw validation against updates, one panel per experiment."""
+    parts = groups(load_all(runs))
     figure = new_figure(figsize=(6.4 * max(1, len(parts)), 4.1), layout="constrained")
     panels = figure.subplots(1, max(1, len(parts)), squeeze=False)[0]
     for axes, group in zip(panels, parts, strict=False):
@@ -81,14 +76,6 @@ def finish(axes: "Axes", x: str, y: str) -> None:
     if axes.get_legend_handles_labels()[1]:
         for text in axes.legend(fontsize=8, framealpha=0).get_texts():
             text.set_parse_math(False)
-
-
-def save(figure: "Figure", path: Path, dpi: int = 100) -> None:
-    """Write a PNG file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=dpi, format="png")
-    write_whole(path, drawn.getbuffer())
 
 
 def address(draw: "Callable[[Axes], None]") -> str:

@@ -1,17 +1,17 @@
-"""Runs, their groups and the verdicts on them: what `compare` returns and what a report shows."""
+"""Verdicts on runs: `normrnn.verdict`, and the result of `compare` and of a report."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 from normrnn.files import write_whole
-from normrnn.reporting.answer import group_verdicts
 from normrnn.reporting.groups import Group, groups
-from normrnn.reporting.runs import Run, RunOrProblem
-from normrnn.verdicts.result import Verdict
+from normrnn.reporting.runs import Row, Run, load_all
+from normrnn.verdicts.result import Verdict, verdict_of
+from normrnn.verdicts.rows import BASELINE, PlainRun, Point, read_rows
 from normrnn.verdicts.verdict import Settings
 
 if TYPE_CHECKING:
@@ -19,25 +19,73 @@ if TYPE_CHECKING:
 
     from normrnn.reporting.study import RecordedStudy
 
+LONG_ENOUGH = 30.0
+"""Seconds that a run must take for its speed to be compared."""
+
+
+def verdict(
+    rows: Any,
+    baseline: str | None = None,
+    paired: bool = False,
+    higher_is_better: bool = False,
+    target: float | None = None,
+    margin: float = 0.01,
+) -> Verdict:
+    """Compare every variant with the baseline: quality on test data, and speed on validation data.
+
+    Args:
+        rows: A list of dicts, a dict of lists, a DataFrame, or the path of a CSV file with columns
+            variant, seed, step, split, value and optionally seconds and lr; or run directories,
+            or runs.
+        baseline: Name of the variant to compare with; by default "none", else the first.
+        paired: Whether runs of one seed share initial weights and the order of data. Run
+            directories say so themselves.
+        higher_is_better: Whether larger values are better.
+        target: A validation value to reach, instead of one that every run reaches.
+        margin: Differences below this share of the baseline's value count as equivalent.
+
+    >>> rows = [
+    ...     {"variant": name, "seed": seed, "step": step, "split": "valid", "value": loss / step}
+    ...     for name, loss in (("none", 2.0), ("frame", 1.0))
+    ...     for seed in (1, 2, 3)
+    ...     for step in (1, 2 + seed / 10)
+    ... ]
+    >>> verdict(rows, paired=True).variants["frame"].quality.answer
+    'better'
+    """
+    found = verdicts(rows, Settings(baseline, paired, higher_is_better, target, margin))
+    if len(found) > 1:
+        raise UsageError("runs of different experiments: " + "; ".join(one.title for one in found))
+    return found[0]
+
+
+def verdicts(rows: Any, settings: Settings) -> list[Verdict]:
+    """Compare the variants of several experiments: one verdict each."""
+    several = rows if isinstance(rows, list | tuple) else [rows]
+    are_runs = several and all(isinstance(item, str | Path | Run) for item in several)
+    if not are_runs or (isinstance(rows, str | Path) and Path(rows).is_file()):
+        return [verdict_of(read_rows(rows), settings)]
+    result = Result(load_all(several), settings=settings)
+    if settings.higher_is_better or (settings.paired and not _are_paired(result.runs)):
+        raise UsageError(
+            "paired and higher_is_better are for rows: run directories say themselves what they are"
+        )
+    return result.verdicts
+
 
 @dataclass(frozen=True, repr=False)
 class Result:
     """Runs and verdicts, one per experiment. `print` it for the answer."""
 
-    found: Sequence[RunOrProblem]
-    """The directories that were read."""
+    runs: Sequence[Run]
+    problems: Sequence[str] = ()
+    """What could not be read."""
     title: str = "normrnn report"
     studies: "Sequence[RecordedStudy]" = ()
     """Searches, or the study that chose a tuned setting."""
-    target: float | None = None
-    """The validation value to reach that was asked for."""
+    settings: Settings = field(default_factory=Settings)
     folder: Any = None
     """A temporary directory that holds the runs, removed with the result."""
-
-    @cached_property
-    def runs(self) -> list[Run]:
-        """All runs that could be read."""
-        return [one.run for one in self.found if one.run is not None]
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -46,8 +94,9 @@ class Result:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """A verdict per group."""
-        return group_verdicts(self.groups, settings=Settings(target=self.target))
+        """A verdict per group, with titles if there are several."""
+        several = len(self.groups) > 1
+        return [group_verdict(g, self.settings, g.title if several else "") for g in self.groups]
 
     @property
     def verdict(self) -> Verdict:
@@ -65,7 +114,7 @@ class Result:
         from normrnn.reporting.page import page
 
         compared = list(zip(self.groups, self.verdicts, strict=True))
-        return page(self.title, self.found, self.studies, compared)
+        return page(self.title, self.problems, self.studies, compared)
 
     def save(self, path: str | Path) -> None:
         """Write the HTML report; refuse to overwrite anything but a report."""
@@ -92,3 +141,61 @@ class Result:
 
     def _repr_html_(self) -> str:
         return "".join(verdict._repr_html_() for verdict in self.verdicts)
+
+
+def group_verdict(group: Group, settings: Settings | None = None, title: str = "") -> Verdict:
+    """Compare the variants of a group of comparable runs."""
+    measure = group.measure
+    settings = replace(
+        settings or Settings(),
+        paired=_are_paired(group.runs),
+        higher_is_better=measure.higher_is_better,
+    )
+    return verdict_of(plain_runs(group), settings, measure.name, title)
+
+
+def plain_runs(group: Group) -> list[PlainRun]:
+    """Return the runs of a group as plain values in the unit of the task; arms are variants.
+
+    The first baseline is called "none", even if its settings differ from those of others.
+    """
+    timed = have_comparable_seconds(group.runs)
+    return [
+        _plain(run, BASELINE if arm.index == 0 else arm.name, timed)
+        for arm in group.arms
+        for run in arm.runs
+    ]
+
+
+def _are_paired(runs: Sequence[Run]) -> bool:
+    """Whether runs of one seed share their initial weights, batches and masks."""
+    return all(run.config.get("shared_initialisation") is True for run in runs)
+
+
+def have_comparable_seconds(runs: Sequence[Run]) -> bool:
+    """Whether all ran on the same machine, device and software, long enough to be timed, and at a
+    steady rate: seconds per update of one norm within a quarter of each other."""
+    places = [(run.environments, run.settings.get("device")) for run in runs]
+    same = all(place == places[0] and place[0] for place in places)
+    if not same or any(run.seconds < LONG_ENOUGH or not run.updates for run in runs):
+        return False
+    rates: dict[str, list[float]] = {}
+    for run in runs:
+        rates.setdefault(run.norm, []).append(run.seconds / run.updates)
+    return all(max(some) <= 1.25 * min(some) for some in rates.values())
+
+
+def _plain(run: Run, variant: str, timed: bool) -> PlainRun:
+    measure, rate, rates = run.measure, None, {}
+    for row in run.rows:
+        rates[row["updates"]] = rate = row.get("lr", rate)
+
+    def point(row: Row) -> Point:
+        seconds = row["seconds"] if timed else None
+        return Point(row["updates"], measure.convert(row["loss"]), seconds, rates[row["updates"]])
+
+    tests = {row["updates"]: row for row in run.split("test", run.saved_statistics)}
+    rows = {"valid": run.split("valid", run.serving), "test": tests.values()}
+    rows["train_eval"] = run.split("train_eval", run.serving)
+    splits = {name: list(map(point, some)) for name, some in rows.items() if some}
+    return PlainRun(variant, run.seed, splits, bool(run.diverged))

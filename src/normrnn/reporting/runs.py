@@ -43,6 +43,12 @@ class Run:
     """A process was training in the directory when it was read."""
     diverged: str = ""
     """The error of a run that ended with a loss that was not finite."""
+    problem: str = ""
+    """What is wrong with its rows: those before that are there."""
+    notices: tuple[str, ...] = ()
+    """What is missing and does not affect the numbers."""
+    verified: bool = True
+    """Whether checksums cover all files."""
 
     @property
     def norm(self) -> str:
@@ -119,27 +125,14 @@ class Run:
 
     @cached_property
     def saved_statistics(self) -> str:
-        """The kind of statistics that the selected model was saved with.
-
-        Runs that did not record it are judged by the same rule: the better kind on validation data
-        at the update of the best validation.
-        """
-        if saved := [row["statistics"] for row in self.rows if row.get("saved") is True]:
-            return saved[0]
-        if (selected := self.best()) is None:
-            return self.serving
-        kinds = {
-            row["statistics"]: row["loss"]
-            for row in self.split("valid")
-            if row["updates"] == selected["updates"] and row.get("statistics") != "batch"
-        }
-        return min(kinds, key=lambda kind: (kinds[kind], kind != self.serving))
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether training statistics include the words to predict, which makes the training loss
-        of a language model incomparable."""
-        return self.normalisation.looks_ahead and config_class(self.config).predicts_inputs
+        """The kind of statistics that the selected model was saved with."""
+        saved = [row for row in self.rows if row.get("saved") is True]
+        if not saved:  # not recorded: the better kind on validation data, at its best update
+            at = (self.best() or {}).get("updates")
+            rows = [row for row in self.split("valid") if row["updates"] == at]
+            rows = [row for row in rows if row.get("statistics") != "batch"]
+            saved = sorted(rows, key=lambda r: (r["loss"], r.get("statistics") != self.serving))
+        return saved[0].get("statistics", self.serving) if saved else self.serving
 
     @property
     def progress(self) -> str:
@@ -150,24 +143,11 @@ class Run:
             return f"{self.updates:,} updates"
         return f"{self.epochs_done:g} of {self.settings.get('epochs')}"
 
-    @property
-    def rate(self) -> float | None:
-        """Tokens or frames per second in training."""
-        rows = self.split("train")
-        seconds = rows[-1]["seconds"] if rows else 0
-        return sum(row["count"] for row in rows) / seconds if seconds > 0 else None
-
     def best(self, statistics: str | None = None, key: str = "loss") -> Row | None:
         """Return the validation row with the lowest loss, or lowest value of another key."""
         rows = self.split("valid", statistics or self.serving)
         rows = [row for row in rows if type(row.get(key)) in (int, float)]
         return min(rows, key=lambda row: row[key], default=None)
-
-    def frame(self) -> Any:
-        """Return the rows as a DataFrame; pandas is needed."""
-        from pandas import DataFrame  # type: ignore[import-not-found]
-
-        return DataFrame(self.rows)
 
     def __repr__(self) -> str:
         return f"<Run {self.path.name!r}: {self.recipe} {self.label}, {self.updates:,} updates>"
@@ -181,27 +161,8 @@ class Run:
         ]
 
 
-@dataclass(frozen=True)
-class RunOrProblem:
-    """A run, or its readable part, and its problem."""
-
-    path: Path
-    run: Run | None
-    problem: str = ""
-    words: tuple[str, ...] = ()
-    """Notices that do not affect the numbers."""
-    verified: bool = True
-    """Whether checksums cover all files."""
-
-
 RunsLike = str | Path | Run | Iterable[str | Path | Run]
-"""Run directories or loaded runs, one or several."""
-
-
-def loaded(runs: RunsLike) -> list[Run]:
-    """Load the runs that are given as paths."""
-    several = [runs] if isinstance(runs, str | Path | Run) else runs
-    return [run if isinstance(run, Run) else load(run) for run in several]
+"""Run directories, directories that hold some, or loaded runs: one or several."""
 
 
 def load(path: str | Path) -> Run:
@@ -209,25 +170,43 @@ def load(path: str | Path) -> Run:
 
     The run's `config` is a plain dict, its `rows` a list of plain dicts as in metrics.jsonl.
     """
-    found = examine(Path(path))
-    if found.run is None or found.problem:
-        raise UserError(f"{path} {found.problem}")
-    _notify([found])
-    return found.run
+    run = examine(Path(path))
+    if run.problem:
+        raise UserError(run.problem)
+    _notify([run])
+    return run
 
 
-def find(paths: Sequence[Path]) -> list[RunOrProblem]:
-    """Read the runs in these directories, or one or two levels inside them; each once."""
-    found: dict[Path, RunOrProblem] = {}
+def load_all(runs: RunsLike) -> list[Run]:
+    """Load the runs that are given as paths; UserError if one of them is damaged."""
+    several = [runs] if isinstance(runs, str | Path | Run) else list(runs)
+    found, problems = find([Path(one) for one in several if not isinstance(one, Run)])
+    if problems:
+        raise UserError("; ".join(problems))
+    return [*(one for one in several if isinstance(one, Run)), *found]
+
+
+def find(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """Read the runs in these directories, or one or two levels inside them, each once.
+
+    Return the runs, and every problem: of runs of which a part is damaged, and of directories that
+    are left out.
+    """
+    runs: list[Run] = []
+    problems, seen = [], set()
     for path in paths:
         if not path.is_dir():
             what = "is a file, not a run directory" if path.exists() else "does not exist"
             raise UserError(f"{path} {what}")
-        runs = [] if (path / CONFIG).exists() else inside(path)
-        for one in runs or [path]:
-            found.setdefault(resolved(one), examine(one))
-    _notify(list(found.values()))
-    return list(found.values())
+        for one in ([] if (path / CONFIG).exists() else inside(path)) or [path]:
+            if resolved(one) not in seen:
+                seen.add(resolved(one))
+                try:
+                    runs.append(examine(one))
+                except UserError as error:
+                    problems.append(str(error))
+    _notify(runs)
+    return runs, problems + [run.problem for run in runs if run.problem]
 
 
 def inside(path: Path) -> list[Path]:
@@ -238,42 +217,43 @@ def inside(path: Path) -> list[Path]:
     return first + [run for run in second if run.parent not in first]
 
 
-def _notify(found: Sequence[RunOrProblem]) -> None:
-    for word in (word for one in found for word in one.words):
-        notice(word)
-    runs = [one for one in found if one.run is not None]
-    if bare := [one for one in runs if not one.verified]:
-        notice(f"{len(bare)} of {len(runs)} runs have no checksums: not verified")
+def _notify(runs: Sequence[Run]) -> None:
+    for text in (text for run in runs for text in run.notices):
+        notice(text)
+    if bare := sum(not run.verified for run in runs):
+        notice(f"{bare} of {len(runs)} runs have no checksums: not verified")
 
 
-def examine(path: Path) -> RunOrProblem:
-    """Read the valid part of a run directory."""
+def examine(path: Path) -> Run:
+    """Read the valid part of a run directory; UserError if nothing there can be relied on."""
     config = _config(path / CONFIG)
     if config is None:
-        empty = path.is_dir() and not any(path.iterdir())
-        why = "it is empty" if empty else f"{CONFIG} is missing or damaged"
-        return RunOrProblem(path, None, f"is not a run directory: {why}")
+        is_empty = path.is_dir() and not any(path.iterdir())
+        why = "it is empty" if is_empty else f"{CONFIG} is missing or damaged"
+        raise UserError(f"{path} is not a run directory: {why}")
     rows, problem, verified = read_metrics(path)
-    words, machines, has_checksum = [], [], True
     changes = config_changes(path, config)
+    if changes:
+        raise UserError(f"{path} is damaged or edited: {changes}")
+    environments, notices, has_checksum = [], [], True
     try:
-        machines, has_checksum = read_json(path / ENVIRONMENT, list)
+        environments, has_checksum = read_json(path / ENVIRONMENT, list)
     except FileNotFoundError:
         if changes is not None:
-            words.append(f"{path / ENVIRONMENT} is missing; versions and machine are left out")
+            notices.append(f"{path / ENVIRONMENT} is missing; versions and machine are left out")
     except UserError as damage:
-        words.append(f"{damage}; versions and machine are left out")
+        notices.append(f"{damage}; versions and machine are left out")
     verified = verified and has_checksum and changes is not None
     if config.get("kind") == KIND and (sha256 := config.pop("metrics_sha256", "")):
         if hashlib.sha256(read_regular(path / METRICS, ROWS)).hexdigest() != sha256:
-            return RunOrProblem(path, None, f"is damaged: {METRICS} is not what was written")
+            raise UserError(f"{path} is damaged: {METRICS} is not what was written")
         verified = True
-    if changes:
-        return RunOrProblem(path, None, f"is damaged or edited: {changes}")
     # Names that are not UTF-8 cannot be printed.
     config = json.loads(json.dumps(config, ensure_ascii=False).encode(errors="replace"))
-    run = Run(path, config, rows, machines, is_held(path / LOCK), _diverged(path))
-    return RunOrProblem(path, run, problem and f"is damaged: {problem}", tuple(words), verified)
+    problem = f"{path} is damaged: {problem}" if problem else ""
+    training, diverged = is_held(path / LOCK), _diverged(path)
+    parts = (environments, training, diverged, problem, tuple(notices), verified)
+    return Run(path, config, rows, *parts)
 
 
 def _config(path: Path) -> dict[str, Any] | None:

@@ -1,31 +1,40 @@
-"""A search on disk: `trials.jsonl`, a row per trial, and `study.json`, its plan."""
+"""The trials of a search: `trials.jsonl`, a row per trial, and `study.json`, its plan."""
 
 import contextlib
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from normrnn.config.jsonio import flat
 from normrnn.errors import UserError, notice
 from normrnn.files import (
     BLANK,
     ROWS,
     is_sealed,
+    read_json,
     read_regular,
     resolved,
     sealed,
     sealed_json,
     write_whole,
 )
-from normrnn.recipes.paper import PAPER, Paper
+from normrnn.reporting.groups import short
+from normrnn.reporting.pictures import COLOURS, finish
 from normrnn.reporting.runs import inside
-from normrnn.reporting.tables import as_markdown
-from normrnn.reporting.trials import LR, Trial, arms_of, best, is_number, lines, table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TRIALS, ABOUT = "trials.jsonl", "study.json"
 SAID = "sentence"
 """Key of a plan: the chosen values and the work behind them, as text."""
+LR = "optimizer.lr"
+COLUMNS = 80
+Trial = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class RecordedStudy:
     path: Path
     trials: list[Trial]
     about: dict[str, Any] = field(default_factory=dict)
-    """The plan: study, trials, space, norms, sampler, pruner, config; empty if not recorded."""
+    """The plan: study, trials, space, norms, sampler, config; empty if not recorded."""
     problem: str = ""
     verified: bool = True
     """Whether checksums cover the files."""
@@ -53,19 +62,7 @@ class RecordedStudy:
     @property
     def said(self) -> str:
         """Text on the chosen values, if recorded."""
-        said = self.about.get(SAID, "")
-        return said if isinstance(said, str) else ""
-
-    @property
-    def paper(self) -> Paper | None:
-        """The paper's search that this one repeats."""
-        paper = PAPER.get(self.recipe)
-        return paper if paper and paper.settings else None
-
-    @property
-    def drawable(self) -> bool:
-        """Whether every trial has a learning rate."""
-        return bool(self.trials) and all(is_number(t["settings"].get(LR)) for t in self.trials)
+        return str(self.about.get(SAID, ""))
 
     @property
     def title(self) -> str:
@@ -79,27 +76,17 @@ class RecordedStudy:
             return self.problem + ("; the trials before that are shown" if self.trials else "")
         asked, done = self.about.get("trials"), len(self.trials)
         unfinished = isinstance(asked, int) and done < asked
-        return f"is not finished: {done} of {asked} trials are done" if unfinished else ""
+        return f"{self.name} is not finished: {done} of {asked} trials" if unfinished else ""
 
     @property
     def budget(self) -> str:
         """Number of settings, runs, updates and seconds, as far as recorded."""
-        arms = [found for t in self.trials for found in t["arms"].values()]
-        parts = [f"{len(self.trials)} settings, {len(arms)} runs"]
+        results = [result for t in self.trials for result in t["arms"].values()]
+        parts = [f"{len(self.trials)} settings, {len(results)} runs"]
         for key in ("updates", "seconds"):
-            values = [found.get(key) for found in arms]
-            if total := sum(v for v in values if is_number(v)):
-                parts.append(f"{total:,.0f} {key}")
-        about = [(k, self.about.get(k)) for k in ("sampler", "pruner")]
-        parts += [f"{key} {value}" for key, value in about if value]
+            total = sum(r[key] for r in results if is_number(r.get(key)))
+            parts += [f"{total:,.0f} {key}"] if total else []
         return ", ".join(parts)
-
-    def markdown(self) -> str:
-        """Return a summary for a results page."""
-        shown, said = table(self.trials, paper=self.paper), as_markdown(self.said)
-        answer = "\n".join(["```", *lines(self.trials), "```"])
-        parts = [said, answer, shown.markdown(), shown.note]
-        return "\n\n".join(part for part in parts if part) + "\n"
 
     def runs(self) -> list[Path]:
         """List the run directories beside the trials and of the best trials."""
@@ -112,91 +99,197 @@ class RecordedStudy:
 
 def read_study(path: Path) -> RecordedStudy:
     """Read the valid part of a study's directory."""
-    content, problem, sure = _content(path / TRIALS)
-    trials, wrong = _trials(content)
-    plan, unreadable, certain = (
-        _content(path / ABOUT) if (path / ABOUT).exists() else (b"", "", True)
-    )
+    trials, problem, is_verified = _read_trials(path / TRIALS)
+    about: dict[str, Any] = {}
     try:
-        about = json.loads(plan or b"{}")
-    except (ValueError, RecursionError):
-        about, unreadable = {}, f"is damaged: {ABOUT} is not JSON"
-    known = isinstance(about, dict) and isinstance(about.get("config"), dict)
-    about = about if known else {}
-    about.pop("sha256", None)
-    return RecordedStudy(path, trials, about, problem or wrong or unreadable, sure and certain)
+        plan, has_hash = read_json(path / ABOUT)
+        str(flat(plan))  # RecursionError if it is nested too deeply to be shown
+        is_verified = is_verified and has_hash
+        about = plan if isinstance(plan.get("config"), dict) else {}
+    except FileNotFoundError:
+        pass
+    except (UserError, RecursionError) as error:
+        problem = problem or str(error)
+    return RecordedStudy(path, trials, about, problem, is_verified)
 
 
 def find_studies(paths: Sequence[Path]) -> tuple[list[RecordedStudy], list[Path]]:
     """Read studies in or directly inside these directories; also return where runs may be."""
-    found: dict[Path, RecordedStudy] = {}
+    studies: dict[Path, RecordedStudy] = {}
     rest = []
     for path in paths:
-        below = sorted(p.parent for p in path.glob(f"*/{TRIALS}"))
-        own = (path / TRIALS).is_file()
-        for one in [path] if own else below:
-            if resolved(one) not in found:
-                study = found[resolved(one)] = read_study(one)
+        is_study = (path / TRIALS).is_file()
+        below = [path] if is_study else sorted(p.parent for p in path.glob(f"*/{TRIALS}"))
+        for one in below:
+            if resolved(one) not in studies:
+                study = studies[resolved(one)] = read_study(one)
                 rest += study.runs()
-        if not own and (not below or inside(path)):
+        if not is_study and (not below or inside(path)):
             rest.append(path)
-    for study in found.values():
+    for study in studies.values():
         if not (study.path / ABOUT).exists():
             notice(f"{study.path / ABOUT} is missing; the search space is left out")
         if not study.verified:
             notice(f"{study.path} has no checksums: not verified")
-    return list(found.values()), rest
+    return list(studies.values()), rest
 
 
-def _content(path: Path) -> tuple[bytes, str, bool]:
-    """Read a file: content, problem, and whether a checksum covers it."""
+def _read_trials(path: Path) -> tuple[list[Trial], str, bool]:
+    """Return the rows up to the first invalid one, its problem, and whether a checksum covers
+    them."""
+    trials: list[Trial] = []
     try:
         content = read_regular(path, ROWS)
-        return content, "", is_sealed(content, path)
+        has_hash = is_sealed(content, path)
     except OSError as error:
-        return b"", f"cannot be read: {error.strerror}", True
-    except UserError:
-        return b"", f"is damaged: {path.name} has a wrong checksum", True
-
-
-def _trials(content: bytes) -> tuple[list[Trial], str]:
-    """Return the rows up to the first invalid one, and its problem."""
-    trials: list[Trial] = []
+        return [], f"{path} cannot be read: {error.strerror}", True
+    except UserError as error:
+        return [], str(error), True
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
         trial: Any = None
         with contextlib.suppress(ValueError, RecursionError):
             trial = json.loads(line)
         if not _is_trial(trial):
-            return trials, f"is damaged: line {number} of {TRIALS} is not a trial"
+            return trials, f"{path} is damaged: line {number} is not a trial", has_hash
         trial.pop("sha256", None)
         trials.append(trial)
-    return trials, ""
+    return trials, "", has_hash
 
 
 def _is_trial(trial: Any) -> bool:
-    if not isinstance(trial, dict) or type(trial.get("trial")) is not int:
+    kinds = {"trial": int, "settings": dict, "arms": dict, "state": str}
+    if not isinstance(trial, dict) or not all(type(trial.get(k)) is v for k, v in kinds.items()):
         return False
-    settings, arms = trial.get("settings"), trial.get("arms")
-    if not isinstance(settings, dict) or not isinstance(arms, dict):
+    return all(map(_is_result, trial["arms"].values()))
+
+
+def _is_result(result: Any) -> bool:
+    if not isinstance(result, dict) or type(result.get("diverged")) is not bool:
         return False
-    return isinstance(trial.get("state"), str) and all(map(_is_arm, arms.values()))
+    return result["diverged"] or all(is_number(result.get(key)) for key in ("loss", "train"))
 
 
-def _is_arm(arm: Any) -> bool:
-    if not isinstance(arm, dict) or type(arm.get("diverged")) is not bool:
-        return False
-    return arm["diverged"] or all(is_number(arm.get(key)) for key in ("loss", "train"))
-
-
-def _sealed_rows(trials: Sequence[Trial]) -> bytes:
-    """Return a line per trial; the first holds the checksum."""
-    rows = [{"sha256": BLANK, **trials[0]}, *trials[1:]] if trials else []
-    text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-    return sealed(text) if rows else b""
+def is_number(value: Any) -> bool:
+    """Whether a value can be drawn."""
+    return type(value) in (int, float) and abs(value) < 1e100
 
 
 def write(study: RecordedStudy) -> None:
-    """Write trials.jsonl and study.json."""
+    """Write trials.jsonl, whose first line holds the checksum, and study.json."""
     study.path.mkdir(parents=True, exist_ok=True)
-    write_whole(study.path / TRIALS, _sealed_rows(study.trials))
+    trials = study.trials
+    rows = [{"sha256": BLANK, **trials[0]}, *trials[1:]] if trials else []
+    text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    write_whole(study.path / TRIALS, sealed(text) if rows else b"")
     write_whole(study.path / ABOUT, sealed_json(study.about))
+
+
+def arms_of(trials: Sequence[Trial]) -> list[str]:
+    """Return the variants, the baseline first."""
+    return list(dict.fromkeys(arm for t in trials for arm in t["arms"]))
+
+
+def settings_of(trials: Sequence[Trial]) -> list[str]:
+    """Return the names of the settings that were drawn."""
+    return list(dict.fromkeys(k for t in trials for k in t["settings"]))
+
+
+def counted(trials: Sequence[Trial]) -> list[Trial]:
+    """Settings whose variants all ran to their full budget, or diverged.
+
+    A setting that was pruned counts for no variant: counting the variants that had finished would
+    favour those that run first.
+    """
+    arms = set(arms_of(trials))
+    return [t for t in trials if t["state"] != "pruned" and t["arms"].keys() >= arms]
+
+
+def trained(trial: Trial, arm: str) -> bool:
+    """Whether this variant was run and did not diverge."""
+    return arm in trial["arms"] and not trial["arms"][arm]["diverged"]
+
+
+def losses(trial: Trial) -> list[float]:
+    """Return the validation losses of the variants that did not diverge."""
+    return [result["loss"] for arm, result in trial["arms"].items() if trained(trial, arm)]
+
+
+def best(trials: Sequence[Trial], arm: str) -> Trial | None:
+    """The counted trial with the lowest validation loss of this variant."""
+    good = [t for t in counted(trials) if trained(t, arm)]
+    return min(good, key=lambda t: t["arms"][arm]["loss"], default=None)
+
+
+class Pairs(NamedTuple):
+    """Two variants compared over the same settings."""
+
+    differences: list[float]
+    """Validation loss minus the baseline's, where both trained."""
+    only_other: int
+    """Settings at which only the baseline diverged."""
+    only_baseline: int
+
+
+def pairs(trials: Sequence[Trial], baseline: str, other: str) -> Pairs:
+    """Compare two variants over all counted settings."""
+    every = [(t, trained(t, baseline), trained(t, other)) for t in counted(trials)]
+    return Pairs(
+        [t["arms"][other]["loss"] - t["arms"][baseline]["loss"] for t, a, b in every if a and b],
+        sum(b and not a for _, a, b in every),
+        sum(a and not b for _, a, b in every),
+    )
+
+
+def lines(trials: Sequence[Trial]) -> list[str]:
+    """Return at most three lines per variant."""
+    arms, every = arms_of(trials), counted(trials)
+    texts = []
+    for arm in arms:
+        top, lost = best(trials, arm), sum(not trained(t, arm) for t in every)
+        loss = "no setting trained"
+        if top is not None:
+            names = zip(short(list(top["settings"])), top["settings"].values(), strict=True)
+            settings = ", ".join(f"{name} {value_text(value)}" for name, value in names)
+            loss = f"best validation loss {top['arms'][arm]['loss']:.4f}"
+            loss += f", trial {top['trial']} ({settings})"
+        texts.append(f"{arm}: {loss}; diverged {lost} of {len(every)}")
+    for other in arms[1:]:
+        p = pairs(trials, arms[0], other)
+        middle = f", median {median(p.differences):+.4f}" if p.differences else ""
+        lower = sum(d < 0 for d in p.differences)
+        texts.append(
+            f"{other} vs {arms[0]}, same settings: lower loss in {lower} of"
+            f" {len(p.differences)}{middle}; only {other} trained: {p.only_other},"
+            f" only {arms[0]}: {p.only_baseline}"
+        )
+    if len(every) < len(trials):
+        texts.append(f"pruned, not counted: {len(trials) - len(every)} of {len(trials)} settings")
+    return [line for text in texts for line in textwrap.wrap(text, COLUMNS, subsequent_indent="  ")]
+
+
+def value_text(value: Any) -> str:
+    """Return the value of a setting, rounded."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def draw(axes: "Axes", trials: Sequence[Trial]) -> None:
+    """Draw losses against learning rates: a point per run and a line per pair; diverged runs are
+    crosses at the top."""
+    every = counted(trials)
+    top = max((loss for t in every for loss in losses(t)), default=1.0)
+    for t in every:
+        if len(both := losses(t)) > 1:
+            axes.plot([t["settings"][LR]] * len(both), both, color="k", alpha=0.25, linewidth=0.8)
+    for i, arm in enumerate(arms_of(trials)):
+        colour, good = COLOURS[i % len(COLOURS)], [t for t in every if trained(t, arm)]
+        x, y = [t["settings"][LR] for t in good], [t["arms"][arm]["loss"] for t in good]
+        axes.scatter(x, y, color=colour, s=18, label=arm)
+        if lost := [t["settings"][LR] for t in every if not trained(t, arm)]:
+            height = [top * (1.06 + 0.04 * i)] * len(lost)
+            name = f"{arm}, diverged"
+            axes.scatter(lost, height, color=colour, marker="x", s=24, label=name)
+    rates = [t["settings"][LR] for t in every]
+    if rates and min(rates) > 0 and max(rates) / min(rates) > 20:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    finish(axes, "learning rate", "validation loss, nats")

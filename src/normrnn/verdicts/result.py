@@ -123,7 +123,6 @@ class Verdict:
 
 def verdict_of(
     runs: Sequence[PlainRun],
-    baseline: str | None = None,
     settings: Settings | None = None,
     measure: str = "value",
     title: str = "",
@@ -133,7 +132,7 @@ def verdict_of(
     settings.check()
     variants = _variants(runs, settings.sign)
     name = BASELINE if BASELINE in variants else next(iter(variants))
-    name = name if baseline is None else str(baseline)
+    name = name if settings.baseline is None else str(settings.baseline)
     if name not in variants:
         raise UsageError(f"no variant {name!r}: there are {', '.join(map(repr, variants))}")
     others = [other for other in variants if other != name]

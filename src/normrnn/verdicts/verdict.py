@@ -110,8 +110,10 @@ class VariantVerdict:
 
 @dataclass(frozen=True)
 class Settings:
-    """How figures are computed."""
+    """What is compared with what, and how."""
 
+    baseline: str | None = None
+    """Name of a variant; None: "none", else the first."""
     paired: bool = False
     higher_is_better: bool = False
     target: float | None = None
