@@ -72,14 +72,14 @@ def test_differences_have_dotted_names() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"epochs": 0}, "epochs must lie in"),
+        ({"epochs": 0}, "epochs must be at least 1"),
         ({"model": ModelConfig(dropout=1.0)}, "model.dropout"),
         ({"model": ModelConfig(hidden=0)}, "model.hidden"),
         ({"model": ModelConfig(momentum=7.0)}, r"model.momentum must lie in \[0, 1\], not 7.0"),
         ({"model": ModelConfig(gamma=math.nan)}, "model.gamma must be a finite number"),
         ({"optimizer": OptimizerConfig(lr=math.inf)}, "optimizer.lr must be a finite number"),
-        ({"optimizer": OptimizerConfig(momentum=-1.0)}, "optimizer.momentum must lie in"),
-        ({"optimizer": OptimizerConfig(weight_decay=-1.0)}, "optimizer.weight_decay must lie in"),
+        ({"optimizer": OptimizerConfig(momentum=-1.0)}, "optimizer.momentum must be at least 0"),
+        ({"optimizer": OptimizerConfig(weight_decay=-1.0)}, "optimizer.weight_decay must be at least 0"),
         ({"seed": 2**32}, "seed must lie in"),
         ({"norm": "batch"}, "norm has 'batch', not one of none, sequence, frame, hidden, layer"),
         ({"model": ModelConfig(cell="rnn", peephole="all")}, "model.peephole is for cell lstm"),
