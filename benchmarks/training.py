@@ -31,9 +31,8 @@ from normrnn.recipes import recipe
 from normrnn.runs.records import CHECKPOINT
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig, TrainConfig
-from normrnn.text.corpus import Corpus
+from normrnn.text.corpus import EOS, Corpus, Vocabulary
 from normrnn.text.task import LanguageTask
-from normrnn.text.vocabulary import EOS, Vocabulary
 
 VOCABULARY = 10_000
 PTB_TOKENS = 929_589

@@ -17,7 +17,7 @@ from normrnn.engine.loop import Trainer
 from normrnn.engine.start import train
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig
-from normrnn.text.vocabulary import Vocabulary
+from normrnn.text.corpus import Vocabulary
 
 
 def write_text(path: Path, lines: int, seed: int) -> None:

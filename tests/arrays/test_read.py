@@ -92,7 +92,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "one class": ({"y": Y * 0}, "0"),
     "empty": ({"x_valid": np.zeros((0, 5, 2)), "y_valid": Y[:0]}, "valid"),
     "unknown": ({"z": Y}, "'z'"),
-    "counts": ({"x": padded(PIECES), "lengths": LENGTHS[:-1]}, "(39,)"),
+    "counts": ({"x": padded(PIECES), "lengths": LENGTHS[:-1]}, "39"),
     "one x": ({"x_valid": PIECES}, "y_valid"),
     "steps": ({"y": [np.zeros(4)] * 40}, "y"),
     "words": ({"x": [np.array([["a"]])] * 40}, "x"),

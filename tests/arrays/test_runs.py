@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import normrnn
-from normrnn.arrays.model import ArrayModel
+from normrnn.arrays.task import ArrayModel
 from normrnn.cli import main
 from normrnn.reporting.groups import groups
 from normrnn.reporting.page import runs_table

@@ -84,7 +84,7 @@ def test_words_are_completed() -> None:
     for words, found in (
         ("normrnn compar", "compare"),
         ("normrnn compare ptb-ch", "ptb-char"),
-        ("normrnn info --al", "--all"),
+        ("normrnn score --li", "--lines"),
     ):
         script = f'{normrnn}; eval "$(normrnn --completion)"; COMP_WORDS=({words});'
         script += ' COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _normrnn; echo "${COMPREPLY[@]}"'

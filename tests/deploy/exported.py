@@ -41,12 +41,12 @@ def modules(file: Path) -> tuple[nn.ModuleDict, dict[str, Tensor]]:
     """Plain modules, and values beside them."""
     if file.suffix == ".pt":
         saved = torch.load(file, weights_only=True)
-        made, weights, values = saved["modules"], saved["weights"], saved["values"]
+        made, weights = saved["modules"], saved["weights"]
     else:
         with safetensors.safe_open(str(file), "pt") as opened:
             made = json.loads(opened.metadata()["modules"])
-        weights: Any = load_file(file)
-        values = {name: weights.pop(name) for name in ("mean", "scale") if name in weights}
+        weights = load_file(file)
+    values = {name: weights.pop(name) for name in ("mean", "scale") if name in weights}
     found = {name: getattr(nn, m["type"])(**m["options"]) for name, m in made.items()}
     model: Any = nn.ModuleDict(found)
     model.load_state_dict(weights)

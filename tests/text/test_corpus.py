@@ -1,17 +1,18 @@
 """Texts from directories and files, as ids, against plain Python."""
 
 import hashlib
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from normrnn.commands import prepare
 from normrnn.errors import UserError
 from normrnn.text import corpus as module
 from normrnn.text.config import TextConfig
-from normrnn.text.corpus import BUILTIN, Corpus, read_corpus
-from normrnn.text.vocabulary import Vocabulary
+from normrnn.text.corpus import BUILTIN, Corpus, Vocabulary, read_corpus
 from tests.commands.conftest import Cli, cli
 
 __all__ = ["cli"]
@@ -81,7 +82,6 @@ def test_against_plain_python(
         assert corpus.train.dtype == torch.int32
         assert corpus.sha256 == sha256
         assert corpus.where == str(data)
-        assert ("90/5/5" in corpus.source) == (data is file)
         other = Vocabulary(("w1", "<eos>", "<unk>", "w"), level)
         again = read_corpus(str(data), TextConfig(), other)
         assert again.vocabulary is other
@@ -112,7 +112,7 @@ def test_builtin_text_is_there() -> None:
     [
         (b"", "is empty", {}),
         (b" \n\n " * 60, "is empty", {}),
-        (b"a b\n" * 30 + b"a\0b\n", "binary", {}),
+        (b"a b\n" * 30 + b"a\0b\n", "zero byte", {}),
         (b"\xff\xfea\0b\0", "UTF-16", {}),
         (b"good line\n" * 30 + b"caf\xe9\n", "line 31 .*0xe9", {}),
         (b"only\n" * 3, "3 lines", {}),
@@ -138,7 +138,7 @@ def test_a_sparse_file_is_not_read_to_its_end(tmp_path: Path) -> None:
     with (tmp_path / "image").open("wb") as file:
         file.write(b"a b\n")
         file.truncate(2**44 - 2**20)
-    with pytest.raises(UserError, match="binary"):
+    with pytest.raises(UserError, match="zero byte"):
         read(tmp_path / "image")
 
 
@@ -186,3 +186,21 @@ def test_other_data_is_read_with_the_vocabulary_of_the_run(cli: Cli, tmp_path: P
     code, said, err = cli("evaluate", run, "--data", other)
     assert (code, err) == (0, "")
     assert "is not what" in said
+
+
+def test_files_of_penn_treebank_are_counted_and_missing_or_changed_ones_named(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = b" a b\n c <unk> d \n"
+    hashes = dict.fromkeys(prepare.PTB_SHA256, hashlib.sha256(raw).hexdigest())
+    monkeypatch.setattr(prepare, "PTB_SHA256", hashes)
+    for name in hashes:
+        (tmp_path / name).write_bytes(raw)
+    code, said, _ = cli("prepare", "ptb", tmp_path)
+    assert (code, said.count(": 7 tokens")) == (0, 3)
+    (tmp_path / "ptb.test.txt").write_bytes(b"other words\n")
+    for part in (r"ptb\.test\.txt.* 3 tokens", r"no ptb\.valid\.txt.*simple-examples\.tgz"):
+        code, _, err = cli("prepare", "ptb", tmp_path)
+        assert code == 1
+        assert re.search(part, err)
+        (tmp_path / "ptb.valid.txt").unlink(missing_ok=True)

@@ -16,12 +16,10 @@ from normrnn.engine.evaluate import evaluate
 from normrnn.engine.task import set_statistics, statistics_of, using
 from normrnn.errors import UserError
 from normrnn.text.config import EvaluationConfig, LanguageConfig, TrainConfig
-from normrnn.text.corpus import Corpus
+from normrnn.text.corpus import Corpus, Vocabulary
 from normrnn.text.model import LanguageModel
 from normrnn.text.reading import Reader
-from normrnn.text.task import LanguageTask
-from normrnn.text.vocabulary import Vocabulary
-from normrnn.text.windows import streams
+from normrnn.text.task import LanguageTask, streams
 from tests.tiny_runs import run_tiny
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normrnn.errors import UserError
-from normrnn.text.vocabulary import Level, Vocabulary, tokens
+from normrnn.text.corpus import Level, Vocabulary, tokens
 
 
 def built(text: str, level: Level = "word", limit: int = 0, unknown: bool = True) -> Vocabulary:

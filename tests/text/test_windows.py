@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normrnn.engine.ranks import Ranks
-from normrnn.text.windows import Window, sequences, streams
+from normrnn.text.task import Window, sequences, streams
 
 
 def read(windows: list[Window], n: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

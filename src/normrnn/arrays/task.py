@@ -1,4 +1,4 @@
-"""Sequences of numbers: classes or values, per sequence or per step."""
+"""Network and task of arrays: classes or values, per sequence or per step."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,11 +9,76 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn.arrays.config import ArrayConfig
-from normrnn.arrays.model import ArrayModel
-from normrnn.arrays.read import Arrays, read_arrays
-from normrnn.engine.model import Sequences
+from normrnn.arrays.read import read_arrays
+from normrnn.deploy.networks import Exportable
+from normrnn.engine.loss import Loss, State
+from normrnn.engine.model import SequenceModel, Sequences
 from normrnn.engine.task import Split, Task, Tensors, evenly_spread
 from normrnn.errors import UserError
+
+
+class ArrayModel(SequenceModel):
+    """Standardised features, recurrent layers, and a linear head.
+
+    Buffers: `mean` and `scale` (F,) of the features, `target_mean` and `target_scale` (O,) of
+    values. The head sees every step, or the last state of both directions.
+    """
+
+    target_mean: Tensor
+    target_scale: Tensor
+
+    def __init__(
+        self, config: ArrayConfig, features: int, outputs: int, time_steps: int = 0
+    ) -> None:
+        m = config.model
+        options = {"time_steps": time_steps or None, **m.options(config.normalisation)}
+        super().__init__(features, outputs, bidirectional=m.bidirectional, **options)
+        self.target, self.target_per = config.target, config.target_per
+        self.per_step, self.values = config.target_per == "step", config.target == "values"
+        for part, size in (("", features), ("target_", outputs)):
+            self.register_buffer(f"{part}mean", torch.zeros(size))
+            self.register_buffer(f"{part}scale", torch.ones(size))
+        self.glorot()
+
+    def features(self, inputs: Sequences, state: State | None = None) -> tuple[Tensor, None]:  # noqa: ARG002
+        """Return what the head sees: rows (N, D·H) of all steps, or (B, D·H)."""
+        output = self._seen(inputs)
+        return output.data if isinstance(output, PackedSequence) else output.flatten(0, -2), None
+
+    def _seen(self, inputs: Sequences, lengths: Tensor | None = None) -> Any:
+        """Return the output of every step, (T, B, D·H) or packed, or the last state (B, D·H)."""
+        options = {} if lengths is None else {"lengths": lengths}  # a folded layer is torch's
+        output, state = self.rnn(self.standardised(inputs), **options)
+        if self.per_step:
+            return self.dropout(output)
+        last = state[0] if isinstance(state, tuple) else state
+        h = last[-(1 + self.rnn.bidirectional) :].transpose(0, 1).flatten(1)
+        return self.dropout(h[None])[0]
+
+    def forward(self, features: Sequences, lengths: Tensor | None = None) -> Tensor:
+        """Return logits, or values in the units of the targets, per step or per sequence.
+
+        `features` are padded (T, B, F) with `lengths` (B,), or packed; then steps are rows (N, O).
+        """
+        seen = self._seen(features, lengths)
+        output = self.decoder(seen.data if isinstance(seen, PackedSequence) else seen)
+        return output * self.target_scale + self.target_mean if self.values else output
+
+    def loss(self, inputs: Sequences, targets: Tensor, state: State | None = None) -> Loss:
+        """Return the cross entropy, or the squared error in the units of the targets, averaged over
+        outputs; the standardised error is differentiated."""
+        if not self.values:
+            return super().loss(inputs, targets, state)
+        output = self.decoder(self.features(inputs)[0]).float()
+        wanted = (targets.reshape(len(output), -1) - self.target_mean) / self.target_scale
+        squared = (output - wanted).square()
+        total = (squared.detach() * self.target_scale.square()).mean(1).sum()
+        return Loss(total, objective=squared.mean(1).sum())
+
+    def exportable(self) -> Exportable:
+        """Return the network with arguments to trace `forward` with."""
+        example = torch.zeros(5, 3, len(self.mean)), torch.tensor([5, 4, 2])
+        return Exportable(self, example, {"features": {0: "T", 1: "B"}, "lengths": {0: "B"}})
 
 
 class ArrayTask(Task):
@@ -23,8 +88,8 @@ class ArrayTask(Task):
     config: ArrayConfig
     model: ArrayModel
 
-    def __init__(self, config: ArrayConfig, arrays: Arrays | None = None) -> None:
-        self.arrays = arrays = arrays or read_arrays(config)
+    def __init__(self, config: ArrayConfig) -> None:
+        self.arrays = arrays = read_arrays(config)
         settings = {
             "target": "values" if arrays.labels is None else "classes",
             "target_per": "step" if arrays.per_step else "sequence",
@@ -36,17 +101,14 @@ class ArrayTask(Task):
         self.splits = tuple(split for split in ("valid", "test") if split in arrays.splits)
         self.calibration_batches = config.evaluation.recalibrate_batches
         train, steps = arrays.splits["train"], config.model.time_steps
-        longest = int(train.lengths.max())
         if steps < 0:
+            longest = int(train.lengths.max())
             steps = longest if (train.lengths == longest).all() else 0
-        self.sizes = {
-            "features": train.rows.shape[1],
-            "outputs": arrays.outputs,
-            "time_steps": steps,
-        }
-        scored = evenly_spread(config.evaluation.train_sequences, len(train.lengths))
-        self.has_train_eval = bool(scored)
-        is_scored = np.isin(np.arange(len(train.lengths)), scored)
+        features, outputs = train.rows.shape[1], arrays.outputs
+        self.sizes = {"features": features, "outputs": outputs, "time_steps": steps}
+        is_scored = np.zeros(len(train.lengths), bool)
+        is_scored[evenly_spread(config.evaluation.train_sequences, len(is_scored))] = True
+        self.has_train_eval = bool(is_scored.any())
         splits = {**arrays.splits, "train_eval": train.take(is_scored)}
         self.lengths = {split: one.lengths.tolist() for split, one in splits.items()}
         self._data = {
@@ -66,16 +128,12 @@ class ArrayTask(Task):
 
     def check_model(self, model: ArrayModel) -> None:
         """Raise UserError if the data has other features or targets than a network."""
-        sizes, settings = self.sizes, self.settings
-        if (settings["target"] == "values", self.per_step) != (model.values, model.per_step):
-            raise UserError(
-                f"{self.where} has {settings['target']} per {settings['target_per']} as targets"
-            )
-        if (sizes["features"], sizes["outputs"]) != (len(model.mean), len(model.target_mean)):
-            raise UserError(
-                f"{self.where} has {sizes['features']} features and {sizes['outputs']} outputs; the"
-                f" network has {len(model.mean)} and {len(model.target_mean)}"
-            )
+        fields = "target", "target_per", "features", "outputs"
+        needed = model.target, model.target_per, len(model.mean), len(model.target_mean)
+        values = {**self.settings, **self.sizes}
+        for name, own, other in zip(fields, needed, map(values.get, fields), strict=True):
+            if own != other:
+                raise UserError(f"{self.where} has {name} {other}; the network has {own}")
 
     def initialise(self, model: ArrayModel) -> None:
         """Set mean and scale of the training features and values."""

@@ -25,12 +25,11 @@ def command(
     from normrnn.config.measure import bits
     from normrnn.files import open_regular
     from normrnn.text.config import perplexity
-    from normrnn.text.corpus import text_lines
+    from normrnn.text.corpus import UNKNOWN, text_lines
     from normrnn.text.reading import Reader
-    from normrnn.text.vocabulary import UNKNOWN
 
     reader = Reader.of_run(run)
-    vocabulary = reader.vocabulary
+    vocabulary = reader.model.vocabulary
     is_input = str(file) == "-"
     name = "standard input" if is_input else str(file)
     # The end of an imagined line before the text, so that its first word is predicted too.

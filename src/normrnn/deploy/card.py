@@ -19,6 +19,7 @@ SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "pro
 CARD = "README.md"
 _LARGEST_CARD = 1 << 20
 _START = '---\nlibrary_name: "normrnn"\n'
+_TAGS = 'tags: ["normrnn", "recurrent", "batch-normalization"]\n'
 _EXPORTED = (
     f" Exported by normrnn {__version__} ([Laurent et al. 2015](https://arxiv.org/abs/1510.01378))."
 )
@@ -29,27 +30,24 @@ class About:
     """The content of a model card."""
 
     title: str
-    sections: Mapping[str, str]
+    sections: dict[str, str]
     """Markdown by heading."""
     task: str = ""
     """As model hubs call it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def card(self, load: str = "") -> str:
-        """Return the Markdown; `load` is code that loads the export."""
-        sections = dict(self.sections)
-        if load:
-            sections["Model"] += _EXPORTED
-            sections["How to load"] = f"```python\n{load.strip()}\n```"
+    def card(self, load: str) -> str:
+        """Return the Markdown of an export; `load` is code that loads it."""
+        sections = {**self.sections, "How to load": f"```python\n{load.strip()}\n```"}
+        sections["Model"] += _EXPORTED
         if self.settings:
             sections["Settings"] = f"```json\n{json.dumps(self.settings, indent=2)}\n```"
         # JSON is valid YAML and quotes any name.
-        front = _START + 'tags: ["normrnn", "recurrent", "batch-normalization"]\n'
-        front += f"pipeline_tag: {json.dumps(self.task)}\n" if self.task else ""
-        return f"{front}---\n{About(self.title, sections).short()}"
+        task = f"pipeline_tag: {json.dumps(self.task)}\n" if self.task else ""
+        return f"{_START}{_TAGS}{task}---\n{About(self.title, sections).short()}"
 
     def short(self) -> str:
-        """Return the Markdown without front matter and settings."""
+        """Return the Markdown without front matter, settings and code."""
         sections = [f"## {heading}\n{text}" for heading, text in self.sections.items()]
         return "\n\n".join([f"# {one_line(self.title)}", *sections]) + "\n"
 
@@ -83,10 +81,8 @@ def of_run(run: RunDirectory) -> About:
 
 
 def _rows(run: RunDirectory, saved: str) -> list[Row]:
-    """Rows of evaluation.json, else the best validation in training and the test after it.
-
-    Only those of the exported network: with other statistics it is another one.
-    """
+    """Return rows of evaluation.json, else the best validation in training and the test after it;
+    only those with the statistics of the saved model."""
     if not run.has(MODEL):
         return []
     if run.has(EVALUATION):
@@ -121,17 +117,16 @@ def code(text: str) -> str:
     return f"`{one_line(text).replace('`', ' ')}`"
 
 
-def info(path: Path, settings: bool = False) -> str:
-    """Return the card of a run or an export as Markdown, of a run with its settings if asked.
+def info(path: Path) -> str:
+    """Return what is said of a run, or the card of an export, of which nothing else is read.
 
-    Of an export only the card beside it is read. UserError for a path that is neither.
+    An export is given by its file, its directory or its card. UserError for a path that is neither.
     """
     if not path.exists():
         raise UserError(f"{path} does not exist")
     folder = path if path.is_dir() else path.parent
     if (folder / CONFIG).exists():
-        about = of_run(RunDirectory(folder))
-        return about.card() if settings else about.short()
+        return of_run(RunDirectory(folder)).short()
     card = beside(path)
     if card is None:
         raise UserError(f"{path} is neither a run nor an export with its card")
@@ -140,9 +135,9 @@ def info(path: Path, settings: bool = False) -> str:
 
 def beside(path: Path) -> str | None:
     """Return the card of an export, given its file, its directory or the card itself."""
-    folder = path if path.is_dir() else path.parent
-    own = None if path.is_dir() else read_card(path.with_suffix(".md"))
-    return own or read_card(folder / CARD)
+    own = [] if path.is_dir() else [path.with_suffix(".md")]
+    cards = [*own, (path if path.is_dir() else path.parent) / CARD]
+    return next(filter(None, map(read_card, cards)), None)
 
 
 def read_card(path: Path) -> str | None:

@@ -30,8 +30,7 @@ _READ = {
 import torch
 
 saved = torch.load({name}, weights_only=True)
-modules, weights = saved["modules"].items(), saved["weights"]
-values, notes = saved["values"], saved["notes"]
+modules, weights, notes = saved["modules"].items(), saved["weights"], saved["notes"]
 """,
     "safetensors": """\
 import json, torch, safetensors
@@ -108,7 +107,9 @@ def export(
     file, card = _target(path, SUFFIXES[format])
     if isinstance(model, nn.Module):
         network = getattr(model, "_orig_mod", model)  # a compiled model has other names
-        about = _of_model(network)
+        kind, count = type(network).__name__, sum(p.numel() for p in network.parameters())
+        summary = f"`{kind}`, {count:,} parameters before folding; its layers are plain ones."
+        about = About(kind, {"Model": summary})
     else:
         run = RunDirectory(expanded(model))
         network = task_of(run.config()).load(run, named_device("cpu"))
@@ -152,43 +153,28 @@ def _target(path: Path, suffix: str) -> tuple[Path, Path]:
     return file, card
 
 
-def _of_model(model: nn.Module) -> About:
-    count = sum(parameter.numel() for parameter in model.parameters())
-    kind = type(model).__name__
-    summary = f"`{kind}`, {count:,} parameters before folding; its recurrent layers are plain ones."
-    return About(title=kind, sections={"Model": summary})
-
-
 def _tensors(source: Exportable, format: str, name: str) -> tuple[list[Any], str]:
-    """Return the content of a file, and code that rebuilds the network with torch alone.
-
-    Of a user's own model the recurrent layers are described, since other code builds the rest.
-    """
-    layers = [
-        layer for layer in recurrent(source.network).values() if isinstance(layer, Normalised)
-    ]
-    if not layers:
+    """Return the content of a file, and code that rebuilds the network with torch alone: of a
+    user's own model its recurrent layers, since other code builds the rest."""
+    if not any(isinstance(layer, Normalised) for layer in recurrent(source.network).values()):
         raise ValueError(f"{type(source.network).__name__} holds no layer of normrnn to fold")
     plain = with_layers(
         source.network, lambda layer, name: folded(layer, name, keep=isinstance(layer, LiGRU))
     )
     # Clones: safetensors refuses a tensor that has two names.
     weights = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
-    modules = {name: _description(layer) for name, layer in recurrent(plain).items()}
-    values = {}
-    if source.usage:
-        modules |= {name: _description(module) for name, module in plain.named_children()}
-        values = {name: weights.pop(name) for name in ("mean", "scale") if name in weights}
+    described = recurrent(plain) | (dict(plain.named_children()) if source.usage else {})
+    modules = {name: _description(module) for name, module in described.items()}
     if format == "torch":
-        saved = {"format": FORMAT, "modules": modules, "weights": weights, "values": values}
+        saved = {"format": FORMAT, "modules": modules, "weights": weights}
         buffer = io.BytesIO()  # torch's writer ends the process if a disk is full
         torch.save({**saved, "notes": dict(source.notes)}, buffer)
         content = [buffer.getbuffer()]
     else:
         metadata = {"format": "pt", "normrnn": FORMAT, "modules": json.dumps(modules)}
-        *content, _ = sealed_tensors(weights | values, {**metadata, **source.notes})
+        *content, _ = sealed_tensors(weights, {**metadata, **source.notes})
     code = _READ[format].format(name=json.dumps(name))
-    code += _VALUES if values and format == "safetensors" else ""
+    code += _VALUES if source.usage and "mean" in weights else ""
     library, own = "torch.nn", "MyModel()  # yours: any layers will do where it has recurrent ones"
     if any(module["type"] == "LiGRU" for module in modules.values()):
         code, library = f"import normrnn\n{code}", 'normrnn if m["type"] == "LiGRU" else torch.nn'

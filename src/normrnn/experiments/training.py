@@ -205,7 +205,7 @@ def sample(
     if seed is not None and not 0 <= seed < 2**32:
         raise UsageError(f"seed must lie in [0, 2**32), not {seed}")
     reader = Reader.of_run(run, overlap=True)
-    vocabulary = reader.vocabulary
+    vocabulary = reader.model.vocabulary
     generator = torch.Generator()
     if seed is None:
         generator.seed()

@@ -4,6 +4,7 @@ The graph has torch's own operators alone, for any time and batch size: files ma
 need this package, and ONNX has the same operator.
 """
 
+import inspect
 import sys
 from typing import Any, NamedTuple
 
@@ -195,8 +196,16 @@ def _direction(
         # B appears in the body: Inductor takes the sizes of what it allocates from there.
         return after, output.clone().view(B, -1)
 
+    if not torch.compiler.is_dynamo_compiling():
+        _forget_compiled(scan)
     final, output = scan(combine, start, xs, dim=0, reverse=reverse)
     return output, tuple(final)
+
+
+def _forget_compiled(scan: Any) -> None:
+    """Drop the graphs of earlier scans: checking their guards would fix the sizes of this one."""
+    for code in filter(inspect.iscode, scan.__code__.co_consts):
+        torch._dynamo.reset_code(code)  # type: ignore[attr-defined]
 
 
 def _resets(resets: Tensor, valid: Tensor | None, reverse: bool) -> Tensor:

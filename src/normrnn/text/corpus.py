@@ -1,20 +1,21 @@
-"""Texts as ids: read once, encoded once, kept in a mapped file.
+"""Symbols and their ids, and texts as ids: read once, encoded once, kept in a mapped file.
 
 Symbols are numbered as they come; when the text has been read, its vocabulary is known and the
 numbers are replaced by ids, in place. So memory does not grow with the text.
 """
 
-import codecs
 import hashlib
 import io
+import json
+import re
 import tempfile
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
@@ -23,8 +24,10 @@ from torch import Tensor
 from normrnn.errors import UserError
 from normrnn.files import expanded, open_regular, resolved
 from normrnn.text.config import TextConfig
-from normrnn.text.vocabulary import EOS, UNKNOWN, Vocabulary, tokens
 
+EOS = "<eos>"
+UNKNOWN = "<unk>"
+Level = Literal["word", "char"]
 SPLITS = ("train", "valid", "test")
 BUILTIN = "builtin:python-topics"
 # Penn Treebank's names first: the paper's experiments use them.
@@ -32,6 +35,107 @@ PATTERNS = ("ptb.{}.txt", "{}.txt")
 _LONGEST_LINE = 2**25
 _BLOCK = 2**22
 """Tokens converted at once."""
+
+
+def tokens(text: str, level: Level) -> list[str]:
+    """Return the symbols of a text: <eos> for a newline; characters keep blanks and indentation.
+
+    >>> tokens(" no it was n't \\n", "word")
+    ['no', 'it', 'was', "n't", '<eos>']
+    >>> tokens(" no", "char")
+    [' ', 'n', 'o']
+    """
+    if level == "word":
+        return text.replace("\n", f" {EOS} ").split()
+    return [EOS if c == "\n" else c for c in text]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Symbols in the order of their ids, most frequent first."""
+
+    symbols: tuple[str, ...]
+    level: Level = "word"
+
+    @classmethod
+    def ranked(
+        cls, counts: Mapping[str, int], level: Level, limit: int = 0, unknown: bool = True
+    ) -> "Vocabulary":
+        """Build from counted symbols; with a `limit` the most frequent, ties alphabetical.
+
+        >>> Vocabulary.ranked({"b": 3, "<eos>": 2, "a": 2, "c": 1}, "word", limit=4).symbols
+        ('b', '<eos>', 'a', '<unk>')
+        """
+        required = [EOS, UNKNOWN] if unknown else [EOS]
+        counts = {**dict.fromkeys(required, 0), **counts}
+        ranked = sorted(counts, key=lambda s: (-counts[s], s))
+        if limit:
+            if limit <= len(required):
+                raise UserError(f"text.max_vocab {limit} leaves no room for words", code=2)
+            free = [s for s in ranked if s not in required][: limit - len(required)]
+            ranked = [s for s in ranked if s in {*free, *required}]
+        return cls(tuple(ranked), level)
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Symbol -> id."""
+        return {symbol: i for i, symbol in enumerate(self.symbols)}
+
+    @property
+    def eos(self) -> int:
+        """Id of the end of a line."""
+        return self.index[EOS]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text.
+
+        >>> Vocabulary(("<eos>", "a", " "), "char").encode(" a\\na ")
+        [2, 1, 0, 1, 2]
+        """
+        return self.ids(tokens(text, self.level)).tolist()
+
+    def ids(self, symbols: Sequence[str]) -> np.ndarray:
+        """Return the id of each symbol (n,) int32, <unk>'s for an unknown one; UserError for an
+        unknown symbol where there is no <unk>."""
+        index, unknown = self.index, self.index.get(UNKNOWN, -1)
+        ids = np.array([index.get(s, unknown) for s in symbols], np.int32)
+        if (ids < 0).any():
+            raise UserError(
+                f"the text has {symbols[int(ids.argmin())]!r}, which the vocabulary lacks:"
+                f" --text.unknown keeps a class {UNKNOWN} for what is unknown"
+            )
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`: a newline for each <eos>.
+
+        >>> Vocabulary(("a", "<eos>", "b")).decode([0, 2, 1, 2])
+        'a b\\nb'
+        """
+        symbols = ["\n" if self.symbols[i] == EOS else self.symbols[i] for i in ids]
+        if self.level == "char":
+            return "".join(symbols)
+        return re.sub(" ?\n ?", "\n", " ".join(symbols))
+
+    def to_json(self) -> str:
+        """Return the vocabulary as JSON."""
+        return json.dumps({"level": self.level, "symbols": self.symbols}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Vocabulary":
+        """Read what `to_json` wrote; UserError for anything else."""
+        try:
+            values = json.loads(text)
+            symbols, level = tuple(values["symbols"]), values["level"]
+            is_unique = len(set(symbols)) == len(symbols) and EOS in symbols
+            if level in ("word", "char") and is_unique and {*map(type, symbols)} == {str}:
+                return cls(symbols, level)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pass
+        raise UserError("the vocabulary is damaged")
 
 
 @dataclass(frozen=True)
@@ -43,18 +147,15 @@ class Corpus:
     test: Tensor
     vocabulary: Vocabulary
     where: str = ""
-    source: str = ""
     sha256: str = ""
 
     @property
     def summary(self) -> str:
         """Tokens of each text with the share of <unk>, and the size of the vocabulary."""
         unknown = self.vocabulary.index.get(UNKNOWN, -1)
-        sizes = []
-        for name in SPLITS:
-            ids = getattr(self, name)
-            share = (ids == unknown).float().mean().item()
-            sizes.append(f"{name} {len(ids):,} ({share:.1%} {UNKNOWN})")
+        texts = {"train": self.train, "valid": self.valid, "test": self.test}
+        shares = {name: (ids == unknown).float().mean() for name, ids in texts.items()}
+        sizes = [f"{n} {len(texts[n]):,} ({share:.1%} {UNKNOWN})" for n, share in shares.items()]
         return f"tokens: {', '.join(sizes)}; vocabulary {len(self.vocabulary):,}"
 
 
@@ -69,19 +170,16 @@ def read_corpus(data: str, config: TextConfig, vocabulary: Vocabulary | None = N
             " file (`normrnn prepare ptb DIR` checks a Penn Treebank directory)",
             code=2,
         )
-    paths, source = [Path(data)], "Python's own documentation"
-    where = data
+    paths, where = [Path(data)], data
     if data != BUILTIN:
         path = expanded(data)
         if not path.exists():
             raise UserError(f"{path} does not exist")
-        where, source = str(resolved(path)), str(path)
-        paths = text_files(path) if path.is_dir() else [path]
+        where, paths = str(resolved(path)), text_files(path) if path.is_dir() else [path]
     level = config.level if vocabulary is None else vocabulary.level
     numbers: defaultdict[str, int] = defaultdict()
     numbers.default_factory = numbers.__len__
-    eos = numbers[EOS]
-    ends, digests = [], []
+    eos, ends, digests = numbers[EOS], [], []
     # It has no name, so nothing is left behind by a process that is killed.
     with tempfile.TemporaryFile(prefix="normrnn-text-", buffering=2**20) as file:
         for path in paths:
@@ -97,18 +195,16 @@ def read_corpus(data: str, config: TextConfig, vocabulary: Vocabulary | None = N
         lines = len(line_ends)
         if lines < 20:
             raise UserError(
-                f"{source} has {lines} lines; a split 90/5/5 by lines needs at least 20 (or give a"
+                f"{where} has {lines} lines; a split 90/5/5 by lines needs at least 20 (or give a"
                 " directory with train.txt, valid.txt and test.txt)"
             )
         ends = [int(line_ends[lines * share // 100 - 1]) + 1 for share in (90, 95)]
-        source = f"{source}, split 90/5/5 by lines"
     if vocabulary is None:
         total = sum(np.bincount(some, minlength=len(numbers)) for some in _blocks(ids[: ends[0]]))
         counts = {s: n for s, n in zip(numbers, np.asarray(total).tolist(), strict=True) if n}
         vocabulary = Vocabulary.ranked(counts, level, config.max_vocab, config.unknown)
         if len({*vocabulary.symbols} - {EOS, UNKNOWN}) < 2:
-            kind = "word" if level == "word" else "character"
-            raise UserError(f"the training text of {source} has one {kind}: nothing to predict")
+            raise UserError(f"the training text of {where} has one {level}: nothing to predict")
     table = vocabulary.ids(list(numbers))
     for some in _blocks(ids):
         some[:] = table[some]
@@ -116,7 +212,7 @@ def read_corpus(data: str, config: TextConfig, vocabulary: Vocabulary | None = N
     if len(digests) > 1:
         sha256 = hashlib.sha256("".join(d.hexdigest() for d in digests).encode()).hexdigest()
     train, valid, test = torch.from_numpy(ids).tensor_split(ends[:2])
-    return Corpus(train, valid, test, vocabulary, where, source, sha256)
+    return Corpus(train, valid, test, vocabulary, where, sha256)
 
 
 def text_files(directory: Path) -> list[Path]:
@@ -142,12 +238,10 @@ def text_lines(file: IO[bytes], name: Path | str, digest: Any = None) -> Iterato
     for number, raw in enumerate(raw_lines, 1):
         if digest is not None:
             digest.update(raw)
-        if number == 1 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise UserError(
-                f"{name} is UTF-16 text, not UTF-8: iconv -f UTF-16 -t UTF-8 converts it"
-            )
         if b"\0" in raw:
-            raise UserError(f"{name} is a binary file, not text: it has a zero byte")
+            raise UserError(
+                f"{name} has a zero byte: expected UTF-8 text (iconv -f UTF-16 -t UTF-8 converts)"
+            )
         if len(raw) == _LONGEST_LINE:
             raise UserError(f"{name}: line {number} has {_LONGEST_LINE:,} bytes or more")
         try:

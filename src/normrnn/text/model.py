@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from normrnn.deploy.networks import Exportable
 from normrnn.engine.loss import State
 from normrnn.engine.model import SequenceModel, generators_by_name, glorot_, train_one_bias
-from normrnn.text.vocabulary import Vocabulary
 
 
 class LanguageModel(SequenceModel):
@@ -17,6 +16,9 @@ class LanguageModel(SequenceModel):
     Shapes: tokens (T, B), logits (T, B, C), state one or two tensors of (layers, B, H): (h, c) of
     an LSTM, (h,) of the others. `options` are those of `SequenceModel`.
 
+    Weights are drawn from U(-init, init), or as in the appendix: the lookup table from N(0, 1),
+    Glorot's values for other matrices, biases 0. γ and β keep their values.
+
     >>> model = LanguageModel(10, hidden=8, norm="frame")
     >>> logits, state = model(torch.zeros(5, 4, dtype=torch.long))
     >>> logits.shape
@@ -24,8 +26,8 @@ class LanguageModel(SequenceModel):
     """
 
     counts_errors = False
-    vocabulary: Vocabulary | None = None
-    """What the ids mean, where known."""
+    vocabulary: Any = None
+    """The `Vocabulary` that says what the ids mean, where known."""
 
     def __init__(
         self,
@@ -41,11 +43,6 @@ class LanguageModel(SequenceModel):
         super().__init__(embedding, vocab_size, hidden, layers, **options)
         with torch.random.fork_rng([]):
             self.embedding = nn.Embedding(vocab_size, embedding)
-        self.draw(init)
-
-    def draw(self, init: float | Literal["glorot"]) -> None:
-        """Draw all weights from U(-init, init), or as in the appendix: the lookup table from
-        N(0, 1), Glorot's values for other matrices, biases 0. γ and β keep their values."""
         generators = generators_by_name()
         if init == "glorot":
             nn.init.normal_(self.embedding.weight, generator=generators("embedding.weight"))

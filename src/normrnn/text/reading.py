@@ -16,7 +16,6 @@ from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from normrnn.text.model import LanguageModel
 from normrnn.text.task import LanguageTask
-from normrnn.text.vocabulary import Vocabulary
 
 LOGITS = 1 << 24
 """Logits in memory at once."""
@@ -50,12 +49,6 @@ class Reader:
         train = directory.config(LanguageConfig).train
         model = LanguageTask.load(directory, named_device("cpu"))
         return cls(model, train.steps, train.reading == "streams", overlap)
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """What the ids of the model of a run mean."""
-        assert self.model.vocabulary is not None
-        return self.model.vocabulary
 
     @torch.no_grad()
     def push(self, ids: list[int]) -> Tensor:

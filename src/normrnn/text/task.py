@@ -1,7 +1,15 @@
-"""Language modelling: the next token, in windows of contiguous streams or of fixed sequences."""
+"""Language modelling: the next token, in windows of a text.
+
+Windows are of contiguous streams (section 5.2) or of fixed sequences (the appendix). In both every
+token but the first is predicted exactly once. Training reads windows of the full batch only.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from normrnn.engine.loss import Sums
 from normrnn.engine.ranks import ALONE, Ranks
@@ -9,15 +17,74 @@ from normrnn.engine.task import Batch, Split, StatisticsKind, Task, Tensors, usi
 from normrnn.errors import UserError
 from normrnn.runs.records import Row
 from normrnn.text.config import LanguageConfig
-from normrnn.text.corpus import Corpus, read_corpus
+from normrnn.text.corpus import Corpus, Vocabulary, read_corpus
 from normrnn.text.model import LanguageModel
-from normrnn.text.vocabulary import Vocabulary
-from normrnn.text.windows import Window, sequences, streams
 
 VOCABULARY = "vocabulary"
 """Entry in the header of model.safetensors."""
 LONG_WINDOW = 2000
 """Steps per window where its length does not matter: one stream is slow in short ones."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """`length` tokens from each of `starts` (B,)."""
+
+    starts: Tensor
+    length: int
+    streams: int
+    """Rows that ranks share: a rank keeps its streams where only the first ones have a window."""
+
+    def __len__(self) -> int:
+        """Return the number of rows, B."""
+        return len(self.starts)
+
+    def read(self, ids: Tensor, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
+        """Return the tokens and those that follow them, both (T, B), of this rank's share."""
+        at = self.starts[ranks.share(self.streams)] + torch.arange(self.length)[:, None]
+        return ids[at].long(), ids[at + 1].long()
+
+
+def streams(tokens: int, batch: int, steps: int, training: bool = False) -> list[Window]:
+    """Return the windows of a text of N tokens as B contiguous streams.
+
+    The N - 1 positions rarely divide by B: the first r = (N - 1) mod B streams are one position
+    longer, which is a last window of one step. Training leaves it out.
+
+    >>> [w.read(torch.arange(8))[0].tolist() for w in streams(tokens=8, batch=3, steps=2)]
+    [[[0, 3, 5], [1, 4, 6]], [[2]]]
+    """
+    length, longer = divmod(tokens - 1, batch)
+    b = torch.arange(batch)
+    starts = b * length + b.clamp(max=longer)
+    begins = range(0, length, steps)
+    windows = [Window(starts + at, min(steps, length - at), batch) for at in begins]
+    if longer and not training:
+        windows.append(Window(starts[:longer] + length, 1, batch))
+    return windows
+
+
+def sequences(
+    tokens: int, batch: int, steps: int, training: bool = False, seed: int | None = None
+) -> list[Window]:
+    """Return the windows of a text of N tokens as sequences, B at a time, the shorter rest alone.
+
+    Training leaves out what does not fill a batch: with a `seed`, which determines an order of the
+    sequences, others in every epoch.
+
+    >>> [w.read(torch.arange(8))[0].T.tolist() for w in sequences(tokens=8, batch=2, steps=3)]
+    [[[0, 1, 2], [3, 4, 5]], [[6]]]
+    """
+    whole, rest = divmod(tokens - 1, steps)
+    order = torch.arange(whole)
+    if seed is not None:
+        order = torch.randperm(whole, generator=torch.Generator().manual_seed(seed))
+    windows = [Window(some * steps, steps, len(some)) for some in order.split(batch) if len(some)]
+    if training:
+        return windows[: whole // batch]
+    if rest:
+        windows.append(Window(torch.tensor([whole * steps]), rest, 1))
+    return windows
 
 
 class LanguageTask(Task):
@@ -30,7 +97,7 @@ class LanguageTask(Task):
 
     def __init__(self, config: LanguageConfig, corpus: Corpus | None = None) -> None:
         corpus = corpus or read_corpus(config.data, config.text)
-        source = f"{corpus.source}; {corpus.summary}"
+        source = f"{corpus.where}: {corpus.summary}"
         super().__init__(config, corpus.sha256, corpus.where, source)
         evaluation = config.evaluation
         self.vocabulary = corpus.vocabulary
@@ -41,11 +108,8 @@ class LanguageTask(Task):
         self.calibration_batches = evaluation.recalibrate_windows
         self.has_train_eval = evaluation.train_tokens > 0
         limit = evaluation.tokens + 1 if evaluation.tokens else None
-        self.texts = {
-            "train": corpus.train,
-            "valid": corpus.valid[:limit],
-            "test": corpus.test[:limit],
-        }
+        held_out = {"valid": corpus.valid[:limit], "test": corpus.test[:limit]}
+        self.texts = {"train": corpus.train, **held_out}
         if self.has_train_eval:
             self.texts["train_eval"] = corpus.train[: evaluation.train_tokens + 1]
         self._windows = {split: self.windows(split) for split in self.texts}
