@@ -43,7 +43,7 @@ def test_every_norm_and_seed_is_called_once_and_stored(tmp_path: Path) -> None:
     )
     assert "better" in str(result)
     assert len(repr(result)) < 200
-    assert "<table" in result._repr_html_()
+    assert "<pre>" in result._repr_html_()
     assert result.plot().axes[0].lines
     result.save(tmp_path / "report.html")
     assert "layer" in (tmp_path / "report.html").read_text()

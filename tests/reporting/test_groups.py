@@ -97,7 +97,7 @@ def test_a_run_that_diverged_counts_against_its_variant() -> None:
     runs = [short_run(n, [5, 4, 3, 3], s) for n in ("none", "frame") for s in (1, 2, 3)]
     runs[-1] = replace(runs[-1], diverged="the loss is nan")
     (found,) = Result(runs).verdicts
-    assert found.diverged == {"frame": (1, 3)}
+    assert found.diverged == {"frame": [1, 3]}
     assert found.lines()[0].startswith("frame: 1 of 3")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import normrnn
 from normrnn.cli import main
-from normrnn.errors import UsageError
+from normrnn.errors import UsageError, UserError
 from normrnn.verdicts.intervals import paired_interval, rank_sum_p, t_quantile, welch_interval
 from normrnn.verdicts.rows import Point, crossing
 from tests.reporting.made_runs import make_run
@@ -156,7 +156,7 @@ def test_wrong_options_and_a_file_that_is_not_utf8(tmp_path: Path) -> None:
             with pytest.raises(UsageError, match="no variant" if name == "baseline" else name):
                 normrnn.verdict(rows(a=BASE, b=LOWER), **{name: value})
     (tmp_path / "rows.csv").write_bytes("variant,é".encode("latin-1"))
-    with pytest.raises(UsageError, match="UTF-8"):
+    with pytest.raises(UserError, match="UTF-8"):
         normrnn.verdict(tmp_path / "rows.csv")
 
 
@@ -222,7 +222,7 @@ def test_diverged_runs_count_against_their_variant() -> None:
             math.nan if (row["variant"], row["seed"] > 2) == ("b", True) else row["value"]
         )
     found = normrnn.verdict(data)
-    assert found.diverged == {"b": (3, 5)}
+    assert found.diverged == {"b": [3, 5]}
     quality = figure(data)
     assert (quality["interval"], quality["estimate"]) == (None, None)
     assert quality["answer"] == "not settled"
@@ -263,7 +263,7 @@ def test_lines_are_short(names: tuple[str, ...]) -> None:
     assert all(len(line) <= 80 for line in lines)
     assert sum(line[0] != " " or line[2] != " " for line in lines) <= 3 * len(names)
     assert len(repr(found)) < 400
-    assert "<table>" in found._repr_html_()
+    assert "<pre>" in found._repr_html_()
     details = found.details().splitlines()
     assert all(len(line) <= 80 for line in details)
     assert len(details) > len(lines)

@@ -20,7 +20,7 @@ from normrnn.experiments.search import plan_tuning, tune_setting
 from normrnn.experiments.training import Recipe, configured, folder_name, log_names
 from normrnn.extras import install_command
 from normrnn.recipes import usual_norms
-from normrnn.verdicts.verdict import Settings, check_target
+from normrnn.verdicts.verdict import Settings
 
 if TYPE_CHECKING:
     from normrnn.reporting.result import Result
@@ -91,7 +91,7 @@ def compare(
     if what is None and not parts:
         raise UsageError("compare needs a recipe, a function, or x and y")
     check_counts(seeds=seeds, workers=workers, processes=processes)
-    check_target(target)
+    Settings(target=target)  # UsageError before anything is trained
     train = None if what is None else _function(what, path)
     folder = TemporaryFolder() if out is None and (parts or train is not None) else None
     if train is not None:

@@ -21,7 +21,7 @@ from normrnn.reporting.pictures import address, draw, why_no_pictures
 from normrnn.reporting.runs import Run
 from normrnn.reporting.study import RecordedStudy
 from normrnn.runs.records import epoch_averages
-from normrnn.verdicts.result import HEAD, Verdict
+from normrnn.verdicts.result import Verdict
 from normrnn.version import __version__
 
 MARK = '<!doctype html>\n<html lang="en" data-by="normrnn report">'
@@ -77,14 +77,14 @@ def _state(run: Run) -> str:
 
 def _section(group: Group, verdict: Verdict) -> dict[str, Any]:
     has_values = any(run.splits.get("valid") for run in verdict.runs)
-    figures = Table("All figures", HEAD, verdict.table(details=True), verdict.method)
     return {
         "title": group.title or "unknown recipe",
         "lines": verdict.lines(),
+        "details": verdict.details() if verdict.variants else "",
         "about": [summary(group.recipe) if group.recipe in RECIPES else "Unknown recipe."],
         "picture": address(partial(draw, group=group)) if has_values else "",
         "caption": "Validation: mean over seeds, lowest to highest seed",
-        "tables": [figures, runs_table(group)],
+        "tables": [runs_table(group)],
         "settings": [_settings([run for arm in group.arms for run in arm.runs])],
     }
 
@@ -97,6 +97,7 @@ def _study(study: RecordedStudy) -> dict[str, Any]:
     return {
         "title": study.title,
         "lines": studies.lines(trials),
+        "details": "",
         "about": [study.budget, study.said],
         "picture": address(picture) if trials and has_rates else "",
         "caption": "Validation loss against learning rate",

@@ -5,28 +5,21 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import combinations
 from statistics import NormalDist, mean, variance
-from typing import NamedTuple
 
+Interval = tuple[float, float, float]
+"""An estimate with the bounds of its confidence interval."""
 _MOST_SPLITS = 200_000
-
-
-class Interval(NamedTuple):
-    """An estimate with the bounds of its confidence interval."""
-
-    estimate: float
-    low: float
-    high: float
 
 
 def paired_interval(differences: Sequence[float], confidence: float) -> Interval:
     """Student's t interval of the mean of paired differences; at least two are needed.
 
-    >>> paired_interval([1.0, 2.0, 3.0], 0.95).high.__round__(3)
+    >>> round(paired_interval([1.0, 2.0, 3.0], 0.95)[2], 3)
     4.484
     """
-    n = len(differences)
+    n, middle = len(differences), mean(differences)
     half = t_quantile(confidence, n - 1) * math.sqrt(variance(differences) / n)
-    return _around(mean(differences), half)
+    return middle, middle - half, middle + half
 
 
 def welch_interval(
@@ -34,20 +27,16 @@ def welch_interval(
 ) -> Interval:
     """Welch's t interval of mean(other) - mean(baseline); each group has at least two values.
 
-    >>> round(welch_interval([1.0, 2.0, 3.0], [2.0, 3.0, 7.0], 0.95).low, 3)
+    >>> round(welch_interval([1.0, 2.0, 3.0], [2.0, 3.0, 7.0], 0.95)[1], 3)
     -3.741
     """
     parts = [variance(values) / len(values) for values in (baseline, other)]
-    total = sum(parts)
+    total, middle = sum(parts), mean(other) - mean(baseline)
     sizes = len(baseline) - 1, len(other) - 1
     squares = sum(part * part / size for part, size in zip(parts, sizes, strict=True))
     degrees = total * total / squares if squares else sum(sizes)
     half = t_quantile(confidence, degrees) * math.sqrt(total) if total else 0.0
-    return _around(mean(other) - mean(baseline), half)
-
-
-def _around(middle: float, half: float) -> Interval:
-    return Interval(middle, middle - half, middle + half)
+    return middle, middle - half, middle + half
 
 
 def rank_sum_p(baseline: Sequence[float], other: Sequence[float]) -> float:

@@ -2,25 +2,26 @@
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from statistics import mean, median
 from typing import Any
 
 from normrnn.errors import UsageError
 from normrnn.verdicts.rows import BASELINE, PlainRun
 from normrnn.verdicts.verdict import (
+    CONFIDENCE,
     Comparison,
     Figure,
     Measure,
     Settings,
     VariantVerdict,
+    middle,
     values_by_seed,
 )
 
 COLUMNS = 80
-HEAD = ["variant", "figure", "value", "baseline", "difference or ratio", "answer", "seeds"]
 _BRIEF = 2
 
 
@@ -41,12 +42,13 @@ class Verdict:
     title: str = ""
 
     @property
-    def diverged(self) -> dict[str, tuple[int, int]]:
+    def diverged(self) -> dict[str, list[int]]:
         """Variants with runs that diverged: how many of how many."""
-        every: dict[str, list[bool]] = {}
-        for run in self.runs:
-            every.setdefault(run.variant, []).append(run.diverged)
-        return {name: (sum(bad), len(bad)) for name, bad in every.items() if any(bad)}
+        every, bad = (
+            Counter(run.variant for run in some)
+            for some in (self.runs, [run for run in self.runs if run.diverged])
+        )
+        return {name: [bad[name], count] for name, count in every.items() if bad[name]}
 
     def lines(self, details: bool = False) -> list[str]:
         """Return quality and speed of every variant; with `details`, all figures."""
@@ -56,7 +58,8 @@ class Verdict:
         for note in self.notes:
             lines += textwrap.wrap(note, COLUMNS, subsequent_indent="  ")
         for name, one in self.variants.items():
-            shown = one.all if details else list(one.primary.values())[:_BRIEF]
+            shown = list(one.primary.values())[:_BRIEF]
+            shown = [*one.primary.values(), *one.details.values()] if details else shown
             seeds = f", {_seeds(shown[0])}:" if shown else ": no values in common"
             lines.append(f"{_cut(name)}{seeds}")
             for figure in shown:
@@ -73,24 +76,12 @@ class Verdict:
 
     def details(self) -> str:
         """Return all figures, and how they were computed."""
-        return "\n".join([*self.lines(details=True), *textwrap.wrap(self.method, COLUMNS)])
-
-    @property
-    def method(self) -> str:
-        """How the intervals were computed."""
         kind = "Paired" if self.paired else "Welch's"
-        return (
+        method = (
             f"{kind} t intervals, 95 %; those of test values and speed simultaneous over all"
             " variants. Training values in eval mode; early: before the learning rate drops."
         )
-
-    def table(self, details: bool = False) -> list[list[str]]:
-        """Return a row per variant and figure, under `HEAD`."""
-        return [
-            [name, *cells(figure, self.measure), figure.answer, _seeds(figure)]
-            for name, one in self.variants.items()
-            for figure in (one.all if details else one.primary.values())
-        ]
+        return "\n".join([*self.lines(details=True), *textwrap.wrap(method, COLUMNS)])
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -103,19 +94,13 @@ class Verdict:
         return f"<Verdict against {self.baseline!r}: {answers}>"
 
     def _repr_html_(self) -> str:
-        lines = [("th", HEAD), *(("td", row) for row in self.table())]
-        cells = ("".join(f"<{tag}>{escape(c)}</{tag}>" for c in line) for tag, line in lines)
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+        return f"<pre>{escape(str(self))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
+        names = ("baseline", "measure", "paired", "higher_is_better", "notes", "diverged")
         return {
-            "baseline": self.baseline,
-            "measure": self.measure,
-            "paired": self.paired,
-            "higher_is_better": self.higher_is_better,
-            "notes": list(self.notes),
-            "diverged": {name: list(counts) for name, counts in self.diverged.items()},
+            **{name: getattr(self, name) for name in names},
             "ranking": [[name, value] for name, value in self.ranking],
             "variants": {name: one.to_dict() for name, one in self.variants.items()},
         }
@@ -129,24 +114,22 @@ def verdict_of(
 ) -> Verdict:
     """Compare every variant with the baseline, in the order of the runs."""
     settings = settings or Settings()
-    settings.check()
     variants = _variants(runs, settings.sign)
     name = BASELINE if BASELINE in variants else next(iter(variants))
     name = name if settings.baseline is None else str(settings.baseline)
     if name not in variants:
         raise UsageError(f"no variant {name!r}: there are {', '.join(map(repr, variants))}")
-    others = [other for other in variants if other != name]
-    settings = replace(settings, comparisons=max(1, len(others)))
     label, quality = "best validation", PlainRun.best_valid
     if all(run.points("test") for run in runs if not run.diverged):
         label, quality = "test", PlainRun.selected_test_value
-    found = {
-        other: Comparison(variants[name], variants[other], settings).verdict(label, quality)
-        for other in others
-    }
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(variants) - 1)  # by Bonferroni
     return Verdict(
         name,
-        found,
+        {
+            other: Comparison(variants[name], runs_of, settings, confidence).verdict(label, quality)
+            for other, runs_of in variants.items()
+            if other != name
+        },
         runs,
         _ranking(variants, quality, settings.sign),
         _notes(runs),
@@ -179,13 +162,9 @@ def _ranking(
     variants: Mapping[str, Sequence[PlainRun]], quality: Measure, sign: int
 ) -> list[tuple[str, float]]:
     """Return variants and their mean quality, the best first; medians if some runs diverged."""
-    found = []
-    for name, runs in variants.items():
-        values = values_by_seed(runs, quality).values()
-        if values:
-            middle = median(values) if any(map(math.isinf, values)) else mean(values)
-            found.append((name, middle))
-    order = sorted(found, key=lambda pair: pair[1])
+    every = {name: values_by_seed(runs, quality).values() for name, runs in variants.items()}
+    middles = {name: middle(values) for name, values in every.items() if values}
+    order = sorted(middles.items(), key=lambda pair: pair[1])
     return [(name, sign * value) for name, value in order if math.isfinite(value)]
 
 

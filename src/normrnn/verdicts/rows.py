@@ -3,19 +3,19 @@
 import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from normrnn.errors import UsageError
-from normrnn.files import read_regular
+from normrnn.files import read_text
 
 COLUMNS = ("variant", "seed", "step", "split", "value")
-OPTIONAL = ("seconds", "lr")
 BASELINE = "none"
-SPLITS = {"validation": "valid", "val": "valid"}
-"""Other names of splits."""
+_SPLITS = {"validation": "valid", "val": "valid"}
+_NUMBERS = ("seed", "step", "value", "seconds", "lr")
+_JUDGED = ("valid", "test")
 _MISSING = ("", "none", "nan", "<na>", "nat")
 
 
@@ -38,7 +38,7 @@ class PlainRun:
 
     variant: str
     seed: int
-    splits: dict[str, list[Point]] = field(default_factory=dict)
+    splits: dict[str, list[Point]]
     diverged: bool = False
     """Whether it ended with NaN or infinite values, or the run says so."""
 
@@ -119,50 +119,44 @@ def read_rows(rows: Any) -> list[PlainRun]:
     """
     found: dict[tuple[str, int], list[tuple[str, Point]]] = {}
     for number, row in enumerate(_dicts(rows), 1):
-        missing = [name for name in COLUMNS if name not in row]
-        if missing:
+        if missing := [name for name in COLUMNS if name not in row]:
             raise UsageError(f"row {number} has no {missing[0]!r}; rows need {', '.join(COLUMNS)}")
-        seed, step, value = (_number(row, name, number) for name in ("seed", "step", "value"))
+        seed, step, value, *more = (_number(row, name, number) for name in _NUMBERS)
         if not seed % 1 == 0:  # NaN, infinite or a fraction
             raise UsageError(f"row {number}: seed is {row['seed']!r}, not a whole number")
         if not math.isfinite(step):
             raise UsageError(f"row {number}: step is {row['step']!r}, not a finite number")
-        extra = (_number(row, name, number) for name in OPTIONAL)
-        point = Point(step, value, *(x if math.isfinite(x) else None for x in extra))
+        point = Point(step, value, *(x if math.isfinite(x) else None for x in more))
         split = str(row["split"]).strip().lower()
         key = _variant(row["variant"]), int(seed)
-        found.setdefault(key, []).append((SPLITS.get(split, split), point))
+        found.setdefault(key, []).append((_SPLITS.get(split, split), point))
     if not found:
         raise UsageError("no rows to compare")
     return [_run(*key, points) for key, points in found.items()]
 
 
 def _run(variant: str, seed: int, points: list[tuple[str, Point]]) -> PlainRun:
-    run = PlainRun(variant, seed)
+    splits: dict[str, list[Point]] = {}
     failed: dict[str, float] = {}
     for split, point in sorted(points, key=lambda item: item[1].step):
         if not math.isfinite(point.value):
             failed[split] = point.step
             continue
-        values = run.splits.setdefault(split, [])
+        values = splits.setdefault(split, [])
         if values and values[-1].step == point.step:
-            raise UsageError(
-                f"two {split} values of variant {variant!r}, seed {seed} at step {point.step:g}"
-            )
+            where = f"variant {variant!r}, seed {seed} at step {point.step:g}"
+            raise UsageError(f"two {split} values of {where}")
         values.append(point)
-    last = max((p[-1].step for p in run.splits.values()), default=-math.inf)
-    judged = {split: failed[split] for split in ("valid", "test") if split in failed}
-    run.diverged = any(at > last or split not in run.splits for split, at in judged.items())
-    return run
+    last = max((values[-1].step for values in splits.values()), default=-math.inf)
+    diverged = any(
+        at > last or split not in splits for split, at in failed.items() if split in _JUDGED
+    )
+    return PlainRun(variant, seed, splits, diverged)
 
 
 def _dicts(rows: Any) -> Iterable[Mapping[str, Any]]:
     if isinstance(rows, str | Path):
-        try:
-            text = read_regular(Path(rows)).decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise UsageError(f"{rows} is not a CSV file in UTF-8") from None
-        return csv.DictReader(text.splitlines())
+        return csv.DictReader(read_text(Path(rows)).splitlines())
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # a DataFrame of pandas
         rows = rows.to_dict("list")
     if isinstance(rows, Mapping):

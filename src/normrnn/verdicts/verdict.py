@@ -1,20 +1,15 @@
 """A variant against the baseline: quality, speed, and details, with intervals and answers."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from statistics import mean, median
+from itertools import chain
+from statistics import geometric_mean, mean, median
 from typing import Any, Literal
 
 from normrnn.errors import UsageError
-from normrnn.verdicts.intervals import (
-    Interval,
-    paired_interval,
-    rank_sum_p,
-    separation_p,
-    welch_interval,
-)
+from normrnn.verdicts.intervals import paired_interval, rank_sum_p, separation_p, welch_interval
 from normrnn.verdicts.rows import PlainRun, Point, crossing
 
 CONFIDENCE = 0.95
@@ -55,25 +50,19 @@ class Figure:
 
         Ratios are averaged on the log scale, and so are these.
         """
-        low, high = list(self.baseline.values()), list(self.other.values())
-        if any(map(math.isinf, low + high)):
-            return median(low), median(high)
-        if self.ratio:
-            return math.exp(mean(map(math.log, low))), math.exp(mean(map(math.log, high)))
-        return mean(low), mean(high)
+        values = [*self.baseline.values(), *self.other.values()]
+        middle = geometric_mean if self.ratio else mean
+        middle = median if any(map(math.isinf, values)) else middle
+        return middle(self.baseline.values()), middle(self.other.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite number is None."""
         finite = _finite_or_none
+        names = ("label", "answer", "seeds", "ratio", "paired", "target")
         return {
-            "label": self.label,
-            "answer": self.answer,
+            **{name: getattr(self, name) for name in names},
             "estimate": finite(self.estimate),
             "interval": None if self.interval is None else list(map(finite, self.interval)),
-            "seeds": self.seeds,
-            "ratio": self.ratio,
-            "paired": self.paired,
-            "target": self.target,
             "baseline": {str(seed): finite(value) for seed, value in self.baseline.items()},
             "variant": {str(seed): finite(value) for seed, value in self.other.items()},
         }
@@ -83,29 +72,29 @@ class Figure:
 class VariantVerdict:
     """A variant against the baseline."""
 
-    quality: Figure | None
-    speed: Figure | None
-    seconds: Figure | None = None
-    details: dict[str, Figure] = field(default_factory=dict)
+    primary: dict[str, Figure]
+    """Quality, speed and seconds, as far as there are values."""
+    details: dict[str, Figure]
     """Secondary figures, with 95 % intervals that are not adjusted for several variants."""
 
     @property
-    def primary(self) -> dict[str, Figure]:
-        """Quality, speed and seconds, as far as there are values."""
-        every = {"quality": self.quality, "speed": self.speed, "seconds": self.seconds}
-        return {name: figure for name, figure in every.items() if figure is not None}
+    def quality(self) -> Figure | None:
+        """The test value, or the best validation value without a test set."""
+        return self.primary.get("quality")
 
     @property
-    def all(self) -> list[Figure]:
-        """Primary and secondary figures."""
-        return [*self.primary.values(), *self.details.values()]
+    def speed(self) -> Figure | None:
+        """The updates to a validation value."""
+        return self.primary.get("speed")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; None for a figure without values."""
         absent: dict[str, Any] = dict.fromkeys(("quality", "speed", "seconds"))
-        found = {name: figure.to_dict() for name, figure in self.primary.items()}
-        details = {name: figure.to_dict() for name, figure in self.details.items()}
-        return {**absent, **found, "details": details}
+        primary, details = (
+            {name: figure.to_dict() for name, figure in figures.items()}
+            for figures in (self.primary, self.details)
+        )
+        return {**absent, **primary, "details": details}
 
 
 @dataclass(frozen=True)
@@ -118,30 +107,18 @@ class Settings:
     higher_is_better: bool = False
     target: float | None = None
     margin: float = 0.01
-    comparisons: int = 1
-    """Variants that are compared with the baseline: intervals are simultaneous over them."""
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raise UsageError unless target and margin are numbers that can be used."""
-        check_target(self.target)
+        if not (isinstance(self.target, int | float | None) and math.isfinite(self.target or 0)):
+            raise UsageError(f"target must be a finite number, not {self.target!r}")
         if not 0 <= self.margin < math.inf:
             raise UsageError(f"margin must be at least 0, not {self.margin}")
-
-    @property
-    def confidence(self) -> float:
-        """Of each primary interval, by Bonferroni."""
-        return 1 - (1 - CONFIDENCE) / self.comparisons
 
     @property
     def sign(self) -> int:
         """What values are multiplied with, so that lower is better."""
         return -1 if self.higher_is_better else 1
-
-
-def check_target(target: float | None) -> None:
-    """Raise UsageError unless the target, if there is one, is a finite number."""
-    if target is not None and not (isinstance(target, int | float) and math.isfinite(target)):
-        raise UsageError(f"target must be a finite number, not {target!r}")
 
 
 @dataclass(frozen=True)
@@ -151,6 +128,7 @@ class Comparison:
     baseline: Sequence[PlainRun]
     other: Sequence[PlainRun]
     settings: Settings
+    confidence: float = CONFIDENCE
 
     @property
     def finished(self) -> list[PlainRun]:
@@ -159,29 +137,37 @@ class Comparison:
 
     def verdict(self, label: str, measure: Measure) -> VariantVerdict:
         """Compare quality, speed, and the details."""
-        details = replace(self, settings=replace(self.settings, comparisons=1)).details()
-        return VariantVerdict(self.difference(label, measure), *self.speed(), details)
+        primary = {"quality": self.difference(label, measure), **self.speed()}
+        details = replace(self, confidence=CONFIDENCE).details()
+        return VariantVerdict(
+            *(
+                {name: figure for name, figure in figures.items() if figure is not None}
+                for figures in (primary, details)
+            )
+        )
 
     def difference(self, label: str, measure: Measure) -> Figure | None:
         """Compare a value of each run, in the unit and direction of the values given."""
-        first, second = self._values(measure)
-        known = [value for value in first.values() if math.isfinite(value)]
-        if not first or not second or not (known or any(map(math.isfinite, second.values()))):
+        first, second = self._in_common(
+            values_by_seed(self.baseline, measure), values_by_seed(self.other, measure)
+        )
+        finite = [value for value in first.values() if math.isfinite(value)]
+        if not first or not second or not (finite or any(map(math.isfinite, second.values()))):
             return None
-        margin = self.settings.margin * abs(mean(known or [0.0]))
-        found = _figure(label, first, second, self.settings, (-margin, margin))
+        margin = self.settings.margin * abs(mean(finite or [0.0]))
+        figure = self._figure(label, first, second, (-margin, margin))
         if not self.settings.higher_is_better:
-            return found
-        interval = None if found.interval is None else (-found.interval[1], -found.interval[0])
+            return figure
+        interval = None if figure.interval is None else (-figure.interval[1], -figure.interval[0])
         return replace(
-            found,
-            estimate=-found.estimate,
+            figure,
+            estimate=-figure.estimate,
             interval=interval,
             baseline={seed: -value for seed, value in first.items()},
             other={seed: -value for seed, value in second.items()},
         )
 
-    def speed(self) -> tuple[Figure | None, Figure | None]:
+    def speed(self) -> dict[str, Figure | None]:
         """Steps and seconds to a validation value that every run reaches, or to the target.
 
         That value is the worst of the best validations of all runs of both variants, so that it
@@ -189,14 +175,16 @@ class Comparison:
         """
         reached = [value for run in self.finished if (value := run.best_valid()) is not None]
         if not reached:
-            return None, None
+            return {}
         given = self.settings.target
         target = max(reached) if given is None else self.settings.sign * given
-        seconds = self.time_to(target, "seconds to validation", "seconds")
-        return self.time_to(target, "updates to validation"), seconds
+        return {
+            "speed": self.time_to(target, "updates to validation"),
+            "seconds": self.time_to(target, "seconds to validation", "seconds"),
+        }
 
-    def details(self) -> dict[str, Figure]:
-        """Compare the secondary figures, as far as there are values."""
+    def details(self) -> dict[str, Figure | None]:
+        """Compare the secondary figures."""
         found: dict[str, Figure | None] = {}
         if all(run.points("test") for run in self.finished):
             found["best_validation"] = self.difference("best validation", PlainRun.best_valid)
@@ -209,7 +197,7 @@ class Comparison:
             target = max(min(p.value for p in points) for points in early)
             label, points = "early updates to validation", PlainRun.before_drop
             found["speed_before_drop"] = self.time_to(target, label, points=points)
-        return {name: figure for name, figure in found.items() if figure is not None}
+        return found
 
     def time_to(
         self,
@@ -219,30 +207,73 @@ class Comparison:
         points: Callable[[PlainRun], Sequence[Point]] = PlainRun.validations,
     ) -> Figure | None:
         """Compare the steps or seconds to a validation value; None if all reach it at once."""
-        runs = [run for run in (*self.baseline, *self.other) if run.points("valid") or run.diverged]
-        met = {id(run): crossing(points(run), target) for run in runs}
-        if all(met[id(run)] == points(run)[0] for run in runs if points(run)):
-            return None  # all were there at their first validation
-        times = {k: math.inf if p is None else getattr(p, unit) for k, p in met.items()}
-        first, second = self._values(lambda run: times[id(run)], among=met)
+
+        def time(run: PlainRun) -> float | None:
+            reached = crossing(points(run), target)
+            return math.inf if reached is None else getattr(reached, unit)
+
+        runs = [
+            [run for run in some if points(run) or run.diverged]
+            for some in (self.baseline, self.other)
+        ]
+        if all(points(run)[0].value <= target for run in chain(*runs) if points(run)):
+            return None
+        first, second = self._in_common(*(values_by_seed(some, time) for some in runs))
         if not first or not second or min((*first.values(), *second.values())) <= 0:
             return None
         margin = (math.log(1 - SPEED_MARGIN), math.log(1 + SPEED_MARGIN))
-        figure = _figure(label, first, second, self.settings, margin, ratio=True)
+        figure = self._figure(label, first, second, margin, ratio=True)
         return replace(figure, target=self.settings.sign * target)
 
-    def _values(
-        self, measure: Measure, among: Mapping[int, Any] | None = None
+    def _in_common(
+        self, first: dict[int, float], second: dict[int, float]
     ) -> tuple[dict[int, float], dict[int, float]]:
-        """The values of baseline and variant by seed; of the seeds in common if they are paired."""
+        """Return the values of baseline and variant, if paired those of the seeds in common."""
+        if not self.settings.paired:
+            return first, second
+        common = [seed for seed in first if seed in second]
+        return {seed: first[seed] for seed in common}, {seed: second[seed] for seed in common}
+
+    def _figure(
+        self,
+        label: str,
+        baseline: dict[int, float],
+        other: dict[int, float],
+        margin: tuple[float, float],
+        ratio: bool = False,
+    ) -> Figure:
+        """Return estimate, interval and answer; of ratios they are computed of logarithms."""
+        paired = self.settings.paired
         first, second = (
-            values_by_seed([run for run in runs if among is None or id(run) in among], measure)
-            for runs in (self.baseline, self.other)
+            [math.log(value) if ratio else value for value in values.values()]
+            for values in (baseline, other)
         )
-        if self.settings.paired:
-            common = [seed for seed in first if seed in second]
-            first, second = ({seed: values[seed] for seed in common} for values in (first, second))
-        return first, second
+        back = _exp if ratio else float
+        make = partial(Figure, label, baseline, other, ratio=ratio, paired=paired)
+        is_single = min(len(first), len(second)) < 2
+        if any(map(math.isinf, first + second)):
+            low, high = median(first), median(second)
+            p = min(rank_sum_p(first, second), separation_p(first, second))
+            answer: Answer = "one seed" if is_single else "not settled"
+            if p <= 1 - self.confidence and high != low:
+                answer = "worse" if high > low else "better"
+            is_finite = math.isfinite(low) and math.isfinite(high)
+            return make(answer=answer, estimate=back(high - low) if is_finite else math.nan)
+        if is_single:
+            return make(answer="one seed", estimate=back(mean(second) - mean(first)))
+        if paired:
+            differences = [b - a for a, b in zip(first, second, strict=True)]
+            estimate, low, high = paired_interval(differences, self.confidence)
+        else:
+            estimate, low, high = welch_interval(first, second, self.confidence)
+        if high - low <= 1e-9 * max(map(abs, (*first, *second, estimate))):
+            # Seeds that do not vary say nothing about the spread: a copied run, or coarse values.
+            is_same = margin[0] < estimate < margin[1]
+            return make(answer="equivalent" if is_same else "not settled", estimate=back(estimate))
+        answer = "better" if high < 0 else "worse" if low > 0 else "not settled"
+        if margin[0] < low and high < margin[1]:
+            answer = "equivalent"
+        return make(answer=answer, estimate=back(estimate), interval=(back(low), back(high)))
 
 
 def values_by_seed(runs: Sequence[PlainRun], measure: Measure) -> dict[int, float]:
@@ -252,55 +283,9 @@ def values_by_seed(runs: Sequence[PlainRun], measure: Measure) -> dict[int, floa
     return known if len(known) == len(values) else {}
 
 
-def _figure(
-    label: str,
-    baseline: dict[int, float],
-    other: dict[int, float],
-    settings: Settings,
-    margin: tuple[float, float],
-    ratio: bool = False,
-) -> Figure:
-    first, second = (
-        {seed: math.log(value) if ratio else value for seed, value in values.items()}
-        for values in (baseline, other)
-    )
-    values = [*first.values(), *second.values()]
-    back = _exp if ratio else float
-    make = partial(Figure, label, baseline, other, ratio=ratio, paired=settings.paired)
-    alone = min(len(first), len(second)) < 2
-    if any(map(math.isinf, values)):
-        low, high = median(first.values()), median(second.values())
-        groups = list(first.values()), list(second.values())
-        p = min(rank_sum_p(*groups), separation_p(*groups))
-        answer: Answer = "one seed" if alone else "not settled"
-        if p <= 1 - settings.confidence and high != low:
-            answer = "worse" if high > low else "better"
-        known = math.isfinite(low) and math.isfinite(high)
-        return make(answer=answer, estimate=back(high - low) if known else math.nan)
-    if alone:
-        estimate = mean(second.values()) - mean(first.values())
-        return make(answer="one seed", estimate=back(estimate))
-    if settings.paired:
-        differences = [second[seed] - value for seed, value in first.items()]
-        found = paired_interval(differences, settings.confidence)
-    else:
-        groups = list(first.values()), list(second.values())
-        found = welch_interval(*groups, settings.confidence)
-    if found.high - found.low <= 1e-9 * max(map(abs, (*values, found.estimate))):
-        # Seeds that do not vary say nothing about the spread: a copied run, or coarse values.
-        same = margin[0] < found.estimate < margin[1]
-        answer = "equivalent" if same else "not settled"
-        return make(answer=answer, estimate=back(found.estimate))
-    interval = back(found.low), back(found.high)
-    return make(answer=_answer(found, margin), estimate=back(found.estimate), interval=interval)
-
-
-def _answer(interval: Interval, margin: tuple[float, float]) -> Answer:
-    if margin[0] < interval.low and interval.high < margin[1]:
-        return "equivalent"
-    if interval.high < 0:
-        return "better"
-    return "worse" if interval.low > 0 else "not settled"
+def middle(values: Collection[float]) -> float:
+    """The mean, or the median if a value is infinite."""
+    return median(values) if any(map(math.isinf, values)) else mean(values)
 
 
 def _exp(value: float) -> float:
