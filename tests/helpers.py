@@ -174,10 +174,10 @@ def buffers(module: torch.nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.named_buffers()}
 
 
-def reloaded(module: torch.nn.Module, weights_only: bool = True) -> Any:
+def reloaded(value: Any, weights_only: bool = True) -> Any:
     """What torch.load returns after torch.save."""
     file = io.BytesIO()
-    torch.save(module, file)
+    torch.save(value, file)
     file.seek(0)
     return torch.load(file, weights_only=weights_only)
 
