@@ -245,6 +245,17 @@ def computed(case: Case, tensors: Tensors, compute: Compute) -> tuple[Tensors, T
     return found, dict(zip(leaves, grads, strict=True))
 
 
+def second_derivatives(case: Case, tensors: Tensors, compute: Compute) -> Tensors:
+    """Of the squares of all first derivatives, by every leaf, from all outputs."""
+    result = compute(*problem(case, tensors))
+    leaves = {n: t for n, t in tensors.items() if t.requires_grad}
+    loss = torch.stack([(r * r).sum() for r in (result.rows, *result.state)]).sum()
+    first = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
+    penalty = torch.stack([(g * g).sum() for g in first]).sum()
+    second = torch.autograd.grad(penalty, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, second, strict=True))
+
+
 def in_float64(case: Case, tensors: Tensors) -> tuple[Tensors, Tensors]:
     """The same by the loop, from the same numbers."""
     return computed(case, as_type(tensors, torch.float64), loop)
@@ -278,6 +289,21 @@ def check(
         if beside is not None:
             bound = max(bound, 3 * (beside[name] - wanted).abs().max().item() / size)
         assert error <= bound, f"{name}: off by {error:.2g} of its largest entry"
+
+
+def check_against_float64(case: Case) -> None:
+    """Outputs and gradients of the kernels, beside the loop in float64."""
+    tensors = tensors_of(case)
+    with threads(case.threads):
+        assert is_native(*problem(case, tensors))
+        outputs, grads = computed(case, tensors, native)
+        with torch.no_grad():  # what has no backward pass may be computed another way
+            alone = outputs_of(native(*problem(case, tensors)))
+    wanted, wanted_grads = in_float64(case, tensors)
+    beside, beside_grads = computed(case, tensors, loop) if case.is_steep else (None, None)
+    check(outputs, wanted, 2e-5, beside=beside)
+    check(alone, wanted, 2e-5, beside=beside)
+    check(grads, wanted_grads, 1e-3 if case.few else 1e-4, least=1e-2, beside=beside_grads)
 
 
 @contextmanager

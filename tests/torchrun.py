@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from normrnn.config.base import Config
 from normrnn.config.jsonio import flat, to_dict
@@ -54,15 +56,23 @@ def torchrun(
     )
 
 
-def started_ranks(module: Path, count: int, folder: Path) -> list[dict[Any, Any]]:
-    """What `worker(rank, folder)` of a test module leaves in `folder`/rankN.pt, each rank in a
-    process of its own."""
-    root = module.parents[2]
-    paths = os.pathsep.join([str(root), str(module.parent), os.environ.get("PYTHONPATH", "")])
-    code = f"from pathlib import Path; from {module.stem} import worker; worker"
+def run_rank(module: str, rank: int, count: int, folder: Path) -> None:
+    """Save what `worker(rank)` of a test module returns, in a process group of `count`."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), count)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    torch.save(import_module(module).worker(rank), folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+def started_ranks(module: str, count: int, folder: Path) -> list[dict[Any, Any]]:
+    """What `worker(rank)` of a test module returns, each rank in a process of its own."""
+    root = Path(__file__).parents[1]
+    paths = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    code = "from pathlib import Path; from tests.torchrun import run_rank; run_rank"
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", f"{code}({rank}, Path({str(folder)!r}))"],
+            [sys.executable, "-c", f"{code}({module!r}, {rank}, {count}, Path({str(folder)!r}))"],
             cwd=root,
             env=environment() | {"PYTHONPATH": paths},
             stdout=subprocess.PIPE,

@@ -1,7 +1,6 @@
 """Cells: one step of the layer, row by row."""
 
 import copy
-import io
 from typing import Any
 
 import pytest
@@ -9,19 +8,15 @@ import torch
 from torch import nn
 
 import normrnn
-from tests.helpers import randomise
+from tests.helpers import gradients, randomise, reloaded
 
+X: Any = {"dtype": torch.float64}
 KINDS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "tanh": (normrnn.RNNCell, normrnn.RNN, nn.RNNCell, {}),
     "relu": (normrnn.RNNCell, normrnn.RNN, nn.RNNCell, {"nonlinearity": "relu"}),
     "lstm": (normrnn.LSTMCell, normrnn.LSTM, nn.LSTMCell, {}),
     "gru": (normrnn.GRUCell, normrnn.GRU, nn.GRUCell, {}),
 }
-
-
-def state_of(kind: str, *shape: int) -> Any:
-    h, c = torch.randn(2, *shape, dtype=torch.float64)
-    return (h, c) if kind == "lstm" else h
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"affine": False}, {"cell_norm": True}])
@@ -31,25 +26,24 @@ def test_step_by_step_it_is_the_layer(kind: str, options: dict[str, Any]) -> Non
     make, layer_of, _, own = KINDS[kind]
     if "cell_norm" in options and kind != "lstm":
         options = {"eps": 0.1}
-    layer = layer_of(3, 4, norm="layer", dtype=torch.float64, **own, **options)
+    layer = layer_of(3, 4, norm="layer", **X, **own, **options)
     randomise(layer)
-    cell = make(3, 4, dtype=torch.float64, **own, **options)
+    cell = make(3, 4, **X, **own, **options)
     cell.load_state_dict({k.replace("_l0", ""): v for k, v in layer.state_dict().items()})
-    x, hx = torch.randn(5, 2, 3, dtype=torch.float64), state_of(kind, 2, 4)
-    state, found = hx, []
-    for t in range(5):
-        state = cell(x[t], state)
-        found.append(state[0] if kind == "lstm" else state)
-    lifted = tuple(s[None] for s in hx) if kind == "lstm" else hx[None]
-    output, final = layer(x, lifted)
-    torch.testing.assert_close(torch.stack(found), output)
-    last = torch.stack(state) if kind == "lstm" else state[None]
-    torch.testing.assert_close(last, torch.cat(final) if kind == "lstm" else final)
-    torch.stack(found).square().sum().backward()
-    output.square().sum().backward()
-    grads = {name.replace("_l0", ""): p.grad for name, p in layer.named_parameters()}
-    for name, parameter in cell.named_parameters():
-        torch.testing.assert_close(parameter.grad, grads[name], msg=name)
+    for shape in ((2,), ()):  # a batch, and unbatched
+        x, h, c = torch.randn(5, *shape, 3, **X), *torch.randn(2, *shape, 4, **X)
+        state, found = (h, c) if kind == "lstm" else h, []
+        for frame in x:
+            state = cell(frame, state)
+            found.append(state[0] if kind == "lstm" else state)
+        output, final = layer(x, (h[None], c[None]) if kind == "lstm" else h[None])
+        torch.testing.assert_close(torch.stack(found), output)
+        last = tuple(s[None] for s in state) if kind == "lstm" else state[None]
+        torch.testing.assert_close(last, final)
+        torch.stack(found).square().sum().backward()
+        output.square().sum().backward()
+    grads = {name.replace("_l0", ""): grad for name, grad in gradients(layer).items()}
+    torch.testing.assert_close(gradients(cell), grads)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,25 +61,10 @@ def test_without_a_norm_it_is_torchs(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unbatched(kind: str) -> None:
-    make, _, _, own = KINDS[kind]
-    cell = make(3, 4, dtype=torch.float64, **own)
-    x, hx = torch.randn(2, 3, dtype=torch.float64), state_of(kind, 2, 4)
-    one = tuple(s[0] for s in hx) if kind == "lstm" else hx[0]
-    alone, both = cell(x[0], one), cell(x, hx)
-    pairs = zip(alone, both, strict=True) if kind == "lstm" else [(alone, both)]
-    for a, b in pairs:
-        assert a.shape == (4,)
-        torch.testing.assert_close(a, b[0])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_copies_files_and_reset(kind: str) -> None:
     make, _, _, own = KINDS[kind]
-    cell, x, file = make(3, 4, gamma=0.3, **own), torch.randn(2, 3), io.BytesIO()
-    torch.save(cell, file)
-    file.seek(0)
-    for twin in (copy.deepcopy(cell), torch.load(file, weights_only=True)):
+    cell, x = make(3, 4, gamma=0.3, **own), torch.randn(2, 3)
+    for twin in (copy.deepcopy(cell), reloaded(cell)):
         torch.testing.assert_close(twin(x), cell(x), rtol=0, atol=0)
     cell.reset_parameters()
     assert torch.equal(cell.norm.weight, torch.full_like(cell.norm.weight, 0.3))

@@ -140,6 +140,9 @@ class Mine(nn.LSTM):
     pass
 
 
+WEIGHTED = nn.utils.parametrizations.weight_norm(nn.LSTM(3, 2), "weight_hh_l0")
+
+
 def tied(*names: str) -> nn.Module:
     """Two layers that share a bias, or a layer and a Linear."""
     model: Any = nn.ModuleList([nn.LSTM(3, 2), nn.LSTM(3, 2), nn.Linear(3, 8)])
@@ -153,15 +156,7 @@ def tied(*names: str) -> nn.Module:
         (nn.Linear(3, 3), r"no torch\.nn\.RNN, LSTM or GRU"),
         (normrnn.LSTM(3, 2, norm=None, zoneout=(0.1, 0.1)), r"no torch\.nn\.RNN, LSTM or GRU"),
         (nn.ModuleList([nn.LSTM(3, 2), Mine(3, 2)]), "Mine is made from torch's layers"),
-        (
-            nn.ModuleList(
-                [
-                    nn.LSTM(3, 2),
-                    nn.utils.parametrizations.weight_norm(nn.LSTM(3, 2), "weight_hh_l0"),
-                ]
-            ),
-            "ParametrizedLSTM is made from torch's layers",
-        ),
+        (nn.ModuleList([nn.LSTM(3, 2), WEIGHTED]), "ParametrizedLSTM is made from torch's layers"),
         (nn.ModuleList([nn.LSTM(3, 2), nn.LSTM(3, 2)]), "finite values to reach 1, got none"),
         (tied("bias_ih_l0", "bias_ih_l0"), r"0\.bias_ih_l0 and 1\.bias_ih_l0 are one"),
         (tied("bias_hh_l0", "bias"), r"0\.bias_hh_l0 and 2\.bias are one"),

@@ -235,39 +235,31 @@ NORM = nn.BatchNorm1d(3)
 
 
 class TestBefore:
-    """``before=True``: a BatchNorm1d in front of a layer."""
+    """``before=True``: a BatchNorm1d in front of a layer, with a norm of its own or none."""
 
     @pytest.mark.parametrize("is_wrapped", [True, False])
     @pytest.mark.parametrize("bias", [True, False])
-    @pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU, normrnn.LSTM, normrnn.GRU])
+    @pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU, *CELLS])
     def test_the_same_function(self, kind: Any, bias: bool, is_wrapped: bool) -> None:
-        how: dict[str, Any] = {"bidirectional": True, "bias": bias, **X}
-        how |= {"norm": "sequence"} if kind in (normrnn.LSTM, normrnn.GRU) else {}
-        lower, upper = kind(3, 2, 2, **how), kind(4, 2, **how)
+        how: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "bias": bias, **X}
+        is_ours = isinstance(kind, str)
+        lower = build(kind, "none", **how) if is_ours else kind(3, 2, **how)
+        lower.weight_hh_l0.requires_grad_(False)
+        upper = nn.LSTM(4, 2, **X) if is_ours else kind(4, 2, **how)
         model = nn.Sequential(
             BatchRNN(lower, is_wrapped, affine=bias), BatchRNN(upper, is_wrapped, affine=True)
         )
         randomise(model)
         before = copy.deepcopy(model.eval().state_dict())
-        x = torch.randn(7, 3, 3, **X)
+        x = torch.randn(6, 3, 3, **X)
+        more = {"lengths": torch.tensor(LENGTHS)} if is_ours else {}
+        expected = model[1](model[0](x, **more))
         folded: Any = normrnn.fold(model, before=True)
-        same(folded(x), model(x), 1e-9)
+        same(folded[1](folded[0](x, **more)), expected, 1e-9)
         assert not [m for m in folded.modules() if isinstance(m, nn.BatchNorm1d)]
-        assert all(type(m).__module__ != "normrnn.nn.layers" for m in folded.modules())
+        assert not folded[0].rnn.weight_hh_l0.requires_grad
+        assert getattr(folded[0].rnn, "takes_lengths", False) == is_ours
         same(model.state_dict(), before)
-
-    @pytest.mark.parametrize("cell", CELLS)
-    def test_layers_of_ours_without_biases(self, cell: str) -> None:
-        layer = build(cell, "none", bias=False)
-        layer.weight_hh_l0.requires_grad_(False)
-        model = BatchRNN(layer, is_wrapped=True, affine=True).eval()
-        randomise(model)
-        x, lengths = torch.randn(6, 3, 3, **X), torch.tensor(LENGTHS)
-        expected = model(x, lengths=lengths)
-        folded: Any = normrnn.fold(model, before=True)
-        same(folded(x, lengths=lengths), expected, 1e-9)
-        assert not folded.rnn.weight_hh_l0.requires_grad
-        assert folded.rnn.takes_lengths
 
     @pytest.mark.parametrize(
         ("modules", "reason"),
@@ -301,7 +293,7 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("how", CHANGES)
 @pytest.mark.parametrize("rows", [2, 20, 200])
-@pytest.mark.parametrize("norm", ["sequence", "frame", "hidden-shared"])
+@pytest.mark.parametrize("norm", ["sequence", "frame", "hidden-shared", "whiten"])
 @torch.no_grad()
 def test_a_call_at_test_time_sees_every_change(norm: Any, rows: int, how: str) -> None:
     """Nothing of an earlier call is remembered."""

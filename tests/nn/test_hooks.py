@@ -10,9 +10,16 @@ import normrnn
 
 
 @pytest.mark.parametrize("globally", [False, True])
-def test_what_a_hook_on_a_normaliser_keeps_stays_as_it_was(globally: bool) -> None:
-    layer = normrnn.LSTM(3, 2, norm="sequence")
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("norm", ["sequence", "frame"])
+def test_a_hook_on_a_normaliser_fires_once_in_every_call(
+    norm: Any, dtype: torch.dtype, device: str, globally: bool
+) -> None:
+    """And what it keeps stays as it was."""
+    layer = normrnn.LSTM(3, 2, norm=norm, dtype=dtype, device=device)
     (normaliser,) = layer.normalisers()
+    layer(torch.randn(5, 4, 3, dtype=dtype, device=device))
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def keep(module: nn.Module, _: object, out: torch.Tensor) -> None:
@@ -22,28 +29,14 @@ def test_what_a_hook_on_a_normaliser_keeps_stays_as_it_was(globally: bool) -> No
     register = nn.modules.module.register_module_forward_hook
     handle = register(keep) if globally else normaliser.register_forward_hook(keep)
     try:
-        layer(torch.randn(5, 4, 3))
+        for training in (True, False):
+            layer.train(training)
+            for batch in (2, 40):
+                layer(torch.randn(5, batch, 3, dtype=dtype, device=device))
     finally:
         handle.remove()
-    ((now, then),) = kept
-    assert torch.equal(now, then)
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("norm", ["sequence", "frame"])
-def test_a_hook_on_a_normaliser_fires_once_in_every_call(
-    norm: Any, dtype: torch.dtype, device: str
-) -> None:
-    layer = normrnn.LSTM(3, 2, norm=norm, dtype=dtype, device=device)
-    layer(torch.randn(5, 4, 3, dtype=dtype, device=device))
-    calls: list[Any] = []
-    layer.normalisers()[0].register_forward_hook(lambda *_: calls.append(1))
-    for training in (True, False):
-        layer.train(training)
-        for batch in (2, 40):
-            layer(torch.randn(5, batch, 3, dtype=dtype, device=device))
-    assert len(calls) == 4
+    assert len(kept) == 4
+    assert device == "meta" or all(torch.equal(now, then) for now, then in kept)
 
 
 @pytest.mark.parametrize("norm", ["sequence", "frame"])

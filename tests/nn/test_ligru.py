@@ -1,6 +1,5 @@
 """``LiGRU`` by hand, folded, exported, and what it refuses. The other tests take it as a cell."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,6 @@ def test_names_and_shapes() -> None:
     for name, value in layer.state_dict().items():
         assert value.shape[0] == 8, name
     assert isinstance(layer, torch.nn.RNNBase)
-    buffer = io.BytesIO()
-    torch.save(layer, buffer)
-    buffer.seek(0)
-    again = torch.load(buffer, weights_only=True)
-    torch.testing.assert_close(again(x := torch.randn(5, 2, 3))[0], layer(x)[0])
 
 
 @pytest.mark.parametrize("form", ["torch", "safetensors"])
@@ -53,13 +47,9 @@ def test_onnx_is_a_scan_and_by_torchs_exporter_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torchscript_is_refused() -> None:
-    layer = build("ligru", "none", dtype=torch.float32)
+def test_what_torch_has_no_kernel_for() -> None:
+    layer, x = build("ligru", "none", dtype=torch.float32).eval(), torch.randn(5, 3, 3)
     with pytest.raises(RuntimeError, match="LiGRU"):
-        torch.jit.trace(layer, (torch.randn(5, 3, 3),))
-
-
-def test_torch_has_no_kernel_for_it() -> None:
-    layer, x = build("ligru", "sequence").eval(), torch.randn(5, 3, 3, dtype=torch.float64)
+        torch.jit.trace(layer, (x,))
     with normrnn.backend("torch"), pytest.raises(RuntimeError, match="LIGRU"):
-        layer(x)
+        build("ligru", "sequence", dtype=torch.float32).eval()(x)

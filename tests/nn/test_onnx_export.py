@@ -1,5 +1,6 @@
 """fold → ONNX → onnxruntime: the real LSTM operator, with dynamic T and B."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ class Batched(nn.Module):
             return output, h, c
         output, h = self.layer(x, h)
         return output, h, c + 0
+
+
+def compare(loaded: Any, names: Sequence[str], given: Any, wanted: Sequence[Tensor]) -> None:
+    """What onnxruntime computes of these arguments, by name, and what torch does."""
+    feed = {name: value.numpy() for name, value in zip(names, given, strict=True)}
+    for found, expected in zip(loaded.run(None, feed), wanted, strict=True):
+        np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -58,12 +66,7 @@ def test_export(cell: str, bidirectional: bool, tmp_path: Path) -> None:
     loaded = session(file)
     for T, B in ((4, 2), (9, 5), (1, 1)):
         given = example(T, B)
-        wanted = Batched(layer).eval()(*given)
-        feed = {n: v.numpy() for n, v in zip(("x", "h", "c"), given, strict=True)}
-        found: list[Any] = list(loaded.run(None, feed))
-        assert len(found) == 3
-        for name, a, b in zip(("output", "h_n", "c_n"), found, wanted, strict=True):
-            np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-4, atol=1e-5, err_msg=name)
+        compare(loaded, ("x", "h", "c"), given, Batched(layer).eval()(*given))
 
 
 class Ragged(nn.Module):
@@ -114,11 +117,9 @@ def test_the_default_exporter(cell: str, norm: str, ragged: bool, tmp_path: Path
     names = [one.name for one in loaded.get_inputs()]
     for T, B in ((3, 7), (1, 1)):
         args = example(T, B)
-        found = loaded.run(None, {n: v.numpy() for n, v in zip(names, args, strict=True)})
         output, state = model(*args)
-        wanted = [output, *(state if isinstance(state, tuple) else (state,))]
-        for a, b in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(a, b.numpy(), rtol=1e-4, atol=1e-5)
+        wanted = (output, *(state if isinstance(state, tuple) else (state,)))
+        compare(loaded, names, args, wanted)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's exporter
@@ -153,26 +154,24 @@ def test_cells_by_our_own_export(kind: str, tmp_path: Path) -> None:
     normrnn.export(model, file, format="onnx", example=(torch.randn(2, 3), torch.randn(2, 4)))
     loaded = session(file)
     for batch in (2, 5, 1):
-        x, h = torch.randn(batch, 3), torch.randn(batch, 4)
-        found: Any = loaded.run(None, {"x": x.numpy(), "h": h.numpy()})[0]
-        np.testing.assert_allclose(found, model(x, h).numpy(), atol=1e-5)
+        given = torch.randn(batch, 3), torch.randn(batch, 4)
+        compare(loaded, ("x", "h"), given, [model(*given)])
 
 
-def test_arrays_of_numpy_inside_a_model_are_not_constants(tmp_path: Path) -> None:
-    class Doubled(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.from_numpy(x.detach().numpy() * 2)
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.detach().numpy() * 2)
 
+
+class First(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002
+        return x + 1
+
+
+def test_models_of_other_modules(tmp_path: Path) -> None:
+    """Arrays of numpy are not constants; an argument that a model ignores stays an argument."""
     with pytest.raises(RuntimeError, match="numpy"):
         normrnn.export(Doubled(), tmp_path / "m.onnx", example=(torch.randn(2, 3),))
-
-
-def test_an_argument_that_a_model_ignores_stays_an_argument(tmp_path: Path) -> None:
-    class First(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002
-            return x + 1
-
     file, example = tmp_path / "first.onnx", (torch.randn(2, 3), torch.ones(2, 3))
     normrnn.export(First(), file, format="onnx", example=example)
-    loaded = session(file)
-    assert [given.name for given in loaded.get_inputs()] == ["x", "y"]
+    assert [given.name for given in session(file).get_inputs()] == ["x", "y"]

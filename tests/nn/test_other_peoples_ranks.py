@@ -4,9 +4,7 @@ Three real processes; every case is compared with one process on the joined batc
 """
 
 import copy
-import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import normrnn
+from tests.helpers import reloaded
 from tests.torchrun import started_ranks
 
 RANKS = 3
@@ -53,14 +52,10 @@ def train(model: Any, shared: Callable[[int], Tensor], clip: Any = None) -> None
         optimizer.step()
 
 
-def state(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
 def ddp(rank: int, norm: Any) -> dict[str, Tensor]:
     model = Net(norm, sync=True)
     train(DistributedDataParallel(model), lambda number: batch(rank, number))
-    return state(model)
+    return model.state_dict()
 
 
 def sharded(rank: int, norm: Any) -> dict[str, Tensor]:
@@ -109,12 +104,9 @@ def grouped(rank: int) -> dict[str, Any]:
     other = pair if rank == 2 else lone
     layer = group_layer(sync=True, process_group=own)
     assert not any("group" in name for name in layer.state_dict())
-    copied, file = copy.deepcopy(layer), io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
+    layers = {"layer": layer, "copied": copy.deepcopy(layer), "loaded": reloaded(layer)}
     found: dict[str, Any] = {}
-    for name, one in (("layer", layer), ("copied", copied), ("loaded", loaded)):
+    for name, one in layers.items():
         one(batch(rank, 0))
         found[name] = one.norm_l0.running_mean.clone()
     try:
@@ -124,22 +116,19 @@ def grouped(rank: int) -> dict[str, Any]:
     return found
 
 
-def worker(rank: int, folder: Path) -> None:
+def worker(rank: int) -> dict[Any, Any]:
     """Run by the fixture in a process of its own."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    found: dict[str, Any] = {"grouped": grouped(rank)}
+    found: dict[Any, Any] = {"grouped": grouped(rank)}
     for norm in ("sequence", "frame"):
         found |= {("ddp", norm): ddp(rank, norm), ("sharded", norm): sharded(rank, norm)}
-    found |= {"unequal": unequal(rank), "early": ended_early(rank)}
-    torch.save(found, folder / f"rank{rank}.pt")
-    dist.destroy_process_group()
+    return found | {"unequal": unequal(rank), "early": ended_early(rank)}
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    return started_ranks(Path(__file__), RANKS, tmp_path_factory.mktemp("ranks"))
+    return started_ranks(
+        "tests.nn.test_other_peoples_ranks", RANKS, tmp_path_factory.mktemp("ranks")
+    )
 
 
 pytestmark = pytest.mark.slow
@@ -152,23 +141,19 @@ def test_parameters_and_statistics_are_those_of_one_process(
 ) -> None:
     model = Net(norm)
     train(model, lambda number: torch.cat([batch(rank, number) for rank in range(RANKS)], 1))
-    for rank in range(RANKS):
-        found = ranks[rank][how, norm]
-        expected = state(model)
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    for rank in ranks:
+        torch.testing.assert_close(rank[how, norm], dict(model.state_dict()), rtol=1e-4, atol=1e-5)
 
 
 def test_join_that_ends_with_the_first_works(ranks: list[dict[Any, Any]]) -> None:
-    for rank in range(RANKS):
-        assert ranks[rank]["early"].startswith("1 "), ranks[rank]["early"]
-        assert "exhausted" in ranks[rank]["early"]
+    for rank in ranks:
+        assert rank["early"].startswith("1 ")
+        assert "exhausted" in rank["early"]
 
 
 def test_join_without_sync(ranks: list[dict[Any, Any]]) -> None:
     """In the end all have the model of the rank with the most batches."""
-    assert [ranks[rank]["unequal"] for rank in range(RANKS)] == [BATCHES + RANKS - 1] * RANKS
+    assert [rank["unequal"] for rank in ranks] == [BATCHES + RANKS - 1] * RANKS
 
 
 def test_a_process_group_pools_among_its_own(ranks: list[dict[Any, Any]]) -> None:

@@ -121,15 +121,6 @@ class TestZoneout:
         with pytest.raises(ValueError, match="zoneout has no gradient"):
             run(share.requires_grad_())
 
-    def test_at_test_time(self) -> None:
-        """The shares themselves, whatever the path, and the same every time."""
-        layer = build("lstm", "none", num_layers=2, zoneout=(0.3, 0.6)).eval()
-        x = torch.randn(20, 3, 3, **X)
-        assert torch.equal(layer(x)[0], layer(x)[0])
-        assert not torch.allclose(layer(x)[0], plain_of(layer)(x)[0])
-        with pytest.raises(ValueError, match=r"cannot be folded .*: zoneout=\(0.3, 0.6\)"):
-            layer.fold()
-
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_padding_is_never_looked_at(cell: str) -> None:
@@ -137,10 +128,8 @@ def test_padding_is_never_looked_at(cell: str) -> None:
     how: dict[str, Any] = {"weight_drop": 0.3, "dropout": 0.3, "dropout_kind": "locked"}
     layer = build(cell, "recurrent", num_layers=2, bidirectional=True, zoneout=zoneout, **how)
     x = torch.randn(6, 3, 3, **X)
-    poisoned = x.clone()
-    for b, n in enumerate(LENGTHS):
-        poisoned[n:, b] = float("nan")
-    outputs = []
+    is_padding = torch.arange(6)[:, None] >= torch.tensor(LENGTHS)
+    poisoned, outputs = x.masked_fill(is_padding[:, :, None], float("nan")), []
     for one, given in ((copy.deepcopy(layer), x), (layer, poisoned)):
         torch.manual_seed(2)
         outputs.append(one(given, lengths=LENGTHS)[0])
@@ -161,8 +150,7 @@ def test_compiled_as_eager() -> None:
         output = one(x)[0]
         output.sum().backward()
         found.append([output, *(p.grad for p in layer.parameters())])
-    for ours, compiled in zip(*found, strict=True):
-        torch.testing.assert_close(compiled, ours)
+    torch.testing.assert_close(*found)
     layer.eval()
     exported = torch.export.export(layer, (x,)).module()
     torch.testing.assert_close(exported(x)[0], layer(x)[0])

@@ -1,8 +1,8 @@
 """Statistics in the layers: what is normalised, what is remembered, what is refused."""
 
 import copy
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,12 +12,14 @@ from torch import Tensor
 import normrnn
 from normrnn import norms
 from tests.helpers import (
-    INPUT,
     NORMS,
     STATISTICAL,
+    buffers,
     build,
     check_against_reference,
     close,
+    gradients,
+    same,
     unchanged,
 )
 
@@ -34,31 +36,23 @@ def gate_free(norm: str, **options: Any) -> Any:
     return layer
 
 
-def column(*steps: list[float]) -> Tensor:
-    return torch.tensor(steps, dtype=torch.float64).unsqueeze(2)
-
-
-class TestByHand:
-    def test_reverse_slots_belong_to_the_frame_itself(self) -> None:
-        """Not to the distance from the end: lengths differ, slot 0 is frame 0 of everyone."""
-        layer = gate_free("frame-slots", bidirectional=True)
-        with torch.no_grad():
-            layer.weight_ih_l0_reverse.fill_(1)
-        layer(column([1, 3, 5], [20, 40, 999], [100, 300, 999]), lengths=[3, 3, 1])
-        for normaliser in layer.normalisers():
-            assert normaliser.running_mean.flatten().tolist() == pytest.approx([0.3, 3, 20])
-
-    def test_lone_rows_use_running_statistics_from_before(self) -> None:
-        """They update nothing of their own step, and the batch does not change them first."""
-        layer = gate_free("frame", eps=1e-12, momentum=1.0)
-        layer.norm_l0.running_mean.fill_(2)
-        layer.norm_l0.running_var.fill_(4)
-        out, _ = layer(column([1, 3], [8, 999]), lengths=[2, 1])
-        assert out[1, 0].item() == pytest.approx((8 - 2) / 2)
-        layer = gate_free("frame-slots", momentum=1.0)
-        layer(column([1, 3], [8, 999]), lengths=[2, 1])
-        assert layer.norm_l0.num_batches_tracked.tolist() == [1, 0, 0]
-        assert layer.norm_l0.running_mean.flatten().tolist() == [2, 0, 0]
+def test_slots_and_lone_rows_by_hand() -> None:
+    """A slot is of the frame's own index in both directions, for sequences of 3, 2 and 1 frames. A
+    lone row is normalised with the statistics from before, and updates nothing."""
+    layer = gate_free("frame-slots", bidirectional=True, eps=1e-12, momentum=1.0)
+    with torch.no_grad():
+        layer.weight_ih_l0_reverse.fill_(1)
+    for normaliser in layer.normalisers():
+        normaliser.running_mean.fill_(2)
+        normaliser.running_var.fill_(4)
+        normaliser.num_batches_tracked.fill_(1)
+    x = [[1, 3, 5], [20, 40, 999], [8, 999, 999]]
+    out, _ = layer(torch.tensor(x, dtype=torch.float64)[:, :, None], lengths=[3, 2, 1])
+    assert out[2, 0].tolist() == pytest.approx([(8 - 2) / 2] * 2)
+    for normaliser in layer.normalisers():
+        assert normaliser.running_mean.flatten().tolist() == pytest.approx([3, 30, 2])
+        assert normaliser.running_var.flatten().tolist() == pytest.approx([4, 200, 4])
+        assert normaliser.num_batches_tracked.tolist() == [2, 2, 1]
 
 
 @pytest.mark.parametrize("norm", STATISTICAL)
@@ -118,12 +112,13 @@ def give(layer: Any, T: int, form: str) -> Tensor:
     return layer(torch.cat([x, x]), lengths=[T])[0][:T, 0]
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("norm", STATISTICAL)
 class TestTooFewRows:
-    @pytest.mark.parametrize("form", FORMS)
     @pytest.mark.parametrize("T", [1, 4])
     def test_running_statistics_serve_and_stay(self, norm: str, form: str, T: int) -> None:
-        """A last batch of one must not end training: it warns once and continues."""
+        """A last batch of one must not end training: it warns once and continues. So it is if
+        batch statistics are asked for."""
         if T > 1 and norm not in BY_STEP:
             return
         for cell in ("tanh", "lstm", "gru"):
@@ -133,63 +128,53 @@ class TestTooFewRows:
                     first = give(layer, T, form)
                 assert len(said) == 1
                 give(layer, T, form)  # warnings are errors here
-            close(first, give(layer.eval(), T, form), "output", 1e-12)
+                with normrnn.batch_statistics(layer):
+                    again = give(layer, T, form)
+            for found in (first, again):
+                close(found, give(layer.eval(), T, form), "output", 1e-12)
             first.square().sum().backward()
-            assert all(p.grad is not None for p in layer.parameters())
+            assert gradients(layer).keys() == dict(layer.named_parameters()).keys()
 
-    @pytest.mark.parametrize("form", FORMS)
     @pytest.mark.parametrize("is_tracked", [True, False])
     def test_without_statistics_it_is_an_error(
-        self, norm: str, is_tracked: bool, form: str
+        self, norm: str, form: str, is_tracked: bool
     ) -> None:
         layer = build("lstm", norm, track_running_stats=is_tracked)
         for name, buffer in layer.named_buffers():
             if name.endswith("tracked"):
                 buffer.zero_()
-        with unchanged(layer), pytest.raises(ValueError, match="got 1"):
-            give(layer, 1, form)
-
-    def test_asked_for_batch_statistics_too(self, norm: str) -> None:
-        layer = build("lstm", norm)
-        with normrnn.batch_statistics(layer), pytest.warns(UserWarning, match="single row"):
-            found = give(layer, 1, "dense")
-        close(found, give(layer.eval(), 1, "dense"), "output", 1e-12)
-
-    def test_a_single_row_at_the_end_without_running_statistics(self, norm: str) -> None:
-        if norm in BY_STEP:
-            layer = build("lstm", norm, track_running_stats=False)
-            with pytest.raises(ValueError, match="track_running_stats=True"):
-                layer(torch.randn(4, 2, 3, dtype=torch.float64), lengths=[4, 2])
+        with unchanged(layer):
+            with pytest.raises(ValueError, match="got 1"):
+                give(layer, 1, form)
+            if norm in BY_STEP and not is_tracked:  # a single row at the end
+                with pytest.raises(ValueError, match="track_running_stats=True"):
+                    layer(torch.randn(4, 2, 3, dtype=torch.float64), lengths=[4, 2])
 
 
-class TestBatchStatistics:
-    @pytest.mark.parametrize("norm", STATISTICAL)
-    def test_nothing_is_updated_and_modes_come_back(self, norm: str) -> None:
-        layer = build("lstm", norm, num_layers=2, dropout=0.5)
-        model = torch.nn.Sequential(layer, torch.nn.Dropout(0.5).eval())
-        x = torch.randn(4, 3, 3, dtype=torch.float64)
-        with unchanged(model), normrnn.batch_statistics(model) as given:
+@pytest.mark.parametrize("norm", STATISTICAL)
+def test_batch_statistics(norm: str) -> None:
+    """Nothing is updated, and modes come back, also when nested and after an exception."""
+    layer = build("lstm", norm, num_layers=2, dropout=0.5)
+    model = torch.nn.Sequential(layer, torch.nn.Dropout(0.5).eval())
+    x = torch.randn(4, 3, 3, dtype=torch.float64)
+    plain = layer.eval()(x)[0]
+    layer.train()
+    with unchanged(model):
+        with pytest.raises(KeyError), normrnn.batch_statistics(model):
+            raise KeyError
+        assert layer.training
+        with normrnn.batch_statistics(model) as given:
             assert given is model
             assert not any(m.training for m in model.modules())
-            assert torch.equal(layer(x)[0], layer(x)[0])  # dropout is off
+            wanted = layer(x)[0]
+            with normrnn.batch_statistics(layer):
+                assert torch.equal(layer(x)[0], wanted)  # dropout is off
+            assert torch.equal(layer(x)[0], wanted)
         assert layer.training
         assert layer.norm_l0.training
         assert not model[1].training
-
-    def test_restored_after_an_exception_and_when_nested(self) -> None:
-        layer = build("gru", "sequence").train()
-        x = torch.randn(4, 3, 3, dtype=torch.float64)
-        with pytest.raises(KeyError), normrnn.batch_statistics(layer):
-            raise KeyError
-        assert layer.training
-        layer.eval()
-        plain = layer(x)[0]
-        with normrnn.batch_statistics(layer):
-            wanted = layer(x)[0]
-            with normrnn.batch_statistics(layer):
-                assert torch.equal(layer(x)[0], wanted)
-            assert torch.equal(layer(x)[0], wanted)
-        assert torch.equal(layer(x)[0], plain)
+        assert torch.equal(layer.eval()(x)[0], plain)
+        assert not torch.isclose(wanted, plain).all()
 
 
 def test_training_under_no_grad_updates_too() -> None:
@@ -204,21 +189,15 @@ def test_gradients_of_running_statistics(norm: str, training: bool) -> None:
     """As of any other tensor, by the compiled kernel as by torch's operations; in training those of
     the single row at the end."""
     wide = build("lstm", norm, bidirectional=True).train(training)
-    x = torch.randn(6, 5, INPUT, dtype=torch.float64)
+    x = torch.randn(6, 5, 3, dtype=torch.float64)
     lengths = [6, 5, 5, 5, 5]
     found = []
     for layer in (wide, copy.deepcopy(wide).float()):
-        tensors = {
-            name: b.detach().clone().requires_grad_(b.is_floating_point())
-            for name, b in layer.named_buffers()
-        }
-        own = x.to(layer.weight_hh_l0.dtype)
-        arguments = (own,), {"lengths": lengths}
-        output, _ = torch.func.functional_call(layer, tensors, *arguments)
-        leaves = {name: t for name, t in tensors.items() if t.requires_grad}
-        grads = torch.autograd.grad(
-            output.square().sum(), list(leaves.values()), materialize_grads=True
-        )
+        tensors = {n: b.detach().clone() for n, b in layer.named_buffers()}
+        leaves = {n: b.requires_grad_() for n, b in tensors.items() if b.is_floating_point()}
+        arguments = (x.to(layer.weight_hh_l0.dtype),), {"lengths": lengths}
+        loss = torch.func.functional_call(layer, tensors, *arguments)[0].square().sum()
+        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         found.append(dict(zip(leaves, grads, strict=True)))
     for name, expected in found[0].items():
         torch.testing.assert_close(found[1][name].double(), expected, rtol=1e-3, atol=1e-3)
@@ -236,41 +215,27 @@ def test_a_state_that_is_not_finite_changes_no_buffer() -> None:
 
 def elsewhere(call: Callable[[], Any]) -> Any:
     """What it returns in another thread."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(call()))
-    thread.start()
-    thread.join()
-    return found[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
 
 
 @pytest.mark.parametrize("norm", STATISTICAL)
-class TestOtherThreads:
-    """Another thread that runs the same model does not see what this one asks for."""
+def test_another_thread_does_not_see_what_this_one_asks_for(norm: str) -> None:
+    """Batch statistics, or to pool: what it computes meanwhile is not pooled either."""
+    layer, twin = (build("gru", norm, num_layers=2).eval() for _ in range(2))
+    twin.load_state_dict(layer.state_dict())
+    x = torch.randn(4, 3, 3, dtype=torch.float64)
+    before, others = layer(x)[0], []
+    with normrnn.batch_statistics(layer):
+        others.append(elsewhere(lambda: layer(x)[0]))
+        assert not torch.isclose(layer(x)[0], before).all()
 
-    def test_batch_statistics(self, norm: str) -> None:
-        layer = build("lstm", norm, num_layers=2).eval()
-        x = torch.randn(4, 3, 3, dtype=torch.float64)
-        wanted = layer(x)[0]
-        with normrnn.batch_statistics(layer):
-            other = elsewhere(lambda: layer(x)[0])
-            own = layer(x)[0]
-        assert torch.equal(other, wanted)
-        assert not torch.isclose(own, wanted).all()
+    def step(model: Any, batch: Tensor) -> None:
+        model(batch)
+        elsewhere(lambda: model(batch * 5)[0])
+        others.append(elsewhere(lambda: model(batch)[0]))
 
-    def test_recalibrate(self, norm: str) -> None:
-        """Until it is done; and what the other thread computes is not pooled."""
-        layer, twin = build("gru", norm).eval(), build("gru", norm).eval()
-        twin.load_state_dict(layer.state_dict())
-        x = torch.randn(4, 3, 3, dtype=torch.float64)
-        before, others = layer(x)[0], []
-
-        def step(model: Any, batch: Tensor) -> None:
-            model(batch)
-            others.append(elsewhere(lambda: model(batch * 5)[0]))
-            others.append(elsewhere(lambda: model(batch)[0]))
-
-        normrnn.recalibrate(layer, [x], step=step)
-        assert torch.equal(others[1], before)
-        normrnn.recalibrate(twin, [x])
-        for (name, a), b in zip(layer.named_buffers(), twin.buffers(), strict=True):
-            assert torch.equal(a, b), name
+    normrnn.recalibrate(layer, [x], step=step)
+    normrnn.recalibrate(twin, [x])
+    assert all(torch.equal(other, before) for other in others)
+    same(buffers(layer), buffers(twin))

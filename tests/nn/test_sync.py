@@ -1,6 +1,5 @@
 """Statistics pooled over two real processes, against one process on the joined batch."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,21 +99,17 @@ def recalibrated(x: Tensor, lengths: list[int], sync: bool) -> dict[str, Tensor]
     return dict(layer.named_buffers())
 
 
-def worker(rank: int, folder: Path) -> None:
+def worker(rank: int) -> dict[str, Any]:
     """Run by the fixture in a process of its own."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     found: dict[str, Any] = {case: step(case, rank) for case in CASES}
     found["recalibrated"] = recalibrated(*batch_of("sequence", rank), sync=True)
     found["twice"] = {case: twice(case, [rank], sync=True) for case in TWICE}
-    torch.save(found, folder / f"rank{rank}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return started_ranks(Path(__file__), RANKS, tmp_path_factory.mktemp("ranks"))
+    return started_ranks("tests.nn.test_sync", RANKS, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("case", CASES)

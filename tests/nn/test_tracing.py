@@ -5,8 +5,8 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,20 @@ import torch
 from torch import Tensor, nn
 
 import normrnn
-from tests.helpers import CELLS, NORMS, build
+from tests.helpers import CELLS, NORMS, build, gradients, same, unchanged
 from tests.traced import TOOLS, needs_normrnn
 
 ROOT = Path(__file__).parents[2]
+EACH = [f"{cell}:{norm}" for cell, norm in zip(itertools.cycle(CELLS), NORMS, strict=False)]
 FEW = {
     "compiled": ["lstm-all:sequence"],
     "compiled_ragged": ["gru:frame-slots"],
     "exported": ["lstm-all:sequence", "gru:frame-slots"],
-    "faked": [f"{cell}:{norm}" for cell, norm in zip(itertools.cycle(CELLS), NORMS, strict=False)],
+    "faked": EACH,
     "transformed": ["lstm-all:sequence", "gru:hidden-shared"],
     "differentiated": ["lstm:sequence", "tanh:layer"],
 }
 ALL = [f"{cell}:{norm}" for cell in CELLS for norm in NORMS]
-SLOW = {
-    "inductor": [
-        f"{cell}:{norm}" for cell, norm in zip(itertools.cycle(CELLS), NORMS, strict=False)
-    ]
-}
 
 
 def run(code: list[str], timeout: float) -> str:
@@ -63,7 +59,7 @@ def test_a_tracer_sees_what_the_layer_computes(tool: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 def test_every_cell_and_norm(tool: str) -> None:
-    check(tool, SLOW.get(tool, ALL), 7200)
+    check(tool, EACH if tool == "inductor" else ALL, 7200)
 
 
 @pytest.mark.parametrize(
@@ -156,12 +152,13 @@ class TestTorchScript:
                 tool(normrnn.LSTM(3, 4, **options))
 
     def test_resets_and_cells_are_refused(self) -> None:
-        layer = normrnn.LSTM(3, 4, norm=None).eval()
-        resets = torch.zeros(5, 4, dtype=torch.bool)
-        with pytest.raises(RuntimeError, match=r"LSTM: use torch\.export"):
-            torch.jit.trace(lambda x: layer(x, resets=resets)[0], self.x)
-        with pytest.raises(RuntimeError, match=r"GRUCell: use torch\.export"):
-            torch.jit.trace(normrnn.GRUCell(3, 4), self.x[0])
+        layer, resets = normrnn.LSTM(3, 4, norm=None).eval(), torch.zeros(5, 4, dtype=torch.bool)
+        for name, model, x in (
+            ("LSTM", lambda x: layer(x, resets=resets)[0], self.x),
+            ("GRUCell", normrnn.GRUCell(3, 4), self.x[0]),
+        ):
+            with pytest.raises(RuntimeError, match=rf"{name}: use torch\.export"):
+                torch.jit.trace(model, x)
 
     def test_folded_it_goes_through(self) -> None:
         model = Tagger("sequence")
@@ -180,46 +177,33 @@ def test_strict_export_without_our_operators() -> None:
     torch.testing.assert_close(program.module()(x), layer(x))
 
 
-@pytest.mark.parametrize("kind", ["RNNCell", "LSTMCell", "GRUCell"])
-def test_a_cell_is_a_node_of_fx(kind: str) -> None:
-    class Steps(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell = getattr(normrnn, kind)(3, 4)
+class Steps(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.cell = getattr(normrnn, kind)(3, 4)
 
-        def forward(self, x: Tensor) -> Any:
-            return self.cell(x, self.cell(x))
+    def forward(self, x: Tensor) -> Any:
+        return self.cell(x, self.cell(x))
 
-    model, x = Steps(), torch.randn(6, 3)
+
+def nodes(traced: torch.fx.GraphModule) -> list[Any]:
+    return [node.target for node in traced.graph.nodes if node.op == "call_module"]
+
+
+@pytest.mark.parametrize("what", ["RNNCell", "LSTMCell", "GRUCell", *NORMS])
+def test_a_node_of_fx(what: str) -> None:
+    if what in NORMS:
+        model, x = (
+            nn.Sequential(build("gru", what, dtype=torch.float32)).eval(),
+            torch.randn(6, 4, 3),
+        )
+        with pytest.raises(TypeError, match="trace the model that has it"):
+            torch.fx.symbolic_trace(model[0])
+    else:
+        model, x = Steps(what), torch.randn(6, 3)
     traced = torch.fx.symbolic_trace(model)
-    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["cell"] * 2
-    torch.testing.assert_close(traced(x), model(x), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_a_node_of_fx(norm: str) -> None:
-    model = nn.Sequential(nn.Tanh(), build("gru", norm, dtype=torch.float32)).eval()
-    traced = torch.fx.symbolic_trace(model)
-    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["0", "1"]
-    x = torch.randn(6, 4, 3)
-    assert torch.equal(traced(x)[0], model(x)[0])
-    with pytest.raises(TypeError, match="trace the model that has it"):
-        torch.fx.symbolic_trace(model[1])
-
-
-@torch.no_grad()
-def test_statistics_asked_for_are_not_compiled_away() -> None:
-    """``batch_statistics`` around a compiled model: its eager way is taken, not the old graph."""
-    layer = normrnn.LSTM(3, 2, norm="sequence").eval()
-    x = torch.randn(5, 4, 3)
-    torch.compiler.reset()
-    compiled: Any = torch.compile(layer, backend="eager")
-    usual = compiled(x)[0]
-    with normrnn.batch_statistics(layer):
-        wanted = layer(x)[0]
-        torch.testing.assert_close(compiled(x)[0], wanted)
-    assert not torch.allclose(usual, wanted, atol=1e-2)
-    torch.testing.assert_close(compiled(x)[0], usual)
+    assert nodes(traced) == (["0"] if what in NORMS else ["cell"] * 2)
+    same(traced(x), model(x))
 
 
 class Counting:
@@ -287,24 +271,16 @@ class TestAskingCompiledModels:
             normrnn.recalibrate(model, [self.x])
             with pytest.raises(RuntimeError, match="recompile"):
                 model(self.x.double())
-        asks, done = threading.Event(), threading.Event()
-
-        def other() -> None:
-            with normrnn.batch_statistics(normrnn.RNN(3, 2, norm="sequence")):
-                asks.set()
-                done.wait(60)
-
-        thread = threading.Thread(target=other)
-        thread.start()
-        try:
-            assert asks.wait(60)
-            usual = layer(self.x)[0]
+        usual, other = (
+            layer(self.x)[0],
+            normrnn.batch_statistics(normrnn.RNN(3, 2, norm="sequence")),
+        )
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(other.__enter__).result()
             with normrnn.batch_statistics(model):
                 assert not torch.allclose(model(self.x)[0], usual)
             torch.testing.assert_close(model(self.x)[0], usual)
-        finally:
-            done.set()
-            thread.join()
+            thread.submit(other.__exit__, None, None, None).result()
         assert backend.runs(model, self.x) == 1
 
     def test_inside_of_what_is_compiled(self) -> None:
@@ -319,10 +295,8 @@ class TestAskingCompiledModels:
         compiled: Any = torch.compile(both, backend="eager")
         for _ in range(2):
             torch.testing.assert_close(compiled(self.x), expected)
-        backend = Counting()
-        other: Any = torch.compile(
-            normrnn.RNN(3, 2, norm="sequence"), fullgraph=True, backend=backend
-        )
+        backend, rnn = Counting(), normrnn.RNN(3, 2, norm="sequence")
+        other: Any = torch.compile(rnn, fullgraph=True, backend=backend)
         assert backend.runs(other, self.x) == 1
 
     def test_the_compiler_is_not_imported_for_it(self) -> None:
@@ -355,28 +329,23 @@ class TestCompiledLengths:
         """Padding alone: output 0, the state as it was, gradients 0 and that of the state."""
         torch.compiler.reset()
         layer = normrnn.LSTM(3, 4, norm=norm).train(training)
-        before = {name: value.clone() for name, value in layer.named_buffers()}
-        h = self.h.clone().requires_grad_()
+        h, c = self.h.clone().requires_grad_(), torch.randn(1, 5, 4)
         made = torch.compile(layer, fullgraph=True, backend="aot_eager")
-        c, nobody = torch.randn(1, 5, 4), torch.zeros(5, dtype=torch.long)
-        out, (h_n, c_n) = made(self.x, (h, c), lengths=nobody)
+        with unchanged(layer):
+            out, state = made(self.x, (h, c), lengths=torch.zeros(5, dtype=torch.long))
         assert not out.any()
-        assert torch.equal(h_n, h)
-        assert torch.equal(c_n, c)
-        (out.sum() + (3 * h_n).sum()).backward()
+        assert all(map(torch.equal, state, (h, c)))
+        (out.sum() + (3 * state[0]).sum()).backward()
         assert torch.equal(h.grad, torch.full_like(h, 3))  # type: ignore[arg-type]
-        assert not any(p.grad.any() for p in layer.parameters() if p.grad is not None)
-        for name, value in layer.named_buffers():
-            assert torch.equal(value, before[name])
+        assert not any(grad.any() for grad in gradients(layer).values())
 
     def test_that_cannot_be(self) -> None:
         torch.compiler.reset()
-        made = torch.compile(
-            normrnn.LSTM(3, 4, norm="sequence").eval(), fullgraph=True, backend="aot_eager"
-        )
-        for lengths in (torch.tensor([6, 6, 5, 4, 12]), torch.tensor([6, 6, 5, 4, -1])):
+        layer = normrnn.LSTM(3, 4, norm="sequence").eval()
+        made = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        for wrong in (12, -1):
             with pytest.raises(RuntimeError, match="neither negative nor greater than T"):
-                made(self.x, lengths=lengths)
+                made(self.x, lengths=torch.tensor([6, 6, 5, 4, wrong]))
         for wrong in (torch.ones(5), torch.ones(4, dtype=torch.long)):
             with pytest.raises(Exception, match="Observed exception"):
                 made(self.x, lengths=wrong)

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.checkpoint import checkpoint
 
 import normrnn
-from tests.helpers import unchanged
+from tests.helpers import gradients, unchanged
 
 
 class Model(nn.Module):
@@ -33,22 +33,21 @@ def trained() -> tuple[Model, Tensor]:
     return model, x
 
 
+def check_recalibrated(layer: Any, x: Tensor) -> None:
+    pre = x.flatten(0, 1) @ layer.weight_ih_l0.detach().t()
+    torch.testing.assert_close(layer.norm_l0.running_mean, pre.mean(0))
+
+
 def test_update_bn() -> None:
-    """Finds nothing to update, and does not even run the model."""
+    """Finds nothing to update, and does not even run the model; but with a BatchNorm in the model
+    it trains ours on: one update per batch, by momentum."""
     model, x = trained()
     with unchanged(model):
         update_bn([x], model)
-    normrnn.recalibrate(model, [x])
-    pre = x.flatten(0, 1) @ model.lstm.weight_ih_l0.detach().t()
-    torch.testing.assert_close(model.lstm.norm_l0.running_mean, pre.mean(0))
-
-
-def test_update_bn_beside_torchs_own() -> None:
-    """With a BatchNorm in the model it trains ours on: one update per batch, by momentum."""
-    model, x = trained()
-    both = nn.Sequential(model, nn.Flatten(0, 1), nn.BatchNorm1d(2))
-    update_bn([x], both)
+    update_bn([x], nn.Sequential(model, nn.Flatten(0, 1), nn.BatchNorm1d(2)))
     assert model.lstm.norm_l0.num_batches_tracked.item() == 4
+    normrnn.recalibrate(model, [x])
+    check_recalibrated(model.lstm, x)
 
 
 def test_convert_sync_batchnorm() -> None:
@@ -96,10 +95,9 @@ def test_gradient_checkpointing() -> None:
         tracked = model.lstm.norm_l0.num_batches_tracked.item()
         output: Any = checkpoint(model, x, use_reentrant=False) if again else model(x)
         output.square().sum().backward()
-        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        found.append(gradients(model))
         assert model.lstm.norm_l0.num_batches_tracked.item() == tracked + 1 + again
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*found)
 
 
 def test_averaged_weights() -> None:
@@ -114,7 +112,6 @@ def test_averaged_weights() -> None:
     mine: Any = averaged.module
     assert torch.equal(mine.lstm.norm_l0.running_mean, model.lstm.norm_l0.running_mean)
     normrnn.recalibrate(averaged, [x])
-    pre = x.flatten(0, 1) @ mine.lstm.weight_ih_l0.detach().t()
-    torch.testing.assert_close(mine.lstm.norm_l0.running_mean, pre.mean(0))
+    check_recalibrated(mine.lstm, x)
     plain = normrnn.fold(mine.eval())
     torch.testing.assert_close(plain(x), mine(x), rtol=1e-4, atol=1e-5)

@@ -1,6 +1,5 @@
 """Whitened inputs: the root, its gradient, the statistics, and what is refused."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -64,9 +63,7 @@ def test_recalibrated_rows_count_alike() -> None:
 
 def test_few_rows() -> None:
     layer = build("lstm", "whiten", shrinkage=0.0)
-    with pytest.raises(
-        ValueError, match="needs more rows than features, got 3 unpadded frames of 3 features"
-    ):
+    with pytest.raises(ValueError, match="got 3 unpadded frames of 3 features"):
         layer(torch.randn(3, 1, 3, **X))
     layer(torch.randn(4, 1, 3, **X))
     layer.eval()(torch.randn(1, 1, 3, **X))
@@ -75,25 +72,6 @@ def test_few_rows() -> None:
     with pytest.raises(ValueError, match="got 1 unpadded frames"):
         shrunk(torch.randn(1, 1, 3, **X))
     shrunk(torch.randn(2, 1, 3, **X))
-    with pytest.warns(UserWarning, match="a single row"):  # as with every norm that pools
-        lone = shrunk(x := torch.randn(1, 1, 3, **X))[0]
-    close(lone, shrunk.eval()(x)[0], "by running statistics")
-
-
-def test_the_root_that_is_kept_follows_the_buffers() -> None:
-    layer, x = build("lstm", "whiten").eval(), torch.randn(4, 2, 3, **X)
-    first = layer(x)[0]
-    assert torch.equal(layer(x)[0], first)
-    layer.norm_l0.running_cov.mul_(2)
-    second = layer(x)[0]
-    assert not torch.allclose(second, first)
-    twin = copy.deepcopy(layer)
-    assert torch.equal(twin(x)[0], second)
-    twin.load_state_dict(build("lstm", "whiten").state_dict())
-    assert torch.equal(twin(x)[0], copy.deepcopy(twin).double()(x)[0])
-    assert not torch.allclose(twin(x)[0], second)
-    with torch.inference_mode():
-        assert torch.equal(layer(x)[0], second)
 
 
 def test_float32_under_autocast() -> None:
@@ -104,20 +82,6 @@ def test_float32_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         layer(x)
     torch.testing.assert_close(layer.norm_l0.running_cov, wanted, rtol=1e-2, atol=1e-7)
-
-
-def test_a_pass_in_training_leaves_the_way_back_of_one_before() -> None:
-    layer, x = normrnn.LSTM(3, 4, norm="whiten"), torch.randn(9, 5, 3)
-    layer(x)
-    layer.eval()(x)[0].sum().backward()
-    expected = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
-    layer.zero_grad()
-    output, _ = layer.eval()(x)
-    with torch.no_grad():
-        layer.train()(x + 1)
-    output.sum().backward()
-    found = [p.grad for p in layer.parameters() if p.grad is not None]
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own

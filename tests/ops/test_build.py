@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_another_source_header_or_flag_is_another_library(
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_compiler_of_several_words(
+def test_a_compiler_of_several_words_or_none_and_no_home(
     sources: list[build.Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrapper = tmp_path / "a wrapper"
@@ -81,18 +82,9 @@ def test_a_compiler_of_several_words(
     for nonsense in ("", "'", "no-such-compiler gcc"):
         monkeypatch.setenv("CC", nonsense)
         assert build.library("some", sources, FLAGS) is None
-
-
-def test_without_a_home_nothing_is_built(
-    sources: list[build.Source], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No HOME, no entry in passwd, as in some containers."""
-
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.delenv("CC")
+    monkeypatch.delenv("XDG_CACHE_HOME")  # and no HOME, no entry in passwd, as in some containers
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
     assert build.library("some", sources, FLAGS) is None
 
 

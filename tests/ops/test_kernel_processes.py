@@ -4,7 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,16 +27,19 @@ pytestmark = pytest.mark.skipif(describe()["kernels"] == "torch", reason="no ker
 ROOT = Path(__file__).parents[2]
 CASE = Case("LSTM", "sequence", (9, 9, 7, 5, 5), (False, True), 11, 19, peephole="ifo")
 PROGRAM = """
-import hashlib, os, torch
+import os, torch
 from normrnn.ops.native.library import describe
 from normrnn.ops.recurrence import recur
-from tests.kernel_cases import Case, computed, native, one_direction, tensors_of
-case = Case("LSTM", "sequence", (9, 9, 7, 5, 5), (False, True), 11, 19, peephole="ifo")
-def bits(how=native):
-    found, grads = computed(case, tensors_of(case), how)
+from tests.kernel_cases import computed, one_direction, tensors_of
+from tests.ops.test_kernel_processes import CASE, bits
+"""
+
+
+def bits() -> str:
+    """A checksum of all outputs and gradients."""
+    found, grads = computed(CASE, tensors_of(CASE), native)
     parts = [t.detach().numpy().tobytes() for t in (*found.values(), *grads.values())]
     return hashlib.sha256(b"".join(parts)).hexdigest()
-"""
 
 
 def started(code: str, **environment: str) -> "subprocess.Popen[str]":
@@ -61,14 +64,13 @@ def ended(process: "subprocess.Popen[str]") -> str:
 
 def test_another_process_gives_the_same_bits() -> None:
     with threads(1):
-        found, grads = computed(CASE, tensors_of(CASE), native)
-    parts = [t.detach().numpy().tobytes() for t in (*found.values(), *grads.values())]
+        wanted = bits()
     one = started("print(torch.get_num_threads(), bits())", OMP_NUM_THREADS="1")
-    assert ended(one).split() == ["1", hashlib.sha256(b"".join(parts)).hexdigest()]
+    assert ended(one).split() == ["1", wanted]
 
 
 def test_without_kernels_numbers_are_equal_to_tolerance(tmp_path: Path) -> None:
-    code = "print(describe()); torch.save(computed(case, tensors_of(case), recur), PATH)"
+    code = "print(describe()); torch.save(computed(CASE, tensors_of(CASE), recur), PATH)"
     code = code.replace("PATH", repr(str(tmp_path / "numbers.pt")))
     assert ended(started(code, NORMRNN_NATIVE="0")) == "{'kernels': 'torch'}\n"
     found, grads = torch.load(tmp_path / "numbers.pt", weights_only=True)
@@ -81,10 +83,9 @@ def test_without_kernels_numbers_are_equal_to_tolerance(tmp_path: Path) -> None:
 def test_a_child_with_one_thread() -> None:
     """After threads have run in the parent; as a worker of torch's DataLoader."""
     code = """
-torch.set_num_threads(2)
-bits()
-torch.set_num_threads(1)
-wanted = bits()
+for count in (2, 1):
+    torch.set_num_threads(count)
+    wanted = bits()
 child = os.fork()
 if not child:
     os._exit(0 if bits() == wanted else 1)
@@ -103,37 +104,25 @@ def test_two_processes_on_the_same_cores_both_end() -> None:
     assert [ended(process) for process in both] == ["1\n", "1\n"]
 
 
-def test_threads_change_between_the_ways() -> None:
+def test_threads_change_between_the_passes() -> None:
     tensors = tensors_of(CASE)
-    names = [n for n, t in tensors.items() if t.requires_grad]
-    wide = in_float64(CASE, tensors)[1]
-    for there, back in ((1, 3), (3, 1), (2, 5)):
-        with threads(there):
+    leaves = {n: t for n, t in tensors.items() if t.requires_grad}
+    wanted = in_float64(CASE, tensors)[1]
+    for forward, backward in ((1, 3), (3, 1), (2, 5)):
+        with threads(forward):
             result = native(*problem(CASE, tensors))
         g = torch.Generator().manual_seed(CASE.seed + 1)
         outputs = [result.rows, *result.state]
         heads = [torch.randn(out.shape, generator=g) for out in outputs]
-        with threads(back):
-            grads = torch.autograd.grad(outputs, [tensors[n] for n in names], heads)
-        check(dict(zip(names, grads, strict=True)), wide, 1e-4)
+        with threads(backward):
+            grads = torch.autograd.grad(outputs, [*leaves.values()], heads)
+        check(dict(zip(leaves, grads, strict=True)), wanted, 1e-4)
 
 
-def test_python_s_threads_at_once() -> None:
+def test_pythons_threads_at_once() -> None:
     """C runs without the interpreter's lock."""
-    wanted = computed(CASE, tensors_of(CASE), native)[1]
-    found: list[bool] = []
-
-    def work() -> None:
-        for _ in range(20):
-            grads = computed(CASE, tensors_of(CASE), native)[1]
-            found.append(all(torch.equal(grads[name], value) for name, value in wanted.items()))
-
-    workers = [threading.Thread(target=work) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert found == [True] * 60
+    with ThreadPoolExecutor(3) as pool:
+        assert {*pool.map(lambda _: bits(), range(60))} == {bits()}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")

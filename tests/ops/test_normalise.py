@@ -27,17 +27,15 @@ def affine(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("sizes", SIZES)
 def test_equals_batch_norm_of_each_group(sizes: tuple[int, ...], kind: Any) -> None:
     steps = Steps(sizes)
-    x, (weight, bias) = rows_of(steps), affine()
-    out, statistics = normalise(x, weight, bias, kind(steps))
-    cotangent = torch.randn_like(out)
-    out.backward(cotangent)
-    y, w, b = (v.detach().clone().requires_grad_() for v in (x, weight, bias))
+    given = rows_of(steps), *affine()
+    out, statistics = normalise(*given, kind(steps))
+    y, w, b = (v.detach().clone().requires_grad_() for v in given)
     parts = [y] if kind is Groups.sequence else steps.cut(y)
     expected = torch.cat([F.batch_norm(p, None, None, w, b, True) for p in parts])
-    expected.backward(cotangent)
-    for actual, wanted in ((out, expected), (x.grad, y.grad), (weight.grad, w.grad)):
-        torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(bias.grad, b.grad, rtol=1e-10, atol=1e-10)
+    head = torch.randn_like(out)
+    found = out, *torch.autograd.grad(out, given, head)
+    wanted = expected, *torch.autograd.grad(expected, (y, w, b), head)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
     means = torch.stack([p.mean(0) for p in parts])
     variances = torch.stack([p.var(0, correction=0) for p in parts])
     assert statistics is not None
@@ -61,55 +59,45 @@ def test_numerical_gradients(sizes: tuple[int, ...], kind: Any) -> None:
     assert gradgradcheck(f, given)
 
 
-def test_large_mean_small_variance() -> None:
-    """E[x²] − E[x]² would be negative or far off in float32."""
+@pytest.mark.parametrize(
+    ("dtype", "mean", "std"),
+    [(torch.float32, 1000, 0.01), (torch.bfloat16, 50, 3), (torch.float16, 50, 3)],
+)
+def test_statistics_are_float32(dtype: torch.dtype, mean: float, std: float) -> None:
+    """Where E[x²] − E[x]² would be negative or far off, and of half precision."""
     steps = Steps((64, 64))
-    x = (torch.randn(128, C, dtype=torch.float64) * 0.01 + 1000).float()
+    x = (torch.randn(128, C, dtype=torch.float64) * std + mean).to(dtype)
     for kind in (Groups.sequence, Groups.frame):
-        statistics = measure(x, kind(steps))[0]
+        out, statistics = normalise(x, None, None, kind(steps))
+        assert out.dtype == dtype
+        assert statistics is not None
+        torch.testing.assert_close(statistics, measure(x, kind(steps))[0])
+        assert statistics.mean.dtype == statistics.var.dtype == torch.float32
         parts = [x] if kind is Groups.sequence else steps.cut(x)
         exact = torch.stack([p.double().var(0, correction=0) for p in parts])
         torch.testing.assert_close(statistics.var.double(), exact, rtol=1e-3, atol=0)
-        pooled = pool(statistics)
+        means = torch.stack([p.double().mean(0) for p in parts])
+        torch.testing.assert_close(statistics.mean.double(), means, rtol=1e-5, atol=0)
         whole = x.double().var(0, correction=0, keepdim=True)
-        torch.testing.assert_close(pooled.var.double(), whole, rtol=1e-2, atol=0)
+        torch.testing.assert_close(pool(statistics).var.double(), whole, rtol=1e-2, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_statistics_of_low_precision_are_float32(dtype: torch.dtype) -> None:
-    steps = Steps((200, 200, 100))
-    x = (torch.randn(steps.rows, C) * 3 + 50).to(dtype)
-    out, statistics = normalise(x, None, None, Groups.sequence(steps))
-    assert out.dtype == dtype
-    assert statistics is not None
-    assert statistics.mean.dtype == statistics.var.dtype == torch.float32
-    exact = x.double()
-    torch.testing.assert_close(statistics.mean[0].double(), exact.mean(0), rtol=1e-5, atol=0)
-    variance = exact.var(0, correction=0)
-    torch.testing.assert_close(statistics.var[0].double(), variance, rtol=1e-5, atol=0)
-
-
-def test_constant_features_have_finite_gradients() -> None:
+@pytest.mark.parametrize("kind", [Groups.sequence, Groups.frame])
+def test_constant_features_have_finite_gradients(kind: Any) -> None:
     """Variance 0."""
     steps = Steps((3, 3, 2))
-    for kind in (Groups.sequence, Groups.frame):
-        x = torch.full((steps.rows, C), 2.5, dtype=torch.float64).requires_grad_()
-        weight, bias = affine()
-        out, _ = normalise(x, weight, bias, kind(steps))
-        torch.testing.assert_close(out, bias.detach().expand_as(out))
-        out.backward(torch.randn_like(out))
-        assert x.grad is not None
-        assert bool(x.grad.isfinite().all())
-        assert weight.grad is not None
-        assert bool(weight.grad.isfinite().all())
+    x = torch.full((steps.rows, C), 2.5, dtype=torch.float64).requires_grad_()
+    weight, bias = affine()
+    out, _ = normalise(x, weight, bias, kind(steps))
+    torch.testing.assert_close(out, bias.detach().expand_as(out))
+    for grad in torch.autograd.grad(out, (x, weight), torch.randn_like(out)):
+        assert bool(grad.isfinite().all())
 
 
-def test_a_lone_row_needs_given_statistics() -> None:
-    steps = Steps((2, 1))
+@pytest.mark.parametrize(("kind", "sizes"), [(Groups.frame, (2, 1)), (Groups.sequence, (1,))])
+def test_a_lone_row_needs_given_statistics(kind: Any, sizes: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"single row.*running statistics.*track_running_stats"):
-        normalise(rows_of(steps), None, None, Groups.frame(steps))
-    with pytest.raises(ValueError, match=r"single row.*running statistics.*track_running_stats"):
-        normalise(rows_of(Steps((1,))), None, None, Groups.sequence(Steps((1,))))
+        normalise(rows_of(Steps(sizes)), None, None, kind(Steps(sizes)))
 
 
 def test_pool_is_weighted_by_count() -> None:

@@ -14,7 +14,16 @@ from normrnn.ops.layout import Traced
 from normrnn.ops.loop import loop
 from normrnn.ops.native.library import describe
 from normrnn.ops.operators import arguments
-from tests.kernel_cases import Case, as_type, check, native, pairs, problem, tensors_of
+from tests.kernel_cases import (
+    Case,
+    as_type,
+    check,
+    native,
+    pairs,
+    problem,
+    second_derivatives,
+    tensors_of,
+)
 
 CASES = [
     Case("LSTM", "sequence", (4, 4), (False, True), 3, 5, peephole="ifo"),
@@ -114,18 +123,10 @@ def test_second_derivatives_are_the_loops(mode: str, norm: str) -> None:
     """From C's first ones, by every leaf, ragged, from all outputs."""
     case = Case(mode, norm, (9, 9, 6, 6), (False, True), 3, 5, peephole="ifo", seed=7)
     case = replace(case, zoneout=ZONES[len(norm) % 3])
-    narrow = tensors_of(case)
-    wide = as_type(narrow, torch.float64)
-    found = []
-    for own, compute in ((narrow, native), (wide, loop)):
-        result = compute(*problem(case, own))
-        leaves = {n: t for n, t in own.items() if t.requires_grad}
-        loss = torch.stack([(r * r).sum() for r in (result.rows, *result.state)]).sum()
-        first = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
-        penalty = torch.stack([(g * g).sum() for g in first]).sum()
-        second = torch.autograd.grad(penalty, list(leaves.values()))
-        found.append(dict(zip(leaves, second, strict=True)))
-    check(found[0], found[1], 2e-3, least=1e-2)
+    tensors = tensors_of(case)
+    found = second_derivatives(case, tensors, native)
+    wanted = second_derivatives(case, as_type(tensors, torch.float64), loop)
+    check(found, wanted, 2e-3, least=1e-2)
 
 
 EVERYTHING = [
@@ -193,21 +194,20 @@ def test_operators_refuse_invalid_arguments(case: Case) -> None:
             torch.ops.normrnn.recur(*bad, False)
         with pytest.raises(ValueError):
             torch.ops.normrnn.recur_backward(*bad, saved, grads, wanted)
+    of_backward_pass: list[tuple[str, Any]] = [("outputs", ([], grads, wanted))]
     for k, t in enumerate(saved):
         for bad in (t[..., :-1], t.double(), t.to("meta"), t[None]):
             own = [*saved[:k], bad, *saved[k + 1 :]]
-            with pytest.raises(ValueError, match="outputs"):
-                torch.ops.normrnn.recur_backward(*args, own, grads, wanted)
+            of_backward_pass.append(("outputs", (own, grads, wanted)))
     for k, grad in enumerate(grads):
         for bad in (grad[..., :-1], grad.double(), grad.to("meta")):
             own = [*grads[:k], bad, *grads[k + 1 :]]
-            with pytest.raises(ValueError, match="gradients"):
-                torch.ops.normrnn.recur_backward(*args, saved, own, wanted)
+            of_backward_pass.append(("gradients", (saved, own, wanted)))
     for flags in (wanted[:-1], [*wanted, True], [True] * len(wanted)):
-        with pytest.raises(ValueError, match="gradient"):
-            torch.ops.normrnn.recur_backward(*args, saved, grads, flags)
-    with pytest.raises(ValueError, match="outputs"):
-        torch.ops.normrnn.recur_backward(*args, [], grads, wanted)
+        of_backward_pass.append(("gradient", (saved, grads, flags)))
+    for match, rest in of_backward_pass:
+        with pytest.raises(ValueError, match=match):
+            torch.ops.normrnn.recur_backward(*args, *rest)
 
 
 def spread(t: Tensor | None) -> Tensor | None:
