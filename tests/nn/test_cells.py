@@ -32,7 +32,8 @@ def test_step_by_step_it_is_the_layer(kind: str, options: dict[str, Any]) -> Non
     cell.load_state_dict({k.replace("_l0", ""): v for k, v in layer.state_dict().items()})
     for shape in ((2,), ()):  # a batch, and unbatched
         x, h, c = torch.randn(5, *shape, 3, **X), *torch.randn(2, *shape, 4, **X)
-        state, found = (h, c) if kind == "lstm" else h, []
+        state: Any = (h, c) if kind == "lstm" else h
+        found = []
         for frame in x:
             state = cell(frame, state)
             found.append(state[0] if kind == "lstm" else state)

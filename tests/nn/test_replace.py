@@ -130,10 +130,11 @@ class TestReplacing:
         with normrnn.replacing("layer", cell_norm=None, eps=1e-3) as made:
             model: Any = Tagger()
             relu: Any = RNN(3, 4, 1, "relu")
-        assert made == [model.first, model.left, model.right, relu]
-        assert [type(layer).__module__ for layer in made] == ["normrnn.nn.layers"] * 4
+        layers: list[Any] = made  # type: ignore[assignment]
+        assert layers == [model.first, model.left, model.right, relu]
+        assert [type(layer).__module__ for layer in layers] == ["normrnn.nn.layers"] * 4
         assert relu.nonlinearity == "relu"
-        assert {(layer.norm, layer.norm_l0.eps) for layer in made} == {("layer", 1e-3)}
+        assert {(layer.norm, layer.norm_l0.eps) for layer in layers} == {("layer", 1e-3)}
         assert type(Tagger().first) is LSTM
         model(torch.randn(5, 6, 3)).sum().backward()
 
