@@ -5,9 +5,8 @@ Apart from the tests that use it, without torch: fresh processes import this.
 
 import os
 import signal
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -17,22 +16,15 @@ from normrnn.speech.prepare.job import Job, Prepared, Utterance
 CLASSES, DIM = 11, 3
 
 
-@dataclass(frozen=True)
-class Made:
-    """Does as the utterance's source says; Ctrl-C comes at one key."""
-
-    stop_at: str = ""
-    pause: float = 0.0
-
-    def __call__(self, utterance: Utterance) -> Prepared:
-        time.sleep(self.pause)
-        if utterance.key == self.stop_at:
-            raise KeyboardInterrupt
-        if utterance.source == "bad":
-            raise Unusable("it is\tmade to\nfail")
-        if utterance.source == "crash":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return made(utterance.key)
+def work(utterance: Utterance, stop_at: str = "") -> Prepared:
+    """Do as the utterance's text says; Ctrl-C comes at one key."""
+    if utterance.key == stop_at:
+        raise KeyboardInterrupt
+    if utterance.text == "bad":
+        raise Unusable("it is\tmade to\nfail")
+    if utterance.text == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return made(utterance.key)
 
 
 def made(key: str) -> Prepared:
@@ -40,13 +32,14 @@ def made(key: str) -> Prepared:
     frames = int(draw.integers(1, 40))
     features = draw.normal(1000.0, 2.0, size=(frames, DIM)).astype(np.float32)
     labels = draw.integers(0, CLASSES - 1, size=frames).astype(np.int32)
-    return Prepared(features, labels)
+    return features, labels
 
 
-def job(sources: Sequence[str] = ("", "", "bad", "", "", "", "", ""), stop_at: str = "") -> Job:
+def job(texts: Sequence[str] = ("W0", "W1", "bad", "W3", "W4", "W5", "W6", ""), stop_at="") -> Job:
     utterances = [
-        Utterance(f"s{n % 3}-{n:02d}", f"s{n % 3}", "dev" if n % 3 == 1 else "train", f"W{n}", text)
-        for n, text in enumerate(sources)
+        Utterance(f"s{n % 3}-{n:02d}", f"s{n % 3}", text, split="dev" if n % 3 == 1 else "train")
+        for n, text in enumerate(texts)
     ]
     utterances.sort(key=lambda u: u.key)
-    return Job({"targets": "made", "seed": 1}, {"from": "here"}, utterances, Made(stop_at), CLASSES)
+    settings = {"targets": "made", "seed": 1}
+    return Job(settings, {"from": "here"}, utterances, partial(work, stop_at=stop_at), CLASSES)

@@ -7,64 +7,38 @@ import numpy as np
 import pytest
 
 from normrnn.config.base import OptimizerConfig
-from normrnn.speech.archive import write_matrix, write_vector
 from normrnn.speech.config import (
     AcousticConfig,
     SpeechConfig,
     SpeechEvaluationConfig,
     UtteranceConfig,
 )
-from normrnn.speech.corpus import digest, write_checksums, write_json
+from normrnn.speech.prepare.job import Job, Utterance
+from normrnn.speech.prepare.preparation import prepare
 
 DIM, CLASSES = 6, 7
 LENGTHS = {"train": [31, 12, 25, 40, 7, 18, 22, 9, 33, 16, 28, 5], "dev": [20, 35, 11]}
 
 
 def write_speech(path: Path, seed: int = 0, change: float = 0.0) -> None:
-    """train and dev in the format that `normrnn prepare` writes; class 6 is never seen.
+    """Prepare train, of four speakers, and dev; class 6 is never seen.
 
     `change` is added to one number of the first development utterance.
     """
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(CLASSES, DIM)) * 3 + 10
-    frames, counts, checksums = [], np.zeros(CLASSES, dtype=int), {}
+    prepared, utterances = {}, []
     for split, lengths in LENGTHS.items():
-        folder = path / split
-        folder.mkdir(parents=True)
-        feats, labels, tables = [], [], {"feats": [], "labels": [], "utt2num_frames": []}
         for number, length in enumerate(lengths):
             y = np.repeat(rng.integers(0, CLASSES - 1, length), rng.integers(1, 4, length))[:length]
             x = (centres[y] + rng.normal(size=(length, DIM))).astype(np.float32)
             x[0, 0] += change if (split, number) == ("dev", 0) else 0
-            feats.append((f"{split}{number:02}", x))
-            labels.append((f"{split}{number:02}", y.astype(np.int32)))
-            tables["utt2num_frames"].append(f"{split}{number:02} {length}")
-            if split == "train":
-                frames.append(x.astype(np.float64))
-                counts += np.bincount(y, minlength=CLASSES)
-        for name, entries, write in (
-            ("feats", feats, write_matrix),
-            ("labels", labels, write_vector),
-        ):
-            ark = folder / f"{name}.ark"
-            with ark.open("wb") as file:
-                for key, value in entries:
-                    tables[name].append(f"{key} {ark}:{write(file, key, value)}")
-            (folder / f"{name}.scp").write_text("\n".join(tables[name]) + "\n")
-        (folder / "utt2num_frames").write_text("\n".join(tables["utt2num_frames"]) + "\n")
-        pairs = zip(feats, labels, strict=True)
-        of_both = {key: (digest(x), digest(y)) for (key, x), (_, y) in pairs}
-        checksums[split] = write_checksums(folder, of_both)
-    rows = np.concatenate(frames)
-    statistics = {
-        "frames": len(rows),
-        "mean": rows.mean(0).tolist(),
-        "variance": rows.var(0).tolist(),
-        "label_counts": counts.tolist(),
-    }
-    write_json(path / "statistics.json", statistics)
-    summary = {"format": "normrnn speech 1", "classes": CLASSES, "dim": DIM}
-    write_json(path / "summary.json", {**summary, "checksums": checksums})
+            key = f"{split}{number:02}"
+            prepared[key] = x, y
+            utterances.append(Utterance(key, f"s{number % 4}", "", split=split))
+    utterances.sort(key=lambda u: u.key)
+    job = Job({}, {}, utterances, lambda u: prepared[u.key], CLASSES)
+    prepare(job, path, 1, lambda *_: None)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from normrnn.speech.prepare.features import read_sound
 from normrnn.speech.prepare.librispeech import librispeech_job
 from normrnn.speech.prepare.preparation import prepare
 from normrnn.text.config import LanguageConfig, ModelConfig, TrainConfig
-from tests.made_speech import CLASSES, Made
+from tests.made_speech import CLASSES, work
 from tests.safety.conftest import Cli
 from tests.sounds import RATE, sung, write_librispeech
 from tests.tiny_runs import run_tiny, text_dir, write_texts
@@ -253,7 +253,7 @@ def test_names_that_would_forge_a_line(tmp_path: Path) -> None:
     (odd / "o.trans.txt").write_text("")
     shutil.copy(subset / "11" / "7" / "11-7-0000.flac", odd / "x\ny.flac")
     job = librispeech_job(subset, "senone", None, None, 0.1)
-    job = replace(job, work=Made(), classes=CLASSES)
+    job = replace(job, work=work, classes=CLASSES)
     prepare(job, tmp_path / "out", 1, lambda *_: None)
     lines = [
         line

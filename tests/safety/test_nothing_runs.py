@@ -16,14 +16,13 @@ from normrnn.runs.store import TorchFileError
 from normrnn.speech.archive import read_table
 from tests.safety.conftest import Cli
 
-COMMANDS = ["train", "evaluate", "posteriors", "prepare"]
-RUN = pytest.mark.parametrize("command", COMMANDS)
+COMMANDS = ["posteriors", "prepare"]
+"""They read Kaldi's tables."""
 
 
 def pairs(*cases: str) -> list[tuple[str, str]]:
-    """Every case under `prepare`, which has a reader of its own, and under one other command."""
-    others = [(COMMANDS[i % 3], case) for i, case in enumerate(cases)]
-    return others + [("prepare", case) for case in cases]
+    """Every case under every command."""
+    return [(command, case) for command in COMMANDS for case in cases]
 
 
 class Evil:
@@ -108,6 +107,24 @@ def test_objects_and_commands(
     assert not canary.exists()
 
 
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+@pytest.mark.parametrize("kind", ["PKL", "pickle", "NPY"])
+def test_objects_in_a_prepared_directory(
+    command: str,
+    kind: str,
+    cli: Cli,
+    speech_run: Path,
+    speech_dir: Path,
+    canary: Path,
+    tmp_path: Path,
+) -> None:
+    for path in speech_dir.glob("*/feats.ark"):
+        path.write_bytes(path.read_bytes().partition(b" ")[0] + b" " + hostile(kind, canary))
+    code, _, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
+    assert (code, "normrnn: " in err) == (1, True)
+    assert not canary.exists()
+
+
 def test_the_planted_object_executes_when_unpickled(canary: Path, tmp_path: Path) -> None:
     """What these tests plant does run where a reader lets it."""
     (tmp_path / "evil").write_bytes(hostile("PKL", canary))
@@ -129,7 +146,7 @@ def test_no_message_repeats_a_file_that_a_table_names(
     assert not any(word in said for word in ("hunter2", "password"))
 
 
-@RUN
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_pipe_in_the_file_system_does_not_keep_a_command_waiting(
     command: str, cli: Cli, speech_run: Path, speech_dir: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from normrnn.engine.ranks import ALONE, Ranks
 from normrnn.engine.task import shuffled_batches
 from normrnn.speech.archive import write_matrix, write_vector
 from normrnn.speech.config import SpeechConfig
-from normrnn.speech.corpus import SpeechSplit, digest
+from normrnn.speech.corpus import Entry, SpeechSplit, digest
 from normrnn.speech.task import Piece, SpeechTask, cut
 
 
@@ -64,10 +64,12 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
 def _written(path: Path, utterances: int, frames: int) -> SpeechSplit:
     """A split of noise, 64 features wide, on disk."""
     path.mkdir()
-    keys = [f"{n:03}" for n in range(utterances)]
     x = np.random.default_rng(1).normal(size=(frames, 64)).astype(np.float32)
     y = np.ones(frames, np.int32)
     with (path / "feats.ark").open("wb") as feats, (path / "labels.ark").open("wb") as ali:
-        offsets = [(write_matrix(feats, key, x), write_vector(ali, key, y)) for key in keys]
-    hashes = [(digest(x), digest(y))] * utterances
-    return SpeechSplit(keys, [frames] * utterances, path, 2, 64, offsets, hashes)
+        places = [
+            (write_matrix(feats, f"{n}", x), write_vector(ali, f"{n}", y))
+            for n in range(utterances)
+        ]
+    hashes = digest(x), digest(y)
+    return SpeechSplit(path, [Entry("", "", frames, place, (0, 0), hashes) for place in places])

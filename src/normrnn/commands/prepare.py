@@ -129,20 +129,7 @@ def kaldi(
     """
     from normrnn.speech.prepare.kaldi import kaldi_job
 
-    if (dev_data is None) != (dev_ali is None):
-        raise UsageError("--dev-data and --dev-ali go together")
-    if dev_data and dev_speakers:
-        raise UsageError("--dev-speakers splits --data; with --dev-data there is nothing to split")
-    job = kaldi_job(
-        data,
-        ali,
-        dev_data,
-        dev_ali,
-        deltas=deltas,
-        classes=classes,
-        dev_speakers=dev_speakers,
-        dev_fraction=dev_fraction,
-    )
+    job = kaldi_job(data, ali, dev_data, dev_ali, deltas, classes, dev_speakers, dev_fraction)
     return _prepare(job, out, processes)
 
 

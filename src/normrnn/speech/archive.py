@@ -146,8 +146,6 @@ def read_table(path: Path) -> dict[str, str]:
     table: dict[str, str] = {}
     try:
         lines = read_text(path).split("\n")  # Kaldi's only line end
-    except FileNotFoundError:
-        raise UserError(f"{path.parent} lacks {path.name}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     for number, line in enumerate(lines, 1):
@@ -159,21 +157,13 @@ def read_table(path: Path) -> dict[str, str]:
     return table
 
 
-def whole_number(text: str) -> int | None:
-    """Return the number of up to 18 plain digits; None for anything else."""
-    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
-
-
 def locate(target: str, folder: Path) -> tuple[Path, int]:
     """Return the archive and offset of an scp entry `PATH:OFFSET`, or `PATH` of a single object.
 
     Where PATH is not there, as after a move, it is looked for in `folder`, that of the scp file.
     """
-    name, _, digits = target.rpartition(":")
-    offset = whole_number(digits)
-    path = Path(target if not name or offset is None else name)
-    if not name or offset is None:
-        offset = 0
+    match = re.fullmatch("(.+):([0-9]{1,18})", target)
+    path, offset = (Path(match[1]), int(match[2])) if match else (Path(target), 0)
     if any(mark in target for mark in "|\0") or target in ("", "-") or target.endswith("]"):
         raise UserError(
             f"a table of {folder} names no file ({target!r}): commands and ranges of rows are not"

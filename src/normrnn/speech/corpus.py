@@ -1,10 +1,11 @@
 """A directory of prepared speech.
 
-    train, dev       feats.scp feats.ark labels.scp labels.ark utt2spk text utt2num_frames
-                     checksums: of every utterance's features and labels
-    summary.json     what it is and how it was made; written last: without it, not finished
-    statistics.json  mean and variance of the training features, label counts
-    skipped.tsv      utterance, reason
+    train, dev     feats.scp feats.ark labels.scp labels.ark utt2spk text, as Kaldi has them
+                   index: where every utterance is in the archives, and its hashes
+    settings.json  what determines the preparation
+    summary.json   what was prepared, mean and variance of the training features, label counts,
+                   hashes of the two indices; written last: without it, not finished
+    skipped.tsv    utterance, reason
 
 `prepare.preparation` writes it. Features are not normalised. Features and labels are read from
 disk when needed, and verified whenever they are read.
@@ -12,9 +13,12 @@ disk when needed, and verified whenever they are read.
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,52 +28,70 @@ from torch import Tensor
 from normrnn.errors import UserError
 from normrnn.files import ROWS, expanded, read_regular, sealed_json, write_whole
 from normrnn.files import read_json as read_checked_json
-from normrnn.speech.archive import read_matrix, read_table, read_vector, whole_number
+from normrnn.speech.archive import read_matrix, read_vector
 
 FORMAT = "normrnn speech 1"
 SPLITS = ("train", "dev")
+ARCHIVES = ("feats.ark", "labels.ark")
+INDEX = "index"
 SUMMARY = "summary.json"
-STATISTICS = "statistics.json"
-CHECKSUMS = "checksums"
-Checksums = dict[str, tuple[str, str]]
-"""Key -> hashes of features and labels."""
+
+
+class Entry(NamedTuple):
+    """An utterance of a split: a line of its index. Pairs are of features and labels."""
+
+    key: str
+    speaker: str
+    frames: int
+    starts: tuple[int, int]
+    """Where they are in the archives."""
+    ends: tuple[int, int]
+    hashes: tuple[str, str]
+
+    def encode(self) -> bytes:
+        """Return the line: a checksum and JSON."""
+        text = json.dumps(self).encode()
+        return f"{zlib.crc32(text):08x} ".encode() + text
+
+    @classmethod
+    def decode(cls, line: bytes) -> "Entry":
+        """Read a line; ValueError for damage."""
+        if int(line[:8], 16) != zlib.crc32(line[9:]):
+            raise ValueError
+        return cls(*json.loads(line[9:]))
 
 
 @dataclass(frozen=True)
 class SpeechSplit:
-    """Utterances of one split; only their positions are in memory."""
+    """Utterances of one split; only their index is in memory."""
 
-    keys: list[str]
-    lengths: list[int]
     path: Path
-    classes: int
-    dim: int
-    _offsets: list[tuple[int, int]] = field(repr=False)
-    """Of every utterance's features in feats.ark, and labels in labels.ark."""
-    _checksums: list[tuple[str, str]] = field(repr=False)
+    entries: list[Entry]
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Names of the utterances."""
+        return [entry.key for entry in self.entries]
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Numbers of frames."""
+        return [entry.frames for entry in self.entries]
 
     def features(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
         """Read frames start..stop of an utterance, (frames, D) float32."""
-        path = self.path / "feats.ark"
-        values = read_matrix(path, self._offsets[index][0])
-        self._verify(path, index, values, 0)
-        return torch.from_numpy(values[start:stop].copy())
+        return torch.from_numpy(self._read(index, 0, read_matrix)[start:stop].copy())
 
     def labels(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
         """Read the labels of frames start..stop of an utterance, (frames,) int64."""
-        path = self.path / "labels.ark"
-        values = read_vector(path, self._offsets[index][1])
-        self._verify(path, index, values, 1)
-        if not 0 <= values.min() <= values.max() < self.classes:
-            raise UserError(
-                f"{path}: {self.keys[index]} has a label outside the {self.classes} classes"
-            )
-        return torch.from_numpy(values[start:stop]).long()
+        return torch.from_numpy(self._read(index, 1, read_vector)[start:stop]).long()
 
-    def _verify(self, path: Path, index: int, values: NDArray, which: int) -> None:
-        intact = digest(values) == self._checksums[index][which]
-        if not intact or len(values) != self.lengths[index]:
-            raise UserError(f"{path} is damaged: {self.keys[index]} is not what was written")
+    def _read(self, index: int, which: int, read: Callable[[Path, int], NDArray]) -> NDArray:
+        entry, path = self.entries[index], self.path / ARCHIVES[which]
+        values = read(path, entry.starts[which])
+        if digest(values) != entry.hashes[which]:
+            raise UserError(f"{path} is damaged: {entry.key} is not what was written")
+        return values
 
 
 @dataclass(frozen=True)
@@ -95,60 +117,25 @@ def read_speech(path: str | Path) -> SpeechCorpus:
         why = "it is a file" if path.exists() else "it does not exist"
         raise UserError(f"{path} is not a directory of prepared speech: {why}")
     summary = read_summary(path)
-    statistics = read_json(path / STATISTICS)
     try:
-        classes, dim = int(summary["classes"]), int(summary["dim"])
-        hashes = [str(summary[CHECKSUMS][name]) for name in SPLITS]
-        mean, variance = (
-            torch.tensor(statistics[name], dtype=torch.float64) for name in ("mean", "variance")
-        )
-        counts = torch.tensor(statistics["label_counts"], dtype=torch.int64)
-        if mean.shape != (dim,) or variance.shape != (dim,) or counts.shape != (classes,):
+        classes, dim, statistics = (summary[name] for name in ("classes", "dim", "statistics"))
+        mean, variance = (torch.tensor(statistics[name]) for name in ("mean", "variance"))
+        counts = torch.tensor(statistics["label_counts"])
+        if (mean.shape, variance.shape, counts.shape) != ((dim,), (dim,), (classes,)):
             raise ValueError
-        if not (mean.isfinite().all() and (variance >= 0).all() and (counts >= 0).all()):
-            raise ValueError
-    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
-        raise UserError(
-            f"{path / SUMMARY} or {STATISTICS} is damaged, or they do not belong together"
-        ) from None
-    train, dev = (
-        _read_split(path / name, classes, dim, written)
-        for name, written in zip(SPLITS, hashes, strict=True)
-    )
+        hashes = [summary[name]["index"] for name in SPLITS]
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path / SUMMARY} is damaged: its entries do not fit") from None
     hashed = hashlib.sha256(json.dumps([FORMAT, classes, dim, statistics]).encode())
-    for split in (train, dev):
+    splits = []
+    for name, written in zip(SPLITS, hashes, strict=True):
+        split = SpeechSplit(path / name, read_index(path / name, written))
         hashed.update(json.dumps([split.keys, split.lengths]).encode())
-        hashed.update(json.dumps(split._checksums).encode())
-    mean, variance = mean.float(), variance.float()
+        hashed.update(json.dumps([entry.hashes for entry in split.entries]).encode())
+        splits.append(split)
+    train, dev = splits
     sha256 = hashed.hexdigest()
     return SpeechCorpus(path, classes, dim, train, dev, mean, variance, counts, sha256)
-
-
-def _read_split(path: Path, classes: int, dim: int, written: str) -> SpeechSplit:
-    checksums = read_checksums(path, written)
-    frames = read_table(path / "utt2num_frames")
-    features, labels = (read_table(path / f"{name}.scp") for name in ("feats", "labels"))
-    if not frames or not frames.keys() == features.keys() == labels.keys() == checksums.keys():
-        raise UserError(f"{path} is empty or damaged: its tables have different keys")
-    for name in ("feats.ark", "labels.ark"):
-        if not (path / name).is_file():
-            raise UserError(f"{path} lacks {name}")
-    keys = sorted(frames)
-    # The archives are those beside the tables, wherever the directory was moved.
-    lengths = [_number(frames[key], path) for key in keys]
-    offsets = [(_offset(features[key], path), _offset(labels[key], path)) for key in keys]
-    hashes = [checksums[key] for key in keys]
-    return SpeechSplit(keys, lengths, path, classes, dim, offsets, hashes)
-
-
-def _offset(target: str, path: Path) -> int:
-    return _number(target.rpartition(":")[2], path)
-
-
-def _number(text: Any, path: Path) -> int:
-    if not (number := whole_number(text)):
-        raise UserError(f"{path} is damaged: {text!r} in its tables is not a number")
-    return number
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -167,21 +154,18 @@ def digest(values: NDArray) -> str:
     return hashed.hexdigest()
 
 
-def write_checksums(folder: Path, checksums: Checksums) -> str:
-    """Write the hashes of one split; return the hash of the file, for the summary."""
-    content = "".join(f"{key} {feats} {labels}\n" for key, (feats, labels) in checksums.items())
-    write_whole(folder / CHECKSUMS, content.encode())
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
-def read_checksums(folder: Path, written: str | None = None) -> Checksums:
-    """Read them; UserError if the file's hash is not `written`."""
-    table = read_table(folder / CHECKSUMS)
-    found = hashlib.sha256(read_regular(folder / CHECKSUMS, ROWS)).hexdigest()
-    pairs = {key: tuple(line.split()) for key, line in table.items()}
-    if written not in (None, found) or any(len(pair) != 2 for pair in pairs.values()):
-        raise UserError(f"{folder / CHECKSUMS} is damaged: it is not what was written")
-    return {key: (pair[0], pair[1]) for key, pair in pairs.items()}
+def read_index(folder: Path, written: str | None = None) -> list[Entry]:
+    """Read the index of a split, by key; UserError if its hash is not `written`."""
+    path = folder / INDEX
+    try:
+        content = read_regular(path, ROWS)
+        if written not in (None, hashlib.sha256(content).hexdigest()):
+            raise ValueError
+        return sorted(Entry.decode(line) for line in content.splitlines())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError):
+        raise UserError(f"{path} is damaged: it is not what was written") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -27,17 +27,8 @@ class AcousticModel(SequenceModel):
     variance: Tensor
     label_counts: Tensor
 
-    def __init__(
-        self,
-        dim: int,
-        classes: int,
-        hidden: int = 250,
-        layers: int = 5,
-        *,
-        bidirectional: bool = True,
-        **options: Any,
-    ) -> None:
-        super().__init__(dim, classes, hidden, layers, bidirectional=bidirectional, **options)
+    def __init__(self, dim: int, classes: int, *, bidirectional: bool = True, **options: Any):
+        super().__init__(dim, classes, bidirectional=bidirectional, **options)
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("variance", torch.ones(dim))
         self.register_buffer("label_counts", torch.ones(classes, dtype=torch.long))

@@ -15,7 +15,7 @@ from normrnn.runs.environment import named_device
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.archive import locate, read_matrix, read_table, write_matrix
 from normrnn.speech.config import SpeechConfig
-from normrnn.speech.corpus import CHECKSUMS, digest, read_checksums
+from normrnn.speech.corpus import INDEX, digest, read_index
 from normrnn.speech.model import AcousticModel
 from normrnn.speech.task import SpeechTask
 
@@ -47,8 +47,6 @@ def write_posteriors(
     data = expanded(data)
     table = data / "feats.scp"
     entries = {key: locate(target, data) for key, target in read_table(table).items()}
-    if not entries:
-        raise UserError(f"{table} lists no utterances")
     read = {resolved(path) for path in (table, *(path for path, _ in entries.values()))}
     if taken := read & {resolved(ark), resolved(scp)}:
         raise UsageError(f"--out {prefix} would overwrite {min(taken)}, which is read")
@@ -73,10 +71,11 @@ def _features(
     data: Path, entries: dict[str, tuple[Path, int]], dim: int
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield key and features of every utterance; those of a prepared directory are verified."""
-    checksums = read_checksums(data) if (data / CHECKSUMS).is_file() else {}
+    index = read_index(data) if (data / INDEX).is_file() else []
+    hashes = {entry.key: entry.hashes[0] for entry in index}
     for key, (path, offset) in entries.items():
         values = read_matrix(path, offset)
-        if key in checksums and digest(values) != checksums[key][0]:
+        if hashes.get(key) not in (None, digest(values)):
             raise UserError(f"{path} is damaged: {key} is not what was written")
         features = torch.from_numpy(values)
         where = f"{key} of {data}"

@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from normrnn.engine.task import Split, Task, Tensors, evenly_spread
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
-from normrnn.speech.archive import read_table
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import SpeechCorpus, read_speech
 from normrnn.speech.model import AcousticModel
@@ -48,15 +47,14 @@ def test_utterances(corpus: SpeechCorpus, speakers: int) -> set[int]:
     """Return the training utterances of some speakers, evenly spread over the speakers' names."""
     if not speakers:
         return set()
-    table, keys = read_table(corpus.train.path / "utt2spk"), corpus.train.keys
-    names = sorted({table.get(key, "") for key in keys})
-    if "" in names or speakers >= len(names):
+    names = sorted({entry.speaker for entry in corpus.train.entries})
+    if speakers >= len(names):
         raise UserError(
-            f"evaluation.test_speakers {speakers}: {corpus.train.path / 'utt2spk'} names"
-            f" {len(names)} speakers, and some utterances must stay to train on"
+            f"evaluation.test_speakers {speakers}: {corpus.path} has {len(names)} training"
+            " speakers, and some must stay to train on"
         )
     chosen = {names[i] for i in evenly_spread(speakers, len(names))}
-    return {i for i, key in enumerate(keys) if table[key] in chosen}
+    return {i for i, entry in enumerate(corpus.train.entries) if entry.speaker in chosen}
 
 
 class SpeechTask(Task):
@@ -73,7 +71,7 @@ class SpeechTask(Task):
             )
         self.corpus = corpus = corpus or read_speech(config.data)
         tested, sha256 = test_utterances(corpus, config.evaluation.test_speakers), corpus.sha256
-        if tested:  # utt2spk decides which they are
+        if tested:  # speakers are not part of the hash
             sha256 = hashlib.sha256(f"{sha256} {sorted(tested)}".encode()).hexdigest()
         super().__init__(config, sha256, str(resolved(corpus.path)))
         self.splits = ("valid", "test") if tested else ("valid",)
@@ -95,33 +93,23 @@ class SpeechTask(Task):
         self.has_train_eval = bool(fixed)
         hours = sum(self.lengths["train"]) / 360_000
         self.source = (
-            f"{corpus.path}: {len(used)} utterances, {hours:.2f} h, {corpus.classes} states"
+            f"{corpus.path}: {len(used)} of {len(lengths)} training utterances, {hours:.2f} h,"
+            f" {corpus.classes} states"
         )
-        if tested:
-            self.source += f"; {len(tested)} of other speakers for the test"
-        if long := len(lengths) - len(used) - len(tested):
-            share = long / len(lengths)
-            self.source += f"; {long} of {len(lengths)} ({share:.1%}) left out: over {limit} frames"
 
     def check_training(self) -> None:
         """Raise UserError if the data cannot be trained on."""
         if not self.pieces["train"]:
             longest = self.config.train.max_frames
-            raise UserError(
-                f"no training utterance of {self.config.data} has at most {longest} frames"
-            )
+            raise UserError(f"no training utterance of {self.where} has at most {longest} frames")
         super().check_training()
 
     @classmethod
     def network(cls, config: SpeechConfig, *, dim: int, classes: int) -> AcousticModel:
         """Make a network."""
         m = config.model
-        return AcousticModel(
-            dim,
-            classes,
-            bidirectional=m.bidirectional,
-            **m.options(config.normalisation),
-        )
+        options = {"bidirectional": m.bidirectional, **m.options(config.normalisation)}
+        return AcousticModel(dim, classes, **options)
 
     @classmethod
     def saved_sizes(cls, weights: Tensors, metadata: Any) -> dict[str, Any]:  # noqa: ARG003

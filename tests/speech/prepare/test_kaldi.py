@@ -49,8 +49,11 @@ def ali(tmp_path: Path) -> Path:
     return write_ali(tmp_path / "ali")
 
 
-def make(*places: Path, **options: Any) -> Job:
-    return kaldi_job(*places, **{"classes": 5, **options})
+def make(
+    data: Path, ali: Path, dev_data: Path | None = None, dev_ali: Path | None = None, **options: Any
+) -> Job:
+    defaults = {"deltas": False, "classes": 5, "dev_speakers": None, "dev_fraction": 0.1}
+    return kaldi_job(data, ali, dev_data, dev_ali, **{**defaults, **options})
 
 
 def prepared(job: Job, out: Path, processes: int = 1) -> tuple[SpeechCorpus, dict[str, str]]:

@@ -23,7 +23,7 @@ def test_all_three_layouts(subset: Path) -> None:
         assert [item.key for item in found] == KEYS
         assert [item.speaker for item in found] == [key[:2] for key in KEYS]
         assert {item.text for item in found} == {TEXT}
-        assert all(item.source.is_file() for item in found)
+        assert all(item.path.is_file() for item in found)
 
 
 def test_other_directories(tmp_path: Path, subset: Path) -> None:
@@ -97,7 +97,7 @@ def test_settings_name_what_decides_the_bytes(subset: Path, tmp_path: Path) -> N
 
 
 def chosen(speakers: set[str], listed: Path | None, fraction: float) -> set[str]:
-    utterances = [Utterance(name, name, "train", "", None) for name in sorted(speakers)]
+    utterances = [Utterance(name, name, "") for name in sorted(speakers)]
     return {u.speaker for u in split_speakers(utterances, listed, fraction)[0] if u.split == "dev"}
 
 

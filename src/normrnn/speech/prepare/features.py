@@ -1,7 +1,6 @@
 """Sound, and its features as Kaldi computes them (section 5.1)."""
 
 import os
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,8 @@ SAMPLE_RATE = 16_000
 MEL_BANDS = 40
 FRAME_SHIFT = 0.010
 FRAME_LENGTH = 0.025
-DELTA_WINDOW = 2
+_DELTAS = np.array([-0.2, -0.1, 0.0, 0.1, 0.2])
+"""Filter of the first order; that of the second is its convolution with itself."""
 
 
 def read_sound(path: Path) -> NDArray[np.int16]:
@@ -77,20 +77,9 @@ def add_deltas(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """
     steps = len(features)
     orders = [features]
-    for scales in _delta_filters():
+    for scales in (_DELTAS, np.convolve(_DELTAS, _DELTAS)):
         reach = len(scales) // 2
-        padded = np.pad(features, ((reach, reach), (0, 0)), mode="edge")
-        total = np.zeros(features.shape, dtype=np.float64)
-        for at, scale in enumerate(scales):
-            if scale:
-                total += scale * padded[at : at + steps]
-        orders.append(total.astype(np.float32))
+        padded = np.pad(features, ((reach, reach), (0, 0)), mode="edge").astype(np.float64)
+        total = sum(scale * padded[at : at + steps] for at, scale in enumerate(scales))
+        orders.append(np.asarray(total, dtype=np.float32))
     return np.concatenate(orders, axis=1)
-
-
-@cache
-def _delta_filters() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Coefficients of the first and the second order."""
-    offsets = np.arange(-DELTA_WINDOW, DELTA_WINDOW + 1, dtype=np.float64)
-    first = offsets / (offsets**2).sum()
-    return first, np.convolve(first, first)

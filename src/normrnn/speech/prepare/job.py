@@ -1,17 +1,16 @@
-"""What a preparation consists of: utterances, the work on each, and processes that do it.
+"""What is prepared: utterances and the work on each, in several processes.
 
-Each result is a file with a checksum. A file that is torn or damaged counts as missing: its
-utterance is prepared again.
+Without torch: fresh processes import this.
 """
 
 import hashlib
-import json
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -19,24 +18,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from normrnn.errors import UsageError, UserError
-from normrnn.files import (
-    BLANK,
-    following_no_link,
-    is_sealed,
-    largest_tensors,
-    open_regular,
-    read_regular,
-    read_text,
-    seal,
-)
+from normrnn.files import open_regular, read_text
 from normrnn.processes import safe_path
 from normrnn.speech.archive import Unusable
 
 _SAMPLE = 4096
+CRASHED = "the process that worked on it crashed, twice"
 
 
 @dataclass(frozen=True)
@@ -45,21 +34,19 @@ class Utterance:
 
     key: str
     speaker: str
-    split: str
     text: str
-    source: Any
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Features (T, D) and labels (T,) of an utterance, or the reason why there are none."""
-
-    features: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    path: Path = Path()
+    """File with its sound or features."""
+    offset: int = 0
+    """Where its features begin in the file."""
     labels: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    reason: str = ""
+    """If they need not be computed."""
+    problem: str = ""
+    split: str = "train"
 
 
+Prepared = tuple[NDArray[np.float32], NDArray[np.int32]]
+"""Features (T, D) and labels (T,) of an utterance."""
 Work = Callable[[Utterance], Prepared]
 """Prepares one utterance or raises Unusable; sent to other processes."""
 
@@ -69,33 +56,26 @@ class Job:
     """Everything that determines the bytes of a prepared directory."""
 
     settings: dict[str, Any]
-    """Settings that a later start must have too; they go into the summary."""
+    """Settings that a later start must have too."""
     source: dict[str, Any]
-    """Place of the data, which may move; it goes into the summary too."""
+    """Place of the data, which may move; it goes into the summary."""
     utterances: Sequence[Utterance]
     """In the order of their keys."""
     work: Work
     classes: int
 
 
-def sample(path: Path, offset: int | None = None) -> bytes:
-    """Return the size of a file and some bytes at its middle or at an offset; nothing if it cannot
-    be read. Hashed instead of the content, which may be very large."""
-    try:
-        with open_regular(path) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(size // 2 if offset is None else offset)
-            return str(size).encode() + file.read(_SAMPLE)
-    except OSError:
-        return b""
-
-
-def fingerprint(utterances: Sequence[Utterance], content: Callable[[Utterance], bytes]) -> str:
-    """Return a hash of utterances and of the content of each."""
+def fingerprint(utterances: Sequence[Utterance]) -> str:
+    """Return a hash of utterances and of samples of their files: the size of each and some bytes,
+    since the content may be very large. A FLAC file begins with a hash of its sound."""
     hashed = hashlib.sha256()
     for u in utterances:
         hashed.update(repr((u.key, u.speaker, u.split, u.text, u.problem)).encode())
-        hashed.update(content(u))
+        hashed.update(u.labels.tobytes())
+        with suppress(OSError), open_regular(u.path) as file:  # errors come when it is prepared
+            hashed.update(str(file.seek(0, os.SEEK_END)).encode())
+            file.seek(u.offset)
+            hashed.update(file.read(_SAMPLE))
     return hashed.hexdigest()
 
 
@@ -128,105 +108,53 @@ def split_speakers(
     return [replace(u, split="dev") if u.speaker in dev else u for u in utterances], settings
 
 
-@dataclass(frozen=True)
-class PrepareOne:
-    """Prepare an utterance, write its part to a file, and return whether it was skipped."""
-
-    work: Work
-
-    def __call__(self, item: tuple[Utterance, Path]) -> bool:
-        utterance, path = item
-        result = Prepared(reason=utterance.problem)
-        if not result.reason:
-            try:
-                result = self.work(utterance)
-                _check(result)
-            except Unusable as error:
-                result = Prepared(reason=" ".join(str(error).split()))
-        record = json.dumps({"key": utterance.key, "reason": result.reason})
-        arrays = {"features": result.features.astype("<f4"), "labels": result.labels.astype("<i4")}
-        content = bytearray(save(arrays, {"sha256": BLANK, "record": record}))
-        seal(content)
-        with open(path, "wb", opener=following_no_link) as file:
-            file.write(content)
-        return bool(result.reason)
-
-
-def read_part(path: Path, key: str) -> Prepared | None:
-    """Read the part of an utterance; None if it is missing, damaged or of another utterance."""
+def prepare_one(work: Work, utterance: Utterance) -> Prepared | str:
+    """Return the features and labels of an utterance, or why there are none."""
+    if utterance.problem:
+        return utterance.problem
     try:
-        content = read_regular(path, largest_tensors())
-        if not is_sealed(content, path):
-            return None
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        record, arrays = json.loads(header["__metadata__"]["record"]), load(content)
-    except (OSError, UserError, SafetensorError, ValueError, LookupError):
-        return None
-    if record["key"] != key:
-        return None
-    return Prepared(arrays["features"], arrays["labels"], record["reason"])
+        features, labels = work(utterance)
+    except Unusable as error:
+        return " ".join(str(error).split())
+    if len(labels) != len(features):
+        return f"its alignment has {len(labels)} frames, its features have {len(features)}"
+    if not len(features):
+        return "it has no frames"
+    if not np.isfinite(features).all():
+        return "its features have values that are not finite"
+    return features.astype("<f4"), labels.astype("<i4")
 
 
-def _check(result: Prepared) -> None:
-    frames, labels = len(result.features), len(result.labels)
-    if labels != frames:
-        raise Unusable(f"its alignment has {labels} frames, its features have {frames}")
-    if frames == 0:
-        raise Unusable("it has no frames")
-    if not np.isfinite(result.features).all():
-        raise Unusable("its features have values that are not finite")
-
-
-def in_order(
-    function: Callable[[Any], Any], items: Sequence[Any], processes: int
-) -> Iterator[Any | None]:
+def in_order(function: Callable[[Any], Any], items: Sequence[Any], processes: int) -> Iterator[Any]:
     """Yield function(item) for each item; with more than one process in new processes.
 
     Where C code crashes a process, the first item in progress is repeated alone; if that crashes
-    too, its result is None.
+    too, its result is CRASHED.
     """
     if processes <= 1:
         yield from map(function, items)
         return
-    done = 0
+    done, crashed = 0, False
     while done < len(items):
+        some, workers = (items[done : done + 1], 1) if crashed else (items[done:], processes)
         try:
-            for result in _pooled(function, items[done:], processes):
-                done += 1
-                yield result
+            # Not forked: the parent may hold threads.
+            with safe_path(), ProcessPoolExecutor(workers, get_context("spawn"), _start) as pool:
+                for result in pool.map(function, some):
+                    done += 1
+                    yield result
+            crashed = False
         except BrokenProcessPool:
-            try:
-                (result,) = _pooled(function, items[done : done + 1], 1)
-            except BrokenProcessPool:
-                result = None
-            done += 1
-            yield result
+            if crashed:
+                done += 1
+                yield CRASHED
+            crashed = not crashed
 
 
-def _pooled(function: Callable[[Any], Any], items: Sequence[Any], processes: int) -> Iterator[Any]:
-    # Not forked: the parent may hold threads.
-    with (
-        safe_path(),
-        ProcessPoolExecutor(processes, get_context("spawn"), _start, (function,)) as pool,
-    ):
-        yield from pool.map(_call, items)
-
-
-_function: Callable[[Any], Any] | None = None
-"""Function of a worker process: sent once, because it may have a large lexicon."""
-
-
-def _start(function: Callable[[Any], Any]) -> None:
-    global _function
-    _function = function
+def _start() -> None:
     # Ctrl-C reaches every process of the terminal; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _call(item: Any) -> Any:
-    assert _function is not None
-    return _function(item)
 
 
 def _end_with_parent() -> None:

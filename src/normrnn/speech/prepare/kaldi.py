@@ -1,7 +1,8 @@
 """Kaldi's data and alignment directories as utterances to prepare."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,7 @@ from normrnn.errors import UsageError, UserError
 from normrnn.files import ROWS, read_regular
 from normrnn.speech.archive import locate, read_matrix, read_table, read_vectors
 from normrnn.speech.prepare.features import add_deltas
-from normrnn.speech.prepare.job import (
-    Job,
-    Prepared,
-    Utterance,
-    fingerprint,
-    sample,
-    split_speakers,
-)
+from normrnn.speech.prepare.job import Job, Prepared, Utterance, fingerprint, split_speakers
 
 Labels = dict[str, NDArray[np.int32]]
 _NUM_PDFS = re.compile(rb"<NUMPDFS> (?:\x04(....)|(\d{1,10})\s)", re.DOTALL)
@@ -26,28 +20,22 @@ MOST_CLASSES = 1 << 20
 """Limit, because memory is allocated for so many."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """Place of the features of an utterance, and its labels."""
-
-    path: Path
-    offset: int
-    labels: NDArray[np.int32]
-
-
 def kaldi_job(
     data: Path,
     ali: Path,
-    dev_data: Path | None = None,
-    dev_ali: Path | None = None,
-    *,
-    deltas: bool = False,
-    classes: int | None = None,
-    dev_speakers: Path | None = None,
-    dev_fraction: float = 0.1,
+    dev_data: Path | None,
+    dev_ali: Path | None,
+    deltas: bool,
+    classes: int | None,
+    dev_speakers: Path | None,
+    dev_fraction: float,
 ) -> Job:
     """Return the preparation of a data directory and its alignments; without those of dev,
     speakers are split."""
+    if (dev_data is None) != (dev_ali is None):
+        raise UsageError("--dev-data and --dev-ali go together")
+    if dev_data and dev_speakers:
+        raise UsageError("--dev-speakers splits --data; with --dev-data there is nothing to split")
     count = count_classes(ali, classes)
     utterances = _utterances(data, ali, count)
     settings = {"kind": "kaldi", "targets": "pdf", "classes": count, "deltas": deltas}
@@ -61,22 +49,14 @@ def kaldi_job(
         if len({u.key for u in utterances}) < len(utterances):
             raise UserError(f"{data} and {dev_data} have utterances in common")
         utterances.sort(key=lambda u: u.key)
-    settings["data"] = fingerprint(
-        utterances, lambda u: u.source.labels.tobytes() + sample(u.source.path, u.source.offset)
-    )
-    return Job(settings, source, utterances, ReadFeatures(deltas), count)
+    settings["data"] = fingerprint(utterances)
+    return Job(settings, source, utterances, partial(read_prepared, deltas=deltas), count)
 
 
-@dataclass(frozen=True)
-class ReadFeatures:
+def read_prepared(utterance: Utterance, deltas: bool) -> Prepared:
     """Read the features of an utterance, add deltas on request."""
-
-    deltas: bool
-
-    def __call__(self, utterance: Utterance) -> Prepared:
-        source: Source = utterance.source
-        features = read_matrix(source.path, source.offset)
-        return Prepared(add_deltas(features) if self.deltas else features, source.labels)
+    features = read_matrix(utterance.path, utterance.offset)
+    return add_deltas(features) if deltas else features, utterance.labels
 
 
 def _utterances(data: Path, ali: Path, classes: int) -> list[Utterance]:
@@ -91,8 +71,8 @@ def _utterances(data: Path, ali: Path, classes: int) -> list[Utterance]:
         problem = "" if key in labels else f"it has no alignment in {ali}"
         if not speaker:
             problem = f"it is not in {data / 'utt2spk'}"
-        source = Source(*locate(target, data), labels.get(key, np.zeros(0, np.int32)))
-        found.append(Utterance(key, speaker, "train", texts.get(key, ""), source, problem))
+        source = *locate(target, data), labels.get(key, np.zeros(0, np.int32))
+        found.append(Utterance(key, speaker, texts.get(key, ""), *source, problem))
     return found
 
 

@@ -2,24 +2,19 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 from normrnn.errors import UserError
 from normrnn.extras import versions
 from normrnn.files import ROWS, read_regular, read_text
-from normrnn.speech.prepare.alignment import Lexicon, Targets, acoustic_model, align, read_lexicon
+from normrnn.speech.prepare.alignment import Targets, acoustic_model, align, read_lexicon
 from normrnn.speech.prepare.features import add_deltas, fbank, read_sound
-from normrnn.speech.prepare.job import (
-    Job,
-    Prepared,
-    Utterance,
-    fingerprint,
-    sample,
-    split_speakers,
-)
+from normrnn.speech.prepare.job import Job, Prepared, Utterance, fingerprint, split_speakers
 
 WORDS = "*.trans.txt"
+_lexicon = cache(read_lexicon)
+"""Read once by every process."""
 
 
 def librispeech_job(
@@ -31,33 +26,28 @@ def librispeech_job(
 ) -> Job:
     """Return the preparation of a directory, with labels from forced alignment."""
     made_with = versions("kaldi_native_fbank", "soundfile", "pocketsphinx")
-    words = read_lexicon(lexicon) if lexicon else {}
+    if lexicon:
+        read_lexicon(lexicon)  # refused before work begins
     utterances, dev = split_speakers(find_utterances(directory), dev_speakers, dev_fraction)
     settings = {
         "kind": "librispeech",
         "targets": targets,
-        "data": fingerprint(utterances, lambda u: sample(u.source) if u.source else b""),
+        "data": fingerprint(utterances),
         "lexicon": hashlib.sha256(read_regular(lexicon, ROWS)).hexdigest() if lexicon else None,
         **dev,
         **made_with,
     }
     source = {"directory": str(directory), "lexicon": str(lexicon) if lexicon else None}
-    work = AlignWords(targets, words)
+    work = partial(align_words, targets=targets, lexicon=lexicon)
     return Job(settings, source, utterances, work, acoustic_model().classes(targets))
 
 
-@dataclass(frozen=True)
-class AlignWords:
+def align_words(utterance: Utterance, targets: Targets, lexicon: Path | None = None) -> Prepared:
     """Compute features and labels of an utterance from its sound and words."""
-
-    targets: Targets
-    lexicon: Lexicon
-
-    def __call__(self, utterance: Utterance) -> Prepared:
-        samples = read_sound(utterance.source)
-        features = add_deltas(fbank(samples))
-        labels = align(samples, utterance.text, self.targets, self.lexicon, len(features))
-        return Prepared(features, labels)
+    samples = read_sound(utterance.path)
+    features = add_deltas(fbank(samples))
+    words = _lexicon(lexicon) if lexicon else {}
+    return features, align(samples, utterance.text, targets, words, len(features))
 
 
 def find_utterances(directory: Path) -> list[Utterance]:
@@ -103,5 +93,5 @@ def _chapter(folder: Path) -> Iterator[Utterance]:
         if not (key.isprintable() and folder.parent.name.isprintable()):
             # A line break would add a line to utt2spk.
             problem = "its name or its speaker's has control characters, or is not UTF-8"
-        text, sound = texts.get(key, ""), sounds.get(key)
-        yield Utterance(key, folder.parent.name, "train", text, sound, problem)
+        text, sound = texts.get(key, ""), sounds.get(key, Path())
+        yield Utterance(key, folder.parent.name, text, sound, problem=problem)

@@ -1,63 +1,65 @@
-"""From utterances to a prepared directory: several processes, resumable, same bytes every time."""
+"""From utterances to a prepared directory: resumable, same bytes every time.
 
-import shutil
-from collections.abc import Callable, Sequence
+Utterances are appended to the archives in the order of their keys, then to the index. The next
+start takes over what the indices list up to the first damage, and cuts off the rest.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.errors import UsageError, UserError
-from normrnn.files import exclusive, replacing, resolved, write_whole
+from normrnn.files import (
+    ROWS,
+    exclusive,
+    following_no_link,
+    read_regular,
+    resolved,
+    write_whole,
+)
 from normrnn.runs.records import LOCK
 from normrnn.speech.archive import write_matrix, write_vector
 from normrnn.speech.corpus import (
-    CHECKSUMS,
+    ARCHIVES,
     FORMAT,
+    INDEX,
     SPLITS,
-    STATISTICS,
     SUMMARY,
+    Entry,
+    SpeechSplit,
     digest,
     read_json,
     read_summary,
-    write_checksums,
     write_json,
 )
 from normrnn.speech.prepare.features import FRAME_SHIFT
-from normrnn.speech.prepare.job import Job, Prepared, PrepareOne, Utterance, in_order, read_part
+from normrnn.speech.prepare.job import Job, Utterance, in_order, prepare_one
 
-PARTS = ".parts"
-"""Directory with the results of single utterances, until all are there."""
-SETTINGS = ".preparation.json"
-"""Settings of a preparation that is not finished."""
+SETTINGS = "settings.json"
 SKIPPED = "skipped.tsv"
-OBJECTS = ("feats", "labels")
-CRASHED = "the process that worked on it crashed, twice"
 
 Report = Callable[[int, int, int], None]
-"""Called with the utterances done, their total, and how many of those done were skipped."""
+"""Called with the utterances done, their total, and how many were skipped by this start."""
 
 
 def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """Return the summary if `out` is finished, None if there is work to do.
 
     UsageError for a directory that was begun or finished with other settings, or that has other
-    files. Utterances that crashed a process are work to do.
+    files.
     """
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file; --out needs a directory")
-    if not out.is_dir() or all(path.name == LOCK for path in out.iterdir()):
+    if not out.exists() or (out.is_dir() and all(path.name == LOCK for path in out.iterdir())):
         return None
-    summary = None
-    if (out / SETTINGS).is_file():
-        before = read_json(out / SETTINGS)
-    elif (out / SUMMARY).is_file():
-        summary = read_summary(out)
-        before = summary.get("settings", {})
-    else:
+    if not (out / SETTINGS).is_file():
         raise UsageError(f"{out} is not empty and holds no preparation: choose another --out")
+    before = read_json(out / SETTINGS)
     changed = [
         f"{name} was {before.get(name)}, is now {settings.get(name)}"
         for name in {**before, **settings}
@@ -67,145 +69,142 @@ def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         raise UsageError(
             f"{out} was prepared with other settings: {', '.join(changed)}; choose another --out"
         )
-    return summary
+    return read_summary(out) if (out / SUMMARY).is_file() else None
 
 
 def prepare(job: Job, out: Path, processes: int, report: Report) -> dict[str, Any]:
     """Do what is left of the job; return the summary."""
     out.mkdir(parents=True, exist_ok=True)
     # The lock is a file of its own, which is never replaced or removed.
-    with exclusive(out / LOCK, UserError(f"another process is preparing {out}")):
-        if (done := finished(out, job.settings)) is not None:  # by another process, just now
-            return done
+    busy = UserError(f"another process is preparing {out}")
+    with exclusive(out / LOCK, busy), ExitStack() as files:
+        if (summary := finished(out, job.settings)) is not None:  # by another process, just now
+            return summary
         write_json(out / SETTINGS, job.settings)
-        (out / SUMMARY).unlink(missing_ok=True)
-        for name in (*SPLITS, PARTS):
-            (out / name).mkdir(exist_ok=True)
-        items = [(u, out / PARTS / f"{n:08}") for n, u in enumerate(job.utterances)]
-        todo, skipped = [], 0
-        for utterance, path in items:
-            if (part := read_part(path, utterance.key)) is None:
-                todo.append((utterance, path))
+        splits = {name: _Split(out / name, job.classes, files) for name in SPLITS}
+        done = {entry.key for split in splits.values() for entry in split.entries}
+        todo = [u for u in job.utterances if u.key not in done]
+        skipped: dict[str, str] = {}
+        report(len(done), len(job.utterances), 0)
+        results = in_order(partial(prepare_one, job.work), todo, processes)
+        for number, (u, result) in enumerate(zip(todo, results, strict=True), len(done) + 1):
+            if isinstance(result, str):
+                skipped[u.key] = result
             else:
-                skipped += bool(part.reason)
-        report(len(items) - len(todo), len(items), skipped)
-        crashed = False
-        results = in_order(PrepareOne(job.work), todo, processes)
-        for left, was_skipped in zip(reversed(range(len(todo))), results, strict=True):
-            if was_skipped is None:  # may have been a shortage of memory
-                crashed = was_skipped = True
-            skipped += was_skipped
-            report(len(items) - left, len(items), skipped)
-        summary = _assemble(out, job, items)
-        if not crashed:  # else the next start tries these utterances again
-            (out / SETTINGS).unlink()
-            shutil.rmtree(out / PARTS)
-    return summary
+                splits[u.split].append(u, *result)
+            report(number, len(job.utterances), len(skipped))
+        return _finish(out, job, splits, skipped)
 
 
-class _Row(NamedTuple):
-    """An utterance in the archives."""
+class _Split:
+    """A split that is being written, and sums over its frames."""
 
-    utterance: Utterance
-    frames: int
-    offsets: tuple[int, int]
-    hashes: tuple[str, str]
+    def __init__(self, folder: Path, classes: int, files: ExitStack) -> None:
+        """Take over what an earlier start has written, up to the first damage."""
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.files = [
+            files.enter_context(open(folder / name, "ab", opener=following_no_link))  # noqa: SIM115
+            for name in (*ARCHIVES, INDEX)
+        ]
+        self.entries: list[Entry] = []
+        self.counts = np.zeros(classes, dtype=np.int64)
+        self.frames, self.mean, self.squares = 0, np.zeros(()), np.zeros(())
+        ends = (0, 0, 0)
+        for line in read_regular(folder / INDEX, ROWS).split(b"\n")[:-1]:
+            try:
+                entry = Entry.decode(line)
+                split = SpeechSplit(folder, [entry])
+                self._count(entry, split.features(0).numpy(), split.labels(0).numpy())
+            except (UserError, ValueError, TypeError):
+                break
+            ends = (*entry.ends, ends[2] + len(line) + 1)
+        for file, end in zip(self.files, ends, strict=True):
+            file.truncate(end)
+            file.seek(end)
+
+    def append(self, u: Utterance, features: NDArray[Any], labels: NDArray[Any]) -> None:
+        """Write an utterance; it is there once the index lists it."""
+        feats, ali, index = self.files
+        starts = write_matrix(feats, u.key, features), write_vector(ali, u.key, labels)
+        ends, hashes = (feats.tell(), ali.tell()), (digest(features), digest(labels))
+        entry = Entry(u.key, u.speaker, len(features), starts, ends, hashes)
+        self._count(entry, features, labels)
+        index.write(entry.encode() + b"\n")
+        for file in self.files:
+            file.flush()
+
+    def _count(self, entry: Entry, features: NDArray[Any], labels: NDArray[Any]) -> None:
+        """Add an utterance to the sums: mean and squared deviations by Chan's method."""
+        values = features.astype(np.float64)
+        mean, count = values.mean(axis=0), len(values)
+        if self.entries and mean.shape != self.mean.shape:
+            sizes = f"{len(mean)} features a frame, not {len(self.mean)}"
+            raise UserError(f"{entry.key} has {sizes} as those before it")
+        self.counts += np.bincount(labels, minlength=len(self.counts))
+        shift, total = mean - self.mean, self.frames + count
+        between = shift**2 * self.frames * count / total
+        self.squares = self.squares + ((values - mean) ** 2).sum(0) + between
+        self.mean = self.mean + shift * count / total
+        self.frames = total
+        self.entries.append(entry)
 
 
-def _assemble(out: Path, job: Job, items: Sequence[tuple[Utterance, Path]]) -> dict[str, Any]:
-    """Write the archives from the parts, then the tables, and the summary last."""
-    counts = {split: np.zeros(job.classes, dtype=np.int64) for split in SPLITS}
-    moments: _Moments = 0, np.zeros(()), np.zeros(())
-    dim = 0
-    rows: dict[str, list[_Row]] = {split: [] for split in SPLITS}
-    skipped = []
-    with ExitStack() as stack:
-        files = {
-            split: [stack.enter_context(replacing(out / split / f"{n}.ark")) for n in OBJECTS]
-            for split in SPLITS
-        }
-        for u, path in items:
-            part = read_part(path, u.key) or Prepared(reason=CRASHED)
-            reason, features, labels = part.reason, part.features, part.labels
-            if reason:
-                skipped.append(f"{_one_line(u.key)}\t{_one_line(reason)}\n")
-                continue
-            dim = dim or features.shape[1]
-            if features.shape[1] != dim:
-                raise UserError(f"{u.key} has {features.shape[1]} features a frame, not {dim}")
-            feats, ali = files[u.split]
-            offsets = write_matrix(feats, u.key, features), write_vector(ali, u.key, labels)
-            hashes = digest(features), digest(labels)
-            rows[u.split].append(_Row(u, len(features), offsets, hashes))
-            counts[u.split] += np.bincount(labels, minlength=job.classes)
-            if u.split == "train":
-                moments = _merge(moments, features.astype(np.float64))
-        write_whole(out / SKIPPED, "".join(skipped).encode())
-        for split in SPLITS:
-            if not rows[split]:
-                raise UserError(
-                    f"no utterance of the {split} set could be prepared:"
-                    f" {out / SKIPPED} has the reason for each of {len(skipped):,}"
-                )
-    frames, mean, squares = moments
-    statistics = {
-        "frames": frames,
-        "mean": mean.tolist(),
-        "variance": (squares / frames).tolist(),
-        "label_counts": counts["train"].tolist(),
-    }
-    write_json(out / STATISTICS, statistics)
+def _finish(
+    out: Path, job: Job, splits: dict[str, _Split], skipped: dict[str, str]
+) -> dict[str, Any]:
+    """Write the tables, and the summary last."""
+    lines = [f"{_one_line(key)}\t{_one_line(reason)}" for key, reason in skipped.items()]
+    _write_lines(out / SKIPPED, lines)
+    count, train = len(job.utterances), splits["train"]
     summary: dict[str, Any] = {
         "format": FORMAT,
         "classes": job.classes,
-        "dim": dim,
-        "targets": job.settings["targets"],
-        "frame_shift": FRAME_SHIFT,
-        "skipped": {"utterances": len(skipped), "share": len(skipped) / len(items)},
-        "settings": job.settings,
+        "dim": len(train.mean) if train.entries else 0,
         "source": job.source,
-        CHECKSUMS: {split: _write_tables(out / split, rows[split]) for split in SPLITS},
+        "skipped": {"utterances": len(skipped), "share": len(skipped) / count},
     }
-    for split in SPLITS:
-        frames = sum(row.frames for row in rows[split])
-        summary[split] = {
-            "utterances": len(rows[split]),
-            "frames": frames,
-            "hours": frames * FRAME_SHIFT / 3600,
-            "speakers": len({row.utterance.speaker for row in rows[split]}),
-            "classes_seen": int((counts[split] > 0).sum()),
+    texts = {u.key: u.text for u in job.utterances}
+    for name, split in splits.items():
+        if not split.entries:
+            raise UserError(
+                f"no utterance of the {name} set could be prepared:"
+                f" {out / SKIPPED} has the reason for each of {len(skipped):,}"
+            )
+        if split.mean.shape != train.mean.shape:
+            sizes = f"{len(split.mean)} features a frame, not {len(train.mean)}"
+            raise UserError(f"the {name} set has {sizes} as the train set")
+        for file in split.files:
+            os.fsync(file.fileno())
+        place = resolved(split.folder)
+        tables: dict[str, Callable[[Entry], str]] = {
+            "feats.scp": lambda entry, place=place: f"{place}/feats.ark:{entry.starts[0]}",
+            "labels.scp": lambda entry, place=place: f"{place}/labels.ark:{entry.starts[1]}",
+            "utt2spk": lambda entry: entry.speaker,
+            "text": lambda entry: texts[entry.key],
         }
+        for table, value in tables.items():
+            _write_lines(split.folder / table, (f"{e.key} {value(e)}" for e in split.entries))
+        summary[name] = {
+            "utterances": len(split.entries),
+            "frames": split.frames,
+            "hours": split.frames * FRAME_SHIFT / 3600,
+            "speakers": len({entry.speaker for entry in split.entries}),
+            "classes_seen": int((split.counts > 0).sum()),
+            "index": hashlib.sha256(read_regular(split.folder / INDEX, ROWS)).hexdigest(),
+        }
+    summary["statistics"] = {
+        "frames": train.frames,
+        "mean": train.mean.tolist(),
+        "variance": (train.squares / train.frames).tolist(),
+        "label_counts": train.counts.tolist(),
+    }
     write_json(out / SUMMARY, summary)
     return summary
 
 
-_Moments = tuple[int, NDArray[np.float64], NDArray[np.float64]]
-"""Count, mean and sum of squared deviations of frames."""
-
-
-def _merge(moments: _Moments, values: NDArray[np.float64]) -> _Moments:
-    """Return moments with the frames of an utterance (Chan's method)."""
-    frames, mean, squares = moments
-    local, count = values.mean(axis=0), len(values)
-    shift, total = local - mean, frames + count
-    between = shift**2 * frames * count / total
-    return total, mean + shift * count / total, squares + ((values - local) ** 2).sum(0) + between
-
-
-def _write_tables(folder: Path, rows: Sequence[_Row]) -> str:
-    """Write the tables of a split; return the hash of its checksums."""
-    absolute = resolved(folder)
-    tables: dict[str, Callable[[_Row], Any]] = {
-        "feats.scp": lambda row: f"{absolute}/feats.ark:{row.offsets[0]}",
-        "labels.scp": lambda row: f"{absolute}/labels.ark:{row.offsets[1]}",
-        "utt2spk": lambda row: row.utterance.speaker,
-        "text": lambda row: row.utterance.text,
-        "utt2num_frames": lambda row: row.frames,
-    }
-    for name, value in tables.items():
-        lines = (f"{row.utterance.key} {value(row)}".rstrip() + "\n" for row in rows)
-        write_whole(folder / name, "".join(lines).encode())
-    return write_checksums(folder, {row.utterance.key: row.hashes for row in rows})
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    write_whole(path, "".join(f"{line.rstrip()}\n" for line in lines).encode())
 
 
 def _one_line(text: str) -> str:
