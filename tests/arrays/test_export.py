@@ -49,7 +49,7 @@ def trained(data: Path, kind: str, **settings: Any) -> Path:
         ("values", {"norm": "none"}),
     ],
 )
-def test_onnx_and_program(kind: str, settings: dict[str, Any], data: Path) -> None:
+def test_every_format(kind: str, settings: dict[str, Any], data: Path) -> None:
     run = trained(data, kind, **settings)
     model = normrnn.load(run)
     x, lengths = torch.randn(7, 3, 3), torch.tensor([7, 5, 2])
@@ -58,21 +58,16 @@ def test_onnx_and_program(kind: str, settings: dict[str, Any], data: Path) -> No
         alone = model(x[:5, 1:2], torch.tensor([5]))
     got = expected[:5, 1:2] if kind != "labels" else expected[1:2]
     torch.testing.assert_close(alone, got, rtol=1e-4, atol=1e-4)  # padding does not matter
-    program = torch.export.load(normrnn.export(run, data / "program", "program")).module()
+    files = {name: normrnn.export(run, data / f"m.{name}") for name in ("pt2", "onnx")}
+    program = torch.export.load(files["pt2"]).module()
     torch.testing.assert_close(program(x, lengths), expected, rtol=1e-4, atol=1e-4)
-    one = session(normrnn.export(run, data / "model.onnx"))  # the format of the suffix
-    (found,) = one.run(["output"], {"features": x.numpy(), "lengths": lengths.numpy()})
+    given = {"features": x.numpy(), "lengths": lengths.numpy()}
+    (found,) = session(files["onnx"]).run(["output"], given)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
-def test_the_code_of_a_card_runs_without_this_library(suffix: str, data: Path) -> None:
-    file = normrnn.export(trained(data, "tags", norm="frame"), data / f"model.{suffix}")
-    program = f"{code(file.with_suffix('.md').read_text())}\nprint(list(outputs[0].shape))"
-    missing = ["normrnn"] + ["torch"] * (suffix == "onnx")
-    assert run_without(program, data, *missing).strip().endswith("2]")  # classes
-
-
-def test_the_format_torch(data: Path) -> None:
-    other = normrnn.export(trained(data, "values", norm="sequence"), data / "torch")
-    assert "decoder.weight" in torch.load(other, weights_only=True)["weights"]
+    if kind == "values":
+        plain = torch.load(normrnn.export(run, data / "torch"), weights_only=True)
+        assert "decoder.weight" in plain["weights"]
+    for name, missing in (("pt2", ["normrnn"]), ("onnx", ["normrnn", "torch"])) * (kind == "tags"):
+        file = normrnn.export(run, data / f"m.{name}")  # its card replaces that of the other
+        text = f"{code(file.with_suffix('.md').read_text())}\nprint(list(outputs[0].shape))"
+        assert run_without(text, data, *missing).strip().endswith("2]")  # classes

@@ -19,8 +19,6 @@ for _x, _y in zip(LIST, LABELS, strict=True):
 PADDED = np.full((40, 6, 2), np.nan, np.float32)
 for _i, _x in enumerate(LIST):
     PADDED[_i, : len(_x)] = _x
-OBJECTS = np.empty(40, object)
-OBJECTS[:] = LIST
 SETTINGS: dict[str, Any] = {"epochs": 1, "hidden": 3, "batch": 8}
 
 
@@ -41,13 +39,11 @@ def reference(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     "given",
     [
-        {"x": LIST},
-        {"x": OBJECTS},
         {"x": PADDED, "lengths": LENGTHS},
         {"x": torch.from_numpy(np.concatenate(LIST)), "lengths": torch.from_numpy(LENGTHS)},
         {"x": [torch.from_numpy(x) for x in LIST]},
     ],
-    ids=["list", "objects", "padded", "rows", "tensors"],
+    ids=["padded", "rows", "tensors"],
 )
 def test_every_form_is_the_same_data(given: dict[str, Any], reference: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -84,19 +80,9 @@ def test_targets_per_step_and_given_splits(tmp_path: Path) -> None:
     assert run.split("test")[0]["count"] == LENGTHS[30:].sum()
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"x": LIST, "y": LABELS[:-1]},
-        {"x": PADDED, "y": LABELS},
-        {"x": LIST, "y": None},
-        {"x": np.zeros((4, 3)), "y": np.arange(4)},
-        {"x": LIST[:2], "y": LABELS[:2]},
-        {"x_train": LIST, "y_train": LABELS, "x_valid": LIST, "y_valid": LABELS + 1},
-    ],
-    ids=["too few", "NaN", "no y", "shape", "empty split", "label"],
-)
+@pytest.mark.parametrize("given", [{"x": LIST, "y": None}, {"x": PADDED, "y": LABELS}])
 def test_unusable_arrays_leave_nothing(given: dict[str, Any], tmp_path: Path) -> None:
+    """Other cases are in tests/arrays/test_read.py."""
     with pytest.raises(UserError):
         normrnn.compare(**given, out=tmp_path / "out", **SETTINGS)
     assert not (tmp_path / "out").exists()

@@ -51,6 +51,9 @@ def test_against_plain_python(
     monkeypatch.setattr(module, "_BLOCK", 100)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
+    opened: list[Path] = []
+    real = module.open_regular
+    monkeypatch.setattr(module, "open_regular", lambda path: opened.append(path) or real(path))
     file, folder = tmp_path / "one.txt", tmp_path / "three"
     raw = b"\xef\xbb\xbf" + (ends.join(LINES) + ends * last).encode()
     file.write_bytes(raw)
@@ -65,7 +68,9 @@ def test_against_plain_python(
     cases = [(file, one, hashlib.sha256(raw).hexdigest())]
     cases.append((folder, three, hashlib.sha256(hashes.encode()).hexdigest()))
     for data, lines, sha256 in cases:
+        opened.clear()
         corpus = read(data, level=level, max_vocab=limit)
+        assert opened == ([file] if data == file else [folder / f"{s}.txt" for s in SPLITS])
         counts = Counter(symbols(lines["train"], level))
         ranked = sorted(counts, key=lambda s: (-counts[s], s))
         known = set(corpus.vocabulary.symbols)
@@ -89,15 +94,6 @@ def test_against_plain_python(
         assert decoded(again)["test"] == [s if s in other.symbols else "<unk>" for s in wanted]
     # The mapped file has no name, so that nothing is left behind by a process that is killed.
     assert not list((tmp_path / "temporary").iterdir())
-
-
-def test_the_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "book.txt").write_text("\n".join(LINES))
-    opened = []
-    real = module.open_regular
-    monkeypatch.setattr(module, "open_regular", lambda path: opened.append(path) or real(path))
-    read(tmp_path / "book.txt")
-    assert opened == [tmp_path / "book.txt"]
 
 
 def test_builtin_text_is_there() -> None:

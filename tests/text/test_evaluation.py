@@ -94,20 +94,26 @@ def test_batch_perplexity_is_the_mean_over_full_windows(model: LanguageModel) ->
     assert result.count == 46
 
 
-def test_evaluation_changes_neither_statistics_nor_the_random_state(model: LanguageModel) -> None:
-    before = statistics_of(model)
-    task = task_on(torch.randint(0, 9, (100,)), 4, 5)
-    random = torch.get_rng_state()
-    task.score(model, "valid")
-    task.score(model, "valid", use_batch_statistics=True)
-    population = task.population(model)
-    with using(model, population):
+def test_evaluation_changes_neither_statistics_nor_modes_nor_the_random_state(
+    model: LanguageModel,
+) -> None:
+    """Also normalisers that were frozen, and also when it is stopped in the middle."""
+    model.rnn.norm_l0.eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    before, random = statistics_of(model), torch.get_rng_state()
+    task = task_on(torch.arange(100) % 9, 4, 5)
+    for own in (False, True):
+        task.score(model, "valid", use_batch_statistics=own)
+        with pytest.raises(AttributeError):
+            task.score(model, "valid", use_batch_statistics=own, keys=[*task.batches("valid"), 0])
+    with using(model, task.population(model)):
         inside = statistics_of(model)["rnn.norm_l0.running_mean"]
         assert not torch.equal(inside, before["rnn.norm_l0.running_mean"])
-    after = statistics_of(model)
-    assert before.keys() == after.keys()
-    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    torch.testing.assert_close(statistics_of(model), before, rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), random)
+    Reader(model).nats([1, 2, 3])
+    Reader(model).draw([1], 3, torch.Generator().manual_seed(0))
+    assert {name: module.training for name, module in model.named_modules()} == modes
 
 
 def test_population_statistics_are_those_of_the_first_windows_without_dropout(
@@ -152,21 +158,6 @@ def test_statistics_of_another_network_are_refused(model: LanguageModel) -> None
         with pytest.raises(UserError, match="another network"):
             set_statistics(model, statistics_of(LanguageModel(9, hidden, layers, norm="frame")))
     assert all(torch.equal(value, before[name]) for name, value in statistics_of(model).items())
-
-
-def test_scoring_leaves_every_module_as_it_was(model: LanguageModel) -> None:
-    """Also normalisers that were frozen, and also when it is stopped in the middle."""
-    model.rnn.norm_l0.eval()
-    before = {name: module.training for name, module in model.named_modules()}
-    task = task_on(torch.randint(0, 9, (40,)), 4, 5)
-
-    for own in (False, True):
-        task.score(model, "valid", use_batch_statistics=own)
-        with pytest.raises(AttributeError):
-            task.score(model, "valid", use_batch_statistics=own, keys=[*task.batches("valid"), 0])
-    Reader(model).nats([1, 2, 3])
-    Reader(model).draw([1], 3, torch.Generator().manual_seed(0))
-    assert {name: module.training for name, module in model.named_modules()} == before
 
 
 def test_another_training_text_changes_nothing_about_the_model(

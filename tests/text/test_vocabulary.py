@@ -21,21 +21,10 @@ def test_most_frequent_first_ties_alphabetical() -> None:
     assert built("ab\n", "char", unknown=False).symbols == ("<eos>", "a", "b")
 
 
-@pytest.mark.parametrize("limit", [3, 4, 5, 6])
-def test_limit_counts_the_special_symbols(limit: int) -> None:
-    vocabulary = built("a a a b b c d\n", limit=limit)
-    assert len(vocabulary) == min(limit, 6)
-    assert {"<eos>", "<unk>", "a"} <= set(vocabulary.symbols)
-
-
 @given(st.text(st.characters(exclude_characters="\r", codec="utf-8")))
 def test_characters_survive_a_round_trip(text: str) -> None:
     vocabulary = built(text, "char")
     assert vocabulary.decode(vocabulary.encode(text)) == text
-
-
-def test_json_round_trip() -> None:
-    vocabulary = built('ä \\ "quoted" 語')
     assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
 
 

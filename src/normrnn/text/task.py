@@ -45,11 +45,11 @@ class Window:
         return ids[at].long(), ids[at + 1].long()
 
 
-def streams(tokens: int, batch: int, steps: int, training: bool = False) -> list[Window]:
+def streams(tokens: int, batch: int, steps: int) -> list[Window]:
     """Return the windows of a text of N tokens as B contiguous streams.
 
     The N - 1 positions rarely divide by B: the first r = (N - 1) mod B streams are one position
-    longer, which is a last window of one step. Training leaves it out.
+    longer, which is a last window of one step.
 
     >>> [w.read(torch.arange(8))[0].tolist() for w in streams(tokens=8, batch=3, steps=2)]
     [[[0, 3, 5], [1, 4, 6]], [[2]]]
@@ -59,18 +59,14 @@ def streams(tokens: int, batch: int, steps: int, training: bool = False) -> list
     starts = b * length + b.clamp(max=longer)
     begins = range(0, length, steps)
     windows = [Window(starts + at, min(steps, length - at), batch) for at in begins]
-    if longer and not training:
+    if longer:
         windows.append(Window(starts[:longer] + length, 1, batch))
     return windows
 
 
-def sequences(
-    tokens: int, batch: int, steps: int, training: bool = False, seed: int | None = None
-) -> list[Window]:
-    """Return the windows of a text of N tokens as sequences, B at a time, the shorter rest alone.
-
-    Training leaves out what does not fill a batch: with a `seed`, which determines an order of the
-    sequences, others in every epoch.
+def sequences(tokens: int, batch: int, steps: int, seed: int | None = None) -> list[Window]:
+    """Return the windows of a text of N tokens as sequences, B at a time, the shorter rest alone;
+    with a `seed`, which determines an order of the sequences.
 
     >>> [w.read(torch.arange(8))[0].T.tolist() for w in sequences(tokens=8, batch=2, steps=3)]
     [[[0, 1, 2], [3, 4, 5]], [[6]]]
@@ -80,8 +76,6 @@ def sequences(
     if seed is not None:
         order = torch.randperm(whole, generator=torch.Generator().manual_seed(seed))
     windows = [Window(some * steps, steps, len(some)) for some in order.split(batch) if len(some)]
-    if training:
-        return windows[: whole // batch]
     if rest:
         windows.append(Window(torch.tensor([whole * steps]), rest, 1))
     return windows
@@ -100,10 +94,8 @@ class LanguageTask(Task):
         source = f"{corpus.where}: {corpus.summary}"
         super().__init__(config, corpus.sha256, corpus.where, source)
         evaluation = config.evaluation
-        self.vocabulary = corpus.vocabulary
         self.sizes = {"vocabulary": corpus.vocabulary}
         self.metadata = {VOCABULARY: corpus.vocabulary.to_json()}
-        self.corpus = corpus
         self.carries_state = config.train.reading == "streams"
         self.calibration_batches = evaluation.recalibrate_windows
         self.has_train_eval = evaluation.train_tokens > 0
@@ -162,9 +154,8 @@ class LanguageTask(Task):
     def windows(self, split: Split, seed: int | None = None) -> list[Window]:
         """Return the windows of a text; sequences in an order that a seed determines."""
         sizes = len(self.texts[split]), self.rows_at_once(split), self.config.train.steps
-        if self.carries_state:
-            return streams(*sizes, training=split == "train")
-        return sequences(*sizes, training=split == "train", seed=seed)
+        windows = streams(*sizes) if self.carries_state else sequences(*sizes, seed)
+        return windows if split != "train" else [w for w in windows if len(w) == sizes[1]]
 
     def batches(self, split: Split, epoch: int = 0) -> Sequence[Window]:
         """Return the windows of a text; of the training text those of an epoch."""
