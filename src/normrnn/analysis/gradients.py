@@ -27,8 +27,8 @@ from normrnn.ops.loop import STEPS
 
 @contextmanager
 def recorded(layer: Normalised) -> Iterator[dict[str, list[Tensor]]]:
-    """Run the layer by the time loop and with batch statistics; the states h of every time step of
-    one forward pass, by layer and direction, are recorded."""
+    """Run the layer by the time loop and with batch statistics, and record the states h of every
+    time step of one forward pass, by layer and direction."""
     ends = ("", "_reverse")[: 1 + layer.bidirectional]
     names = [f"l{k}{end}" for k in range(layer.num_layers) for end in ends]
     norms: list[Any] = []  # one per layer and direction, in order
@@ -66,7 +66,7 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
     outputs: list[Any] = []
     handle = layer.register_forward_hook(lambda _, __, result: outputs.append(result[0]))
     every: dict[str, list[list[float]]] = defaultdict(list)
-    paths: dict[str, list[list[float]]] = defaultdict(list)
+    paths: dict[str, list[list[float]]] = defaultdict(list)  # from the last step backwards
     total, count, batches = 0.0, 0, min(batches, task.updates(0))
     task.reset()
     for index in range(batches):
@@ -76,61 +76,44 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
         by_time = config.optimizer.loss == "sum_over_time"
         scaled = loss.differentiable / (loss.sequences if by_time else loss.count)
         output = outputs.pop()
-        rows = output.data if isinstance(output, PackedSequence) else output
+        is_packed = isinstance(output, PackedSequence)
+        rows = output.data if is_packed else output
+        longest = int(output.batch_sizes[-1]) if is_packed else output.shape[1]
         (direct,) = torch.autograd.grad(scaled, rows, retain_graph=True)
-        for name, norms in _norms(rows, direct, states).items():
-            every[name].append(norms)
-        for reverse in (False, True):
-            some = {n: steps for n, steps in states.items() if n.endswith("_reverse") == reverse}
-            at_end = _of_last_step(output, direct, reverse)
-            for name, norms in _norms(rows, at_end, some).items() if some else ():
-                paths[name].append(norms if reverse else norms[::-1])
+        ends = {reverse: _of_last_step(direct, longest, reverse) for reverse in (False, True)}
+        for name, steps in states.items():
+            is_reverse = name.endswith("_reverse")
+            every[name].append(_norms(rows, direct, steps))
+            path = _norms(rows, ends[is_reverse], steps)
+            paths[name].append(path if is_reverse else path[::-1])
     handle.remove()
-    return {
-        "recipe": config.recipe,
-        "norm": config.norm,
-        "seed": config.seed,
-        "batches": batches,
-        "loss": total / count,
-        "layers": {name: _summary(name, every[name], paths[name]) for name in every},
-    }
+    layers = {}
+    for name in every:
+        path, shortest = _means(paths[name]), min(map(len, paths[name]))
+        layers[name] = {
+            "gradient": _means(every[name]),
+            "gradient_of_the_end": path if name.endswith("_reverse") else path[::-1],
+            "growth_per_step": growth(path[:shortest]),  # over the steps that all batches have
+        }
+    about = {name: getattr(config, name) for name in ("recipe", "norm", "seed")}
+    return {**about, "batches": batches, "loss": total / count, "layers": layers}
 
 
-def _norms(
-    output: Tensor, direct: Tensor, states: dict[str, list[Tensor]]
-) -> dict[str, list[float]]:
+def _norms(output: Tensor, direct: Tensor, states: list[Tensor]) -> list[float]:
     """Return ‖dL/dh_t‖ over batch and features, all paths included. `direct` is the derivative of
     the loss with respect to the output alone."""
-    every = [h for steps in states.values() for h in steps]
-    grads = torch.autograd.grad(output, every, direct, retain_graph=True, allow_unused=True)
-    norms = iter([0.0 if g is None else torch.linalg.vector_norm(g).item() for g in grads])
-    return {name: [next(norms) for _ in steps] for name, steps in states.items()}
+    grads = torch.autograd.grad(output, states, direct, retain_graph=True, allow_unused=True)
+    return [0.0 if g is None else torch.linalg.vector_norm(g).item() for g in grads]
 
 
-def _of_last_step(output: Any, direct: Tensor, reverse: bool) -> Tensor:
-    """Return the part of `direct` that belongs to the last step of the longest sequences, which for
-    a reverse direction is the first."""
-    if isinstance(output, PackedSequence):  # the longest are the first rows of every step
-        longest = int(output.batch_sizes[-1])
-        first = len(direct) - longest
-    else:
-        longest = output.shape[1]
-        first = direct.shape[0] * longest - longest
-    rows = slice(0, longest) if reverse else slice(first, first + longest)
-    at_end = torch.zeros_like(direct)
-    at_end.flatten(0, -2)[rows] = direct.flatten(0, -2)[rows]
-    return at_end
-
-
-def _summary(name: str, every: list[list[float]], paths: list[list[float]]) -> dict[str, Any]:
-    """Return means over batches. A path begins where the loss of the last step is."""
-    path = _means(paths)
-    return {
-        "gradient": _means(every),
-        "gradient_of_the_end": path if name.endswith("_reverse") else path[::-1],
-        # Over the steps that all batches have.
-        "growth_per_step": growth(path[: min(map(len, paths))]),
-    }
+def _of_last_step(direct: Tensor, longest: int, reverse: bool) -> Tensor:
+    """Return the part of `direct` that belongs to the last step of the `longest` longest sequences,
+    which for a reverse direction is the first. They are the first rows of every step."""
+    rows = direct.flatten(0, -2)
+    first = 0 if reverse else len(rows) - longest
+    at_end = torch.zeros_like(rows)
+    at_end[first : first + longest] = rows[first : first + longest]
+    return at_end.view_as(direct)
 
 
 def _means(batches: list[list[float]]) -> list[float]:

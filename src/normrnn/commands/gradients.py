@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from normrnn.engine.task import Task
 
 Output = Annotated[Path, arg(aliases=["-o"], metavar="FILE")]
+FILE = Path("gradients.json")
 
 
 def run(arguments: list[str]) -> int:
     """Record gradients of trained runs or of an untrained recipe."""
     if arguments and (Path(arguments[0]) / CONFIG).exists():
-        return _measure_runs(arguments)
+        return parse_of_run(_of_runs, "gradients RUN", arguments) or 0
     usage = "normrnn gradients RUN_DIR... [OPTIONS] measures trained runs"
     default, rest = split_recipe("gradients", arguments, usage)
 
@@ -31,7 +32,7 @@ def run(arguments: list[str]) -> int:
         config: Annotated[Config, arg(name="")] = default,
         norms: str = "",
         batches: int = 4,
-        output: Output = Path("gradients.json"),
+        output: Output = FILE,
     ) -> None:
         """Norms of dL/dh_t at initialisation, step by step.
 
@@ -50,24 +51,21 @@ def run(arguments: list[str]) -> int:
     return parse(options, f"gradients {default.recipe}", rest) or 0
 
 
-def _measure_runs(arguments: list[str]) -> int:
-    def options(
-        runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")],
-        data: str = "",
-        batches: int = 4,
-        output: Output = Path("gradients.json"),
-    ) -> None:
-        """Norms of dL/dh_t of the best models, step by step.
+def _of_runs(
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN")],
+    data: str = "",
+    batches: int = 4,
+    output: Output = FILE,
+) -> None:
+    """Norms of dL/dh_t of the best models, step by step.
 
-        Args:
-            runs: Run directories.
-            data: Where the data is now, if it moved.
-            batches: Training batches to measure on.
-            output: JSON file to write.
-        """
-        _write((_trained(path, data) for path in runs), batches, output)
-
-    return parse_of_run(options, "gradients RUN", arguments) or 0
+    Args:
+        runs: Run directories.
+        data: Where the data is now, if it moved.
+        batches: Training batches to measure on.
+        output: JSON file to write.
+    """
+    _write((_trained(path, data) for path in runs), batches, output)
 
 
 def _task(config: Config) -> "Task":
@@ -89,7 +87,7 @@ def _trained(path: Path, data: str) -> "tuple[str, Config, Task]":
     task = _task(config)
     if config.data_sha256 != task.sha256:
         raise UserError(f"{config.data} is not what {path} was trained on")
-    task.model.load_state_dict(load(path).state_dict())
+    task.model = load(path)
     return path.name, config, task
 
 
@@ -101,7 +99,7 @@ def _write(measured: "Iterable[tuple[str, Config, Task]]", batches: int, output:
         raise UsageError(f"--batches must be at least 1, not {batches}")
     if output.suffix != ".json":  # so that no other file is overwritten by mistake
         raise UsageError(f"--output {output} should end in .json")
-    records: list[dict[str, Any]] = []
+    records = []
     for label, config, task in measured:
         records.append({"label": label, **record(config, task, batches)})
         for name, layer in records[-1]["layers"].items():
