@@ -12,11 +12,9 @@ from normrnn.recipes import RECIPES, recipe
 from normrnn.recipes.paper import PAPER, Paper
 from normrnn.reporting.runs import Run
 
-_DATA = "data_sha256"
 # Settings that distinguish arms only with a normaliser, and settings that change no curve.
-_NORMALISER = ("gamma", "eps", "momentum", "time_steps", "cell_norm", "count_padding")
-_NORMALISER += ("shrinkage", "freeze_after")
-_NORMALISER = tuple(f"model.{name}" for name in _NORMALISER)
+_NORMALISER = "gamma eps momentum time_steps cell_norm count_padding shrinkage freeze_after"
+_NORMALISER = tuple(f"model.{name}" for name in _NORMALISER.split())
 _HARMLESS = ("threads", "device", "data", "epochs", "train.log_every", "train.checkpoint_every")
 _HARMLESS += ("evaluation.train_tokens", "shared_initialisation")
 Settings = tuple[tuple[str, str], ...]
@@ -45,7 +43,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """The recipe, and what distinguishes the group."""
+        """Recipe and variant."""
         return f"{self.recipe}, {self.variant}" if self.variant else self.recipe
 
     @property
@@ -97,22 +95,23 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         shared = set.intersection(*(set(settings) for _, settings in keys))
         common = set.intersection(*(set(settings) for other, settings in found if other == name))
         special = sorted(shared - common)
-        words = [f"{k} {v}" for k, v in _unusual(name, special) if k != _DATA]
-        words += [f"data {data_name(members[0])} ({v[:8]})" for k, v in special if k == _DATA]
+        data = dict(special).get("data_sha256")
+        words = [f"{k} {v}" for k, v in _unusual(name, special) if k != "data_sha256"]
+        words += [f"data {data_name(members[0])} ({data[:8]})"] if data else []
         result.append(Group(name, ", ".join(words), members))
     return result
 
 
 def _furthest(runs: Sequence[Run]) -> list[Run]:
     """Of runs with the same settings and seed, keep the one with most updates; report the rest."""
-    identities = [(run.recipe, run.norm, run.seed, _arm_settings(run)) for run in runs]
-    pairs = list(zip(identities, runs, strict=True))
-    kept = dict(sorted(pairs, key=lambda pair: (pair[1].updates, str(pair[1].path))))
-    for identity, run in pairs:
-        if kept[identity] is not run:
-            name = kept[identity].path.name
-            notice(f"{run.path} is left out: {name} is the same run and got as far")
-    return [run for identity, run in pairs if kept[identity] is run]
+    kept: dict[object, Run] = {}
+    for run in sorted(runs, key=lambda run: (run.updates, str(run.path))):
+        identity = run.recipe, run.norm, run.seed, _arm_settings(run)
+        if identity in kept:
+            path = kept[identity].path
+            notice(f"{path} is left out: {run.path.name} is the same run and got as far")
+        kept[identity] = run
+    return [run for run in runs if any(run is one for one in kept.values())]
 
 
 def _comparable(found: dict[Key, list[Run]]) -> list[list[Key]]:
@@ -137,10 +136,8 @@ def _comparable(found: dict[Key, list[Run]]) -> list[list[Key]]:
 
 def _settings(run: Run) -> Settings:
     """Settings that define an experiment."""
-    left_out = ("norm", "seed", *_HARMLESS, *_NORMALISER)
-    return tuple(
-        (name, str(value)) for name, value in sorted(run.settings.items()) if name not in left_out
-    )
+    left_out = {"norm", "seed", *_HARMLESS, *_NORMALISER}
+    return tuple((k, str(v)) for k, v in sorted(run.settings.items()) if k not in left_out)
 
 
 def _arm_settings(run: Run) -> Settings:
@@ -151,8 +148,7 @@ def _arm_settings(run: Run) -> Settings:
 
 def _arm_name(run: Run, settings: Settings, every: Sequence[Settings]) -> str:
     """Name an arm by its norm and the settings in which another arm differs."""
-    others = [dict(one) for one in every]
-    own = {"model.gamma": str(run.normalisation.gamma)}
+    others, own = [dict(one) for one in every], {"model.gamma": str(run.normalisation.gamma)}
     differs = {
         name: own.get(name, value) if value == "None" else value
         for name, value in settings

@@ -80,13 +80,10 @@ class RecordedStudy:
 
     @property
     def budget(self) -> str:
-        """Number of settings, runs, updates and seconds, as far as recorded."""
+        """Number of settings, runs and updates, as far as recorded."""
         results = [result for t in self.trials for result in t["arms"].values()]
-        parts = [f"{len(self.trials)} settings, {len(results)} runs"]
-        for key in ("updates", "seconds"):
-            total = sum(r[key] for r in results if is_number(r.get(key)))
-            parts += [f"{total:,.0f} {key}"] if total else []
-        return ", ".join(parts)
+        updates = sum(r["updates"] for r in results if is_number(r.get("updates")))
+        return f"{len(self.trials)} settings, {len(results)} runs, {updates:,.0f} updates"
 
     def runs(self) -> list[Path]:
         """List the run directories beside the trials and of the best trials."""
