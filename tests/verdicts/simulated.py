@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 from normrnn.verdicts.rows import PlainRun, Point
 
@@ -46,9 +47,7 @@ def experiment(
     *,
     paired: bool,
     shift: float = 0.0,
-    noise: float = 0.01,
-    overfit: float = 0.0,
-    early_stopping: bool = False,
+    **options: Any,
 ) -> list[PlainRun]:
     """Runs of a baseline and of variants with shifted losses; paired runs share their level."""
     runs = []
@@ -56,12 +55,6 @@ def experiment(
         shared = rng.gauss(0, 0.02)
         for variant in range(variants + 1):
             level = shared if paired else rng.gauss(0, 0.02)
-            splits = curve(
-                rng,
-                level + (shift if variant else 0.0),
-                noise=noise,
-                overfit=overfit,
-                early_stopping=early_stopping,
-            )
+            splits = curve(rng, level + (shift if variant else 0.0), **options)
             runs.append(PlainRun(f"v{variant}" if variant else "none", seed, splits))
     return runs

@@ -3,6 +3,7 @@
 import math
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from normrnn.verdicts.result import verdict_of
 from normrnn.verdicts.verdict import Figure, Settings, VariantVerdict
 from tests.verdicts.simulated import experiment
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "noisy": {"noise": 0.05},
     "overfitting": {"overfit": 0.02},
@@ -18,22 +19,9 @@ KINDS = {
 }
 
 
-def _variants(rng: random.Random, seeds: int, paired: bool, **how: object) -> list[VariantVerdict]:
-    runs = experiment(rng, seeds, paired=paired, **how)  # type: ignore[arg-type]
-    return list(verdict_of(runs, settings=Settings(paired=paired)).variants.values())
-
-
-def _false_answers(seeds: int, paired: bool, repetitions: int, **how: object) -> dict[str, float]:
-    rng = random.Random(f"{seeds} {paired} {how}")
-    wrong, shown = Counter(), Counter()
-    for _ in range(repetitions):
-        (one,) = _variants(rng, seeds, paired, **how)
-        for name, figure in {**one.primary, **one.details}.items():
-            shown[name] += 1
-            wrong[name] += figure.answer in ("better", "worse")
-    assert {"quality", "speed", "gap", "train", "last_validation"} <= shown.keys()
-    assert how.get("early_stopping") or "speed_before_drop" in shown
-    return {name: wrong[name] / count for name, count in shown.items()}
+def _variants(rng: random.Random, seeds: int, paired: bool, **how: Any) -> list[VariantVerdict]:
+    runs = experiment(rng, seeds, paired=paired, **how)
+    return list(verdict_of(runs, Settings(paired=paired)).variants.values())
 
 
 def _limit(repetitions: int) -> float:
@@ -41,36 +29,36 @@ def _limit(repetitions: int) -> float:
     return 0.05 + 3 * math.sqrt(0.05 * 0.95 / repetitions)
 
 
+FULL = [pytest.param(k, s, 3000, marks=pytest.mark.slow) for k in KINDS for s in (3, 5, 10)]
+
+
 @pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize("kind", ["plain", "overfitting"])
-def test_no_difference(kind: str, paired: bool) -> None:
-    for name, rate in _false_answers(5, paired, 60, **KINDS[kind]).items():
-        assert rate <= _limit(60), (name, rate)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize("seeds", [3, 5, 10])
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_difference_in_full(kind: str, seeds: int, paired: bool) -> None:
-    for name, rate in _false_answers(seeds, paired, 3000, **KINDS[kind]).items():
-        assert rate <= _limit(3000), (name, rate)
-
-
-def _family(paired: bool, repetitions: int) -> tuple[float, float]:
-    rng = random.Random(7)
-    quality = speed = 0
+@pytest.mark.parametrize(
+    ("kind", "seeds", "repetitions"), [("plain", 5, 60), ("overfitting", 5, 60), *FULL]
+)
+def test_no_difference(kind: str, seeds: int, repetitions: int, paired: bool) -> None:
+    rng = random.Random(f"{seeds} {paired} {KINDS[kind]}")
+    wrong, shown = Counter(), Counter()
     for _ in range(repetitions):
-        found = _variants(rng, 5, paired, variants=4)
-        quality += any(v.quality and v.quality.answer in ("better", "worse") for v in found)
-        speed += any(v.speed and v.speed.answer in ("better", "worse") for v in found)
-    return quality / repetitions, speed / repetitions
+        (one,) = _variants(rng, seeds, paired, **KINDS[kind])
+        for name, figure in {**one.primary, **one.details}.items():
+            shown[name] += 1
+            wrong[name] += figure.answer in ("better", "worse")
+    assert {"quality", "speed", "gap", "train", "last_validation"} <= shown.keys()
+    assert kind == "stopped early" or "speed_before_drop" in shown
+    for name, count in shown.items():
+        assert wrong[name] / count <= _limit(repetitions), name
 
 
 @pytest.mark.parametrize("repetitions", [40, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("paired", [True, False])
 def test_no_difference_in_four_variants(paired: bool, repetitions: int) -> None:
-    assert max(_family(paired, repetitions)) <= _limit(repetitions)
+    rng, wrong = random.Random(7), Counter()
+    for _ in range(repetitions):
+        found = _variants(rng, 5, paired, variants=4)
+        for name in ("quality", "speed"):
+            wrong[name] += any(v.primary[name].answer in ("better", "worse") for v in found)
+    assert max(wrong.values()) / repetitions <= _limit(repetitions)
 
 
 @pytest.mark.parametrize("repetitions", [60, pytest.param(3000, marks=pytest.mark.slow)])
@@ -86,7 +74,7 @@ def test_intervals_cover_a_known_difference(name: str, paired: bool, repetitions
 
     def figure(rng: random.Random, seeds: int) -> Figure:
         runs = experiment(rng, seeds, paired=paired, shift=shift)
-        found = getattr(verdict_of(runs, settings=settings).variants["v1"], name)
+        found = getattr(verdict_of(runs, settings).variants["v1"], name)
         assert found is not None
         return found
 
