@@ -120,13 +120,13 @@ def test_one_row_per_comparison(project: Path) -> None:
 
 
 def test_claims_follow_the_answers(project: Path) -> None:
-    found = {(r[0].strip("| "), r[1]): r for r in rows(texts(project)[FINDINGS])}
-    twice = next(row for key, row in found.items() if "twice as fast" in key[1])
-    assert "×" in twice[2]
-    medium = next(row for key, row in found.items() if "medium" in key[1])
-    assert medium[3].startswith("open")
-    large = next(row for key, row in found.items() if "large" in key[1])
-    assert large[3].startswith("open")
+    found = rows(texts(project)[FINDINGS])
+    answers = {
+        name: r for name in ("twice as fast", "medium", "large") for r in found if name in r[1]
+    }
+    assert "×" in answers["twice as fast"][2]
+    assert answers["medium"][3].startswith("open")
+    assert answers["large"][3].startswith("open")
 
 
 @pytest.mark.parametrize(
@@ -176,51 +176,44 @@ def test_collect_keeps_other_runs(project: Path, tmp_path: Path) -> None:
     assert {row["epoch"] for row in rows} == {1, 2}
 
 
+def write_study(directory: Path, trials: list[dict[str, Any]]) -> Path:
+    directory.mkdir(exist_ok=True)
+    lines = [json.dumps(trial) + "\n" for trial in trials]
+    (directory / "trials.jsonl").write_text("".join(lines))
+    return directory
+
+
 def test_studies_have_a_page(project: Path, tmp_path: Path) -> None:
-    searched, here = tmp_path / "out", project / "results"
-    searched.mkdir()
-    (searched / "trials.jsonl").write_text("".join(json.dumps(t) + "\n" for t in TRIALS))
+    searched, here = write_study(tmp_path / "out", TRIALS), project / "results"
     about = {"trials": 6, "config": {"recipe": "ptb-char", "data_sha256": "ab"}}
     (searched / "study.json").write_text(json.dumps(about))
     assert collect_study(searched, "char", here).name == "char"
+    study = here / "studies" / "char"
     for norm in ("none", "hidden"):
-        collect(make_run(tmp_path, "ptb-char", norm, kind="char"), here=here / "studies" / "char")
-    (here / "studies" / "char" / "NOTES.md").write_text("What was *scaled down*.\n")
-    (here / "studies" / "char" / "gradients-best.json").write_text(json.dumps(RECORDS))
+        collect(make_run(tmp_path, "ptb-char", norm, kind="char"), here=study)
+    (study / "NOTES.md").write_text("What was *scaled down*.\n")
+    (study / "gradients-best.json").write_text(json.dumps(RECORDS))
     page = texts(project)[f"{PAGES}/char.md"]
-    assert "What was *scaled down*." in page
-    assert "| hidden | 1.500 | 1.625 |" in page
-    assert "| norm hidden, l1 | 1.500 |" in page
-    assert "hidden, seed 1" in page
-    (here / "studies" / "char" / "trials.jsonl").write_text("{")
+    cells = ("| hidden | 1.500 | 1.625 |", "| norm hidden, l1 | 1.500 |", "hidden, seed 1")
+    for words in ("What was *scaled down*.", *cells):
+        assert words in page
+    (study / "trials.jsonl").write_text("{")
     with pytest.raises(SystemExit, match="damaged"):
         texts(project)
 
 
 def test_a_study_is_collected_once_or_continued(tmp_path: Path) -> None:
     """Another study of the same name is refused."""
-    searched = tmp_path / "out"
-    searched.mkdir()
-    (searched / "trials.jsonl").write_text(json.dumps(TRIALS[0]) + "\n")
-    collect_study(searched, "char", tmp_path / "here")
-    other = {**TRIALS[0], "settings": {"optimizer.lr": 9.0}}
-    (searched / "trials.jsonl").write_text(json.dumps(other) + "\n")
+    collect_study(write_study(tmp_path / "out", TRIALS[:1]), "char", tmp_path / "here")
+    other = write_study(tmp_path / "out", [{**TRIALS[0], "settings": {"optimizer.lr": 9.0}}])
     with pytest.raises(SystemExit, match="another study"):
-        collect_study(searched, "char", tmp_path / "here")
+        collect_study(other, "char", tmp_path / "here")
 
 
 def test_table_of_gradients() -> None:
     lines = gradients_table(RECORDS).rows
-    assert lines[0] == [
-        "norm none, l0",
-        "2.000",
-        "0.500",
-        "2.0e+00",
-        "5.0e-01",
-        "–",
-        "1.00 … 0.25",
-        "–",
-    ]
+    shown = "norm none, l0|2.000|0.500|2.0e+00|5.0e-01|–|1.00 … 0.25|–"
+    assert lines[0] == shown.split("|")
     # A reverse layer's gradient starts at the first time step.
     assert lines[1][3:5] == ["5.0e-01", "2.0e+00"]
     assert lines[3][0] == "norm hidden, l1"

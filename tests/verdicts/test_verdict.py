@@ -133,31 +133,22 @@ ROW = {"variant": "a", "seed": 1, "step": 1, "split": "valid", "value": 1}
         (ROW, "lists"),
         (3, "int"),
         ([ROW, ROW], "step 1"),
-        ([{**ROW, "seed": 0.5}], "seed"),
-        ([{**ROW, "seed": math.nan}], "seed"),
-        ([{**ROW, "seed": math.inf}], "seed"),
+        *(([{**ROW, "seed": seed}], "seed") for seed in (0.5, math.nan, math.inf)),
         ([{**ROW, "step": math.inf}], "step"),
         ([{**ROW, "split": "loss"}], "loss"),
+        (b"variant,\xe9", "UTF-8"),
+        *(([ROW], {"margin": margin}) for margin in (-1, math.nan)),
+        *(([ROW], {"target": target}) for target in (math.inf, "1")),
+        ([ROW], {"baseline": "x"}),
     ],
 )
-def test_rows_that_are_none(data: Any, named: str) -> None:
-    with pytest.raises(UsageError, match=named):
-        normrnn.verdict(data)
-
-
-def test_wrong_options_and_a_file_that_is_not_utf8(tmp_path: Path) -> None:
-    wrong: tuple[Any, ...] = (
-        ("baseline", "x"),
-        ("margin", (-1, math.nan)),
-        ("target", (math.inf, "1")),
-    )
-    for name, values in wrong:
-        for value in values:
-            with pytest.raises(UsageError, match="no variant" if name == "baseline" else name):
-                normrnn.verdict(rows(a=BASE, b=LOWER), **{name: value})
-    (tmp_path / "rows.csv").write_bytes("variant,é".encode("latin-1"))
-    with pytest.raises(UserError, match="UTF-8"):
-        normrnn.verdict(tmp_path / "rows.csv")
+def test_wrong_rows_and_options(data: Any, named: str | dict[str, Any], tmp_path: Path) -> None:
+    options, named = ({}, named) if isinstance(named, str) else (named, *named)
+    if isinstance(data, bytes):
+        (tmp_path / "rows.csv").write_bytes(data)
+        data = tmp_path / "rows.csv"
+    with pytest.raises(UserError, match=named):
+        normrnn.verdict(data, **options)
 
 
 def test_other_names_of_splits_and_variants() -> None:
@@ -216,11 +207,7 @@ def test_several_variants_have_wider_intervals_and_a_ranking() -> None:
 
 def test_diverged_runs_count_against_their_variant() -> None:
     base = [[8, 6, 4.0], [8, 6, 4.2], [8, 6, 3.8], [8, 6, 4.1], [8, 6, 3.9]]
-    data = rows(a=base, b=shifted(-1, base))
-    for row in data:
-        row["value"] = (
-            math.nan if (row["variant"], row["seed"] > 2) == ("b", True) else row["value"]
-        )
+    data = rows(a=base, b=[[math.nan] * 3 if i > 1 else s for i, s in enumerate(shifted(-1, base))])
     found = normrnn.verdict(data)
     assert found.diverged == {"b": [3, 5]}
     quality = figure(data)
@@ -232,9 +219,7 @@ def test_diverged_runs_count_against_their_variant() -> None:
 
 @pytest.mark.parametrize("seeds", [3, 4])
 def test_all_runs_diverged_against_none_are_worse(seeds: int) -> None:
-    data = rows(a=BASE[:seeds], b=LOWER[:seeds])
-    for row in data:
-        row["value"] = math.nan if row["variant"] == "b" else row["value"]
+    data = rows(a=BASE[:seeds], b=[[math.nan]] * seeds)
     assert figure(data)["answer"] == "worse"
     json.dumps(normrnn.verdict(data).to_dict(), allow_nan=False)
     every = normrnn.verdict([{**row, "value": math.nan} for row in data]).to_dict()["variants"]["b"]
@@ -282,18 +267,18 @@ def test_long_names_and_large_values() -> None:
     assert "e−08" in small
 
 
-@pytest.mark.parametrize("missing", ["a", "b"])
-def test_paired_runs_without_validation(missing: str) -> None:
-    data = rows(a=BASE, b=LOWER)
-    gone = [r for r in data if (r["variant"], r["seed"], r["split"]) != (missing, 1, "valid")]
-    speed = figure(gone, "speed", paired=True)
-    assert set(speed["baseline"]) == set(speed["variant"]) == {"2", "3", "4"}
-    assert any(f"{missing} seed 1" in note for note in normrnn.verdict(gone, paired=True).notes)
-
-
-def test_runs_without_test_values_are_named_and_quality_is_one_measure() -> None:
+def test_runs_that_lack_a_split_are_named() -> None:
+    for missing in ("a", "b"):
+        data = [
+            row
+            for row in rows(a=BASE, b=LOWER)
+            if (row["variant"], row["seed"], row["split"]) != (missing, 1, "valid")
+        ]
+        speed = figure(data, "speed", paired=True)
+        assert set(speed["baseline"]) == set(speed["variant"]) == {"2", "3", "4"}
+        assert f"{missing} seed 1" in normrnn.verdict(data, paired=True).notes[0]
     data = rows(a=BASE, b=LOWER, c=LOWER)
-    data = [r for r in data if (r["variant"], r["split"]) != ("c", "test")]
+    data = [row for row in data if (row["variant"], row["split"]) != ("c", "test")]
     found = normrnn.verdict(data)
     assert {figure(data, variant=name)["label"] for name in "bc"} == {"best validation"}
     assert dict(found.ranking)["a"] == pytest.approx(4.025)
@@ -338,14 +323,11 @@ def test_run_directories(paired: bool, tmp_path: Path, capsys: pytest.CaptureFix
     found = normrnn.verdict(tmp_path)
     assert (found.measure, found.paired) == ("perplexity", paired)
     assert normrnn.verdict(sorted(tmp_path.iterdir())).to_dict() == found.to_dict()
-    for options, wanted in (([], str(found)), (["--details"], found.details())):
+    as_json = json.dumps(found.to_dict(), indent=2)
+    for option, wanted in ((), str(found)), (["--details"], found.details()), (["--json"], as_json):
         with pytest.raises(SystemExit) as exited:
-            main(["verdict", str(tmp_path), *options])
-        assert exited.value.code == 0
-        assert capsys.readouterr().out.strip() == wanted
-    with pytest.raises(SystemExit):
-        main(["verdict", str(tmp_path), "--json"])
-    assert json.loads(capsys.readouterr().out) == found.to_dict()
+            main(["verdict", str(tmp_path), *option])
+        assert (exited.value.code, capsys.readouterr().out.strip()) == (0, wanted)
     if not paired:
         with pytest.raises(UsageError, match="paired"):
             normrnn.verdict(tmp_path, paired=True)

@@ -118,7 +118,7 @@ def verdict_of(
     name = BASELINE if BASELINE in variants else next(iter(variants))
     name = name if settings.baseline is None else str(settings.baseline)
     if name not in variants:
-        raise UsageError(f"no variant {name!r}: there are {', '.join(map(repr, variants))}")
+        raise UsageError(f"baseline {name!r} is not one of {', '.join(map(repr, variants))}")
     label, quality = "best validation", PlainRun.best_valid
     if all(run.points("test") for run in runs if not run.diverged):
         label, quality = "test", PlainRun.selected_test_value
