@@ -15,6 +15,7 @@ from normrnn.processes import usable_cores
 
 if TYPE_CHECKING:
     from normrnn.speech.prepare.job import Job
+    from normrnn.speech.prepare.preparation import Report
 
 Required = Annotated[Path, arg(metavar="DIR")]
 File = Annotated[Path | None, arg(metavar="FILE")]
@@ -28,8 +29,8 @@ PTB_SHA256 = {
     "ptb.valid.txt": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
     "ptb.test.txt": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
 }
-_SECONDS = 15.0
-"""Between lines of progress where there is no terminal."""
+_SECONDS = 5.0
+"""Between lines of progress."""
 
 
 def run(arguments: list[str]) -> int:
@@ -144,7 +145,7 @@ def _prepare(job: "Job", out: Path, processes: int) -> int:
         print(f"{out} is finished: nothing to do")
     else:
         try:
-            summary = prepare(job, out, processes or usable_cores(), _Progress())
+            summary = prepare(job, out, processes or usable_cores(), _progress())
         except KeyboardInterrupt:
             print(f"\nstopped; {out} keeps what is done, the same command resumes", file=sys.stderr)
             return 130
@@ -161,17 +162,14 @@ def _prepare(job: "Job", out: Path, processes: int) -> int:
     return 0
 
 
-class _Progress:
-    """Progress on standard error: a line that changes on a terminal, now and then one elsewhere."""
+def _progress() -> "Report":
+    """Return a function that shows progress on standard error, now and then."""
+    shown = -_SECONDS
 
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._next = 0.0
+    def show(done: int, total: int, skipped: int) -> None:
+        nonlocal shown
+        if done == total or time.monotonic() > shown + _SECONDS:
+            shown = time.monotonic()
+            print(f"{done:,} of {total:,} utterances, {skipped:,} skipped", file=sys.stderr)
 
-    def __call__(self, done: int, total: int, skipped: int) -> None:
-        if done < total and time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + (0.2 if self._terminal else _SECONDS)
-        end = "\r" if self._terminal and done < total else "\n"
-        text = f"{done:,} of {total:,} utterances, {skipped:,} skipped"
-        print(text, end=end, file=sys.stderr, flush=True)
+    return show

@@ -44,8 +44,7 @@ def write_posteriors(
     model: AcousticModel = SpeechTask.load(directory, place)
     minus = 0.0 if prior_floor is None else model.log_priors(prior_floor)
     ark, scp = (prefix.with_name(f"{prefix.name}.{kind}") for kind in ("ark", "scp"))
-    data = expanded(data)
-    table = data / "feats.scp"
+    data, table = expanded(data), expanded(data) / "feats.scp"
     entries = {key: locate(target, data) for key, target in read_table(table).items()}
     read = {resolved(path) for path in (table, *(path for path, _ in entries.values()))}
     if taken := read & {resolved(ark), resolved(scp)}:
@@ -78,12 +77,9 @@ def _features(
         if hashes.get(key) not in (None, digest(values)):
             raise UserError(f"{path} is damaged: {key} is not what was written")
         features = torch.from_numpy(values)
-        where = f"{key} of {data}"
-        if features.shape[1] != dim:
+        if features.shape[1] != dim or not features.isfinite().all():
             raise UserError(
-                f"{where} has {features.shape[1]} features a frame; the network was trained on"
-                f" {dim}"
+                f"{key} of {data} has {features.shape[1]} features a frame, or some that are not"
+                f" finite; the network was trained on {dim}"
             )
-        if not features.isfinite().all():
-            raise UserError(f"{where} has features that are not finite")
         yield key, features

@@ -69,9 +69,6 @@ def test_fbank_is_kaldis() -> None:
 @pytest.mark.parametrize(("samples", "frames"), [(400, 1), (559, 1), (560, 2)])
 def test_only_whole_frames_count(samples: int, frames: int) -> None:
     assert fbank(sung()[5000 : 5000 + samples]).shape == (frames, 41)
-
-
-def test_shorter_than_a_frame_is_unusable() -> None:
     with pytest.raises(Unusable, match="shorter than one frame: 399 samples"):
         fbank(sung()[:399])
 

@@ -133,15 +133,10 @@ def _labels(alignment: Any, targets: Targets) -> list[int]:
     model = acoustic_model()
     phone_index = {name: index for index, name in enumerate(model.phones)}
     labels: list[int] = []
-    for word in alignment:
-        for phone in word:
-            for position, state in enumerate(phone):
-                if state.start != len(labels):
-                    raise Unusable(f"its alignment has a gap at frame {len(labels)}")
-                label = (
-                    int(state.name)
-                    if targets == "senone"
-                    else phone_index[phone.name] * model.states + position
-                )
-                labels += [label] * state.duration
+    for phone in (phone for word in alignment for phone in word):
+        for position, state in enumerate(phone):
+            if state.start != len(labels):
+                raise Unusable(f"its alignment has a gap at frame {len(labels)}")
+            label = phone_index[phone.name] * model.states + position
+            labels += [int(state.name) if targets == "senone" else label] * state.duration
     return labels
