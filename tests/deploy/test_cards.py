@@ -19,7 +19,7 @@ from normrnn.text.config import LanguageConfig
 from normrnn.text.corpus import Vocabulary
 from tests.commands.conftest import Cli
 from tests.deploy.exported import SUFFIXES, code, log_posteriors, logits, run_without
-from tests.tiny_runs import run_tiny, vocabulary_of
+from tests.tiny_runs import rows_of, run_tiny, vocabulary_of
 
 
 def rows_of_evaluation(run: Path, split: str) -> dict[str, float]:
@@ -91,6 +91,9 @@ def test_a_file_has_its_card_beside_it_and_its_vocabulary_inside(
     else:
         notes = {entry.key: entry.value for entry in onnx.load(str(file)).metadata_props}
     assert Vocabulary.from_json(notes["vocabulary"]) == vocabulary_of(trained / "text")
+    with (tmp_path / "words.md").open("a") as card:  # it cannot control the terminal
+        card.write("a\x1b]0;title\x07 card\n")
+    assert cli("info", file)[1].endswith("a\\x1b]0;title\\x07 card\n")
 
 
 def test_info_of_what_has_no_card(cli: Cli, tmp_path: Path) -> None:
@@ -105,13 +108,6 @@ def test_info_of_what_has_no_card(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "m.md").unlink()
     os.mkfifo(tmp_path / "m.md")
     assert cli("info", tmp_path / "m.pt")[0] == 1
-
-
-def test_a_card_cannot_control_the_terminal(cli: Cli, trained: Path, tmp_path: Path) -> None:
-    cli("export", trained / "text", "-o", tmp_path / "m.pt")
-    with (tmp_path / "m.md").open("a") as file:
-        file.write("a\x1b]0;title\x07 card\n")
-    assert cli("info", tmp_path / "m.pt")[1].endswith("a\\x1b]0;title\\x07 card\n")
 
 
 def test_int8(cli: Cli, trained: Path, tmp_path: Path) -> None:
@@ -170,23 +166,6 @@ def test_other_files_are_not_overwritten_by_cards(cli: Cli, trained: Path, tmp_p
         assert cli("export", trained / "text", "-o", tmp_path / "folder")[0] == 0
 
 
-def test_the_card_of_a_run_that_was_changed(
-    tiny: LanguageConfig, cli: Cli, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = tmp_path / "run"
-    run_tiny(replace(tiny, epochs=1), run)
-    assert "| valid |" in cli("info", run)[1]
-    assert not caplog.text
-    good = (run / "config.json").read_text()
-    (run / "config.json").write_text(good.replace('"batch": 8', '"batch": 9'))
-    exit_code, out, err = cli("info", run)
-    assert (exit_code, out) == (1, "")
-    assert "train.batch was 8, is now 9" in err
-    (run / "config.json").write_text(good)
-    (run / "model.safetensors").unlink()
-    assert "| valid |" not in cli("info", run)[1]
-
-
 @pytest.mark.parametrize("count", ["Infinity", "NaN", "1e999", "1" + "0" * 400, "[]"])
 def test_an_evaluation_of_strange_numbers(
     count: str, cli: Cli, trained: Path, tmp_path: Path
@@ -199,19 +178,29 @@ def test_an_evaluation_of_strange_numbers(
     assert ("| valid |" not in out) if exit_code == 0 else ("is damaged" in err)
 
 
-def test_figures_of_a_model_that_was_trained_further(
+def test_the_card_of_a_run_that_was_trained_further_or_changed(
     tiny: LanguageConfig, cli: Cli, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
     run_tiny(replace(tiny, epochs=1), run)
+    assert "| valid |" in cli("info", run)[1]
     assert cli("evaluate", run)[0] == 0
     assert "one stream" in cli("info", run)[1]
     assert not caplog.text
     run_tiny(tiny, run)
     said = cli("info", run)[1]
     assert "evaluation.json" in caplog.text
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    best = min(r["loss"] for r in rows if r["split"] == "valid" and r["statistics"] == "running")
+    best = min(
+        row["loss"]
+        for row in rows_of(run)
+        if (row["split"], row.get("statistics")) == ("valid", "running")
+    )
     assert f"| valid | – | {math.exp(best):.1f} |" in said
-    assert cli("evaluate", run)[0] == 0
-    assert "one stream" in cli("info", run)[1]
+    config = (run / "config.json").read_text()
+    (run / "config.json").write_text(config.replace('"batch": 8', '"batch": 9'))
+    exit_code, out, err = cli("info", run)
+    assert (exit_code, out) == (1, "")
+    assert "train.batch was 8, is now 9" in err
+    (run / "config.json").write_text(config)
+    (run / "model.safetensors").unlink()
+    assert "| valid |" not in cli("info", run)[1]
