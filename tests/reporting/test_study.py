@@ -70,14 +70,11 @@ def test_pruned_settings_count_for_no_variant() -> None:
     assert len(lines(every)) <= 7
 
 
-def test_fields_of_one_name_are_told_apart() -> None:
+def test_table_3_and_fields_of_one_name() -> None:
     one = {**TRIALS[0], "settings": {"optimizer.momentum": 0.5, "model.momentum": 0.25}}
     assert "model.momentum 0.25" in " ".join(lines([one]))
     table = best_settings_table(RecordedStudy(Path("x"), [one]))
     assert table.head[-2:] == ["optimizer.momentum", "model.momentum"]
-
-
-def test_table_3() -> None:
     study = RecordedStudy(Path("x"), TRIALS, {"config": {"recipe": "ptb-char"}})
     assert best_settings_table(study).rows == [
         ["none", "1.375", "1.500", "0.25", "32"],
@@ -87,10 +84,22 @@ def test_table_3() -> None:
     ]
 
 
-def test_files(tmp_path: Path) -> None:
+def test_a_study_is_written_whole_and_read_as_far_as_it_is_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(RecordedStudy(tmp_path, TRIALS))
     assert {path.name for path in tmp_path.iterdir()} == {"trials.jsonl", "study.json"}
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(UserError, match=r"trials\.jsonl cannot be"):
+            write(RecordedStudy(tmp_path, TRIALS[:1]))
     assert read_study(tmp_path).trials == TRIALS
+    (tmp_path / "study.json").write_text('{"a":' * 3000 + "1" + "}" * 3000)  # flattened for a page
+    assert read_study(tmp_path).problem
     (tmp_path / "trials.jsonl").write_text("{")
     assert read_study(tmp_path).problem.endswith("line 1 is not a trial")
     assert "cannot be read" in read_study(tmp_path / "nothing").problem
@@ -101,27 +110,7 @@ def test_picture_of_losses() -> None:
     draw(axes, TRIALS)
     assert axes.get_xscale() == "log"
     points = {c.get_label(): np.asarray(c.get_offsets()) for c in axes.collections}
-    assert set(points) == {
-        "none",
-        "none, diverged",
-        "hidden",
-        "hidden, diverged",
-    }
+    assert set(points) == {"none", "none, diverged", "hidden", "hidden, diverged"}
     assert sorted(map(tuple, points["none"])) == [(0.001, 2.0), (0.01, 1.875), (0.25, 1.5)]
     assert sorted(x for x, _ in points["none, diverged"]) == [0.5, 0.75, 1.0]
     assert len(axes.lines) == 3  # a line per pair that trained
-
-
-def test_a_study_is_written_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(RecordedStudy(tmp_path, list(TRIALS)))
-    before = (tmp_path / "trials.jsonl").read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(UserError, match=r"trials\.jsonl cannot be written: No space left"):
-        write(RecordedStudy(tmp_path, list(TRIALS[:1])))
-    assert (tmp_path / "trials.jsonl").read_bytes() == before
