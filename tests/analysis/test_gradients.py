@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
-from normrnn.analysis.gradients import describe, record, recorded
+from normrnn.analysis.gradients import describe, growth, record, recorded
 from normrnn.cli import main
 from normrnn.engine.start import open_experiment
 from normrnn.engine.task import Loss
@@ -278,3 +278,4 @@ def test_mistakes(small: LanguageConfig, capsys, more: list[object], said: str) 
 def test_growth_in_words(name: str, factor: float | None, words: str) -> None:
     layer = {"gradient_of_the_end": [0.5, 1.0, 2.0], "growth_per_step": factor}
     assert words in describe(name, layer)
+    assert growth([1.0]) is growth([0.0, 1.0]) is None

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import normrnn
 from normrnn.config.jsonio import flat, to_dict
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 from normrnn.recipes import read_config
 from normrnn.reporting.groups import groups
 from normrnn.reporting.result import Result, have_comparable_seconds, plain_runs
@@ -37,6 +38,8 @@ def test_runs_with_other_settings_are_other_experiments() -> None:
     ]
     assert {g.title for g in groups(runs)} == {"mine, optimizer.lr 1.0", "mine, optimizer.lr 2.0"}
     assert [len(one.variants) for one in Result(runs).verdicts] == [1, 1]
+    with pytest.raises(UsageError, match=r"optimizer\.lr 2\.0"):
+        normrnn.verdict(runs)
 
 
 def test_arms_tuned_apart_are_compared() -> None:

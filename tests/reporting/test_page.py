@@ -46,7 +46,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def text(runs: list[Path]) -> str:
-    return Result(*find(runs), studies=[RecordedStudy(Path("made"), TRIALS)]).page()
+    every = [*TRIALS, {**TRIALS[0], "trial": 9, "arms": {"none": TRIALS[0]["arms"]["none"]}}]
+    studies = [RecordedStudy(Path("made"), every, problem="made is damaged")]
+    return Result(*find(runs), studies=studies).page()
 
 
 def test_the_page_leads_with_the_lines_of_the_terminal(runs: list[Path], text: str) -> None:
