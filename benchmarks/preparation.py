@@ -17,9 +17,8 @@ from benchmarks.machine import describe
 from normrnn.cli import guarded
 from normrnn.errors import UserError
 from normrnn.speech.archive import Unusable
-from normrnn.speech.prepare.alignment import align
 from normrnn.speech.prepare.features import SAMPLE_RATE, add_deltas, fbank, read_sound
-from normrnn.speech.prepare.librispeech import find_utterances
+from normrnn.speech.prepare.librispeech import align, find_utterances
 
 
 def costs(directory: Path, wanted: int) -> Iterator[tuple[float, float, float]]:
@@ -32,7 +31,7 @@ def costs(directory: Path, wanted: int) -> Iterator[tuple[float, float, float]]:
             continue
         start = process_time()
         try:
-            samples = read_sound(item.source)
+            samples = read_sound(item.path)
             features = add_deltas(fbank(samples))
             middle = process_time()
             align(samples, item.text, "senone", {}, len(features))

@@ -296,11 +296,6 @@ def test_norms_inside_the_steps_train_on_ragged_batches(
     assert all(math.isfinite(row["loss"]) for row in rows)
 
 
-def test_single_utterances_are_refused(tiny_speech: SpeechConfig) -> None:
-    with pytest.raises(UserError, match=r"train\.batch of at least 2"):
-        replace(tiny_speech, train=replace(tiny_speech.train, batch=1))
-
-
 def test_commands_for_text_refuse_a_speech_run(whole: Path) -> None:
     with pytest.raises(UserError, match="librispeech-mini, not of a language model"):
         RunDirectory(whole).config(LanguageConfig)

@@ -9,9 +9,15 @@ from numpy.typing import NDArray
 
 from normrnn.errors import UserError
 from normrnn.speech.archive import Unusable
-from normrnn.speech.prepare.alignment import Targets, acoustic_model, align, read_lexicon
 from normrnn.speech.prepare.features import fbank
-from normrnn.speech.prepare.librispeech import align_words, find_utterances
+from normrnn.speech.prepare.librispeech import (
+    Targets,
+    acoustic_model,
+    align,
+    align_words,
+    find_utterances,
+    read_lexicon,
+)
 from tests.sounds import PAUSE_SECONDS, RATE, TEXT, VOWEL_SECONDS, VOWELS, sung
 
 SOUND = sung()

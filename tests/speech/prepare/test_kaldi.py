@@ -173,20 +173,18 @@ def test_what_does_not_fit_is_reported(data: Path, tmp_path: Path) -> None:
 def test_number_of_classes(ali: Path, model: bytes, classes: int) -> None:
     if model:
         (ali / "final.mdl").write_bytes(model)
-    for path in (ali, ali / "pdf.1.ark"):
-        if classes:
-            assert count_classes(path, None) == classes
-        else:
-            with pytest.raises(UsageError, match="--classes"):
-                count_classes(path, None)
-        assert count_classes(path, 9) == 9
+    if classes:
+        assert count_classes(ali, None) == classes
+    else:
+        with pytest.raises(UsageError, match="--classes"):
+            count_classes(ali, None)
+    assert count_classes(ali, 9) == 9
 
 
 def test_alignments_in_several_archives(tmp_path: Path) -> None:
     for number, key in enumerate(PDFS, 8):
         write_ali(tmp_path, {key: PDFS[key]}, f"ali.{number}.ark")
     assert {*read_alignments(tmp_path, 5)} == {*PDFS}
-    assert [*read_alignments(tmp_path / "ali.8.ark", 5)] == ["a-1"]
     with pytest.raises(UserError, match="from 0 to 4"):  # or transition-ids
         read_alignments(tmp_path, 4)
     write_ali(tmp_path, {"a-1": PDFS["a-1"]}, "ali.99.ark")
@@ -198,7 +196,7 @@ def test_alignments_in_several_archives(tmp_path: Path) -> None:
 
 
 def test_no_alignments(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="is not a directory"):
         make(data, tmp_path / "none")
     (tmp_path / "ali").mkdir()
     for _ in range(2):

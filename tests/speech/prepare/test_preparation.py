@@ -258,16 +258,3 @@ def test_damaged_directories(out: Path, name: str, content: str | None) -> None:
         shutil.rmtree(out)
     with pytest.raises(UserError, match=name or "does not exist"):
         read_speech(out)
-
-
-def test_damage_found_while_reading(out: Path) -> None:
-    train = read_speech(out).train
-    for name, read in (("feats.ark", train.features), ("labels.ark", train.labels)):
-        archive = out / "train" / name
-        archive.write_bytes(archive.read_bytes()[:-1])
-        read(0)
-        with pytest.raises(UserError, match=name):
-            read(3)
-        archive.unlink()
-        with pytest.raises(UserError, match="No such file"):
-            read(0)

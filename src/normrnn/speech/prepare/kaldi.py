@@ -77,14 +77,13 @@ def _utterances(data: Path, ali: Path, classes: int) -> list[Utterance]:
 
 
 def read_alignments(path: Path, classes: int) -> Labels:
-    """Read all labels of a directory's archives, or of one archive.
+    """Read all labels of a directory's archives.
 
     Output of ali-to-pdf comes first: the directory may also have transition-ids, which exceed the
     number of pdfs.
     """
-    files = [path] if path.is_file() else [*path.glob("pdf*.ark")] or [*path.glob("*.ark")]
     labels: Labels = {}
-    for file in sorted(files):
+    for file in sorted(path.glob("pdf*.ark")) or sorted(path.glob("*.ark")):
         for key, values in read_vectors(file):
             if key in labels:
                 raise UserError(f"{file} has an alignment of {key} a second time")
@@ -103,9 +102,9 @@ def read_alignments(path: Path, classes: int) -> Labels:
 
 def count_classes(path: Path, classes: int | None) -> int:
     """Return the number of pdfs: `classes`, or that of the model beside the alignments."""
-    if not path.exists():
-        raise UserError(f"{path} does not exist; --ali needs a directory with pdf-level alignments")
-    model = (path if path.is_dir() else path.parent) / "final.mdl"
+    if not path.is_dir():
+        raise UserError(f"{path} is not a directory; --ali needs one with pdf-level alignments")
+    model = path / "final.mdl"
     if classes is None and model.is_file():
         match = _NUM_PDFS.search(read_regular(model, ROWS))
         if match:
