@@ -6,37 +6,24 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import normrnn
 from normrnn import norms
 from normrnn.engine.evaluate import evaluate
-from normrnn.nn.normaliser import GateNorm
-from normrnn.ops import Steps
+from tests import toy_norm
 from tests.commands.conftest import Cli
-
-
-class Toy(GateNorm):
-    """Gate inputs by their root mean square over a row."""
-
-    def forward(self, rows: Tensor, steps: Steps) -> Tensor:  # noqa: ARG002
-        size = rows.square().mean(1, keepdim=True).add(self.eps).sqrt()
-        return rows / size * self.weight + self.bias  # type: ignore[operator]
 
 
 @pytest.fixture
 def toy() -> Iterator[norms.Norm]:
-    words, where = "network with toy rows", f"{__name__}:Toy"
-    yield norms.register(
-        norms.Norm(name="toy", words=words, acts="input", pools=None, implementation=where)
-    )
+    yield norms.register(toy_norm.toy)
     norms.unregister("toy")
 
 
 @pytest.mark.usefixtures("toy")
 def test_a_new_norm_is_a_layer() -> None:
     layer: Any = normrnn.LSTM(3, 2, num_layers=2, bidirectional=True, norm="toy", gamma=2.0)  # type: ignore[arg-type]
-    assert isinstance(layer.norm_l1_reverse, Toy)
+    assert isinstance(layer.norm_l1_reverse, toy_norm.RowScale)
     x = torch.randn(5, 4, 3)
     output, _ = layer(x, lengths=[5, 2, 3, 1])
     output.sum().backward()
