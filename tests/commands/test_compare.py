@@ -158,7 +158,7 @@ def test_arms_run_in_any_thread(tiny: LanguageConfig, tmp_path: Path) -> None:
 def test_failing_arm_is_named_with_its_reason(tiny: LanguageConfig, tmp_path: Path) -> None:
     (Path(tiny.data) / "valid.txt").write_bytes(b"\xff\xfe")
     job = RunJob(tmp_path / "none-1", tiny)
-    with pytest.raises(UserError, match=r"none-1 failed: .*valid\.txt is .*not UTF-8"):
+    with pytest.raises(UserError, match=r"none-1 failed: .*valid\.txt: .*not UTF-8"):
         run_jobs([job], 1, PlainConsole(), interval=0.05)
 
 

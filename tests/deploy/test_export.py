@@ -34,9 +34,8 @@ def text_model(cell: Any = "lstm", norm: str = "frame", layers: int = 2, **more:
 
 
 def speech_model(norm: str = "sequence", layers: int = 2, **more: Any) -> Any:
-    model = AcousticModel(
-        3, 5, 4, layers, norm=None if norm == "none" else norm, **{"bidirectional": True, **more}
-    )
+    options = {"norm": None if norm == "none" else norm, "layers": layers, **more}
+    model = AcousticModel(3, 5, hidden=4, **options)
     randomise(model.rnn)
     with torch.no_grad():
         model.mean.uniform_(-3, 3)

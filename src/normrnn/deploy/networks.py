@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from normrnn import norms
 from normrnn.nn.base import Normalised
 from normrnn.nn.convert import as_ours
 
@@ -53,10 +52,5 @@ def folded(layer: nn.RNNBase, name: str, keep: bool) -> nn.RNNBase:
     try:
         layer.check_foldable(name, keep=keep)
     except ValueError as error:
-        rows = map(norms.get, norms.names())
-        names = ", ".join(row.name for row in rows if row.normalises and not row.unfoldable)
-        raise ValueError(
-            f"{error}; norms that fold are {names}, with statistics shared over time and the cell "
-            "not normalised; the formats onnx and program need no folding"
-        ) from None
+        raise ValueError(f"{error}; the formats onnx and program need no folding") from None
     return layer.folded(keep=keep)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.deploy.stream import Stream
-from normrnn.engine.loss import State
+from normrnn.engine.loss import LOGITS, State
 from normrnn.nn.recalibrate import eval_mode
 from normrnn.norms import get
 from normrnn.runs.environment import named_device
@@ -16,9 +16,6 @@ from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from normrnn.text.model import LanguageModel
 from normrnn.text.task import LanguageTask
-
-LOGITS = 1 << 24
-"""Logits in memory at once."""
 
 
 class Reader:
