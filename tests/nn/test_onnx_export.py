@@ -1,4 +1,4 @@
-"""fold → ONNX → onnxruntime: the real LSTM operator, with dynamic T and B."""
+"""fold → ONNX → onnxruntime: the real LSTM operator, with dynamic T and B; exports of a LiGRU."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import normrnn
-from tests.deploy.exported import session
+from tests.deploy.exported import SUFFIXES, code, session
 from tests.helpers import NORMS, build
 
 
@@ -175,3 +175,36 @@ def test_models_of_other_modules(tmp_path: Path) -> None:
     file, example = tmp_path / "first.onnx", (torch.randn(2, 3), torch.ones(2, 3))
     normrnn.export(First(), file, format="onnx", example=example)
     assert [given.name for given in session(file).get_inputs()] == ["x", "y"]
+
+
+@pytest.mark.parametrize("form", ["torch", "safetensors"])
+def test_tensors_of_a_ligru_are_loaded_into_a_layer_without_norm(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = build("ligru", "sequence", dtype=torch.float32).eval(), torch.randn(5, 3, 3)
+    file = normrnn.export(layer, tmp_path / f"model.{SUFFIXES[form]}", format=form)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"MyModel": nn.Module}
+    exec(code(file.with_suffix(".md").read_text()), names)
+    loaded = names["model"]
+    assert type(loaded) is normrnn.LiGRU
+    assert loaded.norm is None
+    torch.testing.assert_close(loaded(x)[0], layer(x)[0])
+
+
+def test_a_ligru_is_a_scan_and_by_torchs_exporter_refused(tmp_path: Path) -> None:
+    layer, x = build("ligru", "sequence", dtype=torch.float32).eval(), torch.randn(5, 3, 3)
+    file = normrnn.export(layer, tmp_path / "file.onnx", example=(x,))
+    compare(session(file), ["input"], [x := torch.randn(7, 2, 3)], layer(x))
+    with pytest.raises(torch.onnx.OnnxExporterError) as error:
+        torch.onnx.export(layer, (x,), tmp_path / "file", dynamo=True, verbose=False)
+    assert "LiGRU" in str(error.value.__cause__)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_torch_has_no_kernel_for() -> None:
+    layer, x = build("ligru", "none", dtype=torch.float32).eval(), torch.randn(5, 3, 3)
+    with pytest.raises(RuntimeError, match="LiGRU"):
+        torch.jit.trace(layer, (x,))
+    with normrnn.backend("torch"), pytest.raises(RuntimeError, match="LIGRU"):
+        build("ligru", "sequence", dtype=torch.float32).eval()(x)

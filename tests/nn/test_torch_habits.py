@@ -74,7 +74,7 @@ class TestWithoutNorm:
         assert not list(layer.children())
 
 
-CELL_ROWS = {"tanh": 1, "lstm": 4, "lstm-output": 4, "lstm-all": 4, "gru": 3}
+CELL_ROWS = {"tanh": 1, "lstm": 4, "lstm-output": 4, "lstm-all": 4, "gru": 3, "ligru": 2}
 TORCH_KEYS = ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"]
 STATISTICS = {f"norm_l0.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")}
 NORM_KEYS = {"norm_l0.weight", "norm_l0.bias"} | STATISTICS
@@ -113,6 +113,7 @@ def test_state_dict_keys_and_shapes(cell: str, norm: str) -> None:
     expected |= {"bias_hn_l0": (2,)} if cell == "gru" and norm != "none" else {}
     expected |= dict.fromkeys(PEEPHOLE_KEYS.get(cell, []), (2,))
     layer = build(cell, norm)
+    assert isinstance(layer, nn.RNNBase)
     assert {k: tuple(v.shape) for k, v in layer.state_dict().items()} == expected
     both = build(cell, norm, num_layers=2, bidirectional=True)
     names = {key.replace("_l0", f"_{end}") for key in expected for end in both._suffixes}
