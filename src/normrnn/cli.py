@@ -100,9 +100,6 @@ def _run(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         print(__version__)
         return 0
-    if arguments[0] == "--completion":
-        print(importlib.import_module("normrnn.commands.completion").script())
-        return 0
     command, *rest = arguments
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
@@ -116,19 +113,15 @@ def _run(arguments: list[str]) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: normrnn COMMAND ...",
-            "",
-            "Batch-normalised recurrent networks (Laurent et al. 2015).",
-            "",
-            *lines,
-            "",
-            "normrnn COMMAND --help lists the options of a command.",
-            'eval "$(normrnn --completion)" completes words in bash and zsh.',
-        ]
-    )
+    lines = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
+    return f"""\
+usage: normrnn COMMAND ...
+
+Batch-normalised recurrent networks (Laurent et al. 2015).
+
+{lines}
+
+normrnn COMMAND --help lists the options of a command."""
 
 
 if __name__ == "__main__":

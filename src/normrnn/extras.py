@@ -8,17 +8,22 @@ from typing import Any
 from normrnn.errors import UserError
 
 
+def requirements(extra: str) -> list[str]:
+    """Return the packages of an extra, with their versions."""
+    needed = [r.partition(";") for r in metadata.requires("normrnn") or []]
+    return [name.strip() for name, _, marker in needed if f"'{extra}'" in marker]
+
+
 def install_command(extra: str) -> str:
     """Return a pip command that installs the packages of an extra by their names: normrnn itself is
     on no package index."""
-    requirements = [r.partition(";") for r in metadata.requires("normrnn") or []]
-    needed = [name.strip() for name, _, marker in requirements if f"'{extra}'" in marker]
-    return f"pip install {shlex.join(needed)}"
+    return f"pip install {shlex.join(requirements(extra))}"
 
 
-def is_installed(package: str) -> bool:
-    """Whether a package, by the name that pip knows, is installed."""
-    return any(metadata.distributions(name=package))
+def missing(extra: str) -> list[str]:
+    """Return the packages of an extra that are not installed."""
+    names = [requirement.partition(">")[0] for requirement in requirements(extra)]
+    return [name for name in names if not any(metadata.distributions(name=name))]
 
 
 def import_extra(name: str, extra: str = "speech") -> Any:

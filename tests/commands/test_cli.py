@@ -79,19 +79,6 @@ def test_install_commands_name_what_pip_finds() -> None:
     assert install_command("search").startswith("pip install optuna")
 
 
-def test_words_are_completed() -> None:
-    normrnn = f'normrnn() {{ {sys.executable} -m normrnn.cli "$@"; }}'
-    for words, found in (
-        ("normrnn compar", "compare"),
-        ("normrnn compare ptb-ch", "ptb-char"),
-        ("normrnn score --li", "--lines"),
-    ):
-        script = f'{normrnn}; eval "$(normrnn --completion)"; COMP_WORDS=({words});'
-        script += ' COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _normrnn; echo "${COMPREPLY[@]}"'
-        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-        assert done.stdout.split() == [found]
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(cli: Cli, command: str) -> None:
     code, out, _ = cli(command, "--help")
@@ -124,6 +111,7 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
         (["compare", "ptb-small", "--seeds", "0"], "--seeds"),
         (["prepare", "wine"], "prepare needs one of ptb"),
         (["recipes", "please"], "please"),
+        (["doctor", "--verbose"], "--verbose"),
         (["sample", "nowhere", "--temperature", "0"], "temperature must be positive"),
         (["sample", "nowhere", "--seed", str(2**64)], "seed must lie in"),
         (["evaluate", "nowhere", "--device", "abacus"], "no device 'abacus'"),

@@ -21,7 +21,7 @@ from tests.toy_task import MajorityNetwork, majority
 def recipe() -> Iterator[str]:
     registry.register(majority)
     yield "majority"
-    registry.unregister("majority")
+    del registry.recipes()["majority"]
 
 
 def command(*arguments: str | Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from normrnn import norms
-from normrnn.config import extensions, registry
+from normrnn.config import registry
 from tests.commands.conftest import Cli, cli
 
 __all__ = ["Cli", "cli"]
@@ -75,5 +75,5 @@ def own_directory(tmp_path: Path) -> Iterator[Path]:
     for name in set(norms.names()) - before[2]:
         norms.unregister(name)
     for name in set(registry.recipes()) - before[3]:
-        registry.unregister(name)
-    extensions._imported.clear()
+        del registry.recipes()[name]
+    registry._imported.clear()

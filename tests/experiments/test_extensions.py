@@ -10,7 +10,7 @@ import pytest
 
 import normrnn
 from normrnn.config import registry
-from normrnn.config.extensions import find, use
+from normrnn.config.registry import find, use
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes import recipe
 from tests.experiments.conftest import Cli
@@ -75,7 +75,7 @@ def test_every_command_that_reads_a_run_takes_the_name(
         ("info", run),
         ("export", run, "-o", tmp_path / "out"),
     ):
-        registry.unregister("own_module:small")
+        del registry.recipes()["own_module:small"]
         code, _, error = cli(*call)
         assert (code, "--use" in error) == (1, True), call
         code, said, error = cli(*call, *name)

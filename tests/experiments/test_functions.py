@@ -112,7 +112,7 @@ def test_what_a_function_may_not_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="local"):
         normrnn.compare(backwards, workers=2, out=tmp_path / "b")
     backwards.__module__ = "__main__"
-    with pytest.raises(UsageError, match="script"):
+    with pytest.raises(UsageError, match="__main__"):
         normrnn.compare(backwards, workers=1, out=tmp_path / "b")
     assert not (tmp_path / "b").exists()
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from normrnn.errors import UsageError
-from normrnn.experiments.space import SPACES, check_space, draw, grid, read_space
+from normrnn.errors import UsageError, UserError
+from normrnn.experiments.search import SPACES, check_space, draw, grid, read_space
 from normrnn.recipes import RECIPES, recipe
 
 PTB_CHAR = recipe("ptb-char")
@@ -32,7 +32,6 @@ def test_the_papers_space() -> None:
     ("space", "said"),
     [
         ({}, "at least one config field"),
-        ([1], "JSON object"),
         ({"optimizer.speed": [1]}, "optimizer.speed, which is not a field of ptb-char"),
         ({"optimizer": [1]}, "optimizer, which is not a field"),
         ({"norm": ["none"]}, "norm"),
@@ -45,11 +44,11 @@ def test_the_papers_space() -> None:
         ({"optimizer.lr": {"low": 0, "high": 1, "log": True}}, "optimizer.lr"),
         ({"optimizer.lr": {"low": 0, "high": 1, "middle": 1}}, "middle"),
         ({"optimizer.lr": {"low": 0, "high": 1, "step": 0}}, "step"),
-        ({"optimizer.lr": {"low": 0, "high": math.inf}}, "not finite"),
+        ({"optimizer.lr": {"low": 0, "high": math.inf}}, "finite"),
         ({"optimizer.lr": {"low": None, "high": 1}}, "optimizer.lr"),
         ({"optimizer.lr": {"low": 1, "high": 10**400}}, "optimizer.lr"),
         ({"optimizer.lr": {"low": "a", "high": "b"}}, "optimizer.lr"),
-        ({"train.batch": {"low": 1.5, "high": 3}}, "int values"),
+        ({"train.batch": {"low": 1.5, "high": 3}}, "not int"),
         ({"optimizer.name": {"low": 1, "high": 2}}, "optimizer.name"),
         ({"train.batch": [32, 0]}, "train.batch must be at least 1"),
         ({"optimizer.name": ["sgd", "lbfgs"]}, "lbfgs"),
@@ -77,11 +76,9 @@ def test_only_what_can_be_drawn_is_tried() -> None:
 
 def test_files(tmp_path: Path) -> None:
     file, config = tmp_path / "space.json", recipe("ptb-small")
-    for content, said in ((None, "cannot be read"), ("{", "is not JSON")):
-        if content is not None:
-            file.write_text(content)
-        with pytest.raises(UsageError, match=said):
-            read_space(file, config)
+    file.write_text("{")
+    with pytest.raises(UserError, match="not JSON"):
+        read_space(file, config)
     file.write_text(json.dumps({"optimizer.lr": [1, 2, 4]}))
     assert read_space(file, config) == {"optimizer.lr": [1, 2, 4]}
     with pytest.raises(UsageError, match="pass --space FILE"):

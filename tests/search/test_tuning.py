@@ -12,15 +12,9 @@ from normrnn.config.base import Config
 from normrnn.engine.launch import DIVERGED
 from normrnn.errors import UserError
 from normrnn.experiments.jobs import RunJob
-from normrnn.experiments.search import (
-    SEED_OFFSET,
-    Tuning,
-    plan_tuning,
-    summarise,
-    tune_setting,
-)
+from normrnn.experiments.search import SEED_OFFSET, plan_tuning, summarise, tune_setting
 from normrnn.recipes import recipe
-from normrnn.reporting.study import read_study
+from normrnn.reporting.study import RecordedStudy, read_study
 from tests.commands.conftest import Cli, cli
 
 __all__ = ["cli"]
@@ -33,22 +27,19 @@ def config() -> Config:
     return replace(recipe("ptb-small"), data="text", epochs=3, seed=5)
 
 
-def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
-    wanted = plan_tuning(config, NORMS, "optimizer.lr")
-    assert wanted == Tuning("optimizer.lr", (0.333, 1.0, 3.0), 3)
-    assert plan_tuning(config, ["none"], {"optimizer.lr": ("1", "2"), "epochs": 2}).full_epochs == 3
-    assert plan_tuning(config, ["none"], {"optimizer.lr": (1, 2.0), "epochs": 3}).full_epochs == 0
-    arms = [arm for trial in wanted.trials(config, NORMS, tmp_path) for arm in trial.jobs]
-    assert len(arms) == 6
-    assert [arm.config.optimizer.lr for arm in arms[:3]] == [0.333, 0.333, 1.0]
-    assert {arm.config.seed for arm in arms} == {5 + SEED_OFFSET}  # none of those compared
-    assert arms[1].out == tmp_path / "tuning" / "runs" / "frame-0.333"
+def test_what_is_tried_unless_said(config: Config) -> None:
+    tuned, space = plan_tuning(config, NORMS, "optimizer.lr")
+    assert space == {"optimizer.lr": [0.333, 1.0, 3.0]}
+    assert (tuned.epochs, tuned.seed) == (3, 5 + SEED_OFFSET)  # none of the seeds compared
+    tuned, _ = plan_tuning(config, NORMS, {"optimizer.lr": (1, 2.0), "epochs": 2})
+    assert tuned.epochs == 2
     for field, values, read in (
-        ("train.batch", ("16", "32"), (16, 32)),
-        ("optimizer.lr", (1, 2, 1), (1.0, 2.0)),
-        ("model.gamma", ("0.1", "1"), (0.1, 1.0)),  # None so far
+        ("train.batch", ("16", "32"), [16, 32]),
+        ("optimizer.lr", (1, 2, 1), [1.0, 2.0]),
+        ("model.gamma", ("0.1", "1"), [0.1, 1.0]),  # None so far
+        ("optimizer.name", ("sgd", "adam"), ["sgd", "adam"]),
     ):
-        assert plan_tuning(config, NORMS, {field: values}).values == read
+        assert plan_tuning(config, NORMS, {field: values})[1][field] == read
     with pytest.raises(UserError, match="one setting"):
         plan_tuning(config, NORMS, {"optimizer.lr": (), "train.batch": ()})
 
@@ -60,8 +51,8 @@ def test_what_is_tried_unless_said(config: Config, tmp_path: Path) -> None:
         ("train.batch", "", "--tune train.batch needs --tune-values with at least 2 values: 32,"),
         ("optimizer.momentum", "", "needs --tune-values"),  # 0: three times it is the same
         ("optimizer.lr", "1", "at least 2 values"),
-        ("optimizer.lr", "1,fast", "--tune-values has 'fast', no value for optimizer.lr"),
-        ("train.batch", "16,32.5", "--tune-values has '32.5', no value for train.batch"),
+        ("optimizer.lr", "1,fast", "optimizer.lr is 'fast', not float"),
+        ("train.batch", "16,32.5", "train.batch is 32.5, not int"),
         ("train.batch", "16,0", "train.batch"),
         ("norm", "none,frame", "norm"),
         ("seed", "1,2", "seed"),
@@ -76,7 +67,7 @@ def test_what_cannot_be_tuned(config: Config, field: str, values: str, said: str
     assert raised.value.code == 2
 
 
-def test_what_was_tried_and_chosen_in_words() -> None:
+def test_what_was_tried_and_chosen_in_words(tmp_path: Path) -> None:
     def trial(lr: float, none: float, frame: float) -> dict:
         arms = {"none": none, "frame": frame}
         found = {k: {"diverged": False, "loss": v, "updates": 500} for k, v in arms.items()}
@@ -84,12 +75,12 @@ def test_what_was_tried_and_chosen_in_words() -> None:
 
     trials = [trial(0.5, 5.0, 5.0), trial(1.0, 4.0, 4.5), trial(2.0, 4.5, 4.0)]
     trials[2]["arms"]["none"] = {"diverged": True, "loss": None}
-    wanted = Tuning("optimizer.lr", (0.5, 1.0, 2.0), 3)
-    text = summarise(wanted, {"none": 1.0, "frame": 2.0}, trials)
-    for words in ("0.5, 1, 2", "3 epochs", "6 runs", "2,500 updates", "none 1.0, frame 2.0 (at"):
+    study = RecordedStudy(tmp_path, trials, {"space": {"optimizer.lr": [0.5, 1.0, 2.0]}})
+    chosen = {"none": trials[1]["settings"], "frame": trials[2]["settings"]}
+    text = summarise(study, chosen, 3, 3)
+    for words in ("0.5, 1.0, 2.0", "epochs: 3", "6 runs", "2,500 updates", "1.0, frame 2.0 (at"):
         assert words in text
-    longer = summarise(replace(wanted, full_epochs=10), {"none": 1.0, "frame": 2.0}, trials)
-    assert "3 of 10 epochs" in longer
+    assert "3 of 10 epochs" in summarise(study, chosen, 3, 10)
 
 
 class Ended:
@@ -102,7 +93,7 @@ class Ended:
 
 
 def test_an_arm_that_never_trains_is_an_error(config: Config, tmp_path: Path) -> None:
-    wanted = Tuning("optimizer.lr", (1.0, 2.0), 1)
+    space = {"optimizer.lr": [1.0, 2.0]}
 
     class Runner:
         say = print
@@ -114,7 +105,7 @@ def test_an_arm_that_never_trains_is_an_error(config: Config, tmp_path: Path) ->
                 job.child = Ended()  # type: ignore[assignment]
 
     with pytest.raises(UserError, match=r"no value of optimizer\.lr trained with norm none"):
-        tune_setting(wanted, config, ("none",), tmp_path, [], Runner())  # type: ignore[arg-type]
+        tune_setting(config, space, ("none",), tmp_path, [], Runner())  # type: ignore[arg-type]
     (first, _) = read_study(tmp_path / "tuning").trials
     assert first["arms"]["none"]["reason"].startswith("the loss is nan at update 3")
 
@@ -131,8 +122,8 @@ def test_from_the_command_line(cli: Cli, text_dir: Path, tmp_path: Path) -> None
     )
     assert code == 0, err
     words = " ".join(said.split())
-    assert "tuning optimizer.lr: 4 runs of 1 epoch" in words
-    assert "values 1, 1e+38; one seed that is not compared, 1 epoch, 4 runs" in words
+    assert "tuning optimizer.lr: 4 runs, epochs: 1" in words
+    assert "values 1.0, 1e+38; epochs: 1; 2 settings, 4 runs" in words
     assert "Chosen: none 1.0 (at the edge of what was tried), frame 1.0" in words
     for norm in NORMS:
         run = json.loads((out / f"{norm}-1" / "config.json").read_text())

@@ -303,7 +303,7 @@ def test_commands_for_text_refuse_a_speech_run(whole: Path) -> None:
 
 def test_test_speakers_are_never_trained_on(tiny_speech: SpeechConfig, tmp_path: Path) -> None:
     evaluation = replace(tiny_speech.evaluation, test_speakers=2)
-    config = replace(tiny_speech, recipe="librispeech-mini-depth", evaluation=evaluation, epochs=1)
+    config = replace(tiny_speech, recipe="librispeech-mini-small", evaluation=evaluation, epochs=1)
     task = SpeechTask(config)
     tested = {piece.utterance for piece in task.pieces["test"]}
     assert tested == {i for i in range(12) if i % 4 in (0, 2)}

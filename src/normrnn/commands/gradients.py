@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from normrnn.commands.options import parse, parse_of_run, split_recipe
+from normrnn.commands.options import parse, split_recipe
 from normrnn.config.base import Config, checked_norms
 from normrnn.errors import UsageError, UserError
 from normrnn.files import write_whole
@@ -24,13 +24,13 @@ FILE = Path("gradients.json")
 def run(arguments: list[str]) -> int:
     """Record gradients of trained runs or of an untrained recipe."""
     if arguments and (Path(arguments[0]) / CONFIG).exists():
-        return parse_of_run(_of_runs, "gradients RUN", arguments) or 0
+        return parse(_of_runs, "gradients RUN", arguments, imports=True) or 0
     usage = "normrnn gradients RUN_DIR... [OPTIONS] measures trained runs"
     default, rest = split_recipe("gradients", arguments, usage)
 
     def options(
         config: Annotated[Config, arg(name="")] = default,
-        norms: str = "",
+        norms: str = default.norm,
         batches: int = 4,
         output: Output = FILE,
     ) -> None:
@@ -40,15 +40,15 @@ def run(arguments: list[str]) -> int:
 
         Args:
             config: The experiment.
-            norms: Several normalisations at once, comma-separated; --norm unless given.
+            norms: Normalisations, comma-separated; none is the baseline.
             batches: Training batches to measure on.
             output: JSON file to write.
         """
-        chosen = checked_norms(norms or [config.norm], "--norms")
+        chosen = checked_norms(norms, "--norms")
         configs = [replace(config, norm=norm) for norm in chosen]
         _write(((f"norm {one.norm}", one, _task(one)) for one in configs), batches, output)
 
-    return parse(options, f"gradients {default.recipe}", rest) or 0
+    return parse(options, f"gradients {default.recipe}", rest, imports=True) or 0
 
 
 def _of_runs(

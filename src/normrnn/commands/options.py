@@ -1,5 +1,6 @@
-"""A recipe's config with the flags of the command line on top."""
+"""Command lines: the recipe or function that comes first, import paths, and options by tyro."""
 
+import argparse
 import functools
 import inspect
 import io
@@ -8,18 +9,17 @@ import sys
 import textwrap
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import field, fields, make_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
-from tyro.conf import Positional, Suppress, arg
+from tyro.conf import Positional, arg
 
-from normrnn.config.base import Config
-from normrnn.config.extensions import find, is_import_path, is_recipe, use
-from normrnn.config.jsonio import to_dict
+from normrnn.config.registry import find, is_import_path, is_recipe, use, use_norms
 from normrnn.errors import UsageError
-from normrnn.recipes import RECIPES, read_config, recipe, summary
+from normrnn.experiments.training import import_names
+from normrnn.recipes import RECIPES, recipe, summary
 from normrnn.terminal import below
 
 T = TypeVar("T")
@@ -43,119 +43,89 @@ EXAMPLES = {
     "recipes": "normrnn recipes",
 }
 """Command -> an example, shown in its help."""
-_FILES = ("--out", "--output", "-o")
-
+IMPORTS = (
+    "MODULE:NAME is a recipe or norm of your own. --path DIR says where its module is; --use"
+    " MODULE:NAME imports what a run was trained with."
+)
+"""A part of the help of commands that import."""
 
 Directory = Annotated[Path | None, arg(metavar="DIR")]
-Use = Annotated[str, arg(metavar="MODULE:NAME")]
 RunArgument = Annotated[Positional[Path], arg(metavar="RUN")]
 
 
-def split_recipe(
-    command: str,
-    arguments: list[str],
-    runs: str = "",
-    *,
-    run_directory: bool = False,
-    hide_norm: bool = False,
-) -> tuple[Config, list[str]]:
+def split_recipe(command: str, arguments: list[str], runs: str = "") -> tuple[Any, list[str]]:
     """Return the config of the recipe named first, and the remaining arguments.
 
-    `runs` is a line of help on what the command does with run directories, if it takes them; with
-    `run_directory` the config may be that of a run. `hide_norm` hides the option --norm, for
-    commands that take --norms.
+    Of a command that takes run directories, `runs` is a line of help on that, and the config may be
+    that of a run. For `compare` the first argument may also be the import path of a training
+    function, which is returned as it is.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        listed = "\n".join(
-            textwrap.fill(
-                summary(name), 80, initial_indent=f"  {name:<22} ", subsequent_indent=" " * 25
-            )
-            for name in RECIPES
-        )
         usage = f"usage: normrnn {command} RECIPE [OPTIONS]"
         usage += f"\n       {runs}" if runs else ""
-        own = "  MODULE:NAME            A recipe of your own; --path DIR says where it is."
-        text = f"{usage}\n\n{listed}\n{own}\n\nexample: {EXAMPLES[command]}\n"
+        listed = "\n".join(map(entry, RECIPES))
+        text = f"{usage}\n\n{listed}\n\n{IMPORTS}\n\nexample: {EXAMPLES[command]}\n"
         text += f"normrnn {command} RECIPE --help lists the options."
         if not arguments:
             raise UsageError(f"{command} needs a recipe\n\n{text}")
         print(text)
         raise SystemExit(0)
     name, *rest = arguments
-    rest = import_named(rest)
+    rest, path = import_named(rest)
     if is_import_path(name):
-        use(name, _value(rest, "--path"))
-    elif run_directory and name not in RECIPES and Path(name).is_dir():
+        found = find(name, path)
+        if command == "compare" and callable(found) and not is_recipe(found):
+            return name, rest
+        use(name, path)
+    elif runs and name not in RECIPES and Path(name).is_dir():
         from normrnn.runs.store import RunDirectory
 
         return RunDirectory(Path(name)).config(), rest
-    config = recipe(name)
-    return _without_norm(config) if hide_norm else config, rest
+    return recipe(name), rest
 
 
-def named_function(arguments: list[str]) -> str:
-    """Return the import path that comes first, if it is that of a training function."""
-    name = arguments[0] if arguments else ""
-    if not is_import_path(name):
-        return ""
-    found = find(name, _value(arguments, "--path"))
-    return name if callable(found) and not is_recipe(found) else ""
+def entry(name: str) -> str:
+    """Return what a recipe reproduces, in a line or two."""
+    start = f"{name:<23} "
+    return textwrap.fill(summary(name), 80, initial_indent=start, subsequent_indent=" " * 24)
 
 
-def import_named(arguments: list[str]) -> list[str]:
-    """Import what --use, --norm and --norms name by import path; return the arguments with the
-    normalisations by their own names."""
-    path, result = _value(arguments, "--path"), list(arguments)
-    for option in ("--use", "--norm", "--norms"):
-        given = _value(arguments, option) or ""
-        names = given.split(",")
-        own = {name: use(name, path) for name in names if is_import_path(name)}
-        if own and option != "--use":
-            text = ",".join(own.get(name, name) for name in names)
-            result = [a.replace(given, text) if a.endswith(given) else a for a in result]
-    return result
+def import_named(arguments: list[str]) -> tuple[list[str], str | None]:
+    """Import what --use, --norm and --norms name by import path, from the directory --path.
 
+    Return the arguments without --use and --path, with normalisations by their own names, and the
+    directory.
 
-def _value(arguments: list[str], option: str) -> str | None:
-    """Return the value of an option, before tyro has parsed the arguments.
-
-    >>> _value(["--seeds", "2", "--path=a"], "--path"), _value(["--path", "b"], "--path")
-    ('a', 'b')
+    >>> import_named(["RUN", "--norms", "none,frame", "--path=d", "-o", "x"])
+    (['RUN', '-o', 'x', '--norms=none,frame'], 'd')
     """
-    for name, value in zip(arguments, [*arguments[1:], None], strict=False):
-        if name == option:
-            return value
-        if name.startswith(f"{option}="):
-            return name.partition("=")[2]
-    return None
+    parser = argparse.ArgumentParser("normrnn", usage="", add_help=False, allow_abbrev=False)
+    for option in ("--path", "--use", "--norm", "--norms"):
+        parser.add_argument(option)
+    named, rest = parser.parse_known_args(arguments)
+    import_names(named.use, named.path)
+    for option in ("norm", "norms"):
+        if (names := getattr(named, option)) is not None:
+            rest.append(f"--{option}={use_norms(names, named.path)}")
+    return rest, named.path
 
 
-def _without_norm(config: Config) -> Config:
-    """Return the config as a class without the option `norm`."""
-    kind = type(config)
-    norm = ("norm", Suppress[str], field(default=config.norm))
-    hidden = make_dataclass(kind.__name__, [norm], bases=(kind,), frozen=True, kw_only=True)
-    return hidden(**{f.name: getattr(config, f.name) for f in fields(config)})
-
-
-def chosen_config(config: Config) -> Config:
-    """Return what was parsed from a config without the option `norm`, in its own class."""
-    return read_config(to_dict(config))
-
-
-def parse(function: Callable[..., T], command: str, arguments: list[str], more: str = "") -> T:
-    """Call `function` with what tyro reads from the arguments; `more` is a part of the help."""
-    words = [_expanded(argument) for argument in arguments]
-    for name, value in zip(words, [*words[1:], None], strict=False):
-        if (name in _FILES and value == "") or name in [f"{file}=" for file in _FILES]:
-            raise UsageError(f"{name.rstrip('=')} needs a name")
+def parse(
+    function: Callable[..., T], command: str, arguments: list[str], imports: bool = False
+) -> T:
+    """Call `function` with what tyro reads from the arguments; `imports`: which may have import
+    paths."""
+    words = [_expanded(word) for word in (import_named(arguments)[0] if imports else arguments)]
+    for option in ("--out", "--output", "-o"):
+        if f"{option}=" in words or (option, "") in pairwise(words):
+            raise UsageError(f"{option} needs a name")
 
     @functools.wraps(function)
     def parsed(*args: Any, **kwargs: Any) -> Callable[[], T]:
         return functools.partial(function, *args, **kwargs)
 
     text = (inspect.getdoc(function) or "").partition("Args:")[0].strip()
-    text += f"\n\n{more}" if more else ""
+    text += f"\n\n{IMPORTS}" if imports else ""
     example = EXAMPLES.get(command) or EXAMPLES.get(command.split()[0])
     problem = io.StringIO()  # not a terminal: printed below without colours, and escaped
     try:
@@ -173,31 +143,9 @@ def parse(function: Callable[..., T], command: str, arguments: list[str], more: 
 
 
 def run_command(function: Callable[..., None], command: str, arguments: list[str]) -> None:
-    """Run a command whose options are the arguments of a function."""
-    reads_run = "run" in inspect.signature(function).parameters
-    (parse_of_run if reads_run else parse)(function, command, arguments)
-
-
-def parse_of_run(function: Callable[..., T], command: str, arguments: list[str]) -> T:
-    """Parse the options of a command that reads runs, which may be of a user's own recipe."""
-    more = (
-        "Of a run with a recipe or norm of your own: --use MODULE:NAME imports it, --path DIR says"
-        " where its module is."
-    )
-    return parse(function, command, _without_imports(import_named(arguments)), more)
-
-
-def _without_imports(arguments: list[str]) -> list[str]:
-    """Return the arguments without --use and --path, which `import_named` has read.
-
-    >>> _without_imports(["RUN", "--use", "m:f", "--path=d", "-o", "x"])
-    ['RUN', '-o', 'x']
-    """
-    kept, names = [], ("--use", "--path")
-    for before, argument in zip(["", *arguments], arguments, strict=False):
-        if not argument.startswith(tuple(f"{name}=" for name in names)):
-            kept += [] if argument in names or before in names else [argument]
-    return kept
+    """Run a command whose options are the arguments of a function; one that has a `run` may need
+    imports for it."""
+    parse(function, command, arguments, "run" in inspect.signature(function).parameters)
 
 
 def _expanded(argument: str) -> str:

@@ -1,8 +1,7 @@
 """`normrnn recipes`."""
 
-import textwrap
-
-from normrnn.recipes import RECIPES, summary
+from normrnn.commands.options import entry
+from normrnn.recipes import RECIPES
 
 NEEDS = {
     "quickstart": ("no data, or a text", "3 s"),
@@ -15,7 +14,6 @@ NEEDS = {
     "wsj": ("WSJ, prepared with Kaldi", ""),
     "librispeech-mini": ("an hour of LibriSpeech", "10 min"),
     "librispeech-mini-small": ("an hour of LibriSpeech", "2 min"),
-    "librispeech-mini-depth": ("an hour of LibriSpeech", "2 min"),
     "arrays": ("an .npz file of your own", ""),
     "adding": ("no data: generated", "3 s"),
     "sequential-mnist": ("the four MNIST files", "10 min"),
@@ -27,17 +25,8 @@ NEEDS = {
 def command() -> None:
     """List the recipes: what each reproduces, the data it needs and how long an epoch takes."""
     for name in RECIPES:
-        print(_entry(name))
+        data, epoch = NEEDS.get(name, ("", ""))
+        epochs = f"{RECIPES[name]().epochs} epochs" + (f" of {epoch}" if epoch else "")
+        needs = "; ".join(filter(None, [f"needs {data}" if data else "", epochs]))
+        print(f"{entry(name)}\n{' ' * 24}{needs}")
     print("\nTimes are for one core; compare trains as many runs at a time as there are cores.")
-
-
-def _entry(name: str) -> str:
-    """Return two lines or more: what a recipe reproduces, and what it takes."""
-    data, epoch = NEEDS.get(name, ("", ""))
-    epochs = f"{RECIPES[name]().epochs} epochs" + (f" of {epoch}" if epoch else "")
-    needs = "; ".join(filter(None, [f"needs {data}" if data else "", epochs]))
-    indent = " " * 24
-    first = textwrap.fill(
-        summary(name), 80, initial_indent=f"{name:<23} ", subsequent_indent=indent
-    )
-    return f"{first}\n{indent}{needs}"

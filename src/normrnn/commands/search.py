@@ -5,18 +5,14 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from normrnn.commands.options import Directory, chosen_config, parse, split_recipe
-from normrnn.config.base import Config, checked_norms
-from normrnn.errors import UsageError
-from normrnn.experiments.compare import check_counts
+from normrnn.commands.options import Directory, parse, split_recipe
+from normrnn.config.base import Config
 from normrnn.experiments.search import search
-from normrnn.experiments.space import SAMPLERS, read_space
-from normrnn.experiments.training import folder_name
 
 
 def run(arguments: list[str]) -> int:
     """Search the settings of a recipe."""
-    default, rest = split_recipe("search", arguments, hide_norm=True)
+    default, rest = split_recipe("search", arguments)
 
     def options(
         config: Annotated[Config, arg(name="")] = default,
@@ -28,7 +24,6 @@ def run(arguments: list[str]) -> int:
         processes: int = 1,
         confirm: Annotated[int, arg(metavar="N")] = 0,
         out: Directory = None,
-        path: Directory = None,
     ) -> dict[str, Any]:
         """Train every norm with the same settings, drawn from a space, and compare them.
 
@@ -48,20 +43,8 @@ def run(arguments: list[str]) -> int:
             confirm: Train the best setting of each norm again with N fresh seeds, in DIR/confirm,
                 and compare them with intervals.
             out: Run directories and results; runs/RECIPE-search unless given.
-            path: Directory of the modules that import paths (module:name) name.
         """
         return dict(locals())
 
-    given = parse(options, f"search {default.recipe}", rest)
-    config = given["config"] = chosen_config(given["config"])
-    check_counts(**{name: given[name] for name in ("trials", "workers", "processes")})
-    if given["confirm"] < 0 or given["confirm"] == 1:
-        raise UsageError(f"--confirm needs at least 2 seeds, not {given['confirm']}")
-    if given["sampler"] not in SAMPLERS:
-        raise UsageError(f"no sampler {given['sampler']!r}: there are {', '.join(SAMPLERS)}")
-    given["norms"] = checked_norms(given["norms"], "--norms")
-    given["out"] = given["out"] or Path("runs") / f"{folder_name(config.recipe)}-search"
-    given["space"] = read_space(given["space"], config, given["norms"])
-    del given["path"]
-    search(**given)
+    search(**parse(options, f"search {default.recipe}", rest, imports=True))
     return 0

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
-from tyro.conf import Suppress, arg
+from tyro.conf import Suppress
 
 from normrnn import norms
 from normrnn.config.jsonio import flat, to_dict
@@ -200,8 +200,8 @@ class Config:
     hub_task: ClassVar[str] = ""
     """What model hubs call such a task, for the card of an export."""
     recipe: Suppress[str]
-    norm: Annotated[str, arg(metavar="{" + ",".join(norms.names()) + "}")] = norms.BASELINE
-    """Normalisation of the recurrent layers; none is the baseline."""
+    norm: Suppress[str] = norms.BASELINE
+    """Normalisation of the recurrent layers; commands have an option of their own for it."""
     data: str = ""
     """What to train on."""
     data_sha256: Suppress[str] = ""

@@ -1,27 +1,42 @@
-"""The recipes and tasks that are known, without importing what trains them.
+"""The recipes, tasks and normalisations that are known, those of a user's own included.
 
 A recipe is a function that returns a complete config. The config's class is the torch-free half of
 its task; its `task` names the class with the other half, imported when a network is built.
 `normrnn.recipes` registers the recipes of this package, and is imported when it is needed.
+
+What is named ``my_module:recipe`` is imported only if the user gives that name on the command line
+or as an argument: from the directory that the user gives, or from where Python finds installed
+packages. Nothing here is called with a name that was read from a file. Child processes get the
+names and locations from their parent (`handed_over`, `receive`).
 """
 
+import contextlib
 import difflib
+import functools
+import inspect
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
+from normrnn import norms
 from normrnn.config.base import Config
 from normrnn.config.jsonio import flat, from_dict, to_dict
 from normrnn.config.measure import Measure
 from normrnn.errors import UsageError, UserError
-from normrnn.norms import BASELINE
+from normrnn.files import expanded
 
 KIND = "function"
 """What config.json of a stored run of a training function has as `kind`."""
 Recipe = TypeVar("Recipe", bound=Callable[[], Config])
 _RECIPES: dict[str, Callable[[], Config]] = {}
+_IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
+_imported: dict[str, str] = {}
+"""Import path -> directory that its module was found in."""
 
 
 def register(make: Recipe, name: str | None = None) -> Recipe:
@@ -37,12 +52,7 @@ def register(make: Recipe, name: str | None = None) -> Recipe:
     return make
 
 
-def unregister(name: str) -> None:
-    """Remove a recipe."""
-    del _RECIPES[name]
-
-
-def recipes() -> Mapping[str, Callable[[], Config]]:
+def recipes() -> dict[str, Callable[[], Config]]:
     """Return name -> function, those of this package first."""
     import_module("normrnn.recipes")
     return _RECIPES
@@ -70,42 +80,28 @@ def read_config(values: Mapping[str, Any]) -> Config:
         hint = ": name it with --use" if isinstance(name, str) and ":" in name else ""
         raise UserError(f"config has a recipe {repr(name)[:60]} that is not known here{hint}")
     if "norm" in values and values["norm"] is None:
-        values = {**values, "norm": BASELINE}
+        values = {**values, "norm": norms.BASELINE}
     return from_dict(type(recipe(name)), values)
 
 
-def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return the config with these fields, given by their dotted names, changed."""
-    changed = to_dict(config)
-    for name, value in values.items():
-        *parts, last = name.split(".")
-        at = changed
-        for part in parts:
-            at = at[part]
-        at[last] = value
-    return read_config(changed)
-
-
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
-    """Return the config with settings as a call in Python gives them.
+    """Return the config with some settings changed.
 
-    A setting is named by its field, as in `epochs=2` or `hidden=64`; where several parts have a
-    field of that name, by its part, as in `model={"momentum": 0.1}`.
+    A setting is named by its field, as `epochs` or `optimizer.lr`, by the last part of that where
+    one field ends so, as `lr`, or in a mapping, as in `model={"momentum": 0.1}`.
     """
-    fields = flat(to_dict(config))
-    changes: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            changes |= {f"{name}.{key}": one for key, one in value.items()}
-            continue
-        inside = [field for field in fields if field.endswith(f".{name}")]
-        if name not in fields and len(inside) > 1:
-            raise UsageError(f"setting {name!r} is one of {' and '.join(inside)}")
-        changes[name if name in fields or not inside else inside[0]] = value
-    for name in changes.keys() - fields.keys():
-        hint = did_you_mean(name, [*fields, *(field.rpartition(".")[2] for field in fields)])
-        raise UsageError(f"{config.recipe} has no setting {name!r}{hint}")
-    return with_fields(config, changes)
+    changed = to_dict(config)
+    fields = flat(changed)
+    for name, value in flat(settings).items():
+        found = [name] if name in fields else [f for f in fields if f.endswith(f".{name}")]
+        if len(found) > 1:
+            raise UsageError(f"setting {name!r} is one of {' and '.join(found)}")
+        if not found:
+            hint = did_you_mean(name, [*fields, *(field.rpartition(".")[2] for field in fields)])
+            raise UsageError(f"{config.recipe} has no setting {name!r}{hint}")
+        *parts, last = found[0].split(".")
+        functools.reduce(dict.__getitem__, parts, changed)[last] = value
+    return read_config(changed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,20 +132,17 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
     that has all its fields."""
     if values.get("kind") == KIND:
         return FunctionConfig
-    available = recipes()
-    name = values.get("recipe")
+    available, name = recipes(), values.get("recipe")
     if isinstance(name, str) and name in available:
-        return _kind(available[name])[0]
+        return type(_default(available[name]))
     names = flat(values).keys()
-    kinds = [_kind(make) for make in available.values()]
-    return next((kind for kind, fields in kinds if names <= fields), Config)
+    configs = map(_default, available.values())
+    return next((type(c) for c in configs if names <= flat(to_dict(c)).keys()), Config)
 
 
-@cache
-def _kind(make: Callable[[], Config]) -> tuple[type[Config], frozenset[str]]:
-    """Return the class and the fields of a recipe's config."""
-    config = make()
-    return type(config), frozenset(flat(to_dict(config)))
+@functools.cache
+def _default(make: Callable[[], Config]) -> Config:
+    return make()
 
 
 def task_of(config: Config) -> Any:
@@ -157,3 +150,114 @@ def task_of(config: Config) -> Any:
     `engine.task.Task`."""
     module, _, name = type(config).task.partition(":")
     return getattr(import_module(module), name)
+
+
+def is_import_path(name: Any) -> bool:
+    """Whether a name has the form module:attribute.
+
+    >>> is_import_path("my_module:recipe"), is_import_path("ptb-small"), is_import_path("a://b")
+    (True, False, False)
+    """
+    return isinstance(name, str) and _IMPORT_PATH.fullmatch(name) is not None
+
+
+def find(name: str, path: str | Path | None = None) -> Any:
+    """Import the object that `name` names, from the directory `path` if one is given.
+
+    What the module itself imports is looked for there last, so that a file there cannot take the
+    place of another module.
+    """
+    if not is_import_path(name):
+        raise UsageError(f"{name!r} is not an import path: expected module:name")
+    module_name, _, attributes = name.partition(":")
+    directory = None if path is None else expanded(path).resolve()
+    if directory is not None and not directory.is_dir():
+        raise UsageError(f"{path} is not a directory")
+    if directory is not None and str(directory) not in sys.path:
+        sys.path.append(str(directory))
+    try:
+        thing = functools.reduce(getattr, attributes.split("."), import_module(module_name))
+    except UserError:
+        raise
+    except (ImportError, AttributeError) as error:
+        hint = "" if path else "; --path DIR says where the module is"
+        raise UsageError(f"cannot import {name}: {error}{hint}") from error
+    except Exception as error:
+        raise UserError(f"importing {name} failed: {type(error).__name__}: {error}") from error
+    root = _root(sys.modules[module_name.partition(".")[0]])
+    if directory is not None and not root.samefile(directory):
+        raise UsageError(f"module {module_name!r} is already imported from {root}, not {path}")
+    _imported[name] = str(root)
+    return thing
+
+
+def _root(module: ModuleType) -> Path:
+    """Return the directory in which a top-level module or package is."""
+    is_package = hasattr(module, "__path__")
+    file = next(iter(module.__path__)) if is_package else getattr(module, "__file__", None)
+    return Path(file or sys.prefix).absolute().parent
+
+
+def import_path(thing: Any) -> str:
+    """Return the import path of a function or class; UsageError if it cannot be imported."""
+    module = getattr(thing, "__module__", None)
+    path = f"{module}:{getattr(thing, '__qualname__', '')}"
+    with contextlib.suppress(UserError):
+        if module != "__main__" and find(path) is thing:
+            return path
+    raise UsageError(f"cannot import {path} elsewhere: put it at the top level of a module")
+
+
+def is_recipe(thing: Any) -> bool:
+    """Whether an object is a config class, or a function that needs no arguments."""
+    if isinstance(thing, type):
+        return issubclass(thing, Config)
+    return callable(thing) and all(
+        p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        for p in inspect.signature(thing).parameters.values()
+    )
+
+
+def use(what: Any, path: str | Path | None = None) -> str:
+    """Register a recipe or a normalisation, given by its import path or as an object; return the
+    name it is known by: a recipe's is its import path."""
+    name = what if isinstance(what, str) else import_path(what)
+    thing = find(name, path)
+    if isinstance(thing, norms.Norm):
+        if thing.name not in norms.names():
+            norms.register(thing)
+        elif norms.get(thing.name) != thing:
+            raise UsageError(f"there is another normalisation {thing.name!r} already")
+        return thing.name
+    if name in recipes():
+        return name
+    if not is_recipe(thing):
+        raise UsageError(
+            f"{name} is {type(thing).__name__}; expected a function without arguments that returns"
+            " a config, a config class, or a normrnn.norms.Norm"
+        )
+    make = functools.partial(thing, recipe=name) if isinstance(thing, type) else thing
+    if not isinstance(config := make(), Config):
+        raise UsageError(f"{name} returned {type(config).__name__}, not a config")
+    register(make, name)
+    return name
+
+
+def use_norms(names: Any, path: str | Path | None = None) -> Any:
+    """Replace import paths among normalisations by the names that they are known by."""
+    if isinstance(names, str):
+        return ",".join(use_norms(names.split(","), path))
+    return [use(one, path) if is_import_path(one) else one for one in names]
+
+
+def handed_over() -> dict[str, str]:
+    """Return what a child process has to import: import path -> directory."""
+    return dict(_imported)
+
+
+def receive(imports: Mapping[str, str]) -> None:
+    """Import and register in a child process what its parent handed over."""
+    for name, path in imports.items():
+        thing = find(name, path)
+        if isinstance(thing, norms.Norm) or is_recipe(thing):
+            use(name, path)

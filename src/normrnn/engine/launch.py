@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from normrnn.config.base import Config
-from normrnn.config.extensions import handed_over
 from normrnn.config.jsonio import to_dict
+from normrnn.config.registry import handed_over
 from normrnn.errors import UserError
 from normrnn.processes import Child, ended_politely, start_python, stop_with_parent
 from normrnn.runs.records import LOG

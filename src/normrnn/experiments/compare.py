@@ -1,32 +1,26 @@
 """Train several normalisations with several seeds and compare them: `normrnn.compare`."""
 
-import contextlib
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normrnn.arrays.read import KEYS, write_arrays
 from normrnn.config.base import Config, checked_norms
-from normrnn.config.extensions import find, is_import_path, is_recipe, use_norms
-from normrnn.config.registry import with_fields
+from normrnn.config.registry import find, is_import_path, is_recipe, use_norms, with_settings
 from normrnn.errors import UsageError
 from normrnn.experiments.functions import run_functions
-from normrnn.experiments.jobs import Runner, plan
-from normrnn.experiments.search import plan_tuning, tune_setting
-from normrnn.experiments.training import Recipe, configured, folder_name, log_names
-from normrnn.extras import install_command
+from normrnn.experiments.jobs import Runner, check_counts, check_report, conclude, plan
+from normrnn.experiments.search import Space, plan_tuning, tune_setting
+from normrnn.experiments.training import Recipe, configured, default_directory, log_names
 from normrnn.recipes import usual_norms
+from normrnn.reporting.result import Result
+from normrnn.reporting.study import RecordedStudy
 from normrnn.verdicts.verdict import Settings
 
-if TYPE_CHECKING:
-    from normrnn.reporting.result import Result
-    from normrnn.reporting.study import RecordedStudy
-
-REPORT = "report.html"
 DEFAULT_NORMS = ("none", "sequence")
 Norms = str | Sequence[str | None]
 
@@ -49,7 +43,7 @@ def compare(
     tensorboard: bool = False,
     csv: bool = False,
     **settings: Any,
-) -> "Result":
+) -> Result:
     """Train every normalisation with every seed and compare them; calling again resumes.
 
     Args:
@@ -84,75 +78,78 @@ def compare(
         A result to `print`, with `runs`, `plot()`, `save(path)` and `to_dict()`.
     """
     chosen = norms if norms is DEFAULT_NORMS else use_norms(norms, path)
-    named = {name: settings.pop(name) for name in KEYS & settings.keys()}
-    parts = {name: v for name, v in {**named, "x": x, "y": y}.items() if v is not None}
-    if parts and not what is data is None:
+    arrays = {name: settings.pop(name) for name in KEYS & settings.keys()} | {"x": x, "y": y}
+    arrays = {name: value for name, value in arrays.items() if value is not None}
+    if arrays and not what is data is None:
         raise UsageError("compare takes arrays, or a recipe or function and its data, not both")
-    if what is None and not parts:
+    if what is None and not arrays:
         raise UsageError("compare needs a recipe, a function, or x and y")
     check_counts(seeds=seeds, workers=workers, processes=processes)
     Settings(target=target)  # UsageError before anything is trained
-    train = None if what is None else _function(what, path)
-    folder = TemporaryFolder() if out is None and (parts or train is not None) else None
+    train = _function(what, path)
+    folder = TemporaryFolder() if out is None and (arrays or train is not None) else None
     if train is not None:
         recipe_only = {"processes": processes > 1, "tune": tune, "tensorboard": tensorboard}
         if given := [name for name, value in {**recipe_only, "csv": csv}.items() if value]:
             raise UsageError(f"{given[0]} is for recipes, not for a function")
         if data is not None:
             settings["data"] = data
-        place = folder.path if folder else Path(str(out))
+        place, studies = folder.path if folder else Path(str(out)), []
         check_report(place)
-        function, runs = run_functions(
-            train, chosen, seeds, place, workers, higher_is_better, settings
-        )
-        return replace(conclude(runs, function, place, target), folder=folder)
-    if higher_is_better:
-        raise UsageError("higher_is_better is for functions: a recipe knows its measure")
-    config = configured(what or "arrays", data, settings, path)
-    place = folder.path if folder else Path(out or Path("runs") / folder_name(config.recipe))
-    if parts:
-        file = write_arrays(parts, config.arrays, place)  # type: ignore[attr-defined]
-        config = replace(config, data=str(file))
-    names = checked_norms(usual_norms(config) if norms is DEFAULT_NORMS else chosen, "--norms")
-    tuning = plan_tuning(config, names, tune) if tune else None
-    omitted = check_report(place)
-    runner = Runner(
-        replace(config, norm=names[-1]), workers, processes, log_names(tensorboard, csv)
-    )
-    if omitted:  # said now, not after hours of training
-        runner.say(omitted)
-    runner.say_data(name=not parts)
-    jobs, studies = plan(config, names, seeds, place), []
+        name, runs = run_functions(train, chosen, seeds, place, workers, higher_is_better, settings)
+    else:
+        if higher_is_better:
+            raise UsageError("higher_is_better is for functions: a recipe knows its measure")
+        config = configured(what or "arrays", data, settings, path)
+        name = config.recipe
+        place = folder.path if folder else Path(out or default_directory(name))
+        if arrays:
+            file = write_arrays(arrays, config.arrays, place)  # type: ignore[attr-defined]
+            config = replace(config, data=str(file))
+        names = checked_norms(usual_norms(config) if norms is DEFAULT_NORMS else chosen, "--norms")
+        tuning = plan_tuning(config, names, tune) if tune else None
+        omitted = check_report(place)
+        logs = log_names(tensorboard, csv)
+        runner = Runner(replace(config, norm=names[-1]), workers, processes, logs)
+        if omitted:  # said now, not after hours of training
+            runner.say(omitted)
+        source = runner.data.source
+        runner.say(f"data: {source.removeprefix(f'{config.data}: ') if arrays else source}")
+        runs, studies = _run_recipe(config, names, seeds, place, tuning, runner)
+    return conclude(runs, f"normrnn compare {name}", place, studies, target, folder)
+
+
+def _run_recipe(
+    config: Config,
+    norms: Sequence[str],
+    seeds: int,
+    out: Path,
+    tuning: tuple[Config, Space] | None,
+    runner: Runner,
+) -> tuple[list[Path], list[RecordedStudy]]:
+    """Tune, if asked to, and train every norm with every seed; return the run directories and the
+    study of the tuning."""
+    jobs, studies = plan(config, norms, seeds, out), []
     try:
         if tuning is not None:
-            values, study = tune_setting(tuning, config, names, place, jobs, runner)
+            tuned, study = tune_setting(*tuning, norms, out, jobs, runner)
             studies.append(study)
             for job in jobs:
-                job.config = with_fields(job.config, {tuning.field: values[job.config.norm]})
+                job.config = with_settings(job.config, tuned[job.config.norm])
         runner.train(jobs)
     except KeyboardInterrupt:
-        runner.say(f"stopped; the same command resumes from the checkpoints in {place}")
+        runner.say(f"stopped; the same command resumes from the checkpoints in {out}")
         raise
     for job in jobs:
         if job.state == "diverged":
             runner.say(f"{job.label} diverged: {job.last_words()}")
-    result = conclude([job.out for job in jobs], config.recipe, place, target, studies)
-    return replace(result, folder=folder)
+    return [job.out for job in jobs], studies
 
 
 def _function(what: Any, path: str | Path | None) -> Callable[..., Any] | None:
     """Return the training function that is named or given; None for a recipe."""
-    found = find(what, path) if is_import_path(what) else what
-    if isinstance(found, str | Config) or is_recipe(found) or not callable(found):
-        return None
-    return found
-
-
-def check_counts(**counts: int | None) -> None:
-    """Raise UsageError for an option that is below 1."""
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise UsageError(f"--{name} must be at least 1, not {count}")
+    found: Any = find(what, path) if is_import_path(what) else what
+    return found if callable(found) and not is_recipe(found) else None
 
 
 class TemporaryFolder:
@@ -161,35 +158,3 @@ class TemporaryFolder:
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="normrnn-"))
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-
-
-def check_report(out: Path) -> str:
-    """Return what the report in `out` will lack, and how to get it; empty if nothing.
-
-    UserError if another file is in its place.
-    """
-    try:
-        from normrnn.reporting.page import refuse_other
-        from normrnn.reporting.pictures import why_no_pictures
-    except ImportError as error:
-        return f"no {REPORT} ({error}): {install_command('report')}"
-    refuse_other(out / REPORT)
-    return why_no_pictures()
-
-
-def conclude(
-    directories: Sequence[Path],
-    what: str,
-    out: Path,
-    target: float | None = None,
-    studies: "Sequence[RecordedStudy]" = (),
-) -> "Result":
-    """Read the runs, judge them and write OUT/report.html, if Jinja2 is installed."""
-    from normrnn.reporting.result import Result
-    from normrnn.reporting.runs import find
-
-    settings = Settings(target=target)
-    result = Result(*find(directories), f"normrnn compare {what}", studies, settings)
-    with contextlib.suppress(ImportError):
-        result.save(out / REPORT)
-    return result

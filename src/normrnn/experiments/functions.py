@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from normrnn.config.extensions import find, handed_over, import_path
 from normrnn.config.jsonio import differences
-from normrnn.config.registry import KIND
+from normrnn.config.registry import KIND, handed_over, import_path
 from normrnn.console import PlainConsole
 from normrnn.engine.launch import BUSY, WORKER
 from normrnn.errors import UsageError, UserError
@@ -28,7 +27,6 @@ from normrnn.processes import Child
 from normrnn.runs.records import CONFIG, DIVERGED, LOCK, LOG, METRICS, MetricsFile, Row
 
 TrainFunction = Callable[..., Any]
-_SPLITS = ("train", "valid", "test")
 
 
 class RunLog:
@@ -36,14 +34,9 @@ class RunLog:
 
     def __init__(self, directory: Path, higher_is_better: bool) -> None:
         self.directory, self.sign = directory, -1.0 if higher_is_better else 1.0
-        self.calls, self._last, self._started = 0, -math.inf, time.monotonic()
-        self._file = MetricsFile(directory / METRICS)
-        self._file.cut(0)
-
-    @property
-    def sha256(self) -> str:
-        """Return the hash of all rows."""
-        return self._file.sha256()
+        self.calls, self._last, self._started = 0, 0, time.monotonic()
+        self.file = MetricsFile(directory / METRICS)
+        self.file.cut(0)
 
     def __call__(
         self,
@@ -56,11 +49,11 @@ class RunLog:
     ) -> None:
         """Record values of a step; steps must not decrease. A value that is not finite marks the
         run as diverged."""
-        if step < max(self._last, 0):
+        if step < self._last:
             raise ValueError(f"steps must not decrease: {step} after {self._last}")
         self.calls, self._last = self.calls + 1, step
         seconds = time.monotonic() - self._started
-        for split, given in zip(_SPLITS, (train, valid, test), strict=True):
+        for split, given in {"train": train, "valid": valid, "test": test}.items():
             if given is None:
                 continue
             value = float(given.detach() if hasattr(given, "detach") else given)
@@ -71,31 +64,26 @@ class RunLog:
             row = {"updates": int(step), "epoch": self.calls, "split": split}
             row |= {} if split == "train" else {"statistics": "running"}
             row |= {"loss": self.sign * value, "value": value, "count": 1, "seconds": seconds}
-            self._file.append(row if lr is None else {**row, "lr": float(lr)})
+            self.file.append(row if lr is None else {**row, "lr": float(lr)})
 
 
 @dataclass
 class FunctionJob(Job):
     """One call of a training function."""
 
-    function: str
-    """Its import path, or its name where it cannot be imported."""
-    norm: str
-    seed: int
-    higher_is_better: bool
-    settings: Mapping[str, Any]
+    call: Mapping[str, Any]
+    """Its import path, or its name where it has none, as `recipe`; and `norm`, `seed`,
+    `higher_is_better` and `settings`."""
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return config.json, without the number of calls of `log`, which a run gets at its end."""
-        return {
-            "recipe": self.function,
-            "kind": KIND,
-            "norm": self.norm,
-            "seed": self.seed,
-            "higher_is_better": self.higher_is_better,
-            "settings": {name: _plain(value) for name, value in self.settings.items()},
+        """Return config.json, without what a run gets at its end: the number of calls of `log`
+        and the hash of the rows."""
+        settings = {
+            name: value if isinstance(value, bool | int | float | str | None) else repr(value)[:200]
+            for name, value in self.call["settings"].items()
         }
+        return {**self.call, "kind": KIND, "settings": settings}
 
     def look(self) -> None:
         """Mark a run that has ended; UsageError if another run is in its directory."""
@@ -116,15 +104,11 @@ class FunctionJob(Job):
 
     def start(self) -> None:
         """Call the function in a process of its own."""
-        names = ("function", "norm", "seed", "higher_is_better", "settings")
-        order = {"imports": handed_over(), **{name: getattr(self, name) for name in names}}
         try:
-            sent = json.dumps(order).encode()
+            order = json.dumps({"imports": handed_over(), "call": self.call}).encode()
         except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"settings for other processes must be plain values: {error}"
-            ) from None
-        self.child = Child(WORKER, [str(self.out)], sent, self.out / LOG)
+            raise UsageError(f"settings for workers must be plain values: {error}") from None
+        self.child = Child(WORKER, [str(self.out)], order, self.out / LOG)
 
     def describe(self, row: Row) -> str:
         """Return a row of its metrics as text."""
@@ -136,21 +120,17 @@ class FunctionJob(Job):
         busy = UserError(f"another process is training in {self.out}", BUSY)
         with exclusive(self.out / LOCK, busy):
             (self.out / DIVERGED).unlink(missing_ok=True)
-            self._write(0)
-            log = RunLog(self.out, self.higher_is_better)
-            train(layer_argument(self.norm), self.seed, log, **self.settings)
+            self._write_config(0, "")
+            call, log = self.call, RunLog(self.out, self.call["higher_is_better"])
+            train(layer_argument(call["norm"]), call["seed"], log, **call["settings"])
             if not log.calls:
-                raise UserError(f"{self.function} returned without calling log(step=…)")
-            self._write(log.calls, log.sha256)
+                raise UserError(f"{call['recipe']} returned without calling log(step=…)")
+            self._write_config(log.calls, log.file.sha256())
         self.ended = 0
 
-    def _write(self, epochs: int, sha256: str = "") -> None:
+    def _write_config(self, epochs: int, sha256: str) -> None:
         config = {**self.config, "epochs": epochs, "metrics_sha256": sha256}
         write_whole(self.out / CONFIG, json.dumps(config).encode())
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str | None) else repr(value)[:200]
 
 
 def run_functions(
@@ -160,7 +140,7 @@ def run_functions(
     out: Path,
     workers: int | None,
     higher_is_better: bool,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
 ) -> tuple[str, list[Path]]:
     """Call the function with every norm and seed; return its name and the run directories."""
     several = norms.split(",") if isinstance(norms, str) else norms
@@ -173,30 +153,26 @@ def run_functions(
         inspect.signature(train).bind(None, 1, None, **settings)
     except TypeError as error:
         raise UsageError(f"cannot call {train!r} as train(norm, seed, log): {error}") from None
-    function = f"{train.__module__}:{getattr(train, '__qualname__', type(train).__name__)}"
-    if workers is not None:
-        function = import_path(train)
-    jobs: list[FunctionJob] = []
-    for seed in range(first, first + seeds):
-        for norm in names:
-            place = out / f"{quote(norm, safe='')}-{seed}"
-            jobs.append(FunctionJob(place, function, norm, seed, higher_is_better, settings))
-            jobs[-1].label = f"{norm}, seed {seed}"
+    name = f"{train.__module__}:{getattr(train, '__qualname__', type(train).__name__)}"
+    shared = {"recipe": name if workers is None else import_path(train), "settings": settings}
+    shared["higher_is_better"] = higher_is_better
+    jobs = [
+        FunctionJob(
+            out / f"{quote(norm, safe='')}-{seed}",
+            {**shared, "norm": norm, "seed": seed},
+            label=f"{norm}, seed {seed}",
+        )
+        for seed in range(first, first + seeds)
+        for norm in names
+    ]
     for job in jobs:
         job.look()
-    console = PlainConsole()
-    if workers is None:
-        progress = Progress(jobs, console, has_status=False)
+    if workers is not None:
+        run_jobs(jobs, workers, PlainConsole(), interval=0.1)
+    else:
+        progress = Progress(jobs, PlainConsole())
         for job in jobs:
             if job.code is None:
                 job.run(train)
                 progress.show()
-    elif any(job.code is None for job in jobs):
-        run_jobs(jobs, workers, console, interval=0.1)
-    return function, [job.out for job in jobs]
-
-
-def call_in_worker(order: dict[str, Any], out: Path) -> None:
-    """Call the function that another process ordered."""
-    train = find(order["function"], handed_over().get(order["function"]))
-    FunctionJob(out, **order).run(train)
+    return shared["recipe"], [job.out for job in jobs]

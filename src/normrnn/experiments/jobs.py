@@ -1,9 +1,9 @@
-"""Runs as processes of their own, several at a time, and what is shown of them."""
+"""Runs as processes of their own, several at a time: what is shown of them, and their report."""
 
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGTERM
@@ -11,11 +11,22 @@ from typing import Any
 
 from normrnn.config.base import Config
 from normrnn.console import PlainConsole
+from normrnn.engine.callbacks import describe, duration, require_tensorboard
 from normrnn.engine.launch import BUSY, DIVERGED, start_run
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
+from normrnn.extras import install_command
 from normrnn.files import is_held
 from normrnn.processes import Child, ended_politely, stop, usable_cores
+from normrnn.reporting.pictures import why_no_pictures
+from normrnn.reporting.result import Result
+from normrnn.reporting.runs import examine, find
+from normrnn.reporting.study import RecordedStudy
 from normrnn.runs.records import CONFIG, LOCK, Row, read_note, read_rows
+from normrnn.verdicts.verdict import Settings
+
+REPORT = "report.html"
+_STATES = {None: "running", 0: "done", DIVERGED: "diverged", 130: "stopped", -SIGTERM: "stopped"}
+"""State of a run by the exit code of its process; "failed" for any other."""
 
 
 @dataclass
@@ -24,8 +35,6 @@ class Job:
 
     out: Path
     label: str = field(default="", kw_only=True)
-    may_diverge: bool = field(default=True, kw_only=True)
-    """Whether divergence is a result instead of a failure."""
     child: Child | None = field(default=None, kw_only=True)
     ended: int | None = field(default=None, kw_only=True)
     """The exit code of a run that ended elsewhere or earlier: no process is started for it."""
@@ -40,17 +49,18 @@ class Job:
     @property
     def state(self) -> str:
         """Return waiting, running, done, stopped, diverged or failed."""
-        if self.code is None:
-            return "waiting" if self.child is None else "running"
-        states = {0: "done", 130: "stopped", -SIGTERM: "stopped"}
-        if self.may_diverge:
-            states[DIVERGED] = "diverged"
-        return states.get(self.code, "failed")
+        is_waiting = self.child is None and self.ended is None
+        return "waiting" if is_waiting else _STATES.get(self.code, "failed")
 
     @property
     def has_ended(self) -> bool:
         """Return whether it reached its end; one that was stopped or failed did not."""
         return self.state in ("done", "diverged")
+
+    @property
+    def rows(self) -> list[Row]:
+        """Return its rows so far."""
+        return read_rows(self.out)
 
     def last_words(self) -> str:
         """Return why it ended."""
@@ -68,7 +78,7 @@ class Job:
         """Return a row of its metrics as text."""
         raise NotImplementedError
 
-    def share_done(self, rows: Sequence[Row]) -> float:  # noqa: ARG002
+    def share_done(self) -> float:
         """Return the share of its work that is done, in whole epochs."""
         return float(self.has_ended)
 
@@ -78,14 +88,13 @@ class RunJob(Job):
     """A run of a recipe."""
 
     config: Config
-    options: Sequence[str] = ()
+    logs: Sequence[str] = ()
     processes: int = 1
     """Processes that train it together."""
 
     def look(self) -> None:
         """Mark a run that has ended; UsageError if another run is in its directory."""
         from normrnn.engine.start import refuse_changes
-        from normrnn.reporting.runs import examine
         from normrnn.runs.store import RunDirectory
 
         if not (self.out / CONFIG).exists():
@@ -94,12 +103,10 @@ class RunJob(Job):
         try:
             run = examine(self.out)
         except UserError:
-            return
-        if run.problem or run.notices or not run.verified or run.training:
             return  # the process that resumes it says what is wrong
-        if run.config.get("epochs") != self.config.epochs:
+        if run.problem or run.notices or not run.verified or run.training:
             return
-        if "tensorboard" in self.options and not (self.out / "tensorboard").is_dir():
+        if run.config.get("epochs") != self.config.epochs:
             return
         if run.diverged:
             self.ended, self.reason = DIVERGED, run.diverged
@@ -108,21 +115,19 @@ class RunJob(Job):
 
     def start(self) -> None:
         """Start or resume the run."""
-        self.child = start_run(self.config, self.out, self.processes, self.options)
+        self.child = start_run(self.config, self.out, self.processes, self.logs)
 
     def describe(self, row: Row) -> str:
         """Return a row of its metrics as text."""
-        from normrnn.engine.callbacks import describe
-
         config = self.config
         keeps = config.normalisation.keeps_statistics
         return describe(row, config.epochs, config.loss_measure, keeps)
 
-    def share_done(self, rows: Sequence[Row]) -> float:
+    def share_done(self) -> float:
         """Return the share of its work that is done, in whole epochs."""
-        if self.has_ended or not rows:
+        if self.has_ended or not self.rows:
             return float(self.has_ended)
-        return (rows[-1]["epoch"] - 1) / self.config.epochs
+        return (self.rows[-1]["epoch"] - 1) / self.config.epochs
 
 
 def plan(config: Config, norms: Sequence[str], seeds: int, out: Path) -> list[RunJob]:
@@ -149,8 +154,6 @@ class Runner:
         from normrnn.runs.environment import named_device
 
         if "tensorboard" in logs:
-            from normrnn.engine.callbacks import require_tensorboard
-
             require_tensorboard()
         named_device(config.device)
         self.workers, self.processes, self.logs = workers, processes, logs
@@ -161,19 +164,12 @@ class Runner:
         """Print a line."""
         self.console.print(text, soft_wrap=True)
 
-    def say_data(self, name: bool = True) -> None:
-        """Print what the data is; `name`: also its name."""
-        source, path = self.data.source, f"{self.data.config.data}: "
-        self.say(f"data: {source if name else source.removeprefix(path)}")
-
     def train(self, jobs: Sequence[RunJob]) -> None:
         """Run jobs to their end; UsageError, before any starts, if one was begun differently."""
         for job in jobs:
             job.config = self.data.completed(job.config)
-            job.processes, job.options = self.processes, self.logs
+            job.processes, job.logs = self.processes, self.logs
             job.look()
-        if all(job.code is not None for job in jobs):
-            return
         cores = self.processes * max(job.config.threads for job in jobs)
         run_jobs(jobs, self.workers or max(1, usable_cores() // cores), self.console)
 
@@ -185,8 +181,10 @@ def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: f
     failed, after the others have ended.
     """
     waiting = [job for job in jobs if job.code is None]
-    progress = Progress(jobs, console)
-    with ended_politely(), progress.status:
+    failed: list[Job] = []
+    status = console.status("") if waiting and console.is_terminal else None
+    progress = Progress(jobs, console, status and status.update)
+    with ended_politely(), status or nullcontext():
         try:
             while any(job.code is None for job in jobs):
                 for job in waiting[:]:
@@ -202,37 +200,41 @@ def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: f
                     if job.code == BUSY:  # another command was faster
                         job.child = None
                         waiting.append(job)
+                    elif job.state == "failed" and job not in failed:
+                        failed.append(job)
+                        if any(one.code is None for one in jobs):  # else it is raised below
+                            text = f"{job.label} failed: {job.last_words()}"
+                            console.print(f"{text}; the other runs continue", soft_wrap=True)
                 progress.show()
         finally:
             stop([job.child for job in jobs if job.child is not None])
-    for job in jobs:
-        if job.state == "failed":
-            raise UserError(f"{job.out} failed: {job.last_words()}")
+    for job in failed:
+        raise UserError(f"{job.out} failed: {job.last_words()}")
 
 
 class Progress:
     """Rows of runs as lines, and the progress of all together with the time left."""
 
-    def __init__(self, jobs: Sequence[Job], console: PlainConsole, has_status: bool = True) -> None:
-        """`has_status`: whether a line below the others may show the progress, on a terminal."""
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        console: PlainConsole,
+        status: Callable[[str], Any] | None = None,
+    ) -> None:
+        """`status` shows the progress in place of what it showed last."""
         self.jobs, self.console = jobs, console
-        rows = [read_rows(job.out) for job in jobs]
-        self.began, self.before = time.monotonic(), self._done(rows)
-        self.seen = [len(r) * job.has_ended for job, r in zip(jobs, rows, strict=True)]
+        self.began, self.before = time.monotonic(), self._done()
+        self.seen = [len(job.rows) * job.has_ended for job in jobs]
         """Rows of each run that were printed, or belong to a run that had ended before."""
-        self.failed: list[Job] = []
         self.notebook = notebook_line()
-        self.has_status = has_status and console.is_terminal and self.notebook is None
-        self.status: Any = console.status(self.line(rows)) if self.has_status else nullcontext()
+        self.status = self.notebook or status
 
-    def _done(self, rows: Sequence[Sequence[Row]]) -> float:
-        return sum(job.share_done(r) for job, r in zip(self.jobs, rows, strict=True))
+    def _done(self) -> float:
+        return sum(job.share_done() for job in self.jobs)
 
-    def line(self, rows: Sequence[Sequence[Row]]) -> str:
-        """Return the state of all runs, `rows` being those of each."""
-        from normrnn.engine.callbacks import duration
-
-        done, ended = self._done(rows), sum(job.has_ended for job in self.jobs)
+    def line(self) -> str:
+        """Return the state of all runs."""
+        done, ended = self._done(), sum(job.has_ended for job in self.jobs)
         text = f"{ended} of {len(self.jobs)} runs done"
         if done <= self.before or ended == len(self.jobs):
             return text
@@ -241,37 +243,26 @@ class Progress:
         return f"{text}, about {duration(left)} left"
 
     def show(self) -> None:
-        """Print rows that are new, and below them, on a terminal, the progress; in a notebook that
-        alone."""
-        rows = [read_rows(job.out) for job in self.jobs]
-        if self.notebook is not None:
-            self.notebook(self.line(rows))
-            return
-        has_validation = self._print_new(rows)
-        if self.has_status:
-            self.status.update(self.line(rows))
+        """Print rows that are new, but not in a notebook, and the progress."""
+        has_validation = self.notebook is None and self._print_new()
+        if self.status is not None:
+            self.status(self.line())
         elif has_validation:
-            self.console.print(self.line(rows), soft_wrap=True)
+            self.console.print(self.line(), soft_wrap=True)
 
-    def _print_new(self, every: Sequence[Sequence[Row]]) -> bool:
+    def _print_new(self) -> bool:
         """Print the rows that are new; return whether a validation was among them."""
-        has_validation, are_running = False, any(job.code is None for job in self.jobs)
-        for number, (job, rows) in enumerate(zip(self.jobs, every, strict=True)):
-            # The failure of the last is raised as an error.
-            if are_running and job.state == "failed" and job not in self.failed:
-                self.failed.append(job)
-                self._say(job, f" failed: {job.last_words()}; the other runs continue")
+        has_validation = False
+        for number, job in enumerate(self.jobs):
+            rows = job.rows
             new, self.seen[number] = rows[self.seen[number] :], len(rows)
             last = {row["split"]: row for row in new}
             for row in new:
                 is_frequent = row["split"] == "train" or "value" in row  # of a function
                 if not is_frequent or row is last[row["split"]]:
-                    self._say(job, f": {job.describe(row)}")
-                has_validation = has_validation or row["split"] == "valid"
+                    self.console.print(f"{job.label}: {job.describe(row)}", soft_wrap=True)
+            has_validation = has_validation or "valid" in last
         return has_validation
-
-    def _say(self, job: Job, text: str) -> None:
-        self.console.print(f"{job.label}{text}", soft_wrap=True)
 
 
 def notebook_line() -> Callable[[str], None] | None:
@@ -282,3 +273,44 @@ def notebook_line() -> Callable[[str], None] | None:
         return None
     shown = module.display.display({"text/plain": ""}, raw=True, display_id=True)
     return lambda text: shown.update({"text/plain": text}, raw=True)
+
+
+def check_counts(**counts: int | None) -> None:
+    """Raise UsageError for an option that is below 1."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise UsageError(f"--{name} must be at least 1, not {count}")
+
+
+def check_report(out: Path) -> str:
+    """Return what the report in `out` will lack, and how to get it; empty if nothing.
+
+    UserError if another file is in its place.
+    """
+    try:
+        from normrnn.reporting.page import refuse_other
+    except ImportError as error:
+        return f"no {REPORT} ({error}): {install_command('report')}"
+    refuse_other(out / REPORT)
+    return why_no_pictures()
+
+
+def report_line(out: Path) -> str:
+    """Return where the report is, and what it lacks."""
+    path, omitted = out / REPORT, check_report(out)
+    return f"report: {path}{f' ({omitted})' if omitted else ''}" if path.exists() else omitted
+
+
+def conclude(
+    directories: Sequence[Path],
+    title: str,
+    out: Path,
+    studies: Sequence[RecordedStudy] = (),
+    target: float | None = None,
+    folder: object = None,
+) -> Result:
+    """Read the runs, judge them and write OUT/report.html, if Jinja2 is installed."""
+    result = Result(*find(directories), title, studies, Settings(target=target), folder)
+    with suppress(ImportError):
+        result.save(out / REPORT)
+    return result

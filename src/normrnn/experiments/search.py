@@ -3,59 +3,167 @@
 `normrnn search` draws the settings from a space, `tune=` of a comparison tries a few values of one
 setting. Settings follow from the seed, the number of the trial and the results before it, so all
 commands that share a directory draw the same ones; the locks of the run directories divide the
-work.
+work. A space is data, dotted config fields with values or ranges:
+
+{"optimizer.lr": {"low": 1e-4, "high": 1, "log": true}, "train.batch": [32, 64, 128]}
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from normrnn.config.base import Config
+from normrnn.config.base import MEASURED, Config, checked_norms
 from normrnn.config.jsonio import differences, flat, to_dict
-from normrnn.config.registry import with_fields
+from normrnn.config.registry import with_settings
 from normrnn.errors import UsageError, UserError
-from normrnn.experiments.jobs import RunJob, Runner, plan
-from normrnn.experiments.space import Space, check_space, draw, grid, optuna_module
+from normrnn.experiments.jobs import RunJob, Runner, check_counts, conclude, plan, report_line
+from normrnn.experiments.training import default_directory
+from normrnn.extras import import_extra
+from normrnn.files import read_json
+from normrnn.recipes.paper import SPACES
+from normrnn.reporting.groups import Group
+from normrnn.reporting.result import group_verdict
+from normrnn.reporting.runs import load
+from normrnn.reporting.study import SAID, TRIALS, RecordedStudy, best, lines, read_study, write
 from normrnn.runs.records import CONFIG, epoch_averages
 
-if TYPE_CHECKING:
-    from normrnn.reporting.study import RecordedStudy
-
+Space = Mapping[str, Any]
+"""Dotted field -> a list of values, or {"low", "high"} with "log" or "step" if wished."""
+SAMPLERS = ("random", "tpe", "bruteforce")
 TUNING, CONFIRM = "tuning", "confirm"
 SEED_OFFSET = 1_000_000
 """Seeds of tuning are this far from those of the comparison."""
 _NOT_SHARED = ("data", "device", "threads", "norm")
 """Settings that commands which share a study may differ in."""
+_NOT_VARIED = ("recipe", "data_sha256", "seed", "epochs", "train.epoch_tokens", *_NOT_SHARED)
 _ROUND = 4
 """Trials that the sampler tpe draws at a time, all from the results of the rounds before."""
+_MOST = 500
+"""Settings of a space that are tried on the config before a search."""
+Trial = tuple[dict[str, Any], list[RunJob]]
+"""A setting, and its runs, one per normalisation."""
 
 
-@dataclass
-class Trial:
-    """One setting, and its runs, one per normalisation."""
+def read_space(file: Path | None, config: Config, norms: Sequence[str] = ("none",)) -> Space:
+    """Return the space of a file, or the recipe's; UsageError if it cannot be searched."""
+    if file is not None:
+        space, _ = read_json(file)
+    elif config.recipe in SPACES:
+        space = SPACES[config.recipe]
+    else:
+        example = '{"optimizer.lr": {"low": 0.01, "high": 10, "log": true}, "train.batch": [20]}'
+        text = f"{config.recipe} has no space of its own: pass --space FILE, a JSON object such as"
+        raise UsageError(f"{text} {example}")
+    check_space(space, config, norms)
+    return space
 
-    number: int
-    setting: dict[str, Any]
-    jobs: list[RunJob]
 
-    def row(self) -> dict[str, Any]:
-        """Return the row of trials.jsonl."""
-        results = {job.config.norm: _result(job) for job in self.jobs}
-        good = [found["loss"] for found in results.values() if not found["diverged"]]
-        return {
-            "trial": self.number,
-            "state": "complete",
-            "value": min(good, default=None),
-            "settings": self.setting,
-            "arms": results,
-        }
+def check_space(space: Space, config: Config, norms: Sequence[str] = ("none",)) -> None:
+    """Check that fields exist, that no range is empty, and that the config takes, with every norm,
+    all combinations of values and ends, or `_MOST` of them drawn at random."""
+    if not space:
+        raise UsageError("a space is a JSON object of at least one config field")
+    fields, ends = flat(to_dict(config)), {}
+    for name, values in space.items():
+        if name not in fields:
+            raise UsageError(f"the space has {name}, which is not a field of {config.recipe}")
+        if name in _NOT_VARIED or name.startswith(MEASURED):
+            raise UsageError(
+                f"the space has {name}: results under different values of it do not say which"
+                " setting is better"
+            )
+        ends[name] = values
+        if not (isinstance(values, list) and values):
+            limits = _range(name, values, fields[name])
+            ends[name] = [limits.low, limits.high]
+    for norm in norms:
+        for setting in _combinations(ends):
+            try:
+                with_settings(config, {**setting, "norm": norm})
+            except UserError as error:
+                drawn = ", ".join(f"{name} {value!r}" for name, value in setting.items())
+                raise UsageError(f"the space has {drawn}: with norm {norm}, {error}") from None
+
+
+def _range(name: str, values: Any, now: Any) -> Any:
+    """Return a range as Optuna's distribution, which checks it; UsageError if it is none.
+
+    `now` is the value in the config: ranges of whole numbers are for such.
+    """
+    distributions = optuna_module().distributions
+    try:
+        numbers = [value for key, value in values.items() if key != "log" and value is not None]
+        is_whole = type(now) is int and all(type(number) is int for number in numbers)
+        make = distributions.IntDistribution if is_whole else distributions.FloatDistribution
+        return make(**values)
+    except (AttributeError, ValueError, TypeError, OverflowError) as error:
+        raise UsageError(
+            f"the space gives {name} as {values!r}, neither a list of values nor low and high:"
+            f" {error}"
+        ) from None
+
+
+def _combinations(ends: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    if math.prod(map(len, ends.values())) <= _MOST:
+        for values in product(*ends.values()):
+            yield dict(zip(ends, values, strict=True))
+        return
+    generator = random.Random(0)
+    for _ in range(_MOST):
+        yield {name: generator.choice(values) for name, values in ends.items()}
+
+
+def optuna_module() -> Any:
+    """Import Optuna; UserError with an install command if it is missing."""
+    optuna = import_extra("optuna", "search")
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    return optuna
+
+
+def grid(space: Space, config: Config) -> list[dict[str, Any]]:
+    """Return every setting of a space; UsageError for a range without steps."""
+    fields, values = flat(to_dict(config)), dict(space)
+    for name, given in space.items():
+        if isinstance(given, list):
+            continue
+        limits = _range(name, given, fields[name])
+        if limits.step is None or limits.log:
+            raise UsageError(
+                f"the sampler bruteforce tries every value: give {name} as a list, or its range"
+                " with a step"
+            )
+        count = math.floor((limits.high - limits.low) / limits.step + 1e-9) + 1
+        values[name] = [limits.low + i * limits.step for i in range(count)]
+    return [dict(zip(values, drawn, strict=True)) for drawn in product(*values.values())]
+
+
+def draw(
+    space: Space, config: Config, sampler: str, number: int, before: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the setting of a trial, drawn by Optuna; `before` are rows of the study."""
+    optuna, fields = optuna_module(), flat(to_dict(config))
+    makers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
+    seed = (config.seed * 1_000_003 + number) % 2**32
+    study = optuna.create_study(sampler=makers[sampler](seed=seed))
+    distributions = {
+        name: optuna.distributions.CategoricalDistribution(values)
+        if isinstance(values, list)
+        else _range(name, values, fields[name])
+        for name, values in space.items()
+    }
+    for row in before:
+        value = math.inf if row["value"] is None else row["value"]
+        found = {"params": row["settings"], "distributions": distributions, "value": value}
+        study.add_trial(optuna.trial.create_trial(**found))
+    return study.ask(distributions).params
 
 
 def _result(job: RunJob) -> dict[str, Any]:
-    from normrnn.reporting.runs import load
-
     run = load(job.out)
     row = run.best()
     spent = {"updates": run.updates, "seconds": run.seconds}
@@ -65,16 +173,52 @@ def _result(job: RunJob) -> dict[str, Any]:
     return {"diverged": False, "loss": row["loss"], "train": train, **spent}
 
 
+def plan_trial(
+    number: int, setting: dict[str, Any], config: Config, norms: Sequence[str], out: Path
+) -> Trial:
+    """Return a trial whose runs are in `out`/NUMBER/NORM."""
+    config = replace(config, threads=config.threads or 1)
+    jobs = [
+        RunJob(
+            out / f"{number:04d}" / norm,
+            with_settings(config, {**setting, "norm": norm}),
+            label=f"{norm}, trial {number}",
+        )
+        for norm in norms
+    ]
+    return setting, jobs
+
+
+def _train(trials: Sequence[Trial], runner: Runner) -> None:
+    runner.train([job for _, jobs in trials for job in jobs])
+
+
 def _rows(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Return the rows of the trials whose runs have all ended."""
-    return [trial.row() for trial in trials if all(job.has_ended for job in trial.jobs)]
+    """Return the rows of the trials whose runs have all ended, for trials.jsonl."""
+    rows: list[dict[str, Any]] = []
+    for number, (setting, jobs) in enumerate(trials):
+        if all(job.has_ended for job in jobs):
+            arms = {job.config.norm: _result(job) for job in jobs}
+            losses = [found["loss"] for found in arms.values() if not found["diverged"]]
+            row = {"trial": number, "state": "complete", "value": min(losses, default=None)}
+            rows.append({**row, "settings": setting, "arms": arms})
+    return rows
+
+
+def _about(
+    name: str, config: Config, space: Space, norms: Sequence[str], sampler: str
+) -> dict[str, Any]:
+    """Return the plan of a study, for study.json."""
+    settings = {k: v for k, v in to_dict(config).items() if k not in _NOT_SHARED}
+    about = {"study": name, "norms": norms, "sampler": sampler, "space": space}
+    return json.loads(json.dumps({**about, "config": settings}))
 
 
 def search(
     config: Config,
-    space: Space,
-    norms: Sequence[str],
-    out: Path,
+    space: Path | None,
+    norms: str | Sequence[str | None],
+    out: Path | None,
     trials: int,
     sampler: str = "random",
     workers: int = 1,
@@ -82,14 +226,20 @@ def search(
     confirm: int = 0,
 ) -> None:
     """Run a study to its end, or join the commands that run it, and write its report."""
-    from normrnn.reporting.study import RecordedStudy, lines, write
-
+    check_counts(trials=trials, workers=workers, processes=processes)
+    if confirm < 0 or confirm == 1:
+        raise UsageError(f"--confirm needs at least 2 seeds, not {confirm}")
+    if sampler not in SAMPLERS:
+        raise UsageError(f"no sampler {sampler!r}: there are {', '.join(SAMPLERS)}")
+    norms = checked_norms(norms, "--norms")
+    values = read_space(space, config, norms)
     optuna_module()
-    every = grid(space, config) if sampler == "bruteforce" else []
+    every = grid(values, config) if sampler == "bruteforce" else []
     runner = Runner(config, workers, processes)
-    config = replace(runner.data.completed(config), threads=config.threads or 1)
-    study = _open_study(config, space, norms, sampler, out)
-    count = study.about["trials"] = max(min(trials, len(every) or trials), len(study.trials))
+    config = runner.data.completed(config)
+    about = _about(config.recipe, config, values, norms, sampler)
+    study = _open_study(out or default_directory(config.recipe, "search"), about)
+    count = about["trials"] = max(min(trials, len(every) or trials), len(study.trials))
     write(study)
     drawn: list[Trial] = []
     rows: list[dict[str, Any]] = []
@@ -97,12 +247,12 @@ def search(
         while len(drawn) < count:
             size = min(count - len(drawn), _ROUND if sampler == "tpe" else count)
             for number in range(len(drawn), len(drawn) + size):
-                setting = every[number] if every else draw(space, config, sampler, number, rows)
-                drawn.append(_trial(number, setting, config, norms, out))
-            runner.train([job for trial in drawn for job in trial.jobs])
+                setting = every[number] if every else draw(values, config, sampler, number, rows)
+                drawn.append(plan_trial(number, setting, config, norms, study.path / "trials"))
+            _train(drawn, runner)
             rows = _rows(drawn)
     finally:
-        study = RecordedStudy(out, _rows(drawn) or study.trials, study.about)
+        study = replace(study, trials=_rows(drawn) or study.trials)
         write(study)
         if study.trials:
             runner.say("\n".join(lines(study.trials)))
@@ -113,217 +263,136 @@ def search(
         _report(study, runner)
 
 
-def _trial(
-    number: int, setting: dict[str, Any], config: Config, norms: Sequence[str], out: Path
-) -> Trial:
-    jobs = [
-        RunJob(
-            out / "trials" / f"{number:04d}" / norm,
-            with_fields(config, {**setting, "norm": norm}),
-            label=f"{norm}, trial {number}",
-        )
-        for norm in norms
-    ]
-    return Trial(number, setting, jobs)
-
-
-def _open_study(
-    config: Config, space: Space, norms: Sequence[str], sampler: str, out: Path
-) -> "RecordedStudy":
+def _open_study(out: Path, about: dict[str, Any]) -> RecordedStudy:
     """Return the study in `out`, or a new one; UsageError if another one is there."""
-    from normrnn.reporting.study import TRIALS, RecordedStudy, read_study
-
-    settings = {k: v for k, v in to_dict(config).items() if k not in _NOT_SHARED}
-    about = {"study": config.recipe, "norms": list(norms), "sampler": sampler, "space": space}
-    about = json.loads(json.dumps({**about, "config": settings}))
     study = read_study(out)
     if study.problem and (out / TRIALS).exists():
         raise UserError(f"{study.problem}: remove that, or use another --out")
     if study.about:
         before = {name: value for name, value in study.about.items() if name != "trials"}
         changed = differences(before, about)
-        first = changed.get("config.recipe") or ", ".join(changed.values())
-        if first:
+        if first := changed.get("config.recipe") or ", ".join(changed.values()):
             raise UsageError(
                 f"{out} holds a study with other settings ({first}): use another --out"
             )
     return RecordedStudy(out, study.trials, about)
 
 
-def _report(study: "RecordedStudy", runner: Runner) -> None:
-    from normrnn.reporting.pictures import why_no_pictures
-    from normrnn.reporting.result import Result
-    from normrnn.reporting.runs import find
-
+def _report(study: RecordedStudy, runner: Runner) -> None:
     runs = [*study.runs(), *sorted((study.path / CONFIRM).glob("*"))]
-    report = study.path / "report.html"
-    Result(*find(runs), f"normrnn search {study.recipe}", [study]).save(report)
-    omitted = why_no_pictures()
-    runner.say(f"report: {report}{f' ({omitted})' if omitted else ''}")
+    conclude(runs, f"normrnn search {study.recipe}", study.path, [study])
+    runner.say(report_line(study.path))
 
 
 def _confirm(
-    study: "RecordedStudy", config: Config, norms: Sequence[str], seeds: int, runner: Runner
+    study: RecordedStudy, config: Config, norms: Sequence[str], seeds: int, runner: Runner
 ) -> None:
     """Train the best setting of each variant with fresh seeds, and print the verdict on them."""
-    from normrnn.reporting.groups import Group
-    from normrnn.reporting.result import group_verdict
-    from normrnn.reporting.runs import load
-    from normrnn.reporting.study import best
-
     jobs: list[RunJob] = []
     for norm in norms:
         top = best(study.trials, norm)
         if top is None:
             raise UserError(f"nothing to confirm: no setting trained with norm {norm}")
-        chosen = replace(with_fields(config, top["settings"]), seed=config.seed + 1)
+        chosen = replace(with_settings(config, top["settings"]), seed=config.seed + 1)
         jobs += plan(chosen, (norm,), seeds, study.path / CONFIRM)
     runner.say(f"confirming with {seeds} fresh seeds: {len(jobs)} runs")
     runner.train(jobs)
     runner.say(str(group_verdict(Group(config.recipe, "", [load(job.out) for job in jobs]))))
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """The values of one setting that every norm tries, each once, with a seed of its own."""
-
-    field: str
-    values: tuple[Any, ...]
-    epochs: int
-    full_epochs: int = 0
-    """Epochs of the comparison, if that has more."""
-
-    @property
-    def each(self) -> str:
-        """Epochs of each try, in words."""
-        return "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
-
-    def trials(self, config: Config, norms: Sequence[str], out: Path) -> list[Trial]:
-        """Return a trial per value, its runs in `out`/tuning/runs/NORM-VALUE."""
-        seed, threads = config.seed + SEED_OFFSET, config.threads or 1
-        config = replace(config, seed=seed, epochs=self.epochs, threads=threads)
-        name = self.field.rpartition(".")[2]
-        return [
-            Trial(
-                number,
-                {self.field: value},
-                [
-                    RunJob(
-                        out / TUNING / "runs" / f"{norm}-{value}",
-                        with_fields(config, {self.field: value, "norm": norm}),
-                        label=f"{norm}, {name} {value}",
-                    )
-                    for norm in norms
-                ],
-            )
-            for number, value in enumerate(self.values)
-        ]
-
-
-def plan_tuning(config: Config, norms: Sequence[str], tune: str | Mapping[str, Any]) -> Tuning:
-    """Return what the user asked for: a setting, or {setting: values, "epochs": N}; UsageError if
-    that cannot be tried.
+def plan_tuning(
+    config: Config, norms: Sequence[str], tune: str | Mapping[str, Any]
+) -> tuple[Config, Space]:
+    """Return the config and the space of the tuning that the user asked for: a setting, or
+    {setting: values, "epochs": N}; UsageError if that cannot be tried.
 
     Values may be given as text. Without values a number above 0 is tried at a third, at itself and
     at three times itself.
     """
     given: dict[str, Any] = {tune: ()} if isinstance(tune, str) else dict(tune)
-    epochs = given.pop("epochs", 0)
+    epochs = given.pop("epochs", 0) or config.epochs
     if len(given) != 1:
         raise UsageError(f"tune names one setting, not {', '.join(given) or 'none'}")
     ((field, values),) = given.items()
-    if epochs < 0:
-        raise UsageError(f"--tune-epochs must be at least 0, not {epochs}")
     now = flat(to_dict(config)).get(field)
-    if values:
-        kind = float if now is None else type(now)  # a field without a value takes numbers
-        tried = [_read(field, value, kind) for value in values]
-    elif type(now) is float and now > 0:
+    tried = [_from_text(value) for value in values] or [now]
+    if not values and type(now) is float:
         tried = [float(f"{now * factor:.3g}") for factor in (1 / 3, 1, 3)]
-    else:
-        tried = [now]
     check_space({field: tried}, config, norms)
-    if len(set(tried)) < 2:
+    # 1 and 1.0 are the same rate.
+    typed = [flat(to_dict(with_settings(config, {field: v})))[field] for v in tried]
+    if len(set(typed)) < 2:
         raise UsageError(f"--tune {field} needs --tune-values with at least 2 values: {now},…")
-    longer = config.epochs if 0 < epochs < config.epochs else 0
-    return Tuning(field, tuple(dict.fromkeys(tried)), epochs or config.epochs, longer)
+    config = replace(config, seed=config.seed + SEED_OFFSET, epochs=epochs)
+    return config, {field: list(dict.fromkeys(typed))}
 
 
-def _read(field: str, given: Any, kind: type) -> Any:
+def _from_text(value: Any) -> Any:
     try:
-        is_text = isinstance(given, str) and kind is not str
-        value = json.loads(given) if is_text else given
+        return json.loads(value) if isinstance(value, str) else value
     except ValueError:
-        value = None
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise UsageError(f"--tune-values has {given!r}, no value for {field}")
-    return value
+        return value
 
 
 def tune_setting(
-    tuning: Tuning,
     config: Config,
+    space: Space,
     norms: Sequence[str],
     out: Path,
     compared: Sequence[RunJob],
     runner: Runner,
-) -> tuple[dict[str, Any], "RecordedStudy"]:
-    """Return the best value of each norm, and all that was tried, also written as a study.
+) -> tuple[dict[str, dict[str, Any]], RecordedStudy]:
+    """Return the best setting of each norm, and all that was tried, also written as a study.
 
-    UsageError, before anything is tuned, if a run to compare was begun without this tuning.
+    `config` and `space` are those of `plan_tuning`. UsageError, before anything is tuned, if a run
+    to compare was begun without this tuning.
     """
-    from normrnn.reporting.study import SAID, RecordedStudy, best, read_study, write
-
+    (field,) = space
     begun = [job.out for job in compared if (job.out / CONFIG).exists()]
-    space = read_study(out / TUNING).about.get("space")
-    if begun and not (isinstance(space, dict) and tuning.field in space):
+    before = read_study(out / TUNING).about.get("space")
+    if begun and not (isinstance(before, dict) and field in before):
         raise UsageError(
-            f"{begun[0]} was begun before {tuning.field} was tuned, and may not have the value"
-            " that is chosen: use another --out"
+            f"{begun[0]} was begun before {field} was tuned, and may not have the value that is"
+            " chosen: use another --out"
         )
-    trials = tuning.trials(config, norms, out)
-    jobs = [job for trial in trials for job in trial.jobs]
-    runner.say(f"tuning {tuning.field}: {len(jobs)} runs of {tuning.each}")
-    runner.train(jobs)
-    rows, settings = _rows(trials), to_dict(jobs[0].config)
-    about = {"study": TUNING, "trials": len(trials), "norms": norms, "sampler": "grid"}
-    about |= {"space": {tuning.field: list(tuning.values)}}
-    about["config"] = {k: v for k, v in settings.items() if k not in ("data", "norm", "device")}
-    study = RecordedStudy(out / TUNING, rows, about)
-    tops = {norm: best(rows, norm) for norm in norms}
-    chosen = {norm: top["settings"][tuning.field] for norm, top in tops.items() if top}
+    runs = out / TUNING / "runs"
+    trials = [plan_trial(i, s, config, norms, runs) for i, s in enumerate(grid(space, config))]
+    runner.say(f"tuning {field}: {len(norms) * len(trials)} runs, epochs: {config.epochs}")
+    _train(trials, runner)
+    about = _about(TUNING, trials[0][1][0].config, space, norms, "grid")
+    study = RecordedStudy(out / TUNING, _rows(trials), {**about, "trials": len(trials)})
+    tops = {norm: best(study.trials, norm) for norm in norms}
+    chosen = {norm: top["settings"] for norm, top in tops.items() if top is not None}
     if len(chosen) == len(norms):
-        about[SAID] = summarise(tuning, chosen, rows)
+        study.about[SAID] = summarise(study, chosen, config.epochs, compared[0].config.epochs)
     write(study)
     for norm in norms:
         if norm not in chosen:
-            text = f"no value of {tuning.field} trained with norm {norm}: see {study.path}"
+            text = f"no value of {field} trained with norm {norm}: see {study.path}"
             raise UserError(text)
     runner.say(study.said)
     return chosen, study
 
 
-def summarise(tuning: Tuning, chosen: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    """Return in words what was tried, what that cost, and what was chosen."""
-    results = [found for row in rows for found in row["arms"].values()]
-    updates, seconds = (sum(r.get(key, 0) for r in results) for key in ("updates", "seconds"))
-    values = ", ".join(f"{v:g}" if type(v) is float else str(v) for v in tuning.values)
-    numbers = all(type(value) in (int, float) for value in tuning.values)
-    ends = (min(tuning.values), max(tuning.values)) if numbers else ()
+def summarise(
+    study: RecordedStudy, chosen: Mapping[str, Mapping[str, Any]], tried: int, compared: int
+) -> str:
+    """Return in words what was tried, what that cost, and what was chosen; `tried` and `compared`
+    are the epochs of each."""
+    ((field, values),) = study.about["space"].items()
+    is_number = all(type(value) in (int, float) for value in values)
+    ends = (min(values), max(values)) if is_number else ()
     picked = ", ".join(
-        f"{norm} {value}{' (at the edge of what was tried)' if value in ends else ''}"
-        for norm, value in chosen.items()
+        f"{norm} {s[field]}{' (at the edge of what was tried)' if s[field] in ends else ''}"
+        for norm, s in chosen.items()
     )
     text = (
-        f"{tuning.field} was tuned for each norm on validation data: values {values}; one seed"
-        f" that is not compared, {tuning.each}, {len(results)} runs, {updates:,} updates,"
-        f" {seconds:,.0f} seconds in updates. Chosen: {picked}."
+        f"{field} was tuned for each norm on validation data, with one seed that is not compared:"
+        f" values {', '.join(map(str, values))}; epochs: {tried}; {study.budget}. Chosen: {picked}."
     )
-    if tuning.full_epochs:
+    if tried < compared:
         text += (
-            f" Chosen after {tuning.epochs} of {tuning.full_epochs} epochs: a value that leads"
-            " early, as a high learning rate often does, may not lead at the end."
+            f" Chosen after {tried} of {compared} epochs: a value that leads early, as a high"
+            " learning rate often does, may not lead at the end."
         )
     return text

@@ -1,14 +1,20 @@
 """One run: train it, evaluate it, draw text from it, load it."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normrnn.config.base import Config
-from normrnn.config.extensions import is_import_path, is_recipe, use_norms
-from normrnn.config.extensions import use as use_name
-from normrnn.config.registry import recipe, task_of, with_settings
+from normrnn.config.registry import (
+    is_import_path,
+    is_recipe,
+    recipe,
+    task_of,
+    use_norms,
+    with_settings,
+)
+from normrnn.config.registry import use as use_name
 from normrnn.engine.launch import rank_and_size
 from normrnn.errors import UsageError
 
@@ -50,7 +56,7 @@ def train(
 
     (chosen,) = use_norms([norm], path)
     config = configured(what, data, {**settings, "norm": chosen}, path)
-    place = Path(out) if out else default_directory(config)
+    place = Path(out or default_directory(config.recipe, config.norm, config.seed))
     run_training(config, place, log_names(tensorboard, csv), [log] if log else [])
     return load(place)
 
@@ -58,34 +64,29 @@ def train(
 def configured(
     what: Recipe,
     data: str | Path | None = None,
-    settings: dict[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     path: str | Path | None = None,
 ) -> Config:
     """Return the config of a recipe with settings as keyword arguments give them."""
     if isinstance(what, Config):
         config = what
+    elif is_import_path(what) or is_recipe(what):
+        config = recipe(use_name(what, path))
     elif isinstance(what, str):
-        config = recipe(use_name(what, path) if is_import_path(what) else what)
-    elif is_recipe(what):
-        config = recipe(use_name(what))
+        config = recipe(what)
     else:
         raise UsageError(f"expected a recipe or its name, not {what!r}")
     given = {} if data is None else {"data": str(data)}
     return with_settings(config, {**given, **(settings or {})})
 
 
-def default_directory(config: Config) -> Path:
-    """Return the run directory of a config unless the user names one."""
-    return Path("runs") / f"{folder_name(config.recipe)}-{config.norm}-{config.seed}"
+def default_directory(name: str, *more: object) -> Path:
+    """Return the directory of a recipe or function unless the user names one.
 
-
-def folder_name(name: str) -> str:
-    """Return a recipe's name as part of a path.
-
-    >>> folder_name("my_module:recipe")
-    'my_module.recipe'
+    >>> print(default_directory("my_module:recipe", "frame", 1))
+    runs/my_module.recipe-frame-1
     """
-    return name.replace(":", ".")
+    return Path("runs", "-".join(map(str, (name.replace(":", "."), *more))))
 
 
 def log_names(tensorboard: bool, csv: bool) -> list[str]:
@@ -218,8 +219,6 @@ def sample(
 
 def import_names(names: str | Recipe | None, path: str | Path | None) -> None:
     """Import what a run of a user's own needs: import paths, comma-separated, or a recipe."""
-    if isinstance(names, str):
-        for name in filter(None, names.split(",")):
+    if names and not isinstance(names, Config):
+        for name in names.split(",") if isinstance(names, str) else [names]:
             use_name(name, path)
-    elif names is not None and not isinstance(names, Config):
-        use_name(names)

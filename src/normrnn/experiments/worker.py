@@ -2,18 +2,15 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from normrnn.cli import guarded
-from normrnn.config.base import Config
-from normrnn.config.extensions import receive
+from normrnn.config.registry import find, read_config, receive
 from normrnn.engine.launch import BUSY, DIVERGED
 from normrnn.engine.loop import Diverged
-from normrnn.experiments.functions import call_in_worker
+from normrnn.experiments.functions import FunctionJob
 from normrnn.experiments.training import train_until_stopped
 from normrnn.processes import stop_with_parent
-from normrnn.recipes import read_config
 from normrnn.runs.store import BusyError
 
 
@@ -22,18 +19,13 @@ def run(arguments: list[str]) -> int:
     130 if it was asked to stop."""
     stop_with_parent()
     order = json.load(sys.stdin)
-    receive(order.pop("imports"))
+    receive(order["imports"])
     out = Path(arguments[0])
-    if "function" in order:
-        call_in_worker(order, out)
-        return 0
-    config = read_config(order["config"])
-    return _train(config, out, arguments[1:])
-
-
-def _train(config: Config, out: Path, logs: Sequence[str]) -> int:
     try:
-        return train_until_stopped(config, out, logs)
+        if "call" in order:
+            FunctionJob(out, order["call"]).run(find(order["call"]["recipe"]))
+            return 0
+        return train_until_stopped(read_config(order["config"]), out, arguments[1:])
     except Diverged as error:
         error.code = DIVERGED  # of every process, not only of the one that reports it
         raise
