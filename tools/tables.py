@@ -50,8 +50,8 @@ def best_settings_table(study: RecordedStudy) -> Table:
         if (top := best(study.trials, arm)) is not None:
             figures = (top["arms"][arm]["train"], top["arms"][arm]["loss"])
             rows.append(_best_settings_row(arm, figures, top["settings"], names))
-        if paper and paper.settings and (found := paper.of(arm)):
-            figures, settings = (found[0][0], found[1][0]), paper.settings.get(arm, {})
+        if paper and paper.settings and (figures := paper.of(arm)):
+            settings = paper.settings.get(arm, {})
             rows.append(_best_settings_row(f"{arm}, paper", figures, settings, names))
     head = ["variant", "train", "valid", *short(names)]
     note = "Cross entropy in nats; train is the running average of the last epoch."

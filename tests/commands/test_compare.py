@@ -33,9 +33,8 @@ def test_plan_has_one_arm_per_norm_and_seed(tiny: LanguageConfig, tmp_path: Path
     arms = plan(replace(tiny, seed=3), ["none", "frame"], 2, tmp_path)
     assert [arm.out.name for arm in arms] == ["none-3", "frame-3", "none-4", "frame-4"]
     assert all(arm.config.threads == 1 for arm in arms)
-    assert [arm.config.norm for arm in arms] == ["none", "frame"] * 2
-    assert [arm.config.seed for arm in arms] == [3, 3, 4, 4]
-    assert [arm.label for arm in arms[:2]] == ["none, seed 3", "frame, seed 3"]
+    assert [(arm.config.norm, arm.config.seed) for arm in arms[1:3]] == [("frame", 3), ("none", 4)]
+    assert arms[1].label == "frame, seed 3"
     (one,) = plan(replace(tiny, threads=2), ["none"], 1, tmp_path)
     assert one.config.threads == 2
 
@@ -43,7 +42,7 @@ def test_plan_has_one_arm_per_norm_and_seed(tiny: LanguageConfig, tmp_path: Path
 def test_compare_from_the_command_line_and_once_more(
     cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "both"
+    out = tmp_path / "mk[" / "x]" / "[bold]z"
     settings = ["--model.hidden", "12", "--train.batch", "8", "--train.steps", "5"]
     settings += ["--epochs", "2", "--train.log-every", "5", "--evaluation.train-tokens", "0"]
     given = ["compare", "ptb-small", "--data", text_dir, "--out", out, *settings]
@@ -59,6 +58,7 @@ def test_compare_from_the_command_line_and_once_more(
         assert f"{name}: epoch 2/2" in shown
     for words in ("vocabulary 26", "0.0% <unk>", "of 2 runs done"):
         assert words in shown
+    assert f"report: {out / 'report.html'}\n" in shown
     lines = shown.splitlines()
     assert not [line for line in lines if line.endswith(" ")]
     assert "(running)" not in "".join(line for line in lines if line.startswith("none"))
@@ -91,8 +91,7 @@ def test_a_comparison_without_matplotlib_has_no_pictures(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     out = tmp_path / "out"
-    settings = ["--model.hidden", "6", "--train.batch", "8", "--train.steps", "5", "--epochs", "1"]
-    code, said, _ = cli("compare", "ptb-small", "--data", text_dir, "--out", out, *settings)
+    code, said, _ = cli("compare", "ptb-small", "--data", text_dir, "--out", out, *SMALL)
     assert code == 0
     assert said.count(install_command("report")) == 2  # before the runs, and at the end
     assert {path.name for path in out.iterdir()} == {"none-1", "frame-1", "report.html"}
@@ -132,10 +131,8 @@ def test_what_is_missing_is_said_before_any_run(
 def test_norms_in_every_spelling(tmp_path: Path) -> None:
     for norms in ("none,frame", "None,frame", (None, "frame"), ["none", "frame"]):
         assert checked_norms(norms, "norms") == ("none", "frame")
-    config = recipe("ptb-small")
     for norm in (None, "None", "none"):
-        assert replace(config, norm=norm).norm == "none"  # type: ignore[arg-type]
-        assert read_config({**to_dict(config), "norm": norm}).norm == "none"
+        assert read_config({**to_dict(recipe("ptb-small")), "norm": norm}).norm == "none"
     with pytest.raises(UserError, match="nowhere"):
         normrnn.compare("ptb-small", norms=(None, "frame"), data=tmp_path / "nowhere")
 
@@ -330,13 +327,6 @@ def _changed(config: LanguageConfig) -> list[tuple[str, object]]:
     names = (name for name in own if own[name] != given[name])
     left = ("data", "epochs", "threads", "data_sha256")
     return [(name.replace("_", "-"), given[name]) for name in names if name not in left]
-
-
-def test_square_brackets_in_a_path_are_a_path(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
-    out = tmp_path / ("deep " * 12) / "mk[" / "x]" / "[bold]z"
-    code, said, _ = cli("compare", "ptb-small", "--data", text_dir, "--out", out, *SMALL)
-    assert code == 0
-    assert f"report: {out / 'report.html'}\n" in said
 
 
 def test_a_run_that_diverges_is_a_finding(cli: Cli, text_dir: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`--processes`: arms of a comparison and of a search that several processes train together."""
+"""`--processes`: arms of a comparison that several processes train together."""
 
 import contextlib
 import os
@@ -15,7 +15,6 @@ from normrnn import compare
 from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.processes import stop
 from normrnn.text.config import LanguageConfig
-from tests.commands.conftest import Cli
 from tests.tiny_runs import rows_of
 from tests.torchrun import checkpoint
 
@@ -139,16 +138,3 @@ def test_all_end_with_the_command(number: signal.Signals, text_dir: Path, tmp_pa
         assert "stopped; the same command resumes" in said
     # What they had is in the checkpoint.
     assert checkpoint(metrics.parent)["progress"]["updates"] > 0
-
-
-@pytest.mark.slow
-def test_a_search_from_the_command_line(cli: Cli, text_dir: Path, tmp_path: Path) -> None:
-    space = tmp_path / "space.json"
-    space.write_text('{"optimizer.lr": [0.5, 1.0]}')
-    words = ["search", "ptb-small", "--data", text_dir, "--out", tmp_path / "out", *SETTINGS]
-    words += ["--space", space, "--norms", "none,frame", "--trials", "2", "--processes", "2"]
-    code, out, err = cli(*words)
-    assert code == 0, err
-    assert "2 of 2 trials are done" in out
-    for arm in ("0000/none", "0001/frame"):
-        assert checkpoint(tmp_path / "out" / "trials" / arm)["processes"] == 2

@@ -116,10 +116,8 @@ def test_the_recorded_settings_are_drawn_again() -> None:
 
 
 def test_a_grid_has_every_setting() -> None:
-    space = {"optimizer.lr": {"low": 0.1, "high": 0.3, "step": 0.1}, "train.batch": [32, 64]}
-    every = grid(space, PTB_CHAR)
+    every = grid({"optimizer.lr": [0.1, 0.2, 0.3], "train.batch": [32, 64]})
     assert [setting["train.batch"] for setting in every] == [32, 64] * 3
-    assert [every[i]["optimizer.lr"] for i in (0, 2, 4)] == pytest.approx([0.1, 0.2, 0.3])
-    assert [one["model.layers"] for one in grid({"model.layers": {"low": 1, "high": 3}}, PTB_CHAR)]
-    with pytest.raises(UsageError, match="with a step"):
-        grid({"optimizer.lr": {"low": 0.1, "high": 1}}, PTB_CHAR)
+    assert [setting["optimizer.lr"] for setting in every[::2]] == [0.1, 0.2, 0.3]
+    with pytest.raises(UsageError, match=r"optimizer\.lr"):
+        grid({"optimizer.lr": {"low": 0.1, "high": 1}})

@@ -125,21 +125,12 @@ def optuna_module() -> Any:
     return optuna
 
 
-def grid(space: Space, config: Config) -> list[dict[str, Any]]:
-    """Return every setting of a space; UsageError for a range without steps."""
-    fields, values = flat(to_dict(config)), dict(space)
-    for name, given in space.items():
-        if isinstance(given, list):
-            continue
-        limits = _range(name, given, fields[name])
-        if limits.step is None or limits.log:
-            raise UsageError(
-                f"the sampler bruteforce tries every value: give {name} as a list, or its range"
-                " with a step"
-            )
-        count = math.floor((limits.high - limits.low) / limits.step + 1e-9) + 1
-        values[name] = [limits.low + i * limits.step for i in range(count)]
-    return [dict(zip(values, drawn, strict=True)) for drawn in product(*values.values())]
+def grid(space: Space) -> list[dict[str, Any]]:
+    """Return every setting of a space; UsageError for a range."""
+    for name, values in space.items():
+        if not isinstance(values, list):
+            raise UsageError(f"the sampler bruteforce tries every value: give {name} as a list")
+    return [dict(zip(space, drawn, strict=True)) for drawn in product(*space.values())]
 
 
 def draw(
@@ -234,7 +225,7 @@ def search(
     norms = checked_norms(norms, "--norms")
     values = read_space(space, config, norms)
     optuna_module()
-    every = grid(values, config) if sampler == "bruteforce" else []
+    every = grid(values) if sampler == "bruteforce" else []
     runner = Runner(config, workers, processes)
     config = runner.data.completed(config)
     about = _about(config.recipe, config, values, norms, sampler)
@@ -356,7 +347,7 @@ def tune_setting(
             " chosen: use another --out"
         )
     runs = out / TUNING / "runs"
-    trials = [plan_trial(i, s, config, norms, runs) for i, s in enumerate(grid(space, config))]
+    trials = [plan_trial(i, s, config, norms, runs) for i, s in enumerate(grid(space))]
     runner.say(f"tuning {field}: {len(norms) * len(trials)} runs, epochs: {config.epochs}")
     _train(trials, runner)
     about = _about(TUNING, trials[0][1][0].config, space, norms, "grid")

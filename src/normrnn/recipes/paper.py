@@ -6,8 +6,8 @@ from typing import Any
 
 from normrnn import norms
 
-Figures = tuple[tuple[float, ...], tuple[float, ...]]
-"""Of the training and of the held-out set, each a loss, and an error rate where there is one."""
+Figures = tuple[float, float]
+"""Losses of the training and of the held-out set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,9 @@ class Paper:
         """The losses in a line; empty where they are of other data."""
         if not self.same_data:
             return ""
-        baseline, normalised = (
-            "/".join(f"{figures[0]:.{self.digits}f}" for figures in arm)
-            for arm in (self.baseline, self.normalised)
-        )
-        return f"paper, {self.loss}: {baseline}; normalised {normalised}"
+        arms = (self.baseline, self.normalised)
+        a, b = ("/".join(f"{loss:.{self.digits}f}" for loss in losses) for losses in arms)
+        return f"paper, {self.loss}: {a}; normalised {b}"
 
     def of(self, norm: str) -> Figures | None:
         """The figures of an arm."""
@@ -44,34 +42,30 @@ class Paper:
         return self.baseline if known and not norms.get(norm).normalises else None
 
 
-def _words(*figures: float) -> Paper:
-    a, b, c, d = ((figure,) for figure in figures)
-    return Paper(norm="frame", loss="train/valid", baseline=(a, b), normalised=(c, d), digits=1)
+def _words(baseline: Figures, normalised: Figures) -> Paper:
+    loss = "train/valid"
+    return Paper(norm="frame", loss=loss, baseline=baseline, normalised=normalised, digits=1)
 
 
-_SMALL = _words(78.5, 119.2, 62.5, 120.9)
+_SMALL = _words((78.5, 119.2), (62.5, 120.9))
 _SPEECH = Paper(
-    norm="sequence",
-    loss="FCE train/dev",
-    # (FCE, FER)
-    baseline=((0.95, 0.28), (1.11, 0.33)),
-    normalised=((0.73, 0.22), (1.19, 0.34)),
+    norm="sequence", loss="FCE train/dev", baseline=(0.95, 1.11), normalised=(0.73, 1.19)
 )
 _OTHER_SPEECH = replace(_SPEECH, same_data=False)
 """The paper's figures are of the Wall Street Journal, 3,546 states and fifty times the speech."""
 PAPER = {
     "ptb-small": _SMALL,
     "ptb-small-authors": _SMALL,
-    "ptb-medium": _words(49.1, 89.0, 41.0, 90.6),
-    "ptb-large": _words(49.3, 81.8, 35.0, 97.4),
+    "ptb-medium": _words((49.1, 89.0), (41.0, 90.6)),
+    "ptb-large": _words((49.3, 81.8), (35.0, 97.4)),
     "wsj": _SPEECH,
     "librispeech-mini": _OTHER_SPEECH,
     "librispeech-mini-small": _OTHER_SPEECH,
     "ptb-char": Paper(
         norm="hidden",
         loss="nats train/valid",
-        baseline=((1.05,), (1.10,)),
-        normalised=((1.07,), (1.11,)),
+        baseline=(1.05, 1.10),
+        normalised=(1.07, 1.11),
         settings={
             "none": {"optimizer.lr": 0.42, "optimizer.momentum": 0.95, "train.batch": 32},
             "hidden": {"optimizer.lr": 3.71e-4, "optimizer.momentum": 0.995, "train.batch": 128},
