@@ -1,7 +1,7 @@
 """`normrnn search RECIPE`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
@@ -19,7 +19,7 @@ def run(arguments: list[str]) -> int:
         trials: int = 52,
         space: Annotated[Path | None, arg(metavar="FILE")] = None,
         norms: str = "none,hidden",
-        sampler: str = "random",
+        sampler: Literal["random", "bruteforce"] = "random",
         workers: int = 1,
         processes: int = 1,
         confirm: Annotated[int, arg(metavar="N")] = 0,
@@ -36,8 +36,7 @@ def run(arguments: list[str]) -> int:
             space: JSON file: field to a list of values or to {"low", "high", "log"}; the paper's
                 unless given, where the paper has one.
             norms: Normalisations of a trial, comma-separated; none is the baseline.
-            sampler: random, tpe (Optuna's; its objective is the lowest validation loss of any
-                norm), or bruteforce, which tries every setting.
+            sampler: random, or bruteforce, which tries every setting.
             workers: Runs at a time, one thread each unless --threads says otherwise.
             processes: Processes that train each run together.
             confirm: Train the best setting of each norm again with N fresh seeds, in DIR/confirm,

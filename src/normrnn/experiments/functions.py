@@ -21,7 +21,7 @@ from normrnn.console import PlainConsole
 from normrnn.engine.launch import BUSY, WORKER
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import Job, Progress, run_jobs
-from normrnn.files import exclusive, read_regular, write_whole
+from normrnn.files import exclusive, read_json, write_whole
 from normrnn.norms import BASELINE, layer_argument
 from normrnn.processes import Child
 from normrnn.runs.records import CONFIG, DIVERGED, LOCK, LOG, METRICS, MetricsFile, Row
@@ -87,14 +87,10 @@ class FunctionJob(Job):
 
     def look(self) -> None:
         """Mark a run that has ended; UsageError if another run is in its directory."""
-        path = self.out / CONFIG
-        if not path.exists():
+        if not (self.out / CONFIG).exists():
             return
-        try:
-            found = json.loads(read_regular(path))
-            epochs, _ = found.pop("epochs"), found.pop("metrics_sha256")
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{path} is not the config.json of a training function") from None
+        found, _ = read_json(self.out / CONFIG)
+        epochs, _ = found.pop("epochs", 0), found.pop("metrics_sha256", "")
         if changed := ", ".join(differences(found, self.config).values()):
             raise UsageError(
                 f"{self.out} holds a run with other settings ({changed}): use another --out"

@@ -1,9 +1,9 @@
 """Trials: every normalisation trained with each of several settings.
 
 `normrnn search` draws the settings from a space, `tune=` of a comparison tries a few values of one
-setting. Settings follow from the seed, the number of the trial and the results before it, so all
-commands that share a directory draw the same ones; the locks of the run directories divide the
-work. A space is data, dotted config fields with values or ranges:
+setting. Settings follow from the seed and the number of the trial, so all commands that share a
+directory draw the same ones; the locks of the run directories divide the work. A space is data,
+dotted config fields with values or ranges:
 
 {"optimizer.lr": {"low": 1e-4, "high": 1, "log": true}, "train.batch": [32, 64, 128]}
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from normrnn.config.base import MEASURED, Config, checked_norms
 from normrnn.config.jsonio import differences, flat, to_dict
@@ -34,15 +34,12 @@ from normrnn.runs.records import CONFIG, epoch_averages
 
 Space = Mapping[str, Any]
 """Dotted field -> a list of values, or {"low", "high"} with "log" or "step" if wished."""
-SAMPLERS = ("random", "tpe", "bruteforce")
 TUNING, CONFIRM = "tuning", "confirm"
 SEED_OFFSET = 1_000_000
 """Seeds of tuning are this far from those of the comparison."""
 _NOT_SHARED = ("data", "device", "threads", "norm")
 """Settings that commands which share a study may differ in."""
 _NOT_VARIED = ("recipe", "data_sha256", "seed", "epochs", "train.epoch_tokens", *_NOT_SHARED)
-_ROUND = 4
-"""Trials that the sampler tpe draws at a time, all from the results of the rounds before."""
 _MOST = 500
 """Settings of a space that are tried on the config before a search."""
 Trial = tuple[dict[str, Any], list[RunJob]]
@@ -133,24 +130,17 @@ def grid(space: Space) -> list[dict[str, Any]]:
     return [dict(zip(space, drawn, strict=True)) for drawn in product(*space.values())]
 
 
-def draw(
-    space: Space, config: Config, sampler: str, number: int, before: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    """Return the setting of a trial, drawn by Optuna; `before` are rows of the study."""
+def draw(space: Space, config: Config, number: int) -> dict[str, Any]:
+    """Return the setting of a trial, drawn at random by Optuna."""
     optuna, fields = optuna_module(), flat(to_dict(config))
-    makers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
     seed = (config.seed * 1_000_003 + number) % 2**32
-    study = optuna.create_study(sampler=makers[sampler](seed=seed))
     distributions = {
         name: optuna.distributions.CategoricalDistribution(values)
         if isinstance(values, list)
         else _range(name, values, fields[name])
         for name, values in space.items()
     }
-    for row in before:
-        value = math.inf if row["value"] is None else row["value"]
-        found = {"params": row["settings"], "distributions": distributions, "value": value}
-        study.add_trial(optuna.trial.create_trial(**found))
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     return study.ask(distributions).params
 
 
@@ -164,20 +154,25 @@ def _result(job: RunJob) -> dict[str, Any]:
     return {"diverged": False, "loss": row["loss"], "train": train, **spent}
 
 
-def plan_trial(
-    number: int, setting: dict[str, Any], config: Config, norms: Sequence[str], out: Path
-) -> Trial:
-    """Return a trial whose runs are in `out`/NUMBER/NORM."""
+def _plan_trials(
+    settings: Sequence[dict[str, Any]], config: Config, norms: Sequence[str], out: Path
+) -> list[Trial]:
+    """Return a trial per setting, its runs in `out`/NUMBER/NORM."""
     config = replace(config, threads=config.threads or 1)
-    jobs = [
-        RunJob(
-            out / f"{number:04d}" / norm,
-            with_settings(config, {**setting, "norm": norm}),
-            label=f"{norm}, trial {number}",
+    return [
+        (
+            setting,
+            [
+                RunJob(
+                    out / f"{number:04d}" / norm,
+                    with_settings(config, {**setting, "norm": norm}),
+                    label=f"{norm}, trial {number}",
+                )
+                for norm in norms
+            ],
         )
-        for norm in norms
+        for number, setting in enumerate(settings)
     ]
-    return setting, jobs
 
 
 def _train(trials: Sequence[Trial], runner: Runner) -> None:
@@ -211,7 +206,7 @@ def search(
     norms: str | Sequence[str | None],
     out: Path | None,
     trials: int,
-    sampler: str = "random",
+    sampler: Literal["random", "bruteforce"] = "random",
     workers: int = 1,
     processes: int = 1,
     confirm: int = 0,
@@ -220,8 +215,6 @@ def search(
     check_counts(trials=trials, workers=workers, processes=processes)
     if confirm < 0 or confirm == 1:
         raise UsageError(f"--confirm needs at least 2 seeds, not {confirm}")
-    if sampler not in SAMPLERS:
-        raise UsageError(f"no sampler {sampler!r}: there are {', '.join(SAMPLERS)}")
     norms = checked_norms(norms, "--norms")
     values = read_space(space, config, norms)
     optuna_module()
@@ -232,16 +225,10 @@ def search(
     study = _open_study(out or default_directory(config.recipe, "search"), about)
     count = about["trials"] = max(min(trials, len(every) or trials), len(study.trials))
     write(study)
-    drawn: list[Trial] = []
-    rows: list[dict[str, Any]] = []
+    settings = every[:count] or [draw(values, config, number) for number in range(count)]
+    drawn = _plan_trials(settings, config, norms, study.path / "trials")
     try:
-        while len(drawn) < count:
-            size = min(count - len(drawn), _ROUND if sampler == "tpe" else count)
-            for number in range(len(drawn), len(drawn) + size):
-                setting = every[number] if every else draw(values, config, sampler, number, rows)
-                drawn.append(plan_trial(number, setting, config, norms, study.path / "trials"))
-            _train(drawn, runner)
-            rows = _rows(drawn)
+        _train(drawn, runner)
     finally:
         study = replace(study, trials=_rows(drawn) or study.trials)
         write(study)
@@ -346,8 +333,7 @@ def tune_setting(
             f"{begun[0]} was begun before {field} was tuned, and may not have the value that is"
             " chosen: use another --out"
         )
-    runs = out / TUNING / "runs"
-    trials = [plan_trial(i, s, config, norms, runs) for i, s in enumerate(grid(space))]
+    trials = _plan_trials(grid(space), config, norms, out / TUNING / "runs")
     runner.say(f"tuning {field}: {len(norms) * len(trials)} runs, epochs: {config.epochs}")
     _train(trials, runner)
     about = _about(TUNING, trials[0][1][0].config, space, norms, "grid")
