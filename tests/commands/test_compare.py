@@ -14,9 +14,9 @@ import pytest
 
 import normrnn
 from normrnn.config.base import checked_norms
-from normrnn.config.jsonio import flat, to_dict
+from normrnn.config.jsonio import to_dict
 from normrnn.console import PlainConsole
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 from normrnn.experiments.compare import check_report
 from normrnn.experiments.jobs import RunJob, plan, run_jobs
 from normrnn.extras import install_command
@@ -286,47 +286,25 @@ def _children(parent: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
-def test_other_settings_are_refused_before_anything_trains(
-    tiny: LanguageConfig, tmp_path: Path, cli: Cli
+def test_what_was_begun_differently_is_refused_before_anything_trains(
+    tiny: LanguageConfig, tmp_path: Path
 ) -> None:
-    """One arm was begun with another rate: the missing one is not trained beside it."""
-    out = tmp_path / "mixed"
-    arguments = ["--data", tiny.data, "--out", out, "--model.hidden", "12", "--epochs", "1"]
-    config = replace(tiny, optimizer=replace(tiny.optimizer, lr=0.25))
-    (out / "frame-1").mkdir(parents=True)
-    (out / "frame-1" / "config.json").write_text(json.dumps(to_dict(replace(config, norm="frame"))))
-    code, _, err = cli("compare", "ptb-small", *arguments)
-    assert code == 2
-    assert "frame-1 holds a run with other settings" in err
-    assert "optimizer.lr was 0.25, is now 1.0" in err
-    assert not (out / "none-1").exists()
-
-
-def test_other_data_is_refused_before_anything_trains(
-    tiny: LanguageConfig, tmp_path: Path, cli: Cli
-) -> None:
-    """A first comparison, then the same of another text in the same place, with more seeds."""
-    out, other = tmp_path / "runs", tmp_path / "mine.txt"
-    run_tiny(replace(tiny, epochs=1, threads=1), out / "none-1")
+    """With another rate, another text, or before the tuning."""
+    out, other, config = (
+        tmp_path / "runs",
+        tmp_path / "mine.txt",
+        replace(tiny, epochs=1, threads=1),
+    )
+    run_tiny(config, out / "none-1")
     other.write_text("one two three four five six seven\n" * 400)
-    settings = [f"--{name}={value}" for name, value in _changed(tiny)]
-    arguments = ["compare", "ptb-small", *settings, "--epochs", "1", "--out", out, "--seeds", "2"]
-    code, _, err = cli(*arguments, "--data", other)
-    assert code == 2
-    assert "the data has changed" in err
-    assert sorted(path.name for path in out.iterdir()) == ["none-1"]
-    code, _, err = cli(*arguments, "--data", tiny.data, "--tune", "optimizer.lr")
-    assert code == 2
-    assert "none-1 was begun before optimizer.lr was tuned" in err
-    assert sorted(path.name for path in out.iterdir()) == ["none-1"]
-
-
-def _changed(config: LanguageConfig) -> list[tuple[str, object]]:
-    """What sets a config apart from its recipe's, as flags."""
-    own, given = flat(to_dict(recipe(config.recipe))), flat(to_dict(config))
-    names = (name for name in own if own[name] != given[name])
-    left = ("data", "epochs", "threads", "data_sha256")
-    return [(name.replace("_", "-"), given[name]) for name in names if name not in left]
+    for changed, more, said in (
+        (config, {"lr": 0.25}, r"none-1 holds .*optimizer\.lr was 0\.7, is now 0\.25"),
+        (replace(config, data=str(other)), {}, "the data has changed"),
+        (config, {"tune": "optimizer.lr"}, r"none-1 was begun before optimizer\.lr was tuned"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            normrnn.compare(changed, out=out, norms=("frame", "none"), seeds=2, **more)  # type: ignore[arg-type]
+        assert [path.name for path in out.iterdir()] == ["none-1"]
 
 
 def test_a_run_that_diverges_is_a_finding(cli: Cli, text_dir: Path, tmp_path: Path) -> None:

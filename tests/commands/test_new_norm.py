@@ -1,7 +1,6 @@
 """A normalisation of one's own, registered in ten lines, goes everywhere."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +8,7 @@ import torch
 
 import normrnn
 from normrnn import norms
-from normrnn.engine.evaluate import evaluate
 from tests import toy_norm
-from tests.commands.conftest import Cli
 
 
 @pytest.fixture
@@ -40,19 +37,3 @@ def test_a_new_norm_is_a_layer() -> None:
     torch.testing.assert_close(small(x)[0], plain(pre)[0])
     with pytest.raises(ValueError, match=r"choose one of 'sequence'.*'toy', None"):
         normrnn.LSTM(3, 2, norm="toys")  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("toy")
-def test_a_new_norm_is_trained_evaluated_and_reported(
-    text_dir: Path, tmp_path: Path, cli: Cli
-) -> None:
-    small = ["--model.hidden", "8", "--train.batch", "8", "--train.steps", "5", "--epochs", "1"]
-    for norm in ("none", "toy"):
-        call = ["train", "ptb-small", "--data", text_dir, "--out", tmp_path / norm, *small]
-        assert cli(*call, "--norm", norm)[0] == 0
-    rows = evaluate(tmp_path / "toy")["rows"]
-    assert {row["split"] for row in rows} == {"valid", "test", "train_eval"}
-    assert {row["statistics"] for row in rows} == {"running"}  # it keeps none of its own
-    page = tmp_path / "report.html"
-    assert cli("report", tmp_path / "none", tmp_path / "toy", "-o", page)[0] == 0
-    assert "toy, seed" in page.read_text(encoding="utf-8")

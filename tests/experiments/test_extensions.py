@@ -33,6 +33,17 @@ def test_compare_resume_and_evaluate(cli: Cli, own_directory: Path, tmp_path: Pa
     assert rows_of(out / "halved-1")[-1]["epoch"] == 2
     assert (out / "halved-1" / "metrics.csv").read_text().count("\n") > 2
     assert cli("evaluate", out / "halved-1")[0] == 0  # known in this process by now
+    rows = json.loads((out / "halved-1" / "evaluation.json").read_text())["rows"]
+    assert {row["statistics"] for row in rows} == {"running"}  # the norm keeps none of its own
+    run, name = out / "none-1", ["--use", "own_module:small", "--path", own_directory]
+    for command in (("info", run), ("export", run, "-o", tmp_path / "model")):
+        del registry.recipes()["own_module:small"]
+        code, _, error = cli(*command)
+        assert (code, "--use" in error) == (1, True), command
+        code, said, error = cli(*command, *name)
+        assert (code, bool(said)) == (0, True), error
+    code, _, error = cli("gradients", run, *name)  # one target per sequence
+    assert (code, "per step" in error) == (1, True)
 
 
 def test_a_new_process_needs_the_name_again(own_directory: Path, tmp_path: Path) -> None:
@@ -64,25 +75,6 @@ def test_a_new_process_needs_the_name_again(own_directory: Path, tmp_path: Path)
     done = call("evaluate", run, *name)
     assert done.returncode == 0, done.stderr
     assert json.loads((run / "evaluation.json").read_text())["recipe"] == "own_module:small"
-
-
-def test_every_command_that_reads_a_run_takes_the_name(
-    cli: Cli, own_directory: Path, tmp_path: Path
-) -> None:
-    run, name = tmp_path / "run", ["--use", "own_module:small", "--path", own_directory]
-    assert cli("train", "own_module:small", *name[2:], "--out", run)[0] == 0
-    for call in (
-        ("info", run),
-        ("export", run, "-o", tmp_path / "out"),
-    ):
-        del registry.recipes()["own_module:small"]
-        code, _, error = cli(*call)
-        assert (code, "--use" in error) == (1, True), call
-        code, said, error = cli(*call, *name)
-        assert code == 0, error
-        assert said
-    code, _, error = cli("gradients", run, *name)  # one target per sequence
-    assert (code, "per step" in error) == (1, True)
 
 
 def test_search(cli: Cli, own_directory: Path, tmp_path: Path) -> None:

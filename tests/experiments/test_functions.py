@@ -30,7 +30,7 @@ def _no_calls() -> None:
 
 def test_every_norm_and_seed_is_called_once_and_stored(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = normrnn.compare(falling, norms=(None, "layer"), seeds=3, out=out)
+    result = normrnn.compare(falling, norms=(None, "layer"), seeds=3, out=out, target=4.5)
     assert CALLS[:2] == [(None, 1), ("layer", 1)]
     assert len(CALLS) == 6
     quality = result.to_dict()["variants"]["layer"]["quality"]
@@ -46,7 +46,8 @@ def test_every_norm_and_seed_is_called_once_and_stored(tmp_path: Path) -> None:
     assert "<pre>" in result._repr_html_()
     assert result.plot().axes[0].lines
     result.save(tmp_path / "report.html")
-    assert "layer" in (tmp_path / "report.html").read_text()
+    for file in (out / "report.html", tmp_path / "report.html"):
+        assert "to validation 4.5" in file.read_text()
 
     # Ended calls are skipped; new seeds are added.
     again = normrnn.compare(falling, norms=(None, "layer"), seeds=4, out=out)
@@ -55,15 +56,18 @@ def test_every_norm_and_seed_is_called_once_and_stored(tmp_path: Path) -> None:
     assert normrnn.verdict(out).variants["layer"].quality.seeds == 4  # type: ignore[union-attr]
 
 
-def test_a_call_that_was_stopped_is_repeated(tmp_path: Path) -> None:
+def test_a_call_that_was_stopped_is_not_finished_and_is_repeated(tmp_path: Path) -> None:
     def stops(norm: str | None, seed: int, log: RunLog) -> None:
-        log(step=7, valid=1.0)
+        log(step=7, valid=1.0, test=1.0)
         if norm is not None and not CALLS:
             CALLS.append((norm, seed))
             raise KeyboardInterrupt
+        log(step=8, train=0.5)
 
     with pytest.raises(KeyboardInterrupt):
         normrnn.compare(stops, out=tmp_path)
+    ended, stopped = (normrnn.reporting.load(tmp_path / f"{n}-1") for n in ("none", "sequence"))
+    assert (ended.finished, ended.progress, stopped.finished) == (True, "2 of 2", False)
     result = normrnn.compare(stops, out=tmp_path)
     assert [len(run.split("valid")) for run in result.runs] == [1, 1]
 
@@ -133,30 +137,6 @@ def test_data_is_an_argument_of_the_function(tmp_path: Path) -> None:
     assert [run.rows[0]["value"] for run in result.runs] == [2.5, 2.5]
     with pytest.raises(UsageError, match="data"):
         normrnn.compare(falling, data="2.5", out=tmp_path / "other")
-
-
-def test_a_run_is_finished_when_its_function_has_returned(tmp_path: Path) -> None:
-    def trains_on(norm: str | None, seed: int, log: RunLog) -> None:  # noqa: ARG001
-        log(step=1, valid=1.0, test=1.0)
-        if norm is not None:
-            raise KeyboardInterrupt
-        log(step=2, train=0.5)
-
-    with pytest.raises(KeyboardInterrupt):
-        normrnn.compare(trains_on, out=tmp_path)
-    ended, stopped = (normrnn.reporting.load(tmp_path / f"{n}-1") for n in ("none", "sequence"))
-    assert (ended.finished, ended.progress) == (True, "2 of 2")
-    assert not stopped.finished
-
-
-def test_a_saved_report_has_the_target_that_was_asked_for(tmp_path: Path) -> None:
-    result = normrnn.compare(falling, seeds=2, target=4.5, out=tmp_path / "out")
-    result.save(tmp_path / "saved.html")
-    figure = result.verdict.variants["sequence"].speed
-    assert figure is not None
-    assert figure.target == 4.5
-    for file in (tmp_path / "out/report.html", tmp_path / "saved.html"):
-        assert "to validation 4.5" in file.read_text()
 
 
 def test_a_foreign_config_is_recognised(tmp_path: Path) -> None:
