@@ -97,7 +97,7 @@ def import_named(arguments: list[str]) -> tuple[list[str], str | None]:
     directory.
 
     >>> import_named(["RUN", "--norms", "none,frame", "--path=d", "-o", "x"])
-    (['RUN', '-o', 'x', '--norms', 'none,frame'], 'd')
+    (['--norms', 'none,frame', 'RUN', '-o', 'x'], 'd')
     """
     parser = argparse.ArgumentParser("normrnn", usage="", add_help=False, allow_abbrev=False)
     for option in ("--path", "--use", "--norm", "--norms"):
@@ -106,7 +106,7 @@ def import_named(arguments: list[str]) -> tuple[list[str], str | None]:
     import_names(named.use, named.path)
     for option in ("norm", "norms"):
         if (names := getattr(named, option)) is not None:
-            rest += [f"--{option}", use_norms(names, named.path)]
+            rest = [f"--{option}", use_norms(names, named.path), *rest]
     return rest, named.path
 
 
