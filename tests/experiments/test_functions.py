@@ -30,7 +30,7 @@ def _no_calls() -> None:
 
 def test_every_norm_and_seed_is_called_once_and_stored(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = normrnn.compare(falling, norms=(None, "layer"), seeds=3, out=out, target=4.5)
+    result = normrnn.compare(falling, norms=(None, "layer"), seeds=3, out=out, target=3.5)
     assert CALLS[:2] == [(None, 1), ("layer", 1)]
     assert len(CALLS) == 6
     quality = result.to_dict()["variants"]["layer"]["quality"]
@@ -47,7 +47,7 @@ def test_every_norm_and_seed_is_called_once_and_stored(tmp_path: Path) -> None:
     assert result.plot().axes[0].lines
     result.save(tmp_path / "report.html")
     for file in (out / "report.html", tmp_path / "report.html"):
-        assert "to validation 4.5" in file.read_text()
+        assert "to validation 3.5" in file.read_text()
 
     # Ended calls are skipped; new seeds are added.
     again = normrnn.compare(falling, norms=(None, "layer"), seeds=4, out=out)
