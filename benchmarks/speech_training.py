@@ -19,7 +19,7 @@ from normrnn.engine.loop import Interrupt, Trainer
 from normrnn.recipes import librispeech_mini
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.config import SpeechConfig
-from normrnn.speech.corpus import SpeechCorpus, SpeechSplit
+from normrnn.speech.corpus import Entry, SpeechCorpus, SpeechSplit
 from normrnn.speech.task import SpeechTask
 
 CLASSES, DIM = 5126, 123
@@ -41,13 +41,12 @@ class _Made(SpeechSplit):
 
     def features(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
         generator = torch.Generator().manual_seed(index)
-        return torch.randn(self.lengths[index], self.dim, generator=generator)[start:stop]
+        return torch.randn(self.lengths[index], DIM, generator=generator)[start:stop]
 
     def labels(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
         generator = torch.Generator().manual_seed(index)
-        return torch.randint(0, self.classes, (self.lengths[index],), generator=generator)[
-            start:stop
-        ]
+        size = (self.lengths[index],)
+        return torch.randint(0, CLASSES, size, generator=generator)[start:stop]
 
 
 class HandWritten(nn.Module):
@@ -111,7 +110,8 @@ def engine(config: SpeechConfig, split: SpeechSplit, where: Path) -> Callable[[]
 def made(batch: int, shortest: int, longest: int, where: Path) -> tuple[SpeechConfig, SpeechSplit]:
     """The recipe for a split that is one batch of noise."""
     lengths = torch.linspace(longest, shortest, batch).round().int().tolist()
-    split = _Made([str(i) for i in range(batch)], lengths, where, CLASSES, DIM, [], [])
+    entries = [Entry(str(i), "", lengths[i], (0, 0), (0, 0), ("", "")) for i in range(batch)]
+    split = _Made(where, entries)
     config = librispeech_mini()
     return replace(config, train=replace(config.train, batch=batch, piece_frames=0)), split
 

@@ -261,11 +261,17 @@ def test_posteriors_refuse_other_features_and_keep_what_was_there(
         write_posteriors(whole, data, tmp_path / "post", prior_floor=0.0)
 
 
-def test_posteriors_never_overwrite_what_they_read(whole: Path, speech_dir: Path) -> None:
+def test_posteriors_verify_and_never_overwrite_what_they_read(
+    whole: Path, speech_dir: Path
+) -> None:
     before = {path: path.read_bytes() for path in (speech_dir / "dev").iterdir()}
     with pytest.raises(UsageError, match=r"would overwrite .*feats\.ark, which is read"):
         write_posteriors(whole, speech_dir / "dev", speech_dir / "dev" / "feats")
     assert {path: path.read_bytes() for path in (speech_dir / "dev").iterdir()} == before
+    archive = speech_dir / "dev" / "feats.ark"
+    archive.write_bytes(archive.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match=r"feats\.ark is damaged"):
+        write_posteriors(whole, speech_dir / "dev", speech_dir / "post")
 
 
 def test_devices_that_are_not_there(whole: Path, speech_dir: Path, tmp_path: Path) -> None:

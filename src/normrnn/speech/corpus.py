@@ -114,8 +114,7 @@ def read_speech(path: str | Path) -> SpeechCorpus:
     """Open a prepared directory; UserError if anything is missing or does not fit."""
     path = expanded(path)
     if not path.is_dir():
-        why = "it is a file" if path.exists() else "it does not exist"
-        raise UserError(f"{path} is not a directory of prepared speech: {why}")
+        raise UserError(f"{path} is not a directory")
     summary = read_summary(path)
     try:
         classes, dim, statistics = (summary[name] for name in ("classes", "dim", "statistics"))

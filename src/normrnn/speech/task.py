@@ -45,8 +45,6 @@ def cut(lengths: Sequence[int], longest: int = 0) -> list[Piece]:
 
 def test_utterances(corpus: SpeechCorpus, speakers: int) -> set[int]:
     """Return the training utterances of some speakers, evenly spread over the speakers' names."""
-    if not speakers:
-        return set()
     names = sorted({entry.speaker for entry in corpus.train.entries})
     if speakers >= len(names):
         raise UserError(

@@ -256,5 +256,5 @@ def test_damaged_directories(out: Path, name: str, content: str | None) -> None:
         (out / name).unlink()
     else:
         shutil.rmtree(out)
-    with pytest.raises(UserError, match=name or "does not exist"):
+    with pytest.raises(UserError, match=name or "is not a directory"):
         read_speech(out)

@@ -32,10 +32,8 @@ def kaldi_job(
 ) -> Job:
     """Return the preparation of a data directory and its alignments; without those of dev,
     speakers are split."""
-    if (dev_data is None) != (dev_ali is None):
-        raise UsageError("--dev-data and --dev-ali go together")
-    if dev_data and dev_speakers:
-        raise UsageError("--dev-speakers splits --data; with --dev-data there is nothing to split")
+    if (dev_data is None) != (dev_ali is None) or (dev_data and dev_speakers):
+        raise UsageError("--dev-data and --dev-ali go together, and without --dev-speakers")
     count = count_classes(ali, classes)
     utterances = _utterances(data, ali, count)
     settings = {"kind": "kaldi", "targets": "pdf", "classes": count, "deltas": deltas}
