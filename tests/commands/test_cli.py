@@ -14,7 +14,6 @@ import normrnn
 from normrnn.cli import COMMANDS, main
 from normrnn.errors import UserError
 from normrnn.experiments.training import load
-from normrnn.extras import install_command
 from normrnn.recipes import RECIPES
 from normrnn.runs.store import RunDirectory
 from normrnn.text.model import LanguageModel
@@ -53,10 +52,6 @@ def test_help_comes_without_torch() -> None:
         assert done.returncode == 0
         assert done.stderr.strip() == "False"
         assert "usage: normrnn" in done.stdout
-
-
-def test_install_commands_name_what_pip_finds() -> None:
-    assert install_command("search").startswith("pip install optuna")
 
 
 def test_help_names_what_there_is_and_what_a_command_takes(cli: Cli) -> None:

@@ -33,4 +33,6 @@ def test_prints_versions_kernels_and_extras(cli: Cli, monkeypatch: pytest.Monkey
     assert found["extras"]["export"]["missing"] == ["onnx"]
     assert found["extras"]["docs"]["missing"] == []
     assert found["devices"][0] == "cpu"
-    assert "missing onnx" in cli("doctor")[1]
+    said = cli("doctor")[1]
+    assert "missing onnx" in said
+    assert "pip install onnx onnxscript onnxruntime\n" in said

@@ -20,14 +20,6 @@ def test_own_spaces_fit_their_recipes(name: str) -> None:
     assert read_space(None, recipe(name)) == SPACES[name]
 
 
-def test_the_papers_space() -> None:
-    assert SPACES["ptb-char"] == {
-        "optimizer.lr": {"low": 1e-4, "high": 1.0, "log": True},
-        "optimizer.momentum": [0.5, 0.8, 0.9, 0.95, 0.995],
-        "train.batch": [32, 64, 128],
-    }
-
-
 @pytest.mark.parametrize(
     ("space", "said"),
     [
