@@ -35,4 +35,4 @@ def test_prints_versions_kernels_and_extras(cli: Cli, monkeypatch: pytest.Monkey
     assert found["devices"][0] == "cpu"
     said = cli("doctor")[1]
     assert "missing onnx" in said
-    assert "pip install onnx onnxscript onnxruntime\n" in said
+    assert "pip install onnx onnxruntime onnxscript\n" in said
