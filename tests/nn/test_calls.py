@@ -181,8 +181,8 @@ class TestResets:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_they_may_change_before_the_backward_pass(self, is_packed: bool, dtype: Any) -> None:
         """Programs that collect episodes in a buffer write the next ones into it."""
-        layer = build("lstm", "sequence", dtype=dtype, batch_first=True)
-        x, cut = torch.randn(4, 5, 3, dtype=dtype), torch.rand(4, 5) < 0.4
+        layer = build("lstm", "sequence", dtype=dtype)
+        x, cut = torch.randn(5, 4, 3, dtype=dtype), torch.rand(5, 4) < 0.4
         found = []
         for is_spoilt in (False, True):
             layer.zero_grad()
@@ -190,7 +190,7 @@ class TestResets:
             resets: Any = cut.clone()
             if is_packed:
                 lengths = torch.tensor([5, 5, 4, 1])
-                given, resets = (pack_padded_sequence(v, lengths, True) for v in (x, resets))
+                given, resets = (pack_padded_sequence(v, lengths) for v in (x, resets))
             output: Any = layer(given, resets=resets)[0]
             if is_spoilt:
                 (resets.data if is_packed else resets).fill_(False)
