@@ -10,7 +10,8 @@ import pytest
 
 from normrnn.arrays.config import ArraysConfig
 from normrnn.arrays.read import prepare, read_arrays
-from normrnn.errors import UserError
+from normrnn.config.registry import with_settings
+from normrnn.errors import UsageError, UserError
 from normrnn.recipes import recipe
 
 RANDOM = np.random.default_rng(1)
@@ -85,7 +86,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "flat x": ({"x": np.zeros((40, 3))}, "(40, 3)"),
     "lengths": ({"x": padded(PIECES), "lengths": LENGTHS + 9}, "lengths"),
     "zero length": ({"x": padded(PIECES), "lengths": LENGTHS * 0}, "lengths"),
-    "nan": ({"x": [*PIECES[:-1], np.full((2, 2), np.nan)]}, "NaN"),
+    "nan": ({"x": [*PIECES[:-1], np.full((2, 2), np.nan)]}, "sequence 39; padded"),
+    "nan padding": ({"x": padded(PIECES)}, "sequence 0; padded sequences need lengths"),
+    "two x": ({"x_train": PIECES, "y_train": Y}, "x_train"),
+    "dict": ({"x": {"a": PIECES}}, "{'a'"),
+    "ragged features": ({"x": [*PIECES[:-1], np.zeros((2, 3))]}, "[(2,), (3,)]"),
     "short y": ({"y": Y[:-1]}, "(39,)"),
     "nan y": ({"y": np.full(40, np.nan)}, "NaN"),
     "labels": ({"x_valid": PIECES, "y_valid": Y + 1}, "2"),
@@ -119,8 +124,11 @@ def test_npz_is_never_unpickled_and_other_files_are_named(tmp_path: Path) -> Non
     for name in ("a.npz", "b.npy", "c.npz", "d.npz"):
         with pytest.raises(UserError, match=name):
             read_arrays(replace(recipe("arrays"), data=str(tmp_path / name)))  # type: ignore
-    with pytest.raises(UserError, match="--data"):
-        read_arrays(recipe("arrays"))  # type: ignore
+    for name, data in (("arrays", ""), ("adding", "mine.npz")):
+        with pytest.raises(UserError, match="--data"):
+            read_arrays(replace(recipe(name), data=data))  # type: ignore
+    with pytest.raises(UsageError, match=r"arrays\.valid and arrays\.test"):
+        with_settings(recipe("arrays"), {"valid": 0.5, "test": 0.5})
 
 
 def write_idx(folder: Path, zipped: bool) -> None:

@@ -19,6 +19,7 @@ from normrnn.config.base import (
     Probability,
 )
 from normrnn.config.measure import Measure
+from normrnn.errors import UsageError
 
 CLASSES = Measure(
     name="cross entropy",
@@ -105,6 +106,8 @@ class ArrayConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_shrinkage(self.model.shrinkage)
+        if self.arrays.valid + self.arrays.test >= 1:
+            raise UsageError("arrays.valid and arrays.test leave nothing to train on")
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:

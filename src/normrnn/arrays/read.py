@@ -90,6 +90,8 @@ def read_arrays(config: ArrayConfig) -> Arrays:
     """Return the data set of a config; UserError for anything that cannot be trained on."""
     options, source = config.arrays, config.arrays.source
     if source == "adding":
+        if config.data != "generated:adding":
+            raise UsageError(f"{config.recipe} generates its data: it takes no --data")
         return prepare(_adding(options), options, "generated:adding")
     if not config.data:
         wanted = "FILE.npz" if source == "file" else "DIR, with the four idx files"
@@ -129,7 +131,12 @@ def write_arrays(parts: Mapping[str, Any], options: ArraysConfig, out: Path) -> 
 
 def _prepare(parts: Mapping[str, Any], options: ArraysConfig, where: str) -> Arrays:
     if unknown := set(parts) - KEYS:
-        raise ValueError(f"unknown array {min(unknown)!r}; known are x, y, lengths, groups")
+        raise ValueError(
+            f"unknown array {min(unknown)!r}; known are x, y, lengths and groups, alone or with"
+            " _train, _valid and _test"
+        )
+    if "x" in parts and "x_train" in parts:
+        raise ValueError("x and x_train are both there: give one of them")
     suffix = "_train" if "x_train" in parts else ""
     splits = {"train": _split(parts, suffix)}
     splits |= {s: _split(parts, f"_{s}") for s in SPLITS[1:] if f"x_{s}" in parts}
@@ -140,7 +147,7 @@ def _prepare(parts: Mapping[str, Any], options: ArraysConfig, where: str) -> Arr
     is_float, per_step = train.targets.dtype.kind == "f", train.per_step
     labels = None if is_float else np.unique(train.targets)
     if labels is not None and len(labels) < 2:
-        raise ValueError(f"the training targets have one class only, {labels[0]!r}")
+        raise ValueError(f"the training targets have one class only, {labels[0].item()!r}")
     digest = hashlib.sha256()
     for name, one in sorted(splits.items()):
         shapes = [(v.rows.shape[1:], v.targets.shape[1:]) for v in (one, train)]
@@ -151,9 +158,8 @@ def _prepare(parts: Mapping[str, Any], options: ArraysConfig, where: str) -> Arr
             raise ValueError(f"the {name} split is empty")
         if labels is not None:
             if len(strange := np.setdiff1d(one.targets, labels)):
-                raise ValueError(
-                    f"the {name} split has the label {strange[0]!r}, which the training data lacks"
-                )
+                label = strange[0].item()
+                raise ValueError(f"the training data lacks the label {label!r} of the {name} split")
             splits[name] = one = replace(one, targets=np.searchsorted(labels, one.targets))
         for array in (one.rows, one.lengths, one.targets):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
@@ -192,24 +198,37 @@ def _split(parts: Mapping[str, Any], suffix: str) -> Split:
             f"y{suffix} has shape {y.shape} and type {y.dtype}; expected one label, or floats, for"
             f" each of {len(lengths)} sequences or of {len(x)} steps"
         )
-    x = x if x.dtype == np.uint8 else _finite(x, f"x{suffix}")
-    return Split(x, lengths.astype(np.int64), _finite(y, f"y{suffix}") if is_float else y)
+    x = x if x.dtype == np.uint8 else _finite(x, f"x{suffix}", lengths)
+    y = _finite(y, f"y{suffix}", lengths) if is_float else y
+    return Split(x, lengths.astype(np.int64), y)
 
 
 def _joined(value: Any) -> tuple[Array, Array | None]:
     """Return an array; of arrays in a list, these one after another, and their lengths."""
     value = value if isinstance(value, list | tuple) else np.asarray(value)
+    if isinstance(value, np.ndarray) and not value.ndim:
+        raise ValueError(f"expected an array or a list of arrays, not {value!r:.60}")
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value, None
     pieces = [np.asarray(one) for one in value]
     if not pieces or not pieces[0].ndim:
         return np.asarray(list(value)), None
+    if len(shapes := {piece.shape[1:] for piece in pieces}) > 1:
+        raise ValueError(f"arrays of one list have steps of different shapes: {sorted(shapes)}")
     return np.concatenate(pieces), np.array([len(piece) for piece in pieces])
 
 
-def _finite(values: Array, name: str) -> Array:
-    if values.dtype.kind not in "fiub" or not np.isfinite(values).all():
-        raise ValueError(f"{name} must hold numbers, none of them NaN or infinite")
+def _finite(values: Array, name: str, lengths: Array) -> Array:
+    if values.dtype.kind not in "fiub":
+        raise ValueError(f"{name} must hold numbers, not {values.dtype}")
+    is_wrong = ~np.isfinite(values).all(tuple(range(1, values.ndim)))
+    if is_wrong.any():
+        row = sequence = int(is_wrong.argmax())
+        if len(values) != len(lengths):
+            sequence = int(np.searchsorted(np.cumsum(lengths), row, "right"))
+        raise ValueError(
+            f"{name} is NaN or infinite in sequence {sequence}; padded sequences need lengths"
+        )
     return values.astype(np.float32)
 
 
@@ -239,7 +258,10 @@ def _divided(whole: Split, groups: Any, options: ArraysConfig, with_test: bool) 
 
 def _npz(path: Path) -> dict[str, Array]:
     try:
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as content:
+        with open_regular(path) as file:
+            zipfile.ZipFile(file)  # BadZipFile for anything else, as a .npy file
+            file.seek(0)
+            content = np.load(file, allow_pickle=False)
             return {name: content[name] for name in content.files}
     except (*_UNREADABLE, zipfile.BadZipFile, KeyError, TypeError, AttributeError) as error:
         raise UserError(
