@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -204,6 +205,11 @@ def test_ctrl_c_on_a_terminal_keeps_what_is_done(tmp_path: Path, processes: str)
     shown, sent = b"", False
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
+        if not sent and kept(out) > 1:
+            os.write(terminal, b"\x03")
+            sent = True
+        if not select.select([terminal], [], [], 0.05)[0]:
+            continue
         try:
             chunk = os.read(terminal, 4096)
         except OSError:  # the other side is closed
@@ -211,9 +217,6 @@ def test_ctrl_c_on_a_terminal_keeps_what_is_done(tmp_path: Path, processes: str)
         if not chunk:
             break
         shown += chunk
-        if not sent and kept(out) > 1:
-            os.write(terminal, b"\x03")
-            sent = True
     _, status = os.waitpid(pid, 0)
     os.close(terminal)
     text = shown.decode("utf-8", "replace")
