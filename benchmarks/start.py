@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     seen = Recorder(args.once)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as where, contextlib.suppress(EnoughError):
-        train(config, Path(where) / "run", [seen], say=lambda _: None)
+        train(config, Path(where) / "run", [seen])
     if args.once:
         print(json.dumps([time.perf_counter() - STARTED, peak()]))
         return 0

@@ -1,10 +1,11 @@
 """Small texts and settings that train in a second."""
 
+import io
 import json
 import random
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from normrnn.config.base import Config, OptimizerConfig
 from normrnn.engine.callbacks import Callback
 from normrnn.engine.loop import Trainer
 from normrnn.engine.start import train
+from normrnn.runs.records import Note, read_note
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig
 from normrnn.text.corpus import Vocabulary
@@ -96,18 +98,29 @@ def after_updates(calls: Mapping[int, Callable[[], object]]) -> Iterator[None]:
 
 
 def run_tiny(
-    config: Config, out: Path, stop_at: int = -1, callbacks: Sequence[Callback] = ()
+    config: Config,
+    out: Path,
+    stop_at: int = -1,
+    callbacks: Sequence[Callback] = (),
+    logs: Sequence[str] = (),
 ) -> list[str]:
-    """Train, with Ctrl-C in an update; what was said on the way."""
-    said: list[str] = []
-    with after_updates({stop_at: lambda: signal.raise_signal(signal.SIGINT)}):
-        train(config, out, callbacks, said.append)
-    return said
+    """Train, with Ctrl-C in an update; the lines that were printed."""
+    ctrl_c = {stop_at: lambda: signal.raise_signal(signal.SIGINT)}
+    with after_updates(ctrl_c), redirect_stdout(io.StringIO()) as out_text:
+        train(config, out, callbacks, logs)
+    return out_text.getvalue().splitlines()
 
 
 def vocabulary_of(out: Path) -> Vocabulary:
     """The vocabulary in a run's model file."""
     return Vocabulary.from_json(RunDirectory(out).model_metadata["vocabulary"])
+
+
+def note_of(out: Path) -> Note:
+    """The note of a run's checkpoint."""
+    note = read_note(out)
+    assert note is not None
+    return note
 
 
 def rows_of(out: Path) -> list[dict[str, Any]]:

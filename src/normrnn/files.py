@@ -36,12 +36,6 @@ def largest_tensors() -> int:
     return memory // 2
 
 
-def largest_unpacked(size: int) -> int:
-    """Limit for the content of a compressed file of `size` bytes: a hundred times as much, since
-    labels and sound compress to about a tenth."""
-    return 100 * size + (1 << 24)
-
-
 def expanded(path: str | Path) -> Path:
     """Expand ~ in a path; UserError if that user has no home directory."""
     try:
@@ -115,9 +109,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         finally:
             os.close(directory)
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be written: {error.strerror or error}; the old file is kept"
-        ) from None
+        why = error.strerror or error
+        raise UserError(f"{path} cannot be written: {why}; the old file is kept") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -178,23 +171,21 @@ def is_held(path: Path) -> bool:
 # damage anywhere, the field included, is recognised.
 
 
-def seal(content: bytearray, start: int = 0) -> str:
-    """Write the hash into the first field after `start`, and return it."""
-    field = _FIELD.search(content, start)
+def seal(content: bytearray) -> str:
+    """Write the hash into the first field, and return it."""
+    field = _FIELD.search(content)
     assert field is not None
     digest = _hash(content, *field.span(1))
     content[field.start(1) : field.end(1)] = digest
     return digest.decode()
 
 
-def is_sealed(content: bytes, path: Path, start: int = 0, stop: int | None = None) -> bool:
-    """Whether there is a hash between `start` and `stop`; UserError if it is wrong."""
-    field = _FIELD.search(content, start, len(content) if stop is None else stop)
-    if field is None:
-        return False
-    if field[1] != _hash(content, *field.span(1)):
+def is_sealed(content: bytes, path: Path) -> bool:
+    """Whether there is a hash; UserError if it is wrong."""
+    field = _FIELD.search(content)
+    if field and field[1] != _hash(content, *field.span(1)):
         raise UserError(f"{path} is damaged: wrong checksum")
-    return True
+    return field is not None
 
 
 def sealed(text: str) -> bytes:
@@ -228,11 +219,11 @@ def read_json(path: Path, kind: type = dict) -> tuple[Any, bool]:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise UserError(f"{path} is damaged: not JSON") from None
-    objects = values if kind is list else [values]
+    objects = values if kind is list and isinstance(values, list) else [values]
     if not isinstance(values, kind) or not all(isinstance(one, dict) for one in objects):
         raise UserError(f"{path} is damaged: not a JSON {kind.__name__}")
-    for one in objects[:1]:
-        one.pop("sha256", None)
+    if objects:
+        objects[0].pop("sha256", None)
     return values, has_hash
 
 

@@ -1,13 +1,7 @@
 """The table of normalisations: one row each, without torch.
 
 Command line, recipes, models, evaluation and reports ask a row what they need to know; nothing
-else compares a normalisation by its name. "none" is a row too: the baseline, ``norm=None`` of the
-layers.
-
->>> get("frame").words
-'frame-wise normalised network'
->>> names()[0], get(None).normalises
-('none', False)
+else compares a normalisation by its name. "none" is the baseline, ``norm=None`` of the layers.
 """
 
 from collections.abc import Mapping
@@ -76,7 +70,7 @@ _TABLE: dict[str, Norm] = {}
 
 
 def register(norm: Norm) -> Norm:
-    """Adds a row; a name that is taken is an error."""
+    """Add a row; a name that is taken is an error."""
     if norm.name in _TABLE:
         raise ValueError(f"there is a normalisation {norm.name!r} already")
     _TABLE[norm.name] = norm
@@ -84,12 +78,12 @@ def register(norm: Norm) -> Norm:
 
 
 def unregister(name: str) -> None:
-    """Takes a row out again."""
+    """Remove a row."""
     del _TABLE[name]
 
 
 def get(name: str | None) -> Norm:
-    """The row of a name, or of the layers' None; ValueError with the choices for any other."""
+    """Return the row of a name, or of the layers' None; ValueError with the choices for others."""
     row = _TABLE.get(BASELINE if name is None else name)
     if row is None:
         hint = f"; {BATCH_HINT}" if name == "batch" else ""
@@ -98,21 +92,17 @@ def get(name: str | None) -> Norm:
 
 
 def layer_argument(name: str) -> str | None:
-    """The name as layers take it: None for the baseline."""
+    """Return the name as layers take it: None for the baseline."""
     return None if name == BASELINE else name
 
 
 def names() -> tuple[str, ...]:
-    """All of them, the baseline first."""
+    """Return all names, the baseline first."""
     return tuple(_TABLE)
 
 
 def statistics_shown(settings: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """The kind of statistics of a row of metrics; a dash for a network that keeps none.
-
-    >>> statistics_shown({"norm": "none"}, {"statistics": "running"})
-    '–'
-    """
+    """Return the kind of statistics of a row of metrics; a dash for a network that keeps none."""
     norm = _TABLE.get(settings["norm"])
     return "–" if norm is not None and not norm.keeps_statistics else row["statistics"]
 

@@ -15,7 +15,6 @@ from normrnn.files import following_no_link, open_regular
 
 PARENT = "NORMRNN_PARENT"
 """Environment variable: the process to end with."""
-_SAFE_PATH = "PYTHONSAFEPATH"
 _OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 """Variables of torchrun: children are not among the processes that it started."""
 
@@ -37,24 +36,13 @@ def start_python(
         stderr=subprocess.STDOUT if output else None,
         # A session of its own: Ctrl-C in the terminal reaches this process only, which passes it on
         start_new_session=True,
-        env={**inherited, **(environment or {}), PARENT: str(os.getpid()), _SAFE_PATH: "1"},
+        env={**inherited, **(environment or {}), PARENT: str(os.getpid()), "PYTHONSAFEPATH": "1"},
     )
     assert process.stdin is not None
     # A process that dies before reading has the reason in its log.
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(order)
     return process
-
-
-@contextlib.contextmanager
-def safe_path() -> Iterator[None]:
-    """Inside, Python processes of other libraries do not import from the current directory."""
-    before = os.environ.get(_SAFE_PATH, "")
-    os.environ[_SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        os.environ[_SAFE_PATH] = before  # empty is as good as none
 
 
 class Child:
@@ -71,26 +59,16 @@ class Child:
         with open(log, "ab", opener=following_no_link) as output:
             self._start = output.tell()
             self._process = start_python(module, arguments, order, output, counts)
+        self.wait, self.terminate = self._process.wait, self._process.terminate
 
     @property
     def code(self) -> int | None:
         """Return the exit code; None while it runs."""
         return self._process.poll()
 
-    def interrupt(self) -> None:
-        """Ask it to save its state and end, by SIGTERM: children of a background job of a shell
-        ignore SIGINT."""
-        if self.code is None:
-            self._process.send_signal(signal.SIGTERM)
-
-    def wait(self) -> None:
-        """Wait until it has ended."""
-        self._process.wait()
-
     def last_words(self) -> str:
         """Return why it ended: its last line of output, or the signal."""
-        code = self.code
-        if code is not None and code < 0:
+        if (code := self.code or 0) < 0:
             return f"was ended by signal {-code}"
         with open_regular(self.log) as file:
             file.seek(self._start)
@@ -100,9 +78,12 @@ class Child:
 
 
 def stop(children: Sequence[Child]) -> None:
-    """Ask those that still run to save their state and end, and wait for them."""
+    """Ask those that still run to save their state and end, and wait for them.
+
+    By SIGTERM: children of a background job of a shell ignore SIGINT.
+    """
     for child in children:
-        child.interrupt()
+        child.terminate()
     for child in children:
         child.wait()
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_sequence
 import normrnn
 from normrnn.analysis.gradients import describe, growth, record, recorded
 from normrnn.cli import main
-from normrnn.engine.start import open_experiment
+from normrnn.config.registry import task_of
 from normrnn.engine.task import Loss
 from normrnn.errors import UserError
 from normrnn.recipes import ptb_char
@@ -142,7 +142,7 @@ def _cli(*arguments: object, code: int = 0) -> None:
 def test_zoneout_is_refused(small: LanguageConfig) -> None:
     config = replace(small, model=replace(small.model, zoneout_h=0.1))
     with pytest.raises(UserError, match="zoneout"):
-        record(config, open_experiment(config).build(torch.device("cpu")))
+        record(config, task_of(config).open(config).build(torch.device("cpu")))
 
 
 def test_the_command_on_runs_and_on_recipes(small: LanguageConfig, tmp_path: Path, capsys) -> None:
@@ -195,7 +195,7 @@ def test_ragged_batches_by_hand(tiny_speech: SpeechConfig) -> None:
         model=replace(tiny_speech.model, layers=1, bidirectional=False),
         train=replace(tiny_speech.train, pool=1),
     )
-    task = open_experiment(config).build(torch.device("cpu"))
+    task = task_of(config).open(config).build(torch.device("cpu"))
     assert isinstance(task, SpeechTask)
     found = record(config, task, 99)
     assert found["batches"] == task.updates(0)

@@ -35,7 +35,7 @@ def trained(data: Path, kind: str, **settings: Any) -> Path:
     config = recipe("arrays")
     where = {"data": str(data / f"{kind}.npz"), "epochs": 1, "hidden": 4, "precision": "bf16"}
     out = data / "run"
-    train(with_settings(config, {**where, **settings}), out, say=lambda _: None)
+    train(with_settings(config, {**where, **settings}), out)
     assert all(np.isfinite(row["loss"]) for row in rows_of(out))
     return out
 

@@ -15,7 +15,7 @@ from normrnn import compare
 from normrnn.engine.launch import DIVERGED, start_run
 from normrnn.processes import stop
 from normrnn.text.config import LanguageConfig
-from tests.tiny_runs import rows_of
+from tests.tiny_runs import note_of, rows_of
 from tests.torchrun import checkpoint
 
 SETTINGS = ["--model.hidden", "12", "--train.batch", "8", "--train.steps", "5", "--epochs", "2"]
@@ -137,4 +137,4 @@ def test_all_end_with_the_command(number: signal.Signals, text_dir: Path, tmp_pa
     if number == signal.SIGINT:
         assert "stopped; the same command resumes" in said
     # What they had is in the checkpoint.
-    assert checkpoint(metrics.parent)["progress"]["updates"] > 0
+    assert note_of(metrics.parent).updates > 0

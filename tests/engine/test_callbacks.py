@@ -12,11 +12,10 @@ import pytest
 
 from normrnn.config.base import Config
 from normrnn.config.measure import NATS, Measure
-from normrnn.engine.callbacks import CSV, Display, TensorBoard, describe
+from normrnn.engine.callbacks import Display, describe
 from normrnn.engine.launch import rank_and_size
 from normrnn.engine.loop import Interrupted
 from normrnn.errors import UserError
-from normrnn.experiments.training import run_training
 from normrnn.extras import install_command
 from normrnn.runs.records import read_rows
 from normrnn.speech.config import FRAMES
@@ -79,13 +78,10 @@ def test_every_row_once_through_a_resume(tiny_frame: Config, tmp_path: Path) -> 
     out, seen = tmp_path / "run", []
     config = replace(tiny_frame, epochs=2)
     for stop_at in (25, -1):
-        logs = [TensorBoard(out), CSV(out)]
         try:
-            run_tiny(config, out, stop_at, [*logs, seen.append])
+            run_tiny(config, out, stop_at, [seen.append], ["tensorboard", "csv"])
         except Interrupted:
             assert stop_at == 25
-        for log in logs:
-            log.close()
         rows = read_rows(out)
         assert seen == rows
         assert points(out) == expected(out)
@@ -107,7 +103,7 @@ def test_logs_can_be_switched_on_later(
     out, config = tmp_path / "run", replace(tiny, epochs=1)
     run_tiny(config, out)
     rows = (out / "metrics.jsonl").read_text()
-    run_training(config, out, ["tensorboard", "csv"])
+    run_tiny(config, out, logs=["tensorboard", "csv"])
     assert (out / "metrics.jsonl").read_text() == rows
     assert points(out) == expected(out)
     assert len((out / "metrics.csv").read_text().splitlines()) == 1 + len(rows.splitlines())
@@ -120,5 +116,5 @@ def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     out = tmp_path / "run"
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(UserError, match=re.escape(install_command("report"))):
-        TensorBoard(out)
+        run_tiny(tiny, out, logs=["tensorboard"])
     assert not out.exists()

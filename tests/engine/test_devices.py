@@ -12,7 +12,6 @@ from normrnn import norms
 from normrnn.config.base import Config
 from normrnn.config.registry import task_of
 from normrnn.engine.loop import Interrupt, Trainer
-from normrnn.engine.start import open_experiment
 from normrnn.errors import UsageError
 from normrnn.recipes import recipe
 from normrnn.runs.environment import named_device
@@ -24,7 +23,7 @@ from tests.tiny_runs import rows_of, run_tiny
 
 def steps_on(device: str, config: Config, where: Path) -> Any:
     """Two updates; the figures of the second, still on the device."""
-    task = open_experiment(config).build(torch.device(device))
+    task = task_of(config).open(config).build(torch.device(device))
     trainer = Trainer(config, task, RunDirectory(where), Interrupt())
     task.model.train()
     trainer.step(0, 0)
@@ -46,7 +45,7 @@ def test_a_step_does_not_wait_for_the_device(
 
 
 def test_the_check_detects_an_item_call(tiny: LanguageConfig, tmp_path: Path) -> None:
-    task = open_experiment(tiny).build(torch.device("meta"))
+    task = task_of(tiny).open(tiny).build(torch.device("meta"))
     trainer = Trainer(tiny, task, RunDirectory(tmp_path), Interrupt())
     with pytest.raises(RuntimeError, match="meta"):
         trainer.update()

@@ -17,7 +17,7 @@ from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from normrnn.text.model import LanguageModel
 from normrnn.text.task import LanguageTask
-from tests.tiny_runs import rows_of, run_tiny, vocabulary_of
+from tests.tiny_runs import note_of, rows_of, run_tiny, vocabulary_of
 
 
 def _ids(path: Path, index: dict[str, int]) -> torch.Tensor:
@@ -152,9 +152,8 @@ def test_best_model_is_saved_with_the_better_statistics(
     rows = rows_of(out)
     running = [r for r in rows if r["split"] == "valid" and r["statistics"] == "running"]
     selected = min(running, key=lambda row: row["loss"])
-    checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
-    assert checkpoint["progress"]["best_loss"] == selected["loss"]
-    assert checkpoint["progress"]["best_updates"] == selected["updates"]
+    note = note_of(out)
+    assert (note.best_loss, note.best_updates) == (selected["loss"], selected["updates"])
     kinds = {r["statistics"]: r for r in rows if r["split"] == "best_valid"}
     assert kinds["running"]["loss"] == pytest.approx(selected["loss"], rel=1e-6)
     assert min(kinds["running"], kinds["recalibrated"], key=lambda r: r["loss"]) is kinds[better]

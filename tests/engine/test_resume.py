@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from normrnn.engine.loop import Interrupted
 from normrnn.errors import UserError
 from normrnn.text.config import LanguageConfig
-from tests.tiny_runs import rows_of, run_tiny
+from tests.tiny_runs import note_of, rows_of, run_tiny
 
 
 def _same(a: Path, b: Path) -> None:
@@ -40,8 +40,7 @@ def test_ctrl_c_at_any_update(tiny_frame: LanguageConfig, whole: Path, tmp_path:
     for stop_at in (1, 7, 10, 12, epoch // 2, epoch, epoch + 3, 3 * epoch - 1, 3 * epoch):
         with pytest.raises(Interrupted):
             run_tiny(tiny_frame, out, stop_at)
-        checkpoint = torch.load(out / "checkpoint.pt", weights_only=True)
-        assert checkpoint["progress"]["updates"] == stop_at
+        assert note_of(out).updates == stop_at
     run_tiny(tiny_frame, out)
     _same(whole, out)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normrnn.config.registry import task_of
 from normrnn.engine.loop import Interrupt, Trainer
-from normrnn.engine.start import open_experiment
 from normrnn.norms import names
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.config import SpeechConfig
@@ -19,7 +19,7 @@ from tests.tiny_runs import run_tiny
 
 def _initial(config) -> dict[str, Tensor]:
     torch.manual_seed(config.seed)
-    model = open_experiment(config).build(torch.device("cpu")).model
+    model = task_of(config).open(config).build(torch.device("cpu")).model
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
@@ -58,7 +58,7 @@ def test_speech_variants_start_from_the_same_weights(tiny_speech: SpeechConfig) 
 def _masks(config: LanguageConfig) -> list[Tensor]:
     """Where the inputs of the recurrent stack and of the softmax are dropped, update by update."""
     torch.manual_seed(config.seed)
-    task = open_experiment(config).build(torch.device("cpu"))
+    task = task_of(config).open(config).build(torch.device("cpu"))
     masks: list[Tensor] = []
 
     def record(_: nn.Module, __: tuple[Tensor], output: Tensor) -> None:

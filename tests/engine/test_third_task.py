@@ -11,10 +11,9 @@ import torch
 import normrnn
 from normrnn.cli import main
 from normrnn.config import registry
-from normrnn.engine.start import open_experiment
 from tests import toy_task
 from tests.tiny_runs import rows_of
-from tests.toy_task import MajorityNetwork, majority
+from tests.toy_task import MajorityNetwork, MajorityTask, majority
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def test_it_is_trained_resumed_loaded_evaluated_and_reported(
     assert "surprise" in capsys.readouterr().out
     result = json.loads((run / "evaluation.json").read_text())
     assert result["recipe"] == recipe
-    x, y = open_experiment(majority()).data["test"]  # type: ignore[attr-defined]
+    x, y = MajorityTask(majority()).data["test"]
     with torch.no_grad():
         nats = model.loss(x, y).total.item() / len(y)
     saved = rows_of(run)[-3:]

@@ -14,7 +14,7 @@ from normrnn.config.base import Config
 from normrnn.engine.evaluate import evaluate
 from normrnn.speech.config import SpeechConfig
 from normrnn.text.config import LanguageConfig
-from tests.tiny_runs import rows_of, run_tiny
+from tests.tiny_runs import note_of, rows_of, run_tiny
 from tests.torchrun import checkpoint, command, environment, torchrun, workers
 
 
@@ -204,8 +204,8 @@ def test_evaluations_are_of_whole_batches_also_where_updates_are_not(
     out = tmp_path / "run"
     done = torchrun(2, config, out)
     assert done.returncode == 0, done.stderr
-    best = checkpoint(out)["progress"]["best_updates"]
-    rows = [r for r in rows_of(out) if r["updates"] == best and r["split"] == "valid"]
+    note = note_of(out)
+    rows = [r for r in rows_of(out) if r["updates"] == note.best_updates and r["split"] == "valid"]
     found = {r["statistics"]: r["loss"] for r in evaluate(out)["rows"] if r["split"] == "valid"}
     losses = {row["statistics"]: row["loss"] for row in rows}
     # A model saved with recalibrated statistics has no running ones.

@@ -29,16 +29,8 @@ CONFIG = recipe("ptb-small")
 
 
 def note(config: Config = CONFIG, finished: int = 0) -> Note:
-    return Note(
-        config=to_dict(config),
-        run="r",
-        updates=2,
-        best=1,
-        model_sha256="m",
-        finished=finished,
-        metrics_bytes=0,
-        metrics_sha256="",
-    )
+    state = {"updates": 2, "best_updates": 1, "model_sha256": "m", "finished": finished}
+    return Note(to_dict(config), "r", **state)
 
 
 def changed(old: Config, new: Config) -> str:
@@ -49,7 +41,7 @@ def changed(old: Config, new: Config) -> str:
 def run(tmp_path: Path) -> RunDirectory:
     """A directory with a config."""
     directory = RunDirectory(tmp_path / "run")
-    directory.create()
+    directory.path.mkdir()
     directory.write_config(CONFIG)
     return directory
 
@@ -137,12 +129,12 @@ def test_foreign_checkpoints(run: RunDirectory, monkeypatch: pytest.MonkeyPatch)
 
 def test_strange_directories_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("somebody's")
-    with pytest.raises(UserError, match=r"has a model\.safetensors but no config\.json"):
-        RunDirectory(tmp_path).create()
+    with pytest.raises(UserError, match=r"model\.safetensors"), RunDirectory(tmp_path).locked():
+        pass
     file = tmp_path / "file"
     file.write_text("x")
-    with pytest.raises(UserError, match="a file is in the way"):
-        RunDirectory(file).create()
+    with pytest.raises(UserError, match="a file is in the way"), RunDirectory(file).locked():
+        pass
     assert file.read_text() == "x"
 
 
@@ -156,15 +148,17 @@ def test_changed_fields_in_words() -> None:
 
 def test_metrics_file_is_cut_and_never_stretched(tmp_path: Path) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
-    metrics.cut(0)
+    metrics.truncate()
     metrics.append({"loss": 1.0})
-    size = metrics.size()
+    size, sha256 = metrics.size, metrics.sha256
     metrics.append({"loss": 2.0})
-    metrics.cut(size)
+    metrics.rewind(size)
+    metrics.truncate()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"loss": 1.0}\n'
-    metrics.check(size, metrics.sha256())
+    assert metrics.sha256 == sha256
+    metrics.check(replace(note(), metrics_bytes=size, metrics_sha256=sha256))
     with pytest.raises(UserError, match="is damaged"):
-        metrics.check(size + 1, metrics.sha256())
+        metrics.check(replace(note(), metrics_bytes=size + 1, metrics_sha256=sha256))
 
 
 ROW = {"split": "train", "updates": 1, "epoch": 1, "loss": 1.0, "count": 2, "seconds": 0.5}

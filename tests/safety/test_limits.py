@@ -95,7 +95,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_torch_files(name: str, tmp_path: Path) -> None:
     archive = io.BytesIO(HOSTILE[name])
-    append_note(archive, Note({}, "", 0, 0, "", 0, 0, ""))
+    append_note(archive, Note({}))
     (tmp_path / "checkpoint.pt").write_bytes(archive.getvalue())
     with little_memory(), pytest.raises(UserError, match=r"checkpoint\.pt cannot be read"):
         RunDirectory(tmp_path).read_checkpoint()
@@ -153,7 +153,7 @@ def test_sparse_files_are_not_read_whole(
 
 def test_a_checkpoint_does_not_say_how_much_is_read(text_run: Path, tmp_path: Path) -> None:
     shutil.copytree(text_run / "run", tmp_path / "run")
-    note = Note({}, "", 0, 0, "", 0, metrics_bytes=2**60, metrics_sha256="0" * 64)
+    note = Note({}, metrics_bytes=2**60, metrics_sha256="0" * 64)
     with (tmp_path / "run" / "checkpoint.pt").open("ab") as file:
         file.write(json.dumps({"sha256": "0" * 64, **asdict(note)}).encode())
     with little_memory():

@@ -29,7 +29,7 @@ def test_files_of_a_run(
         (out / name).symlink_to(precious)
         run_tiny(tiny_speech, out)
     else:
-        RunDirectory(out).metrics.cut(0)
+        RunDirectory(out).metrics.truncate()
         (out / name).symlink_to(precious)
         write_whole(out / name, b"{}")
         assert not (out / name).is_symlink()

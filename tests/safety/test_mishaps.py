@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from normrnn.engine.callbacks import TENSORBOARD, TensorBoard
 from normrnn.errors import UserError
 from normrnn.reporting.runs import examine
 from normrnn.runs.store import RunDirectory
@@ -97,13 +96,11 @@ def test_a_clock_that_jumps(
     def jump(days: float) -> Callable[[], None]:
         return lambda: monkeypatch.setattr("time.time", lambda: now() + days * DAY)
 
-    board = TensorBoard(out)
     with after_updates({45: jump(-1), 90: jump(365)}):
-        run_tiny(tiny_frame, out, callbacks=[board])
-    board.close()
+        run_tiny(tiny_frame, out, logs=["tensorboard"])
     assert rows_of(out) == rows_of(whole)
     lines = (out / "metrics.jsonl").read_text().splitlines()
     seconds = [json.loads(line)["seconds"] for line in lines]
     assert seconds == sorted(seconds)
     assert seconds[-1] < 3600
-    assert list((out / TENSORBOARD).glob("events.*"))
+    assert list((out / "tensorboard").glob("events.*"))

@@ -200,7 +200,7 @@ def test_rows_appended_to_a_finished_run(whole: Path) -> None:
         read_run(whole)
 
 
-@pytest.mark.parametrize("part", ["state", "best_running", "model", "progress"])
+@pytest.mark.parametrize("part", ["state", "best_running", "model", "sums"])
 def test_a_checkpoint_that_does_not_fit(
     part: str, tiny_frame: LanguageConfig, stopped: Path
 ) -> None:
@@ -210,7 +210,7 @@ def test_a_checkpoint_that_does_not_fit(
     else:
         payload[part] = {"nonsense": 1}
     config = json.loads((stopped / "config.json").read_text())
-    note = Note(config, "", 0, 0, "", 0, 0, "")
+    note = Note(config)
     RunDirectory(stopped).write_checkpoint(payload, note)
     with pytest.raises(UserError, match="the checkpoint does not fit this network or its data"):
         run_tiny(tiny_frame, stopped)

@@ -63,19 +63,19 @@ def test_running_statistics_score_every_token_of_every_stream(
 ) -> None:
     ids = torch.randint(0, 9, (40,))
     result = task_on(ids, batch, steps).score(model, "valid")
-    assert result.count == 39
+    assert result["count"] == 39
     length, extra = divmod(39, batch)
     expected, at = 0.0, 0
     for b in range(batch):
         n = length + (b < extra)
         expected += sum(_stepwise(model, ids[at : at + n + 1]))
         at += n
-    assert result.total == pytest.approx(expected, rel=1e-5)
+    assert result["loss"] * 39 == pytest.approx(expected, rel=1e-5)
 
 
 def test_batch_perplexity_is_the_mean_over_full_windows(model: LanguageModel) -> None:
     ids = torch.randint(0, 9, (4 * 11 + 3,))  # 46 positions: 4 streams of 11, two of them of 12
-    result = task_on(ids, 4, 5).score(model, "valid", use_batch_statistics=True)
+    result = task_on(ids, 4, 5).score(model, "valid", "batch")
     model.eval()
     state, ppls, nats = None, [], 0.0
     windows = [window.read(ids) for window in streams(47, 4, 5)]
@@ -89,9 +89,9 @@ def test_batch_perplexity_is_the_mean_over_full_windows(model: LanguageModel) ->
             nats += loss
             ppls.append(math.exp(loss / targets.numel()))
     model.train()
-    assert result.figures / result.batches == pytest.approx(sum(ppls[:2]) / 2)
-    assert result.total == pytest.approx(nats)
-    assert result.count == 46
+    assert result["batch_ppl"] == pytest.approx(sum(ppls[:2]) / 2)
+    assert result["loss"] * 46 == pytest.approx(nats)
+    assert result["count"] == 46
 
 
 def test_evaluation_changes_neither_statistics_nor_modes_nor_the_random_state(
@@ -102,10 +102,10 @@ def test_evaluation_changes_neither_statistics_nor_modes_nor_the_random_state(
     modes = {name: module.training for name, module in model.named_modules()}
     before, random = statistics_of(model), torch.get_rng_state()
     task = task_on(torch.arange(100) % 9, 4, 5)
-    for own in (False, True):
-        task.score(model, "valid", use_batch_statistics=own)
+    for kind in ("running", "batch"):
+        task.score(model, "valid", kind)
         with pytest.raises(AttributeError):
-            task.score(model, "valid", use_batch_statistics=own, keys=[*task.batches("valid"), 0])
+            task.score(model, "valid", kind, [*task.batches("valid"), 0])
     with using(model, task.population(model)):
         inside = statistics_of(model)["rnn.norm_l0.running_mean"]
         assert not torch.equal(inside, before["rnn.norm_l0.running_mean"])

@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from normrnn.commands.options import parse, split_recipe
 from normrnn.config.base import Config, checked_norms
+from normrnn.config.registry import task_of
 from normrnn.errors import UsageError, UserError
 from normrnn.files import write_whole
 from normrnn.runs.records import CONFIG
@@ -71,9 +72,7 @@ def _of_runs(
 def _task(config: Config) -> "Task":
     import torch
 
-    from normrnn.engine.start import open_experiment
-
-    task = open_experiment(config)
+    task = task_of(config).open(config)
     torch.manual_seed(config.seed)
     return task.build(torch.device("cpu"))
 

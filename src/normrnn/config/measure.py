@@ -62,10 +62,6 @@ class Measure:
             return f"{text}  {name} {convert(loss):,.{shown}f}"
         return text
 
-    def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a row of metrics.jsonl with the further columns."""
-        return {**row, **{key: convert(row["loss"]) for key, convert in self.columns.items()}}
-
 
 NATS = Measure(name="cross entropy", long="cross entropy in nats", axis="nats")
 """Of a task that says nothing else."""

@@ -5,7 +5,6 @@ import importlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from normrnn.config.base import Config
 from normrnn.config.measure import Measure
@@ -16,8 +15,6 @@ from normrnn.runs.records import Row, read_rows
 
 Callback = Callable[[Row], None]
 """Called with every row of metrics.jsonl, after it was written."""
-TENSORBOARD = "tensorboard"
-CSV_FILE = "metrics.csv"
 _COLUMNS = 80
 """Width of a terminal or of a log."""
 
@@ -94,41 +91,30 @@ class TensorBoard:
     that the resume removed are gone, and none is there twice."""
 
     def __init__(self, run: Path) -> None:
-        require_tensorboard()
-        utf8_name(run, "--tensorboard")
-        self.run, self.start = run, 0.0
-        self.writer: Any = None
-
-    def __call__(self, row: Row | None = None) -> None:
-        """Write every number of a row; the first time of all rows that metrics.jsonl has."""
-        rows = [row] if row else []
-        if not self.writer:
-            rows = self._begin()
-        for one in rows:
-            kind = one["split"] + (f" {one['statistics']}" if "statistics" in one else "")
-            at = self.start + one["seconds"]
-            for name, value in one.items():
-                if isinstance(value, float) and name != "seconds":
-                    self.writer.add_scalar(f"{name}/{kind}", value, one["updates"], walltime=at)
-
-    def _begin(self) -> list[Row]:
         from torch.utils.tensorboard import SummaryWriter
 
-        rows, directory = read_rows(self.run), self.run / TENSORBOARD
+        utf8_name(run, "--tensorboard")
+        directory = run / "tensorboard"
         if directory.is_symlink():  # files in it are removed
             raise UserError(f"{directory} is a symbolic link: not writing through it")
         for old in directory.glob("events.out.tfevents.*"):
             old.unlink()
+        rows = read_rows(run)
         # The relative time that TensorBoard shows is then the run's own.
-        self.start = time.time() - rows[-1]["seconds"]
+        self.start = time.time() - (rows[-1]["seconds"] if rows else 0.0)
         # purge_step: an open viewer drops what it has read.
         self.writer = SummaryWriter(str(directory), purge_step=0, flush_secs=10)
-        return rows
+        self.close = self.writer.close
+        for row in rows:
+            self(row)
 
-    def close(self) -> None:
-        """Write what is pending."""
-        if self.writer is not None:
-            self.writer.close()
+    def __call__(self, row: Row) -> None:
+        """Write every number of a row."""
+        kind = row["split"] + (f" {row['statistics']}" if "statistics" in row else "")
+        at = self.start + row["seconds"]
+        for name, value in row.items():
+            if isinstance(value, float) and name != "seconds":
+                self.writer.add_scalar(f"{name}/{kind}", value, row["updates"], walltime=at)
 
 
 class CSV:
@@ -136,21 +122,18 @@ class CSV:
     validation and when the run stops."""
 
     def __init__(self, run: Path) -> None:
-        self.run, self.begun = run, False
+        self.run = run
 
-    def __call__(self, row: Row | None = None) -> None:
+    def __call__(self, row: Row) -> None:
         """Write the file, unless the row is one of training."""
-        self.begun = True
-        if row is None or row["split"] != "train":
+        if row["split"] != "train":
             self.close()
 
     def close(self) -> None:
-        """Write the file, if there was any row."""
-        if not self.begun:
-            return
+        """Write the file."""
         rows = read_rows(self.run)
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        file = self.run / CSV_FILE
+        file = self.run / "metrics.csv"
         with open(file, "w", newline="", encoding="utf-8", opener=following_no_link) as stream:
             writer = csv.DictWriter(stream, columns)
             writer.writeheader()

@@ -42,36 +42,26 @@ def evaluate(
         kinds = both_kinds(task.population(model))
     rows = [row for split in task.splits for row in task.rows(model, split, kinds)]
     if task.has_train_eval:
-        rows.append(task.row(task.score(model, "train_eval"), "train_eval", next(iter(kinds))))
+        rows.append(task.score(model, "train_eval", next(iter(kinds))))
     rows += task.extra_rows(model, kinds) if one_stream else []
-    rows = [task.measure.row(row) for row in rows]
     finite = finite_rows(rows)
     if not finite:
         raise UserError(f"the model of {run} gives no finite loss on {task.where}")
-    same = task.sha256 == config.data_sha256
     notes = [
         f"{row['split']} with {row['statistics']} statistics left out: its loss is {row['loss']}"
         for row in rows
         if row not in finite
     ]
-    notes += _notes(task, kinds, same)
+    same, norm = task.sha256 == config.data_sha256, config.normalisation
+    if norm.looks_ahead and config.predicts_inputs:
+        notes.append("no batch statistics: they include the later inputs that are predicted")
+    if norm.keeps_statistics and "recalibrated" not in kinds:
+        notes.append(f"no recalibrated statistics: {task.where} has no training batch for them")
+    elif not same and kinds.get("recalibrated"):
+        notes.append(f"recalibrated statistics are of {task.where}, not of the training data")
     about = {name: getattr(config, name) for name in ("recipe", "norm", "seed")}
     about |= {"model_sha256": saved["sha256"], "data_sha256": task.sha256, "same_data": same}
     return {**about, "rows": finite, "notes": notes}
-
-
-def _notes(task: Task, kinds: Mapping[StatisticsKind, Tensors], same: bool) -> list[str]:
-    norm = task.config.normalisation
-    if not norm.keeps_statistics:
-        return []
-    notes = []
-    if norm.looks_ahead and task.config.predicts_inputs:
-        notes.append("no batch statistics: they include the later inputs that are predicted")
-    if "recalibrated" not in kinds:
-        notes.append(f"no recalibrated statistics: {task.where} has no training batch for them")
-    elif not same and kinds["recalibrated"]:
-        notes.append(f"recalibrated statistics are of {task.where}, not of the training data")
-    return notes
 
 
 def keep(run: Path, result: dict[str, Any]) -> None:

@@ -3,21 +3,19 @@
 import copy
 import json
 import math
-import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
-from types import FrameType
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from normrnn.config.base import Config, OptimizerConfig
-from normrnn.config.jsonio import from_dict, to_dict
+from normrnn.config.jsonio import to_dict
 from normrnn.engine.callbacks import Callback
 from normrnn.engine.loss import Loss, Sums
 from normrnn.engine.model import derived_seed
@@ -37,10 +35,6 @@ from normrnn.runs.records import CONFIG, Note, Row
 from normrnn.runs.store import RunDirectory
 
 
-class Diverged(UserError):  # noqa: N818  a result, in a search
-    """The loss or its gradient is not a finite number."""
-
-
 class Interrupted(KeyboardInterrupt):
     """The run was asked to stop; everything done so far is in the checkpoint."""
 
@@ -50,89 +44,52 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.requested = False
-        self._at_once = False
-        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+        self.at_once = False
+        """Whether a request raises Interrupted immediately: while nothing is written."""
+        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "Interrupt":
+    def __enter__(self) -> Self:
         # Only the main thread may set handlers.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._request)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
 
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Raise Interrupted wherever a request comes inside the block, which writes nothing."""
-        self._at_once = True
-        try:
-            yield
-        finally:
-            self._at_once = False
-
-    def _request(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _request(self, *_: object) -> None:
         self.requested = True
         self.__exit__()
-        if self._at_once:
+        if self.at_once:
             raise Interrupted
 
 
-@dataclass
-class Progress:
-    """Position of a run, its best validation, and what identifies its files."""
-
-    epoch: int = 0
-    """Finished epochs; metrics.jsonl counts the current one from 1."""
-    index: int = 0
-    """Updates done in this epoch."""
-    updates: int = 0
-    seconds: float = 0.0
-    """Time spent in updates, without evaluation and checkpoints."""
-    validation_due: bool = False
-    """Whether the last update ended a segment that is not validated yet."""
-    best_loss: float = math.inf
-    best_epoch: int = 0
-    best_updates: int = 0
-    run: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Random id."""
-    model_sha256: str = ""
-    """Checksum of the best model, as it was written last."""
-    metrics_bytes: int = 0
-    """Size of metrics.jsonl at the checkpoint: a resume truncates it there."""
-    metrics_sha256: str = ""
+class Diverged(UserError):  # noqa: N818  a result, in a search
+    """The loss or its gradient is not a finite number."""
 
 
 class Trainer:
     """Train a task to its last epoch and write the run directory; callbacks get every row."""
 
-    def __init__(
-        self,
-        config: Config,
-        task: Task,
-        run: RunDirectory,
-        interrupt: Interrupt,
-        callbacks: Sequence[Callback] = (),
-    ) -> None:
+    def __init__(self, config: Config, task: Task, run: RunDirectory, interrupt: Interrupt) -> None:
         self.config = config
-        self.measure = config.loss_measure
         self.task = task
         self.run_directory = run
         self.interrupt = interrupt
-        self.callbacks = callbacks
+        self.callbacks: list[Callback] = []
         self.device = next(task.model.parameters()).device
         self.ranks = current()
-        norm = config.normalisation
-        self._pools = config.train.sync_statistics and norm.keeps_statistics
+        keeps = config.normalisation.keeps_statistics
+        self._pools = self.ranks.size > 1 and config.train.sync_statistics and keeps
         self._loss = self._shared_loss() if self.ranks.size > 1 else task.loss
         self._stops = False
         """Whether some rank was asked to stop."""
         self.parameters = [p for p in task.model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.parameters)
-        self.progress = Progress()
+        self.progress = Note(to_dict(config))
         self.best_running: Tensors = {}
         """Running statistics of the best model, which may be saved with recalibrated ones."""
         self.sums = Sums()
@@ -151,69 +108,51 @@ class Trainer:
     def load(self, checkpoint: dict[str, Any]) -> None:
         """Resume from a checkpoint."""
         model, metrics = self.task.model, self.run_directory.metrics
+        self.progress = progress = Note(**{**checkpoint["note"], "config": to_dict(self.config)})
         try:
             self.best_running = checkpoint["best_running"]
             set_statistics(model, self.best_running)  # checks that they fit
             model.load_state_dict(checkpoint["model"])
             self.optimizer.load_state_dict(checkpoint["optimizer"])
             self.task.load_state_dict(checkpoint["task"])
-            self.progress = from_dict(Progress, checkpoint["progress"])
-            self.sums = from_dict(Sums, checkpoint["sums"])
+            self.sums = Sums(**checkpoint["sums"])
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, UserError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(
                 f"the checkpoint does not fit this network or its data: {reason}"
             ) from None
-        progress, finished = self.progress, checkpoint["finished"]
         if self.ranks.first:
-            metrics.check(progress.metrics_bytes, progress.metrics_sha256)
+            metrics.check(progress)
             if progress.best_updates:
                 self.run_directory.read_model()  # belongs to this run, or UserError
-        if finished:
-            # The test rows are removed now, so the checkpoint must not refer to them.
-            self._write_checkpoint(finished=0)
+            metrics.rewind(progress.resume_bytes)
+        if progress.finished:
+            self.save()  # before the test rows are removed, which it must not refer to then
         if self.ranks.first:
-            metrics.cut(progress.metrics_bytes)
+            metrics.truncate()
 
     def save(self, *, finished: bool = False) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint; Interrupted on every rank if one was asked to stop.
 
-        A finished run keeps the size of metrics.jsonl before its test rows, so that a run with
-        more epochs removes them and equals one that had them from the start.
+        A finished run knows the size of metrics.jsonl before its test rows: a run with more epochs
+        removes them and equals one that had them from the start.
         """
         progress, metrics = self.progress, self.run_directory.metrics
-        if not finished and self.ranks.first:
-            progress.metrics_bytes, progress.metrics_sha256 = metrics.size(), metrics.sha256()
-        self._write_checkpoint(progress.epoch if finished else 0)
-
-    def _write_checkpoint(self, finished: int) -> None:
         payload = {
             "model": self.task.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "task": self.task.state_dict(),
-            "progress": asdict(self.progress),
             "best_running": self.best_running,
             "sums": asdict(self.sums),
             "processes": self.ranks.size,
         }
         if self.ranks.first:
-            self.run_directory.write_checkpoint(payload, self._note(finished))
-
-    def _note(self, finished: int) -> Note:
-        """Return what identifies the files of the run; `finished`: epochs at its end, before 0."""
-        progress, metrics = self.progress, self.run_directory.metrics
-        rows = progress.metrics_bytes, progress.metrics_sha256
-        size, sha256 = (metrics.size(), metrics.sha256()) if finished else rows
-        return Note(
-            config=to_dict(self.config),
-            run=progress.run,
-            updates=progress.updates,
-            best=progress.best_updates,
-            model_sha256=progress.model_sha256,
-            finished=finished,
-            metrics_bytes=size,
-            metrics_sha256=sha256,
-        )
+            progress.finished = progress.epoch if finished else 0
+            progress.metrics_bytes, progress.metrics_sha256 = metrics.size, metrics.sha256
+            progress.resume_bytes = progress.resume_bytes if finished else metrics.size
+            self.run_directory.write_checkpoint(payload, progress)
+        if not finished and self.ranks.total([float(self.interrupt.requested)])[0]:
+            raise Interrupted
 
     def _bounds(self) -> list[int]:
         """Return the updates at which the segments of this epoch end."""
@@ -234,12 +173,11 @@ class Trainer:
             if progress.index % config.log_every == 0 or progress.index == end:
                 sums, self.sums = self.sums, Sums()
                 norm = sums.grad_norm / sums.batches
-                row = {"split": "train", **sums.row(self.measure), "grad_norm": norm, "lr": lr}
-                self._write(row)
+                row = sums.row(self.task.measure)
+                self._write({"split": "train", **row, "grad_norm": norm, "lr": lr})
             is_due = progress.updates % config.checkpoint_every == 0
             if progress.index < end and (is_due or self._stops):
                 self.save()
-                self._stop_if_asked()
         progress.validation_due = True
 
     def update(self) -> None:
@@ -258,7 +196,7 @@ class Trainer:
         self._check_finite("loss", total)
         self._check_finite("gradient", grad_norm)
         errors = None if loss.errors is None else int(wrong)
-        self.sums.add(total, loss.count, errors, self.measure, grad_norm=grad_norm)
+        self.sums.add(total, loss.count, errors, self.task.measure, grad_norm=grad_norm)
         progress.seconds += time.perf_counter() - start
 
     def step(self, epoch: int, index: int) -> tuple[Loss, Tensor]:
@@ -280,7 +218,6 @@ class Trainer:
     def _validate(self) -> None:
         # Saved first: a run stopped in a long validation repeats only the validation.
         self.save()
-        self._stop_if_asked()
         progress, model = self.progress, self.task.model
         if self.ranks.first:
             with self._evaluating(model):
@@ -298,7 +235,6 @@ class Trainer:
             progress.epoch += 1
             progress.index = 0
         self.save()
-        self._stop_if_asked()
 
     def _test(self) -> None:
         """Evaluate the selected model, and save it with the kind of statistics that is better on
@@ -321,13 +257,12 @@ class Trainer:
     @contextmanager
     def _evaluating(self, model: nn.Module) -> Iterator[None]:
         """Evaluate on the first rank alone, so without pooling statistics; a request to stop is
-        followed at once."""
-        if self.ranks.size > 1:
-            share_statistics(model, sync=False)
-        with self.interrupt.at_once():
-            yield
-        if self.ranks.size > 1:
-            share_statistics(model, self._pools)
+        followed at once. An error ends the run."""
+        share_statistics(model, sync=False)
+        self.interrupt.at_once = True
+        yield
+        self.interrupt.at_once = False
+        share_statistics(model, self._pools)
 
     def _write_model(self, model: nn.Module, statistics: StatisticsKind) -> None:
         """Write the best model with its statistics, and what identifies its run."""
@@ -348,7 +283,7 @@ class Trainer:
         progress = self.progress
         epoch = progress.epoch + 1 if epoch is None else epoch
         at = {"updates": progress.updates, "epoch": epoch}
-        full = {**at, **self.measure.row(row), "seconds": round(progress.seconds, 3)}
+        full = {**at, **row, "seconds": round(progress.seconds, 3)}
         if self.ranks.first:
             self.run_directory.metrics.append(full)
         for callback in self.callbacks:
@@ -357,11 +292,6 @@ class Trainer:
     def _check_finite(self, name: str, value: float) -> None:
         if not math.isfinite(value):
             raise Diverged(f"the {name} is {value} at update {self.progress.updates}")
-
-    def _stop_if_asked(self) -> None:
-        """Raise Interrupted on every rank, because they save together."""
-        if self.ranks.total([float(self.interrupt.requested)])[0]:
-            raise Interrupted
 
     def _shared_loss(self) -> Callable[[int, int], Loss]:
         """Return a function for the loss of this rank's share, with gradients of all ranks."""

@@ -79,14 +79,16 @@ class Sums:
             self.figures += measure.batch_mean[1](total / count) if measure.batch_mean else 0.0
 
     def row(self, measure: Measure) -> Row:
-        """Return loss, error rate, count and mean over batches, as far as the measure has them."""
-        row: Row = {"loss": self.total / self.count}
+        """Return loss, error rate, count, mean over batches and further columns, as far as the
+        measure has them."""
+        loss = self.total / self.count
+        row: Row = {"loss": loss}
         if measure.error_rate and self.errors is not None:
             row[measure.error_rate[0]] = self.errors / self.count
         row["count"] = self.count
         if measure.batch_mean:
             row[measure.batch_mean[0]] = self.figures / self.batches
-        return row
+        return {**row, **{key: convert(loss) for key, convert in measure.columns.items()}}
 
 
 def _classify(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, ...]:

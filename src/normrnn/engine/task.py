@@ -247,12 +247,11 @@ class Task:
         self,
         model: Any,
         split: Split,
-        *,
-        use_batch_statistics: bool = False,
+        kind: StatisticsKind = "running",
         keys: Iterable[Any] | None = None,
-    ) -> Sums:
-        """Score a split, or some batches of it, in eval mode, with the model's statistics or each
-        batch's own."""
+    ) -> Row:
+        """Score a split, or some batches of it, in eval mode, with the model's statistics, or each
+        batch's own if `kind` is "batch"; a row of metrics.jsonl and evaluation.json."""
         pools = self.config.normalisation.pools
         state: State | None = None
         scored: list[tuple[float, int, int | None, bool]] = []
@@ -261,7 +260,7 @@ class Task:
                 batch = self.batch(split, key)
                 if state is not None:  # the streams of a shorter remainder are the first ones
                     state = tuple(s[:, : batch.inputs.shape[1]].contiguous() for s in state)
-                has_own = use_batch_statistics and (batch.sequences > 1 or pools != "step")
+                has_own = kind == "batch" and (batch.sequences > 1 or pools != "step")
                 with batch_statistics(model) if has_own else nullcontext():
                     loss = self.forward(model, batch, state)
                 state = loss.state if self.carries_state else None
@@ -270,12 +269,7 @@ class Task:
         sums, has_full = Sums(), any(is_full for *_, is_full in scored)
         for total, count, errors, is_full in scored:
             sums.add(total, count, errors, self.measure, is_full=is_full or not has_full)
-        return sums
-
-    def row(self, sums: Sums, split: Split, statistics: StatisticsKind, **fields: Any) -> Row:
-        """Return a row of metrics.jsonl and evaluation.json."""
-        begin = {"split": split, "statistics": statistics}
-        return {**begin, **sums.row(self.measure), **fields}
+        return {"split": split, "statistics": kind, **sums.row(self.measure)}
 
     def rows(
         self,
@@ -285,20 +279,16 @@ class Task:
         batch_statistics: bool = True,
     ) -> Iterator[Row]:
         """Yield a row per kind of statistics (empty tensors: the model's own), then one with each
-        batch's own, where these mean something."""
+        batch's own, where these mean something: a network that predicts its inputs must not see
+        them, and one sequence has no statistics of a time step."""
         for kind, statistics in kinds.items():
             with using(model, statistics):
-                yield self.row(self.score(model, split), split, kind)
-        if batch_statistics and self.scores_batch_statistics(split):
-            yield self.row(self.score(model, split, use_batch_statistics=True), split, "batch")
-
-    def scores_batch_statistics(self, split: Split) -> bool:
-        """Whether the loss with each batch's own statistics is meaningful: a network that predicts
-        its inputs must not see them, and one sequence has no statistics of a time step."""
+                yield self.score(model, split, kind)
         norm = self.config.normalisation
-        if not norm.keeps_statistics or (norm.looks_ahead and self.config.predicts_inputs):
-            return False
-        return norm.pools != "step" or self.rows_at_once(split) > 1
+        sees_inputs = norm.looks_ahead and self.config.predicts_inputs
+        is_alone = norm.pools == "step" and self.rows_at_once(split) < 2
+        if batch_statistics and norm.keeps_statistics and not (sees_inputs or is_alone):
+            yield self.score(model, split, "batch")
 
     def rows_at_once(self, split: Split) -> int:
         """Return how many sequences of a split are scored together at most."""
@@ -338,7 +328,7 @@ class Task:
         rows = list(self.rows(model, self.splits[0], kinds, batch_statistics=every))
         loss = rows[0]["loss"]
         if self.has_train_eval:
-            rows.append(self.row(self.score(model, "train_eval"), "train_eval", "running"))
+            rows.append(self.score(model, "train_eval"))
         return finite_rows(rows), loss
 
     def test(self, model: Any, kinds: Mapping[StatisticsKind, Tensors]) -> list[Row]:
@@ -378,21 +368,13 @@ def shuffled_batches(
 
 
 def sorted_batches(lengths: Sequence[int], batch: int) -> list[list[int]]:
-    """Return the numbers of all sequences once, by length.
-
-    >>> sorted_batches([5, 3, 4, 9, 1], 2)
-    [[4, 1], [2, 0, 3]]
-    """
+    """Return the numbers of all sequences once, by length."""
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
     return _join_single([order[i : i + batch] for i in range(0, len(order), batch)], batch)
 
 
 def evenly_spread(count: int, total: int) -> list[int]:
-    """Return `count` of `total` numbers, or all of them if there are fewer.
-
-    >>> evenly_spread(3, 10)
-    [0, 3, 6]
-    """
+    """Return `count` of `total` numbers, or all of them if there are fewer."""
     count = min(count, total)
     return [i * total // count for i in range(count)]
 

@@ -36,7 +36,7 @@ class RunLog:
         self.directory, self.sign = directory, -1.0 if higher_is_better else 1.0
         self.calls, self._last, self._started = 0, 0, time.monotonic()
         self.file = MetricsFile(directory / METRICS)
-        self.file.cut(0)
+        self.file.truncate()
 
     def __call__(
         self,

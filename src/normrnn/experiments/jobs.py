@@ -10,6 +10,7 @@ from signal import SIGTERM
 from typing import Any
 
 from normrnn.config.base import Config
+from normrnn.config.registry import task_of
 from normrnn.console import PlainConsole
 from normrnn.engine.callbacks import describe, duration, require_tensorboard
 from normrnn.engine.launch import BUSY, DIVERGED, start_run
@@ -150,7 +151,6 @@ class Runner:
         self, config: Config, workers: int | None, processes: int, logs: Sequence[str] = ()
     ) -> None:
         """Open the data, so that what is missing is reported before any run starts."""
-        from normrnn.engine.start import open_experiment
         from normrnn.runs.environment import named_device
 
         if "tensorboard" in logs:
@@ -158,7 +158,7 @@ class Runner:
         named_device(config.device)
         self.workers, self.processes, self.logs = workers, processes, logs
         self.console = PlainConsole()
-        self.data = open_experiment(config)
+        self.data = task_of(config).open(config)
 
     def say(self, text: str) -> None:
         """Print a line."""

@@ -52,12 +52,13 @@ def train(
         path: Directory of the modules that import paths name.
         **settings: Settings of the recipe, as in `epochs=2, hidden=64, model={"momentum": 0.1}`.
     """
+    from normrnn.engine.start import train as train_config
     from normrnn.reporting.runs import load
 
     (chosen,) = use_norms([norm], path)
     config = configured(what, data, {**settings, "norm": chosen}, path)
     place = Path(out or default_directory(config.recipe, config.norm, config.seed))
-    run_training(config, place, log_names(tensorboard, csv), [log] if log else [])
+    train_config(config, place, [log] if log else [], log_names(tensorboard, csv))
     return load(place)
 
 
@@ -94,35 +95,13 @@ def log_names(tensorboard: bool, csv: bool) -> list[str]:
     return ["tensorboard"] * tensorboard + ["csv"] * csv
 
 
-def run_training(
-    config: Config,
-    out: Path,
-    logs: Sequence[str] = (),
-    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
-) -> None:
-    """Train or resume the run in `out`, shown as the output allows; Interrupted if asked to stop.
-
-    In one of several processes that train it together, only the first calls callbacks.
-    """
-    from normrnn.engine.callbacks import LOGS, Display
-    from normrnn.engine.start import train as train_config
-
-    row_logs = [LOGS[name](out) for name in logs] if rank_and_size()[0] == 0 else []
-    try:
-        train_config(config, out, [*row_logs, *callbacks], display=Display)
-        for row_log in row_logs:  # all rows, if the run had ended before
-            row_log()
-    finally:
-        for row_log in row_logs:
-            row_log.close()
-
-
 def train_until_stopped(config: Config, out: Path, logs: Sequence[str]) -> int:
     """Train or resume a run; return the exit code: 130 if it was asked to stop."""
     from normrnn.engine.loop import Interrupted
+    from normrnn.engine.start import train as train_config
 
     try:
-        run_training(config, out, logs)
+        train_config(config, out, logs=logs)
     except Interrupted:
         if rank_and_size()[0] == 0:
             text = f"stopped; the same command resumes from the checkpoint in {out}"

@@ -23,8 +23,9 @@ from normrnn.runs.records import (
     LOCK,
     METRICS,
     Row,
-    config_changes,
+    changed_fields,
     read_metrics,
+    read_note,
 )
 
 
@@ -232,7 +233,8 @@ def examine(path: Path) -> Run:
         why = "it is empty" if is_empty else f"{CONFIG} is missing or damaged"
         raise UserError(f"{path} is not a run directory: {why}")
     rows, problem, verified = read_metrics(path)
-    changes = config_changes(path, config)
+    note = read_note(path)
+    changes = None if note is None else changed_fields(note.config, config)
     if changes:
         raise UserError(f"{path} is damaged or edited: {changes}")
     environments, notices, has_checksum = [], [], True

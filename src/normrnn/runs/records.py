@@ -11,8 +11,9 @@ import io
 import json
 import math
 import os
+import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,21 +51,35 @@ _LONGEST = 1 << 16
 _SIZE = 2  # bytes of the comment's length, between archive and comment
 
 
-@dataclass(frozen=True)
+@dataclass
 class Note:
-    """State of the run's files when the checkpoint was written."""
+    """State of a run when its checkpoint was written; the trainer keeps it while it trains."""
 
-    config: dict
-    run: str
+    config: dict[str, Any]
+    run: str = field(default_factory=lambda: secrets.token_hex(16))
     """Random id."""
-    updates: int
-    best: int
-    """Update of the best model."""
-    model_sha256: str
-    finished: int
+    epoch: int = 0
+    """Finished epochs; metrics.jsonl counts the current one from 1."""
+    index: int = 0
+    """Updates done in this epoch."""
+    updates: int = 0
+    seconds: float = 0.0
+    """Time spent in updates, without evaluation and checkpoints."""
+    validation_due: bool = False
+    """Whether the last update ended a segment that is not validated yet."""
+    finished: int = 0
     """Epochs of a finished run, else 0."""
-    metrics_bytes: int
-    metrics_sha256: str
+    best_loss: float = math.inf
+    best_epoch: int = 0
+    best_updates: int = 0
+    """Update of the best model."""
+    model_sha256: str = ""
+    """Checksum of the best model, as it was written last."""
+    metrics_bytes: int = 0
+    """Size of metrics.jsonl."""
+    metrics_sha256: str = ""
+    resume_bytes: int = 0
+    """Its size before the test rows, which a run with more epochs removes."""
     archive_sha256: str = ""
     """Hash of the checkpoint without its note."""
 
@@ -76,7 +91,7 @@ class Note:
         """
         if self.finished:
             return model.get("sha256") == self.model_sha256
-        updates = str(self.best), str(self.updates)
+        updates = str(self.best_updates), str(self.updates)
         return model.get("run") == self.run and model.get("updates") in updates
 
     def covers(self, metrics: bytes) -> bool:
@@ -120,13 +135,11 @@ def _parse_note(content: bytes, path: Path) -> tuple[Note, int]:
     """Return the note at the end of a file, and its size."""
     comment = content[max(content.rfind(_START), 0) :]
     try:
-        if not is_sealed(comment, path):
-            raise UserError(f"{path} is not a checkpoint of this program, or is damaged")
-        values = json.loads(comment)
+        values = json.loads(comment) if is_sealed(comment, path) else {}
         del values["sha256"]
         return from_dict(Note, values), len(comment)
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is damaged: no note") from None
+    except (ValueError, KeyError, RecursionError):
+        raise UserError(f"{path} is damaged, or not a checkpoint of this program") from None
 
 
 def _hash(content: bytes | memoryview) -> str:
@@ -139,12 +152,6 @@ def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     for name in ("epochs", "data"):  # may change before a run resumes
         changed.pop(name, None)
     return changed.get("recipe") or ", ".join(changed.values())
-
-
-def config_changes(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Compare config.json with the checkpoint, as `changed_fields`; None without a checkpoint."""
-    note = read_note(folder)
-    return None if note is None else changed_fields(note.config, config)
 
 
 Row = dict[str, Any]
@@ -160,14 +167,11 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._digest = hashlib.sha256()
+        self.rewind(0)
 
-    def size(self) -> int:
-        """Bytes so far."""
-        return self.path.stat().st_size if self.path.exists() else 0
-
+    @property
     def sha256(self) -> str:
-        """Hash of all rows, after `cut`."""
+        """Hash of all rows."""
         return self._digest.hexdigest()
 
     def append(self, row: Row) -> None:
@@ -180,25 +184,24 @@ class MetricsFile:
                 os.fsync(file.fileno())
         except OSError as error:
             raise UserError(f"{self.path} cannot be written: {error.strerror or error}") from None
+        self.size += len(line)
         self._digest.update(line)
 
-    def check(self, size: int, sha256: str) -> None:
-        """Raise UserError unless the file begins with these rows."""
-        if self.size() < size or self._hash(size).hexdigest() != sha256:
+    def check(self, note: Note) -> None:
+        """Raise UserError unless the rows are those of the checkpoint."""
+        if not note.covers(read_regular(self.path, ROWS) if self.path.exists() else b""):
             raise UserError(f"{self.path} is damaged: its rows are not what was written")
 
-    def cut(self, size: int) -> None:
+    def rewind(self, size: int) -> None:
+        """Continue after the first `size` bytes; `truncate` drops the others."""
+        content = read_regular(self.path, ROWS)[:size] if size else b""
+        self.size, self._digest = size, hashlib.sha256(content)
+
+    def truncate(self) -> None:
         """Drop rows newer than the checkpoint, and an incomplete last line."""
-        self._digest = self._hash(size)
         if self.path.exists():
             with open(self.path, "r+b", opener=following_no_link) as file:
-                file.truncate(size)
-
-    def _hash(self, size: int) -> Any:
-        if not size:
-            return hashlib.sha256()
-        with open_regular(self.path) as file:
-            return hashlib.sha256(file.read(size))
+                file.truncate(self.size)
 
 
 class Metrics(NamedTuple):

@@ -11,6 +11,7 @@ import pickletools
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -52,7 +53,6 @@ from normrnn.runs.records import (
 )
 
 C = TypeVar("C", bound=Config)
-FORMAT = "normrnn checkpoint 3"
 
 
 class BusyError(UserError):
@@ -66,20 +66,21 @@ class RunDirectory:
         self.path = path
         self.metrics = MetricsFile(path / METRICS)
 
-    def create(self) -> None:
-        """Make the directory; refuse one with files of these names but no config."""
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the directory and hold its lock; BusyError if another process trains there.
+
+        UsageError if it has results that could not be resumed: they are not overwritten.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             reason = "a file is in the way" if self.path.exists() else error.strerror
             raise UsageError(f"{self.path} cannot be created: {reason}") from None
-        for name in (METRICS, MODEL, CHECKPOINT):
-            if self.has(name) and not self.has(CONFIG):
-                raise UsageError(f"{self.path} has a {name} but no {CONFIG}: not overwriting it")
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock of the directory; BusyError if another process trains there."""
+        needs = {METRICS: CONFIG, CHECKPOINT: CONFIG, MODEL: CHECKPOINT}
+        for name, needed in needs.items():
+            if self.has(name) and not self.has(needed):
+                raise UsageError(f"{self.path} has a {name} but no {needed}: not overwriting it")
         busy = BusyError(f"another process is training in {self.path}")
         with exclusive(self.path / LOCK, busy):
             remove_leftovers(self.path, CONFIG, MODEL, CHECKPOINT, ENVIRONMENT)
@@ -134,7 +135,7 @@ class RunDirectory:
         content = self.read(MODEL)
         end = 8 + int.from_bytes(content[:8], "little")
         try:
-            if not is_sealed(content, path, 8, end):
+            if not is_sealed(content, path):
                 raise UserError(f"{path} is damaged: its checksum is missing")
             tensors = tensors_from_bytes(content)
             metadata = json.loads(content[8:end]).get("__metadata__", {})
@@ -169,26 +170,24 @@ class RunDirectory:
         """Write everything needed to resume."""
         # In memory first: torch's own writer reports a full disk as an internal error.
         buffer = io.BytesIO()
-        torch.save({"format": FORMAT, **payload}, buffer)
+        torch.save(payload, buffer)
         append_note(buffer, note)
         self.write(CHECKPOINT, buffer.getbuffer())
 
     def read_checkpoint(self) -> dict[str, Any] | None:
-        """Return the checkpoint, None if there is none; UserError if it is damaged or has another
-        config."""
+        """Return the checkpoint and its note, None if there is none; UserError if it is damaged or
+        has another config."""
         path = self.path / CHECKPOINT
         if not self.has(CHECKPOINT):
             return None
         content = self.read(CHECKPOINT)
         note = note_of(content, path)
         try:
-            payload = load_torch_file(io.BytesIO(content))
-        except TorchFileError as error:
+            checkpoint = {**load_torch_file(io.BytesIO(content)), "note": asdict(note)}
+        except (TorchFileError, TypeError) as error:
             raise UserError(f"{path} cannot be read: not a checkpoint ({error})") from None
-        if not isinstance(payload, dict) or payload.get("format") != FORMAT:
-            raise UserError(f"{path} is not a checkpoint of this program")
         self._check_config(note.config, CHECKPOINT)
-        return {**payload, "finished": note.finished}
+        return checkpoint
 
     def _check_config(self, written: Any, what: str) -> None:
         """Raise UserError if config.json was changed since `what` was written."""

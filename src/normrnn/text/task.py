@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normrnn.engine.loss import Sums
 from normrnn.engine.ranks import ALONE, Ranks
 from normrnn.engine.task import Batch, Split, StatisticsKind, Task, Tensors, using
 from normrnn.errors import UserError
@@ -175,10 +174,10 @@ class LanguageTask(Task):
         inputs = inputs if inputs.numel() else None
         return Batch(inputs, targets, key.length * len(key), len(key), is_full)
 
-    def row(self, sums: Sums, split: Split, statistics: StatisticsKind, **fields: Any) -> Row:
+    def score(self, model: Any, split: Split, *arguments: Any, **options: Any) -> Row:
         """Return a row with the number of streams."""
-        fields = {"streams": self.rows_at_once(split), **fields}
-        return super().row(sums, split, statistics, **fields)
+        row = super().score(model, split, *arguments, **options)
+        return {**row, "streams": self.rows_at_once(split)}
 
     def calibration(self) -> Iterable[Window]:
         """Return training windows in the order of the text."""
@@ -194,8 +193,7 @@ class LanguageTask(Task):
         rows = []
         for kind, statistics in kinds.items():
             with using(model, statistics):
-                score = self.score(model, "test", keys=one)
-            row = self.row(score, "test", kind, streams=1)
+                row = {**self.score(model, "test", kind, one), "streams": 1}
             del row["batch_ppl"]  # a mean over windows of another length
             rows.append(row)
         return rows

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from normrnn.errors import UsageError, UserError
 from normrnn.files import open_regular, read_text
-from normrnn.processes import safe_path
 from normrnn.speech.archive import Unusable
 
 _SAMPLE = 4096
@@ -138,8 +137,9 @@ def in_order(function: Callable[[Any], Any], items: Sequence[Any], processes: in
     while done < len(items):
         some, workers = (items[done : done + 1], 1) if crashed else (items[done:], processes)
         try:
+            os.environ["PYTHONSAFEPATH"] = "1"  # nothing is imported from the current directory
             # Not forked: the parent may hold threads.
-            with safe_path(), ProcessPoolExecutor(workers, get_context("spawn"), _start) as pool:
+            with ProcessPoolExecutor(workers, get_context("spawn"), _start) as pool:
                 for result in pool.map(function, some):
                     done += 1
                     yield result
