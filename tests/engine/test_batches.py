@@ -1,6 +1,6 @@
 """Batches of sequences: everything once, similar lengths, one order per seed and epoch."""
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import torch
 from hypothesis import given
@@ -24,12 +24,9 @@ def test_every_sequence_once(lengths: list[int], batch: int, pool: int, epoch: i
 
 
 def test_order_changes_with_epoch_and_seed() -> None:
-    orders = [
-        shuffled_batches(range(1, 41), 4, 3, seed=seed, epoch=epoch)
-        for seed in (1, 2)
-        for epoch in (0, 1)
-    ]
-    assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
+    each = [(seed, epoch) for seed in (1, 2) for epoch in (0, 1)]
+    orders = [shuffled_batches(range(1, 41), 4, 3, seed=s, epoch=e) for s, e in each]
+    assert all(a != b for a, b in combinations(orders, 2))
 
 
 def test_batches_hold_similar_lengths_but_come_in_random_order() -> None:
@@ -48,6 +45,4 @@ def test_evaluation_goes_by_length() -> None:
 
 
 def test_some_of_all() -> None:
-    assert evenly_spread(3, 9) == [0, 3, 6]
-    assert evenly_spread(5, 2) == [0, 1]
-    assert evenly_spread(0, 4) == []
+    assert [evenly_spread(*sizes) for sizes in ((3, 9), (5, 2), (0, 4))] == [[0, 3, 6], [0, 1], []]

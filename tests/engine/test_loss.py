@@ -1,5 +1,7 @@
-"""The fused softmax cross entropy against torch's functions."""
+"""The fused softmax cross entropy against torch's functions, and sums over batches."""
 
+import json
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.engine import loss as fused
-from normrnn.engine.loss import nats_and_errors
+from normrnn.engine.loss import Sums, nats_and_errors
+from normrnn.speech.config import FRAMES
+from normrnn.text.config import WORDS
 
 Case = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -110,3 +114,22 @@ def test_huge_logits_and_nan(dtype: torch.dtype) -> None:
     (grad,) = torch.autograd.grad(nats, wild)
     assert nats.isnan()
     assert grad.isnan().tolist() == [[True], [False]]
+
+
+def test_targets_and_errors_are_pooled_and_remainders_are_not_in_means() -> None:
+    sums = Sums()
+    for total, count, errors, is_full in (
+        (20.0, 10, 3, True),
+        (3.0, 6, 1, True),
+        (1.0, 4, 0, False),
+    ):
+        sums.add(total, count, errors, FRAMES, grad_norm=count, is_full=is_full)
+    assert sums.row(FRAMES) == {"loss": 24 / 20, "fer": 0.2, "count": 20}
+    assert sums.grad_norm / sums.batches == 8
+    assert Sums(**asdict(sums)) == sums
+
+
+def test_a_diverging_batch_gives_a_finite_row() -> None:
+    sums = Sums()
+    sums.add(1e9, 10, None, WORDS)
+    assert json.loads(json.dumps(sums.row(WORDS), allow_nan=False))["loss"] == pytest.approx(1e8)

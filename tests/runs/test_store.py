@@ -7,6 +7,7 @@ import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,12 +15,17 @@ import torch
 from normrnn.config.base import Config
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UserError
+from normrnn.files import read_json, sealed_json
+from normrnn.ops.native.library import describe
 from normrnn.recipes import recipe
+from normrnn.runs.environment import record
 from normrnn.runs.records import (
+    ENVIRONMENT,
     MetricsFile,
     Note,
     append_note,
     changed_fields,
+    read_metrics,
     read_note,
     read_rows,
 )
@@ -52,11 +58,8 @@ def test_full_disk_leaves_the_old_file(
 ) -> None:
     run.write("model.safetensors", b"old")
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    target = (os, "fsync") if failing == "fsync" else (Path, "replace")
-    monkeypatch.setattr(*target, full)
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(os if failing == "fsync" else Path, failing, full)
     with pytest.raises(UserError, match="No space left on device"):
         run.write("model.safetensors", b"new and longer")
     monkeypatch.undo()
@@ -82,21 +85,17 @@ def test_checkpoint_round_trip(run: RunDirectory) -> None:
     assert torch.equal(payload["model"]["w"], torch.arange(3))
 
 
-@pytest.mark.parametrize(
-    ("model", "finished", "owned"),
-    [
-        ({"run": "r", "updates": "1"}, 0, True),
-        ({"run": "r", "updates": "2"}, 0, True),  # newer: killed between two writes
-        ({"run": "r", "updates": "3"}, 0, False),
-        ({"run": "s", "updates": "1"}, 0, False),
-        ({"run": "r", "updates": "1", "sha256": "m"}, 4, True),
-        ({"run": "r", "updates": "1", "sha256": "n"}, 4, False),
-    ],
-)
-def test_which_model_belongs_to_a_checkpoint(
-    model: dict[str, str], finished: int, owned: bool
-) -> None:
-    assert note(finished=finished).owns(model) is owned
+def test_which_model_belongs_to_a_checkpoint() -> None:
+    def owns(run: str, updates: int, sha256: str = "", finished: int = 0) -> bool:
+        header = {"run": run, "updates": str(updates), "sha256": sha256}
+        return note(finished=finished).owns(header)
+
+    assert owns("r", 1)
+    assert owns("r", 2)  # newer: killed between two writes
+    assert not owns("r", 3)
+    assert not owns("s", 1)
+    assert owns("r", 1, "m", finished=4)
+    assert not owns("r", 1, "n", finished=4)
 
 
 class _Trap:
@@ -180,20 +179,26 @@ def test_rows_are_parsed_again_only_if_they_changed(
     assert len(parsed) == 3
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"loss": float("nan")},
-        {"loss": 1e301},
-        {"updates": True},
-        {"count": 0},
-        {"grad_norm": "1"},
-        {"split": 3},
-        {"statistics": None},
-        {"saved": 1},
-    ],
-)
-def test_a_line_that_is_no_row(change: dict[str, object], tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(ROW | change) + "\n")
-    with pytest.raises(UserError, match="line 1 of metrics"):
-        read_rows(tmp_path)
+def test_a_line_that_is_no_row(tmp_path: Path) -> None:
+    wrong = {"loss": float("nan"), "updates": True, "count": 0, "grad_norm": "1", "split": 3}
+    for key, value in [*wrong.items(), ("loss", 1e301), ("statistics", None), ("saved", 1)]:
+        (tmp_path / "metrics.jsonl").write_text(json.dumps({**ROW, key: value}) + "\n")
+        found = read_metrics(tmp_path)
+        assert (found.rows, "line 1" in found.problem) == ([], True), key
+
+
+def test_a_run_notes_every_machine_once_and_tells_other_kernels(tmp_path: Path) -> None:
+    run, file = RunDirectory(tmp_path), tmp_path / ENVIRONMENT
+    assert record(run)
+    assert record(run)
+    ((first,), verified) = read_json(file, list)
+    assert verified
+    assert first["torch"].startswith("2.")
+    assert first["recurrence"] == describe()
+    file.write_bytes(sealed_json([{**first, "cpu": "another", "recurrence": {"kernels": "sse"}}]))
+    assert not record(run)
+    assert record(run)
+    assert [e["cpu"] for e in read_json(file, list)[0]] == ["another", first["cpu"]]
+    file.write_text("{")
+    record(run)
+    assert read_json(file, list) == ([first], True)

@@ -40,6 +40,8 @@ def real(*arguments: str | bytes | Path, **options: Any) -> subprocess.Completed
         (["--model.hidden", "2147483647"], "the network is too large"),
         (["--model.hidden", "1" + "0" * 20], "model.hidden must be at most 2,147,483,647"),
         (["--norm", "frame", "--model.time-steps", "999999999"], "the network is too large"),
+        (["--model.init", "1e300"], "model.init"),
+        (["--optimizer.lr", "1e300"], "optimizer.lr"),
     ],
 )
 def test_values_out_of_range(
@@ -51,14 +53,14 @@ def test_values_out_of_range(
     assert not (tmp_path / "o" / "checkpoint.pt").exists()
 
 
-@pytest.mark.parametrize("arguments", [["--out", ""], ["--out="]])
 def test_an_empty_name(
-    arguments: list[str], cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    code, _, err = cli("train", "ptb-small", "--data", text_dir, *arguments)
-    assert (code, sentence(err)) == (2, "normrnn: --out needs a name")
+    for out in (["--out", ""], ["--out="]):
+        code, _, err = cli("train", "ptb-small", "--data", text_dir, *out)
+        assert (code, sentence(err)) == (2, "normrnn: --out needs a name")
     assert not any((tmp_path / "here").iterdir())
 
 

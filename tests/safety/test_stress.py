@@ -1,7 +1,6 @@
 """Runs killed at random moments, and files damaged at random places."""
 
 import json
-import os
 import pickle
 import random
 import signal
@@ -21,6 +20,7 @@ from normrnn.files import BLANK, seal
 from normrnn.reporting.runs import examine
 from normrnn.text.config import LanguageConfig
 from tests.safety.conftest import Cli
+from tests.safety.test_nothing_runs import Evil
 from tests.tiny_runs import rows_of, run_tiny
 from tests.torchrun import flags
 
@@ -79,16 +79,6 @@ STRANGE: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-class Hostile:
-    """Unpickling it creates a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.path}",)
-
-
 def garbled(content: bytes, draw: random.Random, canary: Path) -> bytes:  # noqa: ARG001
     at, length = draw.randrange(len(content)), draw.choice((1, 16, 512))
     old = content[at : at + length]
@@ -127,11 +117,7 @@ def forged(content: bytes, draw: random.Random, canary: Path) -> bytes:  # noqa:
 
 
 def pickled(content: bytes, draw: random.Random, canary: Path) -> bytes:
-    return (
-        content[:6] + pickle.dumps(Hostile(canary))
-        if draw.random() < 0.5
-        else (pickle.dumps(Hostile(canary)))
-    )
+    return (content[:6] if draw.random() < 0.5 else b"") + pickle.dumps(Evil(canary))
 
 
 @pytest.mark.matrix(10)

@@ -1,7 +1,6 @@
 """Callbacks that get every row of a run: the display, TensorBoard, CSV, or a user's function."""
 
 import csv
-import importlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +8,12 @@ from pathlib import Path
 from normrnn.config.base import Config
 from normrnn.config.measure import Measure
 from normrnn.errors import UserError
-from normrnn.extras import install_command
+from normrnn.extras import import_extra
 from normrnn.files import following_no_link, utf8_name
 from normrnn.runs.records import Row, read_rows
 
 Callback = Callable[[Row], None]
 """Called with every row of metrics.jsonl, after it was written."""
-_COLUMNS = 80
-"""Width of a terminal or of a log."""
 
 
 class Display:
@@ -24,42 +21,24 @@ class Display:
 
     def __init__(self, config: Config, updates: int) -> None:
         self.config, self.updates = config, updates
-        self.began, self.first, self.seconds = 0.0, 0, 0.0
+        self.began, self.first = 0.0, 0
 
     def __call__(self, row: Row) -> None:
-        """Print a row; a train row with speed and time left, where they fit."""
-        config = self.config
+        """Print a row; a train row with the time left, known from the second one on."""
+        config, updates = self.config, row["updates"]
         keeps = config.normalisation.keeps_statistics
         text = describe(row, config.epochs, config.loss_measure, keeps)
-        if row["split"] == "train":
-            rate, left = self._speed(row)
-            lines = (f"{text}{rate}{left}", f"{text}{left}", text)
-            text = next(line for line in lines if len(line) <= _COLUMNS or line == text)
-        print(text, flush=True)
-
-    def _speed(self, row: Row) -> tuple[str, str]:
-        """Return targets per second and time left, known from the second row on."""
-        updates, spent = row["updates"], row["seconds"] - self.seconds
-        self.seconds = row["seconds"]
-        if not self.first:
+        if row["split"] == "train" and self.first:
+            # By the clock, because validations and checkpoints take time too.
+            each = (time.monotonic() - self.began) / (updates - self.first)
+            text += f"  {duration((config.epochs * self.updates - updates) * each)} left"
+        elif row["split"] == "train":
             self.first, self.began = updates, time.monotonic()
-            return "", ""
-        # By the clock, because validations and checkpoints take time too.
-        each = (time.monotonic() - self.began) / (updates - self.first)
-        left = self.config.epochs * self.updates - updates
-        rate = row["count"] / max(spent, 1e-3)
-        unit = self.config.loss_measure.unit
-        return f"  {rate:,.0f} {unit}/s", f"  {duration(left * each)} left"
+        print(text, flush=True)
 
 
 def describe(row: Row, epochs: int, measure: Measure, statistics: bool = True) -> str:
-    """Format a row of metrics.jsonl as a line, with or without its kind of statistics.
-
-    >>> from normrnn.config.measure import NATS
-    >>> row = {"epoch": 1, "updates": 9, "split": "valid", "statistics": "batch", "loss": 5.0}
-    >>> describe(row, 15, NATS)
-    'epoch 1/15  update 9  valid (batch)  loss 5.0000'
-    """
+    """Format a row of metrics.jsonl as a line, with or without its kind of statistics."""
     kind = f" ({row['statistics']})" if statistics and "statistics" in row else ""
     text = f"epoch {row['epoch']}/{epochs}  update {row['updates']}  {row['split']}{kind}"
     text += f"  {measure.quality(row['loss'], row, 4)}"
@@ -78,12 +57,8 @@ def duration(seconds: float) -> str:
 
 def require_tensorboard() -> None:
     """Raise UserError where the package is missing or cannot be imported."""
-    try:
-        for name in ("tensorboard", "torch.utils.tensorboard"):
-            importlib.import_module(name)
-    except ImportError as error:
-        command = install_command("report")
-        raise UserError(f"--tensorboard needs tensorboard ({error}): {command}") from None
+    for name in ("tensorboard", "torch.utils.tensorboard"):
+        import_extra(name, "report")
 
 
 class TensorBoard:

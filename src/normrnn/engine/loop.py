@@ -312,14 +312,8 @@ class Trainer:
 
 
 def learning_rate(config: OptimizerConfig, epoch: int) -> float:
-    """Return the learning rate of an epoch (0-based); it depends on nothing else.
-
-    >>> config = OptimizerConfig(lr=1.0, decay=2.0, decay_after=6)
-    >>> [learning_rate(config, epoch) for epoch in (0, 5, 6, 7)]
-    [1.0, 1.0, 0.5, 0.25]
-    """
-    decays = max(0, epoch + 1 - config.decay_after)
-    return config.lr / config.decay**decays
+    """Return the learning rate of an epoch (0-based); it depends on nothing else."""
+    return config.lr / config.decay ** max(0, epoch + 1 - config.decay_after)
 
 
 def build_optimizer(

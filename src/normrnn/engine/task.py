@@ -426,10 +426,6 @@ def better_kind(rows: Iterable[Row]) -> StatisticsKind:
     """Return the kind of statistics with the lowest validation loss of the selected model.
 
     Batch statistics are left out: they depend on the rest of a batch. Running ones win a tie.
-
-    >>> rows = [("running", 5.0), ("recalibrated", 4.9), ("batch", 4.0)]
-    >>> better_kind({"split": "best_valid", "statistics": k, "loss": v} for k, v in rows)
-    'recalibrated'
     """
     losses = {row["statistics"]: row["loss"] for row in rows if row["split"] == BEST_VALID}
     recalibrated = losses.get("recalibrated", math.inf) < losses.get("running", math.inf)
