@@ -151,13 +151,13 @@ def test_metrics_file_is_cut_and_never_stretched(tmp_path: Path) -> None:
     metrics.append({"loss": 1.0})
     size, sha256 = metrics.size, metrics.sha256
     metrics.append({"loss": 2.0})
-    metrics.rewind(size)
+    state = replace(note(), metrics_bytes=size, metrics_sha256=sha256, resume_bytes=size)
+    metrics.resume(state)
     metrics.truncate()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"loss": 1.0}\n'
     assert metrics.sha256 == sha256
-    metrics.check(replace(note(), metrics_bytes=size, metrics_sha256=sha256))
     with pytest.raises(UserError, match="is damaged"):
-        metrics.check(replace(note(), metrics_bytes=size + 1, metrics_sha256=sha256))
+        metrics.resume(replace(state, metrics_bytes=size + 1))
 
 
 ROW = {"split": "train", "updates": 1, "epoch": 1, "loss": 1.0, "count": 2, "seconds": 0.5}

@@ -122,10 +122,9 @@ class Trainer:
                 f"the checkpoint does not fit this network or its data: {reason}"
             ) from None
         if self.ranks.first:
-            metrics.check(progress)
+            metrics.resume(progress)
             if progress.best_updates:
                 self.run_directory.read_model()  # belongs to this run, or UserError
-            metrics.rewind(progress.resume_bytes)
         if progress.finished:
             self.save()  # before the test rows are removed, which it must not refer to then
         if self.ranks.first:

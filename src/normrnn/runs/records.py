@@ -166,8 +166,7 @@ class MetricsFile:
     """The file of the process that writes it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rewind(0)
+        self.path, self.size, self._digest = path, 0, hashlib.sha256()
 
     @property
     def sha256(self) -> str:
@@ -187,15 +186,14 @@ class MetricsFile:
         self.size += len(line)
         self._digest.update(line)
 
-    def check(self, note: Note) -> None:
-        """Raise UserError unless the rows are those of the checkpoint."""
-        if not note.covers(read_regular(self.path, ROWS) if self.path.exists() else b""):
+    def resume(self, note: Note) -> None:
+        """Continue after the rows of the checkpoint without test rows; `truncate` drops the others.
+        UserError if they are not what was written."""
+        content = read_regular(self.path, ROWS) if self.path.exists() else b""
+        if not note.covers(content):
             raise UserError(f"{self.path} is damaged: its rows are not what was written")
-
-    def rewind(self, size: int) -> None:
-        """Continue after the first `size` bytes; `truncate` drops the others."""
-        content = read_regular(self.path, ROWS)[:size] if size else b""
-        self.size, self._digest = size, hashlib.sha256(content)
+        self.size = note.resume_bytes
+        self._digest = hashlib.sha256(content[: self.size])
 
     def truncate(self) -> None:
         """Drop rows newer than the checkpoint, and an incomplete last line."""
