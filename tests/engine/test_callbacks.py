@@ -112,7 +112,7 @@ def test_logs_can_be_switched_on_later(
             rank_and_size({"RANK": "1", "WORLD_SIZE": size, "NORMRNN_STORE": "s"})
 
 
-def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(UserError, match=re.escape(install_command("report"))):
