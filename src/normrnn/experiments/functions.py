@@ -121,7 +121,7 @@ class FunctionJob(Job):
             train(layer_argument(call["norm"]), call["seed"], log, **call["settings"])
             if not log.calls:
                 raise UserError(f"{call['recipe']} returned without calling log(step=…)")
-            self._write_config(log.calls, log.file.sha256())
+            self._write_config(log.calls, log.file.sha256)
         self.ended = 0
 
     def _write_config(self, epochs: int, sha256: str) -> None:
