@@ -1,6 +1,6 @@
 """Layers before torch's tracers, each beside the same layer run eagerly.
 
-``python -m tests.traced TOOL CELL:NORM…``: a process of its own, since what a tracer is handed by
+``python -m tests.traced TOOL:CELL:NORM…``: a process of its own, since what a tracer is handed by
 mistake can end one. Prints a line for every case that held.
 """
 
@@ -169,14 +169,14 @@ TOOLS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def main(tool: str, *cases: str) -> None:
+def main(*cases: str) -> None:
     for case in cases:
-        cell, norm = case.split(":")
+        tool, cell, norm = case.split(":")
         for training in (True, False):
             torch.manual_seed(1)
             layer = build(cell, norm, dtype=torch.float32, num_layers=2, bidirectional=True)
             TOOLS[tool](layer.train(training))
-            print(f"{tool} {case} {'train' if training else 'eval'}", flush=True)
+            print(f"{case} {'train' if training else 'eval'}", flush=True)
 
 
 if __name__ == "__main__":
