@@ -72,12 +72,14 @@ def test_wsj_settings() -> None:
 
 def test_speech_in_the_small_differs_from_the_paper_as_it_says() -> None:
     paper, mini = wsj(), librispeech_mini()
-    small = librispeech_mini_small()
+    small, depth = librispeech_mini_small(), recipe("librispeech-mini-depth")
     assert replace(mini.model, peephole="output") == paper.model
     assert (mini.train.max_frames, mini.train.piece_frames) == (0, 400)
     assert (small.model.hidden, small.model.layers) == (128, 3)
     same = replace(small.model, hidden=mini.model.hidden, layers=mini.model.layers)
     assert replace(small, recipe=mini.recipe, model=same) == mini
+    evaluation = replace(small.evaluation, test_speakers=3)
+    assert replace(small, recipe=depth.recipe, evaluation=evaluation) == depth
 
 
 @pytest.mark.parametrize("name", RECIPES)

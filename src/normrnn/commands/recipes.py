@@ -14,6 +14,7 @@ NEEDS = {
     "wsj": ("WSJ, prepared with Kaldi", ""),
     "librispeech-mini": ("an hour of LibriSpeech", "10 min"),
     "librispeech-mini-small": ("an hour of LibriSpeech", "2 min"),
+    "librispeech-mini-depth": ("an hour of LibriSpeech", "2 min"),
     "arrays": ("an .npz file of your own", ""),
     "adding": ("no data: generated", "3 s"),
     "sequential-mnist": ("the four MNIST files", "10 min"),

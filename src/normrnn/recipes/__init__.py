@@ -194,6 +194,20 @@ def librispeech_mini_small() -> SpeechConfig:
 
 
 @register
+def librispeech_mini_depth() -> SpeechConfig:
+    """Does normalisation gain with depth? The small network, with test speakers set aside.
+
+    --model.layers is the depth. Three training speakers are the test set.
+    """
+    small = librispeech_mini_small()
+    return replace(
+        small,
+        recipe="librispeech-mini-depth",
+        evaluation=replace(small.evaluation, test_speakers=3),
+    )
+
+
+@register
 def arrays() -> ArrayConfig:
     """Sequences of your own in a .npz file: classes or values, per sequence or per step."""
     return ArrayConfig(recipe="arrays")

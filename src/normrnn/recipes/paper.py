@@ -61,6 +61,7 @@ PAPER = {
     "wsj": _SPEECH,
     "librispeech-mini": _OTHER_SPEECH,
     "librispeech-mini-small": _OTHER_SPEECH,
+    "librispeech-mini-depth": _OTHER_SPEECH,
     "ptb-char": Paper(
         norm="hidden",
         loss="nats train/valid",
