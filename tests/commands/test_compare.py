@@ -170,7 +170,7 @@ class Sleeper:
         self.polls -= 1
         return self.at_last if self.polls < 0 else None
 
-    def interrupt(self) -> None:
+    def terminate(self) -> None:
         pass
 
     def wait(self) -> None:
