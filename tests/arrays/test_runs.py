@@ -50,6 +50,11 @@ def test_compare_evaluate_and_load(tmp_path: Path) -> None:
     assert model(torch.zeros(5, 2, 3)).shape == (2, 3)
     assert (out / "report.html").exists()
     (group,) = groups([normrnn.reporting.load(path) for path in out.glob("*-1")])
+    found, errors = normrnn.verdict(out), {row["error"] for row in rows_of(out / "none-1")[-1:]}
+    assert (
+        set(found.to_dict()["variants"]["frame"]["details"]["error"]["baseline"].values()) == errors
+    )
+    assert ("error rate" in str(found), "error rate 0." in found.details()) == (False, True)
     table = runs_table(group)
     column = table.head.index("error")
     assert all(0 <= float(row[column]) < 0.2 for row in table.rows)

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,13 +72,18 @@ def test_the_answer_is_printed_and_the_report_is_in_the_directory(
 
 
 def test_compare_from_python(
-    text_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "both"
     result = normrnn.compare("ptb-small", out=out, data=text_dir, epochs=2, **TINY)
     runs = result.runs
     assert result.to_dict()["variants"]["frame"]["quality"]["answer"] == "one seed"
     assert [run.path.name for run in runs] == ["none-1", "frame-1"]
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=len))
+    assert runs[0].frame() == len(runs[0].rows)
     assert all(run.finished for run in runs)
     assert runs[0].config["model"]["hidden"] == 12
     assert runs[1].rows == normrnn.reporting.load(out / "frame-1").rows
@@ -106,6 +112,8 @@ def test_wrong_comparisons_from_python(tmp_path: Path) -> None:
         ({"jobs": 2}, UsageError, "'jobs'"),
         ({"x": [1], "y": [1]}, UsageError, "not both"),
         ({"epochs": "two"}, UserError, "epochs is 'two'"),
+        ({"out": __file__}, UsageError, "a file is in the way"),
+        ({"what": len, "out": f"{__file__}/out"}, UsageError, "a file is in the way"),
     ):
         with pytest.raises(kind, match=said):
             normrnn.compare(**{"what": "ptb-small", "out": tmp_path / "out", **arguments})

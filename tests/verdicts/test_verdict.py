@@ -294,8 +294,11 @@ def test_missing_values_are_not_a_divergence() -> None:
         for split in ("valid", "test", "train")
     ] + [row for row in data if row["split"] == "test"]
     assert normrnn.verdict(wide).to_dict() == normrnn.verdict(data).to_dict()
-    wide[1]["value"] = ""
-    assert normrnn.verdict(wide).to_dict() == normrnn.verdict(data).to_dict()
+    last = {"variant": "a", "seed": 1, "step": 99, "split": "valid"}
+    for value, bad in (("", {}), (None, {}), ("nan", {"a": [1, 4]}), ("inf", {"a": [1, 4]})):
+        found = normrnn.verdict([*wide, {**last, "value": value}])
+        assert found.diverged == bad, value
+    assert "'dev'" in normrnn.verdict([*data, {**last, "split": "dev", "value": 1}]).notes[0]
 
 
 def test_speed_before_the_learning_rate_drops() -> None:

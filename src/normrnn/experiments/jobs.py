@@ -285,8 +285,10 @@ def check_counts(**counts: int | None) -> None:
 def check_report(out: Path) -> str:
     """Return what the report in `out` will lack, and how to get it; empty if nothing.
 
-    UserError if another file is in its place.
+    UserError if another file is in its place, or in that of a directory.
     """
+    if any(path.is_file() for path in (out, *out.parents)):
+        raise UsageError(f"{out} cannot be created: a file is in the way")
     try:
         from normrnn.reporting.page import refuse_other
     except ImportError as error:

@@ -151,7 +151,10 @@ def group_verdict(group: Group, settings: Settings | None = None, title: str = "
         paired=_are_paired(group.runs),
         higher_is_better=measure.higher_is_better,
     )
-    return verdict_of(plain_runs(group), settings, measure.name, title)
+    found = verdict_of(plain_runs(group), settings, measure.name, title)
+    unfinished = [run.label for run in group.runs if not run.finished and not run.diverged]
+    note = [f"not finished: {'; '.join(unfinished)}"] if unfinished else []
+    return replace(found, notes=[*found.notes, *note])
 
 
 def plain_runs(group: Group) -> list[PlainRun]:
@@ -160,8 +163,9 @@ def plain_runs(group: Group) -> list[PlainRun]:
     The first baseline is called "none", even if its settings differ from those of others.
     """
     timed = have_comparable_seconds(group.runs)
+    tested = all(run.diverged or run.split("test") for run in group.runs)
     return [
-        _plain(run, BASELINE if arm.index == 0 else arm.name, timed)
+        _plain(run, BASELINE if arm.index == 0 else arm.name, timed, tested)
         for arm in group.arms
         for run in arm.runs
     ]
@@ -185,7 +189,7 @@ def have_comparable_seconds(runs: Sequence[Run]) -> bool:
     return all(max(some) <= 1.25 * min(some) for some in rates.values())
 
 
-def _plain(run: Run, variant: str, timed: bool) -> PlainRun:
+def _plain(run: Run, variant: str, timed: bool, tested: bool) -> PlainRun:
     measure, rate, rates = run.measure, None, {}
     for row in run.rows:
         rates[row["updates"]] = rate = row.get("lr", rate)
@@ -198,4 +202,7 @@ def _plain(run: Run, variant: str, timed: bool) -> PlainRun:
     rows = {"valid": run.split("valid", run.serving), "test": tests.values()}
     rows["train_eval"] = run.split("train_eval", run.serving)
     splits = {name: list(map(point, some)) for name, some in rows.items() if some}
-    return PlainRun(variant, run.seed, splits, bool(run.diverged))
+    selected = [*tests.values()][-1:] if tested else [run.best() or {}]
+    key = measure.error_rate[0] if measure.error_rate else ""
+    error_rate = selected[0].get(key) if selected else None
+    return PlainRun(variant, run.seed, splits, bool(run.diverged), error_rate)

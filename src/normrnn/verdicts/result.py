@@ -9,9 +9,10 @@ from html import escape
 from typing import Any
 
 from normrnn.errors import UsageError
-from normrnn.verdicts.rows import BASELINE, PlainRun
+from normrnn.verdicts.rows import BASELINE, SPLITS, PlainRun
 from normrnn.verdicts.verdict import (
     CONFIDENCE,
+    ERROR_RATE,
     Comparison,
     Figure,
     Measure,
@@ -175,6 +176,8 @@ def _notes(runs: Sequence[PlainRun]) -> list[str]:
         if without and len(without) < len(runs):
             names = ", ".join(f"{run.variant} seed {run.seed}" for run in without)
             notes.append(f"no {split} values: {names}; {what}")
+    if others := {split for run in runs for split in run.splits} - set(SPLITS):
+        notes.append(f"unknown splits, not compared: {', '.join(map(repr, sorted(others)))}")
     return notes
 
 
@@ -185,7 +188,8 @@ def cells(figure: Figure, measure: str) -> tuple[str, str, str, str]:
     if figure.ratio:
         label, infinite, digits, sign = f"{figure.label} {figure.target:.4g}", "never", 2, ""
     else:
-        label, infinite, sign = f"{figure.label} {measure}", "diverged", "+"
+        label = figure.label if figure.label == ERROR_RATE else f"{figure.label} {measure}"
+        infinite, sign = "diverged", "+"
     difference = _number(figure.estimate, digits, sign)
     if figure.ratio and difference != "–":
         difference = f"×{difference}"

@@ -13,10 +13,11 @@ from normrnn.files import read_text
 
 COLUMNS = ("variant", "seed", "step", "split", "value")
 BASELINE = "none"
+SPLITS = ("train", "train_eval", "valid", "test")
 _SPLITS = {"validation": "valid", "val": "valid"}
 _NUMBERS = ("seed", "step", "value", "seconds", "lr")
 _JUDGED = ("valid", "test")
-_MISSING = ("", "none", "nan", "<na>", "nat")
+_BLANK = ("", "none", "<na>", "nat")
 
 
 class Point(NamedTuple):
@@ -41,6 +42,8 @@ class PlainRun:
     splits: dict[str, list[Point]]
     diverged: bool = False
     """Whether it ended with NaN or infinite values, or the run says so."""
+    error_rate: float | None = None
+    """On test data, or at the best validation where runs have no test values."""
 
     def points(self, split: str) -> list[Point]:
         """The finite values of a split."""
@@ -110,8 +113,8 @@ def read_rows(rows: Any) -> list[PlainRun]:
     """Runs from a list of dicts, a dict of lists, a DataFrame or the path of a CSV file.
 
     Columns: variant, seed, step, split ("valid", "test", "train_eval", …) and value; optionally
-    seconds and lr. A variant of None or "" is called "none". An empty or NaN value is a missing
-    one, unless a run has no finite value after it: then the run diverged.
+    seconds and lr. A variant of None or "" is called "none". Rows with an empty value are skipped.
+    A run with a NaN or infinite value, and no finite one after it, diverged.
 
     >>> row = {"variant": "frame", "seed": 1, "step": 10, "split": "valid", "value": 0.5}
     >>> read_rows([row, {**row, "step": 20, "value": 0.4}])[0].splits["valid"][1].value
@@ -129,7 +132,9 @@ def read_rows(rows: Any) -> list[PlainRun]:
         point = Point(step, value, *(x if math.isfinite(x) else None for x in more))
         split = str(row["split"]).strip().lower()
         key = _variant(row["variant"]), int(seed)
-        found.setdefault(key, []).append((_SPLITS.get(split, split), point))
+        values = found.setdefault(key, [])
+        if str(row["value"]).strip().lower() not in _BLANK:
+            values.append((_SPLITS.get(split, split), point))
     if not found:
         raise UsageError("no rows to compare")
     return [_run(*key, points) for key, points in found.items()]
@@ -175,7 +180,7 @@ def _dicts(rows: Any) -> Iterable[Mapping[str, Any]]:
 
 def _is_missing(value: Any) -> bool:
     """Whether a cell is empty: None, "", NaN, or the missing values of pandas."""
-    return str(value).lower() in _MISSING
+    return str(value).strip().lower() in (*_BLANK, "nan")
 
 
 def _variant(value: Any) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from statistics import geometric_mean, mean, median
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from normrnn.verdicts.rows import PlainRun, Point, crossing
 
 CONFIDENCE = 0.95
 SPEED_MARGIN = 0.05
+ERROR_RATE = "error rate"
 Answer = Literal["better", "worse", "equivalent", "not settled", "one seed"]
 Measure = Callable[[PlainRun], float | None]
 
@@ -192,6 +194,8 @@ class Comparison:
         found["last_validation"] = self.difference("last validation", last)
         found["train"] = self.difference("training", partial(PlainRun.last, split="train_eval"))
         found["gap"] = self.difference("validation minus training", PlainRun.gap)
+        lower = replace(self, settings=replace(self.settings, higher_is_better=False))
+        found["error"] = lower.difference(ERROR_RATE, attrgetter("error_rate"))
         early = [run.before_drop() for run in self.finished]
         if early and all(early):
             target = max(min(p.value for p in points) for points in early)
