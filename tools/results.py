@@ -16,7 +16,7 @@ from normrnn.reporting.groups import Group, groups
 from normrnn.reporting.page import DASH, runs_table
 from normrnn.reporting.pictures import figure
 from normrnn.reporting.result import group_verdict
-from normrnn.reporting.runs import load
+from normrnn.reporting.runs import Run, load
 from normrnn.reporting.study import TRIALS, read_study
 from normrnn.verdicts.result import Verdict
 from tools import padding
@@ -114,10 +114,12 @@ def page(root: Path, name: str, parts: Sequence[Group]) -> str:
     """All that is known of an experiment."""
     lines = [f"# {name}", "Written by `make results`."]
     directory = next((path for path in studies(root) if path.name == name), None)
-    for file in ("NOTES.md", "README.md"):
-        if directory is not None and (directory / file).exists():
-            text = (directory / file).read_text(encoding="utf-8").strip()
-            lines.append(text if file == "NOTES.md" else text.split("\n", 1)[1].strip())
+    if directory is not None and (directory / "NOTES.md").exists():
+        lines.append((directory / "NOTES.md").read_text(encoding="utf-8").strip())
+    if directory is not None and (directory / "README.md").exists():
+        lines[0], text = (directory / "README.md").read_text(encoding="utf-8").split("\n", 1)
+        lines.append(text.strip())
+        lines += [f"![Validation of {name}]({name}.png)"] if parts else []
     if directory is not None and (directory / TRIALS).exists():
         study = read_study(directory)
         if study.problem:
@@ -198,14 +200,15 @@ def texts(root: Path) -> dict[str, str]:
     return found | {f"{PAGES}/{name}.md": page(root, name, parts) for name, parts in pages}
 
 
-def pictures(root: Path) -> dict[str, Group]:
-    """Path of every picture -> the runs in it."""
-    return {
-        f"{PAGES}/{name}.png": group
-        for name, parts in experiments(root).items()
-        for group in parts
-        if name in PICTURED and not group.variant
-    }
+def pictures(root: Path) -> dict[str, list[Run]]:
+    """Path of every picture -> the runs in it: of recipes and of studies with a README."""
+    found = {}
+    for name, parts in experiments(root).items():
+        is_study = (root / "studies" / name / "README.md").exists()
+        runs = [r for g in parts if is_study or not g.variant for r in g.runs]
+        if runs and (is_study or name in PICTURED):
+            found[f"{PAGES}/{name}.png"] = runs
+    return found
 
 
 def stale(root: Path) -> list[str]:
@@ -224,8 +227,8 @@ def write(root: Path) -> None:
     (root / PAGES).mkdir(parents=True, exist_ok=True)
     for name, text in texts(root).items():
         (root / name).write_text(text, encoding="utf-8")
-    for name, group in pictures(root).items():
-        figure(group.runs).savefig(root / name, dpi=80)
+    for name, runs in pictures(root).items():
+        figure(runs).savefig(root / name, dpi=80)
 
 
 if __name__ == "__main__":
