@@ -69,7 +69,6 @@ def commands() -> None:
     assert "pip install onnx" in said("export", run, "-o", "out", "--format", "onnx", code=1)
     assert "How to load" in (said("export", run, "-o", "plain") and said("info", "plain"))
     assert "pip install matplotlib" in said("report", "runs")
-    assert "pip install optuna" in said("search", "ptb-char", "--out", "searched", code=1)
     speaker = Path("sound", "1", "2")
     speaker.mkdir(parents=True)
     (speaker / "1-2.trans.txt").write_text("1-2-0000 A WORD\n")

@@ -164,12 +164,6 @@ def test_wrong_calls(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_optuna(cli: Cli, flags: Flags, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    code, _, err = cli(*flags())
-    assert (code, install_command("search") in err) == (1, True)
-
-
 def test_diverged_and_failed_settings_stop_no_other(cli: Cli, flags: Flags, tmp_path: Path) -> None:
     space = tmp_path / "other.json"
     space.write_text('{"optimizer.lr": [0.05, 1e38], "train.batch": [8, 100000]}')

@@ -28,10 +28,10 @@ def config() -> Config:
 
 
 def test_what_is_tried_unless_said(config: Config) -> None:
-    tuned, space = plan_tuning(config, NORMS, "optimizer.lr")
+    tuned, space = plan_tuning(config, "optimizer.lr")
     assert space == {"optimizer.lr": [0.333, 1.0, 3.0]}
     assert (tuned.epochs, tuned.seed) == (3, 5 + SEED_OFFSET)  # none of the seeds compared
-    tuned, _ = plan_tuning(config, NORMS, {"optimizer.lr": (1, 2.0), "epochs": 2})
+    tuned, _ = plan_tuning(config, {"optimizer.lr": (1, 2.0), "epochs": 2})
     assert tuned.epochs == 2
     for field, values, read in (
         ("train.batch", ("16", "32"), [16, 32]),
@@ -39,9 +39,9 @@ def test_what_is_tried_unless_said(config: Config) -> None:
         ("model.gamma", ("0.1", "1"), [0.1, 1.0]),  # None so far
         ("optimizer.name", ("sgd", "adam"), ["sgd", "adam"]),
     ):
-        assert plan_tuning(config, NORMS, {field: values})[1][field] == read
+        assert plan_tuning(config, {field: values})[1][field] == read
     with pytest.raises(UserError, match="one setting"):
-        plan_tuning(config, NORMS, {"optimizer.lr": (), "train.batch": ()})
+        plan_tuning(config, {"optimizer.lr": (), "train.batch": ()})
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_is_tried_unless_said(config: Config) -> None:
 )
 def test_what_cannot_be_tuned(config: Config, field: str, values: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
-        plan_tuning(config, NORMS, {field: [v for v in values.split(",") if v]})
+        plan_tuning(config, {field: [v for v in values.split(",") if v]})
     assert raised.value.code == 2
 
 

@@ -48,7 +48,7 @@ def settled(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _LARGEST = 2**31 - 1
-_LARGEST_FLOAT = 1e38  # of float32, and a range of twice as much fits too
+LARGEST_FLOAT = 1e38  # of float32, and a range of twice as much fits too
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def check_bounds(settings: Any, prefix: str = "") -> None:
             check_bounds(value, f"{name}.")
             continue
         bounds = [b for b in get_args(hints[field_.name])[1:] if isinstance(b, Bounds)]
-        if isinstance(value, float) and not abs(value) <= _LARGEST_FLOAT:
+        if isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:
             raise UsageError(f"{name} must be a finite number up to 1e38, not {value}")
         for one in bounds:
             if not one.allows(value):

@@ -101,7 +101,10 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
             raise UsageError(f"{config.recipe} has no setting {name!r}{hint}")
         *parts, last = found[0].split(".")
         functools.reduce(dict.__getitem__, parts, changed)[last] = value
-    return read_config(changed)
+    try:
+        return read_config(changed)
+    except UserError as error:
+        raise UsageError(str(error)) from None
 
 
 @dataclass(frozen=True, kw_only=True)

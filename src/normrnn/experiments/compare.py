@@ -107,7 +107,7 @@ def compare(
             file = write_arrays(arrays, config.arrays, place)  # type: ignore[attr-defined]
             config = replace(config, data=str(file))
         names = checked_norms(usual_norms(config) if norms is DEFAULT_NORMS else chosen, "--norms")
-        tuning = plan_tuning(config, names, tune) if tune else None
+        tuning = plan_tuning(config, tune) if tune else None
         omitted = check_report(place)
         logs = log_names(tensorboard, csv)
         runner = Runner(replace(config, norm=names[-1]), workers, processes, logs)

@@ -10,20 +10,18 @@ dotted config fields with values or ranges:
 
 import json
 import math
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from normrnn.config.base import MEASURED, Config, checked_norms
+from normrnn.config.base import LARGEST_FLOAT, MEASURED, Config, checked_norms
 from normrnn.config.jsonio import differences, flat, to_dict
 from normrnn.config.registry import with_settings
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import RunJob, Runner, check_counts, conclude, plan, report_line
 from normrnn.experiments.training import default_directory
-from normrnn.extras import import_extra
 from normrnn.files import read_json
 from normrnn.recipes.paper import SPACES
 from normrnn.reporting.groups import Group
@@ -33,20 +31,18 @@ from normrnn.reporting.study import SAID, TRIALS, RecordedStudy, best, lines, re
 from normrnn.runs.records import CONFIG, epoch_averages
 
 Space = Mapping[str, Any]
-"""Dotted field -> a list of values, or {"low", "high"} with "log" or "step" if wished."""
+"""Dotted field -> a list of values, or {"low", "high"}, with "log" if wished."""
 TUNING, CONFIRM = "tuning", "confirm"
 SEED_OFFSET = 1_000_000
 """Seeds of tuning are this far from those of the comparison."""
 _NOT_SHARED = ("data", "device", "threads", "norm")
 """Settings that commands which share a study may differ in."""
 _NOT_VARIED = ("recipe", "data_sha256", "seed", "epochs", "train.epoch_tokens", *_NOT_SHARED)
-_MOST = 500
-"""Settings of a space that are tried on the config before a search."""
 Trial = tuple[dict[str, Any], list[RunJob]]
 """A setting, and its runs, one per normalisation."""
 
 
-def read_space(file: Path | None, config: Config, norms: Sequence[str] = ("none",)) -> Space:
+def read_space(file: Path | None, config: Config) -> Space:
     """Return the space of a file, or the recipe's; UsageError if it cannot be searched."""
     if file is not None:
         space, _ = read_json(file)
@@ -56,16 +52,15 @@ def read_space(file: Path | None, config: Config, norms: Sequence[str] = ("none"
         example = '{"optimizer.lr": {"low": 0.01, "high": 10, "log": true}, "train.batch": [20]}'
         text = f"{config.recipe} has no space of its own: pass --space FILE, a JSON object such as"
         raise UsageError(f"{text} {example}")
-    check_space(space, config, norms)
+    check_space(space, config)
     return space
 
 
-def check_space(space: Space, config: Config, norms: Sequence[str] = ("none",)) -> None:
-    """Check that fields exist, that no range is empty, and that the config takes, with every norm,
-    all combinations of values and ends, or `_MOST` of them drawn at random."""
+def check_space(space: Space, config: Config) -> None:
+    """Check that the fields exist and may be varied, and that no list or range is empty."""
     if not space:
         raise UsageError("a space is a JSON object of at least one config field")
-    fields, ends = flat(to_dict(config)), {}
+    fields = flat(to_dict(config))
     for name, values in space.items():
         if name not in fields:
             raise UsageError(f"the space has {name}, which is not a field of {config.recipe}")
@@ -74,52 +69,29 @@ def check_space(space: Space, config: Config, norms: Sequence[str] = ("none",)) 
                 f"the space has {name}: results under different values of it do not say which"
                 " setting is better"
             )
-        ends[name] = values
         if not (isinstance(values, list) and values):
-            limits = _range(name, values, fields[name])
-            ends[name] = [limits.low, limits.high]
-    for norm in norms:
-        for setting in _combinations(ends):
-            try:
-                with_settings(config, {**setting, "norm": norm})
-            except UserError as error:
-                drawn = ", ".join(f"{name} {value!r}" for name, value in setting.items())
-                raise UsageError(f"the space has {drawn}: with norm {norm}, {error}") from None
+            _range(name, values, fields[name])
 
 
-def _range(name: str, values: Any, now: Any) -> Any:
-    """Return a range as Optuna's distribution, which checks it; UsageError if it is none.
+def _range(name: str, given: Any, now: Any) -> tuple[float, float, bool]:
+    """Return low, high and whether to draw on a log scale; UsageError if that is no range.
 
-    `now` is the value in the config: ranges of whole numbers are for such.
+    `now` is the value in the config: a range of whole numbers has whole ends.
     """
-    distributions = optuna_module().distributions
-    try:
-        numbers = [value for key, value in values.items() if key != "log" and value is not None]
-        is_whole = type(now) is int and all(type(number) is int for number in numbers)
-        make = distributions.IntDistribution if is_whole else distributions.FloatDistribution
-        return make(**values)
-    except (AttributeError, ValueError, TypeError, OverflowError) as error:
+    limits = given if isinstance(given, Mapping) else {}
+    low, high, log = limits.get("low"), limits.get("high"), limits.get("log") or False
+    kinds = {int: {int}, float: {int, float}, type(None): {int, float}}.get(type(now), set())
+    if not (
+        limits.keys() <= {"low", "high", "log"}
+        and {type(low), type(high)} <= kinds
+        and (low > 0 if log else low >= -LARGEST_FLOAT)  # type: ignore[operator]
+        and low < high <= LARGEST_FLOAT  # type: ignore[operator]
+    ):
         raise UsageError(
-            f"the space gives {name} as {values!r}, neither a list of values nor low and high:"
-            f" {error}"
-        ) from None
-
-
-def _combinations(ends: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    if math.prod(map(len, ends.values())) <= _MOST:
-        for values in product(*ends.values()):
-            yield dict(zip(ends, values, strict=True))
-        return
-    generator = random.Random(0)
-    for _ in range(_MOST):
-        yield {name: generator.choice(values) for name, values in ends.items()}
-
-
-def optuna_module() -> Any:
-    """Import Optuna; UserError with an install command if it is missing."""
-    optuna = import_extra("optuna", "search")
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
-    return optuna
+            f"the space gives {name} as {given!r}: expected a list of values, or finite low < high,"
+            " whole for a whole number, and above 0 with log"
+        )
+    return low, high, log  # type: ignore[return-value]
 
 
 def grid(space: Space) -> list[dict[str, Any]]:
@@ -131,17 +103,25 @@ def grid(space: Space) -> list[dict[str, Any]]:
 
 
 def draw(space: Space, config: Config, number: int) -> dict[str, Any]:
-    """Return the setting of a trial, drawn at random by Optuna."""
-    optuna, fields = optuna_module(), flat(to_dict(config))
-    seed = (config.seed * 1_000_003 + number) % 2**32
-    distributions = {
-        name: optuna.distributions.CategoricalDistribution(values)
-        if isinstance(values, list)
-        else _range(name, values, fields[name])
-        for name, values in space.items()
-    }
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
-    return study.ask(distributions).params
+    """Return the setting of a trial, drawn at random as those under results/ were."""
+    from numpy.random import RandomState
+
+    generator = RandomState((config.seed * 1_000_003 + number) % 2**32)
+    fields, setting = flat(to_dict(config)), {}
+    for name, values in space.items():
+        if isinstance(values, list):
+            setting[name] = values[generator.uniform(size=len(values)).argmax()]
+            continue
+        low, high, log = _range(name, values, fields[name])
+        is_whole = type(fields[name]) is int
+        half = 0.5 if is_whole else 0.0
+        if log:
+            drawn = math.exp(generator.uniform(math.log(low - half), math.log(high + half)))
+        else:
+            drawn = generator.uniform(low - half, high + half)
+        drawn = min(max(drawn, low), high)
+        setting[name] = round(drawn) if is_whole else drawn
+    return setting
 
 
 def _result(job: RunJob) -> dict[str, Any]:
@@ -154,29 +134,24 @@ def _result(job: RunJob) -> dict[str, Any]:
     return {"diverged": False, "loss": row["loss"], "train": train, **spent}
 
 
-def _plan_trials(
+def plan_trials(
     settings: Sequence[dict[str, Any]], config: Config, norms: Sequence[str], out: Path
 ) -> list[Trial]:
-    """Return a trial per setting, its runs in `out`/NUMBER/NORM."""
-    config = replace(config, threads=config.threads or 1)
-    return [
-        (
-            setting,
-            [
-                RunJob(
-                    out / f"{number:04d}" / norm,
-                    with_settings(config, {**setting, "norm": norm}),
-                    label=f"{norm}, trial {number}",
-                )
-                for norm in norms
-            ],
-        )
-        for number, setting in enumerate(settings)
-    ]
-
-
-def _train(trials: Sequence[Trial], runner: Runner) -> None:
-    runner.train([job for _, jobs in trials for job in jobs])
+    """Return a trial per setting, its runs in `out`/NUMBER/NORM; UsageError for a setting that the
+    config does not take with every norm."""
+    config, trials = replace(config, threads=config.threads or 1), []
+    for number, setting in enumerate(settings):
+        jobs = []
+        for norm in norms:
+            try:
+                chosen = with_settings(config, {**setting, "norm": norm})
+            except UserError as error:
+                text = ", ".join(f"{name} {value!r}" for name, value in setting.items())
+                raise UsageError(f"the space has {text}: with norm {norm}, {error}") from None
+            place = out / f"{number:04d}" / norm
+            jobs.append(RunJob(place, chosen, label=f"{norm}, trial {number}"))
+        trials.append((setting, jobs))
+    return trials
 
 
 def _rows(trials: Sequence[Trial]) -> list[dict[str, Any]]:
@@ -216,19 +191,18 @@ def search(
     if confirm < 0 or confirm == 1:
         raise UsageError(f"--confirm needs at least 2 seeds, not {confirm}")
     norms = checked_norms(norms, "--norms")
-    values = read_space(space, config, norms)
-    optuna_module()
+    values = read_space(space, config)
     every = grid(values) if sampler == "bruteforce" else []
     runner = Runner(config, workers, processes)
     config = runner.data.completed(config)
     about = _about(config.recipe, config, values, norms, sampler)
     study = _open_study(out or default_directory(config.recipe, "search"), about)
     count = about["trials"] = max(min(trials, len(every) or trials), len(study.trials))
-    write(study)
     settings = every[:count] or [draw(values, config, number) for number in range(count)]
-    drawn = _plan_trials(settings, config, norms, study.path / "trials")
+    drawn = plan_trials(settings, config, norms, study.path / "trials")
+    write(study)
     try:
-        _train(drawn, runner)
+        runner.train([job for _, jobs in drawn for job in jobs])
     finally:
         study = replace(study, trials=_rows(drawn) or study.trials)
         write(study)
@@ -278,9 +252,7 @@ def _confirm(
     runner.say(str(group_verdict(Group(config.recipe, "", [load(job.out) for job in jobs]))))
 
 
-def plan_tuning(
-    config: Config, norms: Sequence[str], tune: str | Mapping[str, Any]
-) -> tuple[Config, Space]:
+def plan_tuning(config: Config, tune: str | Mapping[str, Any]) -> tuple[Config, Space]:
     """Return the config and the space of the tuning that the user asked for: a setting, or
     {setting: values, "epochs": N}; UsageError if that cannot be tried.
 
@@ -296,7 +268,7 @@ def plan_tuning(
     tried = [_from_text(value) for value in values] or [now]
     if not values and type(now) is float:
         tried = [float(f"{now * factor:.3g}") for factor in (1 / 3, 1, 3)]
-    check_space({field: tried}, config, norms)
+    check_space({field: tried}, config)
     # 1 and 1.0 are the same rate.
     typed = [flat(to_dict(with_settings(config, {field: v})))[field] for v in tried]
     if len(set(typed)) < 2:
@@ -333,9 +305,9 @@ def tune_setting(
             f"{begun[0]} was begun before {field} was tuned, and may not have the value that is"
             " chosen: use another --out"
         )
-    trials = _plan_trials(grid(space), config, norms, out / TUNING / "runs")
+    trials = plan_trials(grid(space), config, norms, out / TUNING / "runs")
     runner.say(f"tuning {field}: {len(norms) * len(trials)} runs, epochs: {config.epochs}")
-    _train(trials, runner)
+    runner.train([job for _, jobs in trials for job in jobs])
     about = _about(TUNING, trials[0][1][0].config, space, norms, "grid")
     study = RecordedStudy(out / TUNING, _rows(trials), {**about, "trials": len(trials)})
     tops = {norm: best(study.trials, norm) for norm in norms}
