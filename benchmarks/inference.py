@@ -98,13 +98,16 @@ def by_onnxruntime(file: Path, hidden: int, threads: int) -> Callable[[], Any]:
 
 def streaming(name: str, threads: int, seconds: float) -> None:
     """One token after another."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
     hidden = SIZES[name]
     model = network(hidden)
     stream, count = normrnn.Stream(model), 20
     generator = torch.Generator().manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         file = normrnn.export(model, Path(folder) / "m.onnx", "onnx")
-        small = normrnn.export(model, Path(folder) / "s.onnx", "onnx", quantize="int8")
+        small = Path(folder) / "small.onnx"
+        quantize_dynamic(file, small, weight_type=QuantType.QInt8)
         contenders = {
             "hand": by_hand(model),
             "Stream": lambda: stream.push(0),

@@ -42,4 +42,4 @@ def job(texts: Sequence[str] = ("W0", "W1", "bad", "W3", "W4", "W5", "W6", ""), 
     ]
     utterances.sort(key=lambda u: u.key)
     settings = {"targets": "made", "seed": 1}
-    return Job(settings, {"from": "here"}, utterances, partial(work, stop_at=stop_at), CLASSES)
+    return Job(settings, utterances, partial(work, stop_at=stop_at), CLASSES)

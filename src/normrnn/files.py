@@ -227,6 +227,14 @@ def read_json(path: Path, kind: type = dict) -> tuple[Any, bool]:
     return values, has_hash
 
 
+def read_sealed_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object with a hash, without it; errors as above, UserError for no hash."""
+    values, has_hash = read_json(path)
+    if not has_hash:
+        raise UserError(f"{path} is damaged: its checksum is missing")
+    return values
+
+
 def _hash(content: bytes | bytearray, start: int, stop: int) -> bytes:
     view = memoryview(content)
     digest = hashlib.sha256(view[:start])

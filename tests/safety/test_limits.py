@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from google.protobuf.message import EncodeError
 from rich.table import Table
 
 from normrnn.cli import guarded
@@ -253,7 +252,7 @@ def test_names_that_would_forge_a_line(tmp_path: Path) -> None:
     odd.mkdir(parents=True)
     (odd / "o.trans.txt").write_text("")
     shutil.copy(subset / "11" / "7" / "11-7-0000.flac", odd / "x\ny.flac")
-    job = librispeech_job(subset, "senone", None, None, 0.1)
+    job = librispeech_job(subset, "senone", None, None)
     job = replace(job, work=work, classes=CLASSES)
     prepare(job, tmp_path / "out", 1, lambda *_: None)
     lines = [
@@ -263,23 +262,6 @@ def test_names_that_would_forge_a_line(tmp_path: Path) -> None:
     ]
     assert sorted(lines) == ["11-7-0000 11", "12-7-0000 12"]
     assert len((tmp_path / "out" / "skipped.tsv").read_text().splitlines()) == 2
-
-
-def test_int8_export_that_cannot_be_written(
-    cli: Cli, text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = Mock(side_effect=EncodeError("Failed to serialize proto: no space"))
-    command = ["export", text_run / "run", "-o", tmp_path / "m.onnx", "--format", "onnx"]
-    command += ["--quantize", "int8"]
-    with monkeypatch.context() as patched:
-        patched.setattr("onnxruntime.quantization.quantize_dynamic", full)
-        code, _, err = cli(*command)
-    assert code == 1
-    assert "no space" in err
-    odd = tmp_path / os.fsdecode(b"\xff\xfe")
-    odd.mkdir()
-    command[3] = odd / "m.onnx"
-    assert cli(*command)[0] == 0
 
 
 def test_too_little_memory_is_no_unexpected_error(capsys: pytest.CaptureFixture[str]) -> None:

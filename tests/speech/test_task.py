@@ -20,7 +20,6 @@ from normrnn.engine.loop import Interrupted
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.training import evaluate
 from normrnn.runs.store import RunDirectory
-from normrnn.speech import posteriors
 from normrnn.speech.archive import write_matrix
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import read_speech
@@ -206,11 +205,7 @@ def test_evaluation_on_other_data_is_of_the_model_as_it_serves(
     assert other in result["notes"][0]
 
 
-def test_posteriors_as_kaldi_reads_them(
-    whole: Path, speech_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each utterance as if it were alone, although two and one run together."""
-    monkeypatch.setattr(posteriors, "TOGETHER", 2)
+def test_posteriors_as_kaldi_reads_them(whole: Path, speech_dir: Path, tmp_path: Path) -> None:
     model, dev = _load(whole), read_speech(speech_dir).dev
     prefix = tmp_path / "out" / "post.dev"
     assert write_posteriors(whole, speech_dir / "dev", prefix) == (3, sum(dev.lengths))
@@ -220,10 +215,10 @@ def test_posteriors_as_kaldi_reads_them(
     for i, key in enumerate(dev.keys):
         expected = model(pack_sequence([dev.features(i)])).log_softmax(1).detach().numpy()
         np.testing.assert_allclose(written[key], expected, rtol=1e-5, atol=1e-6)
-    write_posteriors(whole, speech_dir / "dev", prefix, prior_floor=2.0)
+    write_posteriors(whole, speech_dir / "dev", prefix, priors=True)
     scaled = kaldiio.load_scp(f"{prefix}.scp")
     for key in dev.keys:
-        priors = np.broadcast_to(model.log_priors(2.0), written[key].shape)
+        priors = np.broadcast_to(model.log_priors(), written[key].shape)
         np.testing.assert_allclose(written[key] - scaled[key], priors, atol=1e-5)
 
 
@@ -240,7 +235,7 @@ def test_posteriors_on_a_full_disk_keep_both_files(
 
     monkeypatch.setattr("os.fsync", fsync)
     with pytest.raises(UserError, match="No space left"):
-        write_posteriors(whole, speech_dir / "dev", tmp_path / "p", prior_floor=2.0)
+        write_posteriors(whole, speech_dir / "dev", tmp_path / "p", priors=True)
     assert [file.read_bytes() for file in files] == before
 
 
@@ -257,8 +252,6 @@ def test_posteriors_refuse_other_features_and_keep_what_was_there(
         write_posteriors(whole, data, tmp_path / "post")
     assert (tmp_path / "post.ark").read_text() == "precious"
     assert not list(tmp_path.glob(".post*"))
-    with pytest.raises(UsageError, match="prior-floor must be positive"):
-        write_posteriors(whole, data, tmp_path / "post", prior_floor=0.0)
 
 
 def test_posteriors_verify_and_never_overwrite_what_they_read(

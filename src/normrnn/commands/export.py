@@ -13,8 +13,6 @@ def command(
     run: Annotated[Positional[Path], arg(metavar="RUN")],
     out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")],
     format: Literal["torch", "onnx", "safetensors", "program"] | None = None,
-    quantize: Literal["none", "int8"] = "none",
-    opset: int | None = None,
 ) -> None:
     """The best model of a run, its normalisation folded into plain weights, with a model card.
 
@@ -23,15 +21,12 @@ def command(
         out: Directory to make, for the model and README.md; or the file, its card beside it.
         format: Plain tensors for torch (.pt) or in safetensors, an ONNX graph, or a program of
             torch.export (.pt2). None: by the suffix of the file, else torch.
-        quantize: Weights of the ONNX graph as int8.
-        opset: Version of ONNX's operators to write.
     """
     from normrnn.deploy.card import beside
     from normrnn.deploy.export import export
 
     try:
-        small = None if quantize == "none" else quantize
-        file = export(run, out, format, quantize=small, opset=opset)
+        file = export(run, out, format)
     except ValueError as error:  # what cannot be exported, and why
         raise UserError(str(error)) from None
     print(f"{file}: {file.stat().st_size / 1e6:,.2f} MB, with its model card\n")

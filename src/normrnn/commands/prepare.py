@@ -77,7 +77,6 @@ def librispeech(
     targets: Literal["senone", "phone"] = "senone",
     lexicon: File = None,
     dev_speakers: File = None,
-    dev_fraction: float = 0.1,
     processes: int = 0,
 ) -> int:
     """Align a folder in LibriSpeech's layout: features and frame labels.
@@ -90,14 +89,12 @@ def librispeech(
         out: Where the prepared data goes: train, dev, statistics and a summary.
         targets: Clustered triphone states, or context-independent phone states.
         lexicon: More pronunciations: lines of a word and its phones.
-        dev_speakers: Speakers for development, one per line.
-        dev_fraction: Without --dev-speakers, this share of the speakers.
+        dev_speakers: Speakers for development, one per line; without it, a tenth of them.
         processes: Working processes; 0: one for each core.
     """
     from normrnn.speech.prepare.librispeech import librispeech_job
 
-    job = librispeech_job(directory, targets, lexicon, dev_speakers, dev_fraction)
-    return _prepare(job, out, processes)
+    return _prepare(librispeech_job(directory, targets, lexicon, dev_speakers), out, processes)
 
 
 def kaldi(
@@ -109,7 +106,6 @@ def kaldi(
     deltas: Annotated[bool, FlagCreatePairsOff] = False,
     classes: int | None = None,
     dev_speakers: File = None,
-    dev_fraction: float = 0.1,
     processes: int = 0,
 ) -> int:
     """Take features and pdf-level alignments from Kaldi's directories.
@@ -124,13 +120,12 @@ def kaldi(
         dev_ali: Its alignments.
         deltas: Add deltas and delta-deltas to the features.
         classes: Number of pdfs; without it, that of final.mdl beside the alignments.
-        dev_speakers: Speakers for development, one per line.
-        dev_fraction: Without --dev-data and --dev-speakers, this share of the speakers.
+        dev_speakers: Speakers for development, one per line; without it, a tenth of them.
         processes: Working processes; 0: one for each core.
     """
     from normrnn.speech.prepare.kaldi import kaldi_job
 
-    job = kaldi_job(data, ali, dev_data, dev_ali, deltas, classes, dev_speakers, dev_fraction)
+    job = kaldi_job(data, ali, dev_data, dev_ali, deltas, classes, dev_speakers)
     return _prepare(job, out, processes)
 
 

@@ -60,8 +60,6 @@ def export(
     *,
     example: tuple[Any, ...] | Tensor | None = None,
     dynamic: Any = None,
-    quantize: str | None = None,
-    opset: int | None = None,
 ) -> Path:
     """Write a trained network for use without this library, and a model card beside it.
 
@@ -80,8 +78,6 @@ def export(
             ``{"x": {0: "T", 1: "B"}}``; the parts of a tuple are ``state.0``, ``state.1``. The
             default is the first two of every tensor but features, the batch of a state (layers, B,
             H) in a tuple. Also what torch.export calls ``dynamic_shapes``.
-        quantize: ``"int8"``, for onnx: weights in a quarter of the space.
-        opset: the version of ONNX's operators, for onnx, from 18, the default.
 
     Returns:
         The file; its card says how to load it.
@@ -100,10 +96,6 @@ def export(
     format = format or names.get(path.suffix, "torch")
     if format not in SUFFIXES:
         raise ValueError(f"unknown format={format!r}: choose one of {', '.join(SUFFIXES)}")
-    if quantize not in (None, "int8") or (quantize and format != "onnx"):
-        raise ValueError(f"quantize={quantize!r} with format={format!r}: 'int8' is for 'onnx'")
-    if opset is not None and format != "onnx":
-        raise ValueError(f"opset={opset} with format={format!r}: it is for 'onnx'")
     file, card = _target(path, SUFFIXES[format])
     if isinstance(model, nn.Module):
         network = getattr(model, "_orig_mod", model)  # a compiled model has other names
@@ -128,10 +120,8 @@ def export(
             raise ValueError(
                 f"format={format!r} traces your own model: give example=, a tuple of its arguments"
             )
-        if format == "onnx":
-            content, code = traced.onnx_graph(source, file.name, opset, quantize)
-        else:
-            content, code = traced.program(source, file.name)
+        write = traced.onnx_graph if format == "onnx" else traced.program
+        content, code = write(source, file.name)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, *content)
     write_whole(card, about.card(code).encode())

@@ -9,11 +9,9 @@ import inspect
 import io
 import json
 import logging
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -25,7 +23,6 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from normrnn.deploy.networks import Exportable, folded, recurrent, with_layers
-from normrnn.errors import UserError
 from normrnn.extras import import_extra
 
 OPSET = 18
@@ -62,15 +59,10 @@ def program(source: Exportable, name: str) -> tuple[list[bytes], str]:
     return [buffer.getvalue()], code
 
 
-def onnx_graph(
-    source: Exportable, name: str, opset: int | None, quantize: str | None
-) -> tuple[list[bytes], str]:
+def onnx_graph(source: Exportable, name: str) -> tuple[list[bytes], str]:
     """Return the content of an ONNX file, and code that runs it with onnxruntime alone."""
     onnx: Any = import_extra("onnx", "export")
     import_extra("onnxscript", "export")
-    newest = onnx.defs.onnx_opset_version()
-    if opset is not None and not OPSET <= opset <= newest:
-        raise ValueError(f"opset={opset}: expected a number from {OPSET} to {newest}")
     program, tensors, axes = _traced(source, _with_operators)
     with _quiet():
         exported: Any = torch.onnx.export(
@@ -78,20 +70,20 @@ def onnx_graph(
             (),
             input_names=[*tensors],
             output_names=[*source.outputs],
-            opset_version=opset or OPSET,
+            opset_version=OPSET,
             verbose=False,
         )
     model = exported.model_proto
     for input in model.graph.input:
         for axis, label in axes.get(input.name, {}).items():
             input.type.tensor_type.shape.dim[axis].dim_param = str(label)
-    del model.graph.value_info[:]  # shapes of weights, which int8 transposes
+    del model.graph.value_info[:]  # shapes of weights, which quantisers transpose
     onnx.helper.set_model_props(model, dict(source.notes))
     code = _ONNX.format(name=json.dumps(name))
     code += "".join(f"# Its custom_metadata_map has {note!r}.\n" for note in source.notes)
     code += _inputs(tensors, "numpy")
     code += f"outputs = session.run(None, inputs)  # {', '.join(source.outputs)}\n"
-    return [_quantised(model) if quantize else model.SerializeToString()], code
+    return [model.SerializeToString()], code
 
 
 def _inputs(tensors: Mapping[str, Tensor], library: str) -> str:
@@ -245,7 +237,7 @@ def _operators(
     kind, D, H = layer.mode.partition("_")[0], 1 + layer.bidirectional, layer.hidden_size
     x = input.transpose(0, 1) if layer.batch_first else input
     T, B = x.shape[:2]
-    if lengths is not None:  # int8 takes a range from all of x, padding included
+    if lengths is not None:  # quantisers take a range from all of x, padding included
         inside = torch.arange(T, device=x.device)[:, None] < lengths[None]
         x = torch.where(inside[:, :, None], x, torch.zeros_like(x))
         lengths = lengths.to(torch.int32)
@@ -274,20 +266,3 @@ def _operators(
     output = x.transpose(0, 1) if layer.batch_first else x
     final = tuple(map(torch.cat, zip(*after, strict=True)))
     return output, final if kind == "LSTM" else final[0]
-
-
-def _quantised(model: Any) -> bytes:
-    """Return the graph with the weights of products, of the embedding and of LSTMs as int8.
-
-    Their inputs are quantised dynamically. GRU and RNN operators have no int8 form and are kept.
-    """
-    quantization = import_extra("onnxruntime.quantization", "export")
-    # Silences the advice to simplify the graph first.
-    model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
-    with tempfile.TemporaryDirectory() as scratch:
-        file, kind = Path(scratch, "model.onnx"), quantization.QuantType.QInt8
-        try:
-            quantization.quantize_dynamic(model, str(file), weight_type=kind, per_channel=False)
-            return file.read_bytes()
-        except Exception as error:  # of many types, where a file cannot be written
-            raise UserError(f"int8: {type(error).__name__} in {scratch}: {error}") from None

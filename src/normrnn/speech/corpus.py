@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normrnn.errors import UserError
-from normrnn.files import ROWS, expanded, read_regular, sealed_json, write_whole
-from normrnn.files import read_json as read_checked_json
+from normrnn.files import ROWS, expanded, read_regular, read_sealed_json
 from normrnn.speech.archive import read_matrix, read_vector
 
 FORMAT = "normrnn speech 1"
@@ -113,8 +112,6 @@ class SpeechCorpus:
 def read_speech(path: str | Path) -> SpeechCorpus:
     """Open a prepared directory; UserError if anything is missing or does not fit."""
     path = expanded(path)
-    if not path.is_dir():
-        raise UserError(f"{path} is not a directory")
     summary = read_summary(path)
     try:
         classes, dim, statistics = (summary[name] for name in ("classes", "dim", "statistics"))
@@ -139,7 +136,10 @@ def read_speech(path: str | Path) -> SpeechCorpus:
 
 def read_summary(path: Path) -> dict[str, Any]:
     """Read the summary of a finished directory."""
-    summary = read_json(path / SUMMARY)
+    try:
+        summary = read_sealed_json(path / SUMMARY)
+    except FileNotFoundError:
+        raise UserError(f"{path} is not a directory of prepared speech: no {SUMMARY}") from None
     if summary.get("format") != FORMAT:
         raise UserError(f"{path / SUMMARY} is of format {summary.get('format')!r}, not {FORMAT!r}")
     return summary
@@ -165,21 +165,3 @@ def read_index(folder: Path, written: str | None = None) -> list[Entry]:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError):
         raise UserError(f"{path} is damaged: it is not what was written") from None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object with a checksum."""
-    try:
-        values, is_sealed = read_checked_json(path)
-    except FileNotFoundError:
-        raise UserError(
-            f"{path.parent} is not a finished directory of prepared speech: it lacks {path.name}"
-        ) from None
-    if not is_sealed:
-        raise UserError(f"{path} is damaged: its checksum is missing")
-    return values
-
-
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Write a JSON file with its checksum, atomically."""
-    write_whole(path, sealed_json(values))

@@ -1,12 +1,10 @@
 """The acoustic model of section 5.1: a stack of bidirectional LSTMs over whole utterances."""
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from normrnn.deploy.networks import Exportable
 from normrnn.engine.model import SequenceModel
@@ -46,21 +44,12 @@ class AcousticModel(SequenceModel):
 
     def log_posteriors(self, features: Tensor) -> Tensor:
         """Return log posteriors of the states (T, C) for the features (T, D) of an utterance."""
-        return next(self.each_log_posteriors([features]))
+        return self(pack_sequence([features])).log_softmax(1)
 
-    def each_log_posteriors(self, utterances: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Yield the same for utterances that run through the stack together, in their order.
-
-        The softmax is taken one by one: many states over many frames would not fit in memory.
-        """
-        packed = pack_sequence(list(utterances), enforce_sorted=False)
-        for rows in unpack_sequence(packed._replace(data=self.features(packed)[0])):
-            yield F.log_softmax(self.decoder(rows), dim=1)
-
-    def log_priors(self, floor: float = 1.0) -> Tensor:
-        """Return logs of the states' shares (C,) of the training frames, counts below `floor`
-        raised to it: a state never seen must not get an infinite likelihood."""
-        counts = self.label_counts.double().clamp(min=floor)
+    def log_priors(self) -> Tensor:
+        """Return logs of the states' shares (C,) of the training frames. A state never seen counts
+        as seen once: it must not get an infinite likelihood."""
+        counts = self.label_counts.double().clamp(min=1)
         return (counts / counts.sum()).log().float()
 
     def read_piece(self, features: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -1,9 +1,7 @@
 """Posteriors of a trained acoustic model, for a hybrid decoder."""
 
-import math
 import os
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -19,22 +17,16 @@ from normrnn.speech.corpus import INDEX, digest, read_index
 from normrnn.speech.model import AcousticModel
 from normrnn.speech.task import SpeechTask
 
-TOGETHER = 8
-"""Utterances that run through the network together."""
-
 
 @torch.no_grad()
 def write_posteriors(
-    run: Path, data: Path, prefix: Path, prior_floor: float | None = None, device: str = "cpu"
+    run: Path, data: Path, prefix: Path, priors: bool = False, device: str = "cpu"
 ) -> tuple[int, int]:
     """Write log posteriors of every utterance of `data` to `prefix`.ark and `prefix`.scp.
 
-    With a `prior_floor`, scaled log-likelihoods: minus the log priors of the training labels, each
-    state counted as seen in at least so many frames. Both files are replaced at the end. Return the
-    numbers of utterances and frames.
+    With `priors`, scaled log-likelihoods: minus the log priors of the training labels. Both files
+    are replaced at the end. Return the numbers of utterances and frames.
     """
-    if prior_floor is not None and not 0 < prior_floor < math.inf:
-        raise UsageError(f"--prior-floor must be positive and finite, not {prior_floor}")
     utf8_name(prefix, "--out")
     if prefix.name in ("", ".."):
         raise UsageError(f"--out {prefix} is a directory: the archive needs a name in it")
@@ -42,23 +34,21 @@ def write_posteriors(
     directory = RunDirectory(run)
     directory.config(SpeechConfig)
     model: AcousticModel = SpeechTask.load(directory, place)
-    minus = 0.0 if prior_floor is None else model.log_priors(prior_floor)
+    minus = model.log_priors() if priors else 0.0
     ark, scp = (prefix.with_name(f"{prefix.name}.{kind}") for kind in ("ark", "scp"))
     data, table = expanded(data), expanded(data) / "feats.scp"
     entries = {key: locate(target, data) for key, target in read_table(table).items()}
     read = {resolved(path) for path in (table, *(path for path, _ in entries.values()))}
     if taken := read & {resolved(ark), resolved(scp)}:
         raise UsageError(f"--out {prefix} would overwrite {min(taken)}, which is read")
-    features = _features(data, entries, len(model.mean))
     frames = 0
     ark.parent.mkdir(parents=True, exist_ok=True)
     with replacing(scp) as lines, replacing(ark) as archive:  # the archive comes first
-        while some := list(islice(features, TOGETHER)):
-            batch = model.each_log_posteriors([x.to(place) for _, x in some])
-            for (key, _), rows in zip(some, batch, strict=True):
-                offset = write_matrix(archive, key, (rows - minus).cpu().numpy())
-                lines.write(f"{key} {resolved(ark)}:{offset}\n".encode())
-                frames += len(rows)
+        for key, features in _features(data, entries, len(model.mean)):
+            rows = model.log_posteriors(features.to(place)) - minus
+            offset = write_matrix(archive, key, rows.cpu().numpy())
+            lines.write(f"{key} {resolved(ark)}:{offset}\n".encode())
+            frames += len(rows)
         # A full disk is noticed here, before either file is replaced.
         for file in (archive, lines):
             file.flush()

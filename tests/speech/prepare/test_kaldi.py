@@ -52,7 +52,7 @@ def ali(tmp_path: Path) -> Path:
 def make(
     data: Path, ali: Path, dev_data: Path | None = None, dev_ali: Path | None = None, **options: Any
 ) -> Job:
-    defaults = {"deltas": False, "classes": 5, "dev_speakers": None, "dev_fraction": 0.1}
+    defaults = {"deltas": False, "classes": 5, "dev_speakers": None}
     return kaldi_job(data, ali, dev_data, dev_ali, **{**defaults, **options})
 
 
@@ -131,7 +131,7 @@ def test_without_utt2spk_each_utterance_is_a_speaker(data: Path, tmp_path: Path)
     (data / "utt2spk").unlink()
     (data / "text").unlink()
     ali = write_ali(tmp_path / "ali", {k: v for k, v in PDFS.items() if k != "a-1"})
-    corpus, skipped = prepared(make(data, ali, dev_fraction=0.5), tmp_path / "out")
+    corpus, skipped = prepared(make(data, ali), tmp_path / "out")
     assert {*skipped} == {"a-1"}
     assert sorted((len(corpus.train.keys), len(corpus.dev.keys))) == [1, 2]
     first = corpus.train.keys[0]

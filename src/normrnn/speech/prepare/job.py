@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normrnn.errors import UsageError, UserError
+from normrnn.errors import UserError
 from normrnn.files import open_regular, read_text
 from normrnn.speech.archive import Unusable
 
 _SAMPLE = 4096
-CRASHED = "the process that worked on it crashed, twice"
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,6 @@ class Job:
 
     settings: dict[str, Any]
     """Settings that a later start must have too."""
-    source: dict[str, Any]
-    """Place of the data, which may move; it goes into the summary."""
     utterances: Sequence[Utterance]
     """In the order of their keys."""
     work: Work
@@ -78,33 +75,26 @@ def fingerprint(utterances: Sequence[Utterance]) -> str:
     return hashed.hexdigest()
 
 
-def split_speakers(
-    utterances: Sequence[Utterance], listed: Path | None, fraction: float
-) -> tuple[list[Utterance], dict[str, Any]]:
-    """Move the development speakers' utterances to dev; return also the settings of the choice.
+def split_speakers(utterances: Sequence[Utterance], listed: Path | None) -> list[Utterance]:
+    """Move the development speakers' utterances to dev.
 
-    Speakers are those listed in a file, or a fraction of all with usable utterances: those whose
+    Speakers are those listed in a file, or a tenth of all with usable utterances: those whose
     names have the smallest hashes, which are the same on every machine.
     """
     names = {u.speaker for u in utterances if u.speaker and (listed or not u.problem)}
-    settings: dict[str, Any] = {"dev_fraction": fraction}
     if listed:
         dev = set(read_text(listed).split())
         if unknown := sorted(dev - names):
             raise UserError(f"{listed} names speakers not in the data: {', '.join(unknown)}")
-        settings = {"dev_speakers": " ".join(sorted(dev))}
     else:
-        if not 0 < fraction < 1:
-            raise UsageError(f"--dev-fraction must lie between 0 and 1, not {fraction}")
-        count = min(max(round(fraction * len(names)), 1), len(names) - 1)
         by_hash = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
-        dev = set(by_hash[: max(count, 0)])
+        dev = set(by_hash[: max(round(0.1 * len(names)), 1)])
     if not dev or dev == names:
         raise UserError(
             f"{len(dev)} of {len(names)} speakers are for development; train and dev need at"
             " least one each"
         )
-    return [replace(u, split="dev") if u.speaker in dev else u for u in utterances], settings
+    return [replace(u, split="dev") if u.speaker in dev else u for u in utterances]
 
 
 def prepare_one(work: Work, utterance: Utterance) -> Prepared | str:
@@ -128,7 +118,7 @@ def in_order(function: Callable[[Any], Any], items: Sequence[Any], processes: in
     """Yield function(item) for each item; with more than one process in new processes.
 
     Where C code crashes a process, the first item in progress is repeated alone; if that crashes
-    too, its result is CRASHED.
+    too, its result says so.
     """
     if processes <= 1:
         yield from map(function, items)
@@ -147,7 +137,7 @@ def in_order(function: Callable[[Any], Any], items: Sequence[Any], processes: in
         except BrokenProcessPool:
             if crashed:
                 done += 1
-                yield CRASHED
+                yield "the process that worked on it crashed, twice"
             crashed = not crashed
 
 

@@ -28,7 +28,6 @@ def kaldi_job(
     deltas: bool,
     classes: int | None,
     dev_speakers: Path | None,
-    dev_fraction: float,
 ) -> Job:
     """Return the preparation of a data directory and its alignments; without those of dev,
     speakers are split."""
@@ -37,18 +36,15 @@ def kaldi_job(
     count = count_classes(ali, classes)
     utterances = _utterances(data, ali, count)
     settings = {"kind": "kaldi", "targets": "pdf", "classes": count, "deltas": deltas}
-    source = {"data": str(data), "ali": str(ali)}
     if dev_data is None or dev_ali is None:
-        utterances, choice = split_speakers(utterances, dev_speakers, dev_fraction)
-        settings |= choice
+        utterances = split_speakers(utterances, dev_speakers)
     else:
-        source |= {"dev_data": str(dev_data), "dev_ali": str(dev_ali)}
         utterances += [replace(u, split="dev") for u in _utterances(dev_data, dev_ali, count)]
         if len({u.key for u in utterances}) < len(utterances):
             raise UserError(f"{data} and {dev_data} have utterances in common")
         utterances.sort(key=lambda u: u.key)
     settings["data"] = fingerprint(utterances)
-    return Job(settings, source, utterances, partial(read_prepared, deltas=deltas), count)
+    return Job(settings, utterances, partial(read_prepared, deltas=deltas), count)
 
 
 def read_prepared(utterance: Utterance, deltas: bool) -> Prepared:

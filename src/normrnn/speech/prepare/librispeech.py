@@ -29,28 +29,22 @@ _FILLERS = frozenset({"<s>", "</s>", "<sil>", "[NOISE]", "[SPEECH]"})
 
 
 def librispeech_job(
-    directory: Path,
-    targets: Targets,
-    lexicon: Path | None,
-    dev_speakers: Path | None,
-    dev_fraction: float,
+    directory: Path, targets: Targets, lexicon: Path | None, dev_speakers: Path | None
 ) -> Job:
     """Return the preparation of a directory, with labels from forced alignment."""
     made_with = versions("kaldi_native_fbank", "soundfile", "pocketsphinx")
     if lexicon:
         read_lexicon(lexicon)  # refused before work begins
-    utterances, dev = split_speakers(find_utterances(directory), dev_speakers, dev_fraction)
+    utterances = split_speakers(find_utterances(directory), dev_speakers)
     settings = {
         "kind": "librispeech",
         "targets": targets,
         "data": fingerprint(utterances),
         "lexicon": hashlib.sha256(read_regular(lexicon, ROWS)).hexdigest() if lexicon else None,
-        **dev,
         **made_with,
     }
-    source = {"directory": str(directory), "lexicon": str(lexicon) if lexicon else None}
     work = partial(align_words, targets=targets, lexicon=lexicon)
-    return Job(settings, source, utterances, work, acoustic_model().classes(targets))
+    return Job(settings, utterances, work, acoustic_model().classes(targets))
 
 
 def align_words(utterance: Utterance, targets: Targets, lexicon: Path | None = None) -> Prepared:

@@ -21,7 +21,9 @@ from normrnn.files import (
     exclusive,
     following_no_link,
     read_regular,
+    read_sealed_json,
     resolved,
+    sealed_json,
     write_whole,
 )
 from normrnn.runs.records import LOCK
@@ -35,12 +37,10 @@ from normrnn.speech.corpus import (
     Entry,
     SpeechSplit,
     digest,
-    read_json,
     read_summary,
-    write_json,
 )
 from normrnn.speech.prepare.features import FRAME_SHIFT
-from normrnn.speech.prepare.job import CRASHED, Job, Utterance, in_order, prepare_one
+from normrnn.speech.prepare.job import Job, Utterance, in_order, prepare_one
 
 SETTINGS = "settings.json"
 SKIPPED = "skipped.tsv"
@@ -53,13 +53,13 @@ def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """Return the summary if `out` is finished, None if there is work to do.
 
     UsageError for a directory that was begun or finished with other settings, or that has other
-    files. Utterances that crashed a process are work to do.
+    files.
     """
     if not out.exists() or (out.is_dir() and all(path.name == LOCK for path in out.iterdir())):
         return None
     if not (out / SETTINGS).is_file():
         raise UsageError(f"{out} is not empty and holds no preparation: choose another --out")
-    before = read_json(out / SETTINGS)
+    before = read_sealed_json(out / SETTINGS)
     changed = [
         f"{name} was {before.get(name)}, is now {settings.get(name)}"
         for name in {**before, **settings}
@@ -69,8 +69,7 @@ def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         raise UsageError(
             f"{out} was prepared with other settings: {', '.join(changed)}; choose another --out"
         )
-    summary = read_summary(out) if (out / SUMMARY).is_file() else None
-    return None if summary and summary["crashed"] else summary
+    return read_summary(out) if (out / SUMMARY).is_file() else None
 
 
 def prepare(job: Job, out: Path, processes: int, report: Report) -> dict[str, Any]:
@@ -81,10 +80,8 @@ def prepare(job: Job, out: Path, processes: int, report: Report) -> dict[str, An
     with exclusive(out / LOCK, busy), ExitStack() as files:
         if (summary := finished(out, job.settings)) is not None:  # by another process, just now
             return summary
-        write_json(out / SETTINGS, job.settings)
-        crashed = read_summary(out)["crashed"] if (out / SUMMARY).is_file() else ""
-        (out / SUMMARY).unlink(missing_ok=True)
-        splits = {name: _Split(out / name, job.classes, files, crashed) for name in SPLITS}
+        write_whole(out / SETTINGS, sealed_json(job.settings))
+        splits = {name: _Split(out / name, job.classes, files) for name in SPLITS}
         done = {entry.key for split in splits.values() for entry in split.entries}
         todo = [u for u in job.utterances if u.key not in done]
         skipped: dict[str, str] = {}
@@ -102,8 +99,8 @@ def prepare(job: Job, out: Path, processes: int, report: Report) -> dict[str, An
 class _Split:
     """A split that is being written, and sums over its frames."""
 
-    def __init__(self, folder: Path, classes: int, files: ExitStack, end: str = "") -> None:
-        """Take over what an earlier start has written, up to the first damage, or to a key."""
+    def __init__(self, folder: Path, classes: int, files: ExitStack) -> None:
+        """Take over what an earlier start has written, up to the first damage."""
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.files = [
@@ -117,8 +114,6 @@ class _Split:
         for line in read_regular(folder / INDEX, ROWS).split(b"\n")[:-1]:
             try:
                 entry = Entry.decode(line)
-                if end and entry.key > end:
-                    break
                 split = SpeechSplit(folder, [entry])
                 self._count(entry, split.features(0).numpy(), split.labels(0).numpy())
             except (UserError, ValueError, TypeError):
@@ -162,13 +157,10 @@ def _finish(
     lines = [f"{_one_line(key)}\t{_one_line(reason)}" for key, reason in skipped.items()]
     _write_lines(out / SKIPPED, lines)
     count, train = len(job.utterances), splits["train"]
-    crashed = [key for key, reason in skipped.items() if reason == CRASHED]
     summary: dict[str, Any] = {
         "format": FORMAT,
-        "crashed": min(crashed, default=""),  # from this utterance on, the next start tries again
         "classes": job.classes,
         "dim": len(train.mean) if train.entries else 0,
-        "source": job.source,
         "skipped": {"utterances": len(skipped), "share": len(skipped) / count},
     }
     texts = {u.key: u.text for u in job.utterances}
@@ -206,7 +198,7 @@ def _finish(
         "variance": (train.squares / train.frames).tolist(),
         "label_counts": train.counts.tolist(),
     }
-    write_json(out / SUMMARY, summary)
+    write_whole(out / SUMMARY, sealed_json(summary))
     return summary
 
 
