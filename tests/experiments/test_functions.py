@@ -111,8 +111,11 @@ def test_what_a_function_may_not_do(tmp_path: Path) -> None:
     for option in ({"tune": "optimizer.lr"}, {"processes": 2}, {"csv": True}, {"norms": ()}):
         with pytest.raises(UsageError, match=next(iter(option))):
             normrnn.compare(falling, **option)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="nan"):
-        normrnn.compare(falling, target=math.nan)
+    for wrong in ({"target": math.nan}, {"seeds": "three"}):
+        with pytest.raises(UsageError, match=str(*wrong.values())):
+            normrnn.compare(falling, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"'val'.* valid"):
+        normrnn.compare(lambda norm, seed, log: log(step=1, val=1.0))  # noqa: ARG005
     assert not CALLS
     with pytest.raises(UsageError, match="local"):
         normrnn.compare(backwards, workers=2, out=tmp_path / "b")
@@ -176,3 +179,5 @@ def test_an_error_in_another_process_is_named(
     assert code == 1
     assert "sequence-1" in error
     assert "no more data" in error
+    code, _, error = cli(*call, "--steps", "30")
+    assert (code, "--steps" in error, "normrnn.compare(" in error) == (2, True, True)

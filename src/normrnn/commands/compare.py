@@ -1,5 +1,6 @@
 """`normrnn compare RECIPE` and `normrnn compare MODULE:FUNCTION`."""
 
+import sys
 from typing import Annotated, Any
 
 from tyro.conf import arg
@@ -18,7 +19,13 @@ def run(arguments: list[str]) -> int:
     """Train a recipe or a function with several normalisations and compare them."""
     default, rest = split_recipe("compare", arguments)
     options = _recipe_options(default) if isinstance(default, Config) else _function_options
-    given = parse(options, f"compare {arguments[0]}", rest, imports=True)
+    try:
+        given = parse(options, f"compare {arguments[0]}", rest, imports=True)
+    except SystemExit as ended:
+        if ended.code and options is _function_options:
+            text = "a function takes no settings on the command line: pass them in Python,"
+            print(f"{text} normrnn.compare(train, name=value)", file=sys.stderr)
+        raise
     out = given.pop("out") or default_directory(arguments[0])
     result = compare(given.pop("what", default), out=out, **given)
     PlainConsole(soft_wrap=True).print(f"{result}\n{report_line(out)}")

@@ -63,7 +63,7 @@ def recipe(name: str) -> Config:
     available = recipes()
     if name not in available:
         hint = did_you_mean(name, available)
-        raise UsageError(f"no recipe {name!r}{hint}. There are: {', '.join(available)}")
+        raise UsageError(f"no recipe {name!r}{hint or '.'} There are: {', '.join(available)}")
     return replace(available[name](), recipe=name)
 
 
@@ -96,6 +96,8 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
         found = [name] if name in fields else [f for f in fields if f.endswith(f".{name}")]
         if len(found) > 1:
             raise UsageError(f"setting {name!r} is one of {' and '.join(found)}")
+        if parts := [field for field in fields if field.startswith(f"{name}.")]:
+            raise UsageError(f"{name!r} is not one setting: it has {', '.join(parts)}")
         if not found:
             hint = did_you_mean(name, [*fields, *(field.rpartition(".")[2] for field in fields)])
             raise UsageError(f"{config.recipe} has no setting {name!r}{hint}")

@@ -134,6 +134,9 @@ def _target(path: Path, suffix: str) -> tuple[Path, Path]:
         file, card = path, path.with_suffix(".md")
     elif path.suffix in SUFFIXES.values() or path.is_file():
         raise UsageError(f"{path}: name a directory, or a file that ends in {suffix}")
+    elif path.suffix[1:2].isalpha() and not path.is_dir():  # model-1.0 is a directory to make
+        known = ", ".join(SUFFIXES.values())
+        raise UsageError(f"{path}: unknown suffix {path.suffix}, expected one of {known}")
     else:
         file, card = path / f"model{suffix}", path / CARD
     if file.name in (MODEL, CHECKPOINT) and (file.parent / CONFIG).exists():

@@ -11,6 +11,7 @@ from typing import Any
 from normrnn.arrays.read import KEYS, write_arrays
 from normrnn.config.base import Config, checked_norms
 from normrnn.config.registry import find, is_import_path, is_recipe, use_norms, with_settings
+from normrnn.engine.launch import DIVERGED
 from normrnn.errors import UsageError
 from normrnn.experiments.functions import run_functions
 from normrnn.experiments.jobs import Runner, check_counts, check_report, conclude, plan
@@ -141,7 +142,7 @@ def _run_recipe(
         runner.say(f"stopped; the same command resumes from the checkpoints in {out}")
         raise
     for job in jobs:
-        if job.state == "diverged":
+        if job.code == DIVERGED:
             runner.say(f"{job.label} diverged: {job.last_words()}")
     return [job.out for job in jobs], studies
 

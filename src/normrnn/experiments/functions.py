@@ -46,9 +46,12 @@ class RunLog:
         valid: Any = None,
         test: Any = None,
         lr: float | None = None,
+        **unknown: Any,
     ) -> None:
         """Record values of a step; steps must not decrease. A value that is not finite marks the
         run as diverged."""
+        for name in unknown:
+            raise UsageError(f"log has no {name!r}: it takes step, train, valid, test and lr")
         if step < self._last:
             raise ValueError(f"steps must not decrease: {step} after {self._last}")
         self.calls, self._last = self.calls + 1, step

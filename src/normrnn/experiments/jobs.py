@@ -1,18 +1,16 @@
 """Runs as processes of their own, several at a time: what is shown of them, and their report."""
 
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
-from signal import SIGTERM
-from typing import Any
 
 from normrnn.config.base import Config
 from normrnn.config.registry import task_of
 from normrnn.console import PlainConsole
-from normrnn.engine.callbacks import describe, duration, require_tensorboard
+from normrnn.engine.callbacks import describe, require_tensorboard
 from normrnn.engine.launch import BUSY, DIVERGED, start_run
 from normrnn.errors import UsageError, UserError
 from normrnn.extras import install_command
@@ -26,8 +24,6 @@ from normrnn.runs.records import CONFIG, LOCK, Row, read_note, read_rows
 from normrnn.verdicts.verdict import Settings
 
 REPORT = "report.html"
-_STATES = {None: "running", 0: "done", DIVERGED: "diverged", 130: "stopped", -SIGTERM: "stopped"}
-"""State of a run by the exit code of its process; "failed" for any other."""
 
 
 @dataclass
@@ -48,20 +44,9 @@ class Job:
         return self.ended if self.child is None else self.child.code
 
     @property
-    def state(self) -> str:
-        """Return waiting, running, done, stopped, diverged or failed."""
-        is_waiting = self.child is None and self.ended is None
-        return "waiting" if is_waiting else _STATES.get(self.code, "failed")
-
-    @property
     def has_ended(self) -> bool:
         """Return whether it reached its end; one that was stopped or failed did not."""
-        return self.state in ("done", "diverged")
-
-    @property
-    def rows(self) -> list[Row]:
-        """Return its rows so far."""
-        return read_rows(self.out)
+        return self.code in (0, DIVERGED)
 
     def last_words(self) -> str:
         """Return why it ended."""
@@ -78,10 +63,6 @@ class Job:
     def describe(self, row: Row) -> str:
         """Return a row of its metrics as text."""
         raise NotImplementedError
-
-    def share_done(self) -> float:
-        """Return the share of its work that is done, in whole epochs."""
-        return float(self.has_ended)
 
 
 @dataclass
@@ -123,12 +104,6 @@ class RunJob(Job):
         config = self.config
         keeps = config.normalisation.keeps_statistics
         return describe(row, config.epochs, config.loss_measure, keeps)
-
-    def share_done(self) -> float:
-        """Return the share of its work that is done, in whole epochs."""
-        if self.has_ended or not self.rows:
-            return float(self.has_ended)
-        return (self.rows[-1]["epoch"] - 1) / self.config.epochs
 
 
 def plan(config: Config, norms: Sequence[str], seeds: int, out: Path) -> list[RunJob]:
@@ -175,21 +150,21 @@ class Runner:
 
 
 def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: float = 0.5) -> None:
-    """Run all jobs, at most `limit` at a time, and show their rows and progress.
+    """Run all jobs, at most `limit` at a time, and show their progress.
 
     A run that another command trains is waited for. UserError that names the first job that
     failed, after the others have ended.
     """
     waiting = [job for job in jobs if job.code is None]
     failed: list[Job] = []
-    status = console.status("") if waiting and console.is_terminal else None
-    progress = Progress(jobs, console, status and status.update)
-    with ended_politely(), status or nullcontext():
+    progress = Progress(jobs, console)
+    status = console.status("training") if waiting and console.is_terminal else nullcontext()
+    with ended_politely(), status:
         try:
             while any(job.code is None for job in jobs):
                 for job in waiting[:]:
-                    is_full = sum(one.state == "running" for one in jobs) >= limit
-                    if is_full or is_held(job.out / LOCK):
+                    is_full = sum(one.child is not None and one.code is None for one in jobs)
+                    if is_full >= limit or is_held(job.out / LOCK):
                         continue
                     waiting.remove(job)
                     job.look()
@@ -200,7 +175,7 @@ def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: f
                     if job.code == BUSY:  # another command was faster
                         job.child = None
                         waiting.append(job)
-                    elif job.state == "failed" and job not in failed:
+                    elif job.code is not None and not job.has_ended and job not in failed:
                         failed.append(job)
                         if any(one.code is None for one in jobs):  # else it is raised below
                             text = f"{job.label} failed: {job.last_words()}"
@@ -213,73 +188,34 @@ def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: f
 
 
 class Progress:
-    """Rows of runs as lines, and the progress of all together with the time left."""
+    """Prints validations and tests of runs as they come, and how many runs are done."""
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        console: PlainConsole,
-        status: Callable[[str], Any] | None = None,
-    ) -> None:
-        """`status` shows the progress in place of what it showed last."""
+    def __init__(self, jobs: Sequence[Job], console: PlainConsole) -> None:
         self.jobs, self.console = jobs, console
-        self.began, self.before = time.monotonic(), self._done()
-        self.seen = [len(job.rows) * job.has_ended for job in jobs]
+        self.done = sum(job.has_ended for job in jobs)
+        self.seen = [len(read_rows(job.out)) * job.has_ended for job in jobs]
         """Rows of each run that were printed, or belong to a run that had ended before."""
-        self.notebook = notebook_line()
-        self.status = self.notebook or status
-
-    def _done(self) -> float:
-        return sum(job.share_done() for job in self.jobs)
-
-    def line(self) -> str:
-        """Return the state of all runs."""
-        done, ended = self._done(), sum(job.has_ended for job in self.jobs)
-        text = f"{ended} of {len(self.jobs)} runs done"
-        if done <= self.before or ended == len(self.jobs):
-            return text
-        elapsed = time.monotonic() - self.began
-        left = (len(self.jobs) - done) * elapsed / (done - self.before)
-        return f"{text}, about {duration(left)} left"
 
     def show(self) -> None:
-        """Print rows that are new, but not in a notebook, and the progress."""
-        has_validation = self.notebook is None and self._print_new()
-        if self.status is not None:
-            self.status(self.line())
-        elif has_validation:
-            self.console.print(self.line(), soft_wrap=True)
-
-    def _print_new(self) -> bool:
-        """Print the rows that are new; return whether a validation was among them."""
-        has_validation = False
+        """Print what is new: of what a function logged, the last of each split."""
         for number, job in enumerate(self.jobs):
-            rows = job.rows
-            new, self.seen[number] = rows[self.seen[number] :], len(rows)
+            rows = read_rows(job.out)
+            new = [row for row in rows[self.seen[number] :] if row["split"] != "train"]
+            self.seen[number] = len(rows)
             last = {row["split"]: row for row in new}
             for row in new:
-                is_frequent = row["split"] == "train" or "value" in row  # of a function
-                if not is_frequent or row is last[row["split"]]:
+                if "value" not in row or row is last[row["split"]]:
                     self.console.print(f"{job.label}: {job.describe(row)}", soft_wrap=True)
-            has_validation = has_validation or "valid" in last
-        return has_validation
-
-
-def notebook_line() -> Callable[[str], None] | None:
-    """Return a function that shows a line of text in place of the last; None outside notebooks."""
-    module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module is not None else None
-    if module is None or not hasattr(shell, "kernel"):
-        return None
-    shown = module.display.display({"text/plain": ""}, raw=True, display_id=True)
-    return lambda text: shown.update({"text/plain": text}, raw=True)
+        before, self.done = self.done, sum(job.has_ended for job in self.jobs)
+        if self.done > before:
+            self.console.print(f"{self.done} of {len(self.jobs)} runs done", soft_wrap=True)
 
 
 def check_counts(**counts: int | None) -> None:
-    """Raise UsageError for an option that is below 1."""
+    """Raise UsageError for an option that is not a whole number of at least 1."""
     for name, count in counts.items():
-        if count is not None and count < 1:
-            raise UsageError(f"--{name} must be at least 1, not {count}")
+        if count is not None and not (isinstance(count, Integral) and count >= 1):
+            raise UsageError(f"--{name} must be a whole number of at least 1, not {count!r}")
 
 
 def check_report(out: Path) -> str:
