@@ -24,7 +24,7 @@ from normrnn.text.reading import Reader
 
 WORDS = 10_000
 SIZES = {"small": 200, "medium": 650, "large": 1500}
-FORMATS = {"onnx": "onnx", "torch": "pt", "safetensors": "safetensors", "program": "pt2"}
+FORMATS = {"onnx": "onnx", "torch": "pt", "safetensors": "safetensors"}
 SHAPES = {"B32 T20 H200": (20, 32, 200, 200), "B32 T35 H650": (35, 32, 650, 650)}
 
 

@@ -10,6 +10,7 @@ import torch
 import normrnn
 from normrnn.arrays.task import ArrayModel
 from normrnn.cli import main
+from normrnn.errors import UserError
 from normrnn.reporting.groups import groups
 from normrnn.reporting.page import runs_table
 from tests.tiny_runs import rows_of
@@ -45,6 +46,8 @@ def test_compare_evaluate_and_load(tmp_path: Path) -> None:
     command("evaluate", out / "frame-1")
     rows = json.loads((out / "frame-1" / "evaluation.json").read_text())["rows"]
     assert {(row["split"], row["statistics"]) for row in rows} >= {("test", "batch")}
+    with pytest.raises(UserError, match="features 2; the network has 3"):
+        normrnn.evaluate(out / "frame-1", ragged(tmp_path / "b.npz", features=2))
     model = normrnn.load(out / "sequence-1")
     assert isinstance(model, ArrayModel)
     assert model(torch.zeros(5, 2, 3)).shape == (2, 3)

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -35,8 +34,6 @@ SHAPES = {"text": ("logits", [5, 2, 26]), "speech": ("log_posteriors", [50, 2, 7
         ("safetensors", "speech"),
         ("onnx", "text"),
         ("onnx", "speech"),
-        pytest.param("program", "text", marks=pytest.mark.slow),
-        pytest.param("program", "speech", marks=pytest.mark.slow),
     ],
 )
 def test_snippets_run_without_this_library(
@@ -48,8 +45,7 @@ def test_snippets_run_without_this_library(
     card = (tmp_path / "m" / "README.md").read_text()
     assert code(card) in said
     result, shape = SHAPES[kind]
-    if form in ("onnx", "program"):
-        result = "outputs" if (form, kind) == ("program", "speech") else "outputs[0]"
+    result = "outputs[0]" if form == "onnx" else result
     printed = run_without(f"{code(card)}\nprint(list({result}.shape))", tmp_path / "m", *missing)
     assert json.loads(printed) == shape
 
@@ -134,30 +130,14 @@ def test_other_files_are_not_overwritten_by_cards(cli: Cli, trained: Path, tmp_p
         assert cli("export", trained / "text", "-o", tmp_path / "folder")[0] == 0
 
 
-@pytest.mark.parametrize("count", ["Infinity", "NaN", "1e999", "1" + "0" * 400, "[]"])
-def test_an_evaluation_of_strange_numbers(
-    count: str, cli: Cli, trained: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(trained / "text", tmp_path / "run")
-    file = tmp_path / "run" / "evaluation.json"
-    text = re.sub(r'"sha256": "\w+",\s*', "", file.read_text(), count=1)
-    file.write_text(re.sub(r'"count": \d+', f'"count": {count}', text))
-    exit_code, out, err = cli("info", tmp_path / "run")
-    assert ("| valid |" not in out) if exit_code == 0 else ("is damaged" in err)
-
-
 def test_the_card_of_a_run_that_was_trained_further_or_changed(
-    tiny: LanguageConfig, cli: Cli, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny: LanguageConfig, cli: Cli, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     run_tiny(replace(tiny, epochs=1), run)
     assert "| valid |" in cli("info", run)[1]
-    assert cli("evaluate", run)[0] == 0
-    assert "one stream" in cli("info", run)[1]
-    assert not caplog.text
     run_tiny(tiny, run)
     said = cli("info", run)[1]
-    assert "evaluation.json" in caplog.text
     best = min(
         row["loss"]
         for row in rows_of(run)

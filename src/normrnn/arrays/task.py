@@ -1,7 +1,7 @@
 """Network and task of arrays: classes or values, per sequence or per step."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from normrnn.deploy.networks import Exportable
 from normrnn.engine.loss import Loss, State
 from normrnn.engine.model import SequenceModel, Sequences
 from normrnn.engine.task import Split, Task, Tensors, evenly_spread
-from normrnn.errors import UserError
 
 
 class ArrayModel(SequenceModel):
@@ -33,7 +32,6 @@ class ArrayModel(SequenceModel):
         m = config.model
         options = {"time_steps": time_steps or None, **m.options(config.normalisation)}
         super().__init__(features, outputs, bidirectional=m.bidirectional, **options)
-        self.target, self.target_per = config.target, config.target_per
         self.per_step, self.values = config.target_per == "step", config.target == "values"
         for part, size in (("", features), ("target_", outputs)):
             self.register_buffer(f"{part}mean", torch.zeros(size))
@@ -85,6 +83,7 @@ class ArrayTask(Task):
     """Batches of whole sequences."""
 
     network = ArrayModel
+    size_tensors: ClassVar = {"features": "mean", "outputs": "target_mean"}
     config: ArrayConfig
     model: ArrayModel
 
@@ -117,23 +116,11 @@ class ArrayTask(Task):
         }
 
     @classmethod
-    def saved_sizes(cls, weights: Tensors, metadata: Any) -> dict[str, Any]:  # noqa: ARG003
+    def saved_sizes(cls, weights: Tensors, metadata: Any) -> dict[str, Any]:
         """Return the sizes of a saved network."""
         running = weights.get("rnn.norm_l0.running_mean", torch.empty(0))
-        return {
-            "features": len(weights.get("mean", ())),
-            "outputs": len(weights.get("target_mean", ())),
-            "time_steps": len(running) if running.dim() == 2 else 0,
-        }
-
-    def check_model(self, model: ArrayModel) -> None:
-        """Raise UserError if the data has other features or targets than a network."""
-        fields = "target", "target_per", "features", "outputs"
-        needed = model.target, model.target_per, len(model.mean), len(model.target_mean)
-        values = {**self.settings, **self.sizes}
-        for name, own, other in zip(fields, needed, map(values.get, fields), strict=True):
-            if own != other:
-                raise UserError(f"{self.where} has {name} {other}; the network has {own}")
+        time_steps = len(running) if running.dim() == 2 else 0
+        return {**super().saved_sizes(weights, metadata), "time_steps": time_steps}
 
     def initialise(self, model: ArrayModel) -> None:
         """Set mean and scale of the training features and values."""

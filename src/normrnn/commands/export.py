@@ -12,15 +12,15 @@ from normrnn.errors import UserError
 def command(
     run: Annotated[Positional[Path], arg(metavar="RUN")],
     out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")],
-    format: Literal["torch", "onnx", "safetensors", "program"] | None = None,
+    format: Literal["torch", "onnx", "safetensors"] | None = None,
 ) -> None:
     """The best model of a run, its normalisation folded into plain weights, with a model card.
 
     Args:
         run: Run directory.
         out: Directory to make, for the model and README.md; or the file, its card beside it.
-        format: Plain tensors for torch (.pt) or in safetensors, an ONNX graph, or a program of
-            torch.export (.pt2). None: by the suffix of the file, else torch.
+        format: Plain tensors for torch (.pt) or in safetensors, or an ONNX graph. None: by the
+            suffix of the file, else torch.
     """
     from normrnn.deploy.card import beside
     from normrnn.deploy.export import export

@@ -8,14 +8,14 @@ from typing import Any
 
 from normrnn.config.jsonio import to_dict
 from normrnn.config.measure import Measure
-from normrnn.errors import UserError, notice
-from normrnn.files import open_regular, read_json
+from normrnn.errors import UserError
+from normrnn.files import open_regular
 from normrnn.norms import statistics_shown
-from normrnn.runs.records import CONFIG, EVALUATION, MODEL, Row, read_rows
+from normrnn.runs.records import CONFIG, MODEL, Row, read_rows
 from normrnn.runs.store import RunDirectory
 from normrnn.version import __version__
 
-SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "program": ".pt2"}
+SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx"}
 CARD = "README.md"
 _LARGEST_CARD = 1 << 20
 _START = '---\nlibrary_name: "normrnn"\n'
@@ -69,11 +69,7 @@ def of_run(run: RunDirectory) -> About:
     sections = {"Model": f"{noun}, a {norm.words}: {recipe}. {weights}"}
     if name:
         sections["Data"] = f"{code(name)}, sha256 {code(config.data_sha256)}"
-    try:
-        results = [_result(settings, row, measure) for row in _rows(run, saved)]
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        raise UserError(f"{run.path / EVALUATION} is damaged") from None
-    if results:
+    if results := [_result(settings, row, measure) for row in _rows(run, saved)]:
         table = [["set", "statistics", measure.name, "scored"], ["---"] * 4, *results]
         sections["Results"] = "\n".join(f"| {' | '.join(row)} |" for row in table)
     title = f"{config.recipe}, {norm.name}, seed {config.seed}"
@@ -81,15 +77,9 @@ def of_run(run: RunDirectory) -> About:
 
 
 def _rows(run: RunDirectory, saved: str) -> list[Row]:
-    """Return rows of evaluation.json, else the best validation in training and the test after it;
-    only those with the statistics of the saved model."""
+    """Return the best validation and the test after it, with the statistics of the saved model."""
     if not run.has(MODEL):
         return []
-    if run.has(EVALUATION):
-        evaluation, _ = read_json(run.path / EVALUATION)
-        if evaluation.get("model_sha256") == run.model_metadata.get("sha256"):
-            return [row for row in evaluation["rows"] if row["statistics"] == saved]
-        notice(f"{run.path / EVALUATION} is of an older model: run `normrnn evaluate` again")
     rows = [row for row in read_rows(run.path) if row.get("statistics") == saved]
     best = [{**row, "split": "valid"} for row in rows if row["split"] == "best_valid"][-1:]
     valid = best or [row for row in rows if row["split"] == "valid"]
@@ -100,7 +90,6 @@ def _rows(run: RunDirectory, saved: str) -> list[Row]:
 def _result(settings: Mapping[str, Any], row: Row, measure: Measure) -> list[str]:
     """Return a row of the table: set, statistics, value of the measure, number of targets."""
     text = measure.text(row["loss"])
-    text += ", read as one stream" if row.get("streams") == 1 else ""
     if measure.error_rate and isinstance(rate := row.get(measure.error_rate[0]), float):
         text += f", {100 * rate:.1f} % errors"
     names = one_line(row["split"]), one_line(str(statistics_shown(settings, row)))

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def export(
     format: str | None = None,
     *,
     example: tuple[Any, ...] | Tensor | None = None,
-    dynamic: Any = None,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
 ) -> Path:
     """Write a trained network for use without this library, and a model card beside it.
 
@@ -70,14 +71,13 @@ def export(
             suffix and the card, README.md.
         format: ``"torch"`` (``.pt``), a dict that ``torch.load(weights_only=True)`` reads;
             ``"safetensors"``; ``"onnx"``, with ONNX's own recurrent operators, or a Scan for layers
-            that do not fold; ``"program"`` (``.pt2``), torch.export's. Default:
-            that of the suffix of ``path``, ``"torch"`` for a directory.
-        example: arguments of your own model, for onnx and program: it is traced with them. A
-            tuple, or a tensor if that is the only one.
+            that do not fold. Default: that of the suffix of ``path``, ``"torch"`` for a directory.
+        example: arguments of your own model, for onnx: it is traced with them. A tuple, or a
+            tensor if that is the only one.
         dynamic: the axes of those that may change by the argument's name,
             ``{"x": {0: "T", 1: "B"}}``; the parts of a tuple are ``state.0``, ``state.1``. The
             default is the first two of every tensor but features, the batch of a state (layers, B,
-            H) in a tuple. Also what torch.export calls ``dynamic_shapes``.
+            H) in a tuple.
 
     Returns:
         The file; its card says how to load it.
@@ -120,8 +120,7 @@ def export(
             raise ValueError(
                 f"format={format!r} traces your own model: give example=, a tuple of its arguments"
             )
-        write = traced.onnx_graph if format == "onnx" else traced.program
-        content, code = write(source, file.name)
+        content, code = traced.onnx_graph(source, file.name)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, *content)
     write_whole(card, about.card(code).encode())

@@ -1,12 +1,11 @@
-"""The formats onnx and program, which torch's exporters write.
+"""The format onnx, which torch's exporter writes.
 
-Both trace the same copy: exporters see our layers as torch's `scan` (`normrnn.ops.scan`), so that
-files do not need this package. In ONNX, layers that fold are ONNX's LSTM, GRU and RNN operators.
+Layers that fold are ONNX's LSTM, GRU and RNN operators. The exporter sees others as torch's `scan`
+(`normrnn.ops.scan`), so that files do not need this package.
 """
 
 import copy
 import inspect
-import io
 import json
 import logging
 import warnings
@@ -32,12 +31,6 @@ _NOT_PACKED = (
     "an export takes no PackedSequence, which needs normrnn to run: give its layers tensors, with "
     "lengths= where they are padded"
 )
-_PROGRAM = """\
-import torch
-
-# unpickles: only for files of people you trust
-model = torch.export.load({name}).module()
-"""
 _ONNX = """\
 import numpy, onnxruntime
 
@@ -45,25 +38,11 @@ session = onnxruntime.InferenceSession({name})
 """
 
 
-def program(source: Exportable, name: str) -> tuple[list[bytes], str]:
-    """Return the content of a torch.export program, and code that loads it with torch alone."""
-    exported, tensors, _ = _traced(source, lambda layer: layer)
-    buffer = io.BytesIO()  # torch's writer ends the process if a disk is full
-    extra = {f"{note}.json": text for note, text in source.notes.items()}
-    torch.export.save(exported, buffer, extra_files=extra)
-    code = _PROGRAM.format(name=json.dumps(name))
-    code += "".join(f"# The archive has {file}.\n" for file in extra)
-    if len(tensors) == len(source.example or ()):  # each argument is a tensor
-        code += _inputs(tensors, "torch")
-        code += f"outputs = model(*inputs.values())  # {', '.join(source.outputs)}\n"
-    return [buffer.getvalue()], code
-
-
 def onnx_graph(source: Exportable, name: str) -> tuple[list[bytes], str]:
     """Return the content of an ONNX file, and code that runs it with onnxruntime alone."""
     onnx: Any = import_extra("onnx", "export")
     import_extra("onnxscript", "export")
-    program, tensors, axes = _traced(source, _with_operators)
+    program, tensors, axes = _traced(source)
     with _quiet():
         exported: Any = torch.onnx.export(
             program,
@@ -81,29 +60,22 @@ def onnx_graph(source: Exportable, name: str) -> tuple[list[bytes], str]:
     onnx.helper.set_model_props(model, dict(source.notes))
     code = _ONNX.format(name=json.dumps(name))
     code += "".join(f"# Its custom_metadata_map has {note!r}.\n" for note in source.notes)
-    code += _inputs(tensors, "numpy")
+    code += "inputs = {}\n"
+    for name, tensor in tensors.items():  # lengths, tokens and other integers are 1
+        fill = "zeros" if tensor.is_floating_point() else "ones"
+        dtype = str(tensor.dtype).replace("torch", "numpy")
+        code += f'inputs["{name}"] = numpy.{fill}({tuple(tensor.shape)}, dtype={dtype})\n'
     code += f"outputs = session.run(None, inputs)  # {', '.join(source.outputs)}\n"
     return [model.SerializeToString()], code
 
 
-def _inputs(tensors: Mapping[str, Tensor], library: str) -> str:
-    """Return code of inputs: numbers that are 0, and lengths, tokens and other integers of 1."""
-    code = "inputs = {}\n"
-    for name, tensor in tensors.items():
-        fill = "zeros" if tensor.is_floating_point() else "ones"
-        dtype = str(tensor.dtype).replace("torch", library)
-        code += f'inputs["{name}"] = {library}.{fill}({tuple(tensor.shape)}, dtype={dtype})\n'
-    return code
-
-
 def _traced(
-    source: Exportable, operators: Callable[[Any], nn.Module]
+    source: Exportable,
 ) -> tuple[ExportedProgram, dict[str, Tensor], Mapping[str, Mapping[int, Any]]]:
-    """Trace a copy of a network in which layers are folded where they fold.
+    """Trace a copy of a network in which layers that fold are ONNX's operators.
 
-    `operators` changes those that fold. Returns the program, the tensors of its arguments by name,
-    and the names of the axes that may change. ValueError for layers that need the statistics of a
-    batch.
+    Returns the program, the tensors of its arguments by name, and the names of the axes that may
+    change. ValueError for layers that need the statistics of a batch.
     """
     assert source.example is not None
     if any(isinstance(value, PackedSequence) for value in source.example):
@@ -111,7 +83,7 @@ def _traced(
 
     def change(layer: nn.RNNBase, name: str) -> nn.Module:
         try:
-            new: Any = operators(folded(layer, name, keep=True))
+            new: Any = _with_operators(folded(layer, name, keep=True))
         except ValueError:
             new = copy.deepcopy(layer).eval()
             if not all(n.is_fixed for n in new.normalisers()):
@@ -123,21 +95,18 @@ def _traced(
     arguments = dict(inspect.signature(model.forward).bind(*source.example).arguments)
     leaves, _ = pytree.tree_flatten_with_path(arguments)
     tensors = {_name(path): value for path, value in leaves if isinstance(value, Tensor)}
-    dynamic = _free(model, tensors) if source.dynamic is None else source.dynamic
-    axes = dynamic if isinstance(dynamic, Mapping) else {}
+    axes = _free(model, tensors) if source.dynamic is None else source.dynamic
     if unknown := axes.keys() - tensors.keys():
         raise ValueError(
             f"dynamic= has axes of {min(unknown)!r}, and the tensors of example= are "
             f"{', '.join(tensors)}"
         )
-    if isinstance(dynamic, Mapping):
-        free: Any = Dim.DYNAMIC(min=1)  # type: ignore[operator]
+    free: Any = Dim.DYNAMIC(min=1)  # type: ignore[operator]
 
-        def sizes(path: Any, _: Any) -> Any:
-            own = axes.get(_name(path), {})
-            return {axis: free if isinstance(d, str) else d for axis, d in own.items()} or None
+    def sizes(path: Any, _: Any) -> Any:
+        return dict.fromkeys(axes.get(_name(path), {}), free) or None
 
-        dynamic = pytree.tree_map_with_path(sizes, arguments)
+    dynamic = pytree.tree_map_with_path(sizes, arguments)
     # Sizes that are equal by chance, a batch of 3 and a GRU's gates, stay independent.
     apart: Any = shapes.patch(use_duck_shape=False)  # type: ignore[attr-defined]
     with _quiet(), torch.no_grad(), apart:
@@ -180,7 +149,7 @@ def _check_lengths(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the exporters' warnings on shapes and on packages that are missing."""
+    """Suppress the exporter's warnings on shapes and on packages that are missing."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -111,10 +111,13 @@ class Task:
     """Called with the config and `sizes`; makes a network. That has `loss(inputs, targets) -> Loss`
     (with a third argument, the state, if it carries one)."""
 
+    size_tensors: ClassVar[Mapping[str, str]] = {}
+    """Entries of `sizes` that are the length of a tensor of the network, and its name."""
+
     @classmethod
     def saved_sizes(cls, weights: Tensors, metadata: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG003
         """Return `sizes` of a saved network."""
-        return {}
+        return {size: len(weights.get(name, ())) for size, name in cls.size_tensors.items()}
 
     def initialise(self, model: Any) -> None:
         """Set buffers of a new network that depend on the data."""
@@ -134,7 +137,12 @@ class Task:
         if model is None:
             task.check_training()
         else:
-            task.check_model(model)
+            fields = {name: getattr(config, name) for name in task.settings}
+            weights = model.state_dict()
+            fields |= {size: len(weights[name]) for size, name in cls.size_tensors.items()}
+            for name, value in fields.items():
+                if (found := {**task.settings, **task.sizes}[name]) != value:
+                    raise UserError(f"{task.where} has {name} {found}; the network has {value}")
         return task
 
     def check_training(self) -> None:
@@ -142,9 +150,6 @@ class Task:
         norm = self.config.normalisation
         if norm.keeps_statistics and len(self.lengths["train"]) < 2:
             raise UserError(f"{self.where}: norm {norm.name} needs two training sequences")
-
-    def check_model(self, model: Any) -> None:
-        """Raise UserError if the data does not fit a network."""
 
     @classmethod
     def load(cls, run: RunDirectory, device: torch.device) -> Any:

@@ -3,12 +3,12 @@
 import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from normrnn.engine.task import Split, Task, Tensors, evenly_spread
+from normrnn.engine.task import Split, Task, evenly_spread
 from normrnn.errors import UsageError, UserError
 from normrnn.files import resolved
 from normrnn.speech.config import SpeechConfig
@@ -58,6 +58,7 @@ def test_utterances(corpus: SpeechCorpus, speakers: int) -> set[int]:
 class SpeechTask(Task):
     """Ragged batches of utterances, cross entropy and errors of every frame's state."""
 
+    size_tensors: ClassVar = {"dim": "mean", "classes": "label_counts"}
     config: SpeechConfig
     model: AcousticModel
 
@@ -108,23 +109,6 @@ class SpeechTask(Task):
         m = config.model
         options = {"bidirectional": m.bidirectional, **m.options(config.normalisation)}
         return AcousticModel(dim, classes, **options)
-
-    @classmethod
-    def saved_sizes(cls, weights: Tensors, metadata: Any) -> dict[str, Any]:  # noqa: ARG003
-        """Return the sizes of a saved network."""
-        return {
-            "dim": len(weights.get("mean", ())),
-            "classes": len(weights.get("label_counts", ())),
-        }
-
-    def check_model(self, model: AcousticModel) -> None:
-        """Raise UserError if the data has other features or states than a network."""
-        dim, classes = len(model.mean), len(model.label_counts)
-        if (self.corpus.dim, self.corpus.classes) != (dim, classes):
-            raise UserError(
-                f"{self.corpus.path} has {self.corpus.dim} features and {self.corpus.classes}"
-                f" states; the network has {dim} and {classes}"
-            )
 
     def initialise(self, model: AcousticModel) -> None:
         """Set statistics of the training features and counts of the labels."""
