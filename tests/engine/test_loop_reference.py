@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from normrnn.engine.evaluate import evaluate
 from normrnn.engine.loop import Interrupted, Trainer
 from normrnn.engine.model import derived_seed
+from normrnn.engine.task import Models
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from normrnn.text.model import LanguageModel
@@ -180,9 +181,11 @@ def test_best_model_is_saved_with_the_better_statistics(
 _write, _population = Trainer._write, LanguageTask.population
 
 
-def _poor_population(*arguments: Any) -> dict[str, torch.Tensor]:
-    found = _population(*arguments)
-    return {name: 9 * value if "var" in name else value for name, value in found.items()}
+def _poor_population(*arguments: Any) -> Models:
+    models = _population(*arguments)
+    for name, buffer in models["recalibrated"].named_buffers():
+        buffer.mul_(9 if "var" in name else 1)
+    return models
 
 
 def _stop_at_test_rows(trainer: Trainer, row: dict[str, Any], epoch: int | None = None) -> None:

@@ -13,13 +13,12 @@ import torch.nn.functional as F
 
 import normrnn
 from normrnn.engine.evaluate import evaluate
-from normrnn.engine.task import set_statistics, statistics_of, using
-from normrnn.errors import UserError
 from normrnn.text.config import EvaluationConfig, LanguageConfig, TrainConfig
 from normrnn.text.corpus import Corpus, Vocabulary
 from normrnn.text.model import LanguageModel
 from normrnn.text.reading import Reader
 from normrnn.text.task import LanguageTask, streams
+from tests.helpers import buffers
 from tests.tiny_runs import run_tiny
 
 
@@ -100,16 +99,15 @@ def test_evaluation_changes_neither_statistics_nor_modes_nor_the_random_state(
     """Also normalisers that were frozen, and also when it is stopped in the middle."""
     model.rnn.norm_l0.eval()
     modes = {name: module.training for name, module in model.named_modules()}
-    before, random = statistics_of(model), torch.get_rng_state()
+    before, random = buffers(model), torch.get_rng_state()
     task = task_on(torch.arange(100) % 9, 4, 5)
     for kind in ("running", "batch"):
         task.score(model, "valid", kind)
         with pytest.raises(AttributeError):
             task.score(model, "valid", kind, [*task.batches("valid"), 0])
-    with using(model, task.population(model)):
-        inside = statistics_of(model)["rnn.norm_l0.running_mean"]
-        assert not torch.equal(inside, before["rnn.norm_l0.running_mean"])
-    torch.testing.assert_close(statistics_of(model), before, rtol=0, atol=0)
+    recalibrated = buffers(task.population(model)["recalibrated"])["rnn.norm_l0.running_mean"]
+    assert not torch.equal(recalibrated, before["rnn.norm_l0.running_mean"])
+    torch.testing.assert_close(buffers(model), before, rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), random)
     Reader(model).nats([1, 2, 3])
     Reader(model).draw([1], 3, torch.Generator().manual_seed(0))
@@ -120,7 +118,7 @@ def test_population_statistics_are_those_of_the_first_windows_without_dropout(
     model: LanguageModel,
 ) -> None:
     ids = torch.randint(0, 9, (100,))
-    population = task_on(ids, 4, 5).population(model)
+    population = buffers(task_on(ids, 4, 5).population(model)["recalibrated"])
     # First layer: column statistics of W_x x over the first 15 steps of every stream.
     inputs, _ = streams(100, 4, 15)[0].read(ids)
     pre = model.embedding(inputs).flatten(0, 1) @ model.rnn.weight_ih_l0.T
@@ -150,14 +148,6 @@ def test_samples_follow_the_model(model: LanguageModel) -> None:
         cold = Reader(model).draw([2], 50, torch.Generator().manual_seed(3), temperature)
         assert cold == [1] * 50
     model.train()
-
-
-def test_statistics_of_another_network_are_refused(model: LanguageModel) -> None:
-    before = statistics_of(model)
-    for hidden, layers in ((7, 2), (6, 3)):
-        with pytest.raises(UserError, match="another network"):
-            set_statistics(model, statistics_of(LanguageModel(9, hidden, layers, norm="frame")))
-    assert all(torch.equal(value, before[name]) for name, value in statistics_of(model).items())
 
 
 def test_another_training_text_changes_nothing_about_the_model(

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from normrnn.config.base import Config
 from normrnn.config.registry import task_of
-from normrnn.engine.task import StatisticsKind, Task, Tensors, both_kinds
+from normrnn.engine.task import Models, Task
 from normrnn.errors import UserError
 from normrnn.files import sealed_json
 from normrnn.norms import statistics_shown
@@ -37,13 +37,12 @@ def evaluate(
     task = kind.open(replace(config, data=data or config.data), model)
     task.device = place
     # A model saved with recalibrated statistics does not have the running ones.
-    kinds: Mapping[StatisticsKind, Tensors] = {"recalibrated": {}}
-    if saved.get("statistics") != "recalibrated":
-        kinds = both_kinds(task.population(model))
-    rows = [row for split in task.splits for row in task.rows(model, split, kinds)]
+    is_recalibrated = saved.get("statistics") == "recalibrated"
+    models: Models = {"recalibrated": model} if is_recalibrated else task.population(model)
+    rows = [row for split in task.splits for row in task.rows(models, split)]
     if task.has_train_eval:
-        rows.append(task.score(model, "train_eval", next(iter(kinds))))
-    rows += task.extra_rows(model, kinds) if one_stream else []
+        rows.append(task.score(model, "train_eval", next(iter(models))))
+    rows += task.extra_rows(models) if one_stream else []
     finite = finite_rows(rows)
     if not finite:
         raise UserError(f"the model of {run} gives no finite loss on {task.where}")
@@ -55,9 +54,9 @@ def evaluate(
     same, norm = task.sha256 == config.data_sha256, config.normalisation
     if norm.looks_ahead and config.predicts_inputs:
         notes.append("no batch statistics: they include the later inputs that are predicted")
-    if norm.keeps_statistics and "recalibrated" not in kinds:
+    if norm.keeps_statistics and "recalibrated" not in models:
         notes.append(f"no recalibrated statistics: {task.where} has no training batch for them")
-    elif not same and kinds.get("recalibrated"):
+    elif not same and len(models) > 1:
         notes.append(f"recalibrated statistics are of {task.where}, not of the training data")
     about = {name: getattr(config, name) for name in ("recipe", "norm", "seed")}
     about |= {"model_sha256": saved["sha256"], "data_sha256": task.sha256, "same_data": same}

@@ -20,16 +20,7 @@ from normrnn.engine.callbacks import Callback
 from normrnn.engine.loss import Loss, Sums
 from normrnn.engine.model import derived_seed
 from normrnn.engine.ranks import current, distributed, share_statistics
-from normrnn.engine.task import (
-    StatisticsKind,
-    Task,
-    Tensors,
-    better_kind,
-    both_kinds,
-    set_statistics,
-    statistics_of,
-    using,
-)
+from normrnn.engine.task import StatisticsKind, Task, Tensors, better_kind
 from normrnn.errors import UsageError, UserError
 from normrnn.runs.records import CONFIG, Note, Row
 from normrnn.runs.store import RunDirectory
@@ -111,7 +102,7 @@ class Trainer:
         self.progress = progress = Note(**{**checkpoint["note"], "config": to_dict(self.config)})
         try:
             self.best_running = checkpoint["best_running"]
-            set_statistics(model, self.best_running)  # checks that they fit
+            model.load_state_dict({**checkpoint["model"], **self.best_running})  # checks both
             model.load_state_dict(checkpoint["model"])
             self.optimizer.load_state_dict(checkpoint["optimizer"])
             self.task.load_state_dict(checkpoint["task"])
@@ -227,7 +218,7 @@ class Trainer:
             if loss < progress.best_loss:
                 progress.best_loss, progress.best_updates = loss, progress.updates
                 progress.best_epoch = progress.epoch + 1
-                self.best_running = statistics_of(model)
+                self.best_running = {name: b.clone() for name, b in model.named_buffers()}
                 self._write_model(model, "running")
         progress.validation_due = False
         if progress.index == self._bounds()[-1]:
@@ -239,18 +230,16 @@ class Trainer:
         """Evaluate the selected model, and save it with the kind of statistics that is better on
         validation data. The checkpoint keeps the running ones, for a run that is extended."""
         model = copy.deepcopy(self.task.model)
-        self.run_directory.fill(model, self.run_directory.read_model()[0])
-        set_statistics(model, self.best_running)
+        self.run_directory.fill(model, {**self.run_directory.read_model()[0], **self.best_running})
         with self._evaluating(model):
-            population = self.task.population(model)
-            rows = self.task.test(model, both_kinds(population))
+            models = self.task.population(model)
+            rows = self.task.test(models)
         saved = better_kind(rows)
         if saved == "recalibrated":
-            with using(model, population):
-                self._write_model(model, saved)
+            self._write_model(models[saved], saved)
         # Test rows belong to the last epoch; `progress` is already at the next.
         for row in rows:
-            mark = {"saved": row["statistics"] == saved} if population else {}
+            mark = {"saved": row["statistics"] == saved} if len(models) > 1 else {}
             self._write({**row, **mark}, epoch=self.config.epochs)
 
     @contextmanager

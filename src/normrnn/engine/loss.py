@@ -1,7 +1,7 @@
 """The loss of a batch and over batches, and softmax cross entropy with all gradients at once."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -14,9 +14,7 @@ from normrnn.runs.records import Row
 State = tuple[Tensor, ...]
 """What flows from batch to batch, each tensor (layers, B, H)."""
 CHUNK_ROWS = 2048
-"""Rows of logits in memory at once in training."""
-LOGITS = 1 << 25
-"""Logits in memory at once in evaluation, whose windows are longer."""
+"""Rows of logits in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             chunks.append(_classify(some, weight, bias, right))
         nats, errors, d_rows, d_weight, d_bias = zip(*chunks, strict=True)
         d_rows = torch.cat(d_rows) if len(chunks) > 1 else d_rows[0]
-        nats, errors, d_weight, d_bias = map(_sum, (nats, errors, d_weight, d_bias))
+        sums = (reduce(Tensor.add_, parts) for parts in (nats, errors, d_weight, d_bias))
+        nats, errors, d_weight, d_bias = sums
         arguments = rows, weight, bias, targets
         ctx.save_for_backward(d_rows, d_weight, d_bias, *arguments)
         ctx.mark_non_differentiable(errors)
@@ -140,14 +139,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *(d * scale for d in gradients), None
 
 
-def _sum(parts: Sequence[Tensor]) -> Tensor:
-    """Return the sum, in the memory of the first."""
-    first, *others = parts
-    for other in others:
-        first += other
-    return first
-
-
 def nats_and_errors(
     rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, *, count_errors: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -161,8 +152,7 @@ def nats_and_errors(
     if torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(rows, weight, bias, targets)
     nats, errors = rows.new_zeros(()), targets.new_zeros(())
-    most = max(1, min(CHUNK_ROWS, LOGITS // len(weight)))
-    for some, right in zip(rows.split(most), targets.split(most), strict=True):
+    for some, right in zip(rows.split(CHUNK_ROWS), targets.split(CHUNK_ROWS), strict=True):
         logits = F.linear(some, weight, bias)
         nats += F.cross_entropy(logits, right, reduction="sum")
         if count_errors:

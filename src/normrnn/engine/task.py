@@ -5,10 +5,11 @@ sequences are read (`read`). Its config class names it as `task`, and says what 
 as (`Config.measure`).
 """
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normrnn.config.base import Config
 from normrnn.engine.loss import Loss, State, Sums
@@ -30,6 +31,10 @@ from normrnn.runs.store import RunDirectory
 
 Tensors = dict[str, Tensor]
 StatisticsKind = Literal["running", "recalibrated", "batch"]
+"""Of an evaluation: the buffers as training left them; population statistics over training batches,
+without dropout; each batch's own, as the authors' code validated."""
+Models = Mapping[StatisticsKind, Any]
+"""A network with its running statistics, and a copy with recalibrated ones."""
 BEST_VALID = "best_valid"
 """Split of the rows that the selected model gets on validation data at the end of a run."""
 Split = str
@@ -276,24 +281,17 @@ class Task:
             sums.add(total, count, errors, self.measure, is_full=is_full or not has_full)
         return {"split": split, "statistics": kind, **sums.row(self.measure)}
 
-    def rows(
-        self,
-        model: Any,
-        split: Split,
-        kinds: Mapping[StatisticsKind, Tensors],
-        batch_statistics: bool = True,
-    ) -> Iterator[Row]:
-        """Yield a row per kind of statistics (empty tensors: the model's own), then one with each
-        batch's own, where these mean something: a network that predicts its inputs must not see
-        them, and one sequence has no statistics of a time step."""
-        for kind, statistics in kinds.items():
-            with using(model, statistics):
-                yield self.score(model, split, kind)
+    def rows(self, models: Models, split: Split, batch_statistics: bool = True) -> Iterator[Row]:
+        """Yield a row per kind of statistics, then one with each batch's own, where these mean
+        something: a network that predicts its inputs must not see them, and one sequence has no
+        statistics of a time step."""
+        for kind, model in models.items():
+            yield self.score(model, split, kind)
         norm = self.config.normalisation
         sees_inputs = norm.looks_ahead and self.config.predicts_inputs
         is_alone = norm.pools == "step" and self.rows_at_once(split) < 2
         if batch_statistics and norm.keeps_statistics and not (sees_inputs or is_alone):
-            yield self.score(model, split, "batch")
+            yield self.score(next(iter(models.values())), split, "batch")
 
     def rows_at_once(self, split: Split) -> int:
         """Return how many sequences of a split are scored together at most."""
@@ -303,49 +301,50 @@ class Task:
         """Return the training batches behind recalibrated statistics."""
         return self.batches("train", 0)
 
-    def population(self, model: Any) -> Tensors:
-        """Return recalibrated statistics over training batches, the model's own if its activations
-        are not finite; empty for a network that keeps none. The model keeps its own."""
+    def population(self, model: Any) -> Models:
+        """Return the model, and a copy with statistics recalibrated over training batches, or the
+        model's own if its activations are not finite; no copy of a network that keeps none."""
         some = list(islice(self.calibration(), self.calibration_batches))
         if not (some and self.config.normalisation.keeps_statistics):
-            return {}
+            return {"running": model}
         state: State | None = None
 
-        def step(_: Any, key: Any) -> None:
+        def step(copied: Any, key: Any) -> None:
             nonlocal state
             batch = self.batch("train", key)
-            if hasattr(model, "features"):  # without the head
-                _, state = model.features(batch.inputs, state if self.carries_state else None)
+            if hasattr(copied, "features"):  # without the head
+                _, state = copied.features(batch.inputs, state if self.carries_state else None)
             else:
-                state = self.forward(model, batch, state).state
+                state = self.forward(copied, batch, state).state
 
-        with using(model, {}):
-            with suppress(NothingFinite):
-                recalibrate(model, some, step=step)
-            return statistics_of(model)
+        shared = {id(parameter): parameter for parameter in model.parameters()}
+        recalibrated = copy.deepcopy(model, shared)
+        with suppress(NothingFinite):
+            recalibrate(recalibrated, some, step=step)
+        return {"running": model, "recalibrated": recalibrated}
 
     def validate(self) -> tuple[list[Row], float]:
         """Return the rows of a validation, and the loss with running statistics, which selects the
         model."""
-        model = self.model
         every = self.validates_all_statistics
-        kinds = both_kinds(self.population(model) if every else {})
-        rows = list(self.rows(model, self.splits[0], kinds, batch_statistics=every))
+        models: Models = {"running": self.model}
+        models = self.population(self.model) if every else models
+        rows = list(self.rows(models, self.splits[0], batch_statistics=every))
         loss = rows[0]["loss"]
         if self.has_train_eval:
-            rows.append(self.score(model, "train_eval"))
+            rows.append(self.score(self.model, "train_eval"))
         return finite_rows(rows), loss
 
-    def test(self, model: Any, kinds: Mapping[StatisticsKind, Tensors]) -> list[Row]:
+    def test(self, models: Models) -> list[Row]:
         """Return the rows of the selected model on the held-out splits; those of the first are
         called `best_valid`."""
         return finite_rows(
             {**row, "split": BEST_VALID if split == self.splits[0] else split}
             for split in self.splits
-            for row in self.rows(model, split, kinds)
+            for row in self.rows(models, split)
         )
 
-    def extra_rows(self, model: Any, kinds: Mapping[StatisticsKind, Tensors]) -> list[Row]:  # noqa: ARG002
+    def extra_rows(self, models: Models) -> list[Row]:  # noqa: ARG002
         """Return rows that only `normrnn evaluate` computes, and that take time."""
         return []
 
@@ -388,43 +387,6 @@ def _join_single(batches: list[list[int]], batch: int) -> list[list[int]]:
     if batch > 1 and len(batches) > 1 and len(batches[-1]) == 1:
         return [*batches[:-2], batches[-2] + batches[-1]]
     return batches
-
-
-# Statistics of a network's normalisers: copied, replaced and restored.
-# - running: the buffers as training left them;
-# - recalibrated: population statistics over training batches, without dropout;
-# - batch: each batch's own, as the authors' code validated.
-
-
-def statistics_of(model: nn.Module) -> Tensors:
-    """Return a copy of all buffers of the model."""
-    return {name: buffer.clone() for name, buffer in model.named_buffers()}
-
-
-def set_statistics(model: nn.Module, statistics: Tensors) -> None:
-    """Restore a copy; UserError if it is of another network."""
-    buffers = dict(model.named_buffers())
-    if any(n not in buffers or v.shape != buffers[n].shape for n, v in statistics.items()):
-        raise UserError("the saved statistics belong to another network")
-    with torch.no_grad():
-        for name, value in statistics.items():
-            buffers[name].copy_(value)
-
-
-@contextmanager
-def using(model: nn.Module, statistics: Tensors) -> Iterator[None]:
-    """Use these statistics inside the block; the model's own are restored."""
-    before = statistics_of(model)
-    set_statistics(model, statistics)
-    try:
-        yield
-    finally:
-        set_statistics(model, before)
-
-
-def both_kinds(population: Tensors) -> dict[StatisticsKind, Tensors]:
-    """Return running statistics (the model's own) and recalibrated ones if there are any."""
-    return {"running": {}, "recalibrated": population} if population else {"running": {}}
 
 
 def better_kind(rows: Iterable[Row]) -> StatisticsKind:

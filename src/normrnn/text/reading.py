@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.deploy.stream import Stream
-from normrnn.engine.loss import LOGITS, State
+from normrnn.engine.loss import CHUNK_ROWS, State
 from normrnn.nn.recalibrate import eval_mode
 from normrnn.norms import get
 from normrnn.runs.environment import named_device
@@ -34,7 +34,6 @@ class Reader:
         self.model, self.steps, self.carried = model, steps, carried
         self.stream = Stream(model) if carried and not has_slots else None
         self.kept = steps // 2 if overlap and not carried else 0
-        self.chunk = max(1, LOGITS // model.decoder.out_features)
         self.window: list[int] = []
         self.state: State | None = None
         """State at the start of the window."""
@@ -68,8 +67,8 @@ class Reader:
     def nats(self, ids: list[int]) -> Tensor:
         """Return the cross entropy (N - 1,) of every token but the first."""
         parts = []
-        for start in range(0, len(ids) - 1, self.chunk):
-            some = ids[start : start + self.chunk + 1]
+        for start in range(0, len(ids) - 1, CHUNK_ROWS):
+            some = ids[start : start + CHUNK_ROWS + 1]
             logits = self.push(some[:-1])
             parts.append(F.cross_entropy(logits, torch.tensor(some[1:]), reduction="none"))
         return torch.cat(parts)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from normrnn.engine.ranks import ALONE, Ranks
-from normrnn.engine.task import Batch, Split, StatisticsKind, Task, Tensors, using
+from normrnn.engine.task import Batch, Models, Split, Task, Tensors
 from normrnn.errors import UserError
 from normrnn.runs.records import Row
 from normrnn.text.config import LanguageConfig
@@ -183,7 +183,7 @@ class LanguageTask(Task):
         """Return training windows in the order of the text."""
         return self._windows["train"]
 
-    def extra_rows(self, model: Any, kinds: Mapping[StatisticsKind, Tensors]) -> list[Row]:
+    def extra_rows(self, models: Models) -> list[Row]:
         """Read the test text as one stream; sequences from zero state are the same anyway."""
         if not self.carries_state:
             return []
@@ -191,9 +191,8 @@ class LanguageTask(Task):
         steps = self.config.train.steps if self.config.model.time_steps else LONG_WINDOW
         one = streams(len(self.texts["test"]), 1, steps)
         rows = []
-        for kind, statistics in kinds.items():
-            with using(model, statistics):
-                row = {**self.score(model, "test", kind, one), "streams": 1}
+        for kind, model in models.items():
+            row = {**self.score(model, "test", kind, one), "streams": 1}
             del row["batch_ppl"]  # a mean over windows of another length
             rows.append(row)
         return rows
