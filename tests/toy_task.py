@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import normrnn
 from normrnn.config.base import Config
 from normrnn.config.measure import Measure, bits
-from normrnn.engine.task import Loss, Task, hash_arrays
+from normrnn.engine.task import Loss, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class MajorityTask(Task):
     def __init__(self, config: MajorityConfig) -> None:
         x = (torch.rand(300, 9, 2, generator=torch.Generator().manual_seed(0)) > 0.5).float()
         y = (x.sum(1).diff(dim=1)[:, 0] > 0).long()
-        super().__init__(config, sha256=hash_arrays(x, y), source="coin tosses")
+        super().__init__(config, sha256="of seed 0", source="coin tosses")
         parts = zip(x.split([200, 50, 50]), y.split([200, 50, 50]), strict=True)
         self.data = dict(zip(["train", "valid", "test"], parts, strict=True))
         self.lengths = {split: [9] * len(y) for split, (_, y) in self.data.items()}

@@ -12,16 +12,13 @@ class UserError(Exception):
     `code` is the exit code: 2 for wrong arguments, 1 otherwise.
     """
 
-    def __init__(self, message: str, code: int = 1) -> None:
-        super().__init__(message)
-        self.code = code
+    code = 1
 
 
 class UsageError(UserError):
-    """Wrong arguments: exit code 2."""
+    """Wrong arguments."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code=2)
+    code = 2
 
 
 @cache

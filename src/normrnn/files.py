@@ -6,6 +6,7 @@ a link could make us overwrite its target.
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -29,11 +30,7 @@ ROWS = 1 << 30
 
 def largest_tensors() -> int:
     """Limit for files of tensors and texts: half of the memory."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # unknown
-        memory = 1 << 41
-    return memory // 2
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def expanded(path: str | Path) -> Path:
@@ -156,14 +153,10 @@ def exclusive(path: Path, busy: Exception) -> Iterator[None]:
 def is_held(path: Path) -> bool:
     """Whether a process holds the lock file; takes no exclusive lock and creates no file."""
     try:
-        import fcntl
-
         with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 

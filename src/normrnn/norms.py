@@ -77,11 +77,6 @@ def register(norm: Norm) -> Norm:
     return norm
 
 
-def unregister(name: str) -> None:
-    """Remove a row."""
-    del _TABLE[name]
-
-
 def get(name: str | None) -> Norm:
     """Return the row of a name, or of the layers' None; ValueError with the choices for others."""
     row = _TABLE.get(BASELINE if name is None else name)

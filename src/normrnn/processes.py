@@ -59,7 +59,8 @@ class Child:
         with open(log, "ab", opener=following_no_link) as output:
             self._start = output.tell()
             self._process = start_python(module, arguments, order, output, counts)
-        self.wait, self.terminate = self._process.wait, self._process.terminate
+        self.wait, self.kill = self._process.wait, self._process.kill
+        self.terminate = self._process.terminate
 
     @property
     def code(self) -> int | None:
@@ -77,14 +78,17 @@ class Child:
         return spoken[-1].removeprefix("normrnn: ") if spoken else f"ended with code {code}"
 
 
-def stop(children: Sequence[Child]) -> None:
-    """Ask those that still run to save their state and end, and wait for them.
+def stop(children: Sequence[Child | subprocess.Popen[bytes]], seconds: float | None = None) -> None:
+    """Ask those that still run to save their state and end; kill them after `seconds` (None: wait).
 
     By SIGTERM: children of a background job of a shell ignore SIGINT.
     """
     for child in children:
         child.terminate()
     for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(seconds)
+        child.kill()
         child.wait()
 
 

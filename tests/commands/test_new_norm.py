@@ -14,7 +14,7 @@ from tests import toy_norm
 @pytest.fixture
 def toy() -> Iterator[norms.Norm]:
     yield norms.register(toy_norm.toy)
-    norms.unregister("toy")
+    del norms._TABLE["toy"]
 
 
 @pytest.mark.usefixtures("toy")

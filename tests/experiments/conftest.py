@@ -73,7 +73,7 @@ def own_directory(tmp_path: Path) -> Iterator[Path]:
             del sys.modules[name]
     sys.path[:] = before[1]
     for name in set(norms.names()) - before[2]:
-        norms.unregister(name)
+        del norms._TABLE[name]
     for name in set(registry.recipes()) - before[3]:
         del registry.recipes()[name]
     registry._imported.clear()

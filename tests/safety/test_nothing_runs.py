@@ -1,5 +1,6 @@
 """Nothing in a data file is executed, whichever command reads it."""
 
+import io
 import os
 import pickle
 import subprocess
@@ -10,8 +11,9 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 import pytest
+import torch
 
-from normrnn.engine import ranks
+from normrnn.engine.ranks import Ranks
 from normrnn.runs.store import TorchFileError
 from normrnn.speech.archive import read_table
 from tests.safety.conftest import Cli
@@ -157,9 +159,14 @@ def test_a_pipe_in_the_file_system_does_not_keep_a_command_waiting(
     assert "normrnn: " in err
 
 
-def test_what_other_processes_of_a_run_send(canary: Path) -> None:
+def test_what_other_processes_of_a_run_send(canary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.BytesIO()
+    torch.save(Evil(canary), file)
+    sent = iter([torch.tensor(len(file.getvalue())), torch.tensor([*file.getvalue()])])
+    monkeypatch.setattr("torch.distributed.broadcast", lambda into, _: into.copy_(next(sent)))
     with pytest.raises(TorchFileError):
-        ranks._unpacked(ranks._packed(Evil(canary)))
+        Ranks(1, 2).from_first(lambda: None)
+    assert next(sent, None) is None
     assert not canary.exists()
 
 

@@ -20,7 +20,7 @@ from normrnn.config.base import Config
 from normrnn.config.jsonio import to_dict
 from normrnn.config.registry import handed_over
 from normrnn.errors import UserError
-from normrnn.processes import Child, ended_politely, start_python, stop_with_parent
+from normrnn.processes import Child, ended_politely, start_python, stop, stop_with_parent
 from normrnn.runs.records import LOG
 
 WORKER = "normrnn.experiments.worker"
@@ -82,26 +82,15 @@ def main(arguments: Sequence[str]) -> int:
             while (codes := {p.poll() for p in processes}) <= {None, 0} and None in codes:
                 time.sleep(0.1)
         except KeyboardInterrupt:
-            _end(processes, None)  # they write their checkpoint first
+            stop(processes)  # they write their checkpoint first
             return 130
-        _end(processes, _GRACE)
+        stop(processes, _GRACE)
     # Of those that ended first: processes that lost another end with code 1.
     ended = [code or 0 for code in codes]
     if (number := -min(ended)) > 0:
         print(f"normrnn: a process of this run was ended by signal {number}", file=sys.stderr)
         return 128 + number
     return max(ended)
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]], seconds: float | None) -> None:
-    """Ask processes to end; kill those that still run after `seconds` (None: wait for them)."""
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-        process.kill()
-        process.wait()
 
 
 if __name__ == "__main__":

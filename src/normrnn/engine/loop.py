@@ -33,17 +33,15 @@ class Interrupted(KeyboardInterrupt):
 class Interrupt:
     """While entered, SIGINT and SIGTERM set `requested`; a second one ends the process at once."""
 
-    def __init__(self) -> None:
-        self.requested = False
-        self.at_once = False
-        """Whether a request raises Interrupted immediately: while nothing is written."""
-        self._before: dict[int, Any] = {}
+    requested = False
+    at_once = False
+    """Whether a request raises Interrupted immediately: while nothing is written."""
 
     def __enter__(self) -> Self:
         # Only the main thread may set handlers.
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._request)
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        self._before = {number: signal.signal(number, self._request) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -71,23 +71,14 @@ class Ranks:
         which unlike those of torch's functions for objects are not unpickled."""
         if self.size == 1:
             return work()
-        content = _packed(work()) if self.first else torch.empty(0, dtype=torch.uint8)
-        size = torch.tensor(len(content))
+        buffer = io.BytesIO()
+        if self.first:
+            torch.save(work(), buffer)
+        size = torch.tensor(len(buffer.getbuffer()))
         dist.broadcast(size, 0)
-        if not self.first:
-            content = torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(content, 0)
-        return _unpacked(content)
-
-
-def _packed(value: Any) -> Tensor:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).clone()
-
-
-def _unpacked(content: Tensor) -> Any:
-    return load_torch_file(io.BytesIO(content.numpy().tobytes()))
+        content = bytearray(buffer.getvalue() or int(size))
+        dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), 0)
+        return load_torch_file(io.BytesIO(content))
 
 
 ALONE = Ranks()

@@ -6,7 +6,6 @@ as (`Config.measure`).
 """
 
 import copy
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -15,7 +14,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,15 +52,6 @@ class Batch:
     """Sequences or streams, on all ranks."""
     is_full: bool = True
     """False for a remainder, which is left out of means over batches."""
-
-
-def hash_arrays(*arrays: Any) -> str:
-    """SHA-256 of the values, types and shapes of arrays or tensors."""
-    digest = hashlib.sha256()
-    for array in map(np.asarray, arrays):
-        digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
 
 
 class Task:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from normrnn.config.jsonio import differences
 from normrnn.config.registry import KIND, handed_over, import_path
 from normrnn.console import PlainConsole
-from normrnn.engine.launch import BUSY, WORKER
+from normrnn.engine.launch import WORKER
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import Job, Progress, run_jobs
 from normrnn.files import exclusive, read_json, write_whole
@@ -115,8 +115,10 @@ class FunctionJob(Job):
 
     def run(self, train: TrainFunction) -> None:
         """Call the function in this process and store what it logs."""
+        from normrnn.runs.store import BusyError
+
         self.out.mkdir(parents=True, exist_ok=True)
-        busy = UserError(f"another process is training in {self.out}", BUSY)
+        busy = BusyError(f"another process is training in {self.out}")
         with exclusive(self.out / LOCK, busy):
             (self.out / DIVERGED).unlink(missing_ok=True)
             self._write_config(0, "")

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 from normrnn.files import expanded, open_regular, resolved
 from normrnn.text.config import TextConfig
 
@@ -71,7 +71,7 @@ class Vocabulary:
         ranked = sorted(counts, key=lambda s: (-counts[s], s))
         if limit:
             if limit <= len(required):
-                raise UserError(f"text.max_vocab {limit} leaves no room for words", code=2)
+                raise UsageError(f"text.max_vocab {limit} leaves no room for words")
             free = [s for s in ranked if s not in required][: limit - len(required)]
             ranked = [s for s in ranked if s in {*free, *required}]
         return cls(tuple(ranked), level)
@@ -165,10 +165,9 @@ def read_corpus(data: str, config: TextConfig, vocabulary: Vocabulary | None = N
     Ids are those of `vocabulary`, by default the training text's own.
     """
     if not data:
-        raise UserError(
+        raise UsageError(
             "this recipe needs a text: pass --data DIR with train, valid and test text, or one"
-            " file (`normrnn prepare ptb DIR` checks a Penn Treebank directory)",
-            code=2,
+            " file (`normrnn prepare ptb DIR` checks a Penn Treebank directory)"
         )
     paths, where = [Path(data)], data
     if data != BUILTIN:
