@@ -65,24 +65,24 @@ CASES = [(norm, k) for norm in ("none", "sequence", "frame", "layer") for k in (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("norm", "processes"), CASES)
-@pytest.mark.parametrize("reading", ["streams", "sequences"])
-def test_texts(
-    norm: str, processes: int, reading: str, tiny: LanguageConfig, tmp_path: Path
+@pytest.mark.parametrize("kind", ["streams", "sequences", "sum_over_time", "mean"])
+def test_several_train_as_one(
+    norm: str,
+    processes: int,
+    kind: str,
+    tiny: LanguageConfig,
+    tiny_speech: SpeechConfig,
+    tmp_path: Path,
 ) -> None:
-    train = replace(tiny.train, reading=reading)
-    check(replace(without_dropout(tiny), norm=norm, train=train), processes, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("norm", "processes"), CASES)
-@pytest.mark.parametrize("loss", ["sum_over_time", "mean"])
-def test_speech(
-    norm: str, processes: int, loss: str, tiny_speech: SpeechConfig, tmp_path: Path
-) -> None:
-    """Batches of five leave one piece over: with three processes two have nothing to do."""
-    train = replace(tiny_speech.train, batch=5)
-    optimizer = replace(tiny_speech.optimizer, loss=loss)
-    check(replace(tiny_speech, norm=norm, train=train, optimizer=optimizer), processes, tmp_path)
+    """Speech in batches of five leaves one piece over: with three processes two have nothing."""
+    if kind in ("streams", "sequences"):
+        config = replace(without_dropout(tiny), train=replace(tiny.train, reading=kind))
+    else:
+        optimizer = replace(tiny_speech.optimizer, loss=kind)
+        config = replace(
+            tiny_speech, train=replace(tiny_speech.train, batch=5), optimizer=optimizer
+        )
+    check(replace(config, norm=norm), processes, tmp_path)
 
 
 def wait_for_rows(out: Path, count: int) -> None:
@@ -168,17 +168,16 @@ def test_another_number_of_processes_resumes_and_says_so(
 def test_an_error_on_any_rank_ends_all_with_one_sentence(
     tiny: LanguageConfig, tmp_path: Path
 ) -> None:
-    done = torchrun(2, replace(tiny, norm="hidden"), tmp_path / "refused", "--max-restarts", "2")
-    assert done.returncode
-    assert done.stderr.count("normrnn: ") >= 1, done.stderr
-    assert "--train.no-sync-statistics" in done.stderr
-    too_many = replace(tiny, train=replace(tiny.train, batch=2))
-    done = torchrun(3, too_many, tmp_path / "few")
-    assert done.stderr.count("normrnn: ") >= 1, done.stderr
-    assert "train.batch 2 leaves less than 1 for each of 3 processes" in done.stderr
-    done = torchrun(2, replace(tiny, data=str(tmp_path / "nowhere")), tmp_path / "none")
-    assert done.stderr.count("normrnn: ") >= 1, done.stderr
-    assert "nowhere does not exist" in done.stderr
+    few = {"train": replace(tiny.train, batch=2)}
+    for processes, changes, said in (
+        (2, {"norm": "hidden"}, "--train.no-sync-statistics"),
+        (3, few, "train.batch 2 leaves less than 1 for each of 3 processes"),
+        (2, {"data": str(tmp_path / "nowhere")}, "nowhere does not exist"),
+    ):
+        done = torchrun(processes, replace(tiny, **changes), tmp_path / "o", "--max-restarts", "2")
+        assert done.returncode
+        assert done.stderr.count("normrnn: ") >= 1, done.stderr
+        assert said in done.stderr
 
 
 @pytest.mark.slow

@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import kaldiio
+import numpy as np
 import pytest
 
 from normrnn.engine.loop import Interrupted
+from normrnn.speech.archive import read_table
 from tests.commands.conftest import cli
 from tests.tiny_runs import run_tiny, tiny_config, write_texts
 from tests.tiny_speech import speech_dir, tiny_speech, tiny_speech_config, write_speech
@@ -50,6 +53,31 @@ whole, stopped = _copied("whole"), _copied("stopped")
 """A finished run of `tiny_frame`, and the same in the middle."""
 speech_run = _copied("speech-run")
 """A finished run of `tiny_speech`."""
+
+
+def arguments(command: str, data: Path, run: Path, tmp_path: Path) -> list[str]:
+    """A call that reads features of `data`."""
+    if command == "train":
+        settings = ["--epochs", "1", "--model.hidden", "5", "--train.batch", "4"]
+        out = ["--out", str(tmp_path / "new"), "--norm", "sequence"]
+        return ["train", "librispeech-mini", "--data", str(data), *out, *settings]
+    if command == "evaluate":
+        return ["evaluate", str(run), "--data", str(data)]
+    if command == "posteriors":
+        return ["posteriors", str(run), "--data", str(data / "dev"), "--out", str(tmp_path / "p")]
+    ali = tmp_path / "ali"
+    ali.mkdir(exist_ok=True)
+    keys = [*read_table(data / "dev" / "feats.scp")]
+    labels = {key: np.zeros(20, dtype=np.int32) for key in keys}
+    kaldiio.save_ark(str(ali / "pdf.ark"), labels)
+    out = ["--out", str(tmp_path / "out"), "--processes", "1", "--classes", "7"]
+    return ["prepare", "kaldi", "--data", str(data / "dev"), "--ali", str(ali), *out]
+
+
+@pytest.fixture
+def speech(cli: Cli, speech_run: Path, speech_dir: Path, tmp_path: Path) -> Cli:
+    """Call a command that reads features of `speech_dir`."""
+    return lambda command, *more: cli(*arguments(command, speech_dir, speech_run, tmp_path), *more)
 
 
 @pytest.fixture

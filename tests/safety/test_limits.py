@@ -32,28 +32,12 @@ from normrnn.speech.archive import Unusable, write_matrix, write_vector
 from normrnn.speech.prepare.features import read_sound
 from normrnn.speech.prepare.librispeech import librispeech_job
 from normrnn.speech.prepare.preparation import prepare
-from normrnn.text.config import LanguageConfig, ModelConfig, TrainConfig
 from tests.made_speech import CLASSES, work
 from tests.safety.conftest import Cli
 from tests.sounds import RATE, sung, write_librispeech
-from tests.tiny_runs import run_tiny, text_dir, write_texts
-
-__all__ = ["text_dir"]
 
 STEERING = "\x1b[2J\x9b1m\u202e"
 ESCAPED = "\\x1b[2J\\x9b1m\\u202e"
-
-
-@pytest.fixture(scope="module")
-def text_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a trained run, `run`, and the texts it was trained on, `data`."""
-    folder = tmp_path_factory.mktemp("text")
-    (folder / "data").mkdir()
-    write_texts(folder / "data")
-    model, loop = ModelConfig(hidden=4, layers=1), TrainConfig(batch=8, steps=5)
-    config = LanguageConfig(recipe="ptb-small", epochs=1, model=model, train=loop)
-    run_tiny(replace(config, data=str(folder / "data")), folder / "run")
-    return folder
 
 
 @contextmanager
@@ -133,43 +117,33 @@ def sparse(path: Path, start: bytes = b"") -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "environment.json", "text"])
-def test_sparse_files_are_not_read_whole(
-    name: str, cli: Cli, text_run: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(text_run / "run", tmp_path / "run")
-    sparse(tmp_path / "run" / name, b"[")
+def test_sparse_files_are_not_read_whole(name: str, cli: Cli, run: Path) -> None:
+    sparse(run / name, b"[")
     with little_memory():
         if name == "environment.json":
             with pytest.raises(UserError, match=name):
-                read_json(tmp_path / "run" / "environment.json", list)
+                read_json(run / name, list)
         else:
-            command = ["info", tmp_path / "run"]
-            if name == "text":
-                command = ["score", tmp_path / "run", tmp_path / "run" / "text"]
-            code, _, err = cli(*command)
-            assert code == 1
-            assert name in err
+            code, _, err = cli(*(["score", run, run / name] if name == "text" else ["info", run]))
+            assert (code, name in err) == (1, True)
 
 
-def test_a_checkpoint_does_not_say_how_much_is_read(text_run: Path, tmp_path: Path) -> None:
-    shutil.copytree(text_run / "run", tmp_path / "run")
+def test_a_checkpoint_does_not_say_how_much_is_read(run: Path) -> None:
     note = Note({}, metrics_bytes=2**60, metrics_sha256="0" * 64)
-    with (tmp_path / "run" / "checkpoint.pt").open("ab") as file:
+    with (run / "checkpoint.pt").open("ab") as file:
         file.write(json.dumps({"sha256": "0" * 64, **asdict(note)}).encode())
     with little_memory():
-        assert not read_metrics(tmp_path / "run").verified
+        assert not read_metrics(run).verified
 
 
 def test_score_and_evaluate_print_no_control_codes(
-    cli: Cli, text_run: Path, tmp_path: Path
+    cli: Cli, run: Path, text_dir: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(text_run / "run", tmp_path / "run")
-    data = tmp_path / f"data{STEERING}"
-    shutil.copytree(text_run / "data", data)
+    data = text_dir.rename(tmp_path / f"data{STEERING}")
     (data / "valid.txt").write_text(f"a {STEERING} b\n" * 40)
     for command in (
-        ["score", tmp_path / "run", data / "valid.txt", "--lines"],
-        ["evaluate", tmp_path / "run", "--data", data, "--no-one-stream"],
+        ["score", run, data / "valid.txt", "--lines"],
+        ["evaluate", run, "--data", data, "--no-one-stream"],
     ):
         code, out, _ = cli(*command)
         assert code == 0

@@ -8,7 +8,6 @@ from normrnn.files import write_whole
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.config import SpeechConfig
 from tests.safety.conftest import Cli
-from tests.safety.test_nothing_runs import arguments
 from tests.tiny_runs import run_tiny
 
 
@@ -38,38 +37,33 @@ def test_files_of_a_run(
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
 def test_a_link_that_would_be_written_through_is_refused(
-    name: str, cli: Cli, speech_run: Path, speech_dir: Path, precious: Path, tmp_path: Path
+    name: str, speech: Cli, speech_run: Path, precious: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "new"
     out.mkdir()
     (out / "config.json").write_bytes((speech_run / "config.json").read_bytes())
     (out / name).symlink_to(precious)
-    code, _, err = cli(*arguments("train", speech_dir, speech_run, tmp_path))
+    code, _, err = speech("train")
     assert code != 0
     assert err.startswith("normrnn: ")
     assert precious.read_text() == "precious"
 
 
 @pytest.mark.parametrize("name", [".p.ark.tmp", ".p.scp.tmp", "p.ark", "p.scp"])
-def test_posteriors(
-    name: str, cli: Cli, speech_run: Path, speech_dir: Path, precious: Path, tmp_path: Path
-) -> None:
+def test_posteriors(name: str, speech: Cli, precious: Path, tmp_path: Path) -> None:
     (tmp_path / name).symlink_to(precious)
-    code, _, err = cli(*arguments("posteriors", speech_dir, speech_run, tmp_path))
+    code, _, err = speech("posteriors")
     assert code == 0, err
     assert precious.read_text() == "precious"
     assert not (tmp_path / "p.ark").is_symlink()
 
 
-def test_the_archives_of_a_preparation(
-    cli: Cli, speech_run: Path, speech_dir: Path, precious: Path, tmp_path: Path
-) -> None:
-    call = arguments("prepare", speech_dir, speech_run, tmp_path)
-    code, _, err = cli(*call)  # begins, and finds nothing it can use: 20 labels for each
+def test_the_archives_of_a_preparation(speech: Cli, precious: Path, tmp_path: Path) -> None:
+    code, _, err = speech("prepare")  # begins, and finds nothing it can use: 20 labels for each
     assert code == 1, err
     (tmp_path / "out" / "train" / "feats.ark").unlink()
     (tmp_path / "out" / "train" / "feats.ark").symlink_to(precious)
-    code, _, err = cli(*call)
+    code, _, err = speech("prepare")
     assert code == 1
     assert "normrnn: " in err
     assert precious.read_text() == "precious"
@@ -87,17 +81,14 @@ def test_a_comparison(cli: Cli, text_dir: Path, precious: Path, tmp_path: Path) 
     assert err.startswith("normrnn: ")
 
 
-def test_tensorboard_in_another_place(
-    cli: Cli, speech_dir: Path, speech_run: Path, tmp_path: Path
-) -> None:
+def test_tensorboard_in_another_place(speech: Cli, tmp_path: Path) -> None:
     """What is in there is removed when it is written anew."""
     other = tmp_path / "other"
     other.mkdir()
     (other / "events.out.tfevents.1").write_text("precious")
-    call = arguments("train", speech_dir, speech_run, tmp_path)
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "tensorboard").symlink_to(other)
-    code, _, err = cli(*call, "--tensorboard")
+    code, _, err = speech("train", "--tensorboard")
     assert code == 1
     assert "link: not writing through it" in err
     assert (other / "events.out.tfevents.1").read_text() == "precious"
@@ -116,15 +107,12 @@ def test_what_killed_writers_left_is_cleared(tiny_speech: SpeechConfig, tmp_path
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "posteriors", "prepare"])
-def test_a_link_to_itself(
-    command: str, cli: Cli, speech_dir: Path, speech_run: Path, tmp_path: Path
-) -> None:
-    call = arguments(command, speech_dir, speech_run, tmp_path)
+def test_a_link_to_itself(command: str, speech: Cli, speech_dir: Path) -> None:
     for split in ("train", "dev"):
         archive = speech_dir / split / "feats.ark"
         archive.unlink()
         archive.symlink_to(archive)
-    code, _, err = cli(*call)
+    code, _, err = speech(command)
     assert code == 1
     sentences = [line for line in err.splitlines() if line.startswith("normrnn: ")]
     assert len(sentences) == 1, err

@@ -44,25 +44,6 @@ def hostile(kind: str, canary: Path) -> bytes:
     return bare.get(kind, b"NPY\x02\x00\x01" + evil)
 
 
-def arguments(command: str, data: Path, run: Path, tmp_path: Path) -> list[str]:
-    """A call that reads features of `data`."""
-    if command == "train":
-        settings = ["--epochs", "1", "--model.hidden", "5", "--train.batch", "4"]
-        out = ["--out", str(tmp_path / "new"), "--norm", "sequence"]
-        return ["train", "librispeech-mini", "--data", str(data), *out, *settings]
-    if command == "evaluate":
-        return ["evaluate", str(run), "--data", str(data)]
-    if command == "posteriors":
-        return ["posteriors", str(run), "--data", str(data / "dev"), "--out", str(tmp_path / "p")]
-    ali = tmp_path / "ali"
-    ali.mkdir()
-    keys = [*read_table(data / "dev" / "feats.scp")]
-    labels = {key: np.zeros(20, dtype=np.int32) for key in keys}
-    kaldiio.save_ark(str(ali / "pdf.ark"), labels)
-    out = ["--out", str(tmp_path / "out"), "--processes", "1", "--classes", "7"]
-    return ["prepare", "kaldi", "--data", str(data / "dev"), "--ali", str(ali), *out]
-
-
 def spoil(data: Path, entry: Callable[[str, Path], str]) -> None:
     """Point the features of every utterance at what `entry` says for its key."""
     for split in ("train", "dev"):
@@ -81,30 +62,21 @@ def spoil_archive(data: Path, content: bytes) -> None:
     spoil(data, entry)
 
 
-def said_by_prepare(err: str, tmp_path: Path) -> str:
-    """`prepare` skips an utterance and keeps the reason in a file."""
-    skipped = tmp_path / "out" / "skipped.tsv"
-    return err + (skipped.read_text() if skipped.exists() else "")
-
-
 @pytest.mark.parametrize(
     ("command", "what"),
-    pairs("PKL", "pickle", "NPY", "touch {} |", "| touch {}", "x;touch {};|:2", "touch {}|:0"),
+    pairs("PKL", "pickle", "NPY", "touch {} |", "| touch {}", "x;touch {};|:2", "touch {}|:0", "p"),
 )
-def test_objects_and_commands(
-    command: str,
-    what: str,
-    cli: Cli,
-    speech_run: Path,
-    speech_dir: Path,
-    canary: Path,
-    tmp_path: Path,
+def test_objects_commands_and_pipes(
+    command: str, what: str, speech: Cli, speech_dir: Path, canary: Path, tmp_path: Path
 ) -> None:
-    if "touch" in what:
+    if what == "p":
+        os.mkfifo(tmp_path / what)
+        spoil(speech_dir, lambda *_: str(tmp_path / what))
+    elif "touch" in what:
         spoil(speech_dir, lambda *_: what.format(canary))
     else:
         spoil_archive(speech_dir, hostile(what, canary))
-    code, _, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
+    code, _, err = speech(command)
     assert (code, "normrnn: " in err) == (1, True)
     assert not canary.exists()
 
@@ -112,17 +84,11 @@ def test_objects_and_commands(
 @pytest.mark.parametrize("command", ["train", "evaluate"])
 @pytest.mark.parametrize("kind", ["PKL", "pickle", "NPY"])
 def test_objects_in_a_prepared_directory(
-    command: str,
-    kind: str,
-    cli: Cli,
-    speech_run: Path,
-    speech_dir: Path,
-    canary: Path,
-    tmp_path: Path,
+    command: str, kind: str, speech: Cli, speech_dir: Path, canary: Path
 ) -> None:
     for path in speech_dir.glob("*/feats.ark"):
         path.write_bytes(path.read_bytes().partition(b" ")[0] + b" " + hostile(kind, canary))
-    code, _, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
+    code, _, err = speech(command)
     assert (code, "normrnn: " in err) == (1, True)
     assert not canary.exists()
 
@@ -137,26 +103,16 @@ def test_the_planted_object_executes_when_unpickled(canary: Path, tmp_path: Path
 
 @pytest.mark.parametrize(("command", "kind"), pairs("text", "binary"))
 def test_no_message_repeats_a_file_that_a_table_names(
-    command: str, kind: str, cli: Cli, speech_run: Path, speech_dir: Path, tmp_path: Path
+    command: str, kind: str, speech: Cli, speech_dir: Path, tmp_path: Path
 ) -> None:
     secret = tmp_path / "private"
     secret.write_bytes((b"\0B" if kind == "binary" else b"") + b"hunter2 is the password\n")
     spoil(speech_dir, lambda *_: str(secret))
-    code, out, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
+    code, out, err = speech(command)
     assert code == 1
-    said = out + said_by_prepare(err, tmp_path)
+    skipped = tmp_path / "out" / "skipped.tsv"  # `prepare` keeps the reason in a file
+    said = out + err + (skipped.read_text() if skipped.exists() else "")
     assert not any(word in said for word in ("hunter2", "password"))
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_pipe_in_the_file_system_does_not_keep_a_command_waiting(
-    command: str, cli: Cli, speech_run: Path, speech_dir: Path, tmp_path: Path
-) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    spoil(speech_dir, lambda *_: str(tmp_path / "fifo"))
-    code, _, err = cli(*arguments(command, speech_dir, speech_run, tmp_path))
-    assert code == 1
-    assert "normrnn: " in err
 
 
 def test_what_other_processes_of_a_run_send(canary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

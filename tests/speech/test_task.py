@@ -145,7 +145,7 @@ def test_frame_wise_statistics_need_no_lucky_number_of_utterances(
     assert [row["count"] for row in rows_of(tmp_path) if row["split"] == "train"] == [246]
     train = replace(train, batch=2)  # 3 in the development set
     task = SpeechTask(replace(tiny_speech, norm="frame", train=train))
-    rows = list(task.rows(_load(tmp_path), "valid", {"running": {}}))
+    rows = list(task.rows({"running": _load(tmp_path)}, "valid"))
     assert (rows[-1]["statistics"], rows[-1]["count"]) == ("batch", 66)
 
 
