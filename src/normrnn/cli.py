@@ -5,6 +5,7 @@
 
 import difflib
 import importlib
+import inspect
 import io
 import os
 import signal
@@ -33,6 +34,11 @@ COMMANDS = {
     "doctor": "what is installed, in use and missing on this machine",
     "info": "describe a run, an export or one of their files",
 }
+_MODULES = {
+    **dict.fromkeys(("train", "compare", "search"), "training"),
+    **dict.fromkeys(("evaluate", "score", "sample", "posteriors", "export"), "models"),
+}
+"""Command -> its module, where that has another name."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -105,10 +111,15 @@ def _run(arguments: list[str]) -> int:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"\n\n{_usage()}"
         raise UsageError(f"no command {command!r}{hint}")
-    module = importlib.import_module(f"normrnn.commands.{command}")
-    if hasattr(module, "run"):
-        return module.run(rest)
-    importlib.import_module("normrnn.commands.options").run_command(module.command, command, rest)
+    module = importlib.import_module(f"normrnn.commands.{_MODULES.get(command, command)}")
+    function = getattr(module, command)
+    parameters = inspect.signature(function).parameters
+    if "arguments" in parameters:
+        return function(rest)
+    # One that reads a run may need imports for it.
+    importlib.import_module("normrnn.commands.options").parse(
+        function, command, rest, imports="run" in parameters
+    )
     return 0
 
 

@@ -8,6 +8,12 @@ from typing import Any
 from normrnn.errors import UserError
 
 
+def extras() -> list[str]:
+    """Return the names of the extras that users may install."""
+    named = metadata.metadata("normrnn").get_all("Provides-Extra") or []
+    return [name for name in named if name != "dev"]
+
+
 def requirements(extra: str) -> list[str]:
     """Return the packages of an extra, with their versions."""
     needed = [r.partition(";") for r in metadata.requires("normrnn") or []]

@@ -59,7 +59,7 @@ def test_help_names_what_there_is_and_what_a_command_takes(cli: Cli) -> None:
     assert all(name in said for name in COMMANDS)
     for command in COMMANDS:
         code, out, _ = cli(command, "--help")
-        assert (code, f"normrnn {command}" in out, "example" in out) == (0, True, True), command
+        assert (code, f"normrnn {command}" in out) == (0, True), command
     for arguments in (["recipes"], ["train", "--help"]):
         assert all(name in cli(*arguments)[1] for name in RECIPES)
     for command in ("train", "gradients"):
@@ -84,7 +84,7 @@ def test_help_names_what_there_is_and_what_a_command_takes(cli: Cli) -> None:
         (["train", "wsj"], "prepared speech"),
         (["score", "run"], "FILE"),
         (["export", "run"], "--out PATH"),
-        (["export", "run", "-o", "m.xyz"], ".pt, .safetensors, .onnx, .pt2"),
+        (["export", "run", "-o", "m.xyz"], ".pt, .safetensors, .onnx"),
         (["train", "ptb-small", "--epochs", "0"], "epochs must be at least 1, not 0"),
         (["train", "ptb-small", "--optimizer.lr", "inf"], "optimizer.lr must be a finite number"),
         (["train", "ptb-small"], "pass --data DIR"),

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from normrnn import extras
-from normrnn.commands import doctor
 from normrnn.version import __version__
 from tests.commands.conftest import Cli
 
@@ -22,8 +21,8 @@ def test_prints_versions_kernels_and_extras(cli: Cli, monkeypatch: pytest.Monkey
     assert __version__ in known["normrnn"]
     assert torch.__version__ in known["torch"]
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {*doctor.EXTRAS, "dev"} == declared["optional-dependencies"].keys()
-    assert known.keys() >= {"threads", "devices", "kernels", *(f"[{e}]" for e in doctor.EXTRAS)}
+    assert {*extras.extras(), "dev"} == declared["optional-dependencies"].keys()
+    assert known.keys() >= {"threads", "devices", "kernels", *(f"[{e}]" for e in extras.extras())}
 
     def some(name: str) -> list[str]:
         return [] if name == "onnx" else [name]

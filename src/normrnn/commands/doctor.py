@@ -3,22 +3,11 @@
 from json import dumps
 from typing import Any
 
-from normrnn.extras import install_command, missing
-
-EXTRAS = {
-    "report": "pictures, HTML reports, TensorBoard",
-    "export": "ONNX files",
-    "search": "normrnn search",
-    "speech": "reading of audio, alignment",
-    "gpu": "Triton kernels",
-    "docs": "documentation site",
-}
-"""Extra -> what it brings."""
+from normrnn.extras import extras, install_command, missing
 
 
-def command(json: bool = False) -> None:
-    """Print versions, compiled kernels, threads, devices and optional packages, and what a missing
-    one would bring.
+def doctor(json: bool = False) -> None:
+    """Print versions, compiled kernels, threads, devices and optional packages.
 
     Args:
         json: Print it as JSON.
@@ -39,7 +28,7 @@ def findings() -> dict[str, Any]:
         **{"processor": machine["cpu"], "cores": machine["cores"], "threads": machine["threads"]},
         "kernels": machine["recurrence"],
         "devices": available_devices(),
-        "extras": {name: {"missing": missing(name), "brings": EXTRAS[name]} for name in EXTRAS},
+        "extras": {name: {"missing": missing(name)} for name in extras()},
     }
 
 
@@ -61,7 +50,6 @@ def _text(found: dict[str, Any]) -> str:
     for name, extra in found["extras"].items():
         state = "installed"
         if extra["missing"]:
-            state = f"missing {', '.join(extra['missing'])}: no {extra['brings']}"
-            state += f"\n{'':<10}{install_command(name)}"
+            state = f"missing {', '.join(extra['missing'])}: {install_command(name)}"
         lines.append((f"[{name}]", state))
     return "\n".join(f"{name:<10}{text}" for name, text in lines)

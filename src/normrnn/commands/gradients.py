@@ -22,7 +22,7 @@ Output = Annotated[Path, arg(aliases=["-o"], metavar="FILE")]
 FILE = Path("gradients.json")
 
 
-def run(arguments: list[str]) -> int:
+def gradients(arguments: list[str]) -> int:
     """Record gradients of trained runs or of an untrained recipe."""
     if arguments and (Path(arguments[0]) / CONFIG).exists():
         return parse(_of_runs, "gradients RUN", arguments, imports=True) or 0

@@ -6,7 +6,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 
-def command(run: Annotated[Positional[Path], arg(metavar="PATH")]) -> None:
+def info(run: Annotated[Positional[Path], arg(metavar="PATH")]) -> None:
     """What a trained network is, how it was trained, what it reaches and how to load it.
 
     Args:

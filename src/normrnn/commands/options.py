@@ -23,26 +23,6 @@ from normrnn.recipes import RECIPES, recipe, summary
 from normrnn.terminal import below
 
 T = TypeVar("T")
-EXAMPLES = {
-    "train": "normrnn train quickstart --norm frame --epochs 3 --out runs/one",
-    "compare": "normrnn compare arrays --data mine.npz --norms none,sequence --seeds 3",
-    "search": "normrnn search quickstart --norms none,frame --trials 20 --epochs 3",
-    "evaluate": "normrnn evaluate runs/one",
-    "report": "normrnn report runs/mine -o report.html",
-    "verdict": "normrnn verdict runs/mine --details",
-    "gradients": "normrnn gradients runs/none runs/hidden -o gradients.json",
-    "prepare ptb": "normrnn prepare ptb DIR",
-    "prepare librispeech": "normrnn prepare librispeech LibriSpeech/dev-clean --out data/speech",
-    "prepare kaldi": "normrnn prepare kaldi --data data/train --ali exp/tri4b_ali --out data/wsj",
-    "posteriors": "normrnn posteriors runs/one --data data/dev --out exp/dev --priors",
-    "score": "normrnn score runs/one text.txt",
-    "sample": "normrnn sample runs/one --tokens 50",
-    "export": "normrnn export runs/one -o model --format onnx",
-    "info": "normrnn info runs/one",
-    "doctor": "normrnn doctor --json > machine.json",
-    "recipes": "normrnn recipes",
-}
-"""Command -> an example, shown in its help."""
 IMPORTS = (
     "MODULE:NAME is a recipe or norm of your own. --path DIR says where its module is; --use"
     " MODULE:NAME imports what a run was trained with."
@@ -64,7 +44,7 @@ def split_recipe(command: str, arguments: list[str], runs: str = "") -> tuple[An
         usage = f"usage: normrnn {command} RECIPE [OPTIONS]"
         usage += f"\n       {runs}" if runs else ""
         listed = "\n".join(map(entry, RECIPES))
-        text = f"{usage}\n\n{listed}\n\n{IMPORTS}\n\nexample: {EXAMPLES[command]}\n"
+        text = f"{usage}\n\n{listed}\n\n{IMPORTS}\n\nexample: normrnn {command} quickstart\n"
         text += f"normrnn {command} RECIPE --help lists the options."
         if not arguments:
             raise UsageError(f"{command} needs a recipe\n\n{text}")
@@ -126,7 +106,6 @@ def parse(
 
     text = (inspect.getdoc(function) or "").partition("Args:")[0].strip()
     text += f"\n\n{IMPORTS}" if imports else ""
-    example = EXAMPLES.get(command) or EXAMPLES.get(command.split()[0])
     problem = io.StringIO()  # not a terminal: printed below without colours, and escaped
     try:
         with redirect_stderr(problem), redirect_stdout(below(sys.stdout)):  # help has colours
@@ -134,18 +113,12 @@ def parse(
                 parsed,
                 args=words,
                 prog=f"normrnn {command}",
-                description=f"{text}\n\nexample: {example}" if example else None,
+                description=text,
             )
     except SystemExit:
         print(problem.getvalue(), end="", file=sys.stderr)
         raise
     return call()  # type: ignore[operator]
-
-
-def run_command(function: Callable[..., None], command: str, arguments: list[str]) -> None:
-    """Run a command whose options are the arguments of a function; one that has a `run` may need
-    imports for it."""
-    parse(function, command, arguments, "run" in inspect.signature(function).parameters)
 
 
 def _expanded(argument: str) -> str:

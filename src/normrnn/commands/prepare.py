@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from normrnn.commands.options import EXAMPLES, Directory, parse
+from normrnn.commands.options import Directory, parse
 from normrnn.errors import UsageError, UserError
 from normrnn.files import ROWS, read_regular, utf8_name
 from normrnn.processes import usable_cores
@@ -33,15 +33,14 @@ _SECONDS = 5.0
 """Between lines of progress."""
 
 
-def run(arguments: list[str]) -> int:
+def prepare(arguments: list[str]) -> int:
     """Check or make the data of a recipe."""
     kinds = {"ptb": ptb, "librispeech": librispeech, "kaldi": kaldi}
     usage = f"usage: normrnn prepare {{{','.join(kinds)}}} ..."
     if arguments and arguments[0] in ("-h", "--help"):
         firsts = ((kind, (made.__doc__ or "").splitlines()[0]) for kind, made in kinds.items())
         listed = "\n".join(f"  {kind:<12} {first}" for kind, first in firsts)
-        print(f"{usage}\n\n{listed}\n\nexample: {EXAMPLES['prepare librispeech']}")
-        print("normrnn prepare NAME --help lists the options.")
+        print(f"{usage}\n\n{listed}\n\nnormrnn prepare NAME --help lists the options.")
         return 0
     if not arguments or arguments[0] not in kinds:
         named = f", not {arguments[0]!r}" if arguments else ""

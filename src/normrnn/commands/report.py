@@ -11,7 +11,7 @@ from normrnn.errors import UsageError, UserError, notice
 FILE = "report.html"
 
 
-def command(
+def report(
     runs: Annotated[Positional[list[Path]], arg(metavar="RUN...")],
     out: Annotated[Path | None, arg(metavar="FILE", aliases=["-o"])] = None,
     details: bool = False,

@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 from normrnn.errors import UsageError
 
 
-def command(
+def verdict(
     paths: Annotated[Positional[list[Path]], arg(metavar="PATH...")],
     baseline: str | None = None,
     paired: bool = False,

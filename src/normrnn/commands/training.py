@@ -1,21 +1,57 @@
-"""`normrnn compare RECIPE` and `normrnn compare MODULE:FUNCTION`."""
+"""Commands that train: train, compare and search. The first argument decides the options."""
 
 import sys
-from typing import Annotated, Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
+from normrnn import norms as table
 from normrnn.commands.options import Directory, parse, split_recipe
 from normrnn.config.base import Config
 from normrnn.console import PlainConsole
+from normrnn.engine.launch import rank_and_size
 from normrnn.errors import UsageError
-from normrnn.experiments.compare import compare
+from normrnn.experiments.compare import compare as run_comparison
 from normrnn.experiments.jobs import report_line
-from normrnn.experiments.training import default_directory
+from normrnn.experiments.search import search as run_search
+from normrnn.experiments.training import default_directory, log_names, train_until_stopped
 from normrnn.recipes import usual_norms
 
 
-def run(arguments: list[str]) -> int:
+def train(arguments: list[str]) -> int:
+    """Train a recipe, or resume a run; started by torchrun, together with the other processes."""
+    resumes = "normrnn train RUN_DIR [OPTIONS] resumes a run"
+    default, rest = split_recipe("train", arguments, resumes)
+    is_directory = default.recipe != arguments[0]
+
+    def options(
+        config: Annotated[Config, arg(name="")] = default,
+        norm: Annotated[str, arg(metavar="{" + ",".join(table.names()) + "}")] = default.norm,
+        out: Directory = Path(arguments[0]) if is_directory else None,
+        tensorboard: bool = False,
+        csv: bool = False,
+    ) -> tuple[Config, Path | None, list[str]]:
+        """Train a recipe. Starting again in the same directory resumes it.
+
+        Args:
+            config: The experiment.
+            norm: Normalisation of the recurrent layers; none is the baseline.
+            out: Run directory; runs/RECIPE-NORM-SEED unless given.
+            tensorboard: Also write the rows for TensorBoard, in the run directory.
+            csv: Also write the rows to metrics.csv in the run directory.
+        """
+        return replace(config, norm=norm), out, log_names(tensorboard, csv)
+
+    config, out, logs = parse(options, f"train {arguments[0]}", rest, imports=True)
+    out = out or default_directory(config.recipe, config.norm, config.seed)
+    if rank_and_size()[0] == 0:
+        print(f"{config.recipe}, norm {config.norm}, seed {config.seed}: {out}", flush=True)
+    return train_until_stopped(config, out, logs)
+
+
+def compare(arguments: list[str]) -> int:
     """Train a recipe or a function with several normalisations and compare them."""
     default, rest = split_recipe("compare", arguments)
     options = _recipe_options(default) if isinstance(default, Config) else _function_options
@@ -27,7 +63,7 @@ def run(arguments: list[str]) -> int:
             print(f"{text} normrnn.compare(train, name=value)", file=sys.stderr)
         raise
     out = given.pop("out") or default_directory(arguments[0])
-    result = compare(given.pop("what", default), out=out, **given)
+    result = run_comparison(given.pop("what", default), out=out, **given)
     PlainConsole(soft_wrap=True).print(f"{result}\n{report_line(out)}")
     return 0
 
@@ -95,3 +131,42 @@ def _function_options(
         higher_is_better: Larger values are better.
     """
     return dict(locals())
+
+
+def search(arguments: list[str]) -> int:
+    """Search the settings of a recipe."""
+    default, rest = split_recipe("search", arguments)
+
+    def options(
+        config: Annotated[Config, arg(name="")] = default,
+        trials: int = 52,
+        space: Annotated[Path | None, arg(metavar="FILE")] = None,
+        norms: str = "none,hidden",
+        sampler: Literal["random", "bruteforce"] = "random",
+        workers: int = 1,
+        processes: int = 1,
+        confirm: Annotated[int, arg(metavar="N")] = 0,
+        out: Directory = None,
+    ) -> dict[str, Any]:
+        """Train every norm with the same settings, drawn from a space, and compare them.
+
+        A trial is one setting with all norms. The same command again resumes; on several machines
+        that share DIR, it divides the work.
+
+        Args:
+            config: The experiment; the space and --norms set the rest.
+            trials: Settings of the study, over all commands.
+            space: JSON file: field to a list of values or to {"low", "high", "log"}; the paper's
+                unless given, where the paper has one.
+            norms: Normalisations of a trial, comma-separated; none is the baseline.
+            sampler: random, or bruteforce, which tries every setting.
+            workers: Runs at a time, one thread each unless --threads says otherwise.
+            processes: Processes that train each run together.
+            confirm: Train the best setting of each norm again with N fresh seeds, in DIR/confirm,
+                and compare them with intervals.
+            out: Run directories and results; runs/RECIPE-search unless given.
+        """
+        return dict(locals())
+
+    run_search(**parse(options, f"search {default.recipe}", rest, imports=True))
+    return 0

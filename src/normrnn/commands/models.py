@@ -1,0 +1,160 @@
+"""Commands on trained runs: evaluate, score, sample, posteriors and export."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from normrnn.commands.options import RunArgument
+from normrnn.console import PlainConsole
+from normrnn.errors import UserError
+
+
+def evaluate(
+    run: RunArgument,
+    data: Annotated[str, arg(metavar="DATA")] = "",
+    device: str = "cpu",
+    threads: int = 0,
+    one_stream: bool = True,
+) -> None:
+    """Evaluate the best model of a run with running, recalibrated and batch statistics.
+
+    Writes evaluation.json into the run directory, unless on other data than the run's.
+
+    Args:
+        run: Run directory.
+        data: Where the data is now, if it moved; or other data.
+        device: Where to compute.
+        threads: Threads of the tensor library; 0 is its own choice.
+        one_stream: Also read the test text as one stream, as Zaremba did: slow for large nets.
+    """
+    from normrnn.engine.evaluate import keep, show
+    from normrnn.experiments import training
+    from normrnn.runs.environment import set_threads
+    from normrnn.runs.store import RunDirectory
+
+    set_threads(threads)
+    result = training.evaluate(run, data, device=device, one_stream=one_stream, keep=False)
+    show(result, RunDirectory(run).config(), PlainConsole())
+    if result["same_data"]:
+        keep(run, result)
+    else:
+        print(f"{data} is not what {run} was trained on: its evaluation.json is left alone")
+
+
+def score(
+    run: RunArgument,
+    file: Annotated[Positional[Path], arg(metavar="FILE")],
+    lines: bool = False,
+) -> None:
+    """Perplexity of a text under the best model of a run, read as one stream, or as sequences
+    from zero state if the run was trained on such.
+
+    Args:
+        run: Run directory.
+        file: UTF-8 text; - is standard input, line by line as they come, --lines implied.
+        lines: Also print, for each line, its perplexity, tokens and text, tab-separated.
+    """
+    from normrnn.config.measure import bits
+    from normrnn.files import open_regular
+    from normrnn.text.config import perplexity
+    from normrnn.text.corpus import UNKNOWN, text_lines
+    from normrnn.text.reading import Reader
+
+    reader = Reader.of_run(run)
+    vocabulary = reader.model.vocabulary
+    is_input = str(file) == "-"
+    name = "standard input" if is_input else str(file)
+    # The end of an imagined line before the text, so that its first word is predicted too.
+    last, nats, count, unknown = vocabulary.eos, 0.0, 0, 0
+    with sys.stdin.buffer if is_input else open_regular(file) as text:
+        for line in text_lines(text, name):
+            ids = vocabulary.encode(line)
+            lost = reader.nats([last, *ids]).double().sum().item()
+            if lines or is_input:
+                print(f"{perplexity(lost / len(ids)):.2f}\t{len(ids)}\t{line}", end="", flush=True)
+            last, nats, count = ids[-1], nats + lost, count + len(ids)
+            unknown += ids.count(vocabulary.index.get(UNKNOWN, -1))
+    loss = nats / count
+    in_bits = f", {bits(loss):.4f} bits per character" if vocabulary.level == "char" else ""
+    print(
+        f"{name}: {count:,} tokens ({unknown:,} {UNKNOWN}), loss {loss:.4f} nats{in_bits},"
+        f" perplexity {perplexity(loss):,.2f}"
+    )
+
+
+def sample(
+    run: RunArgument,
+    tokens: int = 100,
+    temperature: float = 1.0,
+    prompt: str = "",
+    seed: int | None = None,
+) -> None:
+    """Draw text from the best model of a run.
+
+    Args:
+        run: Run directory.
+        tokens: Words or characters to draw.
+        temperature: Below 1: nearer to the likeliest words; above: wilder.
+        prompt: Text to continue.
+        seed: The same seed gives the same text.
+    """
+    from normrnn.experiments import training
+
+    print(training.sample(run, tokens, temperature=temperature, prompt=prompt, seed=seed))
+
+
+def posteriors(
+    run: RunArgument,
+    data: Annotated[Path, arg(metavar="DIR")],
+    out: Annotated[Path, arg(metavar="PREFIX")],
+    priors: bool = False,
+    device: str = "cpu",
+    threads: int = 0,
+) -> None:
+    """Natural-log posteriors per frame and state, as Kaldi's decoders read them.
+
+    Writes PREFIX.ark and PREFIX.scp.
+
+    Args:
+        run: Run directory.
+        data: Kaldi directory with feats.scp, of the features the network was trained on.
+        out: Where to write.
+        priors: Subtract the log priors of the states: scaled log-likelihoods, which is what a
+            hybrid decoder wants.
+        device: Where to compute.
+        threads: Threads of the tensor library; 0 is its own choice.
+    """
+    from normrnn.runs.environment import set_threads
+    from normrnn.speech.posteriors import write_posteriors
+
+    set_threads(threads)
+    utterances, frames = write_posteriors(run, data, out, priors, device)
+    print(f"{out}.scp: {utterances:,} utterances, {frames:,} frames")
+
+
+def export(
+    run: RunArgument,
+    out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")],
+    format: Literal["torch", "onnx", "safetensors"] | None = None,
+) -> None:
+    """The best model of a run, its normalisation folded into plain weights, with a model card.
+
+    Args:
+        run: Run directory.
+        out: Directory to make, for the model and README.md; or the file, its card beside it.
+        format: Plain tensors for torch (.pt) or in safetensors, or an ONNX graph. None: by the
+            suffix of the file, else torch.
+    """
+    from normrnn.deploy import export as exports
+    from normrnn.deploy.card import beside
+
+    try:
+        file = exports.export(run, out, format)
+    except ValueError as error:  # what cannot be exported, and why
+        raise UserError(str(error)) from None
+    print(f"{file}: {file.stat().st_size / 1e6:,.2f} MB, with its model card\n")
+    for code in re.findall(r"```python\n(.*?)```", beside(file) or "", re.DOTALL):
+        print(code)
