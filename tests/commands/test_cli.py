@@ -111,7 +111,7 @@ def test_help_names_what_there_is_and_what_a_command_takes(cli: Cli) -> None:
         (["score", "nowhere", __file__], "is not a run directory"),
         (["sample", "nowhere"], "is not a run directory"),
         (["prepare", "ptb", "nowhere"], "simple-examples.tgz"),
-        (["train", "wsj", "--data", __file__], "is not a directory"),
+        (["train", "wsj", "--data", __file__], "Not a directory"),
     ],
 )
 def test_wrong_calls(cli: Cli, arguments: list[str], said: str) -> None:

@@ -12,24 +12,19 @@ def doctor(json: bool = False) -> None:
     Args:
         json: Print it as JSON.
     """
-    found = findings()
-    print(dumps(found, indent=2) if json else _text(found))
-
-
-def findings() -> dict[str, Any]:
-    """Return everything that is printed, as plain values."""
     import torch
 
     from normrnn.runs.environment import available_devices, environment
 
     machine = environment(torch.get_num_threads())
-    return {
+    found = {
         **{name: machine[name] for name in ("normrnn", "python", "torch", "numpy", "system")},
         **{"processor": machine["cpu"], "cores": machine["cores"], "threads": machine["threads"]},
         "kernels": machine["recurrence"],
         "devices": available_devices(),
         "extras": {name: {"missing": missing(name)} for name in extras()},
     }
+    print(dumps(found, indent=2) if json else _text(found))
 
 
 def _text(found: dict[str, Any]) -> str:

@@ -139,15 +139,9 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
         return FunctionConfig
     available, name = recipes(), values.get("recipe")
     if isinstance(name, str) and name in available:
-        return type(_default(available[name]))
-    names = flat(values).keys()
-    configs = map(_default, available.values())
+        return type(available[name]())
+    names, configs = flat(values).keys(), (make() for make in available.values())
     return next((type(c) for c in configs if names <= flat(to_dict(c)).keys()), Config)
-
-
-@functools.cache
-def _default(make: Callable[[], Config]) -> Config:
-    return make()
 
 
 def task_of(config: Config) -> Any:

@@ -26,11 +26,8 @@ def run(arguments: list[str]) -> int:
             FunctionJob(out, order["call"]).run(find(order["call"]["recipe"]))
             return 0
         return train_until_stopped(read_config(order["config"]), out, arguments[1:])
-    except Diverged as error:
-        error.code = DIVERGED  # of every process, not only of the one that reports it
-        raise
-    except BusyError as error:
-        error.code = BUSY
+    except (Diverged, BusyError) as error:  # of every process, not only of the one that reports it
+        error.code = DIVERGED if isinstance(error, Diverged) else BUSY
         raise
 
 

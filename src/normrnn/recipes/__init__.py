@@ -186,11 +186,8 @@ def librispeech_mini() -> SpeechConfig:
 def librispeech_mini_small() -> SpeechConfig:
     """The question of Table 1 in minutes an epoch: `librispeech-mini` with three layers of 128."""
     mini = librispeech_mini()
-    return replace(
-        mini,
-        recipe="librispeech-mini-small",
-        model=replace(mini.model, hidden=128, layers=3),
-    )
+    model = replace(mini.model, hidden=128, layers=3)
+    return replace(mini, recipe="librispeech-mini-small", model=model)
 
 
 @register
@@ -200,11 +197,8 @@ def librispeech_mini_depth() -> SpeechConfig:
     --model.layers is the depth. Three training speakers are the test set.
     """
     small = librispeech_mini_small()
-    return replace(
-        small,
-        recipe="librispeech-mini-depth",
-        evaluation=replace(small.evaluation, test_speakers=3),
-    )
+    evaluation = replace(small.evaluation, test_speakers=3)
+    return replace(small, recipe="librispeech-mini-depth", evaluation=evaluation)
 
 
 @register
@@ -238,8 +232,5 @@ def sequential_mnist() -> ArrayConfig:
 def permuted_mnist() -> ArrayConfig:
     """MNIST pixel by pixel in a fixed random order; --data as for sequential-mnist."""
     plain = sequential_mnist()
-    return replace(
-        plain,
-        recipe="permuted-mnist",
-        arrays=replace(plain.arrays, source="permuted-mnist"),
-    )
+    permuted = replace(plain.arrays, source="permuted-mnist")
+    return replace(plain, recipe="permuted-mnist", arrays=permuted)
