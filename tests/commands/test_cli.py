@@ -92,7 +92,7 @@ def test_help_names_what_there_is_and_what_a_command_takes(cli: Cli) -> None:
         (["compare", "ptb-small", "--norms", "none,batch"], "--norms has 'batch'"),
         (["compare", "ptb-small", "--norm", "frame"], "--norms"),
         (["compare", "ptb-small", "--seeds", "0"], "--seeds"),
-        (["prepare", "wine"], "prepare needs one of ptb"),
+        (["prepare", "wine"], "prepare needs one of librispeech"),
         (["recipes", "please"], "please"),
         (["doctor", "--verbose"], "--verbose"),
         (["sample", "nowhere", "--temperature", "0"], "temperature must be positive"),
@@ -110,13 +110,12 @@ def test_help_names_what_there_is_and_what_a_command_takes(cli: Cli) -> None:
         (["evaluate", "nowhere"], "is not a run directory"),
         (["score", "nowhere", __file__], "is not a run directory"),
         (["sample", "nowhere"], "is not a run directory"),
-        (["prepare", "ptb", "nowhere"], "simple-examples.tgz"),
         (["train", "wsj", "--data", __file__], "Not a directory"),
     ],
 )
 def test_wrong_calls(cli: Cli, arguments: list[str], said: str) -> None:
     code, out, err = cli(*arguments)
-    is_missing = said in ("does not exist", "is not a run directory", "simple-examples.tgz")
+    is_missing = said in ("does not exist", "is not a run directory")
     assert code == (1 if is_missing or __file__ in arguments else 2)
     assert said in out + err
     if err.startswith("normrnn: ") and arguments not in (["fly"], ["train"]):

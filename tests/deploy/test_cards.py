@@ -54,7 +54,6 @@ def test_the_card(cli: Cli, trained: Path, tmp_path: Path) -> None:
     cli("export", trained / "text", "-o", tmp_path / "out", "--format", "onnx")
     card = (tmp_path / "out" / "README.md").read_text()
     front = yaml.safe_load(card.split("---\n")[1])
-    assert front["pipeline_tag"] == "text-generation"
     assert front["library_name"] == "normrnn"
     split, kind, value, _ = card.split("| --- |\n")[1].split("\n")[0].strip("| ").split(" | ")
     loss = rows_of_evaluation(trained / "text", split)[kind]

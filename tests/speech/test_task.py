@@ -133,7 +133,7 @@ def test_long_utterances_are_left_out_and_that_is_said(tiny_speech: SpeechConfig
     # Three of these, evenly spread: 12 25 7 18 22 9 16 28 5
     assert task.lengths["train_eval"] == [12, 18, 16]
     none_left = replace(tiny_speech, train=replace(tiny_speech.train, max_frames=4))
-    with pytest.raises(UserError, match=r"no training utterance of .* has at most 4 frames"):
+    with pytest.raises(UserError, match="0 training sequences"):
         SpeechTask.open(none_left)
 
 

@@ -1,6 +1,5 @@
-"""`normrnn prepare`: check or make the data of a recipe."""
+"""`normrnn prepare`: make the data of a recipe."""
 
-import hashlib
 import sys
 import time
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from normrnn.commands.options import Directory, parse
-from normrnn.errors import UsageError, UserError
-from normrnn.files import ROWS, read_regular, utf8_name
+from normrnn.errors import UsageError
+from normrnn.files import utf8_name
 from normrnn.processes import usable_cores
 
 if TYPE_CHECKING:
@@ -19,23 +18,13 @@ if TYPE_CHECKING:
 
 Required = Annotated[Path, arg(metavar="DIR")]
 File = Annotated[Path | None, arg(metavar="FILE")]
-PTB_SOURCE = (
-    "Mikolov's preparation is free for research: simple-examples.tgz at"
-    " http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz holds the three files in"
-    " simple-examples/data"
-)
-PTB_SHA256 = {
-    "ptb.train.txt": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
-    "ptb.valid.txt": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
-    "ptb.test.txt": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
-}
 _SECONDS = 5.0
 """Between lines of progress."""
 
 
 def prepare(arguments: list[str]) -> int:
-    """Check or make the data of a recipe."""
-    kinds = {"ptb": ptb, "librispeech": librispeech, "kaldi": kaldi}
+    """Make the data of a recipe."""
+    kinds = {"librispeech": librispeech, "kaldi": kaldi}
     usage = f"usage: normrnn prepare {{{','.join(kinds)}}} ..."
     if arguments and arguments[0] in ("-h", "--help"):
         firsts = ((kind, (made.__doc__ or "").splitlines()[0]) for kind, made in kinds.items())
@@ -47,27 +36,6 @@ def prepare(arguments: list[str]) -> int:
         raise UsageError(f"prepare needs one of {', '.join(kinds)}{named}; {usage}")
     kind, *rest = arguments
     return parse(kinds[kind], f"prepare {kind}", rest)
-
-
-def ptb(directory: Annotated[Positional[Path], arg(metavar="DIR")]) -> int:
-    """Check that DIR holds the three files of Penn Treebank, whole and unchanged.
-
-    Args:
-        directory: Where ptb.train.txt, ptb.valid.txt and ptb.test.txt are.
-    """
-    for name, sha256 in PTB_SHA256.items():
-        file = directory / name
-        if not file.is_file():
-            raise UserError(f"{directory} has no {name}. {PTB_SOURCE}")
-        raw = read_regular(file, ROWS)
-        count = len(raw.split()) + raw.count(b"\n")
-        if hashlib.sha256(raw).hexdigest() != sha256:
-            raise UserError(
-                f"{file}, of {count:,} tokens, is not the file the paper used. {PTB_SOURCE}"
-            )
-        print(f"{name}: {count:,} tokens, intact")
-    print(f"ready: normrnn train ptb-small --data {directory}")
-    return 0
 
 
 def librispeech(

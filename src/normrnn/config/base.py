@@ -197,8 +197,6 @@ class Config:
     """Import path `module:class` of the `engine.task.Task` that trains, loads and evaluates it."""
     predicts_inputs: ClassVar[bool] = False
     """Whether its targets are later inputs: what sees these has no loss of predicting them."""
-    hub_task: ClassVar[str] = ""
-    """What model hubs call such a task, for the card of an export."""
     recipe: Suppress[str]
     norm: Suppress[str] = norms.BASELINE
     """Normalisation of the recurrent layers; commands have an option of their own for it."""

@@ -32,8 +32,6 @@ class About:
     title: str
     sections: dict[str, str]
     """Markdown by heading."""
-    task: str = ""
-    """As model hubs call it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def card(self, load: str) -> str:
@@ -42,9 +40,7 @@ class About:
         sections["Model"] += _EXPORTED
         if self.settings:
             sections["Settings"] = f"```json\n{json.dumps(self.settings, indent=2)}\n```"
-        # JSON is valid YAML and quotes any name.
-        task = f"pipeline_tag: {json.dumps(self.task)}\n" if self.task else ""
-        return f"{_START}{_TAGS}{task}---\n{About(self.title, sections).short()}"
+        return f"{_START}{_TAGS}---\n{About(self.title, sections).short()}"
 
     def short(self) -> str:
         """Return the Markdown without front matter, settings and code."""
@@ -73,7 +69,7 @@ def of_run(run: RunDirectory) -> About:
         table = [["set", "statistics", measure.name, "scored"], ["---"] * 4, *results]
         sections["Results"] = "\n".join(f"| {' | '.join(row)} |" for row in table)
     title = f"{config.recipe}, {norm.name}, seed {config.seed}"
-    return About(title, sections, type(config).hub_task, settings)
+    return About(title, sections, settings)
 
 
 def _rows(run: RunDirectory, saved: str) -> list[Row]:

@@ -141,9 +141,9 @@ class Task:
 
     def check_training(self) -> None:
         """Raise UserError if the data cannot be trained on."""
-        norm = self.config.normalisation
-        if norm.keeps_statistics and len(self.lengths["train"]) < 2:
-            raise UserError(f"{self.where}: norm {norm.name} needs two training sequences")
+        norm, count = self.config.normalisation, len(self.lengths["train"])
+        if count < 1 + norm.keeps_statistics:
+            raise UserError(f"{self.where}: {count} training sequences are too few ({norm.name})")
 
     @classmethod
     def load(cls, run: RunDirectory, device: torch.device) -> Any:

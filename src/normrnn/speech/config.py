@@ -65,7 +65,6 @@ class SpeechConfig(Config):
 
     noun: ClassVar[str] = "an acoustic model"
     task: ClassVar[str] = "normrnn.speech.task:SpeechTask"
-    hub_task: ClassVar[str] = "automatic-speech-recognition"
     data: str = ""
     """Directory that `normrnn prepare librispeech` or `normrnn prepare kaldi` made."""
     model: AcousticConfig = field(default_factory=AcousticConfig)

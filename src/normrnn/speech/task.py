@@ -96,13 +96,6 @@ class SpeechTask(Task):
             f" {corpus.classes} states"
         )
 
-    def check_training(self) -> None:
-        """Raise UserError if the data cannot be trained on."""
-        if not self.pieces["train"]:
-            longest = self.config.train.max_frames
-            raise UserError(f"no training utterance of {self.where} has at most {longest} frames")
-        super().check_training()
-
     @classmethod
     def network(cls, config: SpeechConfig, *, dim: int, classes: int) -> AcousticModel:
         """Make a network."""

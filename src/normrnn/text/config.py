@@ -117,7 +117,6 @@ class LanguageConfig(Config):
     noun: ClassVar[str] = "a language model"
     task: ClassVar[str] = "normrnn.text.task:LanguageTask"
     predicts_inputs: ClassVar[bool] = True
-    hub_task: ClassVar[str] = "text-generation"
     data: str = ""
     """Directory with train, valid and test text, or one text file, or builtin:python-topics."""
     text: TextConfig = field(default_factory=TextConfig)
