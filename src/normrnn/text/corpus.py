@@ -166,8 +166,7 @@ def read_corpus(data: str, config: TextConfig, vocabulary: Vocabulary | None = N
     """
     if not data:
         raise UsageError(
-            "this recipe needs a text: pass --data DIR with train, valid and test text, or one"
-            " file"
+            "this recipe needs a text: pass --data DIR with train, valid and test text, or one file"
         )
     paths, where = [Path(data)], data
     if data != BUILTIN:
