@@ -28,7 +28,7 @@ import numpy as np  # noqa: E402
 
 from benchmarks.machine import describe, peak, resident  # noqa: E402
 from normrnn.cli import guarded  # noqa: E402
-from normrnn.engine.start import train  # noqa: E402
+from normrnn.engine.loop import train  # noqa: E402
 from normrnn.recipes import ptb_small  # noqa: E402
 
 IMPORTED = time.perf_counter()

@@ -14,8 +14,7 @@ import pytest
 
 from normrnn.config.base import Config, OptimizerConfig
 from normrnn.engine.callbacks import Callback
-from normrnn.engine.loop import Trainer
-from normrnn.engine.start import train
+from normrnn.engine.loop import Trainer, train
 from normrnn.runs.records import Note, read_note
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import EvaluationConfig, LanguageConfig, ModelConfig, TrainConfig

@@ -56,7 +56,8 @@ class Toy:
     def loss(self, epoch: int, index: int) -> Loss:
         assert epoch == index == 0
         output, _ = self.rnn(self.inputs)
-        return Loss((output[:, :, 0] * self.signs).sum(), count=1, sequences=1)
+        total = (output[:, :, 0] * self.signs).sum()
+        return Loss(total, objective=total, count=1)
 
 
 def _record(toy: Toy) -> dict[str, Any]:

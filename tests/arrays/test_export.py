@@ -9,7 +9,7 @@ import torch
 
 import normrnn
 from normrnn.config.registry import recipe, with_settings
-from normrnn.engine.start import train
+from normrnn.engine.loop import train
 from tests.deploy.exported import code, run_without, session
 from tests.tiny_runs import rows_of
 

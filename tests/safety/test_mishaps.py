@@ -50,7 +50,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from normrnn.cli import guarded
-from normrnn.engine.start import train
+from normrnn.engine.loop import train
 from tests.tiny_runs import after_updates, tiny_config
 from dataclasses import replace
 

@@ -73,13 +73,11 @@ def record(config: Config, task: Task, batches: int = 4) -> dict[str, Any]:
         with recorded(layer) as states:
             loss = task.loss(0, index)
         total, count = total + loss.total.item(), count + loss.count
-        by_time = config.optimizer.loss == "sum_over_time"
-        scaled = loss.differentiable / (loss.sequences if by_time else loss.count)
         output = outputs.pop()
         is_packed = isinstance(output, PackedSequence)
         rows = output.data if is_packed else output
         longest = int(output.batch_sizes[-1]) if is_packed else output.shape[1]
-        (direct,) = torch.autograd.grad(scaled, rows, retain_graph=True)
+        (direct,) = torch.autograd.grad(loss.objective, rows, retain_graph=True)
         ends = {reverse: _of_last_step(direct, longest, reverse) for reverse in (False, True)}
         for name, steps in states.items():
             is_reverse = name.endswith("_reverse")

@@ -1,4 +1,4 @@
-"""The training loop: updates, rows cut by updates, validations, checkpoints, resume."""
+"""Start, resume or extend a run: updates, rows, validations, checkpoints."""
 
 import copy
 import json
@@ -6,9 +6,10 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -16,13 +17,22 @@ from torch import Tensor, nn
 
 from normrnn.config.base import Config, OptimizerConfig
 from normrnn.config.jsonio import to_dict
-from normrnn.engine.callbacks import Callback
+from normrnn.config.registry import task_of
+from normrnn.engine.callbacks import LOGS, Callback, Display, require_tensorboard
 from normrnn.engine.loss import Loss, Sums
 from normrnn.engine.model import derived_seed
-from normrnn.engine.ranks import current, distributed, share_statistics
+from normrnn.engine.ranks import (
+    current,
+    device_of_rank,
+    distributed,
+    share_statistics,
+    together,
+)
 from normrnn.engine.task import StatisticsKind, Task, Tensors, better_kind
 from normrnn.errors import UsageError, UserError
-from normrnn.runs.records import CONFIG, Note, Row
+from normrnn.ops.native.library import library
+from normrnn.runs.environment import named_device, record, set_threads
+from normrnn.runs.records import CONFIG, DIVERGED, Note, Row, changed_fields
 from normrnn.runs.store import RunDirectory
 
 
@@ -60,6 +70,74 @@ class Diverged(UserError):  # noqa: N818  a result, in a search
     """The loss or its gradient is not a finite number."""
 
 
+def train(
+    config: Config, out: Path, callbacks: Sequence[Callback] = (), logs: Sequence[str] = ()
+) -> None:
+    """Train or resume the run in `out` up to the last epoch of `config`; Interrupted if asked to
+    stop.
+
+    Callbacks get every row, `logs` are names of files of rows. Processes that were started together
+    train the run together; the first of them writes, prints and calls.
+    """
+    if "tensorboard" in logs:
+        require_tensorboard()
+    run = RunDirectory(out)
+    device = device_of_rank(named_device(config.device))
+    with ExitStack() as stack:
+        ranks = stack.enter_context(together(device))
+        say: Callable[[str], None] = print if ranks.first else lambda _: None
+        task = task_of(config).open(config)
+        config = replace(task.completed(config), data=task.where, shared_initialisation=True)
+        if ranks.first:
+            stack.enter_context(run.locked())
+        sha256, checkpoint = ranks.from_first(lambda: (task.sha256, _checkpoint(config, run)))
+        if sha256 != task.sha256:
+            raise UserError(f"process {ranks.rank} finds other data in {task.where} than the first")
+
+        def open_logs() -> list[Any]:
+            return [stack.enter_context(closing(LOGS[name](out))) for name in logs if ranks.first]
+
+        ends = f"{out} is finished: {config.epochs} epoch{'s' * (config.epochs > 1)}."
+        if checkpoint and checkpoint["note"]["finished"] >= config.epochs:
+            say(f"{ends} A larger --epochs continues it.")
+            open_logs()
+            return
+        say(f"data: {task.source}")
+        set_threads(config.threads)
+        torch.manual_seed(config.seed)
+        trainer = Trainer(config, task.build(device), run, stack.enter_context(Interrupt()))
+        trainer.begin(checkpoint)
+        if ranks.first:
+            trainer.callbacks = [Display(config, task.updates(0)), *open_logs(), *callbacks]
+        library()  # compiled now, so that the first update takes no longer than others
+        try:
+            trainer.run()
+        except Diverged as error:
+            if ranks.first:
+                run.write(DIVERGED, f"{error}\n".encode())
+            raise
+        say(ends)
+
+
+def _checkpoint(config: Config, run: RunDirectory) -> dict[str, Any] | None:
+    """Return the checkpoint to resume from, if any."""
+    if not run.has(CONFIG):
+        return None
+    checkpoint = run.read_checkpoint()
+    refuse_changes(run.config(), config, run.path)
+    return checkpoint
+
+
+def refuse_changes(old: Config, new: Config, out: Path) -> None:
+    """Raise UsageError if the run in `out` cannot be resumed with the new config."""
+    new = replace(new, shared_initialisation=old.shared_initialisation)
+    changed = changed_fields(to_dict(old), to_dict(new))
+    if not changed and new.epochs < old.epochs:
+        changed = f"epochs was {old.epochs}, is now {new.epochs}"
+    if changed:
+        raise UsageError(f"{out} holds a run with other settings ({changed}): use another --out")
+
+
 class Trainer:
     """Train a task to its last epoch and write the run directory; callbacks get every row."""
 
@@ -93,6 +171,27 @@ class Trainer:
         if self.ranks.first:
             self._test()
         self.save(finished=True)
+
+    def begin(self, checkpoint: dict[str, Any] | None) -> None:
+        """Load the checkpoint, if any, and write the files of the run; say how the machine of a
+        resumed one differs."""
+        run, processes = self.run_directory, self.ranks.size
+        if checkpoint:
+            self.load(checkpoint)
+        if not self.ranks.first:
+            return
+        if checkpoint:
+            print(f"resuming {run.path} at update {self.progress.updates}")
+        else:
+            run.metrics.truncate()
+        (run.path / DIVERGED).unlink(missing_ok=True)
+        run.write_config(self.config)
+        others = [] if record(run, processes, self.device.type) else ["other kernels"]
+        if checkpoint and (before := checkpoint["processes"]) != processes:
+            others.append(f"{before} process{'es' * (before > 1)}, now {processes},")
+        if checkpoint and others:
+            had = " and ".join(others)
+            print(f"{run.path} had {had} so far: it resumes to float tolerance, not bit-exactly")
 
     def load(self, checkpoint: dict[str, Any]) -> None:
         """Resume from a checkpoint."""
@@ -194,11 +293,9 @@ class Trainer:
         half = config.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16) if half else nullcontext():
             loss = self._loss(epoch, index)
-        by_time = config.optimizer.loss == "sum_over_time"
         self.optimizer.zero_grad()
         # Gradients are averaged over ranks, but each rank has a share of the sum.
-        parts = loss.sequences if by_time else loss.count
-        (loss.differentiable * self.ranks.size / parts).backward()
+        (loss.objective * self.ranks.size).backward()
         norm = clip_gradients(self.parameters, config.optimizer.clip_norm)
         self.optimizer.step()
         return loss, norm

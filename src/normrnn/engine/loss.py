@@ -25,19 +25,13 @@ class Loss:
     """Summed over the targets."""
     errors: Tensor | None = None
     """Number of wrong classes, where they are counted."""
-    objective: Tensor | None = None
-    """What is differentiated instead of `total`: the same loss in other units."""
+    objective: Any = None
+    """What is differentiated instead of `total`: the same loss in other units. The task divides it,
+    or the total, by the number of targets or sequences."""
     state: State | None = None
     """The state after the batch, of a network that carries one."""
     count: int = 0
     """Targets, on all ranks; set by the task."""
-    sequences: int = 0
-    """Sequences or streams, on all ranks; set by the task."""
-
-    @property
-    def differentiable(self) -> Tensor:
-        """Return the objective, or else the total."""
-        return self.total if self.objective is None else self.objective
 
 
 @dataclass

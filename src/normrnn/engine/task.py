@@ -201,7 +201,10 @@ class Task:
         loss = self.forward(self.model, batch, self.state)
         if loss.state is not None:
             self.state = tuple(s.detach() for s in loss.state)
-        return replace(loss, state=None, count=batch.count, sequences=batch.sequences)
+        by_time = self.config.optimizer.loss == "sum_over_time"
+        objective = loss.total if loss.objective is None else loss.objective
+        objective = objective / (batch.sequences if by_time else batch.count)
+        return replace(loss, state=None, count=batch.count, objective=objective)
 
     def forward(self, model: Any, batch: Batch, state: State | None = None) -> Loss:
         """Return the loss of a batch under a network."""

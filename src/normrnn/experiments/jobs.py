@@ -76,7 +76,7 @@ class RunJob(Job):
 
     def look(self) -> None:
         """Mark a run that has ended; UsageError if another run is in its directory."""
-        from normrnn.engine.start import refuse_changes
+        from normrnn.engine.loop import refuse_changes
         from normrnn.runs.store import RunDirectory
 
         if not (self.out / CONFIG).exists():

@@ -52,7 +52,7 @@ def train(
         path: Directory of the modules that import paths name.
         **settings: Settings of the recipe, as in `epochs=2, hidden=64, model={"momentum": 0.1}`.
     """
-    from normrnn.engine.start import train as train_config
+    from normrnn.engine.loop import train as train_config
     from normrnn.reporting.runs import load
 
     (chosen,) = use_norms([norm], path)
@@ -98,7 +98,7 @@ def log_names(tensorboard: bool, csv: bool) -> list[str]:
 def train_until_stopped(config: Config, out: Path, logs: Sequence[str]) -> int:
     """Train or resume a run; return the exit code: 130 if it was asked to stop."""
     from normrnn.engine.loop import Interrupted
-    from normrnn.engine.start import train as train_config
+    from normrnn.engine.loop import train as train_config
 
     try:
         train_config(config, out, logs=logs)
