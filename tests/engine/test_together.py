@@ -103,13 +103,6 @@ def start(config: Config, out: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def equal(one: Path, other: Path) -> None:
-    """To the bit."""
-    assert rows_of(one) == rows_of(other)
-    expected, actual = checkpoint(one), checkpoint(other)
-    assert all(torch.equal(v, actual["model"][k]) for k, v in expected["model"].items())
-
-
 @pytest.fixture
 def longer(tiny_frame: LanguageConfig) -> LanguageConfig:
     """With dropout, whose masks have to be those of the undisturbed run on every rank."""
@@ -117,38 +110,30 @@ def longer(tiny_frame: LanguageConfig) -> LanguageConfig:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_worker_restarts_the_group_from_the_checkpoint(
-    rank: int, longer: LanguageConfig, tmp_path: Path
+@pytest.mark.parametrize("what", ["kill 0", "kill 1", signal.SIGINT, signal.SIGTERM])
+def test_what_was_stopped_or_killed_ends_as_the_undisturbed_run(
+    what: str | signal.Signals, longer: LanguageConfig, tmp_path: Path
 ) -> None:
-    done = torchrun(2, longer, tmp_path / "whole")
-    assert done.returncode == 0, done.stderr
-    out = tmp_path / "killed"
+    """A killed worker restarts the group from the checkpoint; a signal ends all, with one line."""
+    whole, out = tmp_path / "whole", tmp_path / "stopped"
+    assert torchrun(2, longer, whole).returncode == 0
     process = start(longer, out, "--max-restarts", "3")
     wait_for_rows(out, 4)
-    os.kill(workers(process.pid)[rank], signal.SIGKILL)
+    if isinstance(what, str):
+        os.kill(workers(process.pid)[int(what[-1])], signal.SIGKILL)
+    else:
+        process.send_signal(what)
     said, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
+    if isinstance(what, str):
+        assert process.returncode == 0, err
+    else:
+        assert process.returncode
+        assert err.count("stopped; the same command resumes") == 1, err
+        said = torchrun(2, longer, out).stdout
     assert "resuming" in said
-    equal(tmp_path / "whole", out)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_with_one_sentence(
-    number: signal.Signals, longer: LanguageConfig, tmp_path: Path
-) -> None:
-    assert torchrun(2, longer, tmp_path / "whole").returncode == 0
-    out = tmp_path / "stopped"
-    process = start(longer, out)
-    wait_for_rows(out, 4)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode
-    assert err.count("stopped; the same command resumes") == 1, err
-    done = torchrun(2, longer, out)
-    assert done.returncode == 0, done.stderr
-    equal(tmp_path / "whole", out)
+    assert rows_of(whole) == rows_of(out)
+    expected, actual = checkpoint(whole), checkpoint(out)
+    assert all(torch.equal(v, actual["model"][k]) for k, v in expected["model"].items())
 
 
 @pytest.mark.slow
@@ -181,30 +166,22 @@ def test_an_error_on_any_rank_ends_all_with_one_sentence(
 
 
 @pytest.mark.slow
-def test_local_statistics_train_what_cannot_be_pooled(tiny: LanguageConfig, tmp_path: Path) -> None:
-    train = replace(tiny.train, sync_statistics=False)
-    for norm in ("hidden", "sequence"):
-        config = replace(without_dropout(tiny), norm=norm, train=train)
-        done = torchrun(2, config, tmp_path / norm)
-        assert done.returncode == 0, done.stderr
-        losses = [row["loss"] for row in rows_of(tmp_path / norm) if row["split"] == "valid"]
-        assert losses[-1] < losses[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("norm", ["frame", "hidden", "whiten"])
+@pytest.mark.parametrize("norm", ["frame", "hidden", "whiten", "sequence"])
 def test_evaluations_are_of_whole_batches_also_where_updates_are_not(
     norm: str, tiny: LanguageConfig, tmp_path: Path
 ) -> None:
-    """Those of one process that is given the same weights and running statistics."""
+    """Those of one process that is given the same weights and running statistics. What cannot be
+    pooled is trained."""
     train = replace(tiny.train, sync_statistics=False)
     model = replace(tiny.model, dropout=0.0, shrinkage=0.1)
-    config = replace(tiny, norm=norm, train=train, epochs=1, model=model)
+    config = replace(tiny, norm=norm, train=train, epochs=2, model=model)
     out = tmp_path / "run"
     done = torchrun(2, config, out)
     assert done.returncode == 0, done.stderr
-    note = note_of(out)
-    rows = [r for r in rows_of(out) if r["updates"] == note.best_updates and r["split"] == "valid"]
+    best = note_of(out).best_updates
+    validations = [row for row in rows_of(out) if row["split"] == "valid"]
+    assert validations[-1]["loss"] < validations[0]["loss"]
+    rows = [row for row in validations if row["updates"] == best]
     found = {r["statistics"]: r["loss"] for r in evaluate(out)["rows"] if r["split"] == "valid"}
     losses = {row["statistics"]: row["loss"] for row in rows}
     # A model saved with recalibrated statistics has no running ones.

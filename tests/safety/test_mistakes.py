@@ -20,17 +20,6 @@ def sentence(err: str) -> str:
     return line
 
 
-def real(*arguments: str | bytes | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The command as a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "normrnn.cli", *arguments],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        **options,
-    )
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -158,11 +147,11 @@ def test_names_that_are_not_text(run: Path, text_dir: Path, tmp_path: Path) -> N
     for file in text_dir.iterdir():
         os.link(file, odd + b"/" + os.fsencode(file.name))
     flags = ["--epochs", "1", "--model.hidden", "4", "--train.batch", "8", "--train.steps", "5"]
-    done = real("train", "ptb-small", "--data", odd, "--out", odd + b"/run", *flags)
-    assert done.returncode == 0, done.stderr
-    done = real("score", run, odd + b"/valid.txt")
-    assert done.returncode == 0, done.stderr
-    assert "perplexity" in done.stdout
+    train: list[Any] = ["train", "ptb-small", "--data", odd, "--out", odd + b"/run", *flags]
+    for call in (train, ["score", run, odd + b"/valid.txt"]):
+        done = subprocess.run([sys.executable, "-m", "normrnn.cli", *call], capture_output=True)
+        assert done.returncode == 0, done.stderr
+    assert b"perplexity" in done.stdout
 
 
 def test_a_closed_pipe(run: Path, text_dir: Path) -> None:
