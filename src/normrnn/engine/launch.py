@@ -24,12 +24,10 @@ from normrnn.processes import Child, ended_politely, start_python, stop, stop_wi
 from normrnn.runs.records import LOG
 
 WORKER = "normrnn.experiments.worker"
-LAUNCHER = "normrnn.engine.launch"
 DIVERGED, BUSY = 3, 4
 """Exit codes of a run whose loss is no longer finite, and of one that another process trains."""
 STORE = "NORMRNN_STORE"
 """Environment variable: the file through which the processes of a run find each other."""
-_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT")
 _GRACE = 30.0
 """Seconds that the other processes have to end after one has failed."""
 
@@ -42,7 +40,7 @@ def start_run(config: Config, out: Path, processes: int = 1, options: Sequence[s
     order = json.dumps({"config": to_dict(config), "imports": handed_over()}).encode()
     module, arguments = WORKER, [str(out), *options]
     if processes > 1:
-        module, arguments = LAUNCHER, [str(processes), WORKER, *arguments]
+        module, arguments = __name__, [str(processes), WORKER, *arguments]
     return Child(module, arguments, order, out / LOG, config.threads or 1)
 
 
@@ -51,7 +49,7 @@ def rank_and_size(environment: Mapping[str, str] = os.environ) -> tuple[int, int
 
     A process that neither torchrun nor `main` started is alone, whatever `RANK` says.
     """
-    together = STORE in environment or all(name in environment for name in _TORCHRUN)
+    together = STORE in environment or {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys()
     if not together or not {"RANK", "WORLD_SIZE"} <= environment.keys():
         return 0, 1
     with contextlib.suppress(ValueError):
