@@ -171,11 +171,10 @@ class Sleeper:
         self.polls -= 1
         return self.at_last if self.polls < 0 else None
 
-    def terminate(self) -> None:
+    def wait(self, seconds: float | None = None) -> None:
         pass
 
-    def wait(self) -> None:
-        pass
+    terminate = kill = wait
 
     def last_words(self) -> str:
         return "the disk is full"
@@ -215,41 +214,28 @@ def test_never_more_processes_than_jobs(
     assert [arm.code for arm in arms] == [0] * 6
 
 
-def _started(tiny: LanguageConfig, out: Path) -> tuple[subprocess.Popen[bytes], list[Path]]:
-    """A long comparison whose two arms have both begun, and their directories."""
-    arguments = ["compare", "ptb-small", "--data", tiny.data, "--out", str(out), "--epochs", "500"]
-    arguments += ["--model.hidden", "12", "--train.batch", "8", "--train.log-every", "5"]
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_arms_stop_with_their_comparison_and_save(
+    tiny: LanguageConfig, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """By Ctrl-C, or when it is killed."""
+    arguments = ["compare", "ptb-small", "--data", tiny.data, "--out", str(tmp_path / "out")]
+    arguments += ["--epochs", "500", "--model.hidden", "12", "--train.batch", "8"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "normrnn.cli", *arguments],
+        [sys.executable, "-m", "normrnn.cli", *arguments, "--train.log-every", "5"],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    runs = [out / name for name in ("none-1", "frame-1")]
+    runs = [tmp_path / "out" / name for name in ("none-1", "frame-1")]
     deadline = time.monotonic() + 120
     while not all((run / "metrics.jsonl").exists() for run in runs):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    return process, runs
-
-
-def test_ctrl_c_stops_all_arms_with_checkpoints(tiny: LanguageConfig, tmp_path: Path) -> None:
-    process, runs = _started(tiny, tmp_path / "stopped")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     shown, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert b"resumes from the checkpoints" in shown
-    for run in runs:
-        assert (run / "checkpoint.pt").exists()
-        assert "stopped; the same command" in (run / "log.txt").read_text()
-
-
-def test_arms_end_with_a_comparison_that_was_killed(tiny: LanguageConfig, tmp_path: Path) -> None:
-    process, runs = _started(tiny, tmp_path / "killed")
-    process.kill()
-    process.communicate()
-    deadline = time.monotonic() + 60
+    assert process.returncode == code
+    assert (b"resumes from the checkpoints" in shown) == (code == 130)
     while not all("stopped; the same" in (run / "log.txt").read_text() for run in runs):
         assert time.monotonic() < deadline, "the arms outlive their parent"
         time.sleep(0.1)

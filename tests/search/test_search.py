@@ -66,9 +66,20 @@ def test_a_study_and_its_continuation(
     cli: Cli, flags: Flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    code, said, err = cli(*flags(trials=2, workers=2))
+    code, said, err = cli(*flags(trials=2, workers=2, confirm=2))
     assert code == 0, err
     assert "2 of 2 trials are done" in said
+    confirmed = sorted((out / "confirm").iterdir())
+    assert [run.name for run in confirmed] == ["hidden-2", "hidden-3", "none-2", "none-3"]
+    (found,) = verdict(confirmed).variants.values()
+    assert found.quality is not None
+    assert found.quality.interval is not None
+    assert (found.quality.seeds, found.quality.paired) == (2, True)
+    assert found.quality.answer in said
+    for norm in ("none", "hidden"):
+        best = min(table(out), key=lambda row: row["arms"][norm]["loss"])
+        config = json.loads((out / "confirm" / f"{norm}-2" / "config.json").read_text())
+        assert config["optimizer"]["lr"] == best["settings"]["optimizer.lr"]
     rows = table(out)
     assert [row["trial"] for row in rows] == [0, 1]
     assert {norm for row in rows for norm in row["arms"]} == {"none", "hidden"}
@@ -149,7 +160,6 @@ def test_ctrl_c_stops_a_study_and_writes_what_is_done(flags: Flags, tmp_path: Pa
     ("more", "code", "said"),
     [
         ({"trials": 0}, 2, "--trials must be"),
-        ({"workers": 0}, 2, "--workers must be"),
         ({"confirm": 1}, 2, "--confirm needs at least 2 seeds"),
         ({"norms": "none,batch"}, 2, "--norms has 'batch'"),
         ({"sampler": "bruteforce"}, 2, "tries every value: give optimizer.lr as a list"),
@@ -174,23 +184,3 @@ def test_diverged_and_failed_settings_stop_no_other(cli: Cli, flags: Flags, tmp_
     assert [arm["diverged"] for arm in arms] == [False, True]
     assert math.isfinite(arms[0]["loss"])
     assert "at update" in arms[1]["reason"]
-
-
-def test_the_best_settings_are_confirmed_with_fresh_seeds(
-    cli: Cli, flags: Flags, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    code, said, err = cli(*flags(trials=2, workers=2, confirm=2))
-    assert code == 0, err
-    runs = sorted(path.name for path in (out / "confirm").iterdir())
-    assert runs == ["hidden-2", "hidden-3", "none-2", "none-3"]
-    found = verdict(sorted((out / "confirm").iterdir()))
-    (quality,) = (one.quality for one in found.variants.values())
-    assert quality is not None
-    assert quality.interval is not None
-    assert (quality.seeds, quality.paired) == (2, True)
-    assert quality.answer in said
-    for norm in ("none", "hidden"):
-        best = min(table(out), key=lambda row: row["arms"][norm]["loss"])
-        config = json.loads((out / "confirm" / f"{norm}-2" / "config.json").read_text())
-        assert config["optimizer"]["lr"] == best["settings"]["optimizer.lr"]

@@ -83,15 +83,6 @@ def test_what_was_tried_and_chosen_in_words(tmp_path: Path) -> None:
     assert "3 of 10 epochs" in summarise(study, chosen, 3, 10)
 
 
-class Ended:
-    """A process that has diverged."""
-
-    code = DIVERGED
-
-    def last_words(self) -> str:
-        return "the loss is nan at update 3; nothing was saved"
-
-
 def test_an_arm_that_never_trains_is_an_error(config: Config, tmp_path: Path) -> None:
     space = {"optimizer.lr": [1.0, 2.0]}
 
@@ -102,12 +93,12 @@ def test_an_arm_that_never_trains_is_an_error(config: Config, tmp_path: Path) ->
             for job in jobs:
                 job.out.mkdir(parents=True)
                 (job.out / "config.json").write_text('{"norm": "none", "seed": 1}')
-                job.child = Ended()  # type: ignore[assignment]
+                job.ended, job.reason = DIVERGED, "the loss is nan at update 3"
 
     with pytest.raises(UserError, match=r"no value of optimizer\.lr trained with norm none"):
         tune_setting(config, space, ("none",), tmp_path, [], Runner())  # type: ignore[arg-type]
     (first, _) = read_study(tmp_path / "tuning").trials
-    assert first["arms"]["none"]["reason"].startswith("the loss is nan at update 3")
+    assert first["arms"]["none"]["reason"] == "the loss is nan at update 3"
 
 
 @pytest.mark.slow

@@ -310,15 +310,15 @@ def tune_setting(
     runner.train([job for _, jobs in trials for job in jobs])
     about = _about(TUNING, trials[0][1][0].config, space, norms, "grid")
     study = RecordedStudy(out / TUNING, _rows(trials), {**about, "trials": len(trials)})
-    tops = {norm: best(study.trials, norm) for norm in norms}
-    chosen = {norm: top["settings"] for norm, top in tops.items() if top is not None}
-    if len(chosen) == len(norms):
-        study.about[SAID] = summarise(study, chosen, config.epochs, compared[0].config.epochs)
-    write(study)
+    chosen = {}
     for norm in norms:
-        if norm not in chosen:
-            text = f"no value of {field} trained with norm {norm}: see {study.path}"
-            raise UserError(text)
+        top = best(study.trials, norm)
+        if top is None:
+            write(study)
+            raise UserError(f"no value of {field} trained with norm {norm}: see {study.path}")
+        chosen[norm] = top["settings"]
+    study.about[SAID] = summarise(study, chosen, config.epochs, compared[0].config.epochs)
+    write(study)
     runner.say(study.said)
     return chosen, study
 
