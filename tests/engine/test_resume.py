@@ -77,17 +77,6 @@ def test_rows_after_the_checkpoint_and_a_torn_line_are_cut(
     _same(whole, out)
 
 
-def test_results_without_a_checkpoint_are_not_begun_again(
-    tiny_frame: LanguageConfig, whole: Path
-) -> None:
-    """Somebody made room; what is left is a result."""
-    (whole / "checkpoint.pt").unlink()
-    before = {path: path.read_bytes() for path in whole.iterdir()}
-    with pytest.raises(UserError, match=r"a model\.safetensors but no checkpoint\.pt: not over"):
-        run_tiny(tiny_frame, whole)
-    assert {path: path.read_bytes() for path in whole.iterdir()} == before
-
-
 def test_larger_number_of_epochs_extends(
     tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
 ) -> None:
@@ -101,10 +90,17 @@ def test_larger_number_of_epochs_extends(
     assert (config["epochs"], config["shared_initialisation"]) == (3, True)
 
 
-def test_finished_run_says_so_and_changes_nothing(tiny_frame: LanguageConfig, whole: Path) -> None:
-    before = {p.name: p.read_bytes() for p in whole.iterdir()}
+def test_a_finished_run_and_one_without_its_checkpoint_are_not_changed(
+    tiny_frame: LanguageConfig, whole: Path
+) -> None:
+    before = {path: path.read_bytes() for path in whole.iterdir()}
     assert "is finished: 3 epochs" in run_tiny(tiny_frame, whole)[-1]
-    assert {p.name: p.read_bytes() for p in whole.iterdir()} == before
+    assert {path: path.read_bytes() for path in whole.iterdir()} == before
+    del before[whole / "checkpoint.pt"]
+    (whole / "checkpoint.pt").unlink()
+    with pytest.raises(UserError, match=r"a model\.safetensors but no checkpoint\.pt: not over"):
+        run_tiny(tiny_frame, whole)
+    assert {path: path.read_bytes() for path in whole.iterdir()} == before
 
 
 def test_moved_data_is_the_same_data_changed_data_is_not(
