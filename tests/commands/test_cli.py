@@ -214,9 +214,10 @@ def test_evaluate_writes_its_own_file(cli: Cli, text_dir: Path, run: Path) -> No
     assert rows["test", "batch", 8]["loss"] == pytest.approx(test["loss"], rel=1e-6)
 
 
-def test_evaluation_of_another_text_is_shown_and_not_kept(
-    cli: Cli, run: Path, tmp_path: Path
+def test_an_evaluation_that_is_not_kept_is_shown(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of another text, or where the file cannot be written."""
     other = tmp_path / "other"
     other.mkdir()
     write_texts(other)
@@ -228,18 +229,12 @@ def test_evaluation_of_another_text_is_shown_and_not_kept(
     assert said in out
     assert not (run / "evaluation.json").exists()
 
-
-def test_an_evaluation_that_cannot_be_kept_is_shown(
-    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def full(*_: object) -> None:
         raise UserError("evaluation.json cannot be written: Permission denied")
 
     monkeypatch.setattr("normrnn.engine.evaluate.keep", full)
     code, out, err = cli("evaluate", run)
-    assert code == 1
-    assert "recalibrated" in out
-    assert "Permission denied" in err
+    assert (code, "recalibrated" in out, "Permission denied" in err) == (1, True, True)
 
 
 def test_wild_models_are_evaluated_as_far_as_they_go(cli: Cli, text_dir: Path, run: Path) -> None:
