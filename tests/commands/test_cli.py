@@ -154,25 +154,17 @@ def test_run_directory_and_plain_lines(cli: Cli, text_dir: Path, run: Path) -> N
     assert (code, "config.json" in err) == (1, True)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (["--seed", "2"], "seed was 1, is now 2"),
-        (["--norm", "none"], "norm was frame, is now none"),
-        (["--optimizer.name", "adam"], "optimizer.name was sgd, is now adam"),
-        (["--epochs", "1"], "epochs was 2, is now 1"),
-        (["ptb-medium"], "recipe was ptb-small, is now ptb-medium"),
-    ],
-)
-def test_changed_fields_are_refused_by_name(
-    cli: Cli, text_dir: Path, run: Path, change: list[str], said: str
-) -> None:
+def test_changed_fields_are_refused_by_name(cli: Cli, text_dir: Path, run: Path) -> None:
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     given = ["--data", text_dir, "--out", run, "--norm", "frame", *SMALL]
-    name, *words = change if change[0] == "ptb-medium" else ["ptb-small", *change]
-    code, _, err = cli("train", name, *given, *words)
-    assert code == 2
-    assert said in err
+    for name, words, said in (
+        ("ptb-small", ["--seed", "2"], "seed was 1, is now 2"),
+        ("ptb-small", ["--norm", "none"], "norm was frame, is now none"),
+        ("ptb-small", ["--epochs", "1"], "epochs was 2, is now 1"),
+        ("ptb-medium", [], "recipe was ptb-small, is now ptb-medium"),
+    ):
+        code, _, err = cli("train", name, *given, *words)
+        assert (code, said in err) == (2, True), err
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 

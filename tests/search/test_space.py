@@ -9,15 +9,9 @@ import pytest
 
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.search import SPACES, check_space, draw, grid, plan_trials, read_space
-from normrnn.recipes import RECIPES, recipe
+from normrnn.recipes import recipe
 
 PTB_CHAR = recipe("ptb-char")
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_own_spaces_fit_their_recipes(name: str) -> None:
-    assert name in RECIPES
-    assert read_space(None, recipe(name)) == SPACES[name]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +54,9 @@ def test_spaces_that_are_refused(space: Any, said: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_files(tmp_path: Path) -> None:
+def test_spaces_of_recipes_and_of_files(tmp_path: Path) -> None:
+    for name, space in SPACES.items():
+        assert read_space(None, recipe(name)) == space
     file, config = tmp_path / "space.json", recipe("ptb-small")
     file.write_text("{")
     with pytest.raises(UserError, match="not JSON"):
