@@ -40,10 +40,8 @@ def test_snippets_run_without_this_library(
     form: str, kind: str, cli: Cli, trained: Path, tmp_path: Path
 ) -> None:
     missing = ["normrnn", "torch"] if form == "onnx" else ["normrnn"]
-    exit_code, said, _ = cli("export", trained / kind, "-o", tmp_path / "m", "--format", form)
-    assert exit_code == 0
+    assert cli("export", trained / kind, "-o", tmp_path / "m", "--format", form)[0] == 0
     card = (tmp_path / "m" / "README.md").read_text()
-    assert code(card) in said
     result, shape = SHAPES[kind]
     result = "outputs[0]" if form == "onnx" else result
     printed = run_without(f"{code(card)}\nprint(list({result}.shape))", tmp_path / "m", *missing)

@@ -136,6 +136,7 @@ def test_networks_without_an_operator_of_their_own_in_onnx(
 @pytest.mark.parametrize(
     ("make", "reason", "forms"),
     [
+        (lambda: text_model("ligru", "frame"), "LiGRU", ("torch", "safetensors")),
         (lambda: text_model(norm="layer"), "norm='layer'", ("torch", "safetensors")),
         (lambda: text_model(norm="recurrent"), "normalises the cell too", ("torch",)),
         (lambda: text_model(time_steps=5), "differ over 5 time steps.*shared=True", ("torch",)),

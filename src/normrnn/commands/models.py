@@ -1,6 +1,5 @@
 """Commands on trained runs: evaluate, score, sample, posteriors and export."""
 
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -149,12 +148,9 @@ def export(
             suffix of the file, else torch.
     """
     from normrnn.deploy import export as exports
-    from normrnn.deploy.card import beside
 
     try:
         file = exports.export(run, out, format)
     except ValueError as error:  # what cannot be exported, and why
         raise UserError(str(error)) from None
     print(f"{file}: {file.stat().st_size / 1e6:,.2f} MB, with its model card\n")
-    for code in re.findall(r"```python\n(.*?)```", beside(file) or "", re.DOTALL):
-        print(code)

@@ -32,8 +32,7 @@ def prepare(arguments: list[str]) -> int:
         print(f"{usage}\n\n{listed}\n\nnormrnn prepare NAME --help lists the options.")
         return 0
     if not arguments or arguments[0] not in kinds:
-        named = f", not {arguments[0]!r}" if arguments else ""
-        raise UsageError(f"prepare needs one of {', '.join(kinds)}{named}; {usage}")
+        raise UsageError(f"prepare needs one of {', '.join(kinds)}; {usage}")
     kind, *rest = arguments
     return parse(kinds[kind], f"prepare {kind}", rest)
 

@@ -112,17 +112,11 @@ def info(path: Path) -> str:
     folder = path if path.is_dir() else path.parent
     if (folder / CONFIG).exists():
         return of_run(RunDirectory(folder)).short()
-    card = beside(path)
-    if card is None:
-        raise UserError(f"{path} is neither a run nor an export with its card")
-    return card
-
-
-def beside(path: Path) -> str | None:
-    """Return the card of an export, given its file, its directory or the card itself."""
     own = [] if path.is_dir() else [path.with_suffix(".md")]
-    cards = [*own, (path if path.is_dir() else path.parent) / CARD]
-    return next(filter(None, map(read_card, cards)), None)
+    for card in map(read_card, [*own, folder / CARD]):
+        if card is not None:
+            return card
+    raise UserError(f"{path} is neither a run nor an export with its card")
 
 
 def read_card(path: Path) -> str | None:

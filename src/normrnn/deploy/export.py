@@ -14,7 +14,6 @@ from normrnn.deploy.card import CARD, SUFFIXES, About, of_run, read_card
 from normrnn.deploy.networks import Exportable, folded, recurrent, with_layers
 from normrnn.errors import UsageError
 from normrnn.files import expanded, write_whole
-from normrnn.nn import LiGRU
 from normrnn.nn.base import Normalised
 from normrnn.runs.environment import named_device
 from normrnn.runs.records import CHECKPOINT, CONFIG, MODEL
@@ -47,7 +46,7 @@ values = {n: weights.pop(n) for n in ("mean", "scale") if n in weights}
 _BUILD = """\
 model = {model}
 for name, m in modules:
-    layer = getattr({library}, m["type"])(**m["options"])
+    layer = getattr(torch.nn, m["type"])(**m["options"])
     model = model.set_submodule(name, layer) or model if name else layer
 model.load_state_dict(weights)
 model.eval().requires_grad_(False)
@@ -150,9 +149,7 @@ def _tensors(source: Exportable, format: str, name: str) -> tuple[list[Any], str
     user's own model its recurrent layers, since other code builds the rest."""
     if not any(isinstance(layer, Normalised) for layer in recurrent(source.network).values()):
         raise ValueError(f"{type(source.network).__name__} holds no layer of normrnn to fold")
-    plain = with_layers(
-        source.network, lambda layer, name: folded(layer, name, keep=isinstance(layer, LiGRU))
-    )
+    plain = with_layers(source.network, lambda layer, name: folded(layer, name, keep=False))
     # Clones: safetensors refuses a tensor that has two names.
     weights = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
     described = recurrent(plain) | (dict(plain.named_children()) if source.usage else {})
@@ -167,10 +164,8 @@ def _tensors(source: Exportable, format: str, name: str) -> tuple[list[Any], str
         *content, _ = sealed_tensors(weights, {**metadata, **source.notes})
     code = _READ[format].format(name=json.dumps(name))
     code += _VALUES if source.usage and "mean" in weights else ""
-    library, own = "torch.nn", "MyModel()  # yours: any layers will do where it has recurrent ones"
-    if any(module["type"] == "LiGRU" for module in modules.values()):
-        code, library = f"import normrnn\n{code}", 'normrnn if m["type"] == "LiGRU" else torch.nn'
-    code += _BUILD.format(model="torch.nn.Module()" if source.usage else own, library=library)
+    own = "MyModel()  # yours: any layers will do where it has recurrent ones"
+    code += _BUILD.format(model="torch.nn.Module()" if source.usage else own)
     return content, code + source.usage
 
 
@@ -181,5 +176,4 @@ def _description(module: nn.Module) -> dict[str, Any]:
     if isinstance(module, nn.RNNBase):
         options |= {"proj_size": module.proj_size} if module.proj_size else {}
         options |= {"nonlinearity": module.nonlinearity} if isinstance(module, nn.RNN) else {}
-        options |= {"norm": None} if isinstance(module, LiGRU) else {}
     return {"type": type(module).__name__, "options": options}
