@@ -86,6 +86,11 @@ def get(name: str | None) -> Norm:
     return row
 
 
+def get_or_unknown(name: str) -> Norm:
+    """The row of a name, or a placeholder for a norm that is not registered."""
+    return _TABLE.get(name) or Norm(name=name, words=name, acts="step", pools=None)
+
+
 def layer_argument(name: str) -> str | None:
     """Return the name as layers take it: None for the baseline."""
     return None if name == BASELINE else name

@@ -78,10 +78,19 @@ def test_it_is_listed(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
         registry.register(majority)
 
 
-def test_it_is_compared_by_its_import_path(tmp_path: Path) -> None:
+def test_it_is_compared_by_its_import_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root, out = Path(toy_task.__file__).parents[1], tmp_path / "out"
     where = ("tests.toy_task:majority", "--path", root, "--out", out)
     command("compare", *where, "--norms", "none,sequence", "--epochs", "1")
     runs = {path.parent.name for path in out.glob("*/metrics.jsonl")}
     assert runs == {"none-1", "sequence-1"}
     assert "surprise" in (out / "report.html").read_text()
+    known = normrnn.verdict(out).to_dict()
+    del registry.recipes()["tests.toy_task:majority"]  # as where it is not imported
+    assert (normrnn.verdict(out).to_dict(), known["measure"]) == (known, "surprise")
+    command("info", out / "none-1")
+    assert "| surprise |" in capsys.readouterr().out
+    row, shown = {"loss": 9.0, "value": 0.5}, {"name": "accuracy", "higher_is_better": True}
+    assert registry.with_values({"shown": shown}, [row])[0]["loss"] == -0.5

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import normrnn
+from normrnn import norms as norms_module
 from normrnn.config import registry
 from normrnn.config.registry import find, use
 from normrnn.errors import UsageError, UserError
@@ -36,12 +37,15 @@ def test_compare_resume_and_evaluate(cli: Cli, own_directory: Path, tmp_path: Pa
     rows = json.loads((out / "halved-1" / "evaluation.json").read_text())["rows"]
     assert {row["statistics"] for row in rows} == {"running"}  # the norm keeps none of its own
     run, name = out / "none-1", ["--use", "own_module:small", "--path", own_directory]
-    for command in (("info", run), ("export", run, "-o", tmp_path / "model")):
-        del registry.recipes()["own_module:small"]
-        code, _, error = cli(*command)
-        assert (code, "--use" in error) == (1, True), command
-        code, said, error = cli(*command, *name)
-        assert (code, bool(said)) == (0, True), error
+    del registry.recipes()["own_module:small"]
+    norms_module.unregister("halved")
+    code, said, error = cli("info", out / "halved-1")
+    assert (code, "own_module:small" in said, "| test |" in said) == (0, True, True), error
+    call = ["export", run, "-o", tmp_path / "model"]
+    code, _, error = cli(*call)
+    assert (code, "--use" in error) == (1, True)
+    code, said, error = cli(*call, *name)
+    assert (code, bool(said)) == (0, True), error
     code, _, error = cli("gradients", run, *name)  # one target per sequence
     assert (code, "per step" in error) == (1, True)
 
@@ -61,10 +65,9 @@ def test_a_new_process_needs_the_name_again(own_directory: Path, tmp_path: Path)
     (own_directory / "own_module.py").write_text(
         f"open({str(tmp_path / 'canary')!r}, 'w')\n" + (own_directory / "own_module.py").read_text()
     )
-    for command in ("report", "verdict"):
+    for command in ("report", "verdict", "info"):
         done = call(command, run)
         assert done.returncode == 0, done.stderr
-    call("info", run)
     for command in ("train", "evaluate"):
         done = call(command, run)
         assert (done.returncode, "own_module:small" in done.stderr) == (1, True)

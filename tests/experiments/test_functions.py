@@ -165,6 +165,11 @@ def test_in_processes_of_their_own(cli: Cli, own_directory: Path, tmp_path: Path
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/metrics.jsonl")}
     assert cli(*call)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
+    code, said, _ = cli("info", out / "none-1")
+    assert (code, "| valid | – | 6.1000 |" in said) == (0, True)
+    for command in (("evaluate",), ("export", "-o", tmp_path / "model")):
+        code, _, error = cli(*command, out / "none-1")
+        assert (code, "--use" in error, "own_module:train" in error) == (1, False, True)
     code, said, _ = cli("verdict", out, "--json")
     quality = json.loads(said)["variants"]["sequence"]["quality"]
     assert (code, quality["answer"], quality["seeds"]) == (0, "better", 3)

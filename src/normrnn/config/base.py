@@ -7,14 +7,14 @@ run directories stay readable.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 from tyro.conf import Suppress
 
 from normrnn import norms
 from normrnn.config.jsonio import flat, to_dict
-from normrnn.config.measure import NATS, Measure
+from normrnn.config.measure import NATS, SHOWN, Measure
 from normrnn.errors import UsageError
 
 
@@ -206,6 +206,8 @@ class Config:
     shared_initialisation: Suppress[bool] = False
     """Set by training: with the same seed every norm starts from the same values of the parameters
     that it shares with the others, and sees the same batches and masks."""
+    shown: Suppress[dict[str, Any]] = field(default_factory=dict)
+    """Of a class of a user's own: its measure, for reports, which do not import the class."""
     epochs: Positive = 15
     """Passes over the training data."""
     seed: Annotated[int, Bounds(0, 2**32, ends="[)")] = 1
@@ -223,6 +225,9 @@ class Config:
     def __post_init__(self) -> None:
         object.__setattr__(self, "norm", *checked_norms([self.norm], "norm"))
         check_bounds(self)
+        if not type(self).__module__.startswith("normrnn."):
+            shown = {name: getattr(self.loss_measure, name) for name in SHOWN}
+            object.__setattr__(self, "shown", shown)
         if self.normalisation.keeps_statistics and self.train.batch < 2:
             raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
         model = getattr(self, "model", None)
@@ -249,4 +254,6 @@ class Config:
     @property
     def loss_measure(self) -> Measure:
         """Return how the loss of this experiment is shown."""
-        return self.measure(flat(to_dict(self)))
+        measure = self.measure(flat(to_dict(self)))
+        stored = {} if type(self).__module__.startswith("normrnn.") else {"value": measure.convert}
+        return replace(measure, columns={**measure.columns, **stored})

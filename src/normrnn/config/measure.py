@@ -25,7 +25,7 @@ class Measure:
     axis: str = ""
     """Label of a picture's axis; default: the name."""
     convert: Callable[[float], float] = float
-    """What is shown of a loss in nats."""
+    """What is shown of a loss in nats. Rows of a user's own task have it: finite for any loss."""
     digits: int = 3
     log: bool = False
     """Whether a picture's axis is logarithmic."""
@@ -63,5 +63,7 @@ class Measure:
         return text
 
 
+SHOWN = ("name", "long", "unit", "digits", "higher_is_better")
+"""What config.json has of the measure of a user's own task."""
 NATS = Measure(name="cross entropy", long="cross entropy in nats", axis="nats")
 """Of a task that says nothing else."""

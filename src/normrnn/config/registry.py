@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from normrnn import norms
 from normrnn.config.base import Config
@@ -77,11 +77,22 @@ def read_config(values: Mapping[str, Any]) -> Config:
     """Return the config that a run saved, in the class of its recipe's config."""
     name = values.get("recipe") if isinstance(values, Mapping) else None
     if not isinstance(name, str) or name not in recipes():
+        if values.get("kind") == KIND:
+            raise UserError(f"a run of the training function {name} has no model of this program")
         hint = ": name it with --use" if isinstance(name, str) and ":" in name else ""
         raise UserError(f"config has a recipe {repr(name)[:60]} that is not known here{hint}")
     if "norm" in values and values["norm"] is None:
         values = {**values, "norm": norms.BASELINE}
     return from_dict(type(recipe(name)), values)
+
+
+def plain_values(values: Any) -> dict[str, Any]:
+    """Return what a run saved as its config, checked and complete if recipe and norm are known."""
+    names = [values.get(key) for key in ("recipe", "norm")] if isinstance(values, Mapping) else []
+    is_known = set(map(type, names)) != {str} or (
+        names[0] in recipes() and names[1] in norms.names()
+    )
+    return to_dict(read_config(values)) if is_known else dict(values)
 
 
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
@@ -90,7 +101,7 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     A setting is named by its field, as `epochs` or `optimizer.lr`, by the last part of that where
     one field ends so, as `lr`, or in a mapping, as in `model={"momentum": 0.1}`.
     """
-    changed = to_dict(config)
+    changed = {name: value for name, value in to_dict(config).items() if name != "shown"}
     fields = flat(changed)
     for name, value in flat(settings).items():
         found = [name] if name in fields else [f for f in fields if f.endswith(f".{name}")]
@@ -110,36 +121,47 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FunctionConfig(Config):
-    """The config class of training functions; their settings are what they were called with.
+class RecordedConfig(Config):
+    """The config class of training functions, and of a user's own tasks that are not imported.
 
-    Where higher values are better, the loss of a row is the negative value.
+    What they show is in their rows, as `value`. Where higher values are better, the loss of a row
+    is the negative value.
     """
-
-    noun: ClassVar[str] = "a training function"
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:
-        """Return the measure of the values that were logged."""
-        higher = settings.get("higher_is_better") is True
+        """Return the measure of the values in the rows."""
+        higher = True in (settings.get("higher_is_better"), settings.get("shown.higher_is_better"))
+        digits = settings.get("shown.digits")
         return Measure(
-            name="value",
-            long="value, higher is better" if higher else "value, lower is better",
+            name=str(settings.get("shown.name", "value")),
+            long=str(
+                settings.get("shown.long", f"value, {'higher' if higher else 'lower'} is better")
+            ),
             convert=(lambda loss: -loss) if higher else float,
-            digits=4,
-            unit="values",
+            digits=digits if type(digits) is int and 0 <= digits < 10 else 4,
+            unit=str(settings.get("shown.unit", "values")),
             higher_is_better=higher,
         )
+
+
+def with_values(values: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a run with what the class of its config converts to the measure as loss:
+    of a `RecordedConfig` the value that is in the row."""
+    if config_class(values) is not RecordedConfig:
+        return rows
+    sign = -1 if RecordedConfig.measure(flat(values)).higher_is_better else 1
+    return [{**r, "loss": sign * r["value"]} if "value" in r else r for r in rows]
 
 
 def config_class(values: Mapping[str, Any]) -> type[Config]:
     """Return the class of a config: its recipe's, or, of a recipe that is not known here, the first
     that has all its fields."""
-    if values.get("kind") == KIND:
-        return FunctionConfig
     available, name = recipes(), values.get("recipe")
     if isinstance(name, str) and name in available:
         return type(available[name]())
+    if values.get("kind") == KIND or values.get("shown"):
+        return RecordedConfig
     names, configs = flat(values).keys(), (make() for make in available.values())
     return next((type(c) for c in configs if names <= flat(to_dict(c)).keys()), Config)
 

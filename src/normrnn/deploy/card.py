@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from normrnn.config.jsonio import to_dict
+from normrnn.config.jsonio import flat
 from normrnn.config.measure import Measure
+from normrnn.config.registry import KIND, config_class, plain_values, with_values
 from normrnn.errors import UserError
 from normrnn.files import open_regular
-from normrnn.norms import statistics_shown
+from normrnn.norms import get_or_unknown, statistics_shown
 from normrnn.runs.records import CONFIG, MODEL, Row, read_rows
 from normrnn.runs.store import RunDirectory
 from normrnn.version import __version__
@@ -50,32 +51,33 @@ class About:
 
 def of_run(run: RunDirectory) -> About:
     """Describe the best model of a run; UserError if its config is not its model's."""
-    config = run.config()
-    settings = to_dict(config)
+    settings = plain_values(run.values())
+    kind, norm = config_class(settings), get_or_unknown(settings["norm"])
+    measure, is_function = kind.measure(flat(settings)), settings.get("kind") == KIND
     # The path of the data is private.
-    settings["data"] = name = PurePath(config.data).name
-    measure, norm = config.loss_measure, config.normalisation
+    settings["data"] = name = PurePath(str(settings.get("data", ""))).name
     saved = run.model_metadata.get("statistics", "running")
     kept = f" and {saved} statistics" if norm.keeps_statistics else ""
     weights = f"The best on validation, with its weights{kept}."
-    if not run.has(MODEL):
+    if is_function:
+        weights = "Its training function keeps the weights."
+    elif not run.has(MODEL):
         weights = "No model yet: the first validation writes it."
-    recipe = f"recipe {code(config.recipe)}, norm {code(config.norm)}, seed {config.seed}"
-    noun = type(config).noun.capitalize()
-    sections = {"Model": f"{noun}, a {norm.words}: {recipe}. {weights}"}
+    recipe, seed = settings["recipe"], settings["seed"]
+    about = f"recipe {code(recipe)}, norm {code(norm.name)}, seed {seed}"
+    noun = kind.noun.capitalize()
+    sections = {"Model": f"{noun}, a {one_line(norm.words)}: {about}. {weights}"}
     if name:
-        sections["Data"] = f"{code(name)}, sha256 {code(config.data_sha256)}"
-    if results := [_result(settings, row, measure) for row in _rows(run, saved)]:
+        sections["Data"] = f"{code(name)}, sha256 {code(str(settings.get('data_sha256')))}"
+    rows = with_values(settings, _rows(run, saved) if is_function or run.has(MODEL) else [])
+    if results := [_result(settings, row, measure) for row in rows]:
         table = [["set", "statistics", measure.name, "scored"], ["---"] * 4, *results]
         sections["Results"] = "\n".join(f"| {' | '.join(row)} |" for row in table)
-    title = f"{config.recipe}, {norm.name}, seed {config.seed}"
-    return About(title, sections, settings)
+    return About(f"{recipe}, {norm.name}, seed {seed}", sections, settings)
 
 
 def _rows(run: RunDirectory, saved: str) -> list[Row]:
     """Return the best validation and the test after it, with the statistics of the saved model."""
-    if not run.has(MODEL):
-        return []
     rows = [row for row in read_rows(run.path) if row.get("statistics") == saved]
     best = [{**row, "split": "valid"} for row in rows if row["split"] == "best_valid"][-1:]
     valid = best or [row for row in rows if row["split"] == "valid"]

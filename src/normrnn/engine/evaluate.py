@@ -69,7 +69,7 @@ def keep(run: Path, result: dict[str, Any]) -> None:
 def show(result: Mapping[str, Any], config: Config, console: Console) -> None:
     """Print an evaluation as a table that fits in 80 columns, and its notes."""
     measure, rows = config.loss_measure, result["rows"]
-    others = ("split", "statistics", measure.name)
+    others = ("split", "statistics", "value", measure.name)
     names = [*dict.fromkeys(k for row in rows for k in row if k not in others)]
     names += [] if measure.convert is float else [measure.name]
     table = Table(

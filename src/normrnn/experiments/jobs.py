@@ -204,7 +204,7 @@ class Progress:
             self.seen[number] = len(rows)
             last = {row["split"]: row for row in new}
             for row in new:
-                if "value" not in row or row is last[row["split"]]:
+                if isinstance(job, RunJob) or row is last[row["split"]]:
                     self.console.print(f"{job.label}: {job.describe(row)}", soft_wrap=True)
         before, self.done = self.done, sum(job.has_ended for job in self.jobs)
         if self.done > before:

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from normrnn.config.base import MEASURED
 from normrnn.config.jsonio import flat, to_dict
-from normrnn.config.measure import Measure
+from normrnn.config.measure import SHOWN, Measure
 from normrnn.errors import notice
 from normrnn.recipes import RECIPES, recipe
 from normrnn.recipes.paper import PAPER, Paper
@@ -136,7 +136,7 @@ def _comparable(found: dict[Key, list[Run]]) -> list[list[Key]]:
 
 def _settings(run: Run) -> Settings:
     """Settings that define an experiment."""
-    left_out = {"norm", "seed", *_HARMLESS, *_NORMALISER}
+    left_out = {"norm", "seed", *_HARMLESS, *_NORMALISER, *(f"shown.{name}" for name in SHOWN)}
     return tuple((k, str(v)) for k, v in sorted(run.settings.items()) if k not in left_out)
 
 

@@ -55,24 +55,14 @@ def page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    unfinished = [
-        f"{run.path.name} ({run.label}): {_state(run)}, {run.updates:,} updates"
-        for group, _ in compared
-        for run in group.runs
-        if not run.finished
-    ]
     return environment.get_template("page.html").render(
         title=title,
-        warnings=[*(one.state for one in recorded if one.state), *problems, *unfinished],
+        warnings=[*(one.state for one in recorded if one.state), *problems],
         parts=[*map(_study, recorded), *(_section(*pair) for pair in compared)],
         no_pictures=why_no_pictures(),
         version=__version__,
         date=f"{datetime.now():%d %B %Y, %H:%M}",
     )
-
-
-def _state(run: Run) -> str:
-    return "running" if run.training else "diverged" if run.diverged else "not finished"
 
 
 def _section(group: Group, verdict: Verdict) -> dict[str, Any]:

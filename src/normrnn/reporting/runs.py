@@ -11,10 +11,10 @@ from typing import Any
 from normrnn.config.base import settled
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.measure import Measure
-from normrnn.config.registry import KIND, config_class
+from normrnn.config.registry import KIND, config_class, with_values
 from normrnn.errors import UserError, notice
 from normrnn.files import ROWS, is_held, open_regular, read_json, read_regular, resolved
-from normrnn.norms import Norm, get, names
+from normrnn.norms import Norm, get_or_unknown
 from normrnn.recipes import RECIPES, recipe
 from normrnn.runs.records import (
     CONFIG,
@@ -74,9 +74,7 @@ class Run:
     @cached_property
     def normalisation(self) -> Norm:
         """The entry of its norm, or a placeholder for a norm that is not registered."""
-        if self.norm in names():
-            return get(self.norm)
-        return Norm(name=self.norm, words=self.norm, acts="step", pools=None)
+        return get_or_unknown(self.norm)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -262,7 +260,7 @@ def examine(path: Path) -> Run:
     problem = f"{path} is damaged: {problem}" if problem else ""
     training, diverged = is_held(path / LOCK), _diverged(path)
     parts = (environments, training, diverged, problem, tuple(notices), verified)
-    return Run(path, config, rows, *parts)
+    return Run(path, config, with_values(config, rows), *parts)
 
 
 def _config(path: Path) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from normrnn.config.base import Config
 from normrnn.config.jsonio import to_dict
-from normrnn.config.registry import read_config
+from normrnn.config.registry import plain_values, read_config
 from normrnn.errors import UsageError, UserError
 from normrnn.files import (
     BLANK,
@@ -109,13 +109,16 @@ class RunDirectory:
         text = json.dumps(to_dict(config), indent=2, allow_nan=False)
         self.write(CONFIG, f"{text}\n".encode())
 
-    def config(self, kind: type[C] = Config) -> C:
-        """Return the run's config; UserError if it is of another task."""
+    def values(self) -> Any:
+        """Return the content of config.json."""
         try:
-            values = json.loads(self.read(CONFIG))
+            return json.loads(self.read(CONFIG))
         except (ValueError, RecursionError):
             raise UserError(f"{self.path / CONFIG} is damaged: not JSON") from None
-        config = read_config(values)
+
+    def config(self, kind: type[C] = Config) -> C:
+        """Return the run's config; UserError if it is of another task."""
+        config = read_config(self.values())
         if not isinstance(config, kind):
             raise UserError(f"{self.path} is a run of {config.recipe}, not of {kind.noun}")
         return config
@@ -191,7 +194,7 @@ class RunDirectory:
 
     def _check_config(self, written: Any, what: str) -> None:
         """Raise UserError if config.json was changed since `what` was written."""
-        if changed := changed_fields(to_dict(read_config(written)), to_dict(self.config())):
+        if changed := changed_fields(plain_values(written), plain_values(self.values())):
             raise UserError(
                 f"{self.path / CONFIG} was changed since {what} was written: {changed}; restore it"
             )

@@ -45,10 +45,8 @@ class Verdict:
     @property
     def diverged(self) -> dict[str, list[int]]:
         """Variants with runs that diverged: how many of how many."""
-        every, bad = (
-            Counter(run.variant for run in some)
-            for some in (self.runs, [run for run in self.runs if run.diverged])
-        )
+        every = Counter(run.variant for run in self.runs)
+        bad = Counter(run.variant for run in self.runs if run.diverged)
         return {name: [bad[name], count] for name, count in every.items() if bad[name]}
 
     def lines(self, details: bool = False) -> list[str]:

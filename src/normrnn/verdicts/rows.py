@@ -49,10 +49,6 @@ class PlainRun:
         """The finite values of a split."""
         return self.splits.get(split, [])
 
-    def validations(self) -> list[Point]:
-        """All validations."""
-        return self.points("valid")
-
     def last(self, split: str) -> float | None:
         """The last value of a split."""
         points = self.points(split)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from statistics import geometric_mean, mean, median
 from typing import Any, Literal
 
@@ -92,10 +92,8 @@ class VariantVerdict:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; None for a figure without values."""
         absent: dict[str, Any] = dict.fromkeys(("quality", "speed", "seconds"))
-        primary, details = (
-            {name: figure.to_dict() for name, figure in figures.items()}
-            for figures in (self.primary, self.details)
-        )
+        primary = {name: figure.to_dict() for name, figure in self.primary.items()}
+        details = {name: figure.to_dict() for name, figure in self.details.items()}
         return {**absent, **primary, "details": details}
 
 
@@ -208,7 +206,7 @@ class Comparison:
         target: float,
         label: str,
         unit: Literal["step", "seconds"] = "step",
-        points: Callable[[PlainRun], Sequence[Point]] = PlainRun.validations,
+        points: Callable[[PlainRun], Sequence[Point]] = methodcaller("points", "valid"),
     ) -> Figure | None:
         """Compare the steps or seconds to a validation value; None if all reach it at once."""
 
