@@ -263,9 +263,9 @@ def _search(root: Path, link: Link) -> list[list[str]]:
     baseline, other = arms_of(trials)[:2]
     tops = [(best(trials, arm), arm) for arm in (other, baseline)]
     low = [top["arms"][arm]["loss"] for top, arm in tops if top is not None]
-    found = pairs(trials, baseline, other)
-    worse, n = sum(d > 0 for d in found.differences), len(found.differences)
-    only = found.only_other, found.only_other + found.only_baseline
+    differences, (only_other, only_baseline) = pairs(trials, baseline, other)
+    worse, n = sum(d > 0 for d in differences), len(differences)
+    only = only_other, only_other + only_baseline
     sure = [sign_test(*pair) <= 0.05 for pair in ((worse, n), only)]
     outcomes = (
         (f"{low[0]:.3f} vs {low[1]:.3f} nats", "open: no repetition"),

@@ -49,9 +49,7 @@ TRIALS = [
 
 
 def test_pairs_and_the_best_of_each_arm() -> None:
-    found = pairs(TRIALS, "none", "hidden")
-    assert found.differences == [0.25, 0.25, -0.0625]
-    assert (found.only_other, found.only_baseline) == (2, 0)
+    assert pairs(TRIALS, "none", "hidden") == ([0.25, 0.25, -0.0625], (2, 0))
     top = [best(TRIALS, arm) for arm in ("none", "hidden")]
     assert [t["trial"] for t in top if t] == [1, 2]  # 8.5 and 9.0 diverged: no candidates
     assert best(TRIALS[5:], "none") is None

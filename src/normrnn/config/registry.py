@@ -89,10 +89,10 @@ def read_config(values: Mapping[str, Any]) -> Config:
 def plain_values(values: Any) -> dict[str, Any]:
     """Return what a run saved as its config, checked and complete if recipe and norm are known."""
     names = [values.get(key) for key in ("recipe", "norm")] if isinstance(values, Mapping) else []
-    is_known = set(map(type, names)) != {str} or (
-        names[0] in recipes() and names[1] in norms.names()
-    )
-    return to_dict(read_config(values)) if is_known else dict(values)
+    is_named = set(map(type, names)) == {str}
+    if is_named and (names[0] not in recipes() or names[1] not in norms.names()):
+        return dict(values)
+    return to_dict(read_config(values))
 
 
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:

@@ -71,7 +71,7 @@ def of_run(run: RunDirectory) -> About:
         sections["Data"] = f"{code(name)}, sha256 {code(str(settings.get('data_sha256')))}"
     rows = with_values(settings, _rows(run, saved) if is_function or run.has(MODEL) else [])
     if results := [_result(settings, row, measure) for row in rows]:
-        table = [["set", "statistics", measure.name, "scored"], ["---"] * 4, *results]
+        table = [["set", "statistics", one_line(measure.name), "scored"], ["---"] * 4, *results]
         sections["Results"] = "\n".join(f"| {' | '.join(row)} |" for row in table)
     return About(f"{recipe}, {norm.name}, seed {seed}", sections, settings)
 

@@ -43,15 +43,6 @@ def verdict(
         higher_is_better: Whether larger values are better.
         target: A validation value to reach, instead of one that every run reaches.
         margin: Differences below this share of the baseline's value count as equivalent.
-
-    >>> rows = [
-    ...     {"variant": name, "seed": seed, "step": step, "split": "valid", "value": loss / step}
-    ...     for name, loss in (("none", 2.0), ("frame", 1.0))
-    ...     for seed in (1, 2, 3)
-    ...     for step in (1, 2 + seed / 10)
-    ... ]
-    >>> verdict(rows, paired=True).variants["frame"].quality.answer
-    'better'
     """
     found = verdicts(rows, Settings(baseline, paired, higher_is_better, target, margin))
     if len(found) > 1:
@@ -202,7 +193,6 @@ def _plain(run: Run, variant: str, timed: bool, tested: bool) -> PlainRun:
     rows = {"valid": run.split("valid", run.serving), "test": tests.values()}
     rows["train_eval"] = run.split("train_eval", run.serving)
     splits = {name: list(map(point, some)) for name, some in rows.items() if some}
-    selected = [*tests.values()][-1:] if tested else [run.best() or {}]
-    key = measure.error_rate[0] if measure.error_rate else ""
-    error_rate = selected[0].get(key) if selected else None
-    return PlainRun(variant, run.seed, splits, bool(run.diverged), error_rate)
+    selected = (next(reversed(tests.values()), None) if tested else run.best()) or {}
+    key, _ = measure.error_rate or ("", "")
+    return PlainRun(variant, run.seed, splits, bool(run.diverged), selected.get(key))

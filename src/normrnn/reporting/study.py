@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from normrnn.config.jsonio import flat
 from normrnn.errors import UserError, notice
@@ -217,24 +217,15 @@ def best(trials: Sequence[Trial], arm: str) -> Trial | None:
     return min(good, key=lambda t: t["arms"][arm]["loss"], default=None)
 
 
-class Pairs(NamedTuple):
-    """Two variants compared over the same settings."""
-
-    differences: list[float]
-    """Validation loss minus the baseline's, where both trained."""
-    only_other: int
-    """Settings at which only the baseline diverged."""
-    only_baseline: int
-
-
-def pairs(trials: Sequence[Trial], baseline: str, other: str) -> Pairs:
-    """Compare two variants over all counted settings."""
+def pairs(
+    trials: Sequence[Trial], baseline: str, other: str
+) -> tuple[list[float], tuple[int, int]]:
+    """Return validation loss minus the baseline's of all counted settings at which both trained,
+    and at how many only the other one or only the baseline did."""
     every = [(t, trained(t, baseline), trained(t, other)) for t in counted(trials)]
-    return Pairs(
-        [t["arms"][other]["loss"] - t["arms"][baseline]["loss"] for t, a, b in every if a and b],
-        sum(b and not a for _, a, b in every),
-        sum(a and not b for _, a, b in every),
-    )
+    both = [t["arms"] for t, a, b in every if a and b]
+    only = sum(b and not a for _, a, b in every), sum(a and not b for _, a, b in every)
+    return [arms[other]["loss"] - arms[baseline]["loss"] for arms in both], only
 
 
 def lines(trials: Sequence[Trial]) -> list[str]:
@@ -251,13 +242,13 @@ def lines(trials: Sequence[Trial]) -> list[str]:
             loss += f", trial {top['trial']} ({settings})"
         texts.append(f"{arm}: {loss}; diverged {lost} of {len(every)}")
     for other in arms[1:]:
-        p = pairs(trials, arms[0], other)
-        middle = f", median {median(p.differences):+.4f}" if p.differences else ""
-        lower = sum(d < 0 for d in p.differences)
+        differences, only = pairs(trials, arms[0], other)
+        middle = f", median {median(differences):+.4f}" if differences else ""
+        lower = sum(d < 0 for d in differences)
         texts.append(
             f"{other} vs {arms[0]}, same settings: lower loss in {lower} of"
-            f" {len(p.differences)}{middle}; only {other} trained: {p.only_other},"
-            f" only {arms[0]}: {p.only_baseline}"
+            f" {len(differences)}{middle}; only {other} trained: {only[0]},"
+            f" only {arms[0]}: {only[1]}"
         )
     if len(every) < len(trials):
         texts.append(f"pruned, not counted: {len(trials) - len(every)} of {len(trials)} settings")

@@ -85,9 +85,6 @@ def crossing(points: Sequence[Point], target: float) -> Point | None:
     """Where the values first reach a target, interpolated between two validations.
 
     A target that is met at the first validation counts as met there. None if it is never met.
-
-    >>> crossing([Point(10, 5.0), Point(20, 3.0)], 4.0).step
-    15.0
     """
     before = None
     for point in points:
@@ -111,10 +108,6 @@ def read_rows(rows: Any) -> list[PlainRun]:
     Columns: variant, seed, step, split ("valid", "test", "train_eval", …) and value; optionally
     seconds and lr. A variant of None or "" is called "none". Rows with an empty value are skipped.
     A run with a NaN or infinite value, and no finite one after it, diverged.
-
-    >>> row = {"variant": "frame", "seed": 1, "step": 10, "split": "valid", "value": 0.5}
-    >>> read_rows([row, {**row, "step": 20, "value": 0.4}])[0].splits["valid"][1].value
-    0.4
     """
     found: dict[tuple[str, int], list[tuple[str, Point]]] = {}
     for number, row in enumerate(_dicts(rows), 1):

@@ -139,12 +139,8 @@ class Comparison:
         """Compare quality, speed, and the details."""
         primary = {"quality": self.difference(label, measure), **self.speed()}
         details = replace(self, confidence=CONFIDENCE).details()
-        return VariantVerdict(
-            *(
-                {name: figure for name, figure in figures.items() if figure is not None}
-                for figures in (primary, details)
-            )
-        )
+        parts = ({n: f for n, f in some.items() if f is not None} for some in (primary, details))
+        return VariantVerdict(*parts)
 
     def difference(self, label: str, measure: Measure) -> Figure | None:
         """Compare a value of each run, in the unit and direction of the values given."""
