@@ -38,7 +38,7 @@ def test_compare_resume_and_evaluate(cli: Cli, own_directory: Path, tmp_path: Pa
     assert {row["statistics"] for row in rows} == {"running"}  # the norm keeps none of its own
     run, name = out / "none-1", ["--use", "own_module:small", "--path", own_directory]
     del registry.recipes()["own_module:small"]
-    norms_module.unregister("halved")
+    del norms_module._TABLE["halved"]
     code, said, error = cli("info", out / "halved-1")
     assert (code, "own_module:small" in said, "| test |" in said) == (0, True, True), error
     call = ["export", run, "-o", tmp_path / "model"]
