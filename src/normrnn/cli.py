@@ -106,6 +106,9 @@ def _run(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         print(__version__)
         return 0
+    if arguments[0] == "--completion":
+        print(importlib.import_module("normrnn.commands.completion").script())
+        return 0
     command, *rest = arguments
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
@@ -132,7 +135,8 @@ Batch-normalised recurrent networks (Laurent et al. 2015).
 
 {lines}
 
-normrnn COMMAND --help lists the options of a command."""
+normrnn COMMAND --help lists the options of a command.
+eval "$(normrnn --completion)" completes words in bash and zsh."""
 
 
 if __name__ == "__main__":

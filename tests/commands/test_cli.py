@@ -69,6 +69,19 @@ def test_help_names_what_there_is_and_what_a_command_takes(cli: Cli) -> None:
         assert ("--norm" in words, "--norms" in words) == (False, True)
 
 
+def test_words_are_completed() -> None:
+    normrnn = f'normrnn() {{ {sys.executable} -m normrnn.cli "$@"; }}'
+    for words, found in (
+        ("normrnn compar", "compare"),
+        ("normrnn compare ptb-ch", "ptb-char"),
+        ("normrnn score --li", "--lines"),
+    ):
+        script = f'{normrnn}; eval "$(normrnn --completion)"; COMP_WORDS=({words});'
+        script += ' COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _normrnn; echo "${COMPREPLY[@]}"'
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [found]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -18,7 +18,7 @@ from normrnn.config.jsonio import to_dict
 from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.compare import check_report
-from normrnn.experiments.jobs import RunJob, plan, run_jobs
+from normrnn.experiments.jobs import Progress, RunJob, plan, run_jobs
 from normrnn.extras import install_command
 from normrnn.recipes import read_config, recipe
 from normrnn.runs.records import DIVERGED
@@ -202,6 +202,30 @@ def test_never_more_processes_than_jobs(
     run_jobs(arms, 2, PlainConsole(), interval=0.001)
     assert most == 2
     assert [arm.code for arm in arms] == [0] * 6
+
+
+def test_runs_done_and_time_left(
+    tiny: LanguageConfig, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = plan(replace(tiny, epochs=4), ["none", "frame"], 3, tmp_path)
+    arms[0].ended = 0  # earlier: says nothing about the speed
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    status = PlainConsole().status("")
+    progress = Progress(arms, PlainConsole(), status)
+    progress.show()
+    assert status.status == "1 of 6 runs done"
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    arms[1].out.mkdir()
+    row = {"split": "train", "epoch": 3, "updates": 1, "loss": 1.0, "count": 1, "seconds": 1.0}
+    (arms[1].out / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    progress.show()
+    assert status.status == "1 of 6 runs done, about 0:15:00 left"
+    for arm in arms[1:]:
+        arm.ended = 0
+        progress.show()
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "2 of 6 runs done, about 0:06:40 left"
+    assert (len(shown), shown[-1]) == (5, "6 of 6 runs done")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])

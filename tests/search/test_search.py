@@ -137,6 +137,29 @@ def test_two_commands_share_a_study_and_one_is_killed(flags: Flags, tmp_path: Pa
         assert set(updates.values()) == {1}
 
 
+@pytest.mark.slow
+def test_ctrl_c_stops_a_study_which_resumes(cli: Cli, flags: Flags, tmp_path: Path) -> None:
+    """What is done is written; the same command resumes the run that was stopped."""
+    out, words = tmp_path / "out", flags(trials=3)
+    command = [sys.executable, "-m", "normrnn.cli", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    run = out / "trials" / "0002" / "none"
+    while not (run / "checkpoint.pt").exists():
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert [row["trial"] for row in table(out)] == [0, 1]
+    assert "2 of 3 trials are done" in said
+    assert "2 settings" in (out / "report.html").read_text()
+    begun = read_rows(run)
+    assert cli(*words)[0] == 0
+    assert [row["trial"] for row in table(out)] == [0, 1, 2]
+    assert begun
+    assert read_rows(run)[: len(begun)] == begun
+
+
 @pytest.mark.parametrize(
     ("more", "code", "said"),
     [

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 
+from rich.status import Status
+
 from normrnn.config.base import Config
 from normrnn.config.registry import task_of
 from normrnn.console import PlainConsole
-from normrnn.engine.callbacks import describe, require_tensorboard
+from normrnn.engine.callbacks import describe, duration, require_tensorboard
 from normrnn.engine.launch import BUSY, DIVERGED, start_run
 from normrnn.errors import UsageError, UserError
 from normrnn.extras import install_command
@@ -157,9 +159,9 @@ def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: f
     """
     waiting = [job for job in jobs if job.code is None]
     failed: list[Job] = []
-    progress = Progress(jobs, console)
-    status = console.status("training") if waiting and console.is_terminal else nullcontext()
-    with ended_politely(), status:
+    status = console.status("training") if waiting and console.is_terminal else None
+    progress = Progress(jobs, console, status)
+    with ended_politely(), status or nullcontext():
         try:
             while any(job.code is None for job in jobs):
                 for job in waiting[:]:
@@ -188,27 +190,46 @@ def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: f
 
 
 class Progress:
-    """Prints validations and tests of runs as they come, and how many runs are done."""
+    """Prints validations and tests of runs as they come, how many are done and the time left."""
 
-    def __init__(self, jobs: Sequence[Job], console: PlainConsole) -> None:
-        self.jobs, self.console = jobs, console
+    def __init__(
+        self, jobs: Sequence[Job], console: PlainConsole, status: Status | None = None
+    ) -> None:
+        """`status` is the line of a terminal that always shows the progress."""
+        self.jobs, self.console, self.status = jobs, console, status
         self.done = sum(job.has_ended for job in jobs)
-        self.seen = [len(read_rows(job.out)) * job.has_ended for job in jobs]
+        rows = [read_rows(job.out) for job in jobs]
+        self.seen = [len(r) * job.has_ended for job, r in zip(jobs, rows, strict=True)]
         """Rows of each run that were printed, or belong to a run that had ended before."""
+        self.shares = [_share_done(job, r) for job, r in zip(jobs, rows, strict=True)]
+        self.before, self.start = sum(self.shares), time.monotonic()
 
     def show(self) -> None:
         """Print what is new: of what a function logged, the last of each split."""
         for number, job in enumerate(self.jobs):
             rows = read_rows(job.out)
             new = [row for row in rows[self.seen[number] :] if row["split"] != "train"]
-            self.seen[number] = len(rows)
+            self.seen[number], self.shares[number] = len(rows), _share_done(job, rows)
             last = {row["split"]: row for row in new}
             for row in new:
                 if isinstance(job, RunJob) or row is last[row["split"]]:
                     self.console.print(f"{job.label}: {job.describe(row)}", soft_wrap=True)
         before, self.done = self.done, sum(job.has_ended for job in self.jobs)
+        text, gain = f"{self.done} of {len(self.jobs)} runs done", sum(self.shares) - self.before
+        if gain > 0 and self.done < len(self.jobs):
+            rate = gain / (time.monotonic() - self.start)
+            text += f", about {duration((len(self.jobs) - sum(self.shares)) / rate)} left"
+        if self.status:
+            self.status.update(text)
         if self.done > before:
-            self.console.print(f"{self.done} of {len(self.jobs)} runs done", soft_wrap=True)
+            self.console.print(text, soft_wrap=True)
+
+
+def _share_done(job: Job, rows: Sequence[Row]) -> float:
+    """Return the share of a run's work that is done, in whole epochs."""
+    if isinstance(job, RunJob) and rows and not job.has_ended:
+        return (rows[-1]["epoch"] - 1) / job.config.epochs
+    return float(job.has_ended)
 
 
 def check_counts(**counts: int | None) -> None:
