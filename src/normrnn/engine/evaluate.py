@@ -52,6 +52,8 @@ def evaluate(
         if row not in finite
     ]
     same, norm = task.sha256 == config.data_sha256, config.normalisation
+    if norm.looks_ahead and config.predicts_inputs:
+        notes.append("no batch statistics: they include the later inputs that are predicted")
     if norm.keeps_statistics and "recalibrated" not in models:
         notes.append(f"no recalibrated statistics: {task.where} has no training batch for them")
     elif not same and len(models) > 1:
