@@ -100,7 +100,7 @@ def test_words_are_completed() -> None:
         (["export", "run", "-o", "m.xyz"], ".pt, .safetensors, .onnx"),
         (["train", "ptb-small"], "pass --data DIR"),
         (["compare", "ptb-small", "--norm", "frame"], "--norms"),
-        (["prepare", "wine"], "prepare needs one of librispeech"),
+        (["prepare", "wine"], "prepare needs one of ptb"),
         (["recipes", "please"], "please"),
         (["doctor", "--verbose"], "--verbose"),
         (["sample", "nowhere", "--temperature", "0"], "temperature must be positive"),
@@ -117,12 +117,13 @@ def test_words_are_completed() -> None:
         (["evaluate", "nowhere"], "is not a run directory"),
         (["score", "nowhere", __file__], "is not a run directory"),
         (["sample", "nowhere"], "is not a run directory"),
+        (["prepare", "ptb", "nowhere"], "simple-examples.tgz"),
         (["train", "wsj", "--data", __file__], "Not a directory"),
     ],
 )
 def test_wrong_calls(cli: Cli, arguments: list[str], said: str) -> None:
     code, out, err = cli(*arguments)
-    is_missing = said in ("does not exist", "is not a run directory")
+    is_missing = said in ("does not exist", "is not a run directory", "simple-examples.tgz")
     assert code == (1 if is_missing or __file__ in arguments else 2)
     assert said in out + err
     if err.startswith("normrnn: ") and arguments not in (["fly"], ["train"]):

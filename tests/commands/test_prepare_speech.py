@@ -133,6 +133,7 @@ def test_phones_lexicon_and_dev_speakers(cli: Cli, corpus: Path, tmp_path: Path)
         (["librispeech"], 2, "DIR"),
         (["librispeech", "CORPUS"], 2, "--out"),
         (["librispeech", "CORPUS", "--out", "OUT", "--targets", "word"], 2, "word"),
+        (["librispeech", "CORPUS", "--out", "OUT", "--dev-fraction", "2"], 2, "between 0 and 1"),
         (["librispeech", "CORPUS", "--out", "OUT", "--processes", "-1"], 2, "--processes"),
         (["librispeech", "OUT", "--out", "OUT"], 1, "OUT is not a directory"),
         (["librispeech", "HERE", "--out", "OUT"], 1, "not in LibriSpeech's layout"),

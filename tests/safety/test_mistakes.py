@@ -109,13 +109,16 @@ def test_strange_configs(
 @pytest.mark.parametrize(
     ("changes", "code", "said"),
     [
+        ({"--prior-floor": "nan"}, 2, "--prior-floor must be positive and finite"),
+        ({"--prior-floor": "0"}, 2, "--prior-floor must be positive and finite"),
+        ({"--priors": None, "--prior-floor": "30"}, 2, "--prior-floor needs --priors"),
         ({"--out": "."}, 2, "is a directory"),
         ({"--out": "/"}, 2, "is a directory"),
         ({"--data": ""}, 1, "feats.scp"),
     ],
 )
 def test_posteriors(
-    changes: dict[str, str],
+    changes: dict[str, str | None],
     code: int,
     said: str,
     cli: Cli,
@@ -126,7 +129,7 @@ def test_posteriors(
     options = {"--data": "dev", "--out": tmp_path / "p", "--priors": True, **changes}
     call: list[Any] = ["posteriors", speech_run, "--data", speech_dir / str(options.pop("--data"))]
     for name, value in options.items():
-        call += [name] if value is True else [name, value]
+        call += [] if value is None else [name] if value is True else [name, value]
     found, _, err = cli(*call)
     assert (found, said in sentence(err)) == (code, True), err
     assert not (tmp_path / "p.ark").exists()

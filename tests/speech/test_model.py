@@ -78,7 +78,7 @@ def test_glorot_per_gate_and_zero_biases(norm) -> None:
     assert len(frozen) == (0 if norm else 4)
 
 
-def test_log_posteriors_sum_to_one_and_every_state_counts() -> None:
+def test_log_posteriors_sum_to_one_and_priors_are_floored() -> None:
     model = AcousticModel(3, 4, hidden=4, layers=1).eval()
     model.label_counts.copy_(torch.tensor([6, 0, 3, 1]))
     posteriors = model.log_posteriors(torch.randn(7, 3))
@@ -86,3 +86,5 @@ def test_log_posteriors_sum_to_one_and_every_state_counts() -> None:
     torch.testing.assert_close(posteriors.exp().sum(1), torch.ones(7))
     expected = [math.log(n / 11) for n in (6, 1, 3, 1)]
     torch.testing.assert_close(model.log_priors(), torch.tensor(expected))
+    expected = [math.log(n / 14) for n in (6, 2.5, 3, 2.5)]
+    torch.testing.assert_close(model.log_priors(2.5), torch.tensor(expected))

@@ -215,10 +215,10 @@ def test_posteriors_as_kaldi_reads_them(whole: Path, speech_dir: Path, tmp_path:
     for i, key in enumerate(dev.keys):
         expected = model(pack_sequence([dev.features(i)])).log_softmax(1).detach().numpy()
         np.testing.assert_allclose(written[key], expected, rtol=1e-5, atol=1e-6)
-    write_posteriors(whole, speech_dir / "dev", prefix, priors=True)
+    write_posteriors(whole, speech_dir / "dev", prefix, floor=2.0)
     scaled = kaldiio.load_scp(f"{prefix}.scp")
     for key in dev.keys:
-        priors = np.broadcast_to(model.log_priors(), written[key].shape)
+        priors = np.broadcast_to(model.log_priors(2.0), written[key].shape)
         np.testing.assert_allclose(written[key] - scaled[key], priors, atol=1e-5)
 
 
@@ -235,7 +235,7 @@ def test_posteriors_on_a_full_disk_keep_both_files(
 
     monkeypatch.setattr("os.fsync", fsync)
     with pytest.raises(UserError, match="No space left"):
-        write_posteriors(whole, speech_dir / "dev", tmp_path / "p", priors=True)
+        write_posteriors(whole, speech_dir / "dev", tmp_path / "p", floor=2.0)
     assert [file.read_bytes() for file in files] == before
 
 

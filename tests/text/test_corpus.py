@@ -1,12 +1,14 @@
 """Texts from directories and files, as ids, against plain Python."""
 
 import hashlib
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from normrnn.commands import prepare
 from normrnn.errors import UserError
 from normrnn.text import corpus as module
 from normrnn.text.config import TextConfig
@@ -180,3 +182,21 @@ def test_other_data_is_read_with_the_vocabulary_of_the_run(cli: Cli, tmp_path: P
     code, said, err = cli("evaluate", run, "--data", other)
     assert (code, err) == (0, "")
     assert "is not what" in said
+
+
+def test_files_of_penn_treebank_are_counted_and_missing_or_changed_ones_named(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = b" a b\n c <unk> d \n"
+    hashes = dict.fromkeys(prepare.PTB_SHA256, hashlib.sha256(raw).hexdigest())
+    monkeypatch.setattr(prepare, "PTB_SHA256", hashes)
+    for name in hashes:
+        (tmp_path / name).write_bytes(raw)
+    code, said, _ = cli("prepare", "ptb", tmp_path)
+    assert (code, said.count(": 7 tokens")) == (0, 3)
+    (tmp_path / "ptb.test.txt").write_bytes(b"other words\n")
+    for part in (r"ptb\.test\.txt.* 3 tokens", r"no ptb\.valid\.txt.*simple-examples\.tgz"):
+        code, _, err = cli("prepare", "ptb", tmp_path)
+        assert code == 1
+        assert re.search(part, err)
+        (tmp_path / "ptb.valid.txt").unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 
 from normrnn.commands.options import RunArgument
 from normrnn.console import PlainConsole
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 
 
 def evaluate(
@@ -110,6 +110,7 @@ def posteriors(
     data: Annotated[Path, arg(metavar="DIR")],
     out: Annotated[Path, arg(metavar="PREFIX")],
     priors: bool = False,
+    prior_floor: float | None = None,
     device: str = "cpu",
     threads: int = 0,
 ) -> None:
@@ -123,14 +124,19 @@ def posteriors(
         out: Where to write.
         priors: Subtract the log priors of the states: scaled log-likelihoods, which is what a
             hybrid decoder wants.
+        prior_floor: With --priors, training frames that a state counts as having at least; 1
+            unless given.
         device: Where to compute.
         threads: Threads of the tensor library; 0 is its own choice.
     """
     from normrnn.runs.environment import set_threads
     from normrnn.speech.posteriors import write_posteriors
 
+    if prior_floor is not None and not priors:
+        raise UsageError("--prior-floor needs --priors")
     set_threads(threads)
-    utterances, frames = write_posteriors(run, data, out, priors, device)
+    floor = (1.0 if prior_floor is None else prior_floor) if priors else None
+    utterances, frames = write_posteriors(run, data, out, floor, device)
     print(f"{out}.scp: {utterances:,} utterances, {frames:,} frames")
 
 

@@ -46,10 +46,10 @@ class AcousticModel(SequenceModel):
         """Return log posteriors of the states (T, C) for the features (T, D) of an utterance."""
         return self(pack_sequence([features])).log_softmax(1)
 
-    def log_priors(self) -> Tensor:
-        """Return logs of the states' shares (C,) of the training frames. A state never seen counts
-        as seen once: it must not get an infinite likelihood."""
-        counts = self.label_counts.double().clamp(min=1)
+    def log_priors(self, floor: float = 1.0) -> Tensor:
+        """Return logs of the states' shares (C,) of the training frames; each state counts as seen
+        in at least `floor` frames, so that none gets an infinite likelihood."""
+        counts = self.label_counts.double().clamp(min=floor)
         return (counts / counts.sum()).log().float()
 
     def read_piece(self, features: Tensor, state: Any) -> tuple[Tensor, Any]:

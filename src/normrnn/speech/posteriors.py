@@ -1,5 +1,6 @@
 """Posteriors of a trained acoustic model, for a hybrid decoder."""
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +21,16 @@ from normrnn.speech.task import SpeechTask
 
 @torch.no_grad()
 def write_posteriors(
-    run: Path, data: Path, prefix: Path, priors: bool = False, device: str = "cpu"
+    run: Path, data: Path, prefix: Path, floor: float | None = None, device: str = "cpu"
 ) -> tuple[int, int]:
     """Write log posteriors of every utterance of `data` to `prefix`.ark and `prefix`.scp.
 
-    With `priors`, scaled log-likelihoods: minus the log priors of the training labels. Both files
-    are replaced at the end. Return the numbers of utterances and frames.
+    With a `floor`, scaled log-likelihoods: minus the log priors of the training labels, each state
+    counted as seen in at least so many frames. Both files are replaced at the end. Return the
+    numbers of utterances and frames.
     """
+    if floor is not None and not 0 < floor < math.inf:
+        raise UsageError(f"--prior-floor must be positive and finite, not {floor}")
     utf8_name(prefix, "--out")
     if prefix.name in ("", ".."):
         raise UsageError(f"--out {prefix} is a directory: the archive needs a name in it")
@@ -34,7 +38,7 @@ def write_posteriors(
     directory = RunDirectory(run)
     directory.config(SpeechConfig)
     model: AcousticModel = SpeechTask.load(directory, place)
-    minus = model.log_priors() if priors else 0.0
+    minus = 0.0 if floor is None else model.log_priors(floor)
     ark, scp = (prefix.with_name(f"{prefix.name}.{kind}") for kind in ("ark", "scp"))
     data, table = expanded(data), expanded(data) / "feats.scp"
     entries = {key: locate(target, data) for key, target in read_table(table).items()}

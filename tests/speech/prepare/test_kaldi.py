@@ -52,7 +52,7 @@ def ali(tmp_path: Path) -> Path:
 def make(
     data: Path, ali: Path, dev_data: Path | None = None, dev_ali: Path | None = None, **options: Any
 ) -> Job:
-    defaults = {"deltas": False, "classes": 5, "dev_speakers": None}
+    defaults = {"deltas": False, "classes": 5, "dev_speakers": None, "dev_fraction": 0.1}
     return kaldi_job(data, ali, dev_data, dev_ali, **{**defaults, **options})
 
 

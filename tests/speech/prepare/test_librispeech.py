@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 from normrnn.speech.prepare.job import Utterance, split_speakers
 from normrnn.speech.prepare.librispeech import find_utterances, librispeech_job
 from tests.sounds import TEXT, write_librispeech
@@ -43,7 +43,7 @@ def test_the_same_utterance_twice(subset: Path) -> None:
 
 
 def problems(directory: Path) -> dict[str, str]:
-    job = librispeech_job(directory, "senone", None, None)
+    job = librispeech_job(directory, "senone", None, None, 0.1)
     return {u.key: u.problem for u in job.utterances if u.problem}
 
 
@@ -77,44 +77,54 @@ def test_settings_name_what_decides_the_bytes(subset: Path, tmp_path: Path) -> N
     lexicon, listed = tmp_path / "lexicon", tmp_path / "dev"
     lexicon.write_text("aahh AA\n")
     listed.write_text("12\n")
-    first = librispeech_job(subset, "senone", None, None)
+    first = librispeech_job(subset, "senone", None, None, 0.1)
     assert first.classes == 5126
-    assert first.settings == librispeech_job(subset.parent, "senone", None, None).settings
-    second = librispeech_job(subset, "phone", lexicon, listed)
+    assert first.settings == librispeech_job(subset.parent, "senone", None, None, 0.1).settings
+    second = librispeech_job(subset, "phone", lexicon, listed, 0.1)
     assert second.classes == 126
     changed = {n for n in first.settings if first.settings[n] != second.settings.get(n)}
     assert changed == {"targets", "lexicon", "data"}
     assert {u.speaker for u in second.utterances if u.split == "dev"} == {"12"}
     sound = subset / "11" / "7" / "11-7-0000.flac"
     sound.write_bytes(sound.read_bytes() + b"x")
-    third = librispeech_job(subset, "senone", None, None)
+    third = librispeech_job(subset, "senone", None, None, 0.1)
     assert third.settings["data"] != first.settings["data"]
     # Other sound of the same size.
     sound.write_bytes(bytes(byte ^ 1 for byte in sound.read_bytes()))
-    fourth = librispeech_job(subset, "senone", None, None)
+    fourth = librispeech_job(subset, "senone", None, None, 0.1)
     assert fourth.settings["data"] != third.settings["data"]
 
 
-def chosen(speakers: set[str], listed: Path | None = None) -> set[str]:
+def chosen(speakers: set[str], listed: Path | None, fraction: float) -> set[str]:
     utterances = [Utterance(name, name, "") for name in sorted(speakers)]
-    return {u.speaker for u in split_speakers(utterances, listed) if u.split == "dev"}
+    return {u.speaker for u in split_speakers(utterances, listed, fraction) if u.split == "dev"}
 
 
-def test_a_tenth_of_the_speakers_the_same_everywhere() -> None:
+@pytest.mark.parametrize(
+    ("speakers", "fraction", "count"),
+    [(2, 0.1, 1), (2, 0.9, 1), (10, 0.1, 1), (25, 0.1, 2), (40, 0.5, 20), (5, 0.99, 4)],
+)
+def test_fraction_of_the_speakers(speakers: int, fraction: float, count: int) -> None:
+    assert len(chosen({str(n) for n in range(speakers)}, None, fraction)) == count
+
+
+def test_the_choice_is_the_same_everywhere() -> None:
     """Smallest sha256 first: 3 is 4e07…, 2 is d473…, 1 is 6b86…."""
-    assert chosen({"1", "2", "3"}) == {"3"}
-    for speakers, count in ((2, 1), (10, 1), (25, 2)):
-        assert len(chosen({str(n) for n in range(speakers)})) == count
+    assert chosen({"1", "2", "3"}, None, 0.1) == {"3"}
+    assert chosen({"1", "2", "3"}, None, 0.6) == {"3", "1"}
 
 
 def test_impossible_splits(tmp_path: Path) -> None:
     for names in ({"a"}, set()):
         with pytest.raises(UserError, match=f"of {len(names)} speakers"):
-            chosen(names)
+            chosen(names, None, 0.5)
+    for fraction in (0.0, 1.0, -1.0, float("nan")):
+        with pytest.raises(UsageError, match="--dev-fraction"):
+            chosen({"a", "b"}, None, fraction)
     listed = tmp_path / "dev"
     for content, said in (("", "0 of 2"), ("a\nx\ny\n", "x, y"), ("a\nb\n", "2 of 2")):
         listed.write_text(content)
         with pytest.raises(UserError, match=said):
-            chosen({"a", "b"}, listed)
+            chosen({"a", "b"}, listed, 0.1)
     listed.write_text(" b \n\n")
-    assert chosen({"a", "b"}, listed) == {"b"}
+    assert chosen({"a", "b"}, listed, 0.1) == {"b"}

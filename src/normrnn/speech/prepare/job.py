@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 from normrnn.files import open_regular, read_text
 from normrnn.speech.archive import Unusable
 
 _SAMPLE = 4096
+CRASHED = "the process that worked on it crashed, twice"
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,12 @@ def fingerprint(utterances: Sequence[Utterance]) -> str:
     return hashed.hexdigest()
 
 
-def split_speakers(utterances: Sequence[Utterance], listed: Path | None) -> list[Utterance]:
+def split_speakers(
+    utterances: Sequence[Utterance], listed: Path | None, fraction: float
+) -> list[Utterance]:
     """Move the development speakers' utterances to dev.
 
-    Speakers are those listed in a file, or a tenth of all with usable utterances: those whose
+    Speakers are those listed in a file, or a fraction of all with usable utterances: those whose
     names have the smallest hashes, which are the same on every machine.
     """
     names = {u.speaker for u in utterances if u.speaker and (listed or not u.problem)}
@@ -87,8 +90,11 @@ def split_speakers(utterances: Sequence[Utterance], listed: Path | None) -> list
         if unknown := sorted(dev - names):
             raise UserError(f"{listed} names speakers not in the data: {', '.join(unknown)}")
     else:
+        if not 0 < fraction < 1:
+            raise UsageError(f"--dev-fraction must lie between 0 and 1, not {fraction}")
         by_hash = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
-        dev = set(by_hash[: max(round(0.1 * len(names)), 1)])
+        count = min(max(round(fraction * len(names)), 1), len(names) - 1)
+        dev = set(by_hash[: max(count, 0)])
     if not dev or dev == names:
         raise UserError(
             f"{len(dev)} of {len(names)} speakers are for development; train and dev need at"
@@ -118,7 +124,7 @@ def in_order(function: Callable[[Any], Any], items: Sequence[Any], processes: in
     """Yield function(item) for each item; with more than one process in new processes.
 
     Where C code crashes a process, the first item in progress is repeated alone; if that crashes
-    too, its result says so.
+    too, its result is CRASHED.
     """
     if processes <= 1:
         yield from map(function, items)
@@ -137,7 +143,7 @@ def in_order(function: Callable[[Any], Any], items: Sequence[Any], processes: in
         except BrokenProcessPool:
             if crashed:
                 done += 1
-                yield "the process that worked on it crashed, twice"
+                yield CRASHED
             crashed = not crashed
 
 

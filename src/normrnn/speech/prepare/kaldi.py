@@ -28,6 +28,7 @@ def kaldi_job(
     deltas: bool,
     classes: int | None,
     dev_speakers: Path | None,
+    dev_fraction: float,
 ) -> Job:
     """Return the preparation of a data directory and its alignments; without those of dev,
     speakers are split."""
@@ -37,7 +38,7 @@ def kaldi_job(
     utterances = _utterances(data, ali, count)
     settings = {"kind": "kaldi", "targets": "pdf", "classes": count, "deltas": deltas}
     if dev_data is None or dev_ali is None:
-        utterances = split_speakers(utterances, dev_speakers)
+        utterances = split_speakers(utterances, dev_speakers, dev_fraction)
     else:
         utterances += [replace(u, split="dev") for u in _utterances(dev_data, dev_ali, count)]
         if len({u.key for u in utterances}) < len(utterances):

@@ -29,13 +29,17 @@ _FILLERS = frozenset({"<s>", "</s>", "<sil>", "[NOISE]", "[SPEECH]"})
 
 
 def librispeech_job(
-    directory: Path, targets: Targets, lexicon: Path | None, dev_speakers: Path | None
+    directory: Path,
+    targets: Targets,
+    lexicon: Path | None,
+    dev_speakers: Path | None,
+    dev_fraction: float,
 ) -> Job:
     """Return the preparation of a directory, with labels from forced alignment."""
     made_with = versions("kaldi_native_fbank", "soundfile", "pocketsphinx")
     if lexicon:
         read_lexicon(lexicon)  # refused before work begins
-    utterances = split_speakers(find_utterances(directory), dev_speakers)
+    utterances = split_speakers(find_utterances(directory), dev_speakers, dev_fraction)
     settings = {
         "kind": "librispeech",
         "targets": targets,

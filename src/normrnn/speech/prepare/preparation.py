@@ -40,7 +40,7 @@ from normrnn.speech.corpus import (
     read_summary,
 )
 from normrnn.speech.prepare.features import FRAME_SHIFT
-from normrnn.speech.prepare.job import Job, Utterance, in_order, prepare_one
+from normrnn.speech.prepare.job import CRASHED, Job, Utterance, in_order, prepare_one
 
 SETTINGS = "settings.json"
 SKIPPED = "skipped.tsv"
@@ -53,7 +53,7 @@ def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """Return the summary if `out` is finished, None if there is work to do.
 
     UsageError for a directory that was begun or finished with other settings, or that has other
-    files.
+    files. Utterances that crashed a process are work to do.
     """
     if not out.exists() or (out.is_dir() and all(path.name == LOCK for path in out.iterdir())):
         return None
@@ -69,7 +69,8 @@ def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         raise UsageError(
             f"{out} was prepared with other settings: {', '.join(changed)}; choose another --out"
         )
-    return read_summary(out) if (out / SUMMARY).is_file() else None
+    summary = read_summary(out) if (out / SUMMARY).is_file() else None
+    return None if summary and summary["crashed"] else summary
 
 
 def prepare(job: Job, out: Path, processes: int, report: Report) -> dict[str, Any]:
@@ -81,7 +82,9 @@ def prepare(job: Job, out: Path, processes: int, report: Report) -> dict[str, An
         if (summary := finished(out, job.settings)) is not None:  # by another process, just now
             return summary
         write_whole(out / SETTINGS, sealed_json(job.settings))
-        splits = {name: _Split(out / name, job.classes, files) for name in SPLITS}
+        crashed = read_summary(out)["crashed"] if (out / SUMMARY).is_file() else ""
+        (out / SUMMARY).unlink(missing_ok=True)
+        splits = {name: _Split(out / name, job.classes, files, crashed) for name in SPLITS}
         done = {entry.key for split in splits.values() for entry in split.entries}
         todo = [u for u in job.utterances if u.key not in done]
         skipped: dict[str, str] = {}
@@ -99,8 +102,8 @@ def prepare(job: Job, out: Path, processes: int, report: Report) -> dict[str, An
 class _Split:
     """A split that is being written, and sums over its frames."""
 
-    def __init__(self, folder: Path, classes: int, files: ExitStack) -> None:
-        """Take over what an earlier start has written, up to the first damage."""
+    def __init__(self, folder: Path, classes: int, files: ExitStack, end: str = "") -> None:
+        """Take over what an earlier start has written, up to the first damage, or to a key."""
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.files = [
@@ -114,6 +117,8 @@ class _Split:
         for line in read_regular(folder / INDEX, ROWS).split(b"\n")[:-1]:
             try:
                 entry = Entry.decode(line)
+                if end and entry.key > end:
+                    break
                 split = SpeechSplit(folder, [entry])
                 self._count(entry, split.features(0).numpy(), split.labels(0).numpy())
             except (UserError, ValueError, TypeError):
@@ -157,8 +162,10 @@ def _finish(
     lines = [f"{_one_line(key)}\t{_one_line(reason)}" for key, reason in skipped.items()]
     _write_lines(out / SKIPPED, lines)
     count, train = len(job.utterances), splits["train"]
+    crashed = [key for key, reason in skipped.items() if reason == CRASHED]
     summary: dict[str, Any] = {
         "format": FORMAT,
+        "crashed": min(crashed, default=""),  # from this utterance on, the next start tries again
         "classes": job.classes,
         "dim": len(train.mean) if train.entries else 0,
         "skipped": {"utterances": len(skipped), "share": len(skipped) / count},
