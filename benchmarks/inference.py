@@ -24,7 +24,7 @@ from normrnn.text.reading import Reader
 
 WORDS = 10_000
 SIZES = {"small": 200, "medium": 650, "large": 1500}
-FORMATS = {"onnx": "onnx", "torch": "pt", "safetensors": "safetensors"}
+FORMATS = {"onnx": "onnx", "torch": "pt", "safetensors": "safetensors", "program": "pt2"}
 SHAPES = {"B32 T20 H200": (20, 32, 200, 200), "B32 T35 H650": (35, 32, 650, 650)}
 
 
@@ -98,16 +98,13 @@ def by_onnxruntime(file: Path, hidden: int, threads: int) -> Callable[[], Any]:
 
 def streaming(name: str, threads: int, seconds: float) -> None:
     """One token after another."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
     hidden = SIZES[name]
     model = network(hidden)
     stream, count = normrnn.Stream(model), 20
     generator = torch.Generator().manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         file = normrnn.export(model, Path(folder) / "m.onnx", "onnx")
-        small = Path(folder) / "small.onnx"
-        quantize_dynamic(file, small, weight_type=QuantType.QInt8)
+        small = normrnn.export(model, Path(folder) / "s.onnx", "onnx", quantize="int8")
         contenders = {
             "hand": by_hand(model),
             "Stream": lambda: stream.push(0),

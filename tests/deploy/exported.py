@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-SUFFIXES = {"torch": "pt", "safetensors": "safetensors", "onnx": "onnx"}
+SUFFIXES = {"torch": "pt", "safetensors": "safetensors", "onnx": "onnx", "program": "pt2"}
 
 
 def code(card: str) -> str:
@@ -63,6 +63,8 @@ def logits(file: Path, tokens: Tensor, state: tuple[Tensor, ...]) -> list[Tensor
         given = {n: s.numpy() for n, s in zip(("h0", "c0"), state, strict=False)}
         found = session(file).run(None, {"tokens": tokens.numpy(), **given})
         return [torch.from_numpy(value) for value in found]
+    if file.suffix == ".pt2":
+        return list(torch.export.load(file).module()(tokens, *state))
     model, _ = modules(file)
     lstm = len(state) == 2
     output, after = model["rnn"](model["embedding"](tokens), state if lstm else state[0])
@@ -74,6 +76,8 @@ def log_posteriors(file: Path, features: Tensor, lengths: Tensor) -> Tensor:
     if file.suffix == ".onnx":
         given = {"features": features.numpy(), "lengths": lengths.numpy()}
         return torch.from_numpy(session(file).run(None, given)[0])
+    if file.suffix == ".pt2":
+        return torch.export.load(file).module()(features, lengths)
     model, values = modules(file)
     rows = (features - values["mean"]) * values["scale"]
     packed = pack_padded_sequence(rows, lengths, enforce_sorted=False)

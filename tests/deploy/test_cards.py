@@ -1,4 +1,4 @@
-"""Exports by the command line: cards, snippets that run without this library, `info`."""
+"""Exports by the command line: cards, snippets that run without this library, int8, `info`."""
 
 import json
 import math
@@ -6,16 +6,18 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 import torch
 import yaml
 
+import normrnn
 from normrnn.text.config import LanguageConfig
 from normrnn.text.corpus import Vocabulary
 from tests.commands.conftest import Cli
-from tests.deploy.exported import SUFFIXES, code, run_without
+from tests.deploy.exported import SUFFIXES, code, log_posteriors, logits, run_without
 from tests.tiny_runs import rows_of, run_tiny, vocabulary_of
 
 
@@ -34,16 +36,21 @@ SHAPES = {"text": ("logits", [5, 2, 26]), "speech": ("log_posteriors", [50, 2, 7
         ("safetensors", "speech"),
         ("onnx", "text"),
         ("onnx", "speech"),
+        pytest.param("program", "text", marks=pytest.mark.slow),
+        pytest.param("program", "speech", marks=pytest.mark.slow),
     ],
 )
 def test_snippets_run_without_this_library(
     form: str, kind: str, cli: Cli, trained: Path, tmp_path: Path
 ) -> None:
     missing = ["normrnn", "torch"] if form == "onnx" else ["normrnn"]
-    assert cli("export", trained / kind, "-o", tmp_path / "m", "--format", form)[0] == 0
+    exit_code, said, _ = cli("export", trained / kind, "-o", tmp_path / "m", "--format", form)
+    assert exit_code == 0
     card = (tmp_path / "m" / "README.md").read_text()
+    assert code(card) in said
     result, shape = SHAPES[kind]
-    result = "outputs[0]" if form == "onnx" else result
+    if form in ("onnx", "program"):
+        result = "outputs" if (form, kind) == ("program", "speech") else "outputs[0]"
     printed = run_without(f"{code(card)}\nprint(list({result}.shape))", tmp_path / "m", *missing)
     assert json.loads(printed) == shape
 
@@ -101,6 +108,34 @@ def test_info_of_what_has_no_card(cli: Cli, tmp_path: Path) -> None:
     assert cli("info", tmp_path / "m.pt")[0] == 1
 
 
+def test_int8(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    for kind in ("text", "speech"):
+        out = tmp_path / kind
+        call = ["export", trained / kind, "-o", out, "--format", "onnx", "--quantize", "int8"]
+        exit_code, _, err = cli(*call)
+        assert exit_code == 0, err
+        content = onnx.load(str(out / "model.onnx"))
+        assert "DynamicQuantizeLSTM" in {node.op_type for node in content.graph.node}
+        assert (kind == "text") == ("vocabulary" in {one.key for one in content.metadata_props})
+    zeros: Any = (torch.zeros(2, 4, 6),) * 2
+    tokens = torch.zeros(3, 4).long()
+    whole = normrnn.export(trained / "text", tmp_path / "whole", "onnx")
+    found, expected = (logits(f, tokens, zeros) for f in (tmp_path / "text" / "model.onnx", whole))
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
+    assert not torch.equal(found[0], expected[0])
+
+
+def test_padding_does_not_reach_int8(trained: Path, tmp_path: Path) -> None:
+    """Dynamic int8 takes its range from the whole input of a product."""
+    model = normrnn.load(trained / "speech")
+    file = normrnn.export(model, tmp_path / "m.onnx", "onnx", quantize="int8")
+    x, found = torch.randn(9, 2, 6), []
+    for value in (0.0, 1e6, float("nan")):
+        x[4:, 0] = value
+        found.append(log_posteriors(file, x, torch.tensor([4, 9])))
+    torch.testing.assert_close(found[1:], [found[0]] * 2, rtol=0, atol=0)
+
+
 def test_exports_that_are_refused(cli: Cli, trained: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained / "text", tmp_path / "run"))
     for call, part, exits in (
@@ -108,6 +143,8 @@ def test_exports_that_are_refused(cli: Cli, trained: Path, tmp_path: Path) -> No
         (["-o", run / "model.safetensors", "--format", "safetensors"], "a file of the run", 2),
         (["-o", tmp_path / "m.onnx", "--format", "torch"], ".pt", 2),
         (["-o", run / "config.json"], "config.json", 2),
+        (["-o", tmp_path / "x", "--quantize", "int8"], "'int8'", 1),
+        (["-o", tmp_path / "x", "--opset", "18"], "opset=18", 1),
     ):
         exit_code, _, err = cli("export", run, *call)
         assert (exit_code, part in err) == (exits, True), err

@@ -20,6 +20,7 @@ from tests.helpers import randomise
 
 SIZES = [(4, 2), (9, 5), (1, 1)]
 CLOSE: Any = {"rtol": 1e-4, "atol": 1e-4}
+DIM = torch.export.Dim("T")
 X = torch.zeros(4, 2, 3)
 PACKED = nn.utils.rnn.pack_padded_sequence(X, [4, 3])
 
@@ -62,7 +63,7 @@ def check_speech(model: Any, file: Path) -> None:
         assert found.shape == (max(lengths), len(lengths), 5)
         for b, wanted in enumerate(map(model.log_posteriors, utterances)):
             torch.testing.assert_close(found[: lengths[b], b], wanted, **CLOSE)
-            if file.suffix == ".onnx":
+            if file.suffix in (".onnx", ".pt2"):
                 assert not found[lengths[b] :, b].any()
 
 
@@ -73,7 +74,7 @@ CASES: list[Any] = [
     ("lstm", "none", {"layers": 1}),
     ("lstm", "frame", {"peephole": "all"}),
 ]
-FORMATS = ["onnx", "torch", "safetensors"]
+FORMATS = ["onnx", "torch", "safetensors", pytest.param("program", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -98,6 +99,44 @@ def test_language_models(form: str, cell: str, norm: str, options: Any, tmp_path
 def test_acoustic_models(form: str, norm: str, options: Any, tmp_path: Path) -> None:
     model = speech_model(norm, **options)
     check_speech(model, normrnn.export(model, tmp_path / f"m.{SUFFIXES[form]}", form))
+
+
+@pytest.mark.parametrize("norm", ["frame", "layer"])
+def test_a_program(norm: str, tmp_path: Path) -> None:
+    model = text_model("lstm", norm, 1, peephole="all").train()
+    file = normrnn.export(model, tmp_path / "text", "program")
+    check_text(model.eval(), file)
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's, of its own files
+@torch.no_grad()
+def test_a_program_without_a_state(tmp_path: Path) -> None:
+    """By tools that refuse tensors that share memory."""
+    layer, x, axes = normrnn.LSTM(3, 4, norm="sequence").eval(), torch.randn(7, 2, 3), {0: DIM}
+    randomise(layer)
+    file = tmp_path / "layer.pt2"
+    normrnn.export(layer, file, "program", example=torch.randn(5, 2, 3), dynamic=(axes,))
+    program = torch.export.load(file)
+    compiled: Any = torch.compile(program.module(), backend="aot_eager")
+    for run in (program.run_decompositions().module(), compiled):
+        torch.testing.assert_close(run(x), layer(x), **CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+@pytest.mark.parametrize("norm", ["sequence", "layer"])
+@torch.no_grad()
+def test_a_program_compiled_ahead_of_time(norm: Any, tmp_path: Path) -> None:
+    layer, x = normrnn.LSTM(3, 4, norm=norm).eval(), torch.randn(7, 3, 3)
+    randomise(layer)
+    how: Any = {"example": torch.randn(5, 2, 3), "dynamic": ({0: DIM, 1: torch.export.Dim("B")},)}
+    file = normrnn.export(layer, tmp_path / "layer.pt2", "program", **how)
+    inductor: Any = torch._inductor
+    package = inductor.aoti_compile_and_package(
+        torch.export.load(file), package_path=str(tmp_path / "package.pt2")
+    )
+    found = inductor.aoti_load_package(package)(x)
+    torch.testing.assert_close(tree_leaves(found), tree_leaves(layer(x)), **CLOSE)
 
 
 def check_graph(file: Path, operator: str, absent: str, states: list[str]) -> None:
@@ -126,17 +165,28 @@ SCANNED: list[Any] = [
 def test_networks_without_an_operator_of_their_own_in_onnx(
     cell: Any, options: Any, tmp_path: Path
 ) -> None:
-    """Their recurrence is a Scan of standard operators."""
+    """Their recurrence is a Scan of standard operators; an export of fixed sizes fixes no other."""
     model = text_model(cell, **{"layers": 1, **options})
+    normrnn.export(model, tmp_path / "fixed.pt2", dynamic={})
     file = normrnn.export(model, tmp_path / "text.onnx", "onnx")
     check_text(model, file)
     check_graph(file, "Scan", cell.upper(), ["h0", "c0"] if cell == "lstm" else ["h0"])
 
 
+def test_the_version_of_operators(tmp_path: Path) -> None:
+    model = text_model()
+    for opset, written in ((None, 18), (22, 22)):
+        file = normrnn.export(model, tmp_path / "m.onnx", "onnx", opset=opset)
+        assert [one.version for one in onnx.load(str(file)).opset_import] == [written]
+        check_text(model, file)
+    for form, wrong in (("onnx", 9), ("onnx", 9999), ("torch", 18)):
+        with pytest.raises(ValueError, match=f"opset={wrong}"):
+            normrnn.export(model, tmp_path / "wrong", form, opset=wrong)
+
+
 @pytest.mark.parametrize(
     ("make", "reason", "forms"),
     [
-        (lambda: text_model("ligru", "frame"), "LiGRU", ("torch", "safetensors")),
         (lambda: text_model(norm="layer"), "norm='layer'", ("torch", "safetensors")),
         (lambda: text_model(norm="recurrent"), "normalises the cell too", ("torch",)),
         (lambda: text_model(time_steps=5), "differ over 5 time steps.*shared=True", ("torch",)),
@@ -190,11 +240,11 @@ PADDED_SCANS: list[Any] = [
 @torch.no_grad()
 def check_padded(kind: Any, options: Any, run: Any, file: Path, dynamic: Any) -> None:
     first = options.get("batch_first", False)
-    model = Padded(kind, **options)
+    model, form = Padded(kind, **options), "onnx" if file.suffix == ".onnx" else "program"
     randomise(model)
     example = padded(3, 5, first)
     model.eval()(*example)
-    normrnn.export(model, file, example=example, dynamic=dynamic)
+    normrnn.export(model, file, form, example=example, dynamic=dynamic)
     for B, T in [(2, 5), (4, 9), (1, 1)]:
         x, lengths = padded(B, T, first)
         wanted, state = model(x, lengths)
@@ -281,6 +331,7 @@ def test_every_tensor_of_the_arguments_in_onnx(pick: Any, names: list[str], tmp_
         ("onnx", {"example": (X.numpy(),)}, "ndarray"),
         ("onnx", {"example": (X,), "dynamic": {"y": {0: "T"}}}, "'y', and the tensors"),
         ("pickle", {}, "unknown format='pickle': choose one of torch"),
+        ("torch", {"quantize": "int8"}, "'int8' is for 'onnx'"),
     ],
 )
 def test_wrong_arguments(form: str, options: Any, reason: str, tmp_path: Path) -> None:
@@ -335,8 +386,9 @@ def test_a_users_own_model_from_tensors(form: str, tmp_path: Path) -> None:
 def test_a_users_own_model_traced(tmp_path: Path) -> None:
     model = tagger(num_layers=2, bidirectional=True)
     x = torch.randn(2, 5, 3)
-    with pytest.raises(ValueError, match="give example="):
-        normrnn.export(model, tmp_path / "onnx", "onnx")
+    for form in ("onnx", "program"):
+        with pytest.raises(ValueError, match="give example="):
+            normrnn.export(model, tmp_path / form, form)
     file = normrnn.export(model, tmp_path / "own", "onnx", example=(x,))
     for B, T in SIZES:
         x = torch.randn(B, T, 3)

@@ -1,5 +1,6 @@
 """Commands on trained runs: evaluate, score, sample, posteriors and export."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -143,20 +144,28 @@ def posteriors(
 def export(
     run: RunArgument,
     out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")],
-    format: Literal["torch", "onnx", "safetensors"] | None = None,
+    format: Literal["torch", "onnx", "safetensors", "program"] | None = None,
+    quantize: Literal["none", "int8"] = "none",
+    opset: int | None = None,
 ) -> None:
     """The best model of a run, its normalisation folded into plain weights, with a model card.
 
     Args:
         run: Run directory.
         out: Directory to make, for the model and README.md; or the file, its card beside it.
-        format: Plain tensors for torch (.pt) or in safetensors, or an ONNX graph. None: by the
-            suffix of the file, else torch.
+        format: Plain tensors for torch (.pt) or in safetensors, an ONNX graph, or a program of
+            torch.export (.pt2). None: by the suffix of the file, else torch.
+        quantize: Weights of the ONNX graph as int8.
+        opset: Version of ONNX's operators to write.
     """
     from normrnn.deploy import export as exports
+    from normrnn.deploy.card import info
 
+    small = None if quantize == "none" else quantize
     try:
-        file = exports.export(run, out, format)
+        file = exports.export(run, out, format, quantize=small, opset=opset)
     except ValueError as error:  # what cannot be exported, and why
         raise UserError(str(error)) from None
     print(f"{file}: {file.stat().st_size / 1e6:,.2f} MB, with its model card\n")
+    for code in re.findall(r"```python\n(.*?)```", info(file), re.DOTALL):
+        print(code)

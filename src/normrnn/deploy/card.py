@@ -16,7 +16,7 @@ from normrnn.runs.records import CONFIG, MODEL, Row, read_rows
 from normrnn.runs.store import RunDirectory
 from normrnn.version import __version__
 
-SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx"}
+SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "program": ".pt2"}
 CARD = "README.md"
 _LARGEST_CARD = 1 << 20
 _START = '---\nlibrary_name: "normrnn"\n'

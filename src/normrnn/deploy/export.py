@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from normrnn.deploy.card import CARD, SUFFIXES, About, of_run, read_card
 from normrnn.deploy.networks import Exportable, folded, recurrent, with_layers
 from normrnn.errors import UsageError
 from normrnn.files import expanded, write_whole
+from normrnn.nn import LiGRU
 from normrnn.nn.base import Normalised
 from normrnn.runs.environment import named_device
 from normrnn.runs.records import CHECKPOINT, CONFIG, MODEL
@@ -46,7 +46,7 @@ values = {n: weights.pop(n) for n in ("mean", "scale") if n in weights}
 _BUILD = """\
 model = {model}
 for name, m in modules:
-    layer = getattr(torch.nn, m["type"])(**m["options"])
+    layer = getattr({library}, m["type"])(**m["options"])
     model = model.set_submodule(name, layer) or model if name else layer
 model.load_state_dict(weights)
 model.eval().requires_grad_(False)
@@ -59,7 +59,9 @@ def export(
     format: str | None = None,
     *,
     example: tuple[Any, ...] | Tensor | None = None,
-    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    dynamic: Any = None,
+    quantize: str | None = None,
+    opset: int | None = None,
 ) -> Path:
     """Write a trained network for use without this library, and a model card beside it.
 
@@ -70,13 +72,16 @@ def export(
             suffix and the card, README.md.
         format: ``"torch"`` (``.pt``), a dict that ``torch.load(weights_only=True)`` reads;
             ``"safetensors"``; ``"onnx"``, with ONNX's own recurrent operators, or a Scan for layers
-            that do not fold. Default: that of the suffix of ``path``, ``"torch"`` for a directory.
-        example: arguments of your own model, for onnx: it is traced with them. A tuple, or a
-            tensor if that is the only one.
+            that do not fold; ``"program"`` (``.pt2``), torch.export's. Default:
+            that of the suffix of ``path``, ``"torch"`` for a directory.
+        example: arguments of your own model, for onnx and program: it is traced with them. A
+            tuple, or a tensor if that is the only one.
         dynamic: the axes of those that may change by the argument's name,
             ``{"x": {0: "T", 1: "B"}}``; the parts of a tuple are ``state.0``, ``state.1``. The
             default is the first two of every tensor but features, the batch of a state (layers, B,
-            H) in a tuple.
+            H) in a tuple. Also what torch.export calls ``dynamic_shapes``.
+        quantize: ``"int8"``, for onnx: weights in a quarter of the space.
+        opset: the version of ONNX's operators, for onnx, from 18, the default.
 
     Returns:
         The file; its card says how to load it.
@@ -95,6 +100,10 @@ def export(
     format = format or names.get(path.suffix, "torch")
     if format not in SUFFIXES:
         raise ValueError(f"unknown format={format!r}: choose one of {', '.join(SUFFIXES)}")
+    if quantize not in (None, "int8") or (quantize and format != "onnx"):
+        raise ValueError(f"quantize={quantize!r} with format={format!r}: 'int8' is for 'onnx'")
+    if opset is not None and format != "onnx":
+        raise ValueError(f"opset={opset} with format={format!r}: it is for 'onnx'")
     file, card = _target(path, SUFFIXES[format])
     if isinstance(model, nn.Module):
         network = getattr(model, "_orig_mod", model)  # a compiled model has other names
@@ -119,7 +128,10 @@ def export(
             raise ValueError(
                 f"format={format!r} traces your own model: give example=, a tuple of its arguments"
             )
-        content, code = traced.onnx_graph(source, file.name)
+        if format == "onnx":
+            content, code = traced.onnx_graph(source, file.name, opset, quantize)
+        else:
+            content, code = traced.program(source, file.name)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, *content)
     write_whole(card, about.card(code).encode())
@@ -149,7 +161,9 @@ def _tensors(source: Exportable, format: str, name: str) -> tuple[list[Any], str
     user's own model its recurrent layers, since other code builds the rest."""
     if not any(isinstance(layer, Normalised) for layer in recurrent(source.network).values()):
         raise ValueError(f"{type(source.network).__name__} holds no layer of normrnn to fold")
-    plain = with_layers(source.network, lambda layer, name: folded(layer, name, keep=False))
+    plain = with_layers(
+        source.network, lambda layer, name: folded(layer, name, keep=isinstance(layer, LiGRU))
+    )
     # Clones: safetensors refuses a tensor that has two names.
     weights = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
     described = recurrent(plain) | (dict(plain.named_children()) if source.usage else {})
@@ -164,8 +178,10 @@ def _tensors(source: Exportable, format: str, name: str) -> tuple[list[Any], str
         *content, _ = sealed_tensors(weights, {**metadata, **source.notes})
     code = _READ[format].format(name=json.dumps(name))
     code += _VALUES if source.usage and "mean" in weights else ""
-    own = "MyModel()  # yours: any layers will do where it has recurrent ones"
-    code += _BUILD.format(model="torch.nn.Module()" if source.usage else own)
+    library, own = "torch.nn", "MyModel()  # yours: any layers will do where it has recurrent ones"
+    if any(module["type"] == "LiGRU" for module in modules.values()):
+        code, library = f"import normrnn\n{code}", 'normrnn if m["type"] == "LiGRU" else torch.nn'
+    code += _BUILD.format(model="torch.nn.Module()" if source.usage else own, library=library)
     return content, code + source.usage
 
 
@@ -176,4 +192,5 @@ def _description(module: nn.Module) -> dict[str, Any]:
     if isinstance(module, nn.RNNBase):
         options |= {"proj_size": module.proj_size} if module.proj_size else {}
         options |= {"nonlinearity": module.nonlinearity} if isinstance(module, nn.RNN) else {}
+        options |= {"norm": None} if isinstance(module, LiGRU) else {}
     return {"type": type(module).__name__, "options": options}

@@ -18,7 +18,7 @@ class Exportable:
     network: nn.Module
     example: tuple[Any, ...] | None = None
     """Arguments to trace `network` with."""
-    dynamic: Mapping[str, Mapping[int, str]] | None = None
+    dynamic: Any = None
     """Names of the axes that may change, by argument."""
     outputs: tuple[str, ...] = ("output",)
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -52,5 +52,5 @@ def folded(layer: nn.RNNBase, name: str, keep: bool) -> nn.RNNBase:
     try:
         layer.check_foldable(name, keep=keep)
     except ValueError as error:
-        raise ValueError(f"{error}; the format onnx needs no folding") from None
+        raise ValueError(f"{error}; the formats onnx and program need no folding") from None
     return layer.folded(keep=keep)

@@ -1,16 +1,19 @@
-"""The format onnx, which torch's exporter writes.
+"""The formats onnx and program, which torch's exporters write.
 
-Layers that fold are ONNX's LSTM, GRU and RNN operators. The exporter sees others as torch's `scan`
-(`normrnn.ops.scan`), so that files do not need this package.
+Both trace the same copy: exporters see our layers as torch's `scan` (`normrnn.ops.scan`), so that
+files do not need this package. In ONNX, layers that fold are ONNX's LSTM, GRU and RNN operators.
 """
 
 import copy
 import inspect
+import io
 import json
 import logging
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -22,6 +25,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from normrnn.deploy.networks import Exportable, folded, recurrent, with_layers
+from normrnn.errors import UserError
 from normrnn.extras import import_extra
 
 OPSET = 18
@@ -31,6 +35,12 @@ _NOT_PACKED = (
     "an export takes no PackedSequence, which needs normrnn to run: give its layers tensors, with "
     "lengths= where they are padded"
 )
+_PROGRAM = """\
+import torch
+
+# unpickles: only for files of people you trust
+model = torch.export.load({name}).module()
+"""
 _ONNX = """\
 import numpy, onnxruntime
 
@@ -38,44 +48,70 @@ session = onnxruntime.InferenceSession({name})
 """
 
 
-def onnx_graph(source: Exportable, name: str) -> tuple[list[bytes], str]:
+def program(source: Exportable, name: str) -> tuple[list[bytes], str]:
+    """Return the content of a torch.export program, and code that loads it with torch alone."""
+    exported, tensors, _ = _traced(source, lambda layer: layer)
+    buffer = io.BytesIO()  # torch's writer ends the process if a disk is full
+    extra = {f"{note}.json": text for note, text in source.notes.items()}
+    torch.export.save(exported, buffer, extra_files=extra)
+    code = _PROGRAM.format(name=json.dumps(name))
+    code += "".join(f"# The archive has {file}.\n" for file in extra)
+    if len(tensors) == len(source.example or ()):  # each argument is a tensor
+        code += _inputs(tensors, "torch")
+        code += f"outputs = model(*inputs.values())  # {', '.join(source.outputs)}\n"
+    return [buffer.getvalue()], code
+
+
+def onnx_graph(
+    source: Exportable, name: str, opset: int | None, quantize: str | None
+) -> tuple[list[bytes], str]:
     """Return the content of an ONNX file, and code that runs it with onnxruntime alone."""
     onnx: Any = import_extra("onnx", "export")
     import_extra("onnxscript", "export")
-    program, tensors, axes = _traced(source)
+    newest = onnx.defs.onnx_opset_version()
+    if opset is not None and not OPSET <= opset <= newest:
+        raise ValueError(f"opset={opset}: expected a number from {OPSET} to {newest}")
+    program, tensors, axes = _traced(source, _with_operators)
     with _quiet():
         exported: Any = torch.onnx.export(
             program,
             (),
             input_names=[*tensors],
             output_names=[*source.outputs],
-            opset_version=OPSET,
+            opset_version=opset or OPSET,
             verbose=False,
         )
     model = exported.model_proto
     for input in model.graph.input:
         for axis, label in axes.get(input.name, {}).items():
             input.type.tensor_type.shape.dim[axis].dim_param = str(label)
-    del model.graph.value_info[:]  # shapes of weights, which quantisers transpose
+    del model.graph.value_info[:]  # shapes of weights, which int8 transposes
     onnx.helper.set_model_props(model, dict(source.notes))
     code = _ONNX.format(name=json.dumps(name))
     code += "".join(f"# Its custom_metadata_map has {note!r}.\n" for note in source.notes)
-    code += "inputs = {}\n"
-    for name, tensor in tensors.items():  # lengths, tokens and other integers are 1
-        fill = "zeros" if tensor.is_floating_point() else "ones"
-        dtype = str(tensor.dtype).replace("torch", "numpy")
-        code += f'inputs["{name}"] = numpy.{fill}({tuple(tensor.shape)}, dtype={dtype})\n'
+    code += _inputs(tensors, "numpy")
     code += f"outputs = session.run(None, inputs)  # {', '.join(source.outputs)}\n"
-    return [model.SerializeToString()], code
+    return [_quantised(model) if quantize else model.SerializeToString()], code
+
+
+def _inputs(tensors: Mapping[str, Tensor], library: str) -> str:
+    """Return code of inputs: numbers that are 0, and lengths, tokens and other integers of 1."""
+    code = "inputs = {}\n"
+    for name, tensor in tensors.items():
+        fill = "zeros" if tensor.is_floating_point() else "ones"
+        dtype = str(tensor.dtype).replace("torch", library)
+        code += f'inputs["{name}"] = {library}.{fill}({tuple(tensor.shape)}, dtype={dtype})\n'
+    return code
 
 
 def _traced(
-    source: Exportable,
+    source: Exportable, operators: Callable[[Any], nn.Module]
 ) -> tuple[ExportedProgram, dict[str, Tensor], Mapping[str, Mapping[int, Any]]]:
-    """Trace a copy of a network in which layers that fold are ONNX's operators.
+    """Trace a copy of a network in which layers are folded where they fold.
 
-    Returns the program, the tensors of its arguments by name, and the names of the axes that may
-    change. ValueError for layers that need the statistics of a batch.
+    `operators` changes those that fold. Returns the program, the tensors of its arguments by name,
+    and the names of the axes that may change. ValueError for layers that need the statistics of a
+    batch.
     """
     assert source.example is not None
     if any(isinstance(value, PackedSequence) for value in source.example):
@@ -83,7 +119,7 @@ def _traced(
 
     def change(layer: nn.RNNBase, name: str) -> nn.Module:
         try:
-            new: Any = _with_operators(folded(layer, name, keep=True))
+            new: Any = operators(folded(layer, name, keep=True))
         except ValueError:
             new = copy.deepcopy(layer).eval()
             if not all(n.is_fixed for n in new.normalisers()):
@@ -95,18 +131,21 @@ def _traced(
     arguments = dict(inspect.signature(model.forward).bind(*source.example).arguments)
     leaves, _ = pytree.tree_flatten_with_path(arguments)
     tensors = {_name(path): value for path, value in leaves if isinstance(value, Tensor)}
-    axes = _free(model, tensors) if source.dynamic is None else source.dynamic
+    dynamic = _free(model, tensors) if source.dynamic is None else source.dynamic
+    axes = dynamic if isinstance(dynamic, Mapping) else {}
     if unknown := axes.keys() - tensors.keys():
         raise ValueError(
             f"dynamic= has axes of {min(unknown)!r}, and the tensors of example= are "
             f"{', '.join(tensors)}"
         )
-    free: Any = Dim.DYNAMIC(min=1)  # type: ignore[operator]
+    if isinstance(dynamic, Mapping):
+        free: Any = Dim.DYNAMIC(min=1)  # type: ignore[operator]
 
-    def sizes(path: Any, _: Any) -> Any:
-        return dict.fromkeys(axes.get(_name(path), {}), free) or None
+        def sizes(path: Any, _: Any) -> Any:
+            own = axes.get(_name(path), {})
+            return {axis: free if isinstance(d, str) else d for axis, d in own.items()} or None
 
-    dynamic = pytree.tree_map_with_path(sizes, arguments)
+        dynamic = pytree.tree_map_with_path(sizes, arguments)
     # Sizes that are equal by chance, a batch of 3 and a GRU's gates, stay independent.
     apart: Any = shapes.patch(use_duck_shape=False)  # type: ignore[attr-defined]
     with _quiet(), torch.no_grad(), apart:
@@ -149,7 +188,7 @@ def _check_lengths(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the exporter's warnings on shapes and on packages that are missing."""
+    """Suppress the exporters' warnings on shapes and on packages that are missing."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -206,7 +245,7 @@ def _operators(
     kind, D, H = layer.mode.partition("_")[0], 1 + layer.bidirectional, layer.hidden_size
     x = input.transpose(0, 1) if layer.batch_first else input
     T, B = x.shape[:2]
-    if lengths is not None:  # quantisers take a range from all of x, padding included
+    if lengths is not None:  # int8 takes a range from all of x, padding included
         inside = torch.arange(T, device=x.device)[:, None] < lengths[None]
         x = torch.where(inside[:, :, None], x, torch.zeros_like(x))
         lengths = lengths.to(torch.int32)
@@ -235,3 +274,20 @@ def _operators(
     output = x.transpose(0, 1) if layer.batch_first else x
     final = tuple(map(torch.cat, zip(*after, strict=True)))
     return output, final if kind == "LSTM" else final[0]
+
+
+def _quantised(model: Any) -> bytes:
+    """Return the graph with the weights of products, of the embedding and of LSTMs as int8.
+
+    Their inputs are quantised dynamically. GRU and RNN operators have no int8 form and are kept.
+    """
+    quantization = import_extra("onnxruntime.quantization", "export")
+    # Silences the advice to simplify the graph first.
+    model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
+    with tempfile.TemporaryDirectory() as scratch:
+        file, kind = Path(scratch, "model.onnx"), quantization.QuantType.QInt8
+        try:
+            quantization.quantize_dynamic(model, str(file), weight_type=kind, per_channel=False)
+            return file.read_bytes()
+        except Exception as error:  # of many types, where a file cannot be written
+            raise UserError(f"int8: {type(error).__name__} in {scratch}: {error}") from None

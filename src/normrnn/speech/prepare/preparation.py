@@ -102,7 +102,7 @@ def prepare(job: Job, out: Path, processes: int, report: Report) -> dict[str, An
 class _Split:
     """A split that is being written, and sums over its frames."""
 
-    def __init__(self, folder: Path, classes: int, files: ExitStack, end: str = "") -> None:
+    def __init__(self, folder: Path, classes: int, files: ExitStack, last: str = "") -> None:
         """Take over what an earlier start has written, up to the first damage, or to a key."""
         folder.mkdir(exist_ok=True)
         self.folder = folder
@@ -117,7 +117,7 @@ class _Split:
         for line in read_regular(folder / INDEX, ROWS).split(b"\n")[:-1]:
             try:
                 entry = Entry.decode(line)
-                if end and entry.key > end:
+                if last and entry.key > last:
                     break
                 split = SpeechSplit(folder, [entry])
                 self._count(entry, split.features(0).numpy(), split.labels(0).numpy())
