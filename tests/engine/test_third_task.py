@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +70,21 @@ def test_it_is_trained_resumed_loaded_evaluated_and_reported(
     assert loaded.measure.long == "surprise in bits, 8 cells"
     command("report", run, "--out", tmp_path / "report.html")
     assert "surprise" in (tmp_path / "report.html").read_text()
+
+
+def test_its_network_may_have_buffers_that_are_not_saved(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Network(MajorityNetwork):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.register_buffer("positions", torch.arange(9), persistent=False)
+
+    monkeypatch.setattr(MajorityTask, "network", Network)
+    for epochs in ("1", "2"):
+        command("train", recipe, "--norm", "sequence", "--epochs", epochs, "--out", tmp_path)
+    assert "positions" not in torch.load(tmp_path / "checkpoint.pt")["best_running"]
+    command("evaluate", tmp_path)
 
 
 def test_it_is_listed(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

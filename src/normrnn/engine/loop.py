@@ -313,7 +313,8 @@ class Trainer:
             if loss < progress.best_loss:
                 progress.best_loss, progress.best_updates = loss, progress.updates
                 progress.best_epoch = progress.epoch + 1
-                self.best_running = {name: b.clone() for name, b in model.named_buffers()}
+                state, buffers = model.state_dict(), dict(model.named_buffers())
+                self.best_running = {name: state[name].clone() for name in buffers if name in state}
                 self._write_model(model, "running")
         progress.validation_due = False
         if progress.index == self._bounds()[-1]:
