@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -210,8 +211,8 @@ def test_runs_done_and_time_left(
     arms = plan(replace(tiny, epochs=4), ["none", "frame"], 3, tmp_path)
     arms[0].ended = 0  # earlier: says nothing about the speed
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
-    status = PlainConsole().status("")
-    progress = Progress(arms, PlainConsole(), status)
+    progress, status = Progress(arms, PlainConsole()), PlainConsole().status("")
+    progress.update = status.update
     progress.show()
     assert status.status == "1 of 6 runs done"
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
@@ -226,6 +227,13 @@ def test_runs_done_and_time_left(
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "2 of 6 runs done, about 0:06:40 left"
     assert (len(shown), shown[-1]) == (5, "6 of 6 runs done")
+    lines: list[str] = []  # of a notebook, which shows the last
+    line = SimpleNamespace(update=lambda data, **_: lines.append(data["text/plain"]))
+    display = SimpleNamespace(display=lambda *_, **__: line)
+    module = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=0), display=display)
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    Progress([replace(arms[0], ended=None), *arms[1:]], PlainConsole()).show()
+    assert (lines, capsys.readouterr().out) == (["5 of 6 runs done"], "")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])

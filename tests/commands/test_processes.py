@@ -100,12 +100,13 @@ def test_a_comparison_gives_each_arm_two(text_dir: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_what_goes_wrong_is_the_sentence_of_one(tiny: LanguageConfig, tmp_path: Path) -> None:
+def test_what_goes_wrong_is_the_last_line_and_the_exit_code(
+    tiny: LanguageConfig, tmp_path: Path
+) -> None:
     child = start_run(replace(tiny, norm="hidden"), tmp_path / "refused", 2)
     child.wait()
     assert child.code == 2
     assert "--train.no-sync-statistics" in child.last_words()
-    assert child.log.read_text().count("cannot pool its statistics") == 1
     wild = replace(tiny, optimizer=replace(tiny.optimizer, lr=1e38, clip_norm=0.0))
     child = start_run(wild, tmp_path / "wild", 2)
     child.wait()

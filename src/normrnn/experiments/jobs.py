@@ -1,13 +1,13 @@
 """Runs as processes of their own, several at a time: what is shown of them, and their report."""
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
-
-from rich.status import Status
+from typing import Any
 
 from normrnn.config.base import Config
 from normrnn.config.registry import task_of
@@ -159,8 +159,10 @@ def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: f
     """
     waiting = [job for job in jobs if job.code is None]
     failed: list[Job] = []
-    status = console.status("training") if waiting and console.is_terminal else None
-    progress = Progress(jobs, console, status)
+    progress, status = Progress(jobs, console), None
+    if waiting and console.is_terminal and not progress.notebook:
+        status = console.status("training")
+        progress.update = status.update
     with ended_politely(), status or nullcontext():
         try:
             while any(job.code is None for job in jobs):
@@ -192,11 +194,10 @@ def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: f
 class Progress:
     """Prints validations and tests of runs as they come, how many are done and the time left."""
 
-    def __init__(
-        self, jobs: Sequence[Job], console: PlainConsole, status: Status | None = None
-    ) -> None:
-        """`status` is the line of a terminal that always shows the progress."""
-        self.jobs, self.console, self.status = jobs, console, status
+    def __init__(self, jobs: Sequence[Job], console: PlainConsole) -> None:
+        self.jobs, self.console, self.notebook = jobs, console, _notebook_line()
+        self.update = self.notebook
+        """Shows the progress in place of what it showed last; a notebook shows nothing else."""
         self.done = sum(job.has_ended for job in jobs)
         rows = [read_rows(job.out) for job in jobs]
         self.seen = [len(r) * job.has_ended for job, r in zip(jobs, rows, strict=True)]
@@ -213,16 +214,29 @@ class Progress:
             last = {row["split"]: row for row in new}
             for row in new:
                 if isinstance(job, RunJob) or row is last[row["split"]]:
-                    self.console.print(f"{job.label}: {job.describe(row)}", soft_wrap=True)
+                    self._say(f"{job.label}: {job.describe(row)}")
         before, self.done = self.done, sum(job.has_ended for job in self.jobs)
         text, gain = f"{self.done} of {len(self.jobs)} runs done", sum(self.shares) - self.before
         if gain > 0 and self.done < len(self.jobs):
             rate = gain / (time.monotonic() - self.start)
             text += f", about {duration((len(self.jobs) - sum(self.shares)) / rate)} left"
-        if self.status:
-            self.status.update(text)
+        if self.update:
+            self.update(text)
         if self.done > before:
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        if not self.notebook:
             self.console.print(text, soft_wrap=True)
+
+
+def _notebook_line() -> Callable[[str], None] | None:
+    """Return a function that replaces a line of text in a notebook; None elsewhere."""
+    module: Any = sys.modules.get("IPython")
+    if not (module and hasattr(module.get_ipython(), "kernel")):
+        return None
+    line = module.display.display({"text/plain": ""}, raw=True, display_id=True)
+    return lambda text: line.update({"text/plain": text}, raw=True)
 
 
 def _share_done(job: Job, rows: Sequence[Row]) -> float:
