@@ -48,10 +48,11 @@ class Interrupt:
     """Whether a request raises Interrupted immediately: while nothing is written."""
 
     def __enter__(self) -> Self:
+        self._before: dict[int, Any] = {}  # a signal may come before both handlers are set
         # Only the main thread may set handlers.
-        is_main = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-        self._before = {number: signal.signal(number, self._request) for number in numbers}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(self, *_: object) -> None:
