@@ -101,13 +101,6 @@ def test_acoustic_models(form: str, norm: str, options: Any, tmp_path: Path) -> 
     check_speech(model, normrnn.export(model, tmp_path / f"m.{SUFFIXES[form]}", form))
 
 
-@pytest.mark.parametrize("norm", ["frame", "layer"])
-def test_a_program(norm: str, tmp_path: Path) -> None:
-    model = text_model("lstm", norm, 1, peephole="all").train()
-    file = normrnn.export(model, tmp_path / "text", "program")
-    check_text(model.eval(), file)
-
-
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's, of its own files
 @torch.no_grad()
 def test_a_program_without_a_state(tmp_path: Path) -> None:
@@ -168,6 +161,7 @@ def test_networks_without_an_operator_of_their_own_in_onnx(
     """Their recurrence is a Scan of standard operators; an export of fixed sizes fixes no other."""
     model = text_model(cell, **{"layers": 1, **options})
     normrnn.export(model, tmp_path / "fixed.pt2", dynamic={})
+    check_text(model, normrnn.export(model, tmp_path / "text.pt2", "program"))
     file = normrnn.export(model, tmp_path / "text.onnx", "onnx")
     check_text(model, file)
     check_graph(file, "Scan", cell.upper(), ["h0", "c0"] if cell == "lstm" else ["h0"])
@@ -190,27 +184,30 @@ def test_the_version_of_operators(tmp_path: Path) -> None:
         (lambda: text_model(norm="layer"), "norm='layer'", ("torch", "safetensors")),
         (lambda: text_model(norm="recurrent"), "normalises the cell too", ("torch",)),
         (lambda: text_model(time_steps=5), "differ over 5 time steps.*shared=True", ("torch",)),
-        (lambda: Padded(track_running_stats=False), "track_running_stats", SUFFIXES),
+        (lambda: Own(track_running_stats=False), "track_running_stats", SUFFIXES),
     ],
 )
 def test_what_cannot_fold_is_refused(make: Any, reason: str, forms: Any, tmp_path: Path) -> None:
     model = make()
-    example = (X, torch.tensor([4, 3])) if isinstance(model, Padded) else None
+    example = (X, None, torch.tensor([4, 3])) if isinstance(model, Own) else None
     for form in forms:
         with pytest.raises(ValueError, match=reason):
             normrnn.export(model, tmp_path / "out", form, example=example)
     assert not [*tmp_path.iterdir()]
 
 
-class Padded(nn.Module):
-    """A user's own, that gives its layer padded batches with lengths."""
+class Own(nn.Module):
+    """A user's own, with all that its layer takes."""
 
     def __init__(self, kind: Any = normrnn.LSTM, **options: Any) -> None:
         super().__init__()
         self.rnn = kind(3, 4, 2, **options)
 
-    def forward(self, x: Tensor, lengths: Tensor) -> Any:
-        return self.rnn(x, lengths=lengths)
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Any = None, twice: bool = False
+    ) -> Any:
+        output, state = self.rnn(x, state, lengths=lengths)
+        return 2 * output if twice else output, state
 
 
 def padded(B: int, T: int, batch_first: bool = False) -> tuple[Tensor, Tensor]:
@@ -237,50 +234,22 @@ PADDED_SCANS: list[Any] = [
 ]
 
 
-@torch.no_grad()
-def check_padded(kind: Any, options: Any, run: Any, file: Path, dynamic: Any) -> None:
-    first = options.get("batch_first", False)
-    model, form = Padded(kind, **options), "onnx" if file.suffix == ".onnx" else "program"
-    randomise(model)
-    example = padded(3, 5, first)
-    model.eval()(*example)
-    normrnn.export(model, file, form, example=example, dynamic=dynamic)
-    for B, T in [(2, 5), (4, 9), (1, 1)]:
-        x, lengths = padded(B, T, first)
-        wanted, state = model(x, lengths)
-        found = list(run(x, lengths))
-        expected = [wanted, *(state if isinstance(state, tuple) else (state,))]
-        torch.testing.assert_close(found, expected, **CLOSE)
-
-
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize(("kind", "options"), [*PADDED, *PADDED_SCANS])
+@torch.no_grad()
 def test_a_users_own_padded_batches_in_onnx(kind: Any, options: Any, tmp_path: Path) -> None:
-    file = tmp_path / "m.onnx"
-    axes = {0: "B", 1: "T"} if options.get("batch_first") else {0: "T", 1: "B"}
-
-    def run(x: Tensor, lengths: Tensor) -> Any:
-        given = {"x": x.numpy(), "lengths": lengths.numpy()}
-        return map(torch.from_numpy, session(file).run(None, given))
-
-    check_padded(kind, options, run, file, {"x": axes, "lengths": {0: "B"}})
-
-
-class Carried(nn.Module):
-    """A user's own, with all that its layer takes."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.rnn = normrnn.LSTM(3, 4, 2, **options)
-
-    def forward(
-        self, x: Tensor, state: Any = None, lengths: Any = None, twice: bool = False
-    ) -> Any:
-        if state is None:
-            zero = x.new_zeros(self.rnn.num_layers, x.shape[1], self.rnn.hidden_size)
-            state = zero, zero
-        output, state = self.rnn(x, state, lengths=lengths)
-        return 2 * output if twice else output, state
+    first = options.get("batch_first", False)
+    axes = {0: "B", 1: "T"} if first else {0: "T", 1: "B"}
+    model, (x, lengths) = Own(kind, **options), padded(3, 5, first)
+    randomise(model)
+    model.eval()(x, None, lengths)
+    how: Any = {"example": (x, None, lengths), "dynamic": {"x": axes, "lengths": {0: "B"}}}
+    file = normrnn.export(model, tmp_path / "m.onnx", "onnx", **how)
+    for B, T in [(2, 5), (4, 9), (1, 1)]:
+        x, lengths = padded(B, T, first)
+        found = session(file).run(None, {"x": x.numpy(), "lengths": lengths.numpy()})
+        expected = tree_leaves(model(x, None, lengths))
+        torch.testing.assert_close([torch.from_numpy(one) for one in found], expected, **CLOSE)
 
 
 def carried(B: int, T: int) -> tuple[Tensor, Any, Tensor]:
@@ -301,7 +270,7 @@ def carried(B: int, T: int) -> tuple[Tensor, Any, Tensor]:
 )
 @torch.no_grad()
 def test_every_tensor_of_the_arguments_in_onnx(pick: Any, names: list[str], tmp_path: Path) -> None:
-    model: Any = Carried().eval()
+    model: Any = Own().eval()
     randomise(model)
     file = normrnn.export(model, tmp_path / "m.onnx", "onnx", example=pick(*carried(3, 5)))
     weights = onnx.load(str(file)).graph.initializer
@@ -347,20 +316,22 @@ def test_a_model_without_our_layers(tmp_path: Path) -> None:
 
 
 class Tagger(nn.Module):
-    """A user's own."""
+    """A user's own, with one layer under two names."""
 
-    def __init__(self, kind: Any = normrnn.GRU, **options: Any) -> None:
+    def __init__(self, kind: Any = normrnn.GRU) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(3)
-        self.inner = nn.ModuleDict({"rnn": kind(3, 4, batch_first=True, **options)})
-        self.out = nn.Linear(4 * (1 + options.get("bidirectional", False)), 2)
+        self.inner = nn.ModuleDict({"rnn": kind(3, 3, 2, batch_first=True)})
+        self.again = self.inner["rnn"]
+        self.out = nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.inner["rnn"](self.norm(x.transpose(1, 2)).transpose(1, 2))[0])
+        x = self.inner["rnn"](self.norm(x.transpose(1, 2)).transpose(1, 2))[0]
+        return self.out(self.again(x)[0])
 
 
-def tagger(**options: Any) -> Any:
-    model = Tagger(**options)
+def tagger() -> Any:
+    model = Tagger()
     randomise(model)
     return model.eval()
 
@@ -374,17 +345,20 @@ def rebuilt(file: Path, make: Any) -> Any:
 
 
 @pytest.mark.parametrize("form", ["torch", "safetensors"])
-def test_a_users_own_model_from_tensors(form: str, tmp_path: Path) -> None:
-    model = tagger(num_layers=2, bidirectional=True)
-    file = normrnn.export(model, tmp_path / "own", form)
-    found = rebuilt(file, lambda: Tagger(nn.GRU, num_layers=2, bidirectional=True))
-    assert type(found.inner["rnn"]) is nn.GRU
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of its compiler
+def test_a_users_own_model_from_tensors(compiled: bool, form: str, tmp_path: Path) -> None:
+    """By the code on its card, which finds the names of the model that was compiled."""
+    model = tagger()
+    given: Any = torch.compile(model) if compiled else model
+    found = rebuilt(normrnn.export(given, tmp_path / "own", form), lambda: Tagger(nn.GRU).eval())
+    assert type(found.again) is nn.GRU
     x = torch.randn(6, 5, 3)
     torch.testing.assert_close(found(x), model(x), **CLOSE)
 
 
 def test_a_users_own_model_traced(tmp_path: Path) -> None:
-    model = tagger(num_layers=2, bidirectional=True)
+    model = tagger()
     x = torch.randn(2, 5, 3)
     for form in ("onnx", "program"):
         with pytest.raises(ValueError, match="give example="):
@@ -443,35 +417,10 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     assert {path.read_text() for path in tmp_path.iterdir()} == {"before"}
 
 
-class Twice(nn.Module):
-    """One layer under two names."""
-
-    def __init__(self, kind: Any = normrnn.GRU) -> None:
-        super().__init__()
-        self.first = self.second = kind(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x)[0])[0]
-
-
-@pytest.mark.parametrize("form", ["torch", "safetensors"])
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of its compiler
-def test_a_layer_of_two_names(compiled: bool, form: str, tmp_path: Path) -> None:
-    """By the code on its card, which finds the names of the model that was compiled."""
-    model: Any = Twice()
-    randomise(model)
-    model.eval()
-    given: Any = torch.compile(model) if compiled else model
-    file = normrnn.export(given, tmp_path / "own", form)
-    x = torch.randn(6, 5, 3)
-    torch.testing.assert_close(rebuilt(file, lambda: Twice(nn.GRU))(x), model(x), **CLOSE)
-
-
 def test_nothing_is_left_where_onnx_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(UserError, match="needs onnx"):
-        normrnn.export(Twice(), tmp_path / "out", "onnx", example=torch.randn(6, 5, 3))
+        normrnn.export(tagger(), tmp_path / "out", "onnx", example=torch.randn(6, 5, 3))
     assert not (tmp_path / "out").exists()
