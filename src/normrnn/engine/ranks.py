@@ -6,6 +6,8 @@ All run the same program on their share of every batch; only the first writes an
 import io
 import os
 import re
+import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from normrnn.engine.launch import STORE, rank_and_size
@@ -104,10 +107,10 @@ def together(device: torch.device) -> Iterator[Ranks]:
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     try:
         if path := os.environ.get(STORE):  # of our launcher
-            store = dist.FileStore(path, -1)
-            group = {"store": store, "rank": rank, "world_size": size}
-        else:  # as torchrun's environment says
-            group = {}
+            store: dist.Store = dist.FileStore(path, -1)
+        else:
+            store = _torchrun_store(rank, size)
+        group = {"store": store, "rank": rank, "world_size": size}
         dist.init_process_group(backend, timeout=_LONGEST, **group)
         yield current()
     except RuntimeError as error:
@@ -117,6 +120,26 @@ def together(device: torch.device) -> Iterator[Ranks]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _torchrun_store(rank: int, size: int) -> dist.Store:
+    """Return the store of torchrun's environment with a prefix that the first rank draws.
+
+    torchrun keeps one store over restarts, with addresses of earlier attempts. The number of
+    restarts is not a prefix: machines count their own.
+    """
+    store, token = next(rendezvous("env://"))[0], secrets.token_hex(8)
+    if rank:
+        store.set(f"request/{rank}", token)
+        token = store.get(f"reply/{token}").decode()  # waits for it
+        store.set(f"{token}/{rank}", "here")
+    missing = [] if rank else list(range(1, size))
+    while missing:
+        for other in missing:  # a request of an earlier attempt is answered too, without effect
+            store.set(f"reply/{store.get(f'request/{other}').decode()}", token)
+        time.sleep(0.02)
+        missing = [other for other in missing if not store.check([f"{token}/{other}"])]
+    return dist.PrefixStore(token, store)
 
 
 def device_of_rank(device: torch.device) -> torch.device:
