@@ -40,12 +40,11 @@ _imported: dict[str, str] = {}
 
 
 def register(make: Recipe, name: str | None = None) -> Recipe:
-    """Register a recipe under a name, by default the one that its config has, and return it.
+    """Register a recipe under a name, by default the function's with dashes, and return it.
 
     The first line of its docstring is its summary. ValueError for a name that is taken.
     """
-    if name is None:
-        name = make().recipe
+    name = name or make.__name__.replace("_", "-")
     if name in _RECIPES:
         raise ValueError(f"there is a recipe {name!r} already")
     _RECIPES[name] = make
