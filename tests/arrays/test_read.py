@@ -88,6 +88,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "zero length": ({"x": padded(PIECES), "lengths": LENGTHS * 0}, "lengths"),
     "nan": ({"x": [*PIECES[:-1], np.full((2, 2), np.nan)]}, "sequence 39; padded"),
     "nan padding": ({"x": padded(PIECES)}, "sequence 0; padded sequences need lengths"),
+    "lone y": ({"y_valid": Y}, "y_valid is there without x_valid"),
     "two x": ({"x_train": PIECES, "y_train": Y}, "x_train"),
     "dict": ({"x": {"a": PIECES}}, "{'a'"),
     "ragged features": ({"x": [*PIECES[:-1], np.zeros((2, 3))]}, "[(2,), (3,)]"),

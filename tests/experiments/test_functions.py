@@ -89,12 +89,27 @@ def test_higher_is_better_and_further_arguments(tmp_path: Path) -> None:
 
 
 def test_a_value_that_is_not_finite_is_a_divergence() -> None:
-    def wild(norm: str | None, seed: int, log: RunLog) -> None:  # noqa: ARG001
-        log(step=1, valid=1.0)
-        log(step=2, valid=math.nan if norm else 0.5)
+    def wild(norm: str | None, seed: int, log: RunLog) -> None:
+        log(step=1, train=math.nan, valid=math.inf)  # a step that a scaler skips
+        log(step=2, valid=1.0)
+        log(step=3, valid=math.nan if norm else 1e301 if seed == 2 else 0.5)
 
     result = normrnn.compare(wild, seeds=2)
-    assert result.to_dict()["diverged"] == {"sequence": [2, 2]}
+    assert result.to_dict()["diverged"] == {"none": [1, 2], "sequence": [2, 2]}
+
+
+def test_settings_that_are_arrays_and_objects_are_told_apart(tmp_path: Path) -> None:
+    def reads(norm: Any, seed: int, log: RunLog, table: Any, other: Any) -> None:  # noqa: ARG001
+        CALLS.append((norm, seed))
+        log(step=1, valid=float(table.sum()))
+
+    table = torch.zeros(5000)
+    for _ in range(2):
+        normrnn.compare(reads, norms="none", out=tmp_path, table=table, other=[object()])
+    assert len(CALLS) == 1
+    table[2500] = 1
+    with pytest.raises(UsageError, match="table was"):
+        normrnn.compare(reads, norms="none", out=tmp_path, table=table, other=[object()])
 
 
 def test_what_a_function_may_not_do(tmp_path: Path) -> None:
@@ -104,6 +119,10 @@ def test_what_a_function_may_not_do(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="1 after 2"):
         normrnn.compare(backwards)
+    with pytest.raises(ValueError, match=r"0\.1 after 0"):
+        normrnn.compare(lambda norm, seed, log: log(step=0.1, valid=1.0))  # noqa: ARG005
+    with pytest.raises(UsageError, match="seed"):
+        normrnn.compare(falling, seed="1")
     with pytest.raises(UserError, match="log"):
         normrnn.compare(lambda norm, seed, log: None, out=tmp_path / "a")  # noqa: ARG005
     with pytest.raises(UsageError, match="arguments"):

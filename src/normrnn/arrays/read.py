@@ -19,9 +19,9 @@ from normrnn.files import expanded, open_regular, replacing, resolved
 SPLITS = ("train", "valid", "test")
 KEYS = {
     f"{part}{end}"
-    for part in ("x", "y", "lengths", "groups")
+    for part in ("x", "y", "lengths")
     for end in ("", *(f"_{split}" for split in SPLITS))
-}
+} | {"groups", "groups_train"}
 _PERMUTATION_SEED = 1
 _UNREADABLE = (OSError, EOFError, ValueError)
 Array = np.ndarray[Any, Any]
@@ -122,10 +122,9 @@ def write_arrays(parts: Mapping[str, Any], options: ArraysConfig, out: Path) -> 
         for split, one in checked.splits.items()
         for part, array in (("x", one.rows), ("lengths", one.lengths), ("y", one.targets))
     }
-    if not path.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            np.savez(file, allow_pickle=False, **content)
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        np.savez(file, allow_pickle=False, **content)
     return path
 
 
@@ -137,6 +136,9 @@ def _prepare(parts: Mapping[str, Any], options: ArraysConfig, where: str) -> Arr
         )
     if "x" in parts and "x_train" in parts:
         raise ValueError("x and x_train are both there: give one of them")
+    for name in parts:
+        if (needed := f"x{name.removeprefix(name.partition('_')[0])}") not in parts:
+            raise ValueError(f"{name} is there without {needed}")
     suffix = "_train" if "x_train" in parts else ""
     splits = {"train": _split(parts, suffix)}
     splits |= {s: _split(parts, f"_{s}") for s in SPLITS[1:] if f"x_{s}" in parts}

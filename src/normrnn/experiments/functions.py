@@ -5,15 +5,17 @@ with, and `metrics.jsonl` with what it logged. `normrnn report OUT` and `normrnn
 them as they read other runs.
 """
 
+import hashlib
 import inspect
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+import numpy as np
 
 from normrnn.config.jsonio import differences
 from normrnn.config.registry import KIND, handed_over, import_path
@@ -48,23 +50,28 @@ class RunLog:
         lr: float | None = None,
         **unknown: Any,
     ) -> None:
-        """Record values of a step; steps must not decrease. A value that is not finite marks the
-        run as diverged."""
+        """Record values of a step; steps must not decrease. A validation or test value that is not
+        finite, and not followed by one that is, marks the run as diverged."""
         for name in unknown:
             raise UsageError(f"log has no {name!r}: it takes step, train, valid, test and lr")
-        if step < self._last:
-            raise ValueError(f"steps must not decrease: {step} after {self._last}")
-        self.calls, self._last = self.calls + 1, step
+        if step < self._last or step != int(step):
+            raise ValueError(
+                f"steps are whole numbers that do not decrease: {step} after {self._last}"
+            )
+        self.calls, self._last = self.calls + 1, int(step)
         seconds = time.monotonic() - self._started
         for split, given in {"train": train, "valid": valid, "test": test}.items():
             if given is None:
                 continue
             value = float(given.detach() if hasattr(given, "detach") else given)
-            if not math.isfinite(value):
-                text = f"{split} is {value} at step {step}\n"
-                write_whole(self.directory / DIVERGED, text.encode())
+            is_finite, diverged = abs(value) < 1e300, self.directory / DIVERGED
+            if split != "train" and is_finite:
+                diverged.unlink(missing_ok=True)
+            elif split != "train":
+                write_whole(diverged, f"{split} is {value} at step {step}\n".encode())
+            if not is_finite:
                 continue
-            row = {"updates": int(step), "epoch": self.calls, "split": split}
+            row = {"updates": self._last, "epoch": self.calls, "split": split}
             row |= {} if split == "train" else {"statistics": "running"}
             row |= {"loss": self.sign * value, "value": value, "count": 1, "seconds": seconds}
             self.file.append(row if lr is None else {**row, "lr": float(lr)})
@@ -82,11 +89,7 @@ class FunctionJob(Job):
     def config(self) -> dict[str, Any]:
         """Return config.json, without what a run gets at its end: the number of calls of `log`
         and the hash of the rows."""
-        settings = {
-            name: value if isinstance(value, bool | int | float | str | None) else repr(value)[:200]
-            for name, value in self.call["settings"].items()
-        }
-        return {**self.call, "kind": KIND, "settings": settings}
+        return {**self.call, "kind": KIND, "settings": _plain(self.call["settings"])}
 
     def look(self) -> None:
         """Mark a run that has ended; UsageError if another run is in its directory."""
@@ -120,6 +123,9 @@ class FunctionJob(Job):
         self.out.mkdir(parents=True, exist_ok=True)
         busy = BusyError(f"another process is training in {self.out}")
         with exclusive(self.out / LOCK, busy):
+            self.look()
+            if self.ended is not None:  # by another process, just now
+                return
             (self.out / DIVERGED).unlink(missing_ok=True)
             self._write_config(0, "")
             call, log = self.call, RunLog(self.out, self.call["higher_is_better"])
@@ -134,6 +140,21 @@ class FunctionJob(Job):
         write_whole(self.out / CONFIG, json.dumps(config).encode())
 
 
+def _plain(value: Any) -> Any:
+    """Return a value for JSON: arrays and tensors as their hash, other objects as their type."""
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if hasattr(value, "__array__"):
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        about = f"{array.dtype} {array.shape} ".encode()
+        return hashlib.sha256(about + array.tobytes()).hexdigest()
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
 def run_functions(
     train: TrainFunction,
     norms: str | Sequence[str | None],
@@ -144,12 +165,14 @@ def run_functions(
     settings: Mapping[str, Any],
 ) -> tuple[str, list[Path]]:
     """Call the function with every norm and seed; return its name and the run directories."""
-    several = norms.split(",") if isinstance(norms, str) else norms
-    names = list(dict.fromkeys(norm or BASELINE for norm in several))
+    several = [n.strip() for n in norms.split(",")] if isinstance(norms, str) else norms
+    names = list(dict.fromkeys(BASELINE if n in (None, "None", "") else n for n in several))
     if not names:
         raise UsageError("norms needs at least one value")
     settings = dict(settings)
     first = settings.pop("seed", 1)
+    if type(first) is not int:
+        raise UsageError(f"seed must be a whole number, not {first!r}")
     try:
         inspect.signature(train).bind(None, 1, None, **settings)
     except TypeError as error:

@@ -73,7 +73,8 @@ class Vocabulary:
             if limit <= len(required):
                 raise UsageError(f"text.max_vocab {limit} leaves no room for words")
             free = [s for s in ranked if s not in required][: limit - len(required)]
-            ranked = [s for s in ranked if s in {*free, *required}]
+            kept = {*free, *required}
+            ranked = [s for s in ranked if s in kept]
         return cls(tuple(ranked), level)
 
     def __len__(self) -> int:
