@@ -1,7 +1,7 @@
 """What the tests of ops and nn share: random layers, the reference beside them, comparison."""
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -129,7 +129,7 @@ def run(
     hx, to = (s and (s if layer.mode == "LSTM" else s[0]) for s in (state, reset_to))
     if reset_to is not None:
         if form == "unbatched":
-            to = _squeezed(to)
+            to = _each(to, lambda s: s.squeeze(1))
         layer = partial(layer, reset_to=to)
     T, more = x.shape[0], {} if resets is None else {"resets": resets}
     if form == "dense":
@@ -141,10 +141,10 @@ def run(
         output, final = layer(x.transpose(0, 1), hx, lengths=torch.tensor(lengths), **more)
         output = output.transpose(0, 1)
     elif form == "unbatched":
-        hx = None if hx is None else _squeezed(hx)
+        hx = None if hx is None else _each(hx, lambda s: s.squeeze(1))
         more = {name: value.squeeze(1) for name, value in more.items()}
         output, final = layer(x.squeeze(1), hx, **more)
-        output, final = output.unsqueeze(1), _unsqueezed(final)
+        output, final = output.unsqueeze(1), _each(final, lambda s: s.unsqueeze(1))
     else:
         packed, *others = (
             pack_padded_sequence(v, torch.tensor(lengths), enforce_sorted=form == "sorted")
@@ -157,12 +157,8 @@ def run(
     return (output, *(final if isinstance(final, tuple) else (final,)))
 
 
-def _squeezed(hx: Any) -> Any:
-    return tuple(s.squeeze(1) for s in hx) if isinstance(hx, tuple) else hx.squeeze(1)
-
-
-def _unsqueezed(hx: Any) -> Any:
-    return tuple(s.unsqueeze(1) for s in hx) if isinstance(hx, tuple) else hx.unsqueeze(1)
+def _each(hx: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    return tuple(map(change, hx)) if isinstance(hx, tuple) else change(hx)
 
 
 def gradients(module: torch.nn.Module) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import normrnn
 from tests.helpers import (
@@ -75,24 +75,6 @@ class TestInputs:
         layer(x, state)[0].sum().backward()
         layer(x, state, lengths=[5, 1, 2, 2])
         same(tensors, copies)
-
-    def test_a_time_step_is_the_position_in_the_window(self, norm: str) -> None:
-        """With a state carried over, statistics begin again at step 0."""
-        layer, x = build("lstm", norm), torch.randn(4, 3, 3, **X)
-        state = layer(x)[1]
-        if layer.time_steps is not None:
-            before = layer.norm_l0.num_batches_tracked.clone()
-            layer(x[:2], state)
-            assert (layer.norm_l0.num_batches_tracked - before).tolist() == [1, 1, 0]
-
-
-def test_packed_output_can_be_packed_on() -> None:
-    """A stack of layers on PackedSequence, as torch users build it."""
-    first, second = build("lstm", "sequence"), normrnn.GRU(2, 2, norm="sequence", **X)
-    x = torch.randn(5, 3, 3, **X)
-    packed = pack_padded_sequence(x, torch.tensor(LENGTHS), enforce_sorted=False)
-    via_rows = pad_packed_sequence(second(first(packed)[0])[0])[0]
-    close(via_rows, second(first(x, lengths=LENGTHS)[0], lengths=LENGTHS)[0], "output", 1e-12)
 
 
 class TestEmptyBatches:

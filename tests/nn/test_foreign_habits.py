@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import normrnn
 from normrnn import norms
-from normrnn.nn.normaliser import GateNorm
 from tests.helpers import CELLS, NORMS, build, gradients, reloaded, same
 
 PAIRS = [(normrnn.RNN, nn.RNN), (normrnn.LSTM, nn.LSTM), (normrnn.GRU, nn.GRU)]
@@ -127,20 +126,6 @@ class TestInitialise:
                 assert not value.any(), name
         for name, buffer in layer.named_buffers():
             assert buffer.any() == any(part in name for part in ("_var", "_cov")), name
-
-    @pytest.mark.parametrize("norm", EVERY)
-    @pytest.mark.parametrize("kind", [normrnn.LSTM, normrnn.LSTMCell])
-    def test_the_usual_loops_over_names_leave_gamma_alone(self, kind: Any, norm: str) -> None:
-        if kind is normrnn.LSTMCell and norm not in ("layer", "none"):
-            return
-        layer = kind(3, 2, **EVERY[norm])
-        own = [p for m in layer.children() if isinstance(m, GateNorm) for p in m.parameters()]
-        before = copy.deepcopy(own)
-        with torch.no_grad():
-            for name, parameter in layer.named_parameters():
-                if any(part in name for part in ("weight_hh", "weight_ih", "bias_ih", "bias_hh")):
-                    parameter.fill_(7.0)
-        assert all(map(torch.equal, own, before))
 
     def test_functions_of_ones_own(self) -> None:
         layer: Any = normrnn.LSTM(3, 4, proj_size=2, norm="sequence")

@@ -186,10 +186,8 @@ def nodes(traced: torch.fx.GraphModule) -> list[Any]:
 @pytest.mark.parametrize("what", ["RNNCell", "LSTMCell", "GRUCell", *NORMS])
 def test_a_node_of_fx(what: str) -> None:
     if what in NORMS:
-        model, x = (
-            nn.Sequential(build("gru", what, dtype=torch.float32)).eval(),
-            torch.randn(6, 4, 3),
-        )
+        model = nn.Sequential(build("gru", what, dtype=torch.float32)).eval()
+        x = torch.randn(6, 4, 3)
         with pytest.raises(TypeError, match="trace the model that has it"):
             torch.fx.symbolic_trace(model[0])
     else:
@@ -264,10 +262,8 @@ class TestAskingCompiledModels:
             normrnn.recalibrate(model, [self.x])
             with pytest.raises(RuntimeError, match="recompile"):
                 model(self.x.double())
-        usual, other = (
-            layer(self.x)[0],
-            normrnn.batch_statistics(normrnn.RNN(3, 2, norm="sequence")),
-        )
+        usual = layer(self.x)[0]
+        other = normrnn.batch_statistics(normrnn.RNN(3, 2, norm="sequence"))
         with ThreadPoolExecutor(1) as thread:
             thread.submit(other.__enter__).result()
             with normrnn.batch_statistics(model):
