@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import normrnn
@@ -52,7 +52,7 @@ def build(cell: str, norm: str, *, dtype: torch.dtype = torch.float64, **options
 
 
 @torch.no_grad()
-def randomise(model: torch.nn.Module) -> None:
+def randomise(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         parameter.uniform_(-1, 1)
         if name.endswith(("norm.weight", "weight")) and parameter.dim() == 1:
@@ -69,6 +69,19 @@ def randomise(model: torch.nn.Module) -> None:
             buffer.copy_(torch.tensor([2, 0, 1, 3, 0, 1][: len(buffer)]))
         else:
             buffer.fill_(3)
+
+
+class Tagger(nn.Module):
+    """A model whose ``forward`` hands lengths and resets to its layer."""
+
+    def __init__(self, lstm: Any) -> None:
+        super().__init__()
+        self.lstm, self.head = lstm, nn.Linear(lstm.hidden_size, 3)
+
+    def forward(self, x: Tensor, lengths: Any = None, resets: Any = None) -> Tensor:
+        more = {"lengths": lengths, "resets": resets}
+        more = {name: value for name, value in more.items() if value is not None}
+        return self.head(self.lstm(x, **more)[0])
 
 
 def settings_of(layer: Any, batch_statistics: bool | None = None) -> reference.Settings:
@@ -161,12 +174,12 @@ def _each(hx: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return tuple(map(change, hx)) if isinstance(hx, tuple) else change(hx)
 
 
-def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
+def gradients(module: nn.Module) -> dict[str, Tensor]:
     """Copies of those that there are."""
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
-def buffers(module: torch.nn.Module) -> dict[str, Tensor]:
+def buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.named_buffers()}
 
 
@@ -179,7 +192,7 @@ def reloaded(value: Any, weights_only: bool = True) -> Any:
 
 
 @contextmanager
-def unchanged(module: torch.nn.Module) -> Iterator[None]:
+def unchanged(module: nn.Module) -> Iterator[None]:
     """No parameter and no buffer changes inside."""
     before = {name: value.clone() for name, value in module.state_dict().items()}
     yield

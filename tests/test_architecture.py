@@ -199,9 +199,6 @@ def test_public_names_are_pinned() -> None:
     assert sorted(normrnn.nn.__all__) == sorted(f"{LAYERS} {TOOLS} Normaliser".split())
     with pytest.raises(AttributeError, match="no attribute 'Lstm'"):
         normrnn.Lstm  # noqa: B018
-
-
-def test_ops_names_exist() -> None:
     assert sorted(normrnn.ops.__all__) == list(normrnn.ops.__all__)
     for name in normrnn.ops.__all__:
         assert getattr(normrnn.ops, name) is not None

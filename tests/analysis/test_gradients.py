@@ -253,21 +253,6 @@ def test_recorded_packed_rows_keep_their_order(sort: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--norms", "none,batch"], "--norms has 'batch', not one of none, sequence"),
-        (["--batches", 0], "--batches must be at least 1, not 0"),
-        (["-o", "g.png"], "g.png"),
-    ],
-)
-def test_mistakes(small: LanguageConfig, capsys, more: list[object], said: str) -> None:
-    _cli("gradients", "ptb-char", "--data", small.data, *more, code=2)
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
     ("name", "factor", "words"),
     [
         ("l0", 0.5, "0.500 per step back (2.00e+00 to 5.00e-01 over 2 steps): it vanishes"),

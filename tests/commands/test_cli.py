@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-import normrnn
 from normrnn.cli import COMMANDS, main
 from normrnn.errors import UserError
 from normrnn.experiments.training import load
 from normrnn.recipes import RECIPES
 from normrnn.runs.store import RunDirectory
-from normrnn.text.model import LanguageModel
 from tests.commands.conftest import Cli
 from tests.tiny_runs import note_of, rows_of, write_texts
 
@@ -112,6 +110,9 @@ def test_words_are_completed() -> None:
             "threads must lie between 0 and",
         ),
         (["train", "ptb-small", "--model.eps", "0"], "model.eps must be above 0, not 0"),
+        (["gradients", "ptb-char", "--norms", "none,batch"], "--norms has 'batch', not one of"),
+        (["gradients", "ptb-char", "--batches", "0"], "--batches must be at least 1, not 0"),
+        (["gradients", "ptb-char", "-o", "g.png"], "g.png"),
         # What is missing exits with 1.
         (["train", "ptb-small", "--data", "nowhere"], "does not exist"),
         (["evaluate", "nowhere"], "is not a run directory"),
@@ -299,12 +300,3 @@ def test_sample_goes_on_from_the_prompt(cli: Cli, run: Path) -> None:
     assert cli(*call)[1] == out
     drawn = out.replace("\n", " <eos> ").split()[2:]
     assert len(drawn) in (12, 13)  # the newline that `print` adds reads as one more
-
-
-def test_load_gives_an_eval_model_with_its_vocabulary(run: Path) -> None:
-    model = load(run)
-    assert isinstance(model, LanguageModel)
-    assert not model.training
-    assert model.vocabulary is not None
-    assert model.embedding.num_embeddings == len(model.vocabulary)
-    assert normrnn.fold(model) is not None

@@ -97,6 +97,8 @@ def test_a_comparison_without_matplotlib_has_no_pictures(
     assert code == 0
     assert said.count(install_command("report")) == 2  # before the runs, and at the end
     assert {path.name for path in out.iterdir()} == {"none-1", "frame-1", "report.html"}
+    assert "<img" not in (out / "report.html").read_text()
+    assert cli("report", out)[1].count(install_command("report")) == 1
 
 
 def test_a_comparison_without_jinja2_has_no_report(
@@ -128,6 +130,12 @@ def test_what_is_missing_is_said_before_any_run(
         code, _, err = cli(*given, "--data", text_dir, "--tensorboard")
         assert (code, install_command("report") in err) == (1, True)
     assert not out.exists()
+    if command == "compare":
+        out.mkdir()
+        (out / "report.html").write_text("<h1>mine</h1>")
+        code, _, err = cli(*given, "--data", text_dir)
+        assert (code, "report.html exists and is not a report" in err) == (1, True)
+        assert (out / "report.html").read_text() == "<h1>mine</h1>"
 
 
 def test_norms_in_every_spelling(tmp_path: Path) -> None:
@@ -337,14 +345,3 @@ def test_a_closed_output_is_no_accident() -> None:
         assert not done.stderr
     whole = f"set -o pipefail; {command} recipes | true"
     assert subprocess.run(["bash", "-c", whole], capture_output=True).returncode in (0, 141)
-
-
-def test_a_page_that_is_no_report_is_known_before_training(
-    cli: Cli, text_dir: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "report.html").write_text("<h1>mine</h1>")
-    code, _, err = cli("compare", "ptb-small", "--data", text_dir, "--out", tmp_path / "out")
-    assert code == 1
-    assert "report.html exists and is not a report: not overwriting it" in err
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]

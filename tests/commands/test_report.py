@@ -10,7 +10,6 @@ import pytest
 
 import normrnn
 from normrnn.errors import UsageError
-from normrnn.extras import install_command
 from tests.commands.conftest import Cli
 from tests.reporting.made_runs import make_run
 
@@ -39,21 +38,6 @@ def test_wrong_calls(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
     assert not list(tmp_path.glob("**/*.html"))
     assert cli("report", run, "--colour")[0] == 2
-
-
-def test_without_matplotlib_there_are_answers_and_no_pictures(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for norm in ("none", "frame"):
-        make_run(tmp_path / "runs", norm=norm)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, out, _ = cli("report", tmp_path / "runs")
-    assert code == 0
-    assert "perplexity" in out
-    assert install_command("report") in out
-    page = (tmp_path / "runs" / "report.html").read_text()
-    assert "matplotlib" in page
-    assert "<img" not in page
 
 
 def test_the_answer_is_printed_and_the_report_is_in_the_directory(

@@ -20,12 +20,6 @@ from tests.commands.conftest import Cli
 from tests.deploy.exported import SUFFIXES, code, log_posteriors, logits, run_without
 from tests.tiny_runs import rows_of, run_tiny, vocabulary_of
 
-
-def rows_of_evaluation(run: Path, split: str) -> dict[str, float]:
-    rows = json.loads((run / "evaluation.json").read_text())["rows"]
-    return {row["statistics"]: row["loss"] for row in rows if row["split"] == split}
-
-
 SHAPES = {"text": ("logits", [5, 2, 26]), "speech": ("log_posteriors", [50, 2, 7])}
 
 
@@ -61,7 +55,8 @@ def test_the_card(cli: Cli, trained: Path, tmp_path: Path) -> None:
     front = yaml.safe_load(card.split("---\n")[1])
     assert front["library_name"] == "normrnn"
     split, kind, value, _ = card.split("| --- |\n")[1].split("\n")[0].strip("| ").split(" | ")
-    loss = rows_of_evaluation(trained / "text", split)[kind]
+    rows = json.loads((trained / "text" / "evaluation.json").read_text())["rows"]
+    (loss,) = {r["loss"] for r in rows if (r["split"], r["statistics"]) == (split, kind)}
     assert float(value) == pytest.approx(math.exp(loss), abs=0.06)
     assert str(trained) not in card  # the path of the data
     for path in (tmp_path / "out", tmp_path / "out" / "model.onnx", tmp_path / "out" / "README.md"):

@@ -15,7 +15,7 @@ import normrnn
 from normrnn.errors import UserError
 from normrnn.speech.model import AcousticModel
 from normrnn.text.model import LanguageModel
-from tests.deploy.exported import SUFFIXES, code, log_posteriors, logits, modules, session
+from tests.deploy.exported import SUFFIXES, code, log_posteriors, logits, session
 from tests.helpers import randomise
 
 SIZES = [(4, 2), (9, 5), (1, 1)]
@@ -378,17 +378,6 @@ def test_a_model_is_unchanged(tmp_path: Path) -> None:
     assert all(module.training for module in model.modules())
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
     assert all(parameter.requires_grad for parameter in model.decoder.parameters())
-
-
-def test_a_bare_layer(tmp_path: Path) -> None:
-    layer = normrnn.LSTM(3, 4, norm="sequence")
-    randomise(layer)
-    saved = torch.load(normrnn.export(layer, tmp_path / "l.pt"), weights_only=True)
-    plain = nn.LSTM(**saved["modules"][""]["options"])
-    plain.load_state_dict(saved["weights"])
-    x = torch.randn(5, 2, 3)
-    torch.testing.assert_close(plain(x)[0], layer.eval()(x)[0])
-    assert modules(normrnn.export(text_model(), tmp_path / "t"))[0]["rnn"].num_layers == 2
 
 
 FULL = """

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import normrnn
-from tests.helpers import CELLS, NORMS, STATISTICAL, buffers, build, randomise, same
+from tests.helpers import CELLS, NORMS, STATISTICAL, Tagger, buffers, build, randomise, same
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 LENGTHS = [6, 2, 4]
@@ -123,21 +123,8 @@ def test_what_cannot_be_folded(cell: str, options: dict[str, Any], reason: str) 
             normrnn.fold(layer.eval())
 
 
-class Ragged(nn.Module):
-    """A tagger whose ``forward`` hands ``lengths`` to its layer."""
-
-    def __init__(self, lstm: nn.Module):
-        super().__init__()
-        self.lstm, self.head = lstm, nn.Linear(4, 3)
-
-    def forward(self, x: Tensor, lengths: Any = None, resets: Any = None) -> Tensor:
-        more = {"lengths": lengths, "resets": resets}
-        more = {name: value for name, value in more.items() if value is not None}
-        return self.head(self.lstm(x, **more)[0])
-
-
-def trained(norm: str = "sequence") -> tuple[Ragged, Tensor, Tensor]:
-    model = Ragged(normrnn.LSTM(3, 4, **NORMS[norm]))
+def trained(norm: str = "sequence") -> tuple[Tagger, Tensor, Tensor]:
+    model = Tagger(normrnn.LSTM(3, 4, **NORMS[norm]))
     x, resets = torch.randn(6, 3, 3), torch.rand(6, 3) < 0.3
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
@@ -312,7 +299,7 @@ def test_a_call_at_test_time_sees_every_change(norm: Any, rows: int, how: str) -
 
 
 def test_calls_of_compiled_and_traced_models_count() -> None:
-    model = Ragged(normrnn.LSTM(3, 4, norm="sequence"))
+    model = Tagger(normrnn.LSTM(3, 4, norm="sequence"))
     x, lengths = torch.randn(6, 3, 3), torch.tensor(LENGTHS)
     torch.compile(model, backend="eager", fullgraph=True)(x, lengths).sum().backward()
     folded: Any = normrnn.fold(model.eval())

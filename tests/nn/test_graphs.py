@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import normrnn
-from tests.helpers import unchanged
+from tests.helpers import Tagger, unchanged
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"  # torch's own
@@ -89,15 +89,8 @@ def test_an_exported_graph_without_running_statistics_refuses_a_batch_of_one(nor
 def test_an_exported_graph_takes_shorter_sequences_than_slots(dtype: torch.dtype) -> None:
     """Padded to six steps, statistics of six steps, four steps long at most."""
 
-    class Ragged(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = normrnn.LSTM(3, 4, norm="frame", time_steps=6).to(dtype)
-
-        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-            return self.rnn(x, lengths=lengths)[0]
-
-    model, x = Ragged(), torch.randn(6, 5, 3, dtype=dtype)
+    model = Tagger(normrnn.LSTM(3, 4, norm="frame", time_steps=6)).to(dtype)
+    x = torch.randn(6, 5, 3, dtype=dtype)
     model(x, torch.tensor([6, 5, 4, 3, 3]))
     graph = torch.export.export(model, (x, torch.tensor([6, 5, 4, 3, 3])), strict=False).module()
     shorter = torch.tensor([4, 3, 2, 2, 2])

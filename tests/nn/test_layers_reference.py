@@ -110,7 +110,7 @@ def drawn(cell: str, norm: str, draw: random.Random, is_wide: bool) -> Case:
     )
     backend = draw.choice(["auto", "loop", "torch"] if by_torch else ["auto", "loop"])
     option |= {"num_layers": draw.choice([1, 2]), "bidirectional": draw.random() < 0.6}
-    option["batch_first"] = form == "batch_first"
+    option["batch_first"] = form in ("batch_first", "unbatched")
     return Case(cell, norm, form, mode, lengths, option, is_wide, backend, resets, how)
 
 

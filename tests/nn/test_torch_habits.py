@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import normrnn
@@ -154,18 +154,7 @@ def test_keys_of_the_options(kind: str, options: Any, more: set[str]) -> None:
     assert set(layer.state_dict()) == {*TORCH_KEYS[:2]} | more
 
 
-OWN = {"weight": None, "bias": 0, "running_mean": 0, "running_var": 1, "num_batches_tracked": 0}
-"""Initial values of a normaliser; None: γ."""
-
-
 class TestInitialValues:
-    def test_gamma_and_beta(self) -> None:
-        """γ starts at 1 unless asked otherwise."""
-        for gamma, options in ((1.0, {}), (1.0, {"gamma": None}), (0.5, {"gamma": 0.5})):
-            state = normrnn.GRU(3, 2, norm="sequence", **options).state_dict()  # type: ignore
-            values = {name: state[f"norm_l0.{name}"].unique().tolist() for name in OWN}
-            assert values == {name: [gamma if k is None else k] for name, k in OWN.items()}
-
     @pytest.mark.parametrize("norm", ["sequence", "frame-slots", "hidden", "layer"])
     def test_reset_parameters(self, norm: str) -> None:
         """A reset over all parameters does not overwrite γ."""
@@ -251,23 +240,6 @@ class TestDropout:
         kept = (out > 0).double().mean()
         assert 0.68 < kept < 0.72
         torch.testing.assert_close(out[out > 0], torch.full_like(out[out > 0], 1 / 0.7))
-
-
-@pytest.mark.parametrize("norm", list(NORMS))
-@pytest.mark.parametrize("batch_first", [False, True])
-def test_shapes(norm: str, batch_first: bool) -> None:
-    """What torch returns."""
-    how: dict[str, Any] = {"bidirectional": True, "batch_first": batch_first}
-    layer = build("lstm", norm, num_layers=2, **how).eval()
-    plain = nn.LSTM(3, 2, 2, dtype=torch.float64, **how)
-    for shape in ((5, 4, 3), (5, 3)):
-        x = torch.randn(shape, dtype=torch.float64)
-        (mine, state), (theirs, their_state) = layer(x), plain(x)
-        assert isinstance(state, tuple)
-        assert mine.shape == theirs.shape
-        assert [s.shape for s in state] == [s.shape for s in their_state]
-    gru = build("gru", norm).eval()
-    assert isinstance(gru(torch.randn(5, 3, dtype=torch.float64))[1], Tensor)
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -14,21 +14,11 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.checkpoint import checkpoint
 
 import normrnn
-from tests.helpers import gradients, unchanged
+from tests.helpers import Tagger, gradients, unchanged
 
 
-class Model(nn.Module):
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.lstm: Any = normrnn.LSTM(3, 4, **{"norm": "sequence", **options})
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x)[0])
-
-
-def trained() -> tuple[Model, Tensor]:
-    model, x = Model(), torch.randn(6, 5, 3) * 2 + 1
+def trained() -> tuple[Any, Tensor]:
+    model, x = Tagger(normrnn.LSTM(3, 4, norm="sequence")), torch.randn(6, 5, 3) * 2 + 1
     for _ in range(3):
         model(x).sum().backward()
     return model, x
@@ -45,7 +35,7 @@ def test_update_bn() -> None:
     model, x = trained()
     with unchanged(model):
         update_bn([x], model)
-    update_bn([x], nn.Sequential(model, nn.Flatten(0, 1), nn.BatchNorm1d(2)))
+    update_bn([x], nn.Sequential(model, nn.Flatten(0, 1), nn.BatchNorm1d(3)))
     assert model.lstm.norm_l0.num_batches_tracked.item() == 4
     normrnn.recalibrate(model, [x])
     check_recalibrated(model.lstm, x)
@@ -56,7 +46,7 @@ def test_convert_sync_batchnorm() -> None:
     converted: Any = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     assert type(converted.lstm.norm_l0) is normrnn.nn.Normaliser
     assert not converted.lstm.norm_l0.sync
-    assert Model(sync=True).lstm.norm_l0.sync
+    assert normrnn.LSTM(3, 4, norm="sequence", sync=True).norm_l0.sync
 
 
 def test_freezing() -> None:

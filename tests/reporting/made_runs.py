@@ -16,7 +16,9 @@ def rows(
     """Losses that fall with updates, faster for a normalised network, with a gap that grows."""
     start, floor = {"word": (6.5, 3.6), "char": (3.0, 1.1), "speech": (8.0, 0.9)}[kind]
     found: list[dict[str, Any]] = []
-    per_segment = 4
+    per_segment, gaps = 4, {"running": 0.02}
+    if norm != "none":
+        gaps |= {"recalibrated": 0.0} | ({"batch": 0.05} if kind == "word" else {})
     for update in range(1, epochs * segments * per_segment + 1):
         segment, inside = divmod(update - 1, per_segment)
         epoch, at = segment // segments + 1, update * 50
@@ -27,11 +29,7 @@ def rows(
         row |= {"grad_norm": 5 + math.sin(update + seed), "batch_ppl": math.exp(loss) * 1.02}
         found.append(row | ({"fer": 1 - math.exp(-loss / 3)} if kind == "speech" else {}))
         if inside == per_segment - 1:
-            for statistics, more in (("running", 0.02), ("recalibrated", 0.0), ("batch", 0.05)):
-                if (norm == "none" and statistics != "running") or (
-                    kind != "word" and statistics == "batch"
-                ):
-                    continue
+            for statistics, more in gaps.items():
                 held = loss + 0.15 + 0.1 * x + more
                 valid = {**common, "split": "valid", "statistics": statistics, "loss": held}
                 valid |= {"count": 700, "batch_ppl": math.exp(held) * 1.02}

@@ -96,14 +96,6 @@ def test_seconds_only_where_runs_are_long_and_of_one_machine() -> None:
     assert not have_comparable_seconds([replace(run, rows=run.rows[:9]) for run in runs])
 
 
-def test_a_run_that_diverged_counts_against_its_variant() -> None:
-    runs = [short_run(n, [5, 4, 3, 3], s) for n in ("none", "frame") for s in (1, 2, 3)]
-    runs[-1] = replace(runs[-1], diverged="the loss is nan")
-    (found,) = Result(runs).verdicts
-    assert found.diverged == {"frame": [1, 3]}
-    assert found.lines()[0].startswith("frame: 1 of 3")
-
-
 def test_run_directory_as_data_torn_line_left_out(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"norm": "none", "seed": 1}')
     assert load(tmp_path).rows == []

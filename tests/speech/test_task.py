@@ -267,21 +267,6 @@ def test_posteriors_verify_and_never_overwrite_what_they_read(
         write_posteriors(whole, speech_dir / "dev", speech_dir / "post")
 
 
-def test_devices_that_are_not_there(whole: Path, speech_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no device 'abacus'"):
-        write_posteriors(whole, speech_dir / "dev", tmp_path / "post", device="abacus")
-    with pytest.raises(UsageError, match="no device 'abacus'"):
-        normrnn.load(whole, device="abacus")
-
-
-def test_bad_data_stops_training_with_a_sentence(
-    tiny_speech: SpeechConfig, speech_dir: Path, tmp_path: Path
-) -> None:
-    (speech_dir / "train" / "feats.ark").unlink()
-    with pytest.raises(UserError, match=r"feats\.ark"):
-        run_tiny(tiny_speech, tmp_path / "run")
-
-
 @pytest.mark.usefixtures("saved_with_running")
 @pytest.mark.parametrize(("norm", "kinds"), [("hidden", 3), ("layer", 1)])
 def test_norms_inside_the_steps_train_on_ragged_batches(

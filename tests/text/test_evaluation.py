@@ -1,25 +1,20 @@
 """Scores against one-token-at-a-time arithmetic, and statistics that stay where they belong."""
 
 import math
-import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import normrnn
-from normrnn.engine.evaluate import evaluate
 from normrnn.text.config import EvaluationConfig, LanguageConfig, TrainConfig
 from normrnn.text.corpus import Corpus, Vocabulary
 from normrnn.text.model import LanguageModel
 from normrnn.text.reading import Reader
 from normrnn.text.task import LanguageTask, streams
 from tests.helpers import buffers
-from tests.tiny_runs import run_tiny
 
 
 def task_on(ids: torch.Tensor, batch: int, steps: int, **options) -> LanguageTask:
@@ -126,13 +121,6 @@ def test_population_statistics_are_those_of_the_first_windows_without_dropout(
     torch.testing.assert_close(population["rnn.norm_l0.running_var"], pre.var(0))
 
 
-def test_one_stream_token_by_token(model: LanguageModel) -> None:
-    ids = torch.randint(0, 9, (30,))
-    nats = Reader(model).nats(ids.tolist())
-    model.train()
-    torch.testing.assert_close(nats.tolist(), _stepwise(model, ids), rtol=1e-4, atol=1e-5)
-
-
 def test_samples_follow_the_model(model: LanguageModel) -> None:
     with torch.no_grad():
         model.decoder.weight.zero_()
@@ -148,26 +136,3 @@ def test_samples_follow_the_model(model: LanguageModel) -> None:
         cold = Reader(model).draw([2], 50, torch.Generator().manual_seed(3), temperature)
         assert cold == [1] * 50
     model.train()
-
-
-def test_another_training_text_changes_nothing_about_the_model(
-    tiny_frame: LanguageConfig, tmp_path: Path
-) -> None:
-    """Saved with recalibrated statistics, it keeps them; else those of the other text are named."""
-    other = shutil.copytree(tiny_frame.data, tmp_path / "other")
-    words = (other / "train.txt").read_text().split()
-    (other / "train.txt").write_text(" ".join(sorted(words)) + "\n")
-    poor = replace(tiny_frame.model, momentum=0.001)  # running statistics hardly learn
-    run_tiny(replace(tiny_frame, epochs=1, model=poor), tmp_path / "run")
-    own, of_other = (evaluate(tmp_path / "run", data) for data in ("", str(other)))
-    assert (own["same_data"], of_other["same_data"]) == (True, False)
-    assert own["notes"] == of_other["notes"] == []
-    valid = [[r for r in one["rows"] if r["split"] == "valid"] for one in (own, of_other)]
-    assert [row["statistics"] for row in valid[0]] == ["recalibrated", "batch"]
-    assert valid[0] == valid[1]
-    few = replace(tiny_frame.evaluation, recalibrate_windows=1)
-    plain = replace(tiny_frame, epochs=1, evaluation=few)
-    run_tiny(plain, tmp_path / "plain")
-    assert evaluate(tmp_path / "plain")["notes"] == []
-    (note,) = evaluate(tmp_path / "plain", str(other))["notes"]
-    assert str(other) in note

@@ -118,6 +118,11 @@ def test_forms_of_input(tmp_path: Path) -> None:
         writer.writerows({**row, "variant": row["variant"].replace("none", "")} for row in data)
     for form in (columns, Frame(), path, str(path)):
         assert normrnn.verdict(form).to_dict() == wanted
+    # Other names of splits, and variants that are numbers.
+    names: dict[str, Any] = {"none": 0, "frame": 1, "valid": "Val", "test": "Test"}
+    other = [{**r, "variant": names[r["variant"]], "split": names[r["split"]]} for r in data]
+    found = normrnn.verdict(other, baseline=0)  # type: ignore[arg-type]
+    assert found.variants["1"].to_dict() == normrnn.verdict(data).variants["frame"].to_dict()
 
 
 ROW = {"variant": "a", "seed": 1, "step": 1, "split": "valid", "value": 1}
@@ -149,13 +154,6 @@ def test_wrong_rows_and_options(data: Any, named: str | dict[str, Any], tmp_path
         data = tmp_path / "rows.csv"
     with pytest.raises(UserError, match=named):
         normrnn.verdict(data, **options)
-
-
-def test_other_names_of_splits_and_variants() -> None:
-    data = rows(**{"0": BASE, "1": LOWER})
-    other = [{**row, "split": "Val" if row["split"] == "valid" else "Test"} for row in data]
-    found = normrnn.verdict([{**row, "variant": int(row["variant"])} for row in other], baseline=0)  # type: ignore[arg-type]
-    assert found.to_dict() == normrnn.verdict(data, baseline="0").to_dict()
 
 
 CLOSE = [[8, 6, 4.0], [8, 6, 4.01], [8, 6, 3.99]]
@@ -215,13 +213,10 @@ def test_diverged_runs_count_against_their_variant() -> None:
     assert quality["answer"] == "not settled"
     assert str(found).startswith("b: 3 of 5 runs diverged")
     assert "diverged vs" in str(found)
-
-
-@pytest.mark.parametrize("seeds", [3, 4])
-def test_all_runs_diverged_against_none_are_worse(seeds: int) -> None:
-    data = rows(a=BASE[:seeds], b=[[math.nan]] * seeds)
-    assert figure(data)["answer"] == "worse"
-    json.dumps(normrnn.verdict(data).to_dict(), allow_nan=False)
+    for seeds in (3, 4):  # all runs against none
+        data = rows(a=BASE[:seeds], b=[[math.nan]] * seeds)
+        assert figure(data)["answer"] == "worse"
+        json.dumps(normrnn.verdict(data).to_dict(), allow_nan=False)
     every = normrnn.verdict([{**row, "value": math.nan} for row in data]).to_dict()["variants"]["b"]
     assert every == {"quality": None, "speed": None, "seconds": None, "details": {}}
 
@@ -235,36 +230,32 @@ def test_a_target_that_is_missed() -> None:
     assert "never" in str(normrnn.verdict(data, target=3))
 
 
+LONG = "a rather long variant name (lr 0.003, momentum 0.995)"
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e-8])
 @pytest.mark.parametrize(
-    "names", [("none", "frame"), ("none", *(f"norm-{i:020}" for i in range(4)))]
+    "names",
+    [
+        ("none", "frame"),
+        ("none", *(f"norm-{i:020}" for i in range(4))),
+        ("none", LONG, "\x1b[31m\n" + "x" * 100),
+    ],
 )
-def test_lines_are_short(names: tuple[str, ...]) -> None:
+def test_lines_are_short(names: tuple[str, ...], scale: float) -> None:
     values = {
-        name: [[180.0 - i, 150.123, 119.456 + seed] for seed in range(5)]
+        name: [[scale * v for v in (180.0 - i, 150.123, 119.456 + seed)] for seed in range(5)]
         for i, name in enumerate(names)
     }
-    found = normrnn.verdict(rows(**values))
-    lines = str(found).splitlines()
-    assert all(len(line) <= 80 for line in lines)
+    data = [{**row, "step": row["step"] * 100_000} for row in rows(**values)]
+    found = normrnn.verdict(data)
+    lines, details = str(found).splitlines(), found.details().splitlines()
+    assert all(len(line) <= 80 and "\x1b" not in line for line in [*lines, *details])
     assert sum(line[0] != " " or line[2] != " " for line in lines) <= 3 * len(names)
-    assert len(repr(found)) < 400
-    assert "<pre>" in found._repr_html_()
-    details = found.details().splitlines()
-    assert all(len(line) <= 80 for line in details)
     assert len(details) > len(lines)
-
-
-def test_long_names_and_large_values() -> None:
-    name = "a rather long variant name (lr 0.003, momentum 0.995)"
-    millions = [[v * 1e6 for v in seed] for seed in BASE]
-    data = rows(none=millions, **{name: [[v / 2 for v in seed] for seed in millions]})
-    data = [{**row, "step": row["step"] * 100_000} for row in data]
-    data += rows(**{"\x1b[31m\n" + "x" * 100: BASE})
-    lines = str(normrnn.verdict(data)).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert not any("\x1b" in line for line in lines)
-    small = str(normrnn.verdict(rows(none=[[2e-8], [3e-8]], b=[[1e-8], [2.5e-8]])))
-    assert "e−08" in small
+    assert ("e−0" in str(found)) == (scale < 1)
+    assert len(repr(found)) < 400 or LONG in names
+    assert "<pre>" in found._repr_html_()
 
 
 def test_runs_that_lack_a_split_are_named() -> None:
