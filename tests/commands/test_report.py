@@ -102,16 +102,6 @@ def test_wrong_comparisons_from_python(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_strangers_run_steers_no_terminal_and_no_page(cli: Cli, tmp_path: Path) -> None:
-    for norm in ("none", "frame"):
-        make_run(tmp_path, "evil\x1b[2J\x1b]0;x\x07<script>", norm, name=norm)
-    code, out, _ = cli("report", tmp_path, "-o", tmp_path / "r.html", "--details")
-    assert code == 0
-    assert "\x1b" not in out
-    assert "\x07" not in out
-    assert "<script>" not in (tmp_path / "r.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [({"batch_ppl": [1]}, 2), ({"seconds": 0}, 0), ({"updates": -1}, 1), ({"lr": "x"}, 2)],

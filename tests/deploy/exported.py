@@ -57,12 +57,16 @@ def session(file: Path) -> Any:
     return onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
 
 
+def onnx_run(file: Path, **inputs: Tensor) -> list[Tensor]:
+    """What onnxruntime computes of inputs by name."""
+    found = session(file).run(None, {name: value.numpy() for name, value in inputs.items()})
+    return [torch.from_numpy(value) for value in found]
+
+
 def logits(file: Path, tokens: Tensor, state: tuple[Tensor, ...]) -> list[Tensor]:
     """Logits and the state after them, of any format."""
     if file.suffix == ".onnx":
-        given = {n: s.numpy() for n, s in zip(("h0", "c0"), state, strict=False)}
-        found = session(file).run(None, {"tokens": tokens.numpy(), **given})
-        return [torch.from_numpy(value) for value in found]
+        return onnx_run(file, tokens=tokens, **dict(zip(("h0", "c0"), state, strict=False)))
     if file.suffix == ".pt2":
         return list(torch.export.load(file).module()(tokens, *state))
     model, _ = modules(file)
@@ -74,8 +78,7 @@ def logits(file: Path, tokens: Tensor, state: tuple[Tensor, ...]) -> list[Tensor
 def log_posteriors(file: Path, features: Tensor, lengths: Tensor) -> Tensor:
     """Padded (T, B, C) of padded features, of any format."""
     if file.suffix == ".onnx":
-        given = {"features": features.numpy(), "lengths": lengths.numpy()}
-        return torch.from_numpy(session(file).run(None, given)[0])
+        return onnx_run(file, features=features, lengths=lengths)[0]
     if file.suffix == ".pt2":
         return torch.export.load(file).module()(features, lengths)
     model, values = modules(file)

@@ -15,7 +15,7 @@ import normrnn
 from normrnn.errors import UserError
 from normrnn.speech.model import AcousticModel
 from normrnn.text.model import LanguageModel
-from tests.deploy.exported import SUFFIXES, code, log_posteriors, logits, session
+from tests.deploy.exported import SUFFIXES, code, log_posteriors, logits, onnx_run, session
 from tests.helpers import randomise
 
 SIZES = [(4, 2), (9, 5), (1, 1)]
@@ -247,9 +247,8 @@ def test_a_users_own_padded_batches_in_onnx(kind: Any, options: Any, tmp_path: P
     file = normrnn.export(model, tmp_path / "m.onnx", "onnx", **how)
     for B, T in [(2, 5), (4, 9), (1, 1)]:
         x, lengths = padded(B, T, first)
-        found = session(file).run(None, {"x": x.numpy(), "lengths": lengths.numpy()})
         expected = tree_leaves(model(x, None, lengths))
-        torch.testing.assert_close([torch.from_numpy(one) for one in found], expected, **CLOSE)
+        torch.testing.assert_close(onnx_run(file, x=x, lengths=lengths), expected, **CLOSE)
 
 
 def carried(B: int, T: int) -> tuple[Tensor, Any, Tensor]:
@@ -283,8 +282,7 @@ def test_every_tensor_of_the_arguments_in_onnx(pick: Any, names: list[str], tmp_
         given = pick(*carried(B, T))
         given = given if isinstance(given, tuple) else (given,)
         tensors = [value for value in tree_leaves(given) if isinstance(value, Tensor)]
-        numbers = {name: value.numpy() for name, value in zip(names, tensors, strict=True)}
-        found = [torch.from_numpy(value) for value in session(file).run(None, numbers)]
+        found = onnx_run(file, **dict(zip(names, tensors, strict=True)))
         output, state = model(*given)
         torch.testing.assert_close(found, [output, *state], **CLOSE)
 
@@ -366,8 +364,7 @@ def test_a_users_own_model_traced(tmp_path: Path) -> None:
     file = normrnn.export(model, tmp_path / "own", "onnx", example=(x,))
     for B, T in SIZES:
         x = torch.randn(B, T, 3)
-        found = session(file).run(None, {"x": x.numpy()})
-        torch.testing.assert_close(torch.from_numpy(found[0]), model(x), **CLOSE)
+        torch.testing.assert_close(onnx_run(file, x=x), [model(x)], **CLOSE)
 
 
 def test_a_model_is_unchanged(tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import normrnn
-from tests.deploy.exported import SUFFIXES, code, session
+from tests.deploy.exported import SUFFIXES, code, onnx_run, session
 from tests.helpers import NORMS, build
 
 
@@ -30,11 +30,9 @@ class Batched(nn.Module):
         return output, h, c + 0
 
 
-def compare(loaded: Any, names: Sequence[str], given: Any, wanted: Sequence[Tensor]) -> None:
-    """What onnxruntime computes of these arguments, by name, and what torch does."""
-    feed = {name: value.numpy() for name, value in zip(names, given, strict=True)}
-    for found, expected in zip(loaded.run(None, feed), wanted, strict=True):
-        np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
+def compare(file: Path, inputs: dict[str, Tensor], wanted: Sequence[Tensor]) -> None:
+    """What onnxruntime computes of these inputs, and what torch does."""
+    torch.testing.assert_close(onnx_run(file, **inputs), [*wanted], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -63,10 +61,9 @@ def test_export(cell: str, bidirectional: bool, tmp_path: Path) -> None:
     operators = [node.op_type for node in onnx.load(str(file)).graph.node]
     assert operators.count({"tanh": "RNN", "lstm": "LSTM", "gru": "GRU"}[cell]) == 2
     assert "Loop" not in operators
-    loaded = session(file)
     for T, B in ((4, 2), (9, 5), (1, 1)):
-        given = example(T, B)
-        compare(loaded, ("x", "h", "c"), given, Batched(layer).eval()(*given))
+        x, h, c = example(T, B)
+        compare(file, {"x": x, "h": h, "c": c}, Batched(layer).eval()(x, h, c))
 
 
 class Ragged(nn.Module):
@@ -80,11 +77,10 @@ class Ragged(nn.Module):
         return self.layer(x, lengths=lengths)
 
 
-def exported(model: nn.Module, args: tuple[Tensor, ...], file: Path) -> Any:
+def export(model: nn.Module, args: tuple[Tensor, ...], file: Path) -> None:
     """By torch's default exporter, for any T and B."""
     axes: Any = tuple({0: "T", 1: "B"} if arg.dim() == 3 else {0: "B"} for arg in args)
     torch.onnx.export(model, args, str(file), dynamic_shapes=axes, verbose=False)
-    return session(file)
 
 
 FORMS = [("lstm", "none", True)]
@@ -113,13 +109,12 @@ def test_the_default_exporter(cell: str, norm: str, ragged: bool, tmp_path: Path
             return (x,)
         return x.masked_fill((torch.arange(T)[:, None] >= lengths)[:, :, None], torch.nan), lengths
 
-    loaded = exported(model, example(5, 4), tmp_path / "model.onnx")
-    names = [one.name for one in loaded.get_inputs()]
+    file = tmp_path / "model.onnx"
+    export(model, example(5, 4), file)
+    names = [one.name for one in session(file).get_inputs()]
     for T, B in ((3, 7), (1, 1)):
         args = example(T, B)
-        output, state = model(*args)
-        wanted = (output, *(state if isinstance(state, tuple) else (state,)))
-        compare(loaded, names, args, wanted)
+        compare(file, dict(zip(names, args, strict=True)), tree_leaves(model(*args)))
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's exporter
@@ -128,7 +123,7 @@ def test_the_default_exporter_names_fold(tmp_path: Path) -> None:
     x = torch.randn(5, 4, 3)
     for layer in (normrnn.LSTM(3, 4, norm="whiten").eval(), normrnn.GRU(3, 4, norm="frame")):
         with pytest.raises(torch.onnx.OnnxExporterError, match=r"normrnn\.fold\("):
-            exported(layer, (x,), tmp_path / "model.onnx")
+            export(layer, (x,), tmp_path / "model.onnx")
 
 
 class Decoder(nn.Module):
@@ -152,10 +147,9 @@ def test_cells_by_our_own_export(kind: str, tmp_path: Path) -> None:
             parameter.uniform_(-1, 1)
     model.requires_grad_(False)
     normrnn.export(model, file, format="onnx", example=(torch.randn(2, 3), torch.randn(2, 4)))
-    loaded = session(file)
     for batch in (2, 5, 1):
-        given = torch.randn(batch, 3), torch.randn(batch, 4)
-        compare(loaded, ("x", "h"), given, [model(*given)])
+        x, h = torch.randn(batch, 3), torch.randn(batch, 4)
+        compare(file, {"x": x, "h": h}, [model(x, h)])
 
 
 class Doubled(nn.Module):
@@ -195,7 +189,7 @@ def test_tensors_of_a_ligru_are_loaded_into_a_layer_without_norm(
 def test_a_ligru_is_a_scan_and_by_torchs_exporter_refused(tmp_path: Path) -> None:
     layer, x = build("ligru", "sequence", dtype=torch.float32).eval(), torch.randn(5, 3, 3)
     file = normrnn.export(layer, tmp_path / "file.onnx", example=(x,))
-    compare(session(file), ["input"], [x := torch.randn(7, 2, 3)], layer(x))
+    compare(file, {"input": (x := torch.randn(7, 2, 3))}, layer(x))
     with pytest.raises(torch.onnx.OnnxExporterError) as error:
         torch.onnx.export(layer, (x,), tmp_path / "file", dynamo=True, verbose=False)
     assert "LiGRU" in str(error.value.__cause__)
