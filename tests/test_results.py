@@ -17,10 +17,7 @@ from tools.results import FINDINGS, INDEX, PAGES, stale, texts, write
 from tools.tables import gradients_table
 
 ROOT = Path(__file__).parent.parent
-MARKS = {
-    "README.md": ("results",),
-    FINDINGS: ("claims", "questions", "statistics"),
-}
+MARKS = {"README.md": ("results",), FINDINGS: ("claims", "questions", "statistics")}
 
 LAYER = {
     "gradient": [1.0, 2.0, 4.0],

@@ -307,11 +307,8 @@ def test_what_was_begun_differently_is_refused_before_anything_trains(
     tiny: LanguageConfig, tmp_path: Path
 ) -> None:
     """With another rate, another text, or before the tuning."""
-    out, other, config = (
-        tmp_path / "runs",
-        tmp_path / "mine.txt",
-        replace(tiny, epochs=1, threads=1),
-    )
+    out, other = tmp_path / "runs", tmp_path / "mine.txt"
+    config = replace(tiny, epochs=1, threads=1)
     run_tiny(config, out / "none-1")
     other.write_text("one two three four five six seven\n" * 400)
     for changed, more, said in (

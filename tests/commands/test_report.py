@@ -107,11 +107,7 @@ def test_wrong_comparisons_from_python(tmp_path: Path) -> None:
     [({"batch_ppl": [1]}, 2), ({"seconds": 0}, 0), ({"updates": -1}, 1), ({"lr": "x"}, 2)],
 )
 def test_a_row_that_is_none_leaves_the_report(
-    cli: Cli,
-    tmp_path: Path,
-    change: dict[str, Any],
-    line: int,
-    caplog: pytest.LogCaptureFixture,
+    cli: Cli, tmp_path: Path, change: dict[str, Any], line: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     runs = [make_run(tmp_path, norm=norm, epochs=2) for norm in ("none", "frame")]
     file = runs[1] / "metrics.jsonl"

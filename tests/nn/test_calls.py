@@ -10,18 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import normrnn
-from tests.helpers import (
-    CELLS,
-    NORMS,
-    buffers,
-    build,
-    close,
-    gradients,
-    inputs,
-    run,
-    same,
-    states,
-)
+from tests.helpers import CELLS, NORMS, buffers, build, close, gradients, inputs, run, same, states
 
 LENGTHS = [2, 5, 3]
 X: Any = {"dtype": torch.float64}
