@@ -46,7 +46,8 @@ def test_convert_sync_batchnorm() -> None:
     converted: Any = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     assert type(converted.lstm.norm_l0) is normrnn.nn.Normaliser
     assert not converted.lstm.norm_l0.sync
-    assert normrnn.LSTM(3, 4, norm="sequence", sync=True).norm_l0.sync
+    synced: Any = normrnn.LSTM(3, 4, norm="sequence", sync=True)
+    assert synced.norm_l0.sync
 
 
 def test_freezing() -> None:
