@@ -185,6 +185,7 @@ def test_the_version_of_operators(tmp_path: Path) -> None:
         (lambda: text_model(norm="recurrent"), "normalises the cell too", ("torch",)),
         (lambda: text_model(time_steps=5), "differ over 5 time steps.*shared=True", ("torch",)),
         (lambda: Own(track_running_stats=False), "track_running_stats", SUFFIXES),
+        (lambda: nn.Linear(2, 2), "Linear holds no layer", ("torch", "safetensors")),
     ],
 )
 def test_what_cannot_fold_is_refused(make: Any, reason: str, forms: Any, tmp_path: Path) -> None:
@@ -306,11 +307,6 @@ def test_wrong_arguments(form: str, options: Any, reason: str, tmp_path: Path) -
     with pytest.raises(ValueError, match=reason):
         normrnn.export(model, tmp_path / "m.onnx", form, **options)
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_model_without_our_layers(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Linear holds no layer of normrnn"):
-        normrnn.export(nn.Linear(2, 2), tmp_path)
 
 
 class Tagger(nn.Module):

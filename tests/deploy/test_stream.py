@@ -165,8 +165,6 @@ def test_wrong_calls() -> None:
         normrnn.Stream(speech_model())
     with pytest.raises(ValueError, match=r"differ over 3 time steps.*shared=True"):
         normrnn.Stream(normrnn.LSTM(3, 4, norm="frame", time_steps=3))
-    with pytest.raises(ValueError, match="no running statistics"):
-        normrnn.Stream(normrnn.LSTM(3, 4, track_running_stats=False, norm="sequence"))
     stream = normrnn.Stream(text_model())
     for token in (7, -1, torch.tensor([1, 7])):
         with pytest.raises(IndexError):

@@ -30,7 +30,8 @@ def test_the_same_function(cell: str, norm: Any, options: dict[str, Any]) -> Non
     """At test time, in training on the same batch, and folded back."""
     if "proj_size" in options and cell != "lstm":
         return
-    model = plain(cell, num_layers=2, bidirectional=True, batch_first=True, **options, **X).eval()
+    own: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "batch_first": True}
+    model = plain(cell, **own, dropout=0.3, **options, **X).eval()
     before = copy.deepcopy(model.state_dict())
     batches = [torch.randn(5, 4, 3, **X) * 3, torch.randn(7, 2, 3, **X)]
     converted: Any = normrnn.convert(model, norm, batches)
@@ -40,12 +41,14 @@ def test_the_same_function(cell: str, norm: Any, options: dict[str, Any]) -> Non
     assert not converted.training
     back = normrnn.fold(converted)
     assert type(back) is TORCHS[cell]
+    assert not back.training
     assert repr(back).replace(", bias=False", "") == repr(model).replace(", bias=False", "")
     for x in (*batches, torch.randn(6, 3, 3, **X)):
         same(converted(x), model(x), 1e-9)
         same(back(x), model(x), 1e-9)
     assert type(model) is TORCHS[cell]
     same(model.state_dict(), before)
+    model.dropout = 0.0
     training = normrnn.convert(model.train(), batches=batches[:1])
     assert training.training
     same(training(batches[0]), model(batches[0]), 1e-9)

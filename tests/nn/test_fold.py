@@ -55,18 +55,6 @@ def test_the_same_function(cell: str, norm: str, options: dict[str, Any]) -> Non
     same(plain(packed)[0].data, layer(packed)[0].data, tol)
 
 
-def test_arguments_are_kept() -> None:
-    how: dict[str, Any] = {"batch_first": True, "dropout": 0.3, "bidirectional": True}
-    layer = normrnn.LSTM(3, 4, 2, norm="sequence", **how, **X)
-    randomise(layer)
-    folded = layer.eval().fold()
-    shown = "LSTM(3, 4, num_layers=2, batch_first=True, dropout=0.3, bidirectional=True)"
-    assert repr(folded) == shown
-    assert folded.weight_ih_l0.dtype == torch.float64
-    assert not folded.training
-    assert build("relu", "sequence").fold().nonlinearity == "relu"
-
-
 def test_parameters_are_leaves_that_train() -> None:
     folded = build("lstm", "sequence").fold()
     folded(torch.randn(5, 4, 3, **X))[0].sum().backward()

@@ -14,14 +14,11 @@ from normrnn.speech.prepare.features import add_deltas
 from normrnn.speech.prepare.job import Job
 from normrnn.speech.prepare.kaldi import count_classes, kaldi_job, read_alignments
 from normrnn.speech.prepare.preparation import finished, prepare
+from tests.made_speech import quiet
 
 LENGTHS = {"a-1": 6, "a-2": 9, "b-1": 7, "c-1": 5}
 FEATS = {k: np.random.default_rng(n).normal(size=(n, 4)).astype("f4") for k, n in LENGTHS.items()}
 PDFS = {k: np.arange(n, dtype=np.int32) % 5 for k, n in LENGTHS.items()}
-
-
-def quiet(*_: int) -> None:
-    pass
 
 
 def write_data(folder: Path, **options: Any) -> Path:

@@ -17,14 +17,10 @@ from normrnn.files import exclusive, sealed_json
 from normrnn.speech.corpus import FORMAT, read_speech
 from normrnn.speech.prepare.job import Prepared, Utterance
 from normrnn.speech.prepare.preparation import finished, prepare
-from tests.made_speech import CLASSES, DIM, job, made
+from tests.made_speech import CLASSES, DIM, job, made, quiet
 
 TRAIN, DEV = ["s0-00", "s0-03", "s0-06", "s2-05"], ["s1-01", "s1-04", "s1-07"]
 OTHER = {"mean": [1], "variance": [1], "label_counts": [1]}
-
-
-def quiet(done: int, total: int, skipped: int) -> None:
-    assert 0 <= skipped <= done <= total
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -40,12 +36,8 @@ def out(tmp_path: Path) -> Path:
 def test_the_files_are_kaldis_and_the_reader_gives_the_same(out: Path) -> None:
     names = {"feats.ark", "feats.scp", "labels.ark", "labels.scp", "utt2spk", "text", "index"}
     expected = {f"{split}/{name}" for split in ("train", "dev") for name in names}
-    assert contents(out).keys() == expected | {
-        "summary.json",
-        "settings.json",
-        "skipped.tsv",
-        ".lock",
-    }
+    expected |= {"summary.json", "settings.json", "skipped.tsv", ".lock"}
+    assert contents(out).keys() == expected
     assert (out / "skipped.tsv").read_text() == "s2-02\tit is made to fail\n"
     corpus = read_speech(out)
     assert (corpus.classes, corpus.dim) == (CLASSES, DIM)
