@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import normrnn
 from normrnn.config.base import Config
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.recipes import recipe
@@ -54,6 +55,28 @@ def torchrun(
         timeout=300,
         check=False,
     )
+
+
+def start_python(*words: str, **variables: str) -> "subprocess.Popen[str]":
+    """Python with these arguments, which finds the tests and this library."""
+    paths = [str(Path(__file__).parents[1]), str(Path(normrnn.__file__).parents[1])]
+    return subprocess.Popen(
+        [sys.executable, *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: "subprocess.Popen[str]", seconds: float = 120) -> str:
+    """What it printed until it ended well."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err[-3000:]
+    return out
 
 
 def run_rank(module: str, rank: int, count: int, folder: Path) -> None:

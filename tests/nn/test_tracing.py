@@ -2,12 +2,8 @@
 
 import copy
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +12,9 @@ from torch import Tensor, nn
 
 import normrnn
 from tests.helpers import CELLS, NORMS, build, gradients, same, unchanged
+from tests.torchrun import ended, start_python
 from tests.traced import TOOLS, needs_normrnn
 
-ROOT = Path(__file__).parents[2]
 EACH = [f"{cell}:{norm}" for cell, norm in zip(itertools.cycle(CELLS), NORMS, strict=False)]
 ALL = [f"{cell}:{norm}" for cell in CELLS for norm in NORMS]
 FEW = ["differentiated:lstm:sequence", "differentiated:tanh:layer", "transformed:lstm-all:sequence"]
@@ -26,21 +22,8 @@ FEW += ["transformed:gru:hidden-shared", "compiled:lstm-all:sequence"]
 """By tool; each with every cell and norm is among the slow ones."""
 
 
-def run(code: list[str], timeout: float) -> str:
-    path = os.pathsep.join([str(ROOT), str(Path(normrnn.__file__).parents[1])])
-    done = subprocess.run(
-        [sys.executable, *code],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 def check(cases: list[str], timeout: float) -> None:
-    out = run(["-m", "tests.traced", *cases], timeout)
+    out = ended(start_python("-m", "tests.traced", *cases), timeout)
     assert out.splitlines() == [f"{case} {mode}" for case in cases for mode in ("train", "eval")]
 
 
@@ -72,7 +55,7 @@ try:
 except torch._dynamo.exc.Unsupported:
     print("refused")
 """
-    assert run(["-c", code], 300) == "refused\n"
+    assert ended(start_python("-c", code), 300) == "refused\n"
 
 
 OTHER_TORCH = """
@@ -104,7 +87,7 @@ except torch._dynamo.exc.Unsupported:
 @pytest.mark.slow
 def test_a_compiler_without_the_place_we_tell_it_runs_layers_eagerly() -> None:
     """As another torch may be: its compiler and our layers still work."""
-    assert run(["-c", OTHER_TORCH], 300) == "refused\n"
+    assert ended(start_python("-c", OTHER_TORCH), 300) == "refused\n"
 
 
 class Tagger(nn.Module):
@@ -297,7 +280,7 @@ with normrnn.batch_statistics(layer):
     layer(x)
 print("torch._dynamo" in sys.modules)
 """
-        assert run(["-c", code], 300) == "False\n"
+        assert ended(start_python("-c", code), 300) == "False\n"
 
 
 def test_many_batches_at_once_do_not_update_buffers() -> None:

@@ -1,7 +1,6 @@
 """The compiled recurrence among threads and processes."""
 
 import hashlib
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import normrnn
 from normrnn.ops.native.library import describe
 from tests.kernel_cases import (
     Case,
@@ -22,14 +20,15 @@ from tests.kernel_cases import (
     tensors_of,
     threads,
 )
+from tests.torchrun import ended, start_python
 
 pytestmark = pytest.mark.skipif(describe()["kernels"] == "torch", reason="no kernels here")
-ROOT = Path(__file__).parents[2]
 CASE = Case("LSTM", "sequence", (9, 9, 7, 5, 5), (False, True), 11, 19, peephole="ifo")
 PROGRAM = """
 import os, torch
 from normrnn.ops.native.library import describe
 from normrnn.ops.recurrence import recur
+from tests.torchrun import ended, start_python
 from tests.kernel_cases import computed, one_direction, tensors_of
 from tests.ops.test_kernel_processes import CASE, bits
 """
@@ -43,23 +42,7 @@ def bits() -> str:
 
 
 def started(code: str, **environment: str) -> "subprocess.Popen[str]":
-    path = os.pathsep.join([str(ROOT), str(Path(normrnn.__file__).parents[1])])
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM + code],
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def ended(process: "subprocess.Popen[str]") -> str:
-    try:
-        out, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err
-    return out
+    return start_python("-c", PROGRAM + code, **environment)
 
 
 def test_another_process_gives_the_same_bits() -> None:
