@@ -26,7 +26,7 @@ from torch import nn
 
 from benchmarks import processes, speech_training
 from normrnn.engine.loop import Interrupt, Trainer
-from normrnn.engine.loss import nats_and_errors
+from normrnn.engine.model import nats_and_errors
 from normrnn.recipes import recipe
 from normrnn.runs.records import CHECKPOINT
 from normrnn.runs.store import RunDirectory

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "imports": set(),
     "version": set(),
     "norms": set(),
-    "processes": {"files"},
+    "processes": {"errors", "files"},
     "files": {"errors"},
     "terminal": set(),
     "console": {"terminal"},

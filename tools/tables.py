@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from normrnn.recipes.paper import PAPER
+from normrnn.recipes import PAPER
 from normrnn.reporting.groups import short
 from normrnn.reporting.page import DASH, Table
 from normrnn.reporting.study import RecordedStudy, arms_of, best, lines, settings_of, value_text

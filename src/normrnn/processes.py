@@ -1,22 +1,35 @@
-"""Child processes: their output goes to a file, and they end with their parent."""
+"""Child processes: their output goes to a file, and they end with their parent.
+
+`python -m normrnn.processes K MODULE ARGUMENTS… < order` starts the module K times, to train one
+run together, and gives each the order and its rank. They find each other through a file that
+only this user can open, and talk over the loopback interface: no port is open to other machines.
+"""
 
 import contextlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from normrnn.errors import UserError
 from normrnn.files import following_no_link, open_regular
 
+DIVERGED, BUSY = 3, 4
+"""Exit codes of a run whose loss is no longer finite, and of one that another process trains."""
+STORE = "NORMRNN_STORE"
+"""Environment variable: the file through which the processes of a run find each other."""
 PARENT = "NORMRNN_PARENT"
 """Environment variable: the process to end with."""
 _OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 """Variables of torchrun: children are not among the processes that it started."""
+_GRACE = 30.0
+"""Seconds that the other processes of a run have to end after one has failed."""
 
 
 def start_python(
@@ -124,3 +137,54 @@ def usable_cores() -> int:
     """Return the number of cores that this process may use: by its affinity."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def rank_and_size(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return the rank of this process and the number of processes that were started with it.
+
+    A process that neither torchrun nor `main` started is alone, whatever `RANK` says.
+    """
+    together = STORE in environment or {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys()
+    if not together or not {"RANK", "WORLD_SIZE"} <= environment.keys():
+        return 0, 1
+    with contextlib.suppress(ValueError):
+        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        if 0 <= rank < size:
+            return rank, size
+    raise UserError("RANK and WORLD_SIZE in the environment are not those of a launcher")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start the processes, wait for them and return their exit code."""
+    count, module, *rest = arguments
+    stop_with_parent()
+    order = sys.stdin.buffer.read()
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    with ended_politely(), tempfile.TemporaryDirectory(prefix="normrnn-") as folder:
+        shared = {
+            STORE: str(Path(folder, "store")),
+            "WORLD_SIZE": count,
+            "GLOO_SOCKET_IFNAME": loopback,
+            "NCCL_SOCKET_IFNAME": loopback,
+        }
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in map(str, range(int(count))):
+                variables = {"RANK": rank, "LOCAL_RANK": rank, **shared}
+                ranks.append(start_python(module, rest, order, environment=variables))
+            while (codes := {p.poll() for p in ranks}) <= {None, 0} and None in codes:
+                time.sleep(0.1)
+        except KeyboardInterrupt:
+            stop(ranks)  # they write their checkpoint first
+            return 130
+        stop(ranks, _GRACE)
+    # Of those that ended first: processes that lost another end with code 1.
+    ended = [code or 0 for code in codes]
+    if (number := -min(ended)) > 0:
+        print(f"normrnn: a process of this run was ended by signal {number}", file=sys.stderr)
+        return 128 + number
+    return max(ended)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from normrnn import compare
-from normrnn.engine.launch import DIVERGED, start_run
-from normrnn.processes import stop
+from normrnn.experiments.jobs import RunJob
+from normrnn.processes import DIVERGED, Child, stop
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import note_of, rows_of
 from tests.torchrun import checkpoint
@@ -58,6 +58,14 @@ def sockets(pids: list[int]) -> list[str]:
     return found
 
 
+def started(config: LanguageConfig, out: Path) -> Child:
+    """Two processes that train a run."""
+    job = RunJob(out, config, processes=2)
+    job.start()
+    assert job.child is not None
+    return job.child
+
+
 def test_no_port_is_open_beyond_the_loopback(
     tiny: LanguageConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +79,7 @@ def test_no_port_is_open_beyond_the_loopback(
     for name, value in cluster.items():
         monkeypatch.setenv(name, value)
     out = tmp_path / "out"
-    child = start_run(replace(tiny, epochs=500), out, 2)
+    child = started(replace(tiny, epochs=500), out)
     try:
         while not (out / "metrics.jsonl").exists() or len(rows_of(out)) < 3:
             assert child.code is None, child.last_words()
@@ -103,12 +111,12 @@ def test_a_comparison_gives_each_arm_two(text_dir: Path, tmp_path: Path) -> None
 def test_what_goes_wrong_is_the_last_line_and_the_exit_code(
     tiny: LanguageConfig, tmp_path: Path
 ) -> None:
-    child = start_run(replace(tiny, norm="hidden"), tmp_path / "refused", 2)
+    child = started(replace(tiny, norm="hidden"), tmp_path / "refused")
     child.wait()
     assert child.code == 2
     assert "--train.no-sync-statistics" in child.last_words()
     wild = replace(tiny, optimizer=replace(tiny.optimizer, lr=1e38, clip_norm=0.0))
-    child = start_run(wild, tmp_path / "wild", 2)
+    child = started(wild, tmp_path / "wild")
     child.wait()
     assert child.code == DIVERGED
     assert "at update" in child.last_words()

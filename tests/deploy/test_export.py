@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 import normrnn
 from normrnn.errors import UserError
-from normrnn.speech.model import AcousticModel
-from normrnn.text.model import LanguageModel
+from normrnn.speech.task import AcousticModel
+from normrnn.text.task import LanguageModel
 from tests.deploy.exported import SUFFIXES, code, log_posteriors, logits, onnx_run, session
 from tests.helpers import randomise
 

@@ -13,10 +13,10 @@ import pytest
 from normrnn.config.base import Config
 from normrnn.config.measure import NATS, Measure
 from normrnn.engine.callbacks import Display, describe
-from normrnn.engine.launch import rank_and_size
 from normrnn.engine.loop import Interrupted
 from normrnn.errors import UserError
 from normrnn.extras import install_command
+from normrnn.processes import rank_and_size
 from normrnn.runs.records import read_rows
 from normrnn.speech.config import FRAMES
 from normrnn.text.config import CHARACTERS, WORDS

@@ -16,8 +16,7 @@ from normrnn.engine.model import derived_seed
 from normrnn.engine.task import Models
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
-from normrnn.text.model import LanguageModel
-from normrnn.text.task import LanguageTask
+from normrnn.text.task import LanguageModel, LanguageTask
 from tests.tiny_runs import note_of, rows_of, run_tiny, vocabulary_of
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normrnn.engine import loss as fused
-from normrnn.engine.loss import Sums, nats_and_errors
+from normrnn.engine import model as fused
+from normrnn.engine.model import Sums, nats_and_errors
 from normrnn.speech.config import FRAMES
 from normrnn.text.config import WORDS
 

@@ -9,10 +9,10 @@ import pytest
 
 from normrnn import verdict
 from normrnn.config.base import Config
-from normrnn.engine.launch import DIVERGED
 from normrnn.errors import UserError
 from normrnn.experiments.jobs import RunJob
 from normrnn.experiments.search import SEED_OFFSET, plan_tuning, summarise, tune_setting
+from normrnn.processes import DIVERGED
 from normrnn.recipes import recipe
 from normrnn.reporting.study import RecordedStudy, read_study
 from tests.commands.conftest import Cli, cli

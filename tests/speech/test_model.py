@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from normrnn.speech.model import AcousticModel
+from normrnn.speech.task import AcousticModel
 
 
 def _utterances(dim: int = 3) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

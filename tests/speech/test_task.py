@@ -23,9 +23,8 @@ from normrnn.runs.store import RunDirectory
 from normrnn.speech.archive import write_matrix
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import read_speech
-from normrnn.speech.model import AcousticModel
 from normrnn.speech.posteriors import write_posteriors
-from normrnn.speech.task import SpeechTask
+from normrnn.speech.task import AcousticModel, SpeechTask
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import rows_of, run_tiny
 from tests.tiny_speech import DIM, write_speech

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normrnn.text.model import LanguageModel
+from normrnn.text.task import LanguageModel
 
 
 @pytest.mark.parametrize("norm", [None, "frame", "sequence"])

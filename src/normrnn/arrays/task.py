@@ -11,8 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from normrnn.arrays.config import ArrayConfig
 from normrnn.arrays.read import read_arrays
 from normrnn.deploy.networks import Exportable
-from normrnn.engine.loss import Loss, State
-from normrnn.engine.model import SequenceModel, Sequences
+from normrnn.engine.model import Loss, SequenceModel, Sequences, State
 from normrnn.engine.task import Split, Task, Tensors, evenly_spread
 
 

@@ -11,12 +11,12 @@ from normrnn import norms as table
 from normrnn.commands.options import Directory, parse, split_recipe
 from normrnn.config.base import Config
 from normrnn.console import PlainConsole
-from normrnn.engine.launch import rank_and_size
 from normrnn.errors import UsageError
 from normrnn.experiments.compare import compare as run_comparison
 from normrnn.experiments.jobs import report_line
 from normrnn.experiments.search import search as run_search
 from normrnn.experiments.training import default_directory, log_names, train_until_stopped
+from normrnn.processes import rank_and_size
 from normrnn.recipes import usual_norms
 
 

@@ -19,8 +19,7 @@ from normrnn.config.base import Config, OptimizerConfig
 from normrnn.config.jsonio import to_dict
 from normrnn.config.registry import task_of
 from normrnn.engine.callbacks import LOGS, Callback, Display, require_tensorboard
-from normrnn.engine.loss import Loss, Sums
-from normrnn.engine.model import derived_seed
+from normrnn.engine.model import Loss, Sums, derived_seed
 from normrnn.engine.ranks import (
     current,
     device_of_rank,

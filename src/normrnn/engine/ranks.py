@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from normrnn.engine.launch import STORE, rank_and_size
 from normrnn.nn.base import Normalised
 from normrnn.nn.batchnorm import Normaliser
+from normrnn.processes import STORE, rank_and_size
 from normrnn.runs.store import load_torch_file
 
 T = TypeVar("T")

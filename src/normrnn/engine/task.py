@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from normrnn.config.base import Config
-from normrnn.engine.loss import Loss, State, Sums
+from normrnn.engine.model import Loss, State, Sums
 from normrnn.engine.ranks import ALONE, Ranks, current, empty_loss
 from normrnn.errors import UserError
 from normrnn.nn import batch_statistics, recalibrate

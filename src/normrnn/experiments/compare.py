@@ -11,12 +11,12 @@ from typing import Any
 from normrnn.arrays.read import KEYS, write_arrays
 from normrnn.config.base import Config, checked_norms
 from normrnn.config.registry import find, is_import_path, is_recipe, use_norms, with_settings
-from normrnn.engine.launch import DIVERGED
 from normrnn.errors import UsageError
 from normrnn.experiments.functions import run_functions
 from normrnn.experiments.jobs import Runner, check_counts, check_report, conclude, plan
 from normrnn.experiments.search import Space, plan_tuning, tune_setting
 from normrnn.experiments.training import Recipe, configured, default_directory, log_names
+from normrnn.processes import DIVERGED
 from normrnn.recipes import usual_norms
 from normrnn.reporting.result import Result
 from normrnn.reporting.study import RecordedStudy

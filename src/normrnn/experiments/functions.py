@@ -18,15 +18,13 @@ from urllib.parse import quote
 import numpy as np
 
 from normrnn.config.jsonio import differences
-from normrnn.config.registry import KIND, handed_over, import_path
+from normrnn.config.registry import KIND, import_path
 from normrnn.console import PlainConsole
-from normrnn.engine.launch import WORKER
 from normrnn.errors import UsageError, UserError
-from normrnn.experiments.jobs import Job, Progress, run_jobs
+from normrnn.experiments.jobs import Job, Progress, run_jobs, start_worker
 from normrnn.files import exclusive, read_json, write_whole
 from normrnn.norms import BASELINE, layer_argument
-from normrnn.processes import Child
-from normrnn.runs.records import CONFIG, DIVERGED, LOCK, LOG, METRICS, MetricsFile, Row
+from normrnn.runs.records import CONFIG, DIVERGED, LOCK, METRICS, MetricsFile, Row
 
 TrainFunction = Callable[..., Any]
 
@@ -107,10 +105,9 @@ class FunctionJob(Job):
     def start(self) -> None:
         """Call the function in a process of its own."""
         try:
-            order = json.dumps({"imports": handed_over(), "call": self.call}).encode()
+            self.child = start_worker({"call": self.call}, self.out)
         except (TypeError, ValueError) as error:
             raise UsageError(f"settings for workers must be plain values: {error}") from None
-        self.child = Child(WORKER, [str(self.out)], order, self.out / LOG)
 
     def describe(self, row: Row) -> str:
         """Return a row of its metrics as text."""

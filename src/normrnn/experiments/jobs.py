@@ -1,8 +1,9 @@
 """Runs as processes of their own, several at a time: what is shown of them, and their report."""
 
+import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from numbers import Integral
@@ -10,22 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from normrnn.config.base import Config
-from normrnn.config.registry import task_of
+from normrnn.config.jsonio import to_dict
+from normrnn.config.registry import handed_over, task_of
 from normrnn.console import PlainConsole
 from normrnn.engine.callbacks import describe, duration, require_tensorboard
-from normrnn.engine.launch import BUSY, DIVERGED, start_run
 from normrnn.errors import UsageError, UserError
 from normrnn.extras import install_command
 from normrnn.files import is_held
-from normrnn.processes import Child, ended_politely, stop, usable_cores
+from normrnn.processes import BUSY, DIVERGED, Child, ended_politely, stop, usable_cores
 from normrnn.reporting.pictures import why_no_pictures
 from normrnn.reporting.result import Result
 from normrnn.reporting.runs import examine, find
 from normrnn.reporting.study import RecordedStudy
-from normrnn.runs.records import CONFIG, LOCK, Row, read_note, read_rows
+from normrnn.runs.records import CONFIG, LOCK, LOG, Row, read_note, read_rows
 from normrnn.verdicts.verdict import Settings
 
 REPORT = "report.html"
+WORKER = "normrnn.experiments.worker"
+LAUNCHER = "normrnn.processes"
 
 
 @dataclass
@@ -67,6 +70,24 @@ class Job:
         raise NotImplementedError
 
 
+def start_worker(
+    order: Mapping[str, Any],
+    out: Path,
+    options: Sequence[str] = (),
+    processes: int = 1,
+    threads: int = 1,
+) -> Child:
+    """Start the worker on an order, which must be plain values; its output goes to the run's log.
+
+    It gets the import paths that this process was given.
+    """
+    text = json.dumps({**order, "imports": handed_over()}).encode()
+    module, arguments = WORKER, [str(out), *options]
+    if processes > 1:
+        module, arguments = LAUNCHER, [str(processes), WORKER, *arguments]
+    return Child(module, arguments, text, out / LOG, threads)
+
+
 @dataclass
 class RunJob(Job):
     """A run of a recipe."""
@@ -99,7 +120,8 @@ class RunJob(Job):
 
     def start(self) -> None:
         """Start or resume the run."""
-        self.child = start_run(self.config, self.out, self.processes, self.logs)
+        order, threads = {"config": to_dict(self.config)}, self.config.threads or 1
+        self.child = start_worker(order, self.out, self.logs, self.processes, threads)
 
     def describe(self, row: Row) -> str:
         """Return a row of its metrics as text."""

@@ -23,9 +23,8 @@ from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import RunJob, Runner, check_counts, conclude, plan, report_line
 from normrnn.experiments.training import default_directory
 from normrnn.files import read_json
-from normrnn.recipes.paper import SPACES
-from normrnn.reporting.groups import Group
-from normrnn.reporting.result import group_verdict
+from normrnn.recipes import SPACES
+from normrnn.reporting.result import Group, group_verdict
 from normrnn.reporting.runs import load
 from normrnn.reporting.study import SAID, TRIALS, RecordedStudy, best, lines, read_study, write
 from normrnn.runs.records import CONFIG, epoch_averages

@@ -15,8 +15,8 @@ from normrnn.config.registry import (
     with_settings,
 )
 from normrnn.config.registry import use as use_name
-from normrnn.engine.launch import rank_and_size
 from normrnn.errors import UsageError
+from normrnn.processes import rank_and_size
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from normrnn.cli import guarded
 from normrnn.config.registry import find, read_config, receive
-from normrnn.engine.launch import BUSY, DIVERGED
 from normrnn.engine.loop import Diverged
 from normrnn.experiments.functions import FunctionJob
 from normrnn.experiments.training import train_until_stopped
-from normrnn.processes import stop_with_parent
+from normrnn.processes import BUSY, DIVERGED, stop_with_parent
 from normrnn.runs.store import BusyError
 
 

@@ -8,8 +8,7 @@ from normrnn.config.base import MEASURED
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.measure import SHOWN, Measure
 from normrnn.errors import notice
-from normrnn.recipes import RECIPES, recipe
-from normrnn.recipes.paper import PAPER, Paper
+from normrnn.recipes import PAPER, RECIPES, Paper, recipe
 from normrnn.reporting.runs import Run
 
 # Settings that distinguish arms only with a normaliser, and settings that change no curve.

@@ -15,8 +15,7 @@ from normrnn.runs.store import RunDirectory
 from normrnn.speech.archive import locate, read_matrix, read_table, write_matrix
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import INDEX, digest, read_index
-from normrnn.speech.model import AcousticModel
-from normrnn.speech.task import SpeechTask
+from normrnn.speech.task import AcousticModel, SpeechTask
 
 
 @torch.no_grad()

@@ -8,14 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normrnn.deploy.stream import Stream
-from normrnn.engine.loss import CHUNK_ROWS, State
+from normrnn.engine.model import CHUNK_ROWS, State
 from normrnn.nn.recalibrate import eval_mode
 from normrnn.norms import get
 from normrnn.runs.environment import named_device
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
-from normrnn.text.model import LanguageModel
-from normrnn.text.task import LanguageTask
+from normrnn.text.task import LanguageModel, LanguageTask
 
 
 class Reader:
