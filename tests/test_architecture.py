@@ -173,7 +173,7 @@ def test_the_check_itself_sees_imports(tmp_path: Path) -> None:
         "import normrnn.commands.gradients, normrnn.reporting.study",
         "import normrnn; normrnn.reporting.load; normrnn.reporting.figure; normrnn.compare",
         "import normrnn.reporting.page, normrnn.commands.report, normrnn.reporting.result",
-        "from normrnn.commands import training, recipes, prepare, models",
+        "from normrnn.commands import training, about, prepare, models",
     ],
 )
 def test_torch_is_imported_late(code: str) -> None:

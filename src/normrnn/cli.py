@@ -36,6 +36,8 @@ COMMANDS = {
 }
 _MODULES = {
     **dict.fromkeys(("train", "compare", "search"), "training"),
+    **dict.fromkeys(("doctor", "info", "recipes"), "about"),
+    "verdict": "report",
     **dict.fromkeys(("evaluate", "score", "sample", "posteriors", "export"), "models"),
 }
 """Command -> its module, where that has another name."""
@@ -107,7 +109,7 @@ def _run(arguments: list[str]) -> int:
         print(__version__)
         return 0
     if arguments[0] == "--completion":
-        print(importlib.import_module("normrnn.commands.completion").script())
+        print(importlib.import_module("normrnn.commands.about").completion())
         return 0
     command, *rest = arguments
     if command not in COMMANDS:

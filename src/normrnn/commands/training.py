@@ -141,7 +141,7 @@ def search(arguments: list[str]) -> int:
         config: Annotated[Config, arg(name="")] = default,
         trials: int = 52,
         space: Annotated[Path | None, arg(metavar="FILE")] = None,
-        norms: str = "none,hidden",
+        norms: str = ",".join(usual_norms(default)),
         sampler: Literal["random", "bruteforce"] = "random",
         workers: int = 1,
         processes: int = 1,
