@@ -1,6 +1,6 @@
 """The path of a call: files and Python calls of a training step, and the size of the core.
 
-    python -m benchmarks.path [--functions]
+    python -m benchmarks.path [--functions] [--compare]
 
 Counts ``sys.setprofile`` "call" events in files of normrnn, comprehensions and generators
 included, for a two-layer bidirectional LSTM with norm="sequence" on a ragged batch. The lengths of
@@ -8,7 +8,10 @@ the counted batch were never seen before, as in training.
 """
 
 import argparse
+import os
+import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +62,57 @@ def training_step() -> dict[str, Calls]:
     return found | {"backward": count_calls(outputs[0].sum().backward)}
 
 
+HOOK = """
+import atexit, os, sys, threading
+
+prefix, seen = os.environ["COUNTED"], set()
+
+def profile(frame, event, _):
+    code = frame.f_code  # bodies of classes and modules have no fast locals: flag 1
+    if event == "call" and code.co_flags & 1 and code.co_name[0] != "<" and (
+        code.co_filename.startswith(prefix)
+    ):
+        seen.add(code.co_filename.removeprefix(prefix + "/"))
+
+def write():
+    sys.setprofile(None)
+    with open(os.path.join(os.path.dirname(__file__), "seen.txt"), "a") as file:
+        file.writelines(name + "\\n" for name in seen)
+
+sys.setprofile(profile)
+threading.setprofile(profile)
+atexit.register(write)
+"""
+
+
+def modules_of_a_comparison() -> list[str]:
+    """Return the Python files outside `ops/` and `nn/` of which a function runs."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "sitecustomize.py").write_text(HOOK)
+        (folder / "text.txt").write_text(
+            "the cat sat on the mat and the dog sat on the log\n" * 400
+        )
+        settings = ["--data", str(folder / "text.txt"), "--epochs", "1", "--model.hidden", "8"]
+        command = [
+            "-m",
+            "normrnn",
+            "compare",
+            "quickstart",
+            *settings,
+            "--out",
+            str(folder / "out"),
+        ]
+        subprocess.run(
+            [sys.executable, *command],
+            env={**os.environ, "PYTHONPATH": name, "COUNTED": str(PACKAGE)},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        found = set((folder / "seen.txt").read_text().split())
+    return sorted(f for f in found if f.endswith(".py") and not f.startswith(("ops/", "nn/")))
+
+
 def lines(*patterns: str) -> int:
     files = [path for pattern in patterns for path in PACKAGE.glob(pattern)]
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
@@ -67,6 +121,7 @@ def lines(*patterns: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--functions", action="store_true", help="also list the functions")
+    parser.add_argument("--compare", action="store_true", help="also count those of a comparison")
     arguments = parser.parse_args()
     for name, calls in training_step().items():
         files = {file for file, _ in calls}
@@ -76,6 +131,12 @@ def main() -> None:
                 print(f"    {count:4} {file}: {function}")
     print(f"{lines('ops/**/*.py', 'nn/**/*.py'):5} lines of Python in ops/ and nn/")
     print(f"{lines('ops/native/*.[ch]'):5} lines of C")
+
+    if arguments.compare:
+        modules = modules_of_a_comparison()
+        print(f"{len(modules):5} modules of a comparison outside ops/ and nn/")
+        if arguments.functions:
+            print("    " + "\n    ".join(modules))
 
 
 if __name__ == "__main__":
