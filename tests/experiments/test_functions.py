@@ -67,7 +67,7 @@ def test_a_call_that_was_stopped_is_not_finished_and_is_repeated(tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         normrnn.compare(stops, out=tmp_path)
     ended, stopped = (normrnn.reporting.load(tmp_path / f"{n}-1") for n in ("none", "sequence"))
-    assert (ended.finished, ended.progress, stopped.finished) == (True, "2 of 2", False)
+    assert (ended.finished, ended.progress, stopped.finished) == (True, "2 log calls", False)
     assert (stopped.verified, "sequence, seed 1" in str(normrnn.verdict(tmp_path))) == (True, True)
     result = normrnn.compare(stops, out=tmp_path)
     assert [len(run.split("valid")) for run in result.runs] == [1, 1]

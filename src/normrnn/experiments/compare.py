@@ -97,7 +97,8 @@ def compare(
             settings["data"] = data
         place, studies = folder.path if folder else Path(str(out)), []
         check_report(place)
-        name, runs = run_functions(train, chosen, seeds, place, workers, higher_is_better, settings)
+        kinds = (higher_is_better, settings, folder is None)
+        name, runs = run_functions(train, chosen, seeds, place, workers, *kinds)
     else:
         if higher_is_better:
             raise UsageError("higher_is_better is for functions: a recipe knows its measure")

@@ -1,8 +1,9 @@
 """A training function of a user's own, compared: in this process or in several.
 
 Every call of the function is a run directory, OUT/NORM-SEED: `config.json` with what it was called
-with, and `metrics.jsonl` with what it logged. `normrnn report OUT` and `normrnn verdict OUT` read
-them as they read other runs.
+with, `metrics.jsonl` with what it logged, and a checkpoint that is only its note: whether the call
+ended, and the hash of the rows. `normrnn report OUT` and `normrnn verdict OUT` read them like other
+runs.
 """
 
 import hashlib
@@ -11,7 +12,8 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property, partial
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
@@ -20,11 +22,22 @@ import numpy as np
 from normrnn.config.jsonio import differences
 from normrnn.config.registry import KIND, import_path
 from normrnn.console import PlainConsole
-from normrnn.errors import UsageError, UserError
+from normrnn.errors import UsageError, UserError, notice
 from normrnn.experiments.jobs import Job, Progress, run_jobs, start_worker
 from normrnn.files import exclusive, read_json, write_whole
 from normrnn.norms import BASELINE, layer_argument
-from normrnn.runs.records import CONFIG, DIVERGED, LOCK, METRICS, MetricsFile, Row
+from normrnn.runs.records import (
+    CONFIG,
+    DIVERGED,
+    LARGEST,
+    LOCK,
+    METRICS,
+    MetricsFile,
+    Note,
+    Row,
+    read_note,
+    write_note,
+)
 
 TrainFunction = Callable[..., Any]
 
@@ -34,9 +47,11 @@ class RunLog:
 
     def __init__(self, directory: Path, higher_is_better: bool) -> None:
         self.directory, self.sign = directory, -1.0 if higher_is_better else 1.0
-        self.calls, self._last, self._started = 0, 0, time.monotonic()
+        self.calls, self.last_step, self._started = 0, 0, time.monotonic()
+        self._not_finite: dict[str, str] = {}
+        (directory / DIVERGED).unlink(missing_ok=True)
+        write_whole(directory / METRICS, b"")
         self.file = MetricsFile(directory / METRICS)
-        self.file.truncate()
 
     def __call__(
         self,
@@ -52,27 +67,31 @@ class RunLog:
         finite, and not followed by one that is, marks the run as diverged."""
         for name in unknown:
             raise UsageError(f"log has no {name!r}: it takes step, train, valid, test and lr")
-        if step < self._last or step != int(step):
+        if step < self.last_step or step != int(step):
             raise ValueError(
-                f"steps are whole numbers that do not decrease: {step} after {self._last}"
+                f"steps are whole numbers that do not decrease: {step} after {self.last_step}"
             )
-        self.calls, self._last = self.calls + 1, int(step)
+        self.calls, self.last_step = self.calls + 1, int(step)
         seconds = time.monotonic() - self._started
         for split, given in {"train": train, "valid": valid, "test": test}.items():
             if given is None:
                 continue
             value = float(given.detach() if hasattr(given, "detach") else given)
-            is_finite, diverged = abs(value) < 1e300, self.directory / DIVERGED
-            if split != "train" and is_finite:
-                diverged.unlink(missing_ok=True)
-            elif split != "train":
-                write_whole(diverged, f"{split} is {value} at step {step}\n".encode())
-            if not is_finite:
+            self._not_finite.pop(split, None)
+            if not abs(value) < LARGEST:
+                self._not_finite[split] = f"{split} is {value} at step {step}\n"
                 continue
-            row = {"updates": self._last, "epoch": self.calls, "split": split}
+            row = {"updates": self.last_step, "epoch": self.calls, "split": split}
             row |= {} if split == "train" else {"statistics": "running"}
             row |= {"loss": self.sign * value, "value": value, "count": 1, "seconds": seconds}
-            self.file.append(row if lr is None else {**row, "lr": float(lr)})
+            # Not flushed to the disk: a call that is killed starts again.
+            self.file.append(row if lr is None else {**row, "lr": float(lr)}, flush=False)
+        reasons = "".join(self._not_finite.get(split, "") for split in ("valid", "test"))
+        diverged = self.directory / DIVERGED
+        if reasons:
+            write_whole(diverged, reasons.encode())
+        else:
+            diverged.unlink(missing_ok=True)
 
 
 @dataclass
@@ -83,23 +102,22 @@ class FunctionJob(Job):
     """Its import path, or its name where it has none, as `recipe`; and `norm`, `seed`,
     `higher_is_better` and `settings`."""
 
-    @property
+    @cached_property
     def config(self) -> dict[str, Any]:
-        """Return config.json, without what a run gets at its end: the number of calls of `log`
-        and the hash of the rows."""
-        return {**self.call, "kind": KIND, "settings": _plain(self.call["settings"])}
+        """Return config.json."""
+        settings = {name: _describe(value) for name, value in self.call["settings"].items()}
+        return {**self.call, "kind": KIND, "settings": settings}
 
     def look(self) -> None:
         """Mark a run that has ended; UsageError if another run is in its directory."""
         if not (self.out / CONFIG).exists():
             return
         found, _ = read_json(self.out / CONFIG)
-        epochs, _ = found.pop("epochs", 0), found.pop("metrics_sha256", "")
         if changed := ", ".join(differences(found, self.config).values()):
             raise UsageError(
                 f"{self.out} holds a run with other settings ({changed}): use another --out"
             )
-        if epochs:
+        if (note := read_note(self.out)) and note.finished:
             self.ended = 0
 
     def start(self) -> None:
@@ -123,33 +141,56 @@ class FunctionJob(Job):
             self.look()
             if self.ended is not None:  # by another process, just now
                 return
-            (self.out / DIVERGED).unlink(missing_ok=True)
-            self._write_config(0, "")
-            call, log = self.call, RunLog(self.out, self.call["higher_is_better"])
+            call = self.call
+            write_whole(self.out / CONFIG, json.dumps(self.config).encode())
+            log = RunLog(self.out, call["higher_is_better"])
+            self._write_note(log)
             train(layer_argument(call["norm"]), call["seed"], log, **call["settings"])
             if not log.calls:
                 raise UserError(f"{call['recipe']} returned without calling log(step=…)")
-            self._write_config(log.calls, log.file.sha256)
+            self._write_note(log, finished=log.calls)
         self.ended = 0
 
-    def _write_config(self, epochs: int, sha256: str) -> None:
-        config = {**self.config, "epochs": epochs, "metrics_sha256": sha256}
-        write_whole(self.out / CONFIG, json.dumps(config).encode())
+    def _write_note(self, log: RunLog, finished: int = 0) -> None:
+        file = log.file
+        note = Note(self.config, finished=finished, epoch=log.calls, updates=log.last_step)
+        note.metrics_bytes, note.metrics_sha256 = file.size, file.sha256
+        write_note(self.out, note)
 
 
-def _plain(value: Any) -> Any:
-    """Return a value for JSON: arrays and tensors as their hash, other objects as their type."""
+def _describe(value: Any) -> Any:
+    """Return a setting for config.json: plain values as they are, arrays and tensors as their hash,
+    functions and classes by name, other objects by their type."""
     if isinstance(value, bool | int | float | str | None):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): _describe(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        parts = [_describe(one) for one in value]
+        is_flat = not any(isinstance(part, dict | list) for part in parts)
+        return parts if is_flat else json.dumps(parts)
+    if isinstance(value, partial):
+        return {"function": _describe(value.func), "given": _describe([value.args, value.keywords])}
+    if isinstance(value, PurePath):
+        return str(value)
     if hasattr(value, "__array__"):
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-        about = f"{array.dtype} {array.shape} ".encode()
-        return hashlib.sha256(about + array.tobytes()).hexdigest()
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+        shape = f"{array.dtype} {array.shape} ".encode()
+        return hashlib.sha256(shape + array.tobytes()).hexdigest()
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _check_recorded(settings: Mapping[str, Any]) -> None:
+    """Warn of settings whose changes would not be noticed when the call is repeated."""
+    for name, value in settings.items():
+        described = _describe(value)
+        by_type = f"{type(value).__module__}.{type(value).__qualname__}"
+        if described == by_type or "<lambda>" in str(described):
+            notice(
+                f"{name} is recorded as {described} only: if it changes, use another out=, or"
+                " finished runs are not repeated"
+            )
 
 
 def run_functions(
@@ -160,8 +201,14 @@ def run_functions(
     workers: int | None,
     higher_is_better: bool,
     settings: Mapping[str, Any],
+    is_kept: bool = True,
 ) -> tuple[str, list[Path]]:
-    """Call the function with every norm and seed; return its name and the run directories."""
+    """Call the function with every norm and seed; return its name and the run directories.
+
+    `is_kept`: whether `out` outlives the result, so that the call may be repeated.
+    """
+    if isinstance(train, partial) and not train.args:
+        train, settings = train.func, {**train.keywords, **settings}
     several = [n.strip() for n in norms.split(",")] if isinstance(norms, str) else norms
     names = list(dict.fromkeys(BASELINE if n in (None, "None", "") else n for n in several))
     if not names:
@@ -174,6 +221,8 @@ def run_functions(
         inspect.signature(train).bind(None, 1, None, **settings)
     except TypeError as error:
         raise UsageError(f"cannot call {train!r} as train(norm, seed, log): {error}") from None
+    if is_kept:
+        _check_recorded(settings)
     name = f"{train.__module__}:{getattr(train, '__qualname__', type(train).__name__)}"
     shared = {"recipe": name if workers is None else import_path(train), "settings": settings}
     shared["higher_is_better"] = higher_is_better

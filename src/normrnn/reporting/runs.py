@@ -1,6 +1,5 @@
 """Read a run directory as plain data, finished, running or damaged."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.measure import Measure
 from normrnn.config.registry import KIND, config_class, with_values
 from normrnn.errors import UserError, notice
-from normrnn.files import ROWS, is_held, open_regular, read_json, read_regular, resolved
+from normrnn.files import is_held, open_regular, read_json, read_regular, resolved
 from normrnn.norms import Norm, get_or_unknown
 from normrnn.recipes import RECIPES, recipe
 from normrnn.runs.records import (
@@ -21,7 +20,6 @@ from normrnn.runs.records import (
     DIVERGED,
     ENVIRONMENT,
     LOCK,
-    METRICS,
     Row,
     changed_fields,
     read_metrics,
@@ -50,6 +48,8 @@ class Run:
     """What is missing and does not affect the numbers."""
     verified: bool = True
     """Whether checksums cover all files."""
+    ended: bool | None = None
+    """Whether its checkpoint says that it ended; None without a checkpoint."""
 
     @property
     def norm(self) -> str:
@@ -90,17 +90,17 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are done."""
-        asked = self.settings.get("epochs")
-        if self.config.get("kind") == KIND:  # known at its end only
-            return bool(asked)
-        return bool(self.split("test")) or self.epochs_done == asked
+        """Whether all epochs are done: as its checkpoint says, else as the rows show."""
+        if self.ended is not None:
+            return self.ended
+        return bool(self.split("test")) or self.epochs_done == self.settings.get("epochs")
 
     @property
     def epochs_done(self) -> float:
-        """Number of validated epochs, and parts of the last one."""
+        """Number of validated epochs, and parts of the last one; of a training function, calls of
+        `log`."""
         last = self.rows[-1]["epoch"] if self.rows else 0
-        if self.config.get("kind") == KIND or self.split("test"):
+        if self.ended or self.split("test") or self.config.get("kind") == KIND:
             return last
         parts = self.settings.get("train.segments")
         done = len({row["updates"] for row in self.split("valid")})
@@ -140,7 +140,8 @@ class Run:
             return f"diverged after {self.updates:,} updates"
         if not self.epochs_done:
             return f"{self.updates:,} updates"
-        return f"{self.epochs_done:g} of {self.settings.get('epochs')}"
+        asked = self.settings.get("epochs")
+        return f"{self.epochs_done:g} of {asked}" if asked else f"{self.epochs_done:g} log calls"
 
     def best(self, statistics: str | None = None, key: str = "loss") -> Row | None:
         """Return the validation row with the lowest loss, or lowest value of another key."""
@@ -245,21 +246,17 @@ def examine(path: Path) -> Run:
     try:
         environments, has_checksum = read_json(path / ENVIRONMENT, list)
     except FileNotFoundError:
-        if changes is not None:
+        if changes is not None and config.get("kind") != KIND:
             notices.append(f"{path / ENVIRONMENT} is missing; versions and machine are left out")
     except UserError as damage:
         notices.append(f"{damage}; versions and machine are left out")
     verified = verified and has_checksum and changes is not None
-    if config.get("kind") == KIND:
-        sha256 = config.pop("metrics_sha256", "")
-        if sha256 and hashlib.sha256(read_regular(path / METRICS, ROWS)).hexdigest() != sha256:
-            raise UserError(f"{path} is damaged: {METRICS} is not what was written")
-        verified = bool(sha256) or not config.get("epochs")  # the hash is written at its end
     # Names that are not UTF-8 cannot be printed.
     config = json.loads(json.dumps(config, ensure_ascii=False).encode(errors="replace"))
     problem = f"{path} is damaged: {problem}" if problem else ""
     training, diverged = is_held(path / LOCK), _diverged(path)
-    parts = (environments, training, diverged, problem, tuple(notices), verified)
+    ended = None if note is None else note.finished > 0
+    parts = (environments, training, diverged, problem, tuple(notices), verified, ended)
     return Run(path, config, with_values(config, rows), *parts)
 
 
@@ -273,7 +270,8 @@ def _config(path: Path) -> dict[str, Any] | None:
     kinds = {"norm": str, "seed": int}
     if not all(isinstance(fields.get(name), kind) for name, kind in kinds.items()):
         return None
-    plain = all(isinstance(value, str | int | float | None) for value in fields.values())
+    values = [one for v in fields.values() for one in (v if isinstance(v, list) else [v])]
+    plain = all(isinstance(value, str | int | float | None) for value in values)
     return config if plain and isinstance(config.get("recipe", ""), str) else None
 
 

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import secrets
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -28,6 +29,7 @@ from normrnn.files import (
     open_regular,
     read_regular,
     sealed,
+    write_whole,
 )
 
 CONFIG = "config.json"
@@ -112,6 +114,14 @@ def append_note(archive: io.BytesIO, note: Note) -> None:
     archive.write(len(comment).to_bytes(_SIZE, "little") + comment)
 
 
+def write_note(folder: Path, note: Note) -> None:
+    """Write a checkpoint that is only the note: of a call of a training function."""
+    archive = io.BytesIO()
+    zipfile.ZipFile(archive, "w").close()
+    append_note(archive, note)
+    write_whole(folder / CHECKPOINT, archive.getbuffer())
+
+
 def note_of(content: bytes, path: Path) -> Note:
     """Return the note of a whole checkpoint; UserError if either is damaged."""
     note, size = _parse_note(content, path)
@@ -156,7 +166,8 @@ def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 Row = dict[str, Any]
 """One line of metrics.jsonl."""
-_LARGEST = 1e300  # beyond it, sums overflow; NaN is not below it either
+LARGEST = 1e300
+"""Beyond it sums overflow; NaN is not below it either."""
 _REQUIRED = {"split", "updates", "epoch", "loss", "count", "seconds"}
 _OTHERS = {"split": str, "statistics": str, "saved": bool}
 """Fields that are not numbers."""
@@ -173,14 +184,15 @@ class MetricsFile:
         """Hash of all rows."""
         return self._digest.hexdigest()
 
-    def append(self, row: Row) -> None:
+    def append(self, row: Row, flush: bool = True) -> None:
         """Append a row and flush it to the disk, so that no checkpoint knows more than the file."""
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
         try:
             with open(self.path, "ab", opener=following_no_link) as file:
                 file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
+                if flush:
+                    file.flush()
+                    os.fsync(file.fileno())
         except OSError as error:
             raise UserError(f"{self.path} cannot be written: {error.strerror or error}") from None
         self.size += len(line)
@@ -235,7 +247,7 @@ def read_rows(folder: Path) -> list[Row]:
     return list(_rows(folder, path.stat().st_mtime_ns if path.exists() else 0))
 
 
-@lru_cache(maxsize=100)
+@lru_cache(maxsize=1000)
 def _rows(folder: Path, changed: int) -> list[Row]:  # noqa: ARG001
     """Read again only what changed: several runs are watched while they train."""
     rows, problem, _ = read_metrics(folder)
@@ -265,7 +277,7 @@ def _is_row(row: Any) -> bool:
         if key in _OTHERS:
             if type(value) is not _OTHERS[key]:
                 return False
-        elif type(value) not in (int, float) or not abs(value) < _LARGEST:
+        elif type(value) not in (int, float) or not abs(value) < LARGEST:
             return False
     return row["count"] > 0 and row["updates"] >= 0 and row["epoch"] > 0
 
