@@ -87,6 +87,7 @@ class ArrayConfig(Config):
 
     noun: ClassVar[str] = "a network on arrays"
     task: ClassVar[str] = "normrnn.arrays.task:ArrayTask"
+    measured: ClassVar[tuple[str, ...]] = ("data_sha256", "arrays.")
     data: str = ""
     """File .npz with x, y and optionally lengths and groups; docs/guides/arrays.md describes it."""
     target: Suppress[Literal["", "classes", "values"]] = ""

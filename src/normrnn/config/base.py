@@ -97,11 +97,6 @@ def check_bounds(settings: Any, prefix: str = "") -> None:
             raise UsageError(f"{name} must be at most {_LARGEST:,}, not {value:,}")
 
 
-MEASURED = ("data_sha256", "text.", "arrays.", "evaluation.tokens", "evaluation.test_speakers")
-"""How the fields begin that define what the loss is: runs that differ in one are not compared, and
-none is tuned."""
-
-
 @dataclass(frozen=True)
 class OptimizerConfig:
     """One gradient step."""
@@ -197,6 +192,9 @@ class Config:
     """Import path `module:class` of the `engine.task.Task` that trains, loads and evaluates it."""
     predicts_inputs: ClassVar[bool] = False
     """Whether its targets are later inputs: what sees these has no loss of predicting them."""
+    measured: ClassVar[tuple[str, ...]] = ("data_sha256",)
+    """How the fields begin that define what the loss is: runs that differ in one are not compared,
+    and none is tuned."""
     recipe: Suppress[str]
     norm: Suppress[str] = norms.BASELINE
     """Normalisation of the recurrent layers; commands have an option of their own for it."""

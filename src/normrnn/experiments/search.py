@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from normrnn.config.base import LARGEST_FLOAT, MEASURED, Config, checked_norms
+from normrnn.config.base import LARGEST_FLOAT, Config, checked_norms
 from normrnn.config.jsonio import differences, flat, to_dict
 from normrnn.config.registry import with_settings
 from normrnn.errors import UsageError, UserError
@@ -63,7 +63,7 @@ def check_space(space: Space, config: Config) -> None:
     for name, values in space.items():
         if name not in fields:
             raise UsageError(f"the space has {name}, which is not a field of {config.recipe}")
-        if name in _NOT_VARIED or name.startswith(MEASURED):
+        if name in _NOT_VARIED or name.startswith(config.measured):
             raise UsageError(
                 f"the space has {name}: results under different values of it do not say which"
                 " setting is better"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from normrnn.config.base import MEASURED
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.measure import SHOWN, Measure
+from normrnn.config.registry import config_class
 from normrnn.errors import notice
 from normrnn.recipes import PAPER, RECIPES, Paper, recipe
 from normrnn.reporting.runs import Run
@@ -116,8 +116,9 @@ def _furthest(runs: Sequence[Run]) -> list[Run]:
 def _comparable(found: dict[Key, list[Run]]) -> list[list[Key]]:
     """Return the settings that are compared, separately tuned ones together."""
     families: dict[Key, list[Key]] = {}
-    for name, settings in found:
-        measured = tuple(pair for pair in settings if pair[0].startswith(MEASURED))
+    for (name, settings), runs in found.items():
+        fields = config_class(runs[0].config).measured
+        measured = tuple(pair for pair in settings if pair[0].startswith(fields))
         families.setdefault((name, measured), []).append((name, settings))
     parts = []
     for keys in families.values():

@@ -65,6 +65,7 @@ class SpeechConfig(Config):
 
     noun: ClassVar[str] = "an acoustic model"
     task: ClassVar[str] = "normrnn.speech.task:SpeechTask"
+    measured: ClassVar[tuple[str, ...]] = ("data_sha256", "evaluation.test_speakers")
     data: str = ""
     """Directory that `normrnn prepare librispeech` or `normrnn prepare kaldi` made."""
     model: AcousticConfig = field(default_factory=AcousticConfig)

@@ -117,6 +117,7 @@ class LanguageConfig(Config):
     noun: ClassVar[str] = "a language model"
     task: ClassVar[str] = "normrnn.text.task:LanguageTask"
     predicts_inputs: ClassVar[bool] = True
+    measured: ClassVar[tuple[str, ...]] = ("data_sha256", "text.", "evaluation.tokens")
     data: str = ""
     """Directory with train, valid and test text, or one text file, or builtin:python-topics."""
     text: TextConfig = field(default_factory=TextConfig)
