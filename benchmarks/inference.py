@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 import normrnn
 from benchmarks.machine import describe, peak_growth
-from normrnn.text.reading import Reader
-from normrnn.text.task import LanguageModel
+from normrnn.text.task import LanguageModel, Reader
 
 WORDS = 10_000
 SIZES = {"small": 200, "medium": 650, "large": 1500}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from normrnn.arrays.config import ArraysConfig
-from normrnn.arrays.read import prepare, read_arrays
+from normrnn.arrays.read import prepare, read_arrays, write_arrays
 from normrnn.config.registry import with_settings
 from normrnn.errors import UsageError, UserError
 from normrnn.recipes import recipe
@@ -58,13 +58,17 @@ def test_targets_per_step(kind: type) -> None:
     assert (several.outputs, several.per_step, several.labels) == (3, False, None)
 
 
-def test_labels_may_be_words_and_classes_keep_their_shares() -> None:
+def test_labels_may_be_words_and_classes_keep_their_shares(tmp_path: Path) -> None:
     words = np.array(["rare", "often", "often", "often"] * 10)
     found = prepare({"x": PIECES, "y": words}, ArraysConfig(valid=0.2, test=0.2))
     assert found.labels is not None
     assert found.labels.tolist() == ["often", "rare"]
     shares = {split: np.bincount(v.targets).tolist() for split, v in found.splits.items()}
     assert shares == {"train": [18, 6], "valid": [6, 2], "test": [6, 2]}
+    file = write_arrays({"x": PIECES, "y": words}, ArraysConfig(), tmp_path)
+    again = read_arrays(replace(recipe("arrays"), data=str(file)))  # type: ignore
+    assert again.labels is not None
+    assert again.labels.tolist() == ["often", "rare"]
 
 
 def test_groups_stay_together() -> None:
@@ -104,6 +108,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "words": ({"x": [np.array([["a"]])] * 40}, "x"),
     "mixed": ({"x_valid": PIECES, "y_valid": np.zeros(LENGTHS.sum(), int)}, "valid"),
     "groups": ({"groups": Y[:-1]}, "(39,)"),
+    "groups without use": ({"groups": Y, "x_valid": PIECES, "y_valid": Y}, "groups"),
     "names": ({"y": [Y[:1] > 0, Y[:1]] * 20 + [None]}, "y"),
     "features": ({"x_valid": [np.zeros((3, 7))] * 2, "y_valid": Y[:2]}, "valid"),
 }
@@ -118,7 +123,9 @@ def test_unusable_arrays_are_refused(case: str) -> None:
     assert named in str(raised.value)
 
 
-def test_npz_is_never_unpickled_and_other_files_are_named(tmp_path: Path) -> None:
+def test_npz_is_never_unpickled_and_other_files_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     np.savez(tmp_path / "a.npz", x=FORMS["object array"]["x"], y=Y)
     np.save(tmp_path / "b.npy", Y)
     (tmp_path / "c.npz").write_text("no archive")
@@ -128,6 +135,11 @@ def test_npz_is_never_unpickled_and_other_files_are_named(tmp_path: Path) -> Non
     for name, data in (("arrays", ""), ("adding", "mine.npz")):
         with pytest.raises(UserError, match="--data"):
             read_arrays(replace(recipe(name), data=data))  # type: ignore
+    np.savez_compressed(tmp_path / "e.npz", x=np.zeros((10**6, 1)))
+    monkeypatch.setattr("normrnn.arrays.read.largest_tensors", lambda: 10**6)
+    monkeypatch.setattr("numpy.load", None)  # the file is refused before
+    with pytest.raises(UserError, match="8,000,128 bytes"):
+        read_arrays(replace(recipe("arrays"), data=str(tmp_path / "e.npz")))  # type: ignore
     with pytest.raises(UsageError, match=r"arrays\.valid and arrays\.test"):
         with_settings(recipe("arrays"), {"valid": 0.5, "test": 0.5})
 

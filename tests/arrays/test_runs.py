@@ -22,13 +22,13 @@ def command(*arguments: str | Path) -> None:
     assert exited.value.code == 0
 
 
-def ragged(file: Path, count: int = 120, features: int = 3) -> Path:
+def ragged(file: Path, count: int = 120, features: int = 3, first: int = 0) -> Path:
     """Three classes by the mean of the first feature, in noise."""
     random = np.random.default_rng(0)
     lengths, y = random.integers(4, 9, count), np.arange(count) % 3
     rows = random.normal(size=(lengths.sum(), features)).astype(np.float32)
     rows[:, 0] += 2.0 * np.repeat(y - 1, lengths)
-    np.savez(file, x=rows, lengths=lengths, y=y)
+    np.savez(file, x=rows, lengths=lengths, y=y + first)
     return file
 
 
@@ -48,6 +48,8 @@ def test_compare_evaluate_and_load(tmp_path: Path) -> None:
     assert {(row["split"], row["statistics"]) for row in rows} >= {("test", "batch")}
     with pytest.raises(UserError, match="features 2; the network has 3"):
         normrnn.evaluate(out / "frame-1", ragged(tmp_path / "b.npz", features=2))
+    with pytest.raises(UserError, match=r"\[5, 6, 7\]; the network has \[0, 1, 2\]"):
+        normrnn.evaluate(out / "frame-1", ragged(tmp_path / "b.npz", first=5))
     model = normrnn.load(out / "sequence-1")
     assert isinstance(model, ArrayModel)
     assert model(torch.zeros(5, 2, 3)).shape == (2, 3)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 import normrnn
 from normrnn.speech.task import AcousticModel
-from normrnn.text.reading import Reader
-from normrnn.text.task import LanguageModel
+from normrnn.text.task import LanguageModel, Reader
 from tests.commands.conftest import Cli, cli
 from tests.deploy.test_export import speech_model, text_model
 from tests.helpers import CELLS, NORMS, build, randomise

@@ -23,8 +23,7 @@ from normrnn.runs.store import RunDirectory
 from normrnn.speech.archive import write_matrix
 from normrnn.speech.config import SpeechConfig
 from normrnn.speech.corpus import read_speech
-from normrnn.speech.posteriors import write_posteriors
-from normrnn.speech.task import AcousticModel, SpeechTask
+from normrnn.speech.task import AcousticModel, SpeechTask, write_posteriors
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import rows_of, run_tiny
 from tests.tiny_speech import DIM, write_speech
@@ -221,7 +220,7 @@ def test_posteriors_as_kaldi_reads_them(whole: Path, speech_dir: Path, tmp_path:
         np.testing.assert_allclose(written[key] - scaled[key], priors, atol=1e-5)
 
 
-def test_posteriors_on_a_full_disk_keep_both_files(
+def test_posteriors_on_a_full_disk_keep_both_files_and_never_mix_old_and_new(
     whole: Path, speech_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [tmp_path / "p.ark", tmp_path / "p.scp"]
@@ -232,10 +231,23 @@ def test_posteriors_on_a_full_disk_keep_both_files(
         if ".p.scp." in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", fsync)
-    with pytest.raises(UserError, match="No space left"):
-        write_posteriors(whole, speech_dir / "dev", tmp_path / "p", floor=2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fsync)
+        with pytest.raises(UserError, match="No space left"):
+            write_posteriors(whole, speech_dir / "dev", tmp_path / "p", floor=2.0)
     assert [file.read_bytes() for file in files] == before
+    replace = Path.replace
+
+    def killed(path: Path, target: Path) -> Path:
+        if target == files[1]:
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_posteriors(whole, speech_dir / "dev", tmp_path / "p", floor=2.0)
+    assert files[0].read_bytes() != before[0]
+    assert not files[1].exists()
 
 
 def test_posteriors_refuse_other_features_and_keep_what_was_there(

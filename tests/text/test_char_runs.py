@@ -18,8 +18,7 @@ from normrnn.recipes import ptb_char
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import EvaluationConfig, LanguageConfig
 from normrnn.text.corpus import Vocabulary
-from normrnn.text.reading import Reader
-from normrnn.text.task import LanguageModel, LanguageTask
+from normrnn.text.task import LanguageModel, LanguageTask, Reader
 from tests.tiny_runs import rows_of, run_tiny, vocabulary_of
 
 

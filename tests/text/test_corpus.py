@@ -165,9 +165,14 @@ def test_characters_keep_indentation_and_blank_lines(tmp_path: Path) -> None:
 
 
 def test_blanks_around_the_lines_of_penn_treebank_are_not_text(tmp_path: Path) -> None:
-    write(tmp_path, *[" a b \n b a \n"] * 3, name="ptb.{}.txt")
-    corpus = read(tmp_path, level="char")
+    ptb, plain = (
+        write(tmp_path / name, *[" a b \n b a \n"] * 3, name=name)
+        for name in ("ptb.{}.txt", "{}.txt")
+    )
+    corpus = read(ptb, level="char")
     assert corpus.vocabulary.decode(corpus.train.tolist()) == "a b\nb a\n"
+    assert corpus.sha256 != read(plain, level="char").sha256
+    assert read(ptb).sha256 == read(plain).sha256 == read(plain, level="char").sha256
 
 
 def test_other_data_is_read_with_the_vocabulary_of_the_run(cli: Cli, tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 import normrnn
 from normrnn.text.config import EvaluationConfig, LanguageConfig, TrainConfig
 from normrnn.text.corpus import Corpus, Vocabulary
-from normrnn.text.reading import Reader
-from normrnn.text.task import LanguageModel, LanguageTask, streams
+from normrnn.text.task import LanguageModel, LanguageTask, Reader, streams
 from tests.helpers import buffers
 
 

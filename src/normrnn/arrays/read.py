@@ -14,7 +14,7 @@ import numpy as np
 
 from normrnn.arrays.config import ArrayConfig, ArraysConfig
 from normrnn.errors import UsageError, UserError
-from normrnn.files import expanded, open_regular, replacing, resolved
+from normrnn.files import expanded, largest_tensors, open_regular, replacing, resolved
 
 SPLITS = ("train", "valid", "test")
 KEYS = {
@@ -23,7 +23,7 @@ KEYS = {
     for end in ("", *(f"_{split}" for split in SPLITS))
 } | {"groups", "groups_train"}
 _PERMUTATION_SEED = 1
-_UNREADABLE = (OSError, EOFError, ValueError)
+_UNREADABLE = (OSError, EOFError, ValueError, MemoryError)
 Array = np.ndarray[Any, Any]
 
 
@@ -117,11 +117,10 @@ def write_arrays(parts: Mapping[str, Any], options: ArraysConfig, out: Path) -> 
     """
     checked = prepare(parts, options)
     path = out / f"data-{checked.sha256[:12]}.npz"
-    content = {
-        f"{part}_{split}": array
-        for split, one in checked.splits.items()
-        for part, array in (("x", one.rows), ("lengths", one.lengths), ("y", one.targets))
-    }
+    content: dict[str, Array] = {}
+    for split, one in checked.splits.items():
+        y = one.targets if checked.labels is None else checked.labels[one.targets]
+        content |= {f"x_{split}": one.rows, f"lengths_{split}": one.lengths, f"y_{split}": y}
     out.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         np.savez(file, allow_pickle=False, **content)
@@ -142,9 +141,11 @@ def _prepare(parts: Mapping[str, Any], options: ArraysConfig, where: str) -> Arr
     suffix = "_train" if "x_train" in parts else ""
     splits = {"train": _split(parts, suffix)}
     splits |= {s: _split(parts, f"_{s}") for s in SPLITS[1:] if f"x_{s}" in parts}
+    groups = parts.get(f"groups{suffix}")
     if "valid" not in splits:
-        groups = parts.get(f"groups{suffix}")
-        splits |= _divided(splits["train"], groups, options, "test" not in splits)
+        splits |= _split_by_share(splits["train"], groups, options, "test" not in splits)
+    elif groups is not None:
+        raise ValueError("groups and x_valid are both there: groups are for splits by share")
     train = splits["train"]
     is_float, per_step = train.targets.dtype.kind == "f", train.per_step
     labels = None if is_float else np.unique(train.targets)
@@ -174,9 +175,9 @@ def _split(parts: Mapping[str, Any], suffix: str) -> Split:
     names = [f"x{suffix}", f"y{suffix}"]
     if missing := [name for name in names if name not in parts]:
         raise ValueError(f"no {missing[0]}; there are {', '.join(sorted(parts))}")
-    (x, x_lengths), (y, y_lengths) = (_joined(parts[name]) for name in names)
+    (x, x_lengths), (y, y_lengths) = (_concatenate(parts[name]) for name in names)
     shape, lengths = x.shape, parts.get(f"lengths{suffix}", x_lengths)
-    if x.ndim == 3:
+    if x.ndim == 3 and x.size:
         lengths = np.full(len(x), shape[1]) if lengths is None else np.asarray(lengths)
         is_used = np.arange(shape[1]) < lengths[:, None]
         y = y[is_used] if y.shape[:2] == is_used.shape else y
@@ -205,7 +206,7 @@ def _split(parts: Mapping[str, Any], suffix: str) -> Split:
     return Split(x, lengths.astype(np.int64), y)
 
 
-def _joined(value: Any) -> tuple[Array, Array | None]:
+def _concatenate(value: Any) -> tuple[Array, Array | None]:
     """Return an array; of arrays in a list, these one after another, and their lengths."""
     value = value if isinstance(value, list | tuple) else np.asarray(value)
     if isinstance(value, np.ndarray) and not value.ndim:
@@ -234,7 +235,9 @@ def _finite(values: Array, name: str, lengths: Array) -> Array:
     return values.astype(np.float32)
 
 
-def _divided(whole: Split, groups: Any, options: ArraysConfig, with_test: bool) -> dict[str, Split]:
+def _split_by_share(
+    whole: Split, groups: Any, options: ArraysConfig, with_test: bool
+) -> dict[str, Split]:
     """Split sequences by shares: whole groups where given, else the same share of every class."""
     count = len(whole.lengths)
     unit, labels = np.arange(count), np.zeros(count)
@@ -261,7 +264,12 @@ def _divided(whole: Split, groups: Any, options: ArraysConfig, with_test: bool) 
 def _npz(path: Path) -> dict[str, Array]:
     try:
         with open_regular(path) as file:
-            zipfile.ZipFile(file)  # BadZipFile for anything else, as a .npy file
+            # BadZipFile for anything else, as a .npy file
+            size = sum(member.file_size for member in zipfile.ZipFile(file).infolist())
+            if size > (limit := largest_tensors()):
+                raise ValueError(
+                    f"its arrays have {size:,} bytes, more than the limit of {limit:,}"
+                )
             file.seek(0)
             content = np.load(file, allow_pickle=False)
             return {name: content[name] for name in content.files}

@@ -1,5 +1,7 @@
 """Network and task of arrays: classes or values, per sequence or per step."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,25 +15,36 @@ from normrnn.arrays.read import read_arrays
 from normrnn.deploy.networks import Exportable
 from normrnn.engine.model import Loss, SequenceModel, Sequences, State
 from normrnn.engine.task import Split, Task, Tensors, evenly_spread
+from normrnn.errors import UserError
+
+LABELS = "labels"
+"""Entry in the header of model.safetensors: the labels of the classes."""
 
 
 class ArrayModel(SequenceModel):
     """Standardised features, recurrent layers, and a linear head.
 
     Buffers: `mean` and `scale` (F,) of the features, `target_mean` and `target_scale` (O,) of
-    values. The head sees every step, or the last state of both directions.
+    values. The head sees every step, or the last state of both directions. `labels` are those of
+    the classes, where known.
     """
 
     target_mean: Tensor
     target_scale: Tensor
 
     def __init__(
-        self, config: ArrayConfig, features: int, outputs: int, time_steps: int = 0
+        self,
+        config: ArrayConfig,
+        features: int,
+        outputs: int,
+        time_steps: int = 0,
+        labels: Sequence[Any] | None = None,
     ) -> None:
         m = config.model
         options = {"time_steps": time_steps or None, **m.options(config.normalisation)}
         super().__init__(features, outputs, bidirectional=m.bidirectional, **options)
         self.per_step, self.values = config.target_per == "step", config.target == "values"
+        self.labels = labels
         for part, size in (("", features), ("target_", outputs)):
             self.register_buffer(f"{part}mean", torch.zeros(size))
             self.register_buffer(f"{part}scale", torch.ones(size))
@@ -75,7 +88,9 @@ class ArrayModel(SequenceModel):
     def exportable(self) -> Exportable:
         """Return the network with arguments to trace `forward` with."""
         example = torch.zeros(5, 3, len(self.mean)), torch.tensor([5, 4, 2])
-        return Exportable(self, example, {"features": {0: "T", 1: "B"}, "lengths": {0: "B"}})
+        dynamic = {"features": {0: "T", 1: "B"}, "lengths": {0: "B"}}
+        notes = {} if self.labels is None else {LABELS: json.dumps(self.labels)}
+        return Exportable(self, example, dynamic, notes=notes)
 
 
 class ArrayTask(Task):
@@ -104,6 +119,9 @@ class ArrayTask(Task):
             steps = longest if (train.lengths == longest).all() else 0
         features, outputs = train.rows.shape[1], arrays.outputs
         self.sizes = {"features": features, "outputs": outputs, "time_steps": steps}
+        if arrays.labels is not None:
+            self.sizes[LABELS] = arrays.labels.tolist()
+            self.metadata = {LABELS: json.dumps(self.sizes[LABELS])}
         is_scored = np.zeros(len(train.lengths), bool)
         is_scored[evenly_spread(config.evaluation.train_sequences, len(is_scored))] = True
         self.has_train_eval = bool(is_scored.any())
@@ -119,7 +137,20 @@ class ArrayTask(Task):
         """Return the sizes of a saved network."""
         running = weights.get("rnn.norm_l0.running_mean", torch.empty(0))
         time_steps = len(running) if running.dim() == 2 else 0
-        return {**super().saved_sizes(weights, metadata), "time_steps": time_steps}
+        labels = json.loads(metadata.get(LABELS, "null"))  # older runs have none
+        sizes = super().saved_sizes(weights, metadata)
+        return {**sizes, "time_steps": time_steps, LABELS: labels}
+
+    @classmethod
+    def open(cls, config: ArrayConfig, model: ArrayModel | None = None) -> "ArrayTask":
+        """Read the data of a config; UserError if it does not fit the model to evaluate on it."""
+        task = super().open(config, model)
+        labels = task.sizes.get(LABELS)
+        if model is not None and model.labels not in (None, labels):
+            raise UserError(
+                f"{task.where} has labels {labels!r:.60}; the network has {model.labels!r:.60}"
+            )
+        return task
 
     def initialise(self, model: ArrayModel) -> None:
         """Set mean and scale of the training features and values."""

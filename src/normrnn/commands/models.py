@@ -61,7 +61,7 @@ def score(
     from normrnn.files import open_regular
     from normrnn.text.config import perplexity
     from normrnn.text.corpus import UNKNOWN, text_lines
-    from normrnn.text.reading import Reader
+    from normrnn.text.task import Reader
 
     reader = Reader.of_run(run)
     vocabulary = reader.model.vocabulary
@@ -131,7 +131,7 @@ def posteriors(
         threads: Threads of the tensor library; 0 is its own choice.
     """
     from normrnn.runs.environment import set_threads
-    from normrnn.speech.posteriors import write_posteriors
+    from normrnn.speech.task import write_posteriors
 
     if prior_floor is not None and not priors:
         raise UsageError("--prior-floor needs --priors")

@@ -176,7 +176,7 @@ def sample(
     """Return text drawn from the best model of a run; the same seed gives the same text."""
     import torch
 
-    from normrnn.text.reading import Reader
+    from normrnn.text.task import Reader
 
     if tokens < 1:
         raise UsageError(f"tokens must be at least 1, not {tokens}")

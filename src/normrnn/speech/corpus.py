@@ -89,7 +89,7 @@ class SpeechSplit:
         entry, path = self.entries[index], self.path / ARCHIVES[which]
         values = read(path, entry.starts[which])
         if digest(values) != entry.hashes[which]:
-            raise UserError(f"{path} is damaged: {entry.key} is not what was written")
+            raise UserError(f"{path} is damaged: checksum mismatch in {entry.key}")
         return values
 
 
@@ -164,4 +164,4 @@ def read_index(folder: Path, written: str | None = None) -> list[Entry]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError):
-        raise UserError(f"{path} is damaged: it is not what was written") from None
+        raise UserError(f"{path} is damaged: checksum mismatch; prepare it again") from None

@@ -210,6 +210,9 @@ def read_corpus(data: str, config: TextConfig, vocabulary: Vocabulary | None = N
     sha256 = digests[0].hexdigest()
     if len(digests) > 1:
         sha256 = hashlib.sha256("".join(d.hexdigest() for d in digests).encode()).hexdigest()
+    if level == "char" and any(map(_has_margins, paths)):
+        # The same bytes under plain names are another text.
+        sha256 = hashlib.sha256(f"{sha256} without margins".encode()).hexdigest()
     train, valid, test = torch.from_numpy(ids).tensor_split(ends[:2])
     return Corpus(train, valid, test, vocabulary, where, sha256)
 
@@ -230,9 +233,7 @@ def text_files(directory: Path) -> list[Path]:
 def text_lines(file: IO[bytes], name: Path | str, digest: Any = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 text, each ended by a newline, and update a digest with its
     bytes; UserError for anything else, or an empty file."""
-    # Blanks around the lines of Mikolov's Penn Treebank are not part of the text.
-    has_margins = Path(name).name in {PATTERNS[0].format(split) for split in SPLITS}
-    is_blank = True
+    has_margins, is_blank = _has_margins(Path(name)), True
     raw_lines = iter(partial(file.readline, _LONGEST_LINE), b"")
     for number, raw in enumerate(raw_lines, 1):
         if digest is not None:
@@ -252,6 +253,11 @@ def text_lines(file: IO[bytes], name: Path | str, digest: Any = None) -> Iterato
         yield f"{line.strip() if has_margins else line}\n"
     if is_blank:
         raise UserError(f"{name} is empty")
+
+
+def _has_margins(path: Path) -> bool:
+    """Whether blanks around the lines are not part of the text, as in Mikolov's Penn Treebank."""
+    return path.name in {PATTERNS[0].format(split) for split in SPLITS}
 
 
 def python_topics() -> bytes:

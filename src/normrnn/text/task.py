@@ -6,22 +6,30 @@ token but the first is predicted exactly once. Training reads windows of the ful
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normrnn.deploy.networks import Exportable
-from normrnn.engine.model import SequenceModel, State, generators_by_name, glorot_, train_one_bias
+from normrnn.deploy.stream import Stream
+from normrnn.engine import model as networks
+from normrnn.engine.model import CHUNK_ROWS, State
 from normrnn.engine.ranks import ALONE, Ranks
 from normrnn.engine.task import Batch, Models, Split, Task, Tensors
 from normrnn.errors import UserError
+from normrnn.nn.recalibrate import eval_mode
+from normrnn.norms import get
+from normrnn.runs.environment import named_device
 from normrnn.runs.records import Row
+from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from normrnn.text.corpus import Corpus, Vocabulary, read_corpus
 
 
-class LanguageModel(SequenceModel):
+class LanguageModel(networks.SequenceModel):
     """Lookup table, recurrent layers and softmax, dropout between all of them.
 
     Shapes: tokens (T, B), logits (T, B, C), state one or two tensors of (layers, B, H): (h, c) of
@@ -54,17 +62,17 @@ class LanguageModel(SequenceModel):
         super().__init__(embedding, vocab_size, hidden, layers, **options)
         with torch.random.fork_rng([]):
             self.embedding = nn.Embedding(vocab_size, embedding)
-        generators = generators_by_name()
+        generators = networks.generators_by_name()
         if init == "glorot":
             nn.init.normal_(self.embedding.weight, generator=generators("embedding.weight"))
-            glorot_(self.rnn, self.decoder, generators)
+            networks.glorot_(self.rnn, self.decoder, generators)
         else:
             normalisers = {id(p) for child in self.rnn.children() for p in child.parameters()}
             with torch.no_grad():
                 for name, parameter in self.named_parameters():
                     if "bias_hh" not in name and id(parameter) not in normalisers:
                         parameter.uniform_(-init, init, generator=generators(name))
-        train_one_bias(self.rnn)
+        networks.train_one_bias(self.rnn)
 
     def outputs(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Return what the softmax sees, (T, B, H), and the state after the last step."""
@@ -294,3 +302,73 @@ class LanguageTask(Task):
             del row["batch_ppl"]  # a mean over windows of another length
             rows.append(row)
         return rows
+
+
+class Reader:
+    """A language model that gets some tokens at a time, in constant memory.
+
+    Where training carried the state, the text is one stream. Otherwise, and with statistics kept
+    per position, it is cut into windows of `steps` tokens as in training, and the tokens of the
+    window are read again with each push. Windows that begin from zero state may `overlap`: then the
+    second half of a full window is the context of the next.
+    """
+
+    def __init__(
+        self, model: LanguageModel, steps: int = 1, carried: bool = True, overlap: bool = False
+    ) -> None:
+        has_slots = get(model.rnn.norm).keeps_statistics and model.rnn.time_steps is not None
+        self.model, self.steps, self.carried = model, steps, carried
+        self.stream = Stream(model) if carried and not has_slots else None
+        self.kept = steps // 2 if overlap and not carried else 0
+        self.window: list[int] = []
+        self.state: State | None = None
+        """State at the start of the window."""
+
+    @classmethod
+    def of_run(cls, run: str | Path, overlap: bool = False) -> Self:
+        """Read with the best model of a run, in windows as in its training."""
+        directory = RunDirectory(Path(run))
+        train = directory.config(LanguageConfig).train
+        model = LanguageTask.load(directory, named_device("cpu"))
+        return cls(model, train.steps, train.reading == "streams", overlap)
+
+    @torch.no_grad()
+    def push(self, ids: list[int]) -> Tensor:
+        """Return logits (T, C) of the token after each of these T ≥ 1 tokens."""
+        if self.stream is not None:
+            return self.stream.push(torch.tensor(ids))
+        parts = []
+        while ids:
+            free = self.steps - len(self.window)
+            some, ids = ids[:free], ids[free:]
+            self.window += some
+            with eval_mode(self.model):
+                logits, after = self.model(torch.tensor(self.window)[:, None], self.state)
+            parts.append(logits[-len(some) :, 0])
+            if len(self.window) == self.steps:
+                self.state = after if self.carried else None
+                self.window = self.window[self.steps - self.kept :]
+        return torch.cat(parts)
+
+    def nats(self, ids: list[int]) -> Tensor:
+        """Return the cross entropy (N - 1,) of every token but the first."""
+        parts = []
+        for start in range(0, len(ids) - 1, CHUNK_ROWS):
+            some = ids[start : start + CHUNK_ROWS + 1]
+            logits = self.push(some[:-1])
+            parts.append(F.cross_entropy(logits, torch.tensor(some[1:]), reduction="none"))
+        return torch.cat(parts)
+
+    def draw(
+        self, start: list[int], count: int, generator: torch.Generator, temperature: float = 1.0
+    ) -> list[int]:
+        """Draw `count` ids that follow `start`, one at a time."""
+        drawn: list[int] = []
+        given = start
+        for _ in range(count):
+            last = self.push(given)[-1]
+            # Relative to the largest, so that a small temperature does not overflow.
+            scaled = (last - last.max()) / max(temperature, 1e-30)
+            given = [int(torch.multinomial(scaled.softmax(0), 1, generator=generator))]
+            drawn += given
+        return drawn
