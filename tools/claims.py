@@ -186,7 +186,7 @@ def find_figure(group: Group | None, norm: str, name: str) -> Figure | None:
 
 
 def _points(run: Run, group: Group, kind: str) -> list[Point]:
-    own = kind if run.normalisation.keeps_statistics else run.serving
+    own = kind if run.normalisation.keeps_statistics else run.selected_by
     rows = run.split("valid", own)
     return [Point(row["updates"], group.measure.convert(row["loss"])) for row in rows]
 

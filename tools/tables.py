@@ -38,7 +38,7 @@ def study_summary(study: RecordedStudy) -> str:
     """What was chosen, the answer of the terminal, and the best settings."""
     best_settings = best_settings_table(study)
     answer = "\n".join(["```", *lines(study.trials), "```"])
-    parts = [as_markdown(study.said), answer, body(best_settings), best_settings.note]
+    parts = [as_markdown(study.summary), answer, body(best_settings), best_settings.note]
     return "\n\n".join(part for part in parts if part)
 
 

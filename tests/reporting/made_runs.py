@@ -85,4 +85,4 @@ def short_run(norm: str, losses: list[float], seed: int = 1, **settings: Any) ->
                 row = {**rows[-1], "split": "valid", "statistics": kind, "loss": loss + 0.5}
                 rows.append(row)
     config = {"norm": norm, "seed": seed, "epochs": len(losses) // 2, **settings}
-    return Run(Path(norm), config, rows)
+    return Run(Path(norm), settings.get("recipe", ""), norm, seed, config, rows)

@@ -105,10 +105,16 @@ def test_a_study_is_written_whole_and_read_as_far_as_it_is_valid(
 
 def test_picture_of_losses() -> None:
     axes = new_figure().subplots()
-    draw(axes, TRIALS)
+    draw(axes, RecordedStudy(Path("x"), TRIALS))
     assert axes.get_xscale() == "log"
     points = {c.get_label(): np.asarray(c.get_offsets()) for c in axes.collections}
     assert set(points) == {"none", "none, diverged", "hidden", "hidden, diverged"}
     assert sorted(map(tuple, points["none"])) == [(0.001, 2.0), (0.01, 1.875), (0.25, 1.5)]
     assert sorted(x for x, _ in points["none, diverged"]) == [0.5, 0.75, 1.0]
     assert len(axes.lines) == 3  # a line per pair that trained
+    assert axes.get_ylabel() == "loss"
+    values = RecordedStudy(Path("x"), TRIALS, {"config": {"recipe": "arrays", "target": "values"}})
+    axes = new_figure().subplots()
+    draw(axes, values)
+    assert (axes.get_ylabel(), axes.get_yscale()) == ("RMSE", "log")
+    assert np.asarray(axes.collections[0].get_offsets())[1] == pytest.approx((0.25, 1.5**0.5))

@@ -26,7 +26,7 @@ from normrnn.files import read_json
 from normrnn.recipes import SPACES
 from normrnn.reporting.result import Group, group_verdict
 from normrnn.reporting.runs import load
-from normrnn.reporting.study import SAID, TRIALS, RecordedStudy, best, lines, read_study, write
+from normrnn.reporting.study import SUMMARY, TRIALS, RecordedStudy, best, lines, read_study, write
 from normrnn.runs.records import CONFIG, epoch_averages
 
 Space = Mapping[str, Any]
@@ -316,9 +316,9 @@ def tune_setting(
             write(study)
             raise UserError(f"no value of {field} trained with norm {norm}: see {study.path}")
         chosen[norm] = top["settings"]
-    study.about[SAID] = summarise(study, chosen, config.epochs, compared[0].config.epochs)
+    study.about[SUMMARY] = summarise(study, chosen, config.epochs, compared[0].config.epochs)
     write(study)
-    runner.say(study.said)
+    runner.say(study.summary)
     return chosen, study
 
 

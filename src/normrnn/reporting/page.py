@@ -17,7 +17,7 @@ from normrnn.files import open_regular
 from normrnn.recipes import RECIPES, summary
 from normrnn.reporting import study as studies
 from normrnn.reporting.groups import Group, data_name, short
-from normrnn.reporting.pictures import address, draw, why_no_pictures
+from normrnn.reporting.pictures import draw, svg_data_uri, why_no_pictures
 from normrnn.reporting.runs import Run
 from normrnn.reporting.study import RecordedStudy
 from normrnn.runs.records import epoch_averages
@@ -72,7 +72,7 @@ def _section(group: Group, verdict: Verdict) -> dict[str, Any]:
         "lines": verdict.lines(),
         "details": verdict.details() if verdict.variants else "",
         "about": [summary(group.recipe) if group.recipe in RECIPES else "Unknown recipe."],
-        "picture": address(partial(draw, group=group)) if has_values else "",
+        "picture": svg_data_uri(partial(draw, group=group)) if has_values else "",
         "caption": "Validation: mean over seeds, lowest to highest seed",
         "tables": [runs_table(group)],
         "settings": [_settings([run for arm in group.arms for run in arm.runs])],
@@ -82,14 +82,14 @@ def _section(group: Group, verdict: Verdict) -> dict[str, Any]:
 def _study(study: RecordedStudy) -> dict[str, Any]:
     trials, plan = study.trials, flat(study.about)
     has_rates = all(studies.is_number(t["settings"].get(studies.LR)) for t in trials)
-    picture = partial(studies.draw, trials=trials)
-    rows = [[name, str(value)] for name, value in plan.items() if name != studies.SAID]
+    picture = partial(studies.draw, study=study)
+    rows = [[name, str(value)] for name, value in plan.items() if name != studies.SUMMARY]
     return {
         "title": study.title,
         "lines": studies.lines(trials),
         "details": "",
-        "about": [study.budget, study.said],
-        "picture": address(picture) if trials and has_rates else "",
+        "about": [study.budget, study.summary],
+        "picture": svg_data_uri(picture) if trials and has_rates else "",
         "caption": "Validation loss against learning rate",
         "tables": [_trials_table(trials)],
         "settings": [Table("Plan of the search", ["setting", "value"], rows)],

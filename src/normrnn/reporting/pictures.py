@@ -10,6 +10,7 @@ from collections.abc import Callable
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from normrnn.config.measure import Measure
 from normrnn.errors import UserError
 from normrnn.extras import install_command
 from normrnn.reporting.groups import Group, groups
@@ -40,7 +41,7 @@ def draw(axes: "Axes", group: Group) -> None:
     measure = group.measure
     for arm in group.arms:
         colour = COLOURS[arm.index % len(COLOURS)]
-        rows = [run.split("valid", run.serving) for run in arm.runs]
+        rows = [run.split("valid", run.selected_by) for run in arm.runs]
         lines = [{row["updates"]: measure.convert(row["loss"]) for row in some} for some in rows]
         lines = [line for line in lines if line]
         common = sorted(set.intersection(*map(set, lines))) if lines else []
@@ -54,22 +55,22 @@ def draw(axes: "Axes", group: Group) -> None:
         if len(lines) > 1:
             low, high = list(map(min, values)), list(map(max, values))
             axes.fill_between(common, low, high, color=colour, alpha=0.3, linewidth=0)
-    if axes.lines and measure.log:
+    axes.set_xlim(left=0)
+    axes.locator_params(axis="x", nbins=6, integer=True)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    format_axes(axes, "updates", measure)
+
+
+def format_axes(axes: "Axes", x: str, measure: Measure) -> None:
+    """Label and scale the axes, draw a light grid, and a legend where something is drawn."""
+    if measure.log and (axes.lines or axes.collections):
         from matplotlib.ticker import LogFormatter
 
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(LogFormatter())
         axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.7)))
-    axes.set_xlim(left=0)
-    axes.locator_params(axis="x", nbins=6, integer=True)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    finish(axes, "updates", measure.axis)
-
-
-def finish(axes: "Axes", x: str, y: str) -> None:
-    """Label the axes, draw a light grid, and a legend where something is drawn."""
     axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set_ylabel(measure.axis)
     axes.grid(which="both", color="#bbbbbb", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -78,8 +79,8 @@ def finish(axes: "Axes", x: str, y: str) -> None:
             text.set_parse_math(False)
 
 
-def address(draw: "Callable[[Axes], None]") -> str:
-    """Return a picture as an address for HTML, which holds it; empty without matplotlib."""
+def svg_data_uri(draw: "Callable[[Axes], None]") -> str:
+    """Return a picture as a data URI; empty without matplotlib."""
     if why_no_pictures():
         return ""
     figure = new_figure(figsize=(4.8, 3.2), layout="constrained")

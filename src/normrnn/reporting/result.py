@@ -190,8 +190,8 @@ def _plain(run: Run, variant: str, timed: bool, tested: bool) -> PlainRun:
         return Point(row["updates"], measure.convert(row["loss"]), seconds, rates[row["updates"]])
 
     tests = {row["updates"]: row for row in run.split("test", run.saved_statistics)}
-    rows = {"valid": run.split("valid", run.serving), "test": tests.values()}
-    rows["train_eval"] = run.split("train_eval", run.serving)
+    rows = {"valid": run.split("valid", run.selected_by), "test": tests.values()}
+    rows["train_eval"] = run.split("train_eval", run.selected_by)
     splits = {name: list(map(point, some)) for name, some in rows.items() if some}
     selected = (next(reversed(tests.values()), None) if tested else run.best()) or {}
     key, _ = measure.error_rate or ("", "")

@@ -1,5 +1,6 @@
 """Read a run directory as plain data, finished, running or damaged."""
 
+import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,24 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from normrnn import files
 from normrnn.config.base import settled
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.measure import Measure
 from normrnn.config.registry import KIND, config_class, with_values
 from normrnn.errors import UserError, notice
-from normrnn.files import is_held, open_regular, read_json, read_regular, resolved
 from normrnn.norms import Norm, get_or_unknown
 from normrnn.recipes import RECIPES, recipe
-from normrnn.runs.records import (
-    CONFIG,
-    DIVERGED,
-    ENVIRONMENT,
-    LOCK,
-    Row,
-    changed_fields,
-    read_metrics,
-    read_note,
-)
+from normrnn.runs import records
+from normrnn.runs.records import CONFIG, ENVIRONMENT, Row
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,36 +28,18 @@ class Run:
     """
 
     path: Path
+    recipe: str
+    norm: str
+    seed: int
     config: dict[str, Any]
     rows: list[Row]
     environments: list[dict[str, Any]] = field(default_factory=list)
-    training: bool = False
-    """A process was training in the directory when it was read."""
-    diverged: str = ""
-    """The error of a run that ended with a loss that was not finite."""
-    problem: str = ""
-    """What is wrong with its rows: those before that are there."""
-    notices: tuple[str, ...] = ()
-    """What is missing and does not affect the numbers."""
-    verified: bool = True
-    """Whether checksums cover all files."""
-    ended: bool | None = None
-    """Whether its checkpoint says that it ended; None without a checkpoint."""
-
-    @property
-    def norm(self) -> str:
-        """Name of the normalisation."""
-        return self.config["norm"]
-
-    @property
-    def recipe(self) -> str:
-        """Name of the recipe."""
-        return self.config.get("recipe", "")
-
-    @property
-    def seed(self) -> int:
-        """Seed of weights and dropout."""
-        return self.config["seed"]
+    training: bool = False  # a process was training in the directory when it was read
+    diverged: str = ""  # the error of a run that ended with a loss that was not finite
+    problem: str = ""  # what is wrong with its rows: those before that are there
+    notices: tuple[str, ...] = ()  # what is missing and does not affect the numbers
+    verified: bool = True  # checksums cover all files
+    ended: bool | None = None  # as its checkpoint says; None without a checkpoint
 
     @property
     def label(self) -> str:
@@ -117,7 +92,7 @@ class Run:
         return self.rows[-1]["seconds"] if self.rows else 0.0
 
     @cached_property
-    def serving(self) -> str:
+    def selected_by(self) -> str:
         """Statistics that select the model: recalibrated if the run has no running ones."""
         recalibrated = self.split("valid", "recalibrated") and not self.split("valid", "running")
         return "recalibrated" if recalibrated else "running"
@@ -130,8 +105,8 @@ class Run:
             at = (self.best() or {}).get("updates")
             rows = [row for row in self.split("valid") if row["updates"] == at]
             rows = [row for row in rows if row.get("statistics") != "batch"]
-            saved = sorted(rows, key=lambda r: (r["loss"], r.get("statistics") != self.serving))
-        return saved[0].get("statistics", self.serving) if saved else self.serving
+            saved = sorted(rows, key=lambda r: (r["loss"], r.get("statistics") != self.selected_by))
+        return saved[0].get("statistics", self.selected_by) if saved else self.selected_by
 
     @property
     def progress(self) -> str:
@@ -145,7 +120,7 @@ class Run:
 
     def best(self, statistics: str | None = None, key: str = "loss") -> Row | None:
         """Return the validation row with the lowest loss, or lowest value of another key."""
-        rows = self.split("valid", statistics or self.serving)
+        rows = self.split("valid", statistics or self.selected_by)
         rows = [row for row in rows if type(row.get(key)) in (int, float)]
         return min(rows, key=lambda row: row[key], default=None)
 
@@ -204,9 +179,9 @@ def find(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
         if not path.is_dir():
             what = "is a file, not a run directory" if path.exists() else "does not exist"
             raise UserError(f"{path} {what}")
-        for one in ([] if (path / CONFIG).exists() else inside(path)) or [path]:
-            if resolved(one) not in seen:
-                seen.add(resolved(one))
+        for one in ([] if (path / CONFIG).exists() else find_run_directories(path)) or [path]:
+            if files.resolved(one) not in seen:
+                seen.add(files.resolved(one))
                 try:
                     runs.append(examine(one))
                 except UserError as error:
@@ -215,7 +190,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     return runs, problems + [run.problem for run in runs if run.problem]
 
 
-def inside(path: Path) -> list[Path]:
+def find_run_directories(path: Path) -> list[Path]:
     """List runs one or two levels inside a directory, but not inside another run."""
     first, second = (
         sorted(found.parent for found in path.glob(f"{level}/{CONFIG}")) for level in ("*", "*/*")
@@ -237,14 +212,14 @@ def examine(path: Path) -> Run:
         is_empty = path.is_dir() and not any(path.iterdir())
         why = "it is empty" if is_empty else f"{CONFIG} is missing or damaged"
         raise UserError(f"{path} is not a run directory: {why}")
-    rows, problem, verified = read_metrics(path)
-    note = read_note(path)
-    changes = None if note is None else changed_fields(note.config, config)
+    rows, problem, verified = records.read_metrics(path)
+    note = records.read_note(path)
+    changes = None if note is None else records.changed_fields(note.config, config)
     if changes:
         raise UserError(f"{path} is damaged or edited: {changes}")
     environments, notices, has_checksum = [], [], True
     try:
-        environments, has_checksum = read_json(path / ENVIRONMENT, list)
+        environments, has_checksum = files.read_json(path / ENVIRONMENT, list)
     except FileNotFoundError:
         if changes is not None and config.get("kind") != KIND:
             notices.append(f"{path / ENVIRONMENT} is missing; versions and machine are left out")
@@ -254,16 +229,28 @@ def examine(path: Path) -> Run:
     # Names that are not UTF-8 cannot be printed.
     config = json.loads(json.dumps(config, ensure_ascii=False).encode(errors="replace"))
     problem = f"{path} is damaged: {problem}" if problem else ""
-    training, diverged = is_held(path / LOCK), _diverged(path)
-    ended = None if note is None else note.finished > 0
-    parts = (environments, training, diverged, problem, tuple(notices), verified, ended)
-    return Run(path, config, with_values(config, rows), *parts)
+    diverged = ""
+    with contextlib.suppress(OSError), files.open_regular(path / records.DIVERGED) as file:
+        diverged = file.read(200).decode(errors="replace").strip()
+    return Run(
+        path,
+        *(config.get("recipe", ""), config["norm"], config["seed"]),
+        config,
+        with_values(config, rows),
+        environments,
+        files.is_held(path / records.LOCK),
+        diverged,
+        problem,
+        tuple(notices),
+        verified,
+        None if note is None else note.finished > 0,
+    )
 
 
 def _config(path: Path) -> dict[str, Any] | None:
     """Read a config.json; None if it is invalid or lacks norm or seed."""
     try:
-        config = json.loads(read_regular(path))
+        config = json.loads(files.read_regular(path))
         fields = flat(config) if isinstance(config, dict) else {}
     except (OSError, ValueError, RecursionError):
         return None
@@ -273,11 +260,3 @@ def _config(path: Path) -> dict[str, Any] | None:
     values = [one for v in fields.values() for one in (v if isinstance(v, list) else [v])]
     plain = all(isinstance(value, str | int | float | None) for value in values)
     return config if plain and isinstance(config.get("recipe", ""), str) else None
-
-
-def _diverged(path: Path) -> str:
-    try:
-        with open_regular(path / DIVERGED) as file:
-            return file.read(200).decode(errors="replace").strip()
-    except OSError:
-        return ""

@@ -9,29 +9,20 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from normrnn import files
 from normrnn.config.jsonio import flat
+from normrnn.config.measure import Measure
+from normrnn.config.registry import config_class
 from normrnn.errors import UserError, notice
-from normrnn.files import (
-    BLANK,
-    ROWS,
-    is_sealed,
-    read_json,
-    read_regular,
-    resolved,
-    sealed,
-    sealed_json,
-    write_whole,
-)
 from normrnn.reporting.groups import short
-from normrnn.reporting.pictures import COLOURS, finish
-from normrnn.reporting.runs import inside
+from normrnn.reporting.pictures import COLOURS, format_axes
+from normrnn.reporting.runs import find_run_directories
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TRIALS, ABOUT = "trials.jsonl", "study.json"
-SAID = "sentence"
-"""Key of a plan: the chosen values and the work behind them, as text."""
+SUMMARY = "sentence"  # key of a plan: the chosen values and the work behind them, as text
 LR = "optimizer.lr"
 COLUMNS = 80
 Trial = dict[str, Any]
@@ -46,13 +37,7 @@ class RecordedStudy:
     about: dict[str, Any] = field(default_factory=dict)
     """The plan: study, trials, space, norms, sampler, config; empty if not recorded."""
     problem: str = ""
-    verified: bool = True
-    """Whether checksums cover the files."""
-
-    @property
-    def name(self) -> str:
-        """Name of the directory."""
-        return resolved(self.path).name
+    verified: bool = True  # checksums cover the files
 
     @property
     def recipe(self) -> str:
@@ -60,14 +45,22 @@ class RecordedStudy:
         return str(self.about.get("config", {}).get("recipe", ""))
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Text on the chosen values, if recorded."""
-        return str(self.about.get(SAID, ""))
+        return str(self.about.get(SUMMARY, ""))
+
+    @property
+    def measure(self) -> Measure:
+        """The measure of the losses; the loss itself where what is shown of it is not known."""
+        config = flat(self.about.get("config", {}))
+        is_known = "recipe" in config and "shown.name" not in config
+        return config_class(config).measure(config) if is_known else Measure(name="loss")
 
     @property
     def title(self) -> str:
         """Title of the study."""
-        return f"Study {self.name}" + (f" of {self.recipe}" if self.recipe else "")
+        of_recipe = f" of {self.recipe}" if self.recipe else ""
+        return f"Study {files.resolved(self.path).name}{of_recipe}"
 
     @property
     def state(self) -> str:
@@ -76,7 +69,7 @@ class RecordedStudy:
             return self.problem + ("; the trials before that are shown" if self.trials else "")
         asked, done = self.about.get("trials"), len(self.trials)
         unfinished = isinstance(asked, int) and done < asked
-        return f"{self.name} is not finished: {done} of {asked} trials" if unfinished else ""
+        return f"{self.title} is not finished: {done} of {asked} trials" if unfinished else ""
 
     @property
     def budget(self) -> str:
@@ -99,7 +92,7 @@ def read_study(path: Path) -> RecordedStudy:
     trials, problem, is_verified = _read_trials(path / TRIALS)
     about: dict[str, Any] = {}
     try:
-        plan, has_hash = read_json(path / ABOUT)
+        plan, has_hash = files.read_json(path / ABOUT)
         str(flat(plan))  # RecursionError if it is nested too deeply to be shown
         is_verified = is_verified and has_hash
         about = plan if isinstance(plan.get("config"), dict) else {}
@@ -113,22 +106,22 @@ def read_study(path: Path) -> RecordedStudy:
 def find_studies(paths: Sequence[Path]) -> tuple[list[RecordedStudy], list[Path]]:
     """Read studies in or directly inside these directories; also return where runs may be."""
     studies: dict[Path, RecordedStudy] = {}
-    rest = []
+    runs = []
     for path in paths:
         is_study = (path / TRIALS).is_file()
         below = [path] if is_study else sorted(p.parent for p in path.glob(f"*/{TRIALS}"))
         for one in below:
-            if resolved(one) not in studies:
-                study = studies[resolved(one)] = read_study(one)
-                rest += study.runs()
-        if not is_study and (not below or inside(path)):
-            rest.append(path)
+            if files.resolved(one) not in studies:
+                study = studies[files.resolved(one)] = read_study(one)
+                runs += study.runs()
+        if not is_study and (not below or find_run_directories(path)):
+            runs.append(path)
     for study in studies.values():
         if not (study.path / ABOUT).exists():
             notice(f"{study.path / ABOUT} is missing; the search space is left out")
         if not study.verified:
             notice(f"{study.path} has no checksums: not verified")
-    return list(studies.values()), rest
+    return list(studies.values()), runs
 
 
 def _read_trials(path: Path) -> tuple[list[Trial], str, bool]:
@@ -136,8 +129,8 @@ def _read_trials(path: Path) -> tuple[list[Trial], str, bool]:
     them."""
     trials: list[Trial] = []
     try:
-        content = read_regular(path, ROWS)
-        has_hash = is_sealed(content, path)
+        content = files.read_regular(path, files.ROWS)
+        has_hash = files.is_sealed(content, path)
     except OSError as error:
         return [], f"{path} cannot be read: {error.strerror}", True
     except UserError as error:
@@ -157,13 +150,12 @@ def _is_trial(trial: Any) -> bool:
     kinds = {"trial": int, "settings": dict, "arms": dict, "state": str}
     if not isinstance(trial, dict) or not all(type(trial.get(k)) is v for k, v in kinds.items()):
         return False
-    return all(map(_is_result, trial["arms"].values()))
-
-
-def _is_result(result: Any) -> bool:
-    if not isinstance(result, dict) or type(result.get("diverged")) is not bool:
-        return False
-    return result["diverged"] or all(is_number(result.get(key)) for key in ("loss", "train"))
+    return all(
+        isinstance(result, dict)
+        and type(result.get("diverged")) is bool
+        and (result["diverged"] or all(is_number(result.get(key)) for key in ("loss", "train")))
+        for result in trial["arms"].values()
+    )
 
 
 def is_number(value: Any) -> bool:
@@ -175,10 +167,10 @@ def write(study: RecordedStudy) -> None:
     """Write trials.jsonl, whose first line holds the checksum, and study.json."""
     study.path.mkdir(parents=True, exist_ok=True)
     trials = study.trials
-    rows = [{"sha256": BLANK, **trials[0]}, *trials[1:]] if trials else []
+    rows = [{"sha256": files.BLANK, **trials[0]}, *trials[1:]] if trials else []
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-    write_whole(study.path / TRIALS, sealed(text) if rows else b"")
-    write_whole(study.path / ABOUT, sealed_json(study.about))
+    files.write_whole(study.path / TRIALS, files.sealed(text) if rows else b"")
+    files.write_whole(study.path / ABOUT, files.sealed_json(study.about))
 
 
 def arms_of(trials: Sequence[Trial]) -> list[str]:
@@ -260,17 +252,19 @@ def value_text(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def draw(axes: "Axes", trials: Sequence[Trial]) -> None:
-    """Draw losses against learning rates: a point per run and a line per pair; diverged runs are
-    crosses at the top."""
-    every = counted(trials)
-    top = max((loss for t in every for loss in losses(t)), default=1.0)
-    for t in every:
-        if len(both := losses(t)) > 1:
+def draw(axes: "Axes", study: RecordedStudy) -> None:
+    """Draw validation against learning rates: a point per run and a line per pair; diverged runs
+    are crosses at the top."""
+    every, measure = counted(study.trials), study.measure
+    values = [[measure.convert(loss) for loss in losses(t)] for t in every]
+    top = max((value for some in values for value in some), default=1.0)
+    for t, both in zip(every, values, strict=True):
+        if len(both) > 1:
             axes.plot([t["settings"][LR]] * len(both), both, color="k", alpha=0.25, linewidth=0.8)
-    for i, arm in enumerate(arms_of(trials)):
+    for i, arm in enumerate(arms_of(study.trials)):
         colour, good = COLOURS[i % len(COLOURS)], [t for t in every if trained(t, arm)]
-        x, y = [t["settings"][LR] for t in good], [t["arms"][arm]["loss"] for t in good]
+        x = [t["settings"][LR] for t in good]
+        y = [measure.convert(t["arms"][arm]["loss"]) for t in good]
         axes.scatter(x, y, color=colour, s=18, label=arm)
         if lost := [t["settings"][LR] for t in every if not trained(t, arm)]:
             height = [top * (1.06 + 0.04 * i)] * len(lost)
@@ -280,4 +274,4 @@ def draw(axes: "Axes", trials: Sequence[Trial]) -> None:
     if rates and min(rates) > 0 and max(rates) / min(rates) > 20:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
-    finish(axes, "learning rate", "validation loss, nats")
+    format_axes(axes, "learning rate", measure)
