@@ -43,8 +43,3 @@ def job(texts: Sequence[str] = ("W0", "W1", "bad", "W3", "W4", "W5", "W6", ""), 
     utterances.sort(key=lambda u: u.key)
     settings = {"targets": "made", "seed": 1}
     return Job(settings, utterances, partial(work, stop_at=stop_at), CLASSES)
-
-
-def quiet(done: int, total: int, skipped: int) -> None:
-    """Check the progress of a preparation, and show none."""
-    assert 0 <= skipped <= done <= total

@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "speech": {"deploy", "engine", "runs", "config", "nn", "ops", "extras", "processes", *BASE},
     "arrays": {"deploy", "engine", "runs", "config", "nn", *BASE},
     "recipes": {"arrays", "text", "speech", "config", "norms"},
-    "verdicts": {"errors", "files"},
+    "verdicts": {"errors", "files", "terminal"},
     "reporting": {"verdicts", "recipes", "runs", "config", "extras", *BASE},
     "analysis": {"engine", "config", "nn", "ops", "norms", "errors"},
 }

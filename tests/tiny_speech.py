@@ -38,7 +38,7 @@ def write_speech(path: Path, seed: int = 0, change: float = 0.0) -> None:
             utterances.append(Utterance(key, f"s{number % 4}", "", split=split))
     utterances.sort(key=lambda u: u.key)
     job = Job({}, utterances, lambda u: prepared[u.key], CLASSES)
-    prepare(job, path, 1, lambda *_: None)
+    prepare(job, path, 1)
 
 
 @pytest.fixture

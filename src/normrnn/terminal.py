@@ -29,6 +29,15 @@ def printable(text: str) -> str:
     return text.translate(_ESCAPES)
 
 
+def one_line(text: str) -> str:
+    r"""Escape everything that is not printable, line breaks and tabs too.
+
+    >>> one_line("a\nb")
+    'a\\nb'
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 class EscapingStream:
     """A text stream that escapes control characters before it writes to the stream below."""
 

@@ -219,7 +219,7 @@ def test_names_that_would_forge_a_line(tmp_path: Path) -> None:
     shutil.copy(subset / "11" / "7" / "11-7-0000.flac", odd / "x\ny.flac")
     job = librispeech_job(subset, "senone", None, None, 0.1)
     job = replace(job, work=work, classes=CLASSES)
-    prepare(job, tmp_path / "out", 1, lambda *_: None)
+    prepare(job, tmp_path / "out", 1)
     lines = [
         line
         for split in ("train", "dev")

@@ -11,7 +11,7 @@ from normrnn.text.corpus import Level, Vocabulary, tokens
 
 
 def built(text: str, level: Level = "word", limit: int = 0, unknown: bool = True) -> Vocabulary:
-    return Vocabulary.ranked(Counter(tokens(text, level)), level, limit, unknown)
+    return Vocabulary.from_counts(Counter(tokens(text, level)), level, limit, unknown)
 
 
 def test_most_frequent_first_ties_alphabetical() -> None:

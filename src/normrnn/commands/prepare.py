@@ -2,7 +2,6 @@
 
 import hashlib
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +14,6 @@ from normrnn.processes import usable_cores
 
 if TYPE_CHECKING:
     from normrnn.speech.prepare.job import Job
-    from normrnn.speech.prepare.preparation import Report
 
 Required = Annotated[Path, arg(metavar="DIR")]
 File = Annotated[Path | None, arg(metavar="FILE")]
@@ -29,8 +27,6 @@ PTB_SHA256 = {
     "ptb.valid.txt": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
     "ptb.test.txt": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
 }
-_SECONDS = 5.0
-"""Between lines of progress."""
 
 
 def prepare(arguments: list[str]) -> int:
@@ -143,7 +139,7 @@ def _prepare(job: "Job", out: Path, processes: int) -> int:
         print(f"{out} is finished: nothing to do")
     else:
         try:
-            summary = prepare(job, out, processes or usable_cores(), _progress())
+            summary = prepare(job, out, processes or usable_cores())
         except KeyboardInterrupt:
             print(f"\nstopped; {out} keeps what is done, the same command resumes", file=sys.stderr)
             return 130
@@ -158,16 +154,3 @@ def _prepare(job: "Job", out: Path, processes: int) -> int:
     where = f": {out / SKIPPED}" if skipped["utterances"] else ""
     print(f"skipped {skipped['utterances']:,} utterances ({skipped['share']:.1%}){where}")
     return 0
-
-
-def _progress() -> "Report":
-    """Return a function that shows progress on standard error, now and then."""
-    shown = -_SECONDS
-
-    def show(done: int, total: int, skipped: int) -> None:
-        nonlocal shown
-        if done == total or time.monotonic() > shown + _SECONDS:
-            shown = time.monotonic()
-            print(f"{done:,} of {total:,} utterances, {skipped:,} skipped", file=sys.stderr)
-
-    return show

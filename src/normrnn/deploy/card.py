@@ -14,6 +14,7 @@ from normrnn.files import open_regular
 from normrnn.norms import get_or_unknown, statistics_shown
 from normrnn.runs.records import CONFIG, MODEL, Row, read_rows
 from normrnn.runs.store import RunDirectory
+from normrnn.terminal import one_line
 from normrnn.version import __version__
 
 SUFFIXES = {"torch": ".pt", "safetensors": ".safetensors", "onnx": ".onnx", "program": ".pt2"}
@@ -92,11 +93,6 @@ def _result(settings: Mapping[str, Any], row: Row, measure: Measure) -> list[str
         text += f", {100 * rate:.1f} % errors"
     names = one_line(row["split"]), one_line(str(statistics_shown(settings, row)))
     return [*names, text, f"{int(float(row['count'])):,}"]
-
-
-def one_line(text: str) -> str:
-    """Return text from a file as one line without control characters."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def code(text: str) -> str:

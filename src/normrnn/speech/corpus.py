@@ -42,8 +42,7 @@ class Entry(NamedTuple):
     key: str
     speaker: str
     frames: int
-    starts: tuple[int, int]
-    """Where they are in the archives."""
+    starts: tuple[int, int]  # where they are in the archives
     ends: tuple[int, int]
     hashes: tuple[str, str]
 

@@ -58,12 +58,12 @@ class Vocabulary:
     level: Level = "word"
 
     @classmethod
-    def ranked(
+    def from_counts(
         cls, counts: Mapping[str, int], level: Level, limit: int = 0, unknown: bool = True
     ) -> "Vocabulary":
         """Build from counted symbols; with a `limit` the most frequent, ties alphabetical.
 
-        >>> Vocabulary.ranked({"b": 3, "<eos>": 2, "a": 2, "c": 1}, "word", limit=4).symbols
+        >>> Vocabulary.from_counts({"b": 3, "<eos>": 2, "a": 2, "c": 1}, "word", limit=4).symbols
         ('b', '<eos>', 'a', '<unk>')
         """
         required = [EOS, UNKNOWN] if unknown else [EOS]
@@ -199,13 +199,15 @@ def read_corpus(data: str, config: TextConfig, vocabulary: Vocabulary | None = N
             )
         ends = [int(line_ends[lines * share // 100 - 1]) + 1 for share in (90, 95)]
     if vocabulary is None:
-        total = sum(np.bincount(some, minlength=len(numbers)) for some in _blocks(ids[: ends[0]]))
-        counts = {s: n for s, n in zip(numbers, np.asarray(total).tolist(), strict=True) if n}
-        vocabulary = Vocabulary.ranked(counts, level, config.max_vocab, config.unknown)
+        total = np.zeros(len(numbers), np.int64)
+        for some in np.array_split(ids[: ends[0]], ends[0] // _BLOCK + 1):
+            total += np.bincount(some, minlength=len(numbers))
+        counts = {s: n for s, n in zip(numbers, total.tolist(), strict=True) if n}
+        vocabulary = Vocabulary.from_counts(counts, level, config.max_vocab, config.unknown)
         if len({*vocabulary.symbols} - {EOS, UNKNOWN}) < 2:
             raise UserError(f"the training text of {where} has one {level}: nothing to predict")
     table = vocabulary.ids(list(numbers))
-    for some in _blocks(ids):
+    for some in np.array_split(ids, len(ids) // _BLOCK + 1):
         some[:] = table[some]
     sha256 = digests[0].hexdigest()
     if len(digests) > 1:
@@ -266,8 +268,3 @@ def python_topics() -> bytes:
 
     lines = (line for topic in sorted(topics) for line in topics[topic].split("\n"))
     return "\n".join(line for line in lines if line.strip()).encode()
-
-
-def _blocks(ids: np.ndarray) -> list[np.ndarray]:
-    """Return parts of an array, so that a conversion does not copy all of it."""
-    return np.array_split(ids, len(ids) // _BLOCK + 1)

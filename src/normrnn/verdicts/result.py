@@ -9,18 +9,9 @@ from html import escape
 from typing import Any
 
 from normrnn.errors import UsageError
+from normrnn.verdicts import verdict
 from normrnn.verdicts.rows import BASELINE, SPLITS, PlainRun
-from normrnn.verdicts.verdict import (
-    CONFIDENCE,
-    ERROR_RATE,
-    Comparison,
-    Figure,
-    Measure,
-    Settings,
-    VariantVerdict,
-    middle,
-    values_by_seed,
-)
+from normrnn.verdicts.verdict import CONFIDENCE, Comparison, Figure, Measure, Settings
 
 COLUMNS = 80
 _BRIEF = 2
@@ -31,7 +22,7 @@ class Verdict:
     """Each variant against the baseline. `print` it for the answer; `details()` has the rest."""
 
     baseline: str
-    variants: Mapping[str, VariantVerdict]
+    variants: Mapping[str, verdict.VariantVerdict]
     runs: Sequence[PlainRun]
     ranking: Sequence[tuple[str, float]] = ()
     """All variants with their quality, the best first, without those that diverged."""
@@ -53,21 +44,21 @@ class Verdict:
         """Return quality and speed of every variant; with `details`, all figures."""
         lines = textwrap.wrap(f"{self.title}:", COLUMNS) if self.title else []
         for name, (bad, n) in self.diverged.items():
-            lines.append(f"{_cut(name)}: {bad} of {n} runs diverged")
+            lines.append(f"{_truncate(name)}: {bad} of {n} runs diverged")
         for note in self.notes:
             lines += textwrap.wrap(note, COLUMNS, subsequent_indent="  ")
         for name, one in self.variants.items():
             shown = list(one.primary.values())[:_BRIEF]
             shown = [*one.primary.values(), *one.details.values()] if details else shown
             seeds = f", {_seeds(shown[0])}:" if shown else ": no values in common"
-            lines.append(f"{_cut(name)}{seeds}")
+            lines.append(f"{_truncate(name)}{seeds}")
             for figure in shown:
                 label, other, baseline, difference = cells(figure, self.measure)
                 colon = ":" if figure.ratio else ""
                 values = f"  {label}{colon} {other} vs {baseline}"
                 lines += _wrapped("  ", [values, difference, figure.answer])
         if len(self.variants) > 1 and len(self.ranking) > 2:
-            ranked = [f"{_cut(name)} {value:.4g}" for name, value in self.ranking]
+            ranked = [f"{_truncate(name)} {value:.4g}" for name, value in self.ranking]
             lines += _wrapped(" ", ["ranking:", *(f"{one}," for one in ranked[:-1]), ranked[-1]])
         if not self.variants:
             lines.append(f"only one variant, {self.baseline}: nothing to compare it with")
@@ -161,8 +152,8 @@ def _ranking(
     variants: Mapping[str, Sequence[PlainRun]], quality: Measure, sign: int
 ) -> list[tuple[str, float]]:
     """Return variants and their mean quality, the best first; medians if some runs diverged."""
-    every = {name: values_by_seed(runs, quality).values() for name, runs in variants.items()}
-    middles = {name: middle(values) for name, values in every.items() if values}
+    found = {name: verdict.values_by_seed(runs, quality) for name, runs in variants.items()}
+    middles = {name: verdict.middle(some.values()) for name, some in found.items() if some}
     order = sorted(middles.items(), key=lambda pair: pair[1])
     return [(name, sign * value) for name, value in order if math.isfinite(value)]
 
@@ -186,7 +177,7 @@ def cells(figure: Figure, measure: str) -> tuple[str, str, str, str]:
     if figure.ratio:
         label, infinite, digits, sign = f"{figure.label} {figure.target:.4g}", "never", 2, ""
     else:
-        label = figure.label if figure.label == ERROR_RATE else f"{figure.label} {measure}"
+        label = figure.label if figure.label == verdict.ERROR_RATE else f"{figure.label} {measure}"
         infinite, sign = "diverged", "+"
     difference = _number(figure.estimate, digits, sign)
     if figure.ratio and difference != "–":
@@ -216,7 +207,7 @@ def _number(value: float, digits: int, sign: str = "") -> str:
     return f"{value:{sign}{form}}".replace("-", "−")
 
 
-def _cut(name: str) -> str:
+def _truncate(name: str) -> str:
     return name if len(name) <= 40 else f"{name[:39]}…"
 
 

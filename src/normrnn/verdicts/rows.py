@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from normrnn.errors import UsageError
 from normrnn.files import read_text
+from normrnn.terminal import one_line
 
 COLUMNS = ("variant", "seed", "step", "split", "value")
 BASELINE = "none"
@@ -120,7 +121,8 @@ def read_rows(rows: Any) -> list[PlainRun]:
             raise UsageError(f"row {number}: step is {row['step']!r}, not a finite number")
         point = Point(step, value, *(x if math.isfinite(x) else None for x in more))
         split = str(row["split"]).strip().lower()
-        key = _variant(row["variant"]), int(seed)
+        variant = row["variant"]
+        key = BASELINE if _is_missing(variant) else one_line(str(variant)), int(seed)
         values = found.setdefault(key, [])
         if str(row["value"]).strip().lower() not in _BLANK:
             values.append((_SPLITS.get(split, split), point))
@@ -170,12 +172,6 @@ def _dicts(rows: Any) -> Iterable[Mapping[str, Any]]:
 def _is_missing(value: Any) -> bool:
     """Whether a cell is empty: None, "", NaN, or the missing values of pandas."""
     return str(value).strip().lower() in (*_BLANK, "nan")
-
-
-def _variant(value: Any) -> str:
-    if _is_missing(value):
-        return BASELINE
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
 
 
 def _number(row: Mapping[str, Any], name: str, number: int) -> float:

@@ -59,7 +59,10 @@ class Figure:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite number is None."""
-        finite = _finite_or_none
+
+        def finite(value: float) -> float | None:
+            return value if math.isfinite(value) else None
+
         names = ("label", "answer", "seeds", "ratio", "paired", "target")
         return {
             **{name: getattr(self, name) for name in names},
@@ -144,7 +147,7 @@ class Comparison:
 
     def difference(self, label: str, measure: Measure) -> Figure | None:
         """Compare a value of each run, in the unit and direction of the values given."""
-        first, second = self._in_common(
+        first, second = self._paired_values(
             values_by_seed(self.baseline, measure), values_by_seed(self.other, measure)
         )
         finite = [value for value in first.values() if math.isfinite(value)]
@@ -216,14 +219,14 @@ class Comparison:
         ]
         if all(points(run)[0].value <= target for run in chain(*runs) if points(run)):
             return None
-        first, second = self._in_common(*(values_by_seed(some, time) for some in runs))
+        first, second = self._paired_values(*(values_by_seed(some, time) for some in runs))
         if not first or not second or min((*first.values(), *second.values())) <= 0:
             return None
         margin = (math.log(1 - SPEED_MARGIN), math.log(1 + SPEED_MARGIN))
         figure = self._figure(label, first, second, margin, ratio=True)
         return replace(figure, target=self.settings.sign * target)
 
-    def _in_common(
+    def _paired_values(
         self, first: dict[int, float], second: dict[int, float]
     ) -> tuple[dict[int, float], dict[int, float]]:
         """Return the values of baseline and variant, if paired those of the seeds in common."""
@@ -246,7 +249,7 @@ class Comparison:
             [math.log(value) if ratio else value for value in values.values()]
             for values in (baseline, other)
         )
-        back = _exp if ratio else float
+        back = (lambda log: math.inf if log > 700 else math.exp(log)) if ratio else float
         make = partial(Figure, label, baseline, other, ratio=ratio, paired=paired)
         is_single = min(len(first), len(second)) < 2
         if any(map(math.isinf, first + second)):
@@ -284,11 +287,3 @@ def values_by_seed(runs: Sequence[PlainRun], measure: Measure) -> dict[int, floa
 def middle(values: Collection[float]) -> float:
     """The mean, or the median if a value is infinite."""
     return median(values) if any(map(math.isinf, values)) else mean(values)
-
-
-def _exp(value: float) -> float:
-    return math.inf if value > 700 else math.exp(value)
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None

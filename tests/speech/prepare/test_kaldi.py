@@ -14,7 +14,6 @@ from normrnn.speech.prepare.features import add_deltas
 from normrnn.speech.prepare.job import Job
 from normrnn.speech.prepare.kaldi import count_classes, kaldi_job, read_alignments
 from normrnn.speech.prepare.preparation import finished, prepare
-from tests.made_speech import quiet
 
 LENGTHS = {"a-1": 6, "a-2": 9, "b-1": 7, "c-1": 5}
 FEATS = {k: np.random.default_rng(n).normal(size=(n, 4)).astype("f4") for k, n in LENGTHS.items()}
@@ -54,7 +53,7 @@ def make(
 
 
 def prepared(job: Job, out: Path, processes: int = 1) -> tuple[SpeechCorpus, dict[str, str]]:
-    prepare(job, out, processes, quiet)
+    prepare(job, out, processes)
     lines = (out / "skipped.tsv").read_text().splitlines()
     return read_speech(out), dict(line.split("\t") for line in lines)
 
@@ -212,7 +211,7 @@ def test_settings_change_with_the_data(data: Path, ali: Path, tmp_path: Path) ->
     kaldiio.save_ark(str(data / "raw.ark"), {key: 2 * matrix for key, matrix in FEATS.items()})
     after = make(data, ali).settings
     assert after["data"] != before["data"]
-    prepare(make(data, ali), tmp_path / "out", 1, quiet)
+    prepare(make(data, ali), tmp_path / "out", 1)
     with pytest.raises(UsageError, match="data was"):
         finished(tmp_path / "out", before)
     assert finished(tmp_path / "out", after)

@@ -17,7 +17,7 @@ from normrnn.files import exclusive, sealed_json
 from normrnn.speech.corpus import FORMAT, read_speech
 from normrnn.speech.prepare.job import Prepared, Utterance
 from normrnn.speech.prepare.preparation import finished, prepare
-from tests.made_speech import CLASSES, DIM, job, made, quiet
+from tests.made_speech import CLASSES, DIM, job, made
 
 TRAIN, DEV = ["s0-00", "s0-03", "s0-06", "s2-05"], ["s1-01", "s1-04", "s1-07"]
 OTHER = {"mean": [1], "variance": [1], "label_counts": [1]}
@@ -29,7 +29,7 @@ def contents(out: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    prepare(job(), tmp_path / "out", 1, quiet)
+    prepare(job(), tmp_path / "out", 1)
     return tmp_path / "out"
 
 
@@ -87,37 +87,42 @@ def test_statistics_are_those_of_all_training_frames(out: Path) -> None:
 
 
 @pytest.mark.parametrize("stop_at", ["s0-00", "s0-06", "s1-04", "s2-05"])
-def test_a_stopped_preparation_goes_on_to_the_same_bytes(out: Path, stop_at: str) -> None:
+def test_a_stopped_preparation_resumes_to_the_same_bytes(
+    out: Path, stop_at: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     expected = contents(out)
     shutil.rmtree(out)
     with pytest.raises(KeyboardInterrupt):
-        prepare(job(stop_at=stop_at), out, 1, quiet)
+        prepare(job(stop_at=stop_at), out, 1)
     with pytest.raises(UserError, match=r"summary\.json"):
         read_speech(out)
     assert finished(out, job().settings) is None
-    reported = []
-    prepare(job(), out, 1, lambda done, *_: reported.append(done))
+    capsys.readouterr()
+    prepare(job(), out, 1)
     kept = [*sorted(TRAIN + DEV), ""].index(stop_at)
-    assert reported == list(range(kept, 9))
+    assert capsys.readouterr().err == f"{kept} of 8 utterances, 0 skipped\n"
     assert contents(out) == expected
 
 
 @pytest.mark.parametrize("name", ["feats.ark", "labels.ark", "index"])
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_damaged_is_prepared_again(out: Path, name: str, seed: int) -> None:
+def test_what_is_damaged_is_prepared_again(
+    out: Path, name: str, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Cut, grown or changed at random, as after a power failure."""
     expected = contents(out)
     shutil.rmtree(out)
     with pytest.raises(KeyboardInterrupt):
-        prepare(job(stop_at="s2-05"), out, 1, quiet)
+        prepare(job(stop_at="s2-05"), out, 1)
     draw, path = np.random.default_rng(seed), out / "train" / name
     raw = bytearray(path.read_bytes())
     if seed < 2:
         raw[int(draw.integers(20, len(raw)))] ^= 4
     path.write_bytes(raw[: int(draw.integers(0, len(raw)))] if seed == 2 else raw + b"x")
-    reported = []
-    prepare(job(), out, 1, lambda done, *_: reported.append(done))
-    assert reported[0] == 6 if seed == 3 else 3 <= reported[0] < 6
+    capsys.readouterr()
+    prepare(job(), out, 1)
+    kept = int(capsys.readouterr().err.split()[0])
+    assert kept == 6 if seed == 3 else 3 <= kept < 6
     assert contents(out) == expected
 
 
@@ -133,10 +138,10 @@ def test_several_processes_and_crashes(
     shutil.rmtree(out)
     crashing = [("crash" if u.text == "bad" else u.text) for u in job().utterances]
     utterances = [replace(u, text=t) for u, t in zip(job().utterances, crashing, strict=True)]
-    prepare(replace(job(), utterances=utterances), out, 2, quiet)
+    prepare(replace(job(), utterances=utterances), out, 2)
     assert not (tmp_path / "canary").exists()
     assert (out / "skipped.tsv").read_text().startswith("s2-02\tthe process that worked on it")
-    prepare(job(), out, 1, quiet)  # the crashed one is tried again
+    prepare(job(), out, 1)  # the crashed one is tried again
     assert contents(out) == expected
 
 
@@ -144,10 +149,10 @@ def test_the_lock_of_a_preparation_is_never_replaced(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     with exclusive(out / ".lock", AssertionError()), pytest.raises(UserError, match="preparing"):
-        prepare(job(), out, 1, quiet)  # another process is about to begin
+        prepare(job(), out, 1)  # another process is about to begin
     assert [path.name for path in out.iterdir()] == [".lock"]
     inode = (out / ".lock").stat().st_ino
-    prepare(job(), out, 1, quiet)
+    prepare(job(), out, 1)
     assert (out / ".lock").stat().st_ino == inode
 
 
@@ -166,7 +171,7 @@ def test_what_does_not_fit_is_skipped(
         result = made(utterance.key)
         return spoil(*result) if utterance.key == "s0-03" else result
 
-    prepare(replace(job(), work=work), tmp_path / "out", 1, quiet)
+    prepare(replace(job(), work=work), tmp_path / "out", 1)
     (line,) = (tmp_path / "out" / "skipped.tsv").read_text().splitlines()
     key, reason = line.split("\t")
     assert key == "s0-03"
@@ -180,12 +185,12 @@ def test_features_of_other_sizes(tmp_path: Path, narrow: str, said: str) -> None
         return x[:, : 2 if utterance.key.startswith(narrow) else 3], y
 
     with pytest.raises(UserError, match=f"{said} has 2 features a frame, not 3"):
-        prepare(replace(job(), work=work), tmp_path / "out", 1, quiet)
+        prepare(replace(job(), work=work), tmp_path / "out", 1)
 
 
 def test_nothing_left_to_train_on(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no utterance of the train set.*skipped\.tsv"):
-        prepare(job(["bad", "", "bad"]), tmp_path / "out", 1, quiet)
+        prepare(job(["bad", "", "bad"]), tmp_path / "out", 1)
     assert "s0-00\t" in (tmp_path / "out" / "skipped.tsv").read_text()
     assert not (tmp_path / "out" / "summary.json").exists()
 
@@ -194,9 +199,9 @@ def test_whose_directory_it_is(tmp_path: Path, out: Path) -> None:
     settings, begun = job().settings, tmp_path / "begun"
     summary = finished(out, settings)
     assert summary is not None
-    assert prepare(job(), out, 1, quiet) == summary  # by another process, just now
+    assert prepare(job(), out, 1) == summary  # by another process, just now
     with pytest.raises(KeyboardInterrupt):
-        prepare(job(stop_at="s1-04"), begun, 1, quiet)
+        prepare(job(stop_at="s1-04"), begun, 1)
     for path in (out, begun):
         with pytest.raises(UsageError, match="other settings: seed was 1, is now 2;"):
             finished(path, {**settings, "seed": 2})
@@ -217,7 +222,7 @@ def test_the_hash_stands_for_the_data_wherever_it_is(tmp_path: Path, out: Path) 
     corpus = read_speech(moved)
     assert corpus.sha256 == before
     np.testing.assert_array_equal(corpus.train.features(0), made("s0-00")[0])
-    prepare(job([""] * 8), tmp_path / "more", 1, quiet)
+    prepare(job([""] * 8), tmp_path / "more", 1)
     assert read_speech(tmp_path / "more").sha256 != before
 
 

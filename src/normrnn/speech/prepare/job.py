@@ -6,13 +6,12 @@ Without torch: fresh processes import this.
 import hashlib
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from normrnn.errors import UsageError, UserError
 from normrnn.files import open_regular, read_text
+from normrnn.processes import PARENT, stop_with_parent
 from normrnn.speech.archive import Unusable
 
 _SAMPLE = 4096
@@ -34,12 +34,9 @@ class Utterance:
     key: str
     speaker: str
     text: str
-    path: Path = Path()
-    """File with its sound or features."""
-    offset: int = 0
-    """Where its features begin in the file."""
-    labels: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    """If they need not be computed."""
+    path: Path = Path()  # file with its sound or features
+    offset: int = 0  # where its features begin in the file
+    labels: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))  # if known
     problem: str = ""
     split: str = "train"
 
@@ -54,10 +51,8 @@ Work = Callable[[Utterance], Prepared]
 class Job:
     """Everything that determines the bytes of a prepared directory."""
 
-    settings: dict[str, Any]
-    """Settings that a later start must have too."""
-    utterances: Sequence[Utterance]
-    """In the order of their keys."""
+    settings: dict[str, Any]  # a later start must have the same
+    utterances: Sequence[Utterance]  # in the order of their keys
     work: Work
     classes: int
 
@@ -133,7 +128,8 @@ def in_order(function: Callable[[Any], Any], items: Sequence[Any], processes: in
     while done < len(items):
         some, workers = (items[done : done + 1], 1) if crashed else (items[done:], processes)
         try:
-            os.environ["PYTHONSAFEPATH"] = "1"  # nothing is imported from the current directory
+            # Nothing is imported from the current directory.
+            os.environ |= {"PYTHONSAFEPATH": "1", PARENT: str(os.getpid())}
             # Not forked: the parent may hold threads.
             with ProcessPoolExecutor(workers, get_context("spawn"), _start) as pool:
                 for result in pool.map(function, some):
@@ -150,10 +146,4 @@ def in_order(function: Callable[[Any], Any], items: Sequence[Any], processes: in
 def _start() -> None:
     # Ctrl-C reaches every process of the terminal; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    if (parent := parent_process()) is not None:
-        parent.join()
-        os._exit(1)
+    stop_with_parent()

@@ -172,10 +172,11 @@ def align(
     sound = samples.tobytes()
     try:
         decoder.set_align_text(" ".join(words))
-        _decode(decoder, sound)
-        decoder.set_alignment()
-        _decode(decoder, sound)
-        alignment = decoder.get_alignment()
+        for finish in (decoder.set_alignment, decoder.get_alignment):  # words, then states
+            decoder.start_utt()
+            decoder.process_raw(sound, full_utt=True)
+            decoder.end_utt()
+            alignment = finish()
     except RuntimeError:
         alignment = None
     if alignment is None:
@@ -187,12 +188,6 @@ def align(
     if len(labels) - frames not in (0, 1):
         raise Unusable(f"its alignment has {len(labels)} frames, its features have {frames}")
     return labels[:frames]
-
-
-def _decode(decoder: Any, sound: bytes) -> None:
-    decoder.start_utt()
-    decoder.process_raw(sound, full_utt=True)
-    decoder.end_utt()
 
 
 def _add_words(decoder: Any, words: Iterable[str], lexicon: Lexicon) -> None:

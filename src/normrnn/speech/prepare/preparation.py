@@ -6,6 +6,8 @@ start takes over what the indices list up to the first damage, and cuts off the 
 
 import hashlib
 import os
+import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -15,38 +17,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normrnn import files
+from normrnn.config.jsonio import differences
 from normrnn.errors import UsageError, UserError
-from normrnn.files import (
-    ROWS,
-    exclusive,
-    following_no_link,
-    read_regular,
-    read_sealed_json,
-    resolved,
-    sealed_json,
-    write_whole,
-)
 from normrnn.runs.records import LOCK
+from normrnn.speech import corpus
 from normrnn.speech.archive import write_matrix, write_vector
-from normrnn.speech.corpus import (
-    ARCHIVES,
-    FORMAT,
-    INDEX,
-    SPLITS,
-    SUMMARY,
-    Entry,
-    SpeechSplit,
-    digest,
-    read_summary,
-)
+from normrnn.speech.corpus import Entry
 from normrnn.speech.prepare.features import FRAME_SHIFT
 from normrnn.speech.prepare.job import CRASHED, Job, Utterance, in_order, prepare_one
+from normrnn.terminal import one_line
 
 SETTINGS = "settings.json"
 SKIPPED = "skipped.tsv"
-
-Report = Callable[[int, int, int], None]
-"""Called with the utterances done, their total, and how many were skipped by this start."""
+_SECONDS = 5.0
+"""Between lines of progress."""
 
 
 def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
@@ -59,67 +44,63 @@ def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if not (out / SETTINGS).is_file():
         raise UsageError(f"{out} is not empty and holds no preparation: choose another --out")
-    before = read_sealed_json(out / SETTINGS)
-    changed = [
-        f"{name} was {before.get(name)}, is now {settings.get(name)}"
-        for name in {**before, **settings}
-        if before.get(name) != settings.get(name)
-    ]
-    if changed:
-        raise UsageError(
-            f"{out} was prepared with other settings: {', '.join(changed)}; choose another --out"
-        )
-    summary = read_summary(out) if (out / SUMMARY).is_file() else None
+    before = files.read_sealed_json(out / SETTINGS)
+    if changed := ", ".join(differences(before, settings).values()):
+        raise UsageError(f"{out} was prepared with other settings: {changed}; choose another --out")
+    summary = corpus.read_summary(out) if (out / corpus.SUMMARY).is_file() else None
     return None if summary and summary["crashed"] else summary
 
 
-def prepare(job: Job, out: Path, processes: int, report: Report) -> dict[str, Any]:
-    """Do what is left of the job; return the summary."""
+def prepare(job: Job, out: Path, processes: int) -> dict[str, Any]:
+    """Do what is left of the job, with progress on standard error; return the summary."""
     out.mkdir(parents=True, exist_ok=True)
     # The lock is a file of its own, which is never replaced or removed.
     busy = UserError(f"another process is preparing {out}")
-    with exclusive(out / LOCK, busy), ExitStack() as files:
+    with files.exclusive(out / LOCK, busy), ExitStack() as stack:
         if (summary := finished(out, job.settings)) is not None:  # by another process, just now
             return summary
-        write_whole(out / SETTINGS, sealed_json(job.settings))
-        crashed = read_summary(out)["crashed"] if (out / SUMMARY).is_file() else ""
-        (out / SUMMARY).unlink(missing_ok=True)
-        splits = {name: _Split(out / name, job.classes, files, crashed) for name in SPLITS}
+        files.write_whole(out / SETTINGS, files.sealed_json(job.settings))
+        crashed = corpus.read_summary(out)["crashed"] if (out / corpus.SUMMARY).is_file() else ""
+        (out / corpus.SUMMARY).unlink(missing_ok=True)
+        splits = {name: _Split(out / name, job.classes, stack, crashed) for name in corpus.SPLITS}
         done = {entry.key for split in splits.values() for entry in split.entries}
         todo = [u for u in job.utterances if u.key not in done]
         skipped: dict[str, str] = {}
-        report(len(done), len(job.utterances), 0)
+        shown = -_SECONDS
         results = in_order(partial(prepare_one, job.work), todo, processes)
-        for number, (u, result) in enumerate(zip(todo, results, strict=True), len(done) + 1):
+        for number, (u, result) in enumerate(zip(todo, results, strict=True), len(done)):
+            if time.monotonic() > shown + _SECONDS:
+                shown = time.monotonic()
+                count = f"{number:,} of {len(job.utterances):,} utterances"
+                print(f"{count}, {len(skipped):,} skipped", file=sys.stderr)
             if isinstance(result, str):
                 skipped[u.key] = result
             else:
                 splits[u.split].append(u, *result)
-            report(number, len(job.utterances), len(skipped))
         return _finish(out, job, splits, skipped)
 
 
 class _Split:
     """A split that is being written, and sums over its frames."""
 
-    def __init__(self, folder: Path, classes: int, files: ExitStack, last: str = "") -> None:
+    def __init__(self, folder: Path, classes: int, stack: ExitStack, last: str = "") -> None:
         """Take over what an earlier start has written, up to the first damage, or to a key."""
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.files = [
-            files.enter_context(open(folder / name, "ab", opener=following_no_link))  # noqa: SIM115
-            for name in (*ARCHIVES, INDEX)
+            stack.enter_context(open(folder / name, "ab", opener=files.following_no_link))  # noqa: SIM115
+            for name in (*corpus.ARCHIVES, corpus.INDEX)
         ]
         self.entries: list[Entry] = []
         self.counts = np.zeros(classes, dtype=np.int64)
         self.frames, self.mean, self.squares = 0, np.zeros(()), np.zeros(())
         ends = (0, 0, 0)
-        for line in read_regular(folder / INDEX, ROWS).split(b"\n")[:-1]:
+        for line in files.read_regular(folder / corpus.INDEX, files.ROWS).split(b"\n")[:-1]:
             try:
                 entry = Entry.decode(line)
                 if last and entry.key > last:
                     break
-                split = SpeechSplit(folder, [entry])
+                split = corpus.SpeechSplit(folder, [entry])
                 self._count(entry, split.features(0).numpy(), split.labels(0).numpy())
             except (UserError, ValueError, TypeError):
                 break
@@ -132,7 +113,7 @@ class _Split:
         """Write an utterance; it is there once the index lists it."""
         feats, ali, index = self.files
         starts = write_matrix(feats, u.key, features), write_vector(ali, u.key, labels)
-        ends, hashes = (feats.tell(), ali.tell()), (digest(features), digest(labels))
+        ends, hashes = (feats.tell(), ali.tell()), (corpus.digest(features), corpus.digest(labels))
         entry = Entry(u.key, u.speaker, len(features), starts, ends, hashes)
         self._count(entry, features, labels)
         index.write(entry.encode() + b"\n")
@@ -159,12 +140,12 @@ def _finish(
     out: Path, job: Job, splits: dict[str, _Split], skipped: dict[str, str]
 ) -> dict[str, Any]:
     """Write the tables, and the summary last."""
-    lines = [f"{_one_line(key)}\t{_one_line(reason)}" for key, reason in skipped.items()]
+    lines = [f"{one_line(key)}\t{one_line(reason)}" for key, reason in skipped.items()]
     _write_lines(out / SKIPPED, lines)
     count, train = len(job.utterances), splits["train"]
     crashed = [key for key, reason in skipped.items() if reason == CRASHED]
     summary: dict[str, Any] = {
-        "format": FORMAT,
+        "format": corpus.FORMAT,
         "crashed": min(crashed, default=""),  # from this utterance on, the next start tries again
         "classes": job.classes,
         "dim": len(train.mean) if train.entries else 0,
@@ -182,7 +163,8 @@ def _finish(
             raise UserError(f"the {name} set has {sizes} as the train set")
         for file in split.files:
             os.fsync(file.fileno())
-        place = resolved(split.folder)
+        place = files.resolved(split.folder)
+        index = files.read_regular(place / corpus.INDEX, files.ROWS)
         tables: dict[str, Callable[[Entry], str]] = {
             "feats.scp": lambda entry, place=place: f"{place}/feats.ark:{entry.starts[0]}",
             "labels.scp": lambda entry, place=place: f"{place}/labels.ark:{entry.starts[1]}",
@@ -197,7 +179,7 @@ def _finish(
             "hours": split.frames * FRAME_SHIFT / 3600,
             "speakers": len({entry.speaker for entry in split.entries}),
             "classes_seen": int((split.counts > 0).sum()),
-            "index": hashlib.sha256(read_regular(split.folder / INDEX, ROWS)).hexdigest(),
+            "index": hashlib.sha256(index).hexdigest(),
         }
     summary["statistics"] = {
         "frames": train.frames,
@@ -205,13 +187,9 @@ def _finish(
         "variance": (train.squares / train.frames).tolist(),
         "label_counts": train.counts.tolist(),
     }
-    write_whole(out / SUMMARY, sealed_json(summary))
+    files.write_whole(out / corpus.SUMMARY, files.sealed_json(summary))
     return summary
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    write_whole(path, "".join(f"{line.rstrip()}\n" for line in lines).encode())
-
-
-def _one_line(text: str) -> str:
-    return text if text.isprintable() else ascii(text)[1:-1]
+    files.write_whole(path, "".join(f"{line.rstrip()}\n" for line in lines).encode())
