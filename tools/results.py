@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from normrnn.recipes import PAPER
 from normrnn.reporting.groups import Group, groups
 from normrnn.reporting.page import DASH, runs_table
 from normrnn.reporting.pictures import figure
@@ -130,8 +131,8 @@ def page(root: Path, name: str, parts: Sequence[Group]) -> str:
         verdict = group_verdict(group)
         if verdict.variants:
             lines.append(f"```\n{verdict.details()}\n```")
-        if group.paper and group.paper.words:
-            lines.append(f"{group.paper.words}.")
+        if group.recipe in PAPER and (figures := PAPER[group.recipe].words):
+            lines.append(f"{figures}.")
         if name in PICTURED and not group.variant:
             lines.append(f"![Validation of {name}]({name}.png)")
         lines += with_title(runs_table(group))

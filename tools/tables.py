@@ -9,6 +9,13 @@ from normrnn.reporting.page import DASH, Table
 from normrnn.reporting.study import RecordedStudy, arms_of, best, lines, settings_of, value_text
 
 Record = dict[str, Any]
+PAPER_SETTINGS = {
+    "ptb-char": {
+        "none": {"optimizer.lr": 0.42, "optimizer.momentum": 0.95, "train.batch": 32},
+        "hidden": {"optimizer.lr": 3.71e-4, "optimizer.momentum": 0.995, "train.batch": 128},
+    }
+}
+"""Recipe -> variant -> the settings of the paper's row, where the paper searched for them."""
 
 
 def as_markdown(text: str) -> str:
@@ -45,14 +52,15 @@ def study_summary(study: RecordedStudy) -> str:
 def best_settings_table(study: RecordedStudy) -> Table:
     """The best setting of each variant, with the paper's rows where it searched for them."""
     names, rows = settings_of(study.trials), []
-    paper = PAPER.get(study.recipe)
+    searched = PAPER_SETTINGS.get(study.recipe, {})
     for arm in arms_of(study.trials):
         if (top := best(study.trials, arm)) is not None:
             figures = (top["arms"][arm]["train"], top["arms"][arm]["loss"])
             rows.append(_best_settings_row(arm, figures, top["settings"], names))
-        if paper and paper.settings and (figures := paper.of(arm)):
-            settings = paper.settings.get(arm, {})
-            rows.append(_best_settings_row(f"{arm}, paper", figures, settings, names))
+        if arm in searched:
+            paper = PAPER[study.recipe]
+            figures = paper.normalised if arm == paper.norm else paper.baseline
+            rows.append(_best_settings_row(f"{arm}, paper", figures, searched[arm], names))
     head = ["variant", "train", "valid", *short(names)]
     note = "Cross entropy in nats; train is the running average of the last epoch."
     return Table("Best setting of each variant", head, rows, note)

@@ -57,8 +57,7 @@ class Arrays:
     """A data set: its splits, "test" only where there is one, and what its targets are."""
 
     splits: Mapping[str, Split]
-    labels: Array | None
-    """Labels of the classes, sorted; None for values."""
+    labels: Array | None  # labels of the classes, sorted; None for values
     where: str
     sha256: str
 

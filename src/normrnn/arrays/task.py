@@ -17,8 +17,7 @@ from normrnn.engine.model import Loss, SequenceModel, Sequences, State
 from normrnn.engine.task import Split, Task, Tensors, evenly_spread
 from normrnn.errors import UserError
 
-LABELS = "labels"
-"""Entry in the header of model.safetensors: the labels of the classes."""
+LABELS = "labels"  # entry in the header of model.safetensors: the labels of the classes
 
 
 class ArrayModel(SequenceModel):

@@ -32,8 +32,7 @@ class About:
     """The content of a model card."""
 
     title: str
-    sections: dict[str, str]
-    """Markdown by heading."""
+    sections: dict[str, str]  # Markdown by heading
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def card(self, load: str) -> str:

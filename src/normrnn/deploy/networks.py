@@ -16,10 +16,8 @@ class Exportable:
     """A network as a function of tensors, and what its exports contain besides."""
 
     network: nn.Module
-    example: tuple[Any, ...] | None = None
-    """Arguments to trace `network` with."""
-    dynamic: Any = None
-    """Names of the axes that may change, by argument."""
+    example: tuple[Any, ...] | None = None  # arguments to trace `network` with
+    dynamic: Any = None  # names of the axes that may change, by argument
     outputs: tuple[str, ...] = ("output",)
     notes: Mapping[str, str] = field(default_factory=dict)
     """JSON that a user needs beside the numbers, as the vocabulary."""

@@ -8,17 +8,17 @@ from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.measure import SHOWN, Measure
 from normrnn.config.registry import config_class
 from normrnn.errors import notice
-from normrnn.recipes import PAPER, RECIPES, Paper, recipe
+from normrnn.recipes import PAPER, RECIPES, recipe
 from normrnn.reporting.runs import Run
 
-# Settings that distinguish arms only with a normaliser, and settings that change no curve.
 _NORMALISER = "gamma eps momentum time_steps cell_norm count_padding shrinkage freeze_after"
 _NORMALISER = tuple(f"model.{name}" for name in _NORMALISER.split())
-_HARMLESS = ("threads", "device", "data", "epochs", "train.log_every", "train.checkpoint_every")
-_HARMLESS += ("evaluation.train_tokens", "shared_initialisation")
+"""Settings that distinguish arms only with a normaliser."""
+_IGNORED = ("threads", "device", "data", "epochs", "train.log_every", "train.checkpoint_every")
+_IGNORED += ("norm", "seed", "shared_initialisation", *(f"shown.{name}" for name in SHOWN))
+"""Settings that change no curve, or that arms have in the place of a name."""
 Settings = tuple[tuple[str, str], ...]
-Key = tuple[str, Settings]
-"""Recipe and settings."""
+Key = tuple[str, Settings]  # recipe and settings
 
 
 @dataclass(frozen=True)
@@ -51,23 +51,18 @@ class Group:
         return self.runs[0].measure
 
     @property
-    def paper(self) -> Paper | None:
-        """The paper's figures, where the recipe reproduces some."""
-        return PAPER.get(self.recipe)
-
-    @property
     def arms(self) -> list[Arm]:
         """Arms named by their differing settings: baseline, the paper's normalisation, others."""
         kinds: dict[tuple[str, Settings], list[Run]] = {}
         for run in self.runs:
             kinds.setdefault((run.norm, _arm_settings(run)), []).append(run)
-        papers = self.paper.norm if self.paper else ""
+        papers = PAPER[self.recipe].norm if self.recipe in PAPER else ""
 
-        def place(kind: tuple[str, Settings]) -> tuple[object, ...]:
+        def sort_key(kind: tuple[str, Settings]) -> tuple[object, ...]:
             norm, settings = kind
             return kinds[kind][0].normalisation.normalises, norm != papers, norm, settings
 
-        order = sorted(kinds, key=place)
+        order = sorted(kinds, key=sort_key)
         names = [_arm_name(kinds[kind][0], kind[1], [k for _, k in order]) for kind in order]
         first = int(bool(order) and kinds[order[0]][0].normalisation.normalises)
         return [
@@ -84,7 +79,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     baselines of the recipe on the same data that have no normalised network, or else with the only
     baseline. Of runs with the same settings and seed, the one with most updates counts.
     """
-    runs = _furthest(runs)
+    runs = _drop_duplicates(runs)
     found: dict[Key, list[Run]] = {}
     for run in runs:
         found.setdefault((run.recipe, _settings(run)), []).append(run)
@@ -95,13 +90,13 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         common = set.intersection(*(set(settings) for other, settings in found if other == name))
         special = sorted(shared - common)
         data = dict(special).get("data_sha256")
-        words = [f"{k} {v}" for k, v in _unusual(name, special) if k != "data_sha256"]
+        words = [f"{k} {v}" for k, v in _non_default(name, special) if k != "data_sha256"]
         words += [f"data {data_name(members[0])} ({data[:8]})"] if data else []
         result.append(Group(name, ", ".join(words), members))
     return result
 
 
-def _furthest(runs: Sequence[Run]) -> list[Run]:
+def _drop_duplicates(runs: Sequence[Run]) -> list[Run]:
     """Of runs with the same settings and seed, keep the one with most updates; report the rest."""
     kept: dict[object, Run] = {}
     for run in sorted(runs, key=lambda run: (run.updates, str(run.path))):
@@ -136,8 +131,8 @@ def _comparable(found: dict[Key, list[Run]]) -> list[list[Key]]:
 
 def _settings(run: Run) -> Settings:
     """Settings that define an experiment."""
-    left_out = {"norm", "seed", *_HARMLESS, *_NORMALISER, *(f"shown.{name}" for name in SHOWN)}
-    return tuple((k, str(v)) for k, v in sorted(run.settings.items()) if k not in left_out)
+    settings = [(k, str(v)) for k, v in run.settings.items() if k not in _IGNORED + _NORMALISER]
+    return tuple(sorted(pair for pair in settings if not pair[0].startswith("evaluation.train_")))
 
 
 def _arm_settings(run: Run) -> Settings:
@@ -168,7 +163,7 @@ def short(names: Sequence[str]) -> list[str]:
     return [name if last.count(end) > 1 else end for name, end in zip(names, last, strict=True)]
 
 
-def _unusual(name: str, special: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+def _non_default(name: str, special: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
     """Return the settings that differ from the recipe's; all of them if none does."""
     defaults = flat(to_dict(recipe(name))) if name in RECIPES else {}
     unusual = [(k, v) for k, v in special if k not in defaults or str(defaults[k]) != v]
@@ -177,5 +172,4 @@ def _unusual(name: str, special: Sequence[tuple[str, str]]) -> Sequence[tuple[st
 
 def data_name(run: Run) -> str:
     """Name of the data without its directory."""
-    data = str(run.settings.get("data", ""))
-    return data if data.startswith("builtin:") else PurePath(data).name
+    return PurePath(str(run.settings.get("data", ""))).name

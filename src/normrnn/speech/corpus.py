@@ -104,8 +104,7 @@ class SpeechCorpus:
     mean: Tensor
     variance: Tensor
     label_counts: Tensor
-    sha256: str
-    """Hash of what a network learns from, wherever the directory is."""
+    sha256: str  # hash of what a network learns from, wherever the directory is
 
 
 def read_speech(path: str | Path) -> SpeechCorpus:

@@ -33,8 +33,7 @@ BUILTIN = "builtin:python-topics"
 # Penn Treebank's names first: the paper's experiments use them.
 PATTERNS = ("ptb.{}.txt", "{}.txt")
 _LONGEST_LINE = 2**25
-_BLOCK = 2**22
-"""Tokens converted at once."""
+_BLOCK = 2**22  # tokens converted at once
 
 
 def tokens(text: str, level: Level) -> list[str]:

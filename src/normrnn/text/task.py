@@ -45,8 +45,7 @@ class LanguageModel(networks.SequenceModel):
     """
 
     counts_errors = False
-    vocabulary: Any = None
-    """The `Vocabulary` that says what the ids mean, where known."""
+    vocabulary: Any = None  # the `Vocabulary` that says what the ids mean, where known
 
     def __init__(
         self,
@@ -125,8 +124,7 @@ logits = model.decoder(output)  # (T, B, symbols)
 """
 
 
-VOCABULARY = "vocabulary"
-"""Entry in the header of model.safetensors."""
+VOCABULARY = "vocabulary"  # entry in the header of model.safetensors
 LONG_WINDOW = 2000
 """Steps per window where its length does not matter: one stream is slow in short ones."""
 
@@ -321,8 +319,7 @@ class Reader:
         self.stream = Stream(model) if carried and not has_slots else None
         self.kept = steps // 2 if overlap and not carried else 0
         self.window: list[int] = []
-        self.state: State | None = None
-        """State at the start of the window."""
+        self.state: State | None = None  # state at the start of the window
 
     @classmethod
     def of_run(cls, run: str | Path, overlap: bool = False) -> Self:

@@ -6,8 +6,7 @@ from functools import cache
 from itertools import combinations
 from statistics import NormalDist, mean, variance
 
-Interval = tuple[float, float, float]
-"""An estimate with the bounds of its confidence interval."""
+Interval = tuple[float, float, float]  # an estimate with the bounds of its confidence interval
 _MOST_SPLITS = 200_000
 
 

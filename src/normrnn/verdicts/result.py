@@ -26,8 +26,7 @@ class Verdict:
     runs: Sequence[PlainRun]
     ranking: Sequence[tuple[str, float]] = ()
     """All variants with their quality, the best first, without those that diverged."""
-    notes: Sequence[str] = ()
-    """Runs that lack values which others have."""
+    notes: Sequence[str] = ()  # runs that lack values which others have
     measure: str = "value"
     paired: bool = False
     higher_is_better: bool = False

@@ -27,8 +27,7 @@ class Point(NamedTuple):
     step: float
     value: float
     seconds: float | None = None
-    lr: float | None = None
-    """Learning rate, where known."""
+    lr: float | None = None  # learning rate, where known
 
 
 @dataclass
@@ -41,8 +40,7 @@ class PlainRun:
     variant: str
     seed: int
     splits: dict[str, list[Point]]
-    diverged: bool = False
-    """Whether it ended with NaN or infinite values, or the run says so."""
+    diverged: bool = False  # whether it ended with NaN or infinite values, or the run says so
     error_rate: float | None = None
     """On test data, or at the best validation where runs have no test values."""
 

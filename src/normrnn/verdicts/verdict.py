@@ -38,8 +38,7 @@ class Figure:
     interval: tuple[float, float] | None = None
     ratio: bool = False
     paired: bool = False
-    target: float | None = None
-    """The validation value to reach, of figures of speed."""
+    target: float | None = None  # the validation value to reach, of figures of speed
 
     @property
     def seeds(self) -> int:
@@ -77,8 +76,7 @@ class Figure:
 class VariantVerdict:
     """A variant against the baseline."""
 
-    primary: dict[str, Figure]
-    """Quality, speed and seconds, as far as there are values."""
+    primary: dict[str, Figure]  # quality, speed and seconds, as far as there are values
     details: dict[str, Figure]
     """Secondary figures, with 95 % intervals that are not adjusted for several variants."""
 
@@ -104,8 +102,7 @@ class VariantVerdict:
 class Settings:
     """What is compared with what, and how."""
 
-    baseline: str | None = None
-    """Name of a variant; None: "none", else the first."""
+    baseline: str | None = None  # name of a variant; None: "none", else the first
     paired: bool = False
     higher_is_better: bool = False
     target: float | None = None

@@ -16,8 +16,7 @@ from normrnn.speech.prepare.job import Job, Prepared, Utterance, fingerprint, sp
 
 Labels = dict[str, NDArray[np.int32]]
 _NUM_PDFS = re.compile(rb"<NUMPDFS> (?:\x04(....)|(\d{1,10})\s)", re.DOTALL)
-MOST_CLASSES = 1 << 20
-"""Limit, because memory is allocated for so many."""
+MOST_CLASSES = 1 << 20  # limit, because memory is allocated for so many
 
 
 def kaldi_job(

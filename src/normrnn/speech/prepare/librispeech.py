@@ -21,8 +21,7 @@ from normrnn.speech.prepare.job import Job, Prepared, Utterance, fingerprint, sp
 
 WORDS = "*.trans.txt"
 Targets = Literal["senone", "phone"]
-Lexicon = Mapping[str, tuple[str, ...]]
-"""Word -> pronunciations, each phones with spaces between."""
+Lexicon = Mapping[str, tuple[str, ...]]  # word -> pronunciations, each phones with spaces between
 
 _VARIANT = re.compile(r"\(\d+\)$")
 _FILLERS = frozenset({"<s>", "</s>", "<sil>", "[NOISE]", "[SPEECH]"})
@@ -110,8 +109,7 @@ class Model(NamedTuple):
     """Phones and states of the acoustic model."""
 
     phones: tuple[str, ...]
-    states: int
-    """Per phone."""
+    states: int  # per phone
     senones: int
 
     def classes(self, targets: Targets) -> int:
@@ -151,8 +149,7 @@ def read_lexicon(path: Path) -> dict[str, tuple[str, ...]]:
     return lexicon
 
 
-_cached_lexicon = cache(read_lexicon)
-"""Read once by every process."""
+_cached_lexicon = cache(read_lexicon)  # read once by every process
 
 
 def align(

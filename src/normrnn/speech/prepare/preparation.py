@@ -30,8 +30,7 @@ from normrnn.terminal import one_line
 
 SETTINGS = "settings.json"
 SKIPPED = "skipped.tsv"
-_SECONDS = 5.0
-"""Between lines of progress."""
+_SECONDS = 5.0  # between lines of progress
 
 
 def finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
