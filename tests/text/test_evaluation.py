@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import normrnn
 from normrnn.text.config import EvaluationConfig, LanguageConfig, TrainConfig
 from normrnn.text.corpus import Corpus, Vocabulary
-from normrnn.text.task import LanguageModel, LanguageTask, Reader, streams
+from normrnn.text.task import LanguageModel, LanguageTask, Reader, stream_windows
 from tests.helpers import buffers
 
 
@@ -70,7 +70,7 @@ def test_batch_perplexity_is_the_mean_over_full_windows(model: LanguageModel) ->
     result = task_on(ids, 4, 5).score(model, "valid", "batch")
     model.eval()
     state, ppls, nats = None, [], 0.0
-    windows = [window.read(ids) for window in streams(47, 4, 5)]
+    windows = [window.read(ids) for window in stream_windows(47, 4, 5)]
     assert [inputs.shape for inputs, _ in windows] == [(5, 4), (5, 4), (1, 4), (1, 2)]
     with torch.no_grad(), normrnn.batch_statistics(model):
         for inputs, targets in windows:
@@ -113,7 +113,7 @@ def test_population_statistics_are_those_of_the_first_windows_without_dropout(
     ids = torch.randint(0, 9, (100,))
     population = buffers(task_on(ids, 4, 5).population(model)["recalibrated"])
     # First layer: column statistics of W_x x over the first 15 steps of every stream.
-    inputs, _ = streams(100, 4, 15)[0].read(ids)
+    inputs, _ = stream_windows(100, 4, 15)[0].read(ids)
     pre = model.embedding(inputs).flatten(0, 1) @ model.rnn.weight_ih_l0.T
     torch.testing.assert_close(population["rnn.norm_l0.running_mean"], pre.mean(0))
     torch.testing.assert_close(population["rnn.norm_l0.running_var"], pre.var(0))

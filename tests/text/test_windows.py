@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normrnn.engine.ranks import Ranks
-from normrnn.text.task import Window, sequences, streams
+from normrnn.text.task import Window, sequences, stream_windows
 
 
 def read(windows: list[Window], n: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -25,7 +25,7 @@ def read(windows: list[Window], n: int) -> list[tuple[torch.Tensor, torch.Tensor
 @given(st.data(), st.integers(1, 9), st.integers(1, 7), st.integers(1, 3))
 def test_streams(data: st.DataObject, batch: int, steps: int, size: int) -> None:
     n = data.draw(st.integers(batch + 1, 80))
-    windows = streams(n, batch, steps)
+    windows = stream_windows(n, batch, steps)
     found = read(windows, n)
     # A column goes on where it stopped in the window before.
     for (before, _), (after, _) in pairwise(found):
@@ -64,6 +64,6 @@ def test_an_epoch_is_whole_sequences_in_an_order_of_its_own() -> None:
 
 
 def test_penn_treebank_counts() -> None:
-    assert sum(len(w) * w.length for w in streams(73_760, 32, 20)) == 73_759
+    assert sum(len(w) * w.length for w in stream_windows(73_760, 32, 20)) == 73_759
     assert sum(len(w) * w.length for w in sequences(393_042, 32, 100)) == 393_041
     assert sum(len(w) == 32 for w in sequences(5_017_482, 32, 100)) == 1567

@@ -11,8 +11,8 @@ import pytest
 import normrnn
 from normrnn.cli import main
 from normrnn.errors import UsageError, UserError
-from normrnn.verdicts.intervals import paired_interval, rank_sum_p, t_quantile, welch_interval
 from normrnn.verdicts.rows import Point, crossing
+from normrnn.verdicts.verdict import paired_interval, rank_sum_p, t_quantile, welch_interval
 from tests.reporting.made_runs import make_run
 
 # From published tables: two-sided 95 %, 99 %.

@@ -313,11 +313,9 @@ def _adding(options: ArraysConfig) -> dict[str, Array]:
     """Return the adding problem: a value and a marker per step, the sum of two marked values."""
     random = np.random.default_rng(options.split_seed)
     count, steps = options.sequences, options.steps
-    values = random.random((count, steps), dtype=np.float32)
-    first = random.integers(0, steps // 2, count)
-    second = random.integers(steps // 2, steps, count)
-    markers = np.zeros_like(values)
-    every = np.arange(count)
-    markers[every, first] = markers[every, second] = 1
-    y = values[every, first] + values[every, second]
-    return {"x": np.stack([values, markers], 2), "y": y}
+    x = np.zeros((count, steps, 2), np.float32)
+    x[:, :, 0] = random.random((count, steps), dtype=np.float32)
+    first = np.arange(count), random.integers(0, steps // 2, count)
+    second = np.arange(count), random.integers(steps // 2, steps, count)
+    x[:, :, 1][first] = x[:, :, 1][second] = 1
+    return {"x": x, "y": x[:, :, 0][first] + x[:, :, 0][second]}

@@ -28,7 +28,7 @@ _EXPORTED = (
 
 
 @dataclass(frozen=True)
-class About:
+class ModelCard:
     """The content of a model card."""
 
     title: str
@@ -41,7 +41,7 @@ class About:
         sections["Model"] += _EXPORTED
         if self.settings:
             sections["Settings"] = f"```json\n{json.dumps(self.settings, indent=2)}\n```"
-        return f"{_START}{_TAGS}---\n{About(self.title, sections).short()}"
+        return f"{_START}{_TAGS}---\n{ModelCard(self.title, sections).short()}"
 
     def short(self) -> str:
         """Return the Markdown without front matter, settings and code."""
@@ -49,7 +49,7 @@ class About:
         return "\n\n".join([f"# {one_line(self.title)}", *sections]) + "\n"
 
 
-def of_run(run: RunDirectory) -> About:
+def describe_run(run: RunDirectory) -> ModelCard:
     """Describe the best model of a run; UserError if its config is not its model's."""
     settings = plain_values(run.values())
     kind, norm = config_class(settings), get_or_unknown(settings["norm"])
@@ -73,7 +73,7 @@ def of_run(run: RunDirectory) -> About:
     if results := [_result(settings, row, measure) for row in rows]:
         table = [["set", "statistics", one_line(measure.name), "scored"], ["---"] * 4, *results]
         sections["Results"] = "\n".join(f"| {' | '.join(row)} |" for row in table)
-    return About(f"{recipe}, {norm.name}, seed {seed}", sections, settings)
+    return ModelCard(f"{recipe}, {norm.name}, seed {seed}", sections, settings)
 
 
 def _rows(run: RunDirectory, saved: str) -> list[Row]:
@@ -108,7 +108,7 @@ def info(path: Path) -> str:
         raise UserError(f"{path} does not exist")
     folder = path if path.is_dir() else path.parent
     if (folder / CONFIG).exists():
-        return of_run(RunDirectory(folder)).short()
+        return describe_run(RunDirectory(folder)).short()
     own = [] if path.is_dir() else [path.with_suffix(".md")]
     for card in map(read_card, [*own, folder / CARD]):
         if card is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normrnn.config.registry import task_of
-from normrnn.deploy.card import CARD, SUFFIXES, About, of_run, read_card
+from normrnn.deploy.card import CARD, SUFFIXES, ModelCard, describe_run, read_card
 from normrnn.deploy.networks import Exportable, folded, recurrent, with_layers
 from normrnn.errors import UsageError
 from normrnn.files import expanded, write_whole
@@ -109,13 +109,13 @@ def export(
         network = getattr(model, "_orig_mod", model)  # a compiled model has other names
         kind, count = type(network).__name__, sum(p.numel() for p in network.parameters())
         summary = f"`{kind}`, {count:,} parameters before folding; its layers are plain ones."
-        about = About(kind, {"Model": summary})
+        about = ModelCard(kind, {"Model": summary})
     else:
         run = RunDirectory(expanded(model))
         network = task_of(run.config()).load(run, named_device("cpu"))
-        about = of_run(run)
-    own: Any = getattr(network, "exportable", None)
-    source = Exportable(network) if own is None else own()
+        about = describe_run(run)
+    make: Any = getattr(network, "exportable", lambda: Exportable(network))
+    source: Exportable = make()
     if example is not None:
         source.example = example if type(example) is tuple else (example,)
     source.dynamic = source.dynamic if dynamic is None else dynamic

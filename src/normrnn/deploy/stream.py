@@ -52,7 +52,7 @@ class Stream:
         self._takes_frames = isinstance(model, nn.RNNBase)
         self._batch_dim = 0 if any(layer.batch_first for layer in layers.values()) else 1
         self._dtype = next((p.dtype for p in model.parameters()), torch.float32)
-        copied = with_layers(model, _fast)
+        copied = with_layers(model, _fold_for_streaming)
         self._call = getattr(copied, "read_piece", copied)
         self._state: Any = None
 
@@ -101,7 +101,7 @@ def _check(layer: nn.RNNBase, name: str) -> None:
             raise ValueError(f"{name} has no running statistics, and one step has none of its own")
 
 
-def _fast(layer: nn.RNNBase, name: str) -> nn.Module:
+def _fold_for_streaming(layer: nn.RNNBase, name: str) -> nn.Module:
     """Return what runs in the place of a layer: one that does not fold runs as it is."""
     try:
         new: Any = folded(layer, name, keep=False)

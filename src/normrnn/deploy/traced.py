@@ -131,7 +131,7 @@ def _traced(
     arguments = dict(inspect.signature(model.forward).bind(*source.example).arguments)
     leaves, _ = pytree.tree_flatten_with_path(arguments)
     tensors = {_name(path): value for path, value in leaves if isinstance(value, Tensor)}
-    dynamic = _free(model, tensors) if source.dynamic is None else source.dynamic
+    dynamic = _dynamic_axes(model, tensors) if source.dynamic is None else source.dynamic
     axes = dynamic if isinstance(dynamic, Mapping) else {}
     if unknown := axes.keys() - tensors.keys():
         raise ValueError(
@@ -160,7 +160,7 @@ def _name(path: tuple[Any, ...]) -> str:
     return ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
 
 
-def _free(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, dict[int, str]]:
+def _dynamic_axes(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, dict[int, str]]:
     """Name the axes that may change: the first two but features, of a state in a tuple its batch.
 
     Names are unique: equal names would promise equal sizes.

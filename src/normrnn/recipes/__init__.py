@@ -74,10 +74,7 @@ SPACES: dict[str, dict[str, Any]] = {
         "train.batch": [32, 64, 128],
     },
     # Ours: how strong the regularisers are.
-    "ptb-small-regularised": {
-        "model.dropout": [0.15, 0.3, 0.45],
-        "model.weight_drop": [0.15, 0.4],
-    },
+    "ptb-small-regularised": {"model.dropout": [0.15, 0.3, 0.45], "model.weight_drop": [0.15, 0.4]},
 }
 """What a search of a recipe varies unless it is told."""
 

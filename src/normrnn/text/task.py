@@ -148,13 +148,13 @@ class Window:
         return ids[at].long(), ids[at + 1].long()
 
 
-def streams(tokens: int, batch: int, steps: int) -> list[Window]:
+def stream_windows(tokens: int, batch: int, steps: int) -> list[Window]:
     """Return the windows of a text of N tokens as B contiguous streams.
 
     The N - 1 positions rarely divide by B: the first r = (N - 1) mod B streams are one position
     longer, which is a last window of one step.
 
-    >>> [w.read(torch.arange(8))[0].tolist() for w in streams(tokens=8, batch=3, steps=2)]
+    >>> [w.read(torch.arange(8))[0].tolist() for w in stream_windows(tokens=8, batch=3, steps=2)]
     [[[0, 3, 5], [1, 4, 6]], [[2]]]
     """
     length, longer = divmod(tokens - 1, batch)
@@ -257,7 +257,7 @@ class LanguageTask(Task):
     def windows(self, split: Split, seed: int | None = None) -> list[Window]:
         """Return the windows of a text; sequences in an order that a seed determines."""
         sizes = len(self.texts[split]), self.rows_at_once(split), self.config.train.steps
-        windows = streams(*sizes) if self.carries_state else sequences(*sizes, seed)
+        windows = stream_windows(*sizes) if self.carries_state else sequences(*sizes, seed)
         return windows if split != "train" else [w for w in windows if len(w) == sizes[1]]
 
     def batches(self, split: Split, epoch: int = 0) -> Sequence[Window]:
@@ -293,7 +293,7 @@ class LanguageTask(Task):
             return []
         # Statistics per position belong to those in the training window.
         steps = self.config.train.steps if self.config.model.time_steps else LONG_WINDOW
-        one = streams(len(self.texts["test"]), 1, steps)
+        one = stream_windows(len(self.texts["test"]), 1, steps)
         rows = []
         for kind, model in models.items():
             row = {**self.score(model, "test", kind, one), "streams": 1}

@@ -11,7 +11,7 @@ from typing import Any
 from normrnn.errors import UsageError
 from normrnn.verdicts import verdict
 from normrnn.verdicts.rows import BASELINE, SPLITS, PlainRun
-from normrnn.verdicts.verdict import CONFIDENCE, Comparison, Figure, Measure, Settings
+from normrnn.verdicts.verdict import CONFIDENCE, Comparison, Figure, Settings
 
 COLUMNS = 80
 _BRIEF = 2
@@ -49,7 +49,10 @@ class Verdict:
         for name, one in self.variants.items():
             shown = list(one.primary.values())[:_BRIEF]
             shown = [*one.primary.values(), *one.details.values()] if details else shown
-            seeds = f", {_seeds(shown[0])}:" if shown else ": no values in common"
+            seeds = ": no values in common"
+            if shown:
+                n, m = len(shown[0].other), len(shown[0].baseline)
+                seeds = f", {n} seed{'s' * (n > 1)}:" if n == m else f", {n} vs {m} seeds:"
             lines.append(f"{_truncate(name)}{seeds}")
             for figure in shown:
                 label, other, baseline, difference = cells(figure, self.measure)
@@ -112,6 +115,9 @@ def verdict_of(
     if all(run.points("test") for run in runs if not run.diverged):
         label, quality = "test", PlainRun.selected_test_value
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(variants) - 1)  # by Bonferroni
+    values = {other: verdict.values_by_seed(some, quality) for other, some in variants.items()}
+    middles = {other: verdict.middle(some.values()) for other, some in values.items() if some}
+    ranking = sorted(middles.items(), key=lambda pair: pair[1])  # medians if some runs diverged
     return Verdict(
         name,
         {
@@ -120,7 +126,7 @@ def verdict_of(
             if other != name
         },
         runs,
-        _ranking(variants, quality, settings.sign),
+        [(name, settings.sign * value) for name, value in ranking if math.isfinite(value)],
         _notes(runs),
         measure,
         settings.paired,
@@ -145,16 +151,6 @@ def _variants(runs: Sequence[PlainRun], sign: int) -> dict[str, list[PlainRun]]:
     if splits and not {"valid", "test"} & set(splits):
         raise UsageError(f"no valid or test values: the splits are {', '.join(splits)}")
     return variants
-
-
-def _ranking(
-    variants: Mapping[str, Sequence[PlainRun]], quality: Measure, sign: int
-) -> list[tuple[str, float]]:
-    """Return variants and their mean quality, the best first; medians if some runs diverged."""
-    found = {name: verdict.values_by_seed(runs, quality) for name, runs in variants.items()}
-    middles = {name: verdict.middle(some.values()) for name, some in found.items() if some}
-    order = sorted(middles.items(), key=lambda pair: pair[1])
-    return [(name, sign * value) for name, value in order if math.isfinite(value)]
 
 
 def _notes(runs: Sequence[PlainRun]) -> list[str]:
@@ -208,13 +204,6 @@ def _number(value: float, digits: int, sign: str = "") -> str:
 
 def _truncate(name: str) -> str:
     return name if len(name) <= 40 else f"{name[:39]}…"
-
-
-def _seeds(figure: Figure) -> str:
-    baseline, other = len(figure.baseline), len(figure.other)
-    if baseline == other:
-        return f"{other} seed{'s' * (other > 1)}"
-    return f"{other} vs {baseline} seeds"
 
 
 def _wrapped(between: str, parts: Iterable[str]) -> list[str]:

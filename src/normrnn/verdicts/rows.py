@@ -85,17 +85,11 @@ def crossing(points: Sequence[Point], target: float) -> Point | None:
 
     A target that is met at the first validation counts as met there. None if it is never met.
     """
-    before = None
-    for point in points:
-        if point.value <= target:
-            return point if before is None else _between(before, point, target)
-        before = point
-    return None
-
-
-def _between(before: Point, after: Point, target: float) -> Point:
+    at = next((i for i, point in enumerate(points) if point.value <= target), None)
+    if not at:
+        return None if at is None else points[0]
+    before, after, seconds = points[at - 1], points[at], None
     share = (before.value - target) / (before.value - after.value)
-    seconds = None
     if before.seconds is not None and after.seconds is not None:
         seconds = before.seconds + share * (after.seconds - before.seconds)
     return Point(before.step + share * (after.step - before.step), target, seconds)

@@ -4,7 +4,7 @@ forced alignment with pocketsphinx's English model."""
 import hashlib
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -74,35 +74,30 @@ def find_utterances(directory: Path) -> list[Utterance]:
         )
     found: dict[str, Utterance] = {}
     for folder in sorted(chapters):
-        for utterance in _chapter(folder):
-            if utterance.key in found:
-                raise UserError(f"utterance {utterance.key} is twice in {directory}: {folder}")
-            found[utterance.key] = utterance
+        texts: dict[str, str] = {}
+        for transcript in _visible(folder, WORDS):
+            for line in filter(str.strip, read_text(transcript).split("\n")):
+                key, *words = line.split()
+                texts[key] = " ".join(words)
+        sounds = {p.stem: p for p in _visible(folder, "*") if p.suffix.lower() == ".flac"}
+        speaker = folder.parent.name
+        for key in texts.keys() | sounds.keys():
+            problem = "" if key in texts else "it has no transcript"
+            if key not in sounds:
+                problem = "it has no sound file (.flac)"
+            if not (key.isprintable() and speaker.isprintable()):
+                # A line break would add a line to utt2spk.
+                problem = "its name or its speaker's has control characters, or is not UTF-8"
+            if key in found:
+                raise UserError(f"utterance {key} is twice in {directory}: {folder}")
+            text, sound = texts.get(key, ""), sounds.get(key, Path())
+            found[key] = Utterance(key, speaker, text, sound, problem=problem)
     return [found[key] for key in sorted(found)]
 
 
 def _visible(root: Path, pattern: str) -> list[Path]:
     """Return matching paths whose names do not begin with a dot."""
     return [path for path in root.glob(pattern) if not path.name.startswith(".")]
-
-
-def _chapter(folder: Path) -> Iterator[Utterance]:
-    texts: dict[str, str] = {}
-    for transcript in _visible(folder, WORDS):
-        for line in read_text(transcript).split("\n"):
-            if line.strip():
-                key, *words = line.split()
-                texts[key] = " ".join(words)
-    sounds = {path.stem: path for path in _visible(folder, "*") if path.suffix.lower() == ".flac"}
-    for key in texts.keys() | sounds.keys():
-        problem = "" if key in texts else "it has no transcript"
-        if key not in sounds:
-            problem = "it has no sound file (.flac)"
-        if not (key.isprintable() and folder.parent.name.isprintable()):
-            # A line break would add a line to utt2spk.
-            problem = "its name or its speaker's has control characters, or is not UTF-8"
-        text, sound = texts.get(key, ""), sounds.get(key, Path())
-        yield Utterance(key, folder.parent.name, text, sound, problem=problem)
 
 
 class Model(NamedTuple):
