@@ -7,17 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Suppress
 
-from normrnn.config.base import (
-    Bounds,
-    Config,
-    Count,
-    Layers,
-    LayersConfig,
-    LoopConfig,
-    OptimizerConfig,
-    Positive,
-    Probability,
-)
+from normrnn.config import base
+from normrnn.config.base import LoopConfig, OptimizerConfig
 from normrnn.config.measure import Measure
 from normrnn.errors import UsageError
 
@@ -42,31 +33,31 @@ class ArraysConfig:
     """How arrays become training, validation and test sequences."""
 
     source: Suppress[Literal["file", "adding", "mnist", "permuted-mnist"]] = "file"
-    valid: Annotated[float, Bounds(0, 1, ends="()")] = 0.15
+    valid: Annotated[float, base.Bounds(0, 1, ends="()")] = 0.15
     """Share of the sequences for validation, where the file has no x_valid."""
-    test: Probability = 0.15
+    test: base.Probability = 0.15
     """Share of the sequences for the test, where the file has no x_test."""
-    split_seed: Count = 0
+    split_seed: base.Count = 0
     """Seed of the split, and of generated data; the same for every run."""
     standardise: bool = True
     """Scale features to mean 0 and variance 1 over the training frames."""
-    sequences: Annotated[int, Bounds(10)] = 5000
+    sequences: Annotated[int, base.Bounds(10)] = 5000
     """Sequences of a generated data set."""
-    steps: Annotated[int, Bounds(2)] = 100
+    steps: Annotated[int, base.Bounds(2)] = 100
     """Their length."""
 
 
 @dataclass(frozen=True)
-class ArrayModelConfig(LayersConfig):
+class ArrayModelConfig(base.LayersConfig):
     """Recurrent layers and a linear head, on every step or on the last state."""
 
-    hidden: Positive = 64
+    hidden: base.Positive = 64
     """Cells per layer and direction."""
-    layers: Layers = 1
+    layers: base.Layers = 1
     """Stacked layers."""
     bidirectional: bool = False
     """Read each sequence in both directions."""
-    time_steps: Annotated[int, Bounds(-1)] = -1
+    time_steps: Annotated[int, base.Bounds(-1)] = -1
     """Running statistics kept per time step, this many, by norms that can. 0: shared over time.
     -1: one per step if all training sequences have the same length, else shared."""
 
@@ -75,14 +66,14 @@ class ArrayModelConfig(LayersConfig):
 class ArrayEvaluationConfig:
     """What is measured when a segment ends."""
 
-    train_sequences: Count = 500
+    train_sequences: base.Count = 500
     """Training sequences, evenly spread over the set, scored in eval mode. 0: none."""
-    recalibrate_batches: Positive = 50
+    recalibrate_batches: base.Positive = 50
     """Training batches behind recalibrated statistics."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayConfig(Config):
+class ArrayConfig(base.Config):
     """One complete experiment on arrays, as saved in `config.json`."""
 
     noun: ClassVar[str] = "a network on arrays"
@@ -94,7 +85,7 @@ class ArrayConfig(Config):
     """Set by training: what y holds."""
     target_per: Suppress[Literal["", "sequence", "step"]] = ""
     """Set by training: what has a target."""
-    epochs: Positive = 20
+    epochs: base.Positive = 20
     """Passes over the training data."""
     arrays: ArraysConfig = field(default_factory=ArraysConfig)
     model: ArrayModelConfig = field(default_factory=ArrayModelConfig)

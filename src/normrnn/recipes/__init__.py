@@ -15,13 +15,8 @@ from normrnn.arrays.config import ArrayConfig, ArrayModelConfig, ArraysConfig
 from normrnn.config.base import Config, LoopConfig, OptimizerConfig
 from normrnn.config.registry import read_config, recipe, recipes, register
 from normrnn.speech.config import AcousticConfig, SpeechConfig, UtteranceConfig
-from normrnn.text.config import (
-    EvaluationConfig,
-    LanguageConfig,
-    ModelConfig,
-    TextConfig,
-    TrainConfig,
-)
+from normrnn.text import config as text_config
+from normrnn.text.config import LanguageConfig, ModelConfig, TextConfig, TrainConfig
 
 Figures = tuple[float, float]  # losses of the training and of the held-out set
 
@@ -134,7 +129,7 @@ def quickstart() -> LanguageConfig:
         model=ModelConfig(hidden=128, layers=2, init=0.1),
         optimizer=OptimizerConfig(lr=1.0, clip_norm=5.0, decay=2.0, decay_after=4),
         train=TrainConfig(batch=32, steps=20, log_every=10, checkpoint_every=100),
-        evaluation=EvaluationConfig(train_tokens=10_000, recalibrate_windows=50),
+        evaluation=text_config.EvaluationConfig(train_tokens=10_000, recalibrate_windows=50),
     )
 
 

@@ -5,16 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from normrnn.config.base import (
-    Config,
-    Count,
-    Layers,
-    LayersConfig,
-    LoopConfig,
-    NotNegative,
-    Positive,
-    Probability,
-)
+from normrnn.config import base
 from normrnn.config.measure import Measure, bits
 
 PERPLEXITY_LIMIT = 50.0
@@ -57,44 +48,44 @@ class TextConfig:
     level: Literal["word", "char"] = "word"
     """Words separated by blanks, or characters, of which indentation and blank lines are kept; a
     line ends with <eos> in both."""
-    max_vocab: Count = 0
+    max_vocab: base.Count = 0
     """Keep this many most frequent symbols, <unk> for the rest. 0: all of the training text."""
     unknown: bool = True
     """Keep a class <unk> for symbols outside the vocabulary; without it they are an error."""
 
 
 @dataclass(frozen=True)
-class ModelConfig(LayersConfig):
+class ModelConfig(base.LayersConfig):
     """Embedding, stacked recurrent layers, softmax."""
 
-    hidden: Positive = 200
+    hidden: base.Positive = 200
     """Cells per layer."""
-    layers: Layers = 2
+    layers: base.Layers = 2
     """Stacked layers."""
-    embedding: Count = 0
+    embedding: base.Count = 0
     """Size of the lookup table's vectors. 0: as many as cells."""
-    dropout: Probability = 0.0
+    dropout: base.Probability = 0.0
     """On the embedding, between layers and before the softmax; never on the recurrence."""
     initialiser: Literal["uniform", "glorot"] = "uniform"
     """All weights from U(-init, init), or, as in the appendix, the lookup table from N(0, 1), the
     other matrices Glorot's way, biases zero. γ and β are not drawn."""
-    init: NotNegative = 0.1
+    init: base.NotNegative = 0.1
     """Bound of the uniform initialiser."""
-    time_steps: Count = 0
+    time_steps: base.Count = 0
     """Running statistics kept per position in the window, this many, by norms that can. 0: shared
     over time."""
 
 
 @dataclass(frozen=True)
-class TrainConfig(LoopConfig):
+class TrainConfig(base.LoopConfig):
     """How the text is read."""
 
     reading: Literal["streams", "sequences"] = "streams"
     """Windows of parallel streams, the state carried from window to window; or sequences of
     `steps` tokens, each from zero state, in another order every epoch."""
-    steps: Positive = 20
+    steps: base.Positive = 20
     """Time steps of a window or sequence: how far gradients flow back."""
-    epoch_tokens: Count = 0
+    epoch_tokens: base.Count = 0
     """An epoch ends after this many tokens, rounded down to whole updates. 0: with the text."""
 
 
@@ -102,16 +93,16 @@ class TrainConfig(LoopConfig):
 class EvaluationConfig:
     """What is measured when a segment ends."""
 
-    train_tokens: Count = 50_000
+    train_tokens: base.Count = 50_000
     """Tokens from the start of the training text scored in eval mode. 0: none."""
-    recalibrate_windows: Positive = 100
+    recalibrate_windows: base.Positive = 100
     """Training windows, in order and without dropout, behind recalibrated statistics."""
-    tokens: Count = 0
+    tokens: base.Count = 0
     """Tokens scored of the validation and of the test text, from their start. 0: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageConfig(Config):
+class LanguageConfig(base.Config):
     """One complete experiment with a language model, as saved in `config.json`."""
 
     noun: ClassVar[str] = "a language model"
