@@ -225,12 +225,10 @@ def _finite(values: Array, name: str, lengths: Array) -> Array:
         raise ValueError(f"{name} must hold numbers, not {values.dtype}")
     is_wrong = ~np.isfinite(values).all(tuple(range(1, values.ndim)))
     if is_wrong.any():
-        row = sequence = int(is_wrong.argmax())
+        row = n = int(is_wrong.argmax())
         if len(values) != len(lengths):
-            sequence = int(np.searchsorted(np.cumsum(lengths), row, "right"))
-        raise ValueError(
-            f"{name} is NaN or infinite in sequence {sequence}; padded sequences need lengths"
-        )
+            n = int(np.searchsorted(np.cumsum(lengths), row, "right"))
+        raise ValueError(f"{name} has NaN or inf in sequence {n}; padded sequences need lengths")
     return values.astype(np.float32)
 
 
@@ -266,9 +264,7 @@ def _npz(path: Path) -> dict[str, Array]:
             # BadZipFile for anything else, as a .npy file
             size = sum(member.file_size for member in zipfile.ZipFile(file).infolist())
             if size > (limit := largest_tensors()):
-                raise ValueError(
-                    f"its arrays have {size:,} bytes, more than the limit of {limit:,}"
-                )
+                raise ValueError(f"its arrays have {size:,} bytes, the limit is {limit:,}")
             file.seek(0)
             content = np.load(file, allow_pickle=False)
             return {name: content[name] for name in content.files}

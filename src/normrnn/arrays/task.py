@@ -146,9 +146,7 @@ class ArrayTask(Task):
         task = super().open(config, model)
         labels = task.sizes.get(LABELS)
         if model is not None and model.labels not in (None, labels):
-            raise UserError(
-                f"{task.where} has labels {labels!r:.60}; the network has {model.labels!r:.60}"
-            )
+            raise UserError(f"{task.where} has labels {labels!r:.60}, not {model.labels!r:.60}")
         return task
 
     def initialise(self, model: ArrayModel) -> None:

@@ -57,9 +57,7 @@ def ptb(directory: Annotated[Positional[Path], arg(metavar="DIR")]) -> int:
         raw = read_regular(file, ROWS)
         count = len(raw.split()) + raw.count(b"\n")
         if hashlib.sha256(raw).hexdigest() != sha256:
-            raise UserError(
-                f"{file}, of {count:,} tokens, is not the file the paper used. {PTB_SOURCE}"
-            )
+            raise UserError(f"{file}, of {count:,} tokens, is not the paper's file. {PTB_SOURCE}")
         print(f"{name}: {count:,} tokens, intact")
     print(f"ready: normrnn train ptb-small --data {directory}")
     return 0

@@ -125,9 +125,7 @@ def export(
         from normrnn.deploy import traced  # imports the compiler: seconds
 
         if source.example is None:
-            raise ValueError(
-                f"format={format!r} traces your own model: give example=, a tuple of its arguments"
-            )
+            raise ValueError(f"format={format!r} needs example=, a tuple of your model's arguments")
         if format == "onnx":
             content, code = traced.onnx_graph(source, file.name, opset, quantize)
         else:
@@ -161,9 +159,7 @@ def _tensors(source: Exportable, format: str, name: str) -> tuple[list[Any], str
     user's own model its recurrent layers, since other code builds the rest."""
     if not any(isinstance(layer, Normalised) for layer in recurrent(source.network).values()):
         raise ValueError(f"{type(source.network).__name__} holds no layer of normrnn to fold")
-    plain = with_layers(
-        source.network, lambda layer, name: folded(layer, name, keep=isinstance(layer, LiGRU))
-    )
+    plain = with_layers(source.network, lambda m, name: folded(m, name, keep=isinstance(m, LiGRU)))
     # Clones: safetensors refuses a tensor that has two names.
     weights = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
     described = recurrent(plain) | (dict(plain.named_children()) if source.usage else {})

@@ -34,9 +34,7 @@ def recurrent(model: nn.Module) -> dict[str, nn.RNNBase]:
 def with_layers(model: nn.Module, change: Callable[[nn.RNNBase, str], nn.Module]) -> Any:
     """Return a copy in eval mode in which `change` replaced each recurrent layer."""
     layers = {id(layer): (layer, name) for name, layer in recurrent(model).items()}
-    replaced = {
-        key: change(layer, name or type(layer).__name__) for key, (layer, name) in layers.items()
-    }
+    replaced = {key: change(old, name or type(old).__name__) for key, (old, name) in layers.items()}
     return copy.deepcopy(model, replaced).eval().requires_grad_(False)
 
 

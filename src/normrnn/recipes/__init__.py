@@ -42,17 +42,15 @@ class Paper:
 
 _perplexities = partial(Paper, norm="frame", loss="train/valid", digits=1)
 _SMALL = _perplexities(baseline=(78.5, 119.2), normalised=(62.5, 120.9))
-_SPEECH = Paper(
-    norm="sequence", loss="FCE train/dev", baseline=(0.95, 1.11), normalised=(0.73, 1.19)
-)
-_OTHER_SPEECH = replace(_SPEECH, same_data=False)
+_WSJ = Paper(norm="sequence", loss="FCE train/dev", baseline=(0.95, 1.11), normalised=(0.73, 1.19))
+_OTHER_SPEECH = replace(_WSJ, same_data=False)
 """The paper's figures are of the Wall Street Journal, 3,546 states and fifty times the speech."""
 PAPER = {
     "ptb-small": _SMALL,
     "ptb-small-authors": _SMALL,
     "ptb-medium": _perplexities(baseline=(49.1, 89.0), normalised=(41.0, 90.6)),
     "ptb-large": _perplexities(baseline=(49.3, 81.8), normalised=(35.0, 97.4)),
-    "wsj": _SPEECH,
+    "wsj": _WSJ,
     "librispeech-mini": _OTHER_SPEECH,
     "librispeech-mini-small": _OTHER_SPEECH,
     "librispeech-mini-depth": _OTHER_SPEECH,

@@ -192,9 +192,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 def find_run_directories(path: Path) -> list[Path]:
     """List runs one or two levels inside a directory, but not inside another run."""
-    first, second = (
-        sorted(found.parent for found in path.glob(f"{level}/{CONFIG}")) for level in ("*", "*/*")
-    )
+    first, second = (sorted(p.parent for p in path.glob(f"{d}/{CONFIG}")) for d in ("*", "*/*"))
     return first + [run for run in second if run.parent not in first]
 
 

@@ -165,9 +165,7 @@ def read_corpus(data: str, config: TextConfig, vocabulary: Vocabulary | None = N
     Ids are those of `vocabulary`, by default the training text's own.
     """
     if not data:
-        raise UsageError(
-            "this recipe needs a text: pass --data DIR with train, valid and test text, or one file"
-        )
+        raise UsageError("no text: pass --data DIR with train, valid and test text, or one file")
     paths, where = [Path(data)], data
     if data != BUILTIN:
         path = expanded(data)
@@ -240,9 +238,7 @@ def text_lines(file: IO[bytes], name: Path | str, digest: Any = None) -> Iterato
         if digest is not None:
             digest.update(raw)
         if b"\0" in raw:
-            raise UserError(
-                f"{name} has a zero byte: expected UTF-8 text (iconv -f UTF-16 -t UTF-8 converts)"
-            )
+            raise UserError(f"{name} has zero bytes: not UTF-8 (iconv -f UTF-16 -t UTF-8 converts)")
         if len(raw) == _LONGEST_LINE:
             raise UserError(f"{name}: line {number} has {_LONGEST_LINE:,} bytes or more")
         try:

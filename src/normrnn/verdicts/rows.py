@@ -17,7 +17,6 @@ BASELINE = "none"
 SPLITS = ("train", "train_eval", "valid", "test")
 _SPLITS = {"validation": "valid", "val": "valid"}
 _NUMBERS = ("seed", "step", "value", "seconds", "lr")
-_JUDGED = ("valid", "test")
 _BLANK = ("", "none", "<na>", "nat")
 
 
@@ -136,9 +135,8 @@ def _run(variant: str, seed: int, points: list[tuple[str, Point]]) -> PlainRun:
             raise UsageError(f"two {split} values of {where}")
         values.append(point)
     last = max((values[-1].step for values in splits.values()), default=-math.inf)
-    diverged = any(
-        at > last or split not in splits for split, at in failed.items() if split in _JUDGED
-    )
+    judged = {split: at for split, at in failed.items() if split in ("valid", "test")}
+    diverged = any(at > last or split not in splits for split, at in judged.items())
     return PlainRun(variant, seed, splits, diverged)
 
 

@@ -131,14 +131,12 @@ def read_lexicon(path: Path) -> dict[str, tuple[str, ...]]:
     """Read lines `word PHONE PHONE ...`; a word may have several."""
     known = set(acoustic_model().phones)
     lexicon: dict[str, tuple[str, ...]] = {}
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+    for n, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         word, *phones = line.split()
         if not phones or not known.issuperset(phones):
-            raise UserError(
-                f"{path} line {number}: {word!r} needs phones of {' '.join(sorted(known))}"
-            )
+            raise UserError(f"{path} line {n}: {word!r} needs phones of {' '.join(sorted(known))}")
         word = _VARIANT.sub("", word.lower())
         lexicon[word] = (*lexicon.get(word, ()), " ".join(phones))
     return lexicon
