@@ -105,11 +105,7 @@ def test_one_row_per_comparison_and_claims_follow_the_answers(project: Path) -> 
     (authors,) = (row for row in found if "ptb-small-authors" in row[0])
     assert authors[2] == "3, 3"
     assert len(rows(written["README.md"])[2:]) == 1
-    for name, at, answer in (
-        ("twice as fast", 2, "×"),
-        ("medium", 3, "open"),
-        ("large", 3, "open"),
-    ):
+    for name, at, answer in ("twice as fast", 2, "×"), ("medium", 3, "open"), ("large", 3, "open"):
         assert any(name in row[1] and answer in row[at] for row in rows(written[FINDINGS])), name
 
 

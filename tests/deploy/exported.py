@@ -26,13 +26,8 @@ def code(card: str) -> str:
 def run_without(program: str, folder: Path, *modules: str) -> str:
     """The output of a program where these modules are not installed."""
     block = f"import sys\nfor name in {modules!r}: sys.modules[name] = None\n"
-    done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", "-c", block + program],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-I", "-W", "ignore", "-c", block + program]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -7,17 +7,9 @@ import numpy as np
 import pytest
 
 from normrnn.errors import UserError
+from normrnn.reporting import study as studies
 from normrnn.reporting.pictures import new_figure
-from normrnn.reporting.study import (
-    RecordedStudy,
-    best,
-    counted,
-    draw,
-    lines,
-    pairs,
-    read_study,
-    write,
-)
+from normrnn.reporting.study import RecordedStudy, best, counted, lines, pairs, read_study
 from tools.tables import best_settings_table
 
 
@@ -85,7 +77,7 @@ def test_table_3_and_fields_of_one_name() -> None:
 def test_a_study_is_written_whole_and_read_as_far_as_it_is_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(RecordedStudy(tmp_path, TRIALS))
+    studies.write(RecordedStudy(tmp_path, TRIALS))
     assert {path.name for path in tmp_path.iterdir()} == {"trials.jsonl", "study.json"}
 
     def full(*_: object) -> None:
@@ -94,7 +86,7 @@ def test_a_study_is_written_whole_and_read_as_far_as_it_is_valid(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
         with pytest.raises(UserError, match=r"trials\.jsonl cannot be"):
-            write(RecordedStudy(tmp_path, TRIALS[:1]))
+            studies.write(RecordedStudy(tmp_path, TRIALS[:1]))
     assert read_study(tmp_path).trials == TRIALS
     (tmp_path / "study.json").write_text('{"a":' * 3000 + "1" + "}" * 3000)  # flattened for a page
     assert read_study(tmp_path).problem
@@ -105,7 +97,7 @@ def test_a_study_is_written_whole_and_read_as_far_as_it_is_valid(
 
 def test_picture_of_losses() -> None:
     axes = new_figure().subplots()
-    draw(axes, RecordedStudy(Path("x"), TRIALS))
+    studies.draw(axes, RecordedStudy(Path("x"), TRIALS))
     assert axes.get_xscale() == "log"
     points = {c.get_label(): np.asarray(c.get_offsets()) for c in axes.collections}
     assert set(points) == {"none", "none, diverged", "hidden", "hidden, diverged"}
@@ -115,6 +107,6 @@ def test_picture_of_losses() -> None:
     assert axes.get_ylabel() == "loss"
     values = RecordedStudy(Path("x"), TRIALS, {"config": {"recipe": "arrays", "target": "values"}})
     axes = new_figure().subplots()
-    draw(axes, values)
+    studies.draw(axes, values)
     assert (axes.get_ylabel(), axes.get_yscale()) == ("RMSE", "log")
     assert np.asarray(axes.collections[0].get_offsets())[1] == pytest.approx((0.25, 1.5**0.5))

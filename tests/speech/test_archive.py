@@ -13,15 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normrnn.errors import UserError
-from normrnn.speech.archive import (
-    Unusable,
-    locate,
-    read_matrix,
-    read_table,
-    read_vectors,
-    write_matrix,
-    write_vector,
-)
+from normrnn.speech import archive
+from normrnn.speech.archive import Unusable, locate, read_matrix, read_table, read_vectors
 
 MATRICES = {
     "a": np.arange(12, dtype=np.float32).reshape(4, 3),
@@ -33,19 +26,18 @@ VECTORS = {"a": np.array([5, 0, 70_000, -1], dtype=np.int32), "é": np.zeros(0, 
 def test_kaldiio_reads_our_archives(tmp_path: Path) -> None:
     path, vectors = tmp_path / "m.ark", tmp_path / "v.ark"
     with path.open("wb") as file:
-        offsets = {key: write_matrix(file, key, m) for key, m in MATRICES.items()}
+        offsets = {key: archive.write_matrix(file, key, m) for key, m in MATRICES.items()}
     assert [key for key, _ in kaldiio.load_ark(str(path))] == list(MATRICES)
     for key, offset in offsets.items():
         np.testing.assert_array_equal(kaldiio.load_mat(f"{path}:{offset}"), MATRICES[key])
         np.testing.assert_array_equal(read_matrix(path, offset), MATRICES[key])
     with vectors.open("wb") as file:
         for key, vector in VECTORS.items():
-            write_vector(file, key, vector)
+            archive.write_vector(file, key, vector)
     got: dict[str, Any] = dict(kaldiio.load_ark(str(vectors)))
+    wanted = {k: v.tolist() for k, v in VECTORS.items()}
     for found in (got, dict(read_vectors(vectors))):
-        assert {k: v.tolist() for k, v in found.items()} == {
-            k: v.tolist() for k, v in VECTORS.items()
-        }
+        assert {k: v.tolist() for k, v in found.items()} == wanted
 
 
 @pytest.mark.parametrize("method", [None, *range(1, 8)])
