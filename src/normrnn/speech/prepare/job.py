@@ -128,10 +128,10 @@ def in_order(function: Callable[[Any], Any], items: Sequence[Any], processes: in
     while done < len(items):
         some, workers = (items[done : done + 1], 1) if crashed else (items[done:], processes)
         try:
-            # Nothing is imported from the current directory.
-            os.environ |= {"PYTHONSAFEPATH": "1", PARENT: str(os.getpid())}
+            os.environ["PYTHONSAFEPATH"] = "1"  # nothing is imported from the current directory
             # Not forked: the parent may hold threads.
-            with ProcessPoolExecutor(workers, get_context("spawn"), _start) as pool:
+            context, parent = get_context("spawn"), str(os.getpid())
+            with ProcessPoolExecutor(workers, context, _start, (parent,)) as pool:
                 for result in pool.map(function, some):
                     done += 1
                     yield result
@@ -143,7 +143,8 @@ def in_order(function: Callable[[Any], Any], items: Sequence[Any], processes: in
             crashed = not crashed
 
 
-def _start() -> None:
+def _start(parent: str) -> None:
     # Ctrl-C reaches every process of the terminal; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ[PARENT] = parent
     stop_with_parent()
