@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from normrnn.arrays.config import ArraysConfig
 from normrnn.arrays.read import prepare, read_arrays, write_arrays
@@ -59,7 +60,7 @@ def test_targets_per_step(kind: type) -> None:
 
 
 def test_labels_may_be_words_and_classes_keep_their_shares(tmp_path: Path) -> None:
-    words = np.array(["rare", "often", "often", "often"] * 10)
+    words = np.array([b"rare", b"often", b"often", b"often"] * 10)
     found = prepare({"x": PIECES, "y": words}, ArraysConfig(valid=0.2, test=0.2))
     assert found.labels is not None
     assert found.labels.tolist() == ["often", "rare"]
@@ -76,6 +77,8 @@ def test_groups_stay_together() -> None:
     found = prepare({"x": x, "y": Y, "groups": np.arange(40) // 4}, ArraysConfig(valid=0.2))
     groups = [set(np.unique(split.rows)) for split in found.splits.values()]
     assert sum(map(len, groups)) == len(set.union(*groups)) == 10
+    few = prepare({"x": x, "y": Y, "groups": np.arange(40) // 8}, ArraysConfig())  # 15 % of 5
+    assert [len(split.lengths) for split in few.splits.values()] == [24, 8, 8]
 
 
 def test_given_splits_and_split_seed() -> None:
@@ -89,7 +92,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no y": ({"y": None}, "y"),
     "flat x": ({"x": np.zeros((40, 3))}, "(40, 3)"),
     "lengths": ({"x": padded(PIECES), "lengths": LENGTHS + 9}, "lengths"),
-    "zero length": ({"x": padded(PIECES), "lengths": LENGTHS * 0}, "lengths"),
     "nan": ({"x": [*PIECES[:-1], np.full((2, 2), np.nan)]}, "sequence 39; padded"),
     "nan padding": ({"x": padded(PIECES)}, "sequence 0; padded sequences need lengths"),
     "lone y": ({"y_valid": Y}, "y_valid is there without x_valid"),
@@ -111,6 +113,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "groups without use": ({"groups": Y, "x_valid": PIECES, "y_valid": Y}, "groups"),
     "names": ({"y": [Y[:1] > 0, Y[:1]] * 20 + [None]}, "y"),
     "features": ({"x_valid": [np.zeros((3, 7))] * 2, "y_valid": Y[:2]}, "valid"),
+    "ignored label": ({"y": np.where(Y, Y, -100)}, "-100"),
+    "values as labels": ({"y": np.arange(40)}, "floats"),
+    "lengths of one split": (
+        {f"{k}_{s}": v for s in ("train", "valid") for k, v in (("x", padded(PIECES, 0)), ("y", Y))}
+        | {"x": None, "y": None, "lengths_train": LENGTHS},
+        "lengths_valid",
+    ),
+    "length 0": ({"x": padded(PIECES), "lengths": LENGTHS * (np.arange(40) != 7)}, "sequence 7"),
+    "nothing": ({"x": np.zeros((0, 5, 2)), "y": Y[:0]}, "(0, 5, 2)"),
+    "too large": ({"x": [*PIECES[:-1], np.full((2, 2), 1e200)]}, "sequence 39"),
+    "gradients": ({"x": torch.zeros(40, 5, 2, requires_grad=True)}, "grad"),
 }
 
 

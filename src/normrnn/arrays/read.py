@@ -104,7 +104,8 @@ def prepare(parts: Mapping[str, Any], options: ArraysConfig, where: str = "array
     """Check arrays and split them into training, validation and test sequences."""
     try:
         return _prepare(parts, options, where)
-    except (ValueError, TypeError, IndexError) as error:  # also NumPy's, about shapes and types
+    # Also NumPy's, about shapes and types, and torch's, about tensors that require gradients.
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
         raise UserError(f"{where}: {error}") from None
 
 
@@ -129,14 +130,18 @@ def write_arrays(parts: Mapping[str, Any], options: ArraysConfig, out: Path) -> 
 def _prepare(parts: Mapping[str, Any], options: ArraysConfig, where: str) -> Arrays:
     if unknown := set(parts) - KEYS:
         raise ValueError(
-            f"unknown array {min(unknown)!r}; known are x, y, lengths and groups, alone or with"
-            " _train, _valid and _test"
+            f"unknown array {min(unknown)!r}; known are groups, groups_train, and x, y and lengths,"
+            " alone or with _train, _valid and _test"
         )
     if "x" in parts and "x_train" in parts:
         raise ValueError("x and x_train are both there: give one of them")
     for name in parts:
         if (needed := f"x{name.removeprefix(name.partition('_')[0])}") not in parts:
             raise ValueError(f"{name} is there without {needed}")
+    has_lengths = any(f"lengths_{split}" in parts for split in SPLITS)
+    for x in (f"x_{split}" for split in SPLITS if has_lengths):
+        if getattr(parts.get(x), "ndim", 0) == 3 and f"lengths{x[1:]}" not in parts:
+            raise ValueError(f"{x} has no lengths{x[1:]}, but another split has lengths")
     suffix = "_train" if "x_train" in parts else ""
     splits = {"train": _split(parts, suffix)}
     splits |= {s: _split(parts, f"_{s}") for s in SPLITS[1:] if f"x_{s}" in parts}
@@ -148,6 +153,13 @@ def _prepare(parts: Mapping[str, Any], options: ArraysConfig, where: str) -> Arr
     train = splits["train"]
     is_float, per_step = train.targets.dtype.kind == "f", train.per_step
     labels = None if is_float else np.unique(train.targets)
+    if labels is not None and labels.dtype.kind == "i" and labels[0] == -100:
+        raise ValueError("y has the label -100: targets cannot be left out; leave out the steps")
+    if labels is not None and not per_step and len(labels) > max(20, len(train.targets) / 2):
+        raise ValueError(
+            f"y has {len(labels)} labels in {len(train.targets)} training sequences; if they are"
+            " values, not classes, give them as floats"
+        )
     if labels is not None and len(labels) < 2:
         raise ValueError(f"the training targets have one class only, {labels[0].item()!r}")
     digest = hashlib.sha256()
@@ -178,20 +190,30 @@ def _split(parts: Mapping[str, Any], suffix: str) -> Split:
     shape, lengths = x.shape, parts.get(f"lengths{suffix}", x_lengths)
     if x.ndim == 3 and x.size:
         lengths = np.full(len(x), shape[1]) if lengths is None else np.asarray(lengths)
-        is_used = np.arange(shape[1]) < lengths[:, None]
-        y = y[is_used] if y.shape[:2] == is_used.shape else y
-        x = x[is_used]
+        if lengths.shape == (len(x),):
+            if lengths.max() > shape[1]:
+                raise ValueError(f"lengths{suffix} has {lengths.max()}, x{suffix} {shape[1]} steps")
+            is_used = np.arange(shape[1]) < lengths[:, None]
+            y = y[is_used] if y.shape[:2] == is_used.shape else y
+            x = x[is_used]
     lengths = np.asarray(lengths)
+    if lengths.ndim == 1 and lengths.dtype.kind in "iuf" and not (lengths > 0).all():
+        n = int((lengths <= 0).argmax())
+        raise ValueError(f"lengths{suffix} of sequence {n} is {lengths[n]}, not above 0")
     is_count = lengths.ndim == 1 and lengths.dtype.kind in "iu" and (lengths > 0).all()
     if x.ndim != 2 or not x.shape[1] or not is_count or lengths.sum() != len(x):
         raise ValueError(
             f"x{suffix} has shape {shape}, lengths{suffix} {lengths.shape}; expected (N, T, F), if"
             " padded with integer lengths of 1 to T, a list of (T_i, F) arrays, or (R, F) rows with"
-            " integer lengths (N,) of sum R"
+            " integer lengths (N,) of sum R; sequences of one feature need x[..., None]"
         )
-    for own in (x_lengths, y_lengths):
+    for name, own in (("x", x_lengths), ("y", y_lengths)):
         if own is not None and not np.array_equal(own, lengths):
-            raise ValueError(f"x{suffix}, y{suffix} and lengths{suffix} differ in length")
+            n = int((own != lengths).argmax()) if len(own) == len(lengths) else "0 or a later one"
+            raise ValueError(
+                f"{name}{suffix} and lengths{suffix} or x{suffix} differ: sequence {n}"
+            )
+    y = np.char.decode(y, "utf-8") if y.dtype.kind == "S" else y
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     is_float, is_labels = y.dtype.kind == "f", y.dtype.kind in "iubU"
     is_form = (is_float and y.ndim in (1, 2)) or (is_labels and y.ndim == 1)
@@ -223,13 +245,15 @@ def _concatenate(value: Any) -> tuple[Array, Array | None]:
 def _finite(values: Array, name: str, lengths: Array) -> Array:
     if values.dtype.kind not in "fiub":
         raise ValueError(f"{name} must hold numbers, not {values.dtype}")
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32)
     is_wrong = ~np.isfinite(values).all(tuple(range(1, values.ndim)))
     if is_wrong.any():
         row = n = int(is_wrong.argmax())
         if len(values) != len(lengths):
             n = int(np.searchsorted(np.cumsum(lengths), row, "right"))
         raise ValueError(f"{name} has NaN or inf in sequence {n}; padded sequences need lengths")
-    return values.astype(np.float32)
+    return values
 
 
 def _split_by_share(
@@ -252,7 +276,10 @@ def _split_by_share(
         if share:
             # At equal distances, so that each label has its share; its first stays in training.
             is_taken = np.diff(np.floor(np.arange(len(order) + 1) * share + 1e-9)) > 0
-            is_taken[np.unique(labels[order], return_index=True)[1]] = False
+            first = np.unique(labels[order], return_index=True)[1]
+            is_taken[first] = False
+            if not is_taken.any() and len(order) > len(first):
+                is_taken[np.delete(np.arange(len(order)), first)[-1]] = True
             splits[split] = whole.take(np.isin(unit, order[is_taken]))
             order = order[~is_taken]
     return {**splits, "train": whole.take(np.isin(unit, order))}
@@ -268,6 +295,8 @@ def _npz(path: Path) -> dict[str, Array]:
             file.seek(0)
             content = np.load(file, allow_pickle=False)
             return {name: content[name] for name in content.files}
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
     except (*_UNREADABLE, zipfile.BadZipFile, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is not an .npz file of plain arrays ({error}); save ragged sequences as"
