@@ -32,7 +32,7 @@ def missing(extra: str) -> list[str]:
     return [name for name in names if not any(metadata.distributions(name=name))]
 
 
-def import_extra(name: str, extra: str = "speech") -> Any:
+def import_extra(name: str, extra: str) -> Any:
     """Import a module of an extra; UserError with an install command if missing."""
     try:
         return importlib.import_module(name)
@@ -41,10 +41,3 @@ def import_extra(name: str, extra: str = "speech") -> Any:
         raise UserError(
             f"this needs {package} ({error}), of the extra [{extra}]: {install_command(extra)}"
         ) from None
-
-
-def versions(*names: str) -> dict[str, str]:
-    """Versions of these modules of the extra `speech` by name."""
-    for name in names:
-        import_extra(name)
-    return {name: metadata.version(name.replace("_", "-")) for name in names}

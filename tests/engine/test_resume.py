@@ -80,8 +80,11 @@ def test_rows_after_the_checkpoint_and_a_torn_line_are_cut(
 def test_larger_number_of_epochs_extends(
     tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "extended"
+    out, before = tmp_path / "extended", (torch.get_num_threads(), torch.get_rng_state())
+    run_tiny(replace(tiny_frame, epochs=1, threads=before[0] + 1), tmp_path / "threads")
     run_tiny(replace(tiny_frame, epochs=1), out)
+    assert torch.get_num_threads() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
     assert [row["split"] for row in rows_of(out)].count("test") == 3
     run_tiny(replace(tiny_frame, epochs=2), out)
     run_tiny(tiny_frame, out)
@@ -112,5 +115,8 @@ def test_moved_data_is_the_same_data_changed_data_is_not(
     assert "finished" in run_tiny(config, whole)[-1]
     with (moved / "train.txt").open("a") as file:
         file.write("one more line\n")
-    with pytest.raises(UserError, match="data has changed"):
-        run_tiny(config, whole)
+    read = json.loads((whole / "config.json").read_text())["data_sha256"]
+    for settings, out in ((config, whole), (replace(config, data_sha256=read), tmp_path / "new")):
+        with pytest.raises(UserError, match="data has changed"):
+            run_tiny(settings, out)
+    assert not (tmp_path / "new").exists()

@@ -14,7 +14,7 @@ import torch
 from normrnn.config.base import Config
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UserError
-from normrnn.files import read_json, sealed_json
+from normrnn.files import BLANK, read_json, sealed_json
 from normrnn.ops.native.library import describe
 from normrnn.recipes import recipe
 from normrnn.runs.environment import record
@@ -27,8 +27,9 @@ from normrnn.runs.records import (
     read_metrics,
     read_note,
     read_rows,
+    write_note,
 )
-from normrnn.runs.store import RunDirectory
+from normrnn.runs.store import RunDirectory, sealed_tensors
 
 CONFIG = recipe("ptb-small")
 
@@ -47,7 +48,7 @@ def run(tmp_path: Path) -> RunDirectory:
     """A directory with a config."""
     directory = RunDirectory(tmp_path / "run")
     directory.path.mkdir()
-    directory.write_config(CONFIG)
+    directory.write("config.json", json.dumps(to_dict(CONFIG)).encode())
     return directory
 
 
@@ -78,10 +79,34 @@ def test_checkpoint_round_trip(run: RunDirectory) -> None:
     found = read_note(run.path)
     assert found is not None
     assert replace(found, archive_sha256="") == note()
-    run.write_config(replace(CONFIG, epochs=99, data="elsewhere"))
+    longer = replace(CONFIG, epochs=99, data="elsewhere")
+    run.write("config.json", json.dumps(to_dict(longer)).encode())
     payload = run.read_checkpoint()
     assert payload is not None
     assert torch.equal(payload["model"]["w"], torch.arange(3))
+
+
+def test_tied_weights_and_metadata_that_looks_like_a_checksum(run: RunDirectory) -> None:
+    tied = torch.arange(6.0).view(2, 3)
+    for text in ("", f'"sha256": "{BLANK}"'):
+        content, digest = sealed_tensors({"a": tied, "b": tied, "c": tied.T}, {"config": text})
+        run.write("model.safetensors", content)
+        tensors, metadata = run.read_model()
+        assert torch.equal(tensors["b"], tied)
+        assert torch.equal(tensors["c"], tied.T)
+        assert (metadata["sha256"], metadata["config"]) == (digest, text)
+
+
+def test_settings_that_look_like_a_checksum_and_settings_that_are_too_long(tmp_path: Path) -> None:
+    settings = {"sha256": "ab" * 32, "d": {"sha256": "x"}}
+    (tmp_path / "config.json").write_text(json.dumps({"settings": settings}))
+    assert read_json(tmp_path / "config.json") == ({"settings": settings}, False)
+    write_note(tmp_path, Note({"settings": settings, "long": "x" * 64_000}))
+    found = read_note(tmp_path)
+    assert found is not None
+    assert found.config["settings"] == settings
+    with pytest.raises(UserError, match="65,5"):
+        Note({"long": "x" * 65_500})
 
 
 def test_which_model_belongs_to_a_checkpoint() -> None:
@@ -114,6 +139,18 @@ def test_foreign_checkpoints(run: RunDirectory) -> None:
     run.write_checkpoint({}, note(replace(CONFIG, seed=4)))
     with pytest.raises(UserError, match="seed was 4, is now 1"):
         run.read_checkpoint()
+
+
+def test_leftovers_of_killed_writers_are_removed(run: RunDirectory) -> None:
+    kept = [".lock", ".mine.tmp", ".metrics.csv.0123456789abcdef.tmp.old", "config.json"]
+    for name in (
+        *kept,
+        ".metrics.csv.0123456789abcdef.tmp",
+        ".evaluation.json.00112233aabbccdd.tmp",
+    ):
+        (run.path / name).touch()
+    with run.locked():
+        assert {path.name for path in run.path.iterdir()} == set(kept)
 
 
 def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
@@ -161,7 +198,9 @@ def test_rows_are_parsed_again_only_if_they_changed(
     monkeypatch.setattr("json.loads", lambda text: parsed.append(text) or loads(text))
     for _ in range(3):
         read_rows(tmp_path).clear()
+    changed = metrics.path.stat().st_mtime_ns
     metrics.append({**ROW, "updates": 2})
+    os.utime(metrics.path, ns=(changed, changed))  # as on a disk with coarse times
     assert [row["updates"] for row in read_rows(tmp_path)] == [1, 2]
     assert len(parsed) == 3
 

@@ -108,7 +108,7 @@ def test_extending_a_finished_run_never_looks_damaged(
 
     with monkeypatch.context() as patch:
         killed = Mock(side_effect=SystemExit)
-        patch.setattr(RunDirectory, "write_config", killed)  # comes after the cut
+        patch.setattr("normrnn.engine.loop.record", killed)  # comes after the cut
         with pytest.raises(SystemExit):
             run_tiny(replace(tiny_frame, epochs=2), out)
     assert 0 < len(read_run(out).rows) < rows
@@ -207,16 +207,16 @@ def test_rows_that_change_while_they_are_read(
     tiny_frame: LanguageConfig, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A finished run is trained for longer between two looks of a reader: not damaged."""
-    reading, first = records.read_regular, []
+    reading, first = records.files.read_regular, []
 
-    def late(path: Path, limit: int) -> bytes:
+    def late(path: Path, *limit: int) -> bytes:
         if not first:
             first.append(path)
             with pytest.raises(Interrupted):  # without the rows of the test set, not yet the others
                 run_tiny(replace(tiny_frame, epochs=9), whole, stop_at=170)
-        return reading(path, limit)
+        return reading(path, *limit)
 
-    monkeypatch.setattr(records, "read_regular", late)
+    monkeypatch.setattr(records.files, "read_regular", late)
     found = records.read_metrics(whole)
     assert first
     assert (found.problem, found.verified) == ("", True)

@@ -4,9 +4,10 @@ import dataclasses
 import os
 import types
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 
 T = TypeVar("T")
 _LARGEST = 2**63
@@ -82,6 +83,15 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str
     }
     hashes = [name for name in changed if name.endswith("data_sha256")]
     return changed | dict.fromkeys(hashes, "the data has changed")
+
+
+def refuse_changes(
+    old: Mapping[str, Any], new: Mapping[str, Any], place: Path, kind: str = "run"
+) -> None:
+    """Raise UsageError if settings differ from those that `place` was made with."""
+    if changed := differences(old, new):
+        what = changed.get("recipe") or ", ".join(changed.values())
+        raise UsageError(f"{place} holds a {kind} with other settings ({what}): use another --out")
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

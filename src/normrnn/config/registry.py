@@ -30,13 +30,11 @@ from normrnn.config.measure import Measure
 from normrnn.errors import UsageError, UserError
 from normrnn.files import expanded
 
-KIND = "function"
-"""What config.json of a stored run of a training function has as `kind`."""
+KIND = "function"  # the `kind` in config.json of a run of a training function
 Recipe = TypeVar("Recipe", bound=Callable[[], Config])
 _RECIPES: dict[str, Callable[[], Config]] = {}
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
-_imported: dict[str, str] = {}
-"""Import path -> directory that its module was found in."""
+_imported: dict[str, str] = {}  # import path -> directory that its module was found in
 
 
 def register(make: Recipe, name: str | None = None) -> Recipe:
@@ -74,7 +72,9 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 def read_config(values: Mapping[str, Any]) -> Config:
     """Return the config that a run saved, in the class of its recipe's config."""
-    name = values.get("recipe") if isinstance(values, Mapping) else None
+    if not isinstance(values, Mapping):
+        raise UserError(f"config is {repr(values)[:60]}, not an object")
+    name = values.get("recipe")
     if not isinstance(name, str) or name not in recipes():
         if values.get("kind") == KIND:
             raise UserError(f"a run of the training function {name} has no model of this program")
