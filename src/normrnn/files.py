@@ -13,7 +13,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Container, Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
@@ -117,12 +118,14 @@ def write_whole(path: Path, *content: bytes | bytearray | memoryview) -> None:
         file.writelines(content)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of killed writers; for the holder of the directory's lock."""
+def remove_leftovers(folder: Path, locked: Container[str]) -> None:
+    """Remove the temporary files of killed writers, for the holder of the directory's lock: of the
+    files that are written under the lock, and of others if a day old."""
     for path in folder.glob(".*.tmp"):
-        if re.fullmatch(r"\..+\.[0-9a-f]{16}\.tmp", path.name):
+        if name := re.fullmatch(r"\.(.+)\.[0-9a-f]{16}\.tmp", path.name):
             with contextlib.suppress(OSError):
-                path.unlink()
+                if name[1] in locked or time.time() - path.lstat().st_mtime > 86_400:
+                    path.unlink()
 
 
 # Locks between processes; the system releases them when the holder dies.
@@ -132,8 +135,7 @@ def remove_leftovers(folder: Path) -> None:
 def exclusive(path: Path, busy: Exception) -> Iterator[None]:
     """Hold the lock file inside the block; raise `busy` if another process holds it.
 
-    No symbolic link is followed, and the file stays. Waits longer than `is_held` takes, so that
-    asking does not get in the way.
+    No symbolic link is followed, and the file stays. Waits longer than `is_held` takes.
     """
     from filelock import FileLock, Timeout
 

@@ -69,9 +69,8 @@ class Child:
         counts = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         with open(log, "ab", opener=following_no_link) as output:
             self._start = output.tell()
-            self._process = start_python(module, arguments, order, output, counts)
-        self.wait, self.kill = self._process.wait, self._process.kill
-        self.terminate = self._process.terminate
+            self._process = child = start_python(module, arguments, order, output, counts)
+        self.wait, self.kill, self.terminate = child.wait, child.kill, child.terminate
 
     @property
     def code(self) -> int | None:

@@ -239,7 +239,7 @@ def test_an_evaluation_that_is_not_kept_is_shown(
     def full(*_: object) -> None:
         raise UserError("evaluation.json cannot be written: Permission denied")
 
-    monkeypatch.setattr("normrnn.engine.evaluate.keep", full)
+    monkeypatch.setattr(RunDirectory, "write", full)
     code, out, err = cli("evaluate", run)
     assert (code, "recalibrated" in out, "Permission denied" in err) == (1, True, True)
 

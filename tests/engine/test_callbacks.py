@@ -103,6 +103,7 @@ def test_logs_can_be_switched_on_later(
     out, config = tmp_path / "run", replace(tiny, epochs=1)
     run_tiny(config, out)
     rows = (out / "metrics.jsonl").read_text()
+    (out / "metrics.csv").symlink_to(out / "config.json")  # is replaced, not written through
     run_tiny(config, out, logs=["tensorboard", "csv"])
     assert (out / "metrics.jsonl").read_text() == rows
     assert points(out) == expected(out)

@@ -49,14 +49,8 @@ def test_ctrl_c_at_any_update(tiny_frame: LanguageConfig, whole: Path, tmp_path:
 def test_masks_of_regularisers_are_resumed(
     tiny_frame: LanguageConfig, tmp_path: Path, norm: str
 ) -> None:
-    model = replace(
-        tiny_frame.model,
-        dropout=0.3,
-        dropout_kind="locked",
-        weight_drop=0.3,
-        zoneout_h=0.1,
-        zoneout_c=0.2,
-    )
+    masks = {"dropout": 0.3, "dropout_kind": "locked", "weight_drop": 0.3}
+    model = replace(tiny_frame.model, **masks, zoneout_h=0.1, zoneout_c=0.2)
     config = replace(tiny_frame, norm=norm, model=model, epochs=1)
     run_tiny(config, tmp_path / "whole")
     with pytest.raises(Interrupted):

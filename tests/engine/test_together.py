@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from normrnn.config.base import Config
-from normrnn.engine.evaluate import evaluate
 from normrnn.engine.ranks import process_group
 from normrnn.errors import UserError
+from normrnn.experiments.training import evaluate
 from normrnn.speech.config import SpeechConfig
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import note_of, rows_of, run_tiny
@@ -80,10 +80,8 @@ def test_several_train_as_one(
     if kind in ("streams", "sequences"):
         config = replace(without_dropout(tiny), train=replace(tiny.train, reading=kind))
     else:
-        optimizer = replace(tiny_speech.optimizer, loss=kind)
-        config = replace(
-            tiny_speech, train=replace(tiny_speech.train, batch=5), optimizer=optimizer
-        )
+        optimizer, train = replace(tiny_speech.optimizer, loss=kind), tiny_speech.train
+        config = replace(tiny_speech, train=replace(train, batch=5), optimizer=optimizer)
     check(replace(config, norm=norm), processes, tmp_path)
 
 
@@ -96,13 +94,8 @@ def wait_for_rows(out: Path, count: int) -> None:
 
 
 def start(config: Config, out: Path, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(2, config, out, *options),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command(2, config, out, *options), env=environment(), **pipes)
 
 
 @pytest.fixture

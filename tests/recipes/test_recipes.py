@@ -4,17 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from normrnn.recipes import (
-    RECIPES,
-    librispeech_mini,
-    librispeech_mini_small,
-    ptb_small,
-    ptb_small_authors,
-    ptb_small_regularised,
-    recipe,
-    summary,
-    wsj,
-)
+from normrnn import recipes
+from normrnn.recipes import RECIPES, recipe
 from normrnn.text.config import LanguageConfig
 
 PAPER = {
@@ -52,7 +43,11 @@ def test_the_appendix() -> None:
 
 
 def test_variants_of_the_small_network_differ_from_it_as_they_say() -> None:
-    small, authors, regularised = ptb_small(), ptb_small_authors(), ptb_small_regularised()
+    small, authors, regularised = (
+        recipes.ptb_small(),
+        recipes.ptb_small_authors(),
+        recipes.ptb_small_regularised(),
+    )
     assert (small.train.segments, authors.train.segments, authors.model.eps) == (1, 2, 1e-6)
     m = regularised.model
     assert m.dropout_kind == "locked"
@@ -61,7 +56,7 @@ def test_variants_of_the_small_network_differ_from_it_as_they_say() -> None:
 
 
 def test_wsj_settings() -> None:
-    config = wsj()
+    config = recipes.wsj()
     m, o, t = config.model, config.optimizer, config.train
     assert (m.layers, m.hidden, m.bidirectional, m.peephole) == (5, 250, True, "output")
     assert (o.name, o.lr, o.momentum, o.loss) == ("sgd", 1e-4, 0.9, "sum_over_time")
@@ -71,8 +66,8 @@ def test_wsj_settings() -> None:
 
 
 def test_speech_in_the_small_differs_from_the_paper_as_it_says() -> None:
-    paper, mini = wsj(), librispeech_mini()
-    small, depth = librispeech_mini_small(), recipe("librispeech-mini-depth")
+    paper, mini = recipes.wsj(), recipes.librispeech_mini()
+    small, depth = recipes.librispeech_mini_small(), recipe("librispeech-mini-depth")
     assert replace(mini.model, peephole="output") == paper.model
     assert (mini.train.max_frames, mini.train.piece_frames) == (0, 400)
     assert (small.model.hidden, small.model.layers) == (128, 3)
@@ -85,4 +80,4 @@ def test_speech_in_the_small_differs_from_the_paper_as_it_says() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_knows_its_name_and_what_it_reproduces(name: str) -> None:
     assert recipe(name).recipe == name
-    assert len(summary(name)) > 20
+    assert len(recipes.summary(name)) > 20

@@ -17,18 +17,9 @@ from normrnn.errors import UserError
 from normrnn.files import BLANK, read_json, sealed_json
 from normrnn.ops.native.library import describe
 from normrnn.recipes import recipe
+from normrnn.runs import records
 from normrnn.runs.environment import record
-from normrnn.runs.records import (
-    ENVIRONMENT,
-    MetricsFile,
-    Note,
-    append_note,
-    changed_fields,
-    read_metrics,
-    read_note,
-    read_rows,
-    write_note,
-)
+from normrnn.runs.records import MetricsFile, Note, read_note, read_rows
 from normrnn.runs.store import RunDirectory, sealed_tensors
 
 CONFIG = recipe("ptb-small")
@@ -40,7 +31,7 @@ def note(config: Config = CONFIG, finished: int = 0) -> Note:
 
 
 def changed(old: Config, new: Config) -> str:
-    return changed_fields(to_dict(old), to_dict(new))
+    return records.changed_fields(to_dict(old), to_dict(new))
 
 
 @pytest.fixture
@@ -101,7 +92,7 @@ def test_settings_that_look_like_a_checksum_and_settings_that_are_too_long(tmp_p
     settings = {"sha256": "ab" * 32, "d": {"sha256": "x"}}
     (tmp_path / "config.json").write_text(json.dumps({"settings": settings}))
     assert read_json(tmp_path / "config.json") == ({"settings": settings}, False)
-    write_note(tmp_path, Note({"settings": settings, "long": "x" * 64_000}))
+    records.write_note(tmp_path, Note({"settings": settings, "long": "x" * 64_000}))
     found = read_note(tmp_path)
     assert found is not None
     assert found.config["settings"] == settings
@@ -132,7 +123,7 @@ def test_foreign_checkpoints(run: RunDirectory) -> None:
         with pytest.raises(UserError, match=r"checkpoint\.pt"):
             run.read_checkpoint()
         archive = io.BytesIO(b"  " + content)
-        append_note(archive, note())
+        records.append_note(archive, note())
         run.write("checkpoint.pt", archive.getvalue())
         with pytest.raises(UserError, match=r"checkpoint\.pt"):
             run.read_checkpoint()
@@ -142,13 +133,12 @@ def test_foreign_checkpoints(run: RunDirectory) -> None:
 
 
 def test_leftovers_of_killed_writers_are_removed(run: RunDirectory) -> None:
-    kept = [".lock", ".mine.tmp", ".metrics.csv.0123456789abcdef.tmp.old", "config.json"]
-    for name in (
-        *kept,
-        ".metrics.csv.0123456789abcdef.tmp",
-        ".evaluation.json.00112233aabbccdd.tmp",
-    ):
+    """Not those of a process that may be evaluating now."""
+    new, old = ".evaluation.json.0123456789abcdef.tmp", ".evaluation.json.00112233aabbccdd.tmp"
+    kept = [".lock", ".mine.tmp", "config.json", new]
+    for name in (*kept, old, ".metrics.csv.0123456789abcdef.tmp"):
         (run.path / name).touch()
+    os.utime(run.path / old, (0, 0))
     with run.locked():
         assert {path.name for path in run.path.iterdir()} == set(kept)
 
@@ -209,12 +199,12 @@ def test_a_line_that_is_no_row(tmp_path: Path) -> None:
     wrong = {"loss": float("nan"), "updates": True, "count": 0, "grad_norm": "1", "split": 3}
     for key, value in [*wrong.items(), ("loss", 1e301), ("statistics", None), ("saved", 1)]:
         (tmp_path / "metrics.jsonl").write_text(json.dumps({**ROW, key: value}) + "\n")
-        found = read_metrics(tmp_path)
+        found = records.read_metrics(tmp_path)
         assert (found.rows, "line 1" in found.problem) == ([], True), key
 
 
 def test_a_run_notes_every_machine_once_and_tells_other_kernels(tmp_path: Path) -> None:
-    run, file = RunDirectory(tmp_path), tmp_path / ENVIRONMENT
+    run, file = RunDirectory(tmp_path), tmp_path / records.ENVIRONMENT
     assert record(run)
     assert record(run)
     ((first,), verified) = read_json(file, list)

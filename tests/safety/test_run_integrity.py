@@ -14,9 +14,9 @@ import torch
 
 import normrnn
 from normrnn.deploy.card import info
-from normrnn.engine.evaluate import evaluate
 from normrnn.engine.loop import Interrupted
 from normrnn.errors import UserError
+from normrnn.experiments.training import evaluate
 from normrnn.reporting.runs import load as read_run
 from normrnn.runs import records
 from normrnn.runs.records import Note
@@ -220,3 +220,15 @@ def test_rows_that_change_while_they_are_read(
     found = records.read_metrics(whole)
     assert first
     assert (found.problem, found.verified) == ("", True)
+
+
+def test_weights_are_read_once(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, read = [], RunDirectory.read
+    monkeypatch.setattr(
+        RunDirectory, "read", lambda run, name: names.append(name) or read(run, name)
+    )
+    evaluate(whole)
+    normrnn.export(whole, tmp_path / "model")
+    assert names == ["model.safetensors"] * 2

@@ -192,6 +192,8 @@ class Config:
     """Import path `module:class` of the `engine.task.Task` that trains, loads and evaluates it."""
     predicts_inputs: ClassVar[bool] = False
     """Whether its targets are later inputs: what sees these has no loss of predicting them."""
+    is_ragged: ClassVar[bool] = False
+    """Whether a batch may have fewer rows than a covariance has features."""
     measured: ClassVar[tuple[str, ...]] = ("data_sha256",)
     """How the fields begin that define what the loss is: runs that differ in one are not compared,
     and none is tuned."""
@@ -229,14 +231,12 @@ class Config:
         if self.normalisation.keeps_statistics and self.train.batch < 2:
             raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
         model = getattr(self, "model", None)
-        if isinstance(model, LayersConfig) and model.cell != "lstm":
-            for name in ("peephole", "zoneout_c"):
-                if getattr(model, name) not in ("none", 0.0):
-                    raise UsageError(f"model.{name} is for cell lstm, not {model.cell}")
-
-    def _check_shrinkage(self, shrinkage: float) -> None:
-        """Raise UsageError where a batch may have fewer rows than a covariance has features."""
-        if self.normalisation.more_rows_than_features and not shrinkage:
+        if not isinstance(model, LayersConfig):
+            return
+        for name in ("peephole", "zoneout_c"):
+            if model.cell != "lstm" and getattr(model, name) not in ("none", 0.0):
+                raise UsageError(f"model.{name} is for cell lstm, not {model.cell}")
+        if self.is_ragged and self.normalisation.more_rows_than_features and not model.shrinkage:
             raise UsageError(f"norm {self.norm} needs model.shrinkage above 0, as 0.1")
 
     @property

@@ -13,9 +13,8 @@ T = TypeVar("T")
 _LARGEST = 2**63
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """Return nested plain values, ready for JSON."""
-    return dataclasses.asdict(config)
+to_dict = dataclasses.asdict
+"""Return nested plain values, ready for JSON."""
 
 
 def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:

@@ -11,6 +11,7 @@ from normrnn.config.measure import Measure
 from normrnn.errors import UserError
 from normrnn.extras import import_extra
 from normrnn.files import utf8_name, write_whole
+from normrnn.runs import records
 from normrnn.runs.records import Row, read_rows
 
 Callback = Callable[[Row], None]  # called with every row of metrics.jsonl, after it was written
@@ -111,7 +112,7 @@ class CSV:
         writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
-        write_whole(self.run / "metrics.csv", text.getvalue().encode())
+        write_whole(self.run / records.CSV, text.getvalue().encode())
 
 
 LOGS: dict[str, type[TensorBoard | CSV]] = {"tensorboard": TensorBoard, "csv": CSV}

@@ -264,19 +264,13 @@ class SequenceModel(nn.Module):
             options.pop("peephole", None)
         if not norms.get(norm).takes_time_steps:
             options.pop("time_steps", None)
+        options |= {"norm": norm, "bidirectional": bidirectional, "dropout_kind": dropout_kind}
+        options["dropout"] = dropout if layers > 1 else 0.0  # torch warns about one layer
+        kinds = {"lstm": LSTM, "rnn": RNN, "gru": GRU, "ligru": LiGRU}
         # The numbers that torch draws for a layer depend on its norm; `glorot` draws all again.
         with torch.random.fork_rng([]):
             self.dropout = Dropout(dropout, dropout_kind)
-            self.rnn = {"lstm": LSTM, "rnn": RNN, "gru": GRU, "ligru": LiGRU}[cell](
-                inputs,
-                hidden,
-                layers,
-                dropout=dropout if layers > 1 else 0.0,  # torch warns about one layer
-                dropout_kind=dropout_kind,
-                bidirectional=bidirectional,
-                norm=norm,
-                **options,
-            )
+            self.rnn = kinds[cell](inputs, hidden, layers, **options)
             self.decoder = nn.Linear((1 + bidirectional) * hidden, outputs)
 
     def glorot(self) -> None:

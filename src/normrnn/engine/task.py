@@ -234,7 +234,7 @@ class Task:
         model: Any,
         split: Split,
         kind: StatisticsKind = "running",
-        keys: Iterable[Any] | None = None,
+        keys: Iterable | None = None,
     ) -> Row:
         """Score a split, or some batches of it, in eval mode, with the model's statistics, or each
         batch's own if `kind` is "batch"; a row of metrics.jsonl and evaluation.json."""
@@ -303,8 +303,7 @@ class Task:
         """Return the rows of a validation, and the loss with running statistics, which selects the
         model."""
         every = self.validates_all_statistics
-        models: Models = {"running": self.model}
-        models = self.population(self.model) if every else models
+        models: Models = self.population(self.model) if every else {"running": self.model}
         rows = list(self.rows(models, self.splits[0], batch_statistics=every))
         loss = rows[0]["loss"]
         if self.has_train_eval:

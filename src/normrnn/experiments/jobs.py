@@ -12,7 +12,7 @@ from typing import Any
 
 from normrnn.config.base import Config
 from normrnn.config.jsonio import to_dict
-from normrnn.config.registry import handed_over, task_of
+from normrnn.config.registry import child_imports, task_of
 from normrnn.console import PlainConsole
 from normrnn.engine.callbacks import describe, duration, require_tensorboard
 from normrnn.errors import UsageError, UserError
@@ -81,7 +81,7 @@ def start_worker(
 
     It gets the import paths that this process was given.
     """
-    text = json.dumps({**order, "imports": handed_over()}).encode()
+    text = json.dumps({**order, "imports": child_imports}).encode()
     module, arguments = WORKER, [str(out), *options]
     if processes > 1:
         module, arguments = LAUNCHER, [str(processes), WORKER, *arguments]

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from normrnn.cli import guarded
-from normrnn.config.registry import find, read_config, receive
+from normrnn.config.registry import find, import_from_parent, read_config
 from normrnn.experiments.functions import FunctionJob
 from normrnn.experiments.training import train_until_stopped
 from normrnn.processes import stop_with_parent
@@ -16,7 +16,7 @@ def run(arguments: list[str]) -> int:
     130 if it was asked to stop."""
     stop_with_parent()
     order = json.load(sys.stdin)
-    receive(order["imports"])
+    import_from_parent(order["imports"])
     out = Path(arguments[0])
     if "call" in order:
         FunctionJob(out, order["call"]).run(find(order["call"]["recipe"]))

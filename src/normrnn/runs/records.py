@@ -31,13 +31,14 @@ CHECKPOINT = "checkpoint.pt"  # everything needed to resume
 ENVIRONMENT = "environment.json"  # versions and machine
 EVALUATION = "evaluation.json"  # from `normrnn evaluate`
 DIVERGED = "diverged.txt"  # the error of a run whose loss was not finite; removed when it resumes
+CSV = "metrics.csv"
 LOCK = ".lock"
+_LOCKED = {CONFIG, METRICS, MODEL, CHECKPOINT, ENVIRONMENT, DIVERGED, CSV}  # written under it
 LOG = "log.txt"  # output of a run that `compare` or `search` started
 
 _END, _END_SIZE = b"PK\x05\x06", 22  # of the archive: its last record, before the comment
 _SIZE = 2  # bytes of the comment's length, at the end of that record
 _LONGEST = 1 << 16
-_MORE = 1 << 10  # bytes that a note has besides the config, at most
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def locked(folder: Path) -> Iterator[None]:
         raise UsageError(f"{folder} cannot be created: {reason}") from None
     busy = BusyError(f"another process is training in {folder}")
     with files.exclusive(folder / LOCK, busy):
-        files.remove_leftovers(folder)
+        files.remove_leftovers(folder, _LOCKED)
         yield
 
 
@@ -76,7 +77,7 @@ class Note:
     archive_sha256: str = ""  # of the checkpoint without its note
 
     def __post_init__(self) -> None:
-        size, limit = len(json.dumps(self.config)), _LONGEST - _MORE
+        size, limit = len(json.dumps(self.config)), _LONGEST - 1024  # for the other fields
         if size > limit:
             raise UserError(f"the settings have {size:,} bytes, more than the {limit:,} of a note")
 
