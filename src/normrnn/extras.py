@@ -21,8 +21,7 @@ def requirements(extra: str) -> list[str]:
 
 
 def install_command(extra: str) -> str:
-    """Return a pip command that installs the packages of an extra by their names: normrnn itself is
-    on no package index."""
+    """Return a pip command for the packages of an extra; normrnn is on no package index."""
     return f"pip install {shlex.join(requirements(extra))}"
 
 

@@ -87,9 +87,8 @@ def test_every_row_once_through_a_resume(tiny_frame: Config, tmp_path: Path) -> 
         assert points(out) == expected(out)
         with (out / "metrics.csv").open(newline="") as file:
             table = list(csv.DictReader(file))
-        assert [(r["split"], float(r["loss"])) for r in table] == [
-            (row["split"], row["loss"]) for row in rows
-        ]
+        losses = [(row["split"], row["loss"]) for row in rows]
+        assert [(r["split"], float(r["loss"])) for r in table] == losses
     tags = {tag for tag, _, _ in points(out)}
     kinds = {"loss/valid recalibrated", "loss/valid batch", "loss/test running"}
     assert tags >= {"loss/train", "lr/train", *kinds}

@@ -83,8 +83,7 @@ def test_tied_weights_and_metadata_that_looks_like_a_checksum(run: RunDirectory)
         content, digest = sealed_tensors({"a": tied, "b": tied, "c": tied.T}, {"config": text})
         run.write("model.safetensors", content)
         tensors, metadata = run.read_model()
-        assert torch.equal(tensors["b"], tied)
-        assert torch.equal(tensors["c"], tied.T)
+        torch.testing.assert_close(tensors, {"a": tied, "b": tied, "c": tied.T})
         assert (metadata["sha256"], metadata["config"]) == (digest, text)
 
 
@@ -96,7 +95,7 @@ def test_settings_that_look_like_a_checksum_and_settings_that_are_too_long(tmp_p
     found = read_note(tmp_path)
     assert found is not None
     assert found.config["settings"] == settings
-    with pytest.raises(UserError, match="65,5"):
+    with pytest.raises(UserError, match="64,512"):
         Note({"long": "x" * 65_500})
 
 
@@ -130,17 +129,6 @@ def test_foreign_checkpoints(run: RunDirectory) -> None:
     run.write_checkpoint({}, note(replace(CONFIG, seed=4)))
     with pytest.raises(UserError, match="seed was 4, is now 1"):
         run.read_checkpoint()
-
-
-def test_leftovers_of_killed_writers_are_removed(run: RunDirectory) -> None:
-    """Not those of a process that may be evaluating now."""
-    new, old = ".evaluation.json.0123456789abcdef.tmp", ".evaluation.json.00112233aabbccdd.tmp"
-    kept = [".lock", ".mine.tmp", "config.json", new]
-    for name in (*kept, old, ".metrics.csv.0123456789abcdef.tmp"):
-        (run.path / name).touch()
-    os.utime(run.path / old, (0, 0))
-    with run.locked():
-        assert {path.name for path in run.path.iterdir()} == set(kept)
 
 
 def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:

@@ -83,9 +83,7 @@ def test_where_a_run_ran(run: Path, tiny: LanguageConfig, caplog: pytest.LogCapt
         assert found.environments == expected or found.notices or not found.verified
         path.write_bytes(good)
     flip(path, random.Random(0))
-    (run / "config.json").unlink()
-    (run / "checkpoint.pt").unlink()
-    for name in ("model.safetensors", "metrics.jsonl"):
+    for name in ("config.json", "checkpoint.pt", "model.safetensors", "metrics.jsonl"):
         (run / name).unlink()
     run_tiny(tiny, run)
     assert "environment.json is damaged" in caplog.text

@@ -5,7 +5,7 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -73,9 +73,7 @@ def test_damaged_rows(tiny_frame: LanguageConfig, stopped: Path, whole: Path) ->
 def edit(key: str, value: object) -> Callable[[dict], None]:
     def change(config: dict) -> None:
         *parents, last = key.split(".")
-        for name in parents:
-            config = config[name]
-        config[last] = value
+        reduce(dict.__getitem__, parents, config)[last] = value
 
     return change
 

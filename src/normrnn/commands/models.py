@@ -54,8 +54,7 @@ def show(result: Mapping[str, Any], config: Config) -> None:
     others = ("split", "statistics", "value", measure.name)
     names = [*dict.fromkeys(k for row in rows for k in row if k not in others)]
     names += [] if measure.convert is float else [measure.name]
-    units = (measure.unit if name == "count" else name for name in names)
-    table = [["set", "statistics", *units]]
+    table = [["set", "statistics", *(measure.unit if n == "count" else n for n in names)]]
     for row in rows:
         shown = {**row, measure.name: measure.convert(row["loss"])}
         cells = (_cell(shown.get(name)) for name in names)
@@ -66,7 +65,7 @@ def show(result: Mapping[str, Any], config: Config) -> None:
         left, right = zip(line[:2], widths, strict=False), zip(line[2:], widths[2:], strict=True)
         aligned = [*(text.ljust(n) for text, n in left), *(text.rjust(n) for text, n in right)]
         print("  ".join(aligned).rstrip())
-    for note in ("", *result["notes"]):
+    for note in result["notes"]:
         print(textwrap.fill(note, 80, break_long_words=False, break_on_hyphens=False))
 
 

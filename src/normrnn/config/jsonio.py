@@ -84,13 +84,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str
     return changed | dict.fromkeys(hashes, "the data has changed")
 
 
-def refuse_changes(
-    old: Mapping[str, Any], new: Mapping[str, Any], place: Path, kind: str = "run"
-) -> None:
-    """Raise UsageError if settings differ from those that `place` was made with."""
+def refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], place: Path) -> None:
+    """Raise UsageError if settings differ from the old ones, those of the results in `place`."""
     if changed := differences(old, new):
-        what = changed.get("recipe") or ", ".join(changed.values())
-        raise UsageError(f"{place} holds a {kind} with other settings ({what}): use another --out")
+        reasons = changed.get("recipe") or ", ".join(changed.values())
+        raise UsageError(f"{place} has results of other settings ({reasons}): use another --out")
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -300,8 +300,7 @@ class Task:
         return {"running": model, "recalibrated": recalibrated}
 
     def validate(self) -> tuple[list[Row], float]:
-        """Return the rows of a validation, and the loss with running statistics, which selects the
-        model."""
+        """Return the rows of a validation, and the loss that selects the model."""
         every = self.validates_all_statistics
         models: Models = self.population(self.model) if every else {"running": self.model}
         rows = list(self.rows(models, self.splits[0], batch_statistics=every))

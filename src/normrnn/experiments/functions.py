@@ -25,7 +25,7 @@ from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError, notice
 from normrnn.experiments.jobs import Job, Progress, run_jobs, start_worker
 from normrnn.files import read_json, write_whole
-from normrnn.norms import BASELINE, layer_argument
+from normrnn.norms import BASELINE
 from normrnn.runs.records import (
     CONFIG,
     DIVERGED,
@@ -141,7 +141,8 @@ class FunctionJob(Job):
             write_whole(self.out / CONFIG, json.dumps(self.config).encode())
             log = RunLog(self.out, call["higher_is_better"])
             self._write_note(log)
-            train(layer_argument(call["norm"]), call["seed"], log, **call["settings"])
+            norm = None if call["norm"] == BASELINE else call["norm"]
+            train(norm, call["seed"], log, **call["settings"])
             if not log.calls:
                 raise UserError(f"{call['recipe']} returned without calling log(step=…)")
             self._write_note(log, finished=log.calls)

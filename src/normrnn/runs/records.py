@@ -79,7 +79,7 @@ class Note:
     def __post_init__(self) -> None:
         size, limit = len(json.dumps(self.config)), _LONGEST - 1024  # for the other fields
         if size > limit:
-            raise UserError(f"the settings have {size:,} bytes, more than the {limit:,} of a note")
+            raise UserError(f"the settings have {size:,} bytes; at most {limit:,} can be recorded")
 
     def owns(self, model: Mapping[str, Any]) -> bool:
         """Whether a header of model.safetensors is of this run and update.
