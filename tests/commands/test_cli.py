@@ -190,7 +190,7 @@ def test_diverging_run_stops_and_keeps_its_checkpoint(
     call = ["train", "ptb-small", "--data", text_dir, "--out", out, *SMALL]
     call += ["--optimizer.lr", "1e36", "--optimizer.clip-norm", "0"]
     code, _, err = cli(*call, "--train.checkpoint-every", "1")
-    assert code == 1
+    assert code == 3
     assert "at update" in err
     note = note_of(out)
     assert f"at update {note.updates + 1}\n" in err

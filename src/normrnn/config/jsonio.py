@@ -88,7 +88,7 @@ def refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], place: Path) 
     """Raise UsageError if settings differ from the old ones, those of the results in `place`."""
     if changed := differences(old, new):
         reasons = changed.get("recipe") or ", ".join(changed.values())
-        raise UsageError(f"{place} has results of other settings ({reasons}): use another --out")
+        raise UsageError(f"{place} holds results of other settings ({reasons}): use another --out")
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -139,13 +139,13 @@ def evaluate(
     from normrnn.runs.store import RunDirectory
 
     import_names(use, path)
-    directory = RunDirectory(Path(run))
+    directory, torch_device = RunDirectory(Path(run)), named_device(device)
     config = directory.config()
     kind: type[Task] = task_of(config)
-    model = kind.load(directory, named_device(device))
+    model = kind.load(directory, torch_device)
     saved = directory.model_metadata
     task = kind.open(replace(config, data=str(data) or config.data), model)
-    task.device = named_device(device)
+    task.device = torch_device
     # A model saved with recalibrated statistics does not have the running ones.
     is_recalibrated = saved.get("statistics") == "recalibrated"
     models: Models = {"recalibrated": model} if is_recalibrated else task.population(model)
