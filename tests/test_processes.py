@@ -48,7 +48,7 @@ def test_a_child_has_the_threads_that_it_is_given(
     child = Child("shows", ["a"], b"order", tmp_path / "log" / "log.txt", threads=2)
     child.wait()
     assert child.code == 0
-    assert json.loads(child.last_words()) == ["order", ["a"], ["2", "2"]]
+    assert json.loads(child.failure_reason()) == ["order", ["a"], ["2", "2"]]
 
 
 def test_last_output_is_of_this_process_and_signals_are_named(
@@ -61,11 +61,11 @@ def test_last_output_is_of_this_process_and_signals_are_named(
     log.write_text("what was said before\n")
     failed = Child("fails", [], b"", log)
     failed.wait()
-    assert (failed.code, failed.last_words()) == (1, "no such thing")
+    assert (failed.code, failed.failure_reason()) == (1, "no such thing")
     silent = Child("waits", [], b"", tmp_path / "other.txt")
     silent._process.kill()
     silent.wait()
-    assert silent.last_words() == "was ended by signal 9"
+    assert silent.failure_reason() == "was ended by signal 9"
     stop([silent])
 
 

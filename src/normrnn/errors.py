@@ -9,7 +9,7 @@ from normrnn.terminal import printable
 class UserError(Exception):
     """An error that a user can act on; the command line prints it as one line.
 
-    `code` is the exit code: 2 for wrong arguments, 1 otherwise.
+    `code` is the exit code: 1 unless a subclass has another.
     """
 
     code = 1
@@ -19,6 +19,12 @@ class UsageError(UserError):
     """Wrong arguments."""
 
     code = 2
+
+
+class BusyError(UserError):
+    """Another process trains in this directory."""
+
+    code = 4
 
 
 @cache

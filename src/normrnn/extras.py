@@ -21,8 +21,7 @@ def requirements(extra: str) -> list[str]:
 
 
 def install_command(extra: str) -> str:
-    """Return a pip command that installs the packages of an extra by their names: normrnn itself is
-    on no package index."""
+    """Return a pip command for the packages of an extra; normrnn is on no package index."""
     return f"pip install {shlex.join(requirements(extra))}"
 
 
@@ -32,7 +31,7 @@ def missing(extra: str) -> list[str]:
     return [name for name in names if not any(metadata.distributions(name=name))]
 
 
-def import_extra(name: str, extra: str = "speech") -> Any:
+def import_extra(name: str, extra: str) -> Any:
     """Import a module of an extra; UserError with an install command if missing."""
     try:
         return importlib.import_module(name)
@@ -41,10 +40,3 @@ def import_extra(name: str, extra: str = "speech") -> Any:
         raise UserError(
             f"this needs {package} ({error}), of the extra [{extra}]: {install_command(extra)}"
         ) from None
-
-
-def versions(*names: str) -> dict[str, str]:
-    """Versions of these modules of the extra `speech` by name."""
-    for name in names:
-        import_extra(name)
-    return {name: metadata.version(name.replace("_", "-")) for name in names}

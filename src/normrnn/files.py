@@ -13,7 +13,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Container, Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
@@ -21,11 +22,9 @@ from typing import IO, Any
 from normrnn.errors import UsageError, UserError
 
 BLANK = "0" * 64
-_FIELD = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
-SETTINGS = 1 << 26
-"""Limit in bytes for files of settings or results, as config.json."""
-ROWS = 1 << 30
-"""Limit for files with a line for each row, utterance or trial."""
+_FIELD = rb'"sha256": ?"([0-9a-f]{64})"'
+SETTINGS = 1 << 26  # limit in bytes for files of settings or results, as config.json
+ROWS = 1 << 30  # limit for files with a line for each row, utterance or trial
 
 
 def largest_tensors() -> int:
@@ -119,12 +118,14 @@ def write_whole(path: Path, *content: bytes | bytearray | memoryview) -> None:
         file.writelines(content)
 
 
-def remove_leftovers(folder: Path, *names: str) -> None:
-    """Remove temporary files that killed writers of these files left; hold their lock."""
-    for name in names:
-        for leftover in folder.glob(f".{name}.*tmp"):
+def remove_leftovers(folder: Path, locked: Container[str]) -> None:
+    """Remove the temporary files of killed writers, for the holder of the directory's lock: of the
+    files that are written under the lock, and of others if a day old."""
+    for path in folder.glob(".*.tmp"):
+        if name := re.fullmatch(r"\.(.+)\.[0-9a-f]{16}\.tmp", path.name):
             with contextlib.suppress(OSError):
-                leftover.unlink()
+                if name[1] in locked or time.time() - path.lstat().st_mtime > 86_400:
+                    path.unlink()
 
 
 # Locks between processes; the system releases them when the holder dies.
@@ -134,8 +135,7 @@ def remove_leftovers(folder: Path, *names: str) -> None:
 def exclusive(path: Path, busy: Exception) -> Iterator[None]:
     """Hold the lock file inside the block; raise `busy` if another process holds it.
 
-    No symbolic link is followed, and the file stays. Waits longer than `is_held` takes, so that
-    asking does not get in the way.
+    No symbolic link is followed, and the file stays. Waits longer than `is_held` takes.
     """
     from filelock import FileLock, Timeout
 
@@ -161,12 +161,20 @@ def is_held(path: Path) -> bool:
 
 
 # Checksums: a field "sha256" holds the hash of the whole file with zeros in its place, so that
-# damage anywhere, the field included, is recognised.
+# damage anywhere, the field included, is recognised. It is the first field of a JSON file, and in
+# the header of a safetensors file.
+
+
+def _find_field(content: bytes | bytearray) -> re.Match[bytes] | None:
+    end = 8 + int.from_bytes(content[:8], "little")
+    if content[8:9] == b"{" and end <= len(content):
+        return re.compile(_FIELD).search(content, 8, end)
+    return re.match(rb"\[?\s*\{\s*" + _FIELD, content)
 
 
 def seal(content: bytearray) -> str:
-    """Write the hash into the first field, and return it."""
-    field = _FIELD.search(content)
+    """Write the hash into its field, and return it."""
+    field = _find_field(content)
     assert field is not None
     digest = _hash(content, *field.span(1))
     content[field.start(1) : field.end(1)] = digest
@@ -175,7 +183,7 @@ def seal(content: bytearray) -> str:
 
 def is_sealed(content: bytes, path: Path) -> bool:
     """Whether there is a hash; UserError if it is wrong."""
-    field = _FIELD.search(content)
+    field = _find_field(content)
     if field and field[1] != _hash(content, *field.span(1)):
         raise UserError(f"{path} is damaged: wrong checksum")
     return field is not None

@@ -91,11 +91,6 @@ def get_or_unknown(name: str) -> Norm:
     return _TABLE.get(name) or Norm(name=name, words=name, acts="step", pools=None)
 
 
-def layer_argument(name: str) -> str | None:
-    """Return the name as layers take it: None for the baseline."""
-    return None if name == BASELINE else name
-
-
 def names() -> tuple[str, ...]:
     """Return all names, the baseline first."""
     return tuple(_TABLE)

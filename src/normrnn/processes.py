@@ -17,19 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from normrnn.errors import UserError
+from normrnn.errors import BusyError, UserError
 from normrnn.files import following_no_link, open_regular
 
-DIVERGED, BUSY = 3, 4
-"""Exit codes of a run whose loss is no longer finite, and of one that another process trains."""
-STORE = "NORMRNN_STORE"
-"""Environment variable: the file through which the processes of a run find each other."""
-PARENT = "NORMRNN_PARENT"
-"""Environment variable: the process to end with."""
+# Exit codes of a run whose loss is no longer finite, and of one that another process trains.
+DIVERGED, BUSY = 3, BusyError.code
+# Environment variables: the file through which the processes of a run find each other, and the
+# process to end with.
+STORE, PARENT = "NORMRNN_STORE", "NORMRNN_PARENT"
+# Variables of torchrun: children are not among the processes that it started.
 _OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-"""Variables of torchrun: children are not among the processes that it started."""
-_GRACE = 30.0
-"""Seconds that the other processes of a run have to end after one has failed."""
+_GRACE = 30.0  # seconds that the others have to end after one process of a run has failed
 
 
 def start_python(
@@ -71,16 +69,15 @@ class Child:
         counts = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         with open(log, "ab", opener=following_no_link) as output:
             self._start = output.tell()
-            self._process = start_python(module, arguments, order, output, counts)
-        self.wait, self.kill = self._process.wait, self._process.kill
-        self.terminate = self._process.terminate
+            self._process = child = start_python(module, arguments, order, output, counts)
+        self.wait, self.kill, self.terminate = child.wait, child.kill, child.terminate
 
     @property
     def code(self) -> int | None:
         """Return the exit code; None while it runs."""
         return self._process.poll()
 
-    def last_words(self) -> str:
+    def failure_reason(self) -> str:
         """Return why it ended: its last line of output, or the signal."""
         if (code := self.code or 0) < 0:
             return f"was ended by signal {-code}"
@@ -106,7 +103,7 @@ def stop(children: Sequence[Child | subprocess.Popen[bytes]], seconds: float | N
 
 
 @contextlib.contextmanager
-def ended_politely() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """Inside, SIGTERM raises KeyboardInterrupt, so that child processes are stopped too."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -160,7 +157,7 @@ def main(arguments: Sequence[str]) -> int:
     stop_with_parent()
     order = sys.stdin.buffer.read()
     loopback = "lo0" if sys.platform == "darwin" else "lo"
-    with ended_politely(), tempfile.TemporaryDirectory(prefix="normrnn-") as folder:
+    with sigterm_as_interrupt(), tempfile.TemporaryDirectory(prefix="normrnn-") as folder:
         shared = {
             STORE: str(Path(folder, "store")),
             "WORLD_SIZE": count,

@@ -190,7 +190,7 @@ def test_diverging_run_stops_and_keeps_its_checkpoint(
     call = ["train", "ptb-small", "--data", text_dir, "--out", out, *SMALL]
     call += ["--optimizer.lr", "1e36", "--optimizer.clip-norm", "0"]
     code, _, err = cli(*call, "--train.checkpoint-every", "1")
-    assert code == 1
+    assert code == 3
     assert "at update" in err
     note = note_of(out)
     assert f"at update {note.updates + 1}\n" in err
@@ -239,7 +239,7 @@ def test_an_evaluation_that_is_not_kept_is_shown(
     def full(*_: object) -> None:
         raise UserError("evaluation.json cannot be written: Permission denied")
 
-    monkeypatch.setattr("normrnn.engine.evaluate.keep", full)
+    monkeypatch.setattr(RunDirectory, "write", full)
     code, out, err = cli("evaluate", run)
     assert (code, "recalibrated" in out, "Permission denied" in err) == (1, True, True)
 

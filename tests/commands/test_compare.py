@@ -175,7 +175,7 @@ class Sleeper:
 
     terminate = kill = wait
 
-    def last_words(self) -> str:
+    def failure_reason(self) -> str:
         return "the disk is full"
 
 

@@ -82,7 +82,7 @@ def test_no_port_is_open_beyond_the_loopback(
     child = started(replace(tiny, epochs=500), out)
     try:
         while not (out / "metrics.jsonl").exists() or len(rows_of(out)) < 3:
-            assert child.code is None, child.last_words()
+            assert child.code is None, child.failure_reason()
             time.sleep(0.05)
         addresses = sockets(inside(out))
     finally:
@@ -114,12 +114,12 @@ def test_what_goes_wrong_is_the_last_line_and_the_exit_code(
     child = started(replace(tiny, norm="hidden"), tmp_path / "refused")
     child.wait()
     assert child.code == 2
-    assert "--train.no-sync-statistics" in child.last_words()
+    assert "--train.no-sync-statistics" in child.failure_reason()
     wild = replace(tiny, optimizer=replace(tiny.optimizer, lr=1e38, clip_norm=0.0))
     child = started(wild, tmp_path / "wild")
     child.wait()
     assert child.code == DIVERGED
-    assert "at update" in child.last_words()
+    assert "at update" in child.failure_reason()
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from normrnn.engine.evaluate import evaluate
 from normrnn.engine.loop import Interrupted, Trainer
 from normrnn.engine.model import derived_seed
 from normrnn.engine.task import Models
+from normrnn.experiments.training import evaluate
 from normrnn.runs.store import RunDirectory
 from normrnn.text.config import LanguageConfig
 from normrnn.text.task import LanguageModel, LanguageTask

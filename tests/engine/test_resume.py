@@ -16,14 +16,11 @@ from tests.tiny_runs import note_of, rows_of, run_tiny
 
 def _same(a: Path, b: Path) -> None:
     assert rows_of(a) == rows_of(b)
-    x = torch.load(a / "checkpoint.pt", weights_only=True)
-    y = torch.load(b / "checkpoint.pt", weights_only=True)
-    for key in ("sums", "processes"):
-        assert x[key] == y[key], key
-    for name, value in x["model"].items():
-        assert torch.equal(value, y["model"][name]), name
+    x, y = (torch.load(run / "checkpoint.pt", weights_only=True) for run in (a, b))
+    assert (x["sums"], x["processes"]) == (y["sums"], y["processes"])
+    torch.testing.assert_close(x["model"], y["model"], rtol=0, atol=0)
     first, second = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
-    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
 @pytest.fixture
@@ -49,14 +46,8 @@ def test_ctrl_c_at_any_update(tiny_frame: LanguageConfig, whole: Path, tmp_path:
 def test_masks_of_regularisers_are_resumed(
     tiny_frame: LanguageConfig, tmp_path: Path, norm: str
 ) -> None:
-    model = replace(
-        tiny_frame.model,
-        dropout=0.3,
-        dropout_kind="locked",
-        weight_drop=0.3,
-        zoneout_h=0.1,
-        zoneout_c=0.2,
-    )
+    masks = {"dropout": 0.3, "dropout_kind": "locked", "weight_drop": 0.3}
+    model = replace(tiny_frame.model, **masks, zoneout_h=0.1, zoneout_c=0.2)
     config = replace(tiny_frame, norm=norm, model=model, epochs=1)
     run_tiny(config, tmp_path / "whole")
     with pytest.raises(Interrupted):
@@ -80,8 +71,11 @@ def test_rows_after_the_checkpoint_and_a_torn_line_are_cut(
 def test_larger_number_of_epochs_extends(
     tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "extended"
+    out, before = tmp_path / "extended", (torch.get_num_threads(), torch.get_rng_state())
+    run_tiny(replace(tiny_frame, epochs=1, threads=before[0] + 1), tmp_path / "threads")
     run_tiny(replace(tiny_frame, epochs=1), out)
+    assert torch.get_num_threads() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
     assert [row["split"] for row in rows_of(out)].count("test") == 3
     run_tiny(replace(tiny_frame, epochs=2), out)
     run_tiny(tiny_frame, out)
@@ -112,5 +106,8 @@ def test_moved_data_is_the_same_data_changed_data_is_not(
     assert "finished" in run_tiny(config, whole)[-1]
     with (moved / "train.txt").open("a") as file:
         file.write("one more line\n")
-    with pytest.raises(UserError, match="data has changed"):
-        run_tiny(config, whole)
+    read = json.loads((whole / "config.json").read_text())["data_sha256"]
+    for settings, out in ((config, whole), (replace(config, data_sha256=read), tmp_path / "new")):
+        with pytest.raises(UserError, match="data has changed"):
+            run_tiny(settings, out)
+    assert not (tmp_path / "new").exists()

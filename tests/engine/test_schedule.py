@@ -46,5 +46,4 @@ def test_optimisers_by_name(kind: Any) -> None:
     config = OptimizerConfig(name=kind.lower(), lr=0.25, weight_decay=0.5)
     optimizer = build_optimizer(config, [nn.Parameter(torch.zeros(2))])
     assert type(optimizer) is getattr(torch.optim, kind)
-    assert optimizer.defaults["lr"] == 0.25
-    assert optimizer.defaults["weight_decay"] == 0.5
+    assert [optimizer.defaults[name] for name in ("lr", "weight_decay")] == [0.25, 0.5]

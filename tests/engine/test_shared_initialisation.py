@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normrnn.config.registry import task_of
 from normrnn.engine.loop import Interrupt, Trainer
@@ -58,14 +58,8 @@ def _masks(config: LanguageConfig) -> list[Tensor]:
     torch.manual_seed(config.seed)
     task = task_of(config).open(config).build(torch.device("cpu"))
     masks: list[Tensor] = []
-
-    def record(_: nn.Module, __: tuple[Tensor], output: Tensor) -> None:
-        masks.append(output == 0)
-
-    assert isinstance(task.model.dropout, nn.Module)
-    task.model.dropout.register_forward_hook(record)
-    run = RunDirectory(Path(config.data))
-    trainer = Trainer(config, task, run, Interrupt())
+    task.model.dropout.register_forward_hook(lambda _, __, output: masks.append(output == 0))
+    trainer = Trainer(config, task, RunDirectory(Path(config.data)), Interrupt())
     task.model.train()
     for _ in range(2):
         trainer.update()

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from normrnn.config.base import Config
-from normrnn.engine.evaluate import evaluate
+from normrnn.engine.ranks import process_group
+from normrnn.errors import UserError
+from normrnn.experiments.training import evaluate
 from normrnn.speech.config import SpeechConfig
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import note_of, rows_of, run_tiny
@@ -78,10 +80,8 @@ def test_several_train_as_one(
     if kind in ("streams", "sequences"):
         config = replace(without_dropout(tiny), train=replace(tiny.train, reading=kind))
     else:
-        optimizer = replace(tiny_speech.optimizer, loss=kind)
-        config = replace(
-            tiny_speech, train=replace(tiny_speech.train, batch=5), optimizer=optimizer
-        )
+        optimizer, train = replace(tiny_speech.optimizer, loss=kind), tiny_speech.train
+        config = replace(tiny_speech, train=replace(train, batch=5), optimizer=optimizer)
     check(replace(config, norm=norm), processes, tmp_path)
 
 
@@ -94,13 +94,8 @@ def wait_for_rows(out: Path, count: int) -> None:
 
 
 def start(config: Config, out: Path, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(2, config, out, *options),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command(2, config, out, *options), env=environment(), **pipes)
 
 
 @pytest.fixture
@@ -145,8 +140,18 @@ def test_another_number_of_processes_resumes_and_says_so(
     assert torchrun(3, replace(config, epochs=1), out).returncode == 0
     done = torchrun(2, config, out)
     assert done.returncode == 0, done.stderr
-    assert "had 3 processes, now 2, so far: it resumes to float tolerance" in done.stdout
+    assert "2 instead of 3 processes: resume is not bit-exact" in done.stdout
     same(tmp_path / "one", out)
+
+
+def test_a_process_group_that_cannot_be_formed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"RANK": "0", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "nosuch"}
+    for name, value in {**names, "NORMRNN_STORE": str(tmp_path / "store")}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="nosuch"), process_group(torch.device("cpu")):
+        pass
 
 
 @pytest.mark.slow

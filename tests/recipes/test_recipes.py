@@ -77,4 +77,4 @@ def test_speech_in_the_small_differs_from_the_paper_as_it_says() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_knows_its_name_and_what_it_reproduces(name: str) -> None:
     assert recipe(name).recipe == name
-    assert len(summary(name)) > 20
+    assert len(recipes.summary(name)) > 20

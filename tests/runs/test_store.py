@@ -14,21 +14,13 @@ import torch
 from normrnn.config.base import Config
 from normrnn.config.jsonio import to_dict
 from normrnn.errors import UserError
-from normrnn.files import read_json, sealed_json
+from normrnn.files import BLANK, read_json, sealed_json
 from normrnn.ops.native.library import describe
 from normrnn.recipes import recipe
+from normrnn.runs import records
 from normrnn.runs.environment import record
-from normrnn.runs.records import (
-    ENVIRONMENT,
-    MetricsFile,
-    Note,
-    append_note,
-    changed_fields,
-    read_metrics,
-    read_note,
-    read_rows,
-)
-from normrnn.runs.store import RunDirectory
+from normrnn.runs.records import MetricsFile, Note, read_note, read_rows
+from normrnn.runs.store import RunDirectory, sealed_tensors
 
 CONFIG = recipe("ptb-small")
 
@@ -39,7 +31,7 @@ def note(config: Config = CONFIG, finished: int = 0) -> Note:
 
 
 def changed(old: Config, new: Config) -> str:
-    return changed_fields(to_dict(old), to_dict(new))
+    return records.changed_fields(to_dict(old), to_dict(new))
 
 
 @pytest.fixture
@@ -47,7 +39,7 @@ def run(tmp_path: Path) -> RunDirectory:
     """A directory with a config."""
     directory = RunDirectory(tmp_path / "run")
     directory.path.mkdir()
-    directory.write_config(CONFIG)
+    directory.write("config.json", json.dumps(to_dict(CONFIG)).encode())
     return directory
 
 
@@ -78,10 +70,33 @@ def test_checkpoint_round_trip(run: RunDirectory) -> None:
     found = read_note(run.path)
     assert found is not None
     assert replace(found, archive_sha256="") == note()
-    run.write_config(replace(CONFIG, epochs=99, data="elsewhere"))
+    longer = replace(CONFIG, epochs=99, data="elsewhere")
+    run.write("config.json", json.dumps(to_dict(longer)).encode())
     payload = run.read_checkpoint()
     assert payload is not None
     assert torch.equal(payload["model"]["w"], torch.arange(3))
+
+
+def test_tied_weights_and_metadata_that_looks_like_a_checksum(run: RunDirectory) -> None:
+    tied = torch.arange(6.0).view(2, 3)
+    for text in ("", f'"sha256": "{BLANK}"'):
+        content, digest = sealed_tensors({"a": tied, "b": tied, "c": tied.T}, {"config": text})
+        run.write("model.safetensors", content)
+        tensors, metadata = run.read_model()
+        torch.testing.assert_close(tensors, {"a": tied, "b": tied, "c": tied.T})
+        assert (metadata["sha256"], metadata["config"]) == (digest, text)
+
+
+def test_settings_that_look_like_a_checksum_and_settings_that_are_too_long(tmp_path: Path) -> None:
+    settings = {"sha256": "ab" * 32, "d": {"sha256": "x"}}
+    (tmp_path / "config.json").write_text(json.dumps({"settings": settings}))
+    assert read_json(tmp_path / "config.json") == ({"settings": settings}, False)
+    records.write_note(tmp_path, Note({"settings": settings, "long": "x" * 64_000}))
+    found = read_note(tmp_path)
+    assert found is not None
+    assert found.config["settings"] == settings
+    with pytest.raises(UserError, match="64,512"):
+        Note({"long": "x" * 65_500})
 
 
 def test_which_model_belongs_to_a_checkpoint() -> None:
@@ -107,7 +122,7 @@ def test_foreign_checkpoints(run: RunDirectory) -> None:
         with pytest.raises(UserError, match=r"checkpoint\.pt"):
             run.read_checkpoint()
         archive = io.BytesIO(b"  " + content)
-        append_note(archive, note())
+        records.append_note(archive, note())
         run.write("checkpoint.pt", archive.getvalue())
         with pytest.raises(UserError, match=r"checkpoint\.pt"):
             run.read_checkpoint()
@@ -161,7 +176,9 @@ def test_rows_are_parsed_again_only_if_they_changed(
     monkeypatch.setattr("json.loads", lambda text: parsed.append(text) or loads(text))
     for _ in range(3):
         read_rows(tmp_path).clear()
+    changed = metrics.path.stat().st_mtime_ns
     metrics.append({**ROW, "updates": 2})
+    os.utime(metrics.path, ns=(changed, changed))  # as on a disk with coarse times
     assert [row["updates"] for row in read_rows(tmp_path)] == [1, 2]
     assert len(parsed) == 3
 
@@ -170,12 +187,12 @@ def test_a_line_that_is_no_row(tmp_path: Path) -> None:
     wrong = {"loss": float("nan"), "updates": True, "count": 0, "grad_norm": "1", "split": 3}
     for key, value in [*wrong.items(), ("loss", 1e301), ("statistics", None), ("saved", 1)]:
         (tmp_path / "metrics.jsonl").write_text(json.dumps({**ROW, key: value}) + "\n")
-        found = read_metrics(tmp_path)
+        found = records.read_metrics(tmp_path)
         assert (found.rows, "line 1" in found.problem) == ([], True), key
 
 
 def test_a_run_notes_every_machine_once_and_tells_other_kernels(tmp_path: Path) -> None:
-    run, file = RunDirectory(tmp_path), tmp_path / ENVIRONMENT
+    run, file = RunDirectory(tmp_path), tmp_path / records.ENVIRONMENT
     assert record(run)
     assert record(run)
     ((first,), verified) = read_json(file, list)

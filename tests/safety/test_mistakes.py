@@ -71,6 +71,8 @@ def test_a_home_directory_that_the_shell_did_not_expand(
     ("content", "said"),
     [
         ("[" * 100_000, "is damaged: not JSON"),
+        ("[1]", "is damaged: not a JSON dict"),
+        ('"x"', "is damaged: not a JSON dict"),
         ({"seed": 10**400}, "config field seed is a number of 401 digits"),
         ({"data": "\ud800"}, "config field data"),
         ({"epochs": {"a": 1}}, "config field epochs is {'a': 1}"),

@@ -16,15 +16,10 @@ from tests.safety.conftest import Cli
 from tests.safety.test_run_integrity import edit, flip
 from tests.tiny_runs import run_tiny
 
+ARMS = [{"none": {"diverged": False, "loss": 1.0 + n, "train": 0.5}} for n in range(3)]
 TRIALS = [
-    {
-        "trial": n,
-        "state": "complete",
-        "value": 1.0 + n,
-        "settings": {"optimizer.lr": 0.1 * (n + 1)},
-        "arms": {"none": {"diverged": False, "loss": 1.0 + n, "train": 0.5}},
-    }
-    for n in range(3)
+    {"trial": n, "state": "complete", "settings": {"optimizer.lr": 0.1 * (n + 1)}, "arms": arms}
+    for n, arms in enumerate(ARMS)
 ]
 ABOUT = {"study": "s", "trials": 3, "config": {"recipe": "ptb-char"}}
 
@@ -73,7 +68,7 @@ def test_runs_without_checksums_are_named_once(
 
 def test_missing_rows_are_noticed(run: Path) -> None:
     (run / "metrics.jsonl").unlink()
-    with pytest.raises(UserError, match=r"metrics\.jsonl is not what was written"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
         load(run)
 
 
@@ -88,9 +83,7 @@ def test_where_a_run_ran(run: Path, tiny: LanguageConfig, caplog: pytest.LogCapt
         assert found.environments == expected or found.notices or not found.verified
         path.write_bytes(good)
     flip(path, random.Random(0))
-    (run / "config.json").unlink()
-    (run / "checkpoint.pt").unlink()
-    for name in ("model.safetensors", "metrics.jsonl"):
+    for name in ("config.json", "checkpoint.pt", "model.safetensors", "metrics.jsonl"):
         (run / name).unlink()
     run_tiny(tiny, run)
     assert "environment.json is damaged" in caplog.text

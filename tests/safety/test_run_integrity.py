@@ -5,7 +5,7 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,9 +14,9 @@ import torch
 
 import normrnn
 from normrnn.deploy.card import info
-from normrnn.engine.evaluate import evaluate
 from normrnn.engine.loop import Interrupted
 from normrnn.errors import UserError
+from normrnn.experiments.training import evaluate
 from normrnn.reporting.runs import load as read_run
 from normrnn.runs import records
 from normrnn.runs.records import Note
@@ -73,9 +73,7 @@ def test_damaged_rows(tiny_frame: LanguageConfig, stopped: Path, whole: Path) ->
 def edit(key: str, value: object) -> Callable[[dict], None]:
     def change(config: dict) -> None:
         *parents, last = key.split(".")
-        for name in parents:
-            config = config[name]
-        config[last] = value
+        reduce(dict.__getitem__, parents, config)[last] = value
 
     return change
 
@@ -108,7 +106,7 @@ def test_extending_a_finished_run_never_looks_damaged(
 
     with monkeypatch.context() as patch:
         killed = Mock(side_effect=SystemExit)
-        patch.setattr(RunDirectory, "write_config", killed)  # comes after the cut
+        patch.setattr("normrnn.engine.loop.record", killed)  # comes after the cut
         with pytest.raises(SystemExit):
             run_tiny(replace(tiny_frame, epochs=2), out)
     assert 0 < len(read_run(out).rows) < rows
@@ -207,16 +205,28 @@ def test_rows_that_change_while_they_are_read(
     tiny_frame: LanguageConfig, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A finished run is trained for longer between two looks of a reader: not damaged."""
-    reading, first = records.read_regular, []
+    reading, first = records.files.read_regular, []
 
-    def late(path: Path, limit: int) -> bytes:
+    def late(path: Path, *limit: int) -> bytes:
         if not first:
             first.append(path)
             with pytest.raises(Interrupted):  # without the rows of the test set, not yet the others
                 run_tiny(replace(tiny_frame, epochs=9), whole, stop_at=170)
-        return reading(path, limit)
+        return reading(path, *limit)
 
-    monkeypatch.setattr(records, "read_regular", late)
+    monkeypatch.setattr(records.files, "read_regular", late)
     found = records.read_metrics(whole)
     assert first
     assert (found.problem, found.verified) == ("", True)
+
+
+def test_weights_are_read_once(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, read = [], RunDirectory.read
+    monkeypatch.setattr(
+        RunDirectory, "read", lambda run, name: names.append(name) or read(run, name)
+    )
+    evaluate(whole)
+    normrnn.export(whole, tmp_path / "model")
+    assert names == ["model.safetensors"] * 2

@@ -25,14 +25,10 @@ def everything(corpus: SpeechCorpus) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(f"{split}/{kind}.ark" for split in ("train", "dev") for kind in ("feats", "labels")),
-        "dev/index",
-        "summary.json",
-    ],
-)
+ARCHIVES = [f"{split}/{kind}.ark" for split in ("train", "dev") for kind in ("feats", "labels")]
+
+
+@pytest.mark.parametrize("name", [*ARCHIVES, "dev/index", "summary.json"])
 def test_a_flipped_bit_anywhere(name: str, speech_dir: Path) -> None:
     """It is found, or it is where nothing depends on it: the numbers are the same."""
     expected = everything(read_speech(speech_dir))

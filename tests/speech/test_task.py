@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch.nn.utils.rnn import pack_sequence
 
 import normrnn
-from normrnn.engine.evaluate import show
+from normrnn.commands.models import show
 from normrnn.engine.loop import Interrupted
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.training import evaluate
@@ -56,7 +55,7 @@ def test_statistics_that_are_no_numbers_are_left_out(
     (run.path / "checkpoint.pt").unlink()  # which knows another model
     result = evaluate(whole)
     assert {row["statistics"] for row in result["rows"]} == {"recalibrated", "batch"}
-    show(result, run.config(), Console())
+    show(result, run.config())
     said = capsys.readouterr().out
     assert "running statistics left out" in " ".join(said.split())
     for value in weights.values():

@@ -78,6 +78,7 @@ class ArrayConfig(base.Config):
 
     noun: ClassVar[str] = "a network on arrays"
     task: ClassVar[str] = "normrnn.arrays.task:ArrayTask"
+    is_ragged: ClassVar[bool] = True
     measured: ClassVar[tuple[str, ...]] = ("data_sha256", "arrays.")
     data: str = ""
     """File .npz with x, y and optionally lengths and groups; docs/guides/arrays.md describes it."""
@@ -97,7 +98,6 @@ class ArrayConfig(base.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_shrinkage(self.model.shrinkage)
         if self.arrays.valid + self.arrays.test >= 1:
             raise UsageError("arrays.valid and arrays.test leave nothing to train on")
 

@@ -2,14 +2,19 @@
 
 import re
 import sys
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
 from normrnn.commands.options import RunArgument
-from normrnn.console import PlainConsole
+from normrnn.config.base import Config
 from normrnn.errors import UsageError, UserError
+from normrnn.files import sealed_json
+from normrnn.norms import statistics_shown
+from normrnn.runs.records import EVALUATION
 
 
 def evaluate(
@@ -30,18 +35,44 @@ def evaluate(
         threads: Threads of the tensor library; 0 is its own choice.
         one_stream: Also read the test text as one stream, as Zaremba did: slow for large nets.
     """
-    from normrnn.engine.evaluate import keep, show
     from normrnn.experiments import training
     from normrnn.runs.environment import set_threads
     from normrnn.runs.store import RunDirectory
 
     set_threads(threads)
     result = training.evaluate(run, data, device=device, one_stream=one_stream, keep=False)
-    show(result, RunDirectory(run).config(), PlainConsole())
+    show(result, RunDirectory(run).config())
     if result["same_data"]:
-        keep(run, result)
+        RunDirectory(run).write(EVALUATION, sealed_json(result))
     else:
         print(f"{data} is not what {run} was trained on: its evaluation.json is left alone")
+
+
+def show(result: Mapping[str, Any], config: Config) -> None:
+    """Print an evaluation as a table that fits in 80 columns, and its notes."""
+    measure, rows = config.loss_measure, result["rows"]
+    others = ("split", "statistics", "value", measure.name)
+    names = [*dict.fromkeys(k for row in rows for k in row if k not in others)]
+    names += [] if measure.convert is float else [measure.name]
+    table = [["set", "statistics", *(measure.unit if n == "count" else n for n in names)]]
+    for row in rows:
+        shown = {**row, measure.name: measure.convert(row["loss"])}
+        cells = (_cell(shown.get(name)) for name in names)
+        table.append([row["split"], statistics_shown(result, row), *cells])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    print(f"{result['recipe']}, norm {result['norm']}, seed {result['seed']}\n")
+    for line in table:
+        left, right = zip(line[:2], widths, strict=False), zip(line[2:], widths[2:], strict=True)
+        aligned = [*(text.ljust(n) for text, n in left), *(text.rjust(n) for text, n in right)]
+        print("  ".join(aligned).rstrip())
+    for note in result["notes"]:
+        print(textwrap.fill(note, 80, break_long_words=False, break_on_hyphens=False))
+
+
+def _cell(value: float | None) -> str:
+    if value is None or isinstance(value, int):
+        return "" if value is None else f"{value:,}"
+    return f"{value:,.4f}" if value < 1e7 else f"{value:.4g}"
 
 
 def score(

@@ -34,11 +34,11 @@ def checked_norms(chosen: "str | Iterable[str | None]", name: str) -> tuple[str,
     return found
 
 
-def settled(settings: Mapping[str, Any]) -> dict[str, Any]:
+def normalise_gamma(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted names, with the norm's own γ as None, whichever way it was given:
     runs from before None was the default have the number.
 
-    >>> settled({"norm": "frame", "model.gamma": 1.0})
+    >>> normalise_gamma({"norm": "frame", "model.gamma": 1.0})
     {'norm': 'frame', 'model.gamma': None}
     """
     result, norm = dict(settings), settings.get("norm")
@@ -137,7 +137,7 @@ class LayersConfig:
     momentum: Share = 0.1
     """Weight of the new value in the running statistics."""
     shrinkage: Share = 0.0
-    """Of the covariance towards its diagonal, for whiten."""
+    """Shrinkage of the covariance towards its diagonal (whiten only)."""
     dropout: Probability = 0.0
     """Between layers and before the softmax; never on the recurrence."""
     dropout_kind: Literal["element", "locked"] = "element"
@@ -147,7 +147,7 @@ class LayersConfig:
     zoneout_h: Probability = 0.0
     """Share of the states h that stay as they were in a step."""
     zoneout_c: Probability = 0.0
-    """The same of the LSTM's c."""
+    """Share of the LSTM's cell states that stay as they were in a step."""
 
     def options(self, norm: norms.Norm) -> dict[str, Any]:
         """Return the arguments of `engine.model.SequenceModel` besides inputs and outputs."""
@@ -166,7 +166,7 @@ class LoopConfig:
     """Batches, and when to log and save."""
 
     batch: Positive = 32
-    """Streams or utterances of an update."""
+    """Sequences or streams of an update."""
     segments: Positive = 1
     """Parts of an epoch. Each starts from zero state and ends with a validation."""
     log_every: Positive = 100
@@ -192,6 +192,8 @@ class Config:
     """Import path `module:class` of the `engine.task.Task` that trains, loads and evaluates it."""
     predicts_inputs: ClassVar[bool] = False
     """Whether its targets are later inputs: what sees these has no loss of predicting them."""
+    is_ragged: ClassVar[bool] = False
+    """Whether a batch may have fewer rows than a covariance has features."""
     measured: ClassVar[tuple[str, ...]] = ("data_sha256",)
     """How the fields begin that define what the loss is: runs that differ in one are not compared,
     and none is tuned."""
@@ -205,7 +207,7 @@ class Config:
     """Set by training: with the same seed every norm starts from the same values of the parameters
     that it shares with the others, and sees the same batches and masks."""
     shown: Suppress[dict[str, Any]] = field(default_factory=dict)
-    """Of a class of a user's own: its measure, for reports, which do not import the class."""
+    """Recorded measure of a user-defined task, so that reports need not import it."""
     epochs: Positive = 15
     """Passes over the training data."""
     seed: Annotated[int, Bounds(0, 2**32, ends="[)")] = 1
@@ -229,14 +231,12 @@ class Config:
         if self.normalisation.keeps_statistics and self.train.batch < 2:
             raise UsageError(f"norm {self.norm} needs train.batch of at least 2, not 1")
         model = getattr(self, "model", None)
-        if isinstance(model, LayersConfig) and model.cell != "lstm":
-            for name in ("peephole", "zoneout_c"):
-                if getattr(model, name) not in ("none", 0.0):
-                    raise UsageError(f"model.{name} is for cell lstm, not {model.cell}")
-
-    def _check_shrinkage(self, shrinkage: float) -> None:
-        """Raise UsageError where a batch may have fewer frames than a covariance has features."""
-        if self.normalisation.more_rows_than_features and not shrinkage:
+        if not isinstance(model, LayersConfig):
+            return
+        for name in ("peephole", "zoneout_c"):
+            if model.cell != "lstm" and getattr(model, name) not in ("none", 0.0):
+                raise UsageError(f"model.{name} is for cell lstm, not {model.cell}")
+        if self.is_ragged and self.normalisation.more_rows_than_features and not model.shrinkage:
             raise UsageError(f"norm {self.norm} needs model.shrinkage above 0, as 0.1")
 
     @property

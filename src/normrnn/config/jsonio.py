@@ -4,17 +4,17 @@ import dataclasses
 import os
 import types
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 
 T = TypeVar("T")
 _LARGEST = 2**63
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """Return nested plain values, ready for JSON."""
-    return dataclasses.asdict(config)
+to_dict = dataclasses.asdict
+"""Return nested plain values, ready for JSON."""
 
 
 def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
@@ -82,6 +82,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str
     }
     hashes = [name for name in changed if name.endswith("data_sha256")]
     return changed | dict.fromkeys(hashes, "the data has changed")
+
+
+def refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], place: Path) -> None:
+    """Raise UsageError if settings differ from the old ones, those of the results in `place`."""
+    if changed := differences(old, new):
+        reasons = changed.get("recipe") or ", ".join(changed.values())
+        raise UsageError(f"{place} holds results of other settings ({reasons}): use another --out")
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Measure:
     log: bool = False
     """Whether a picture's axis is logarithmic."""
     unit: str = "targets"
-    """What is counted: tokens, characters, frames."""
+    """Plural of what is counted."""
     held_out: str = "valid"
     """What the split for validation is called."""
     higher_is_better: bool = False
@@ -66,4 +66,4 @@ class Measure:
 SHOWN = ("name", "long", "unit", "digits", "higher_is_better")
 """What config.json has of the measure of a user's own task."""
 NATS = Measure(name="cross entropy", long="cross entropy in nats", axis="nats")
-"""Of a task that says nothing else."""
+"""Default measure."""

@@ -7,7 +7,7 @@ its task; its `task` names the class with the other half, imported when a networ
 What is named ``my_module:recipe`` is imported only if the user gives that name on the command line
 or as an argument: from the directory that the user gives, or from where Python finds installed
 packages. Nothing here is called with a name that was read from a file. Child processes get the
-names and locations from their parent (`handed_over`, `receive`).
+names and locations from their parent (`child_imports`, `import_from_parent`).
 """
 
 import contextlib
@@ -30,13 +30,11 @@ from normrnn.config.measure import Measure
 from normrnn.errors import UsageError, UserError
 from normrnn.files import expanded
 
-KIND = "function"
-"""What config.json of a stored run of a training function has as `kind`."""
+KIND = "function"  # the `kind` in config.json of a run of a training function
 Recipe = TypeVar("Recipe", bound=Callable[[], Config])
 _RECIPES: dict[str, Callable[[], Config]] = {}
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
-_imported: dict[str, str] = {}
-"""Import path -> directory that its module was found in."""
+child_imports: dict[str, str] = {}  # import path -> directory that its module was found in
 
 
 def register(make: Recipe, name: str | None = None) -> Recipe:
@@ -74,7 +72,9 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 def read_config(values: Mapping[str, Any]) -> Config:
     """Return the config that a run saved, in the class of its recipe's config."""
-    name = values.get("recipe") if isinstance(values, Mapping) else None
+    if not isinstance(values, Mapping):
+        raise UserError(f"config is {repr(values)[:60]}, not an object")
+    name = values.get("recipe")
     if not isinstance(name, str) or name not in recipes():
         if values.get("kind") == KIND:
             raise UserError(f"a run of the training function {name} has no model of this program")
@@ -131,12 +131,10 @@ class RecordedConfig(Config):
     def measure(cls, settings: Mapping[str, Any]) -> Measure:
         """Return the measure of the values in the rows."""
         higher = True in (settings.get("higher_is_better"), settings.get("shown.higher_is_better"))
-        digits = settings.get("shown.digits")
+        digits, better = settings.get("shown.digits"), "higher" if higher else "lower"
         return Measure(
             name=str(settings.get("shown.name", "value")),
-            long=str(
-                settings.get("shown.long", f"value, {'higher' if higher else 'lower'} is better")
-            ),
+            long=str(settings.get("shown.long", f"value, {better} is better")),
             convert=(lambda loss: -loss) if higher else float,
             digits=digits if type(digits) is int and 0 <= digits < 10 else 4,
             unit=str(settings.get("shown.unit", "values")),
@@ -207,7 +205,7 @@ def find(name: str, path: str | Path | None = None) -> Any:
     root = _root(sys.modules[module_name.partition(".")[0]])
     if directory is not None and not root.samefile(directory):
         raise UsageError(f"module {module_name!r} is already imported from {root}, not {path}")
-    _imported[name] = str(root)
+    child_imports[name] = str(root)
     return thing
 
 
@@ -270,13 +268,8 @@ def use_norms(names: Any, path: str | Path | None = None) -> Any:
     return [use(one, path) if is_import_path(one) else one for one in names]
 
 
-def handed_over() -> dict[str, str]:
-    """Return what a child process has to import: import path -> directory."""
-    return dict(_imported)
-
-
-def receive(imports: Mapping[str, str]) -> None:
-    """Import and register in a child process what its parent handed over."""
+def import_from_parent(imports: Mapping[str, str]) -> None:
+    """Import and register in a child process what its parent had in `child_imports`."""
     for name, path in imports.items():
         thing = find(name, path)
         if isinstance(thing, norms.Norm) or is_recipe(thing):

@@ -1,6 +1,7 @@
 """Callbacks that get every row of a run: the display, TensorBoard, CSV, or a user's function."""
 
 import csv
+import io
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,11 @@ from normrnn.config.base import Config
 from normrnn.config.measure import Measure
 from normrnn.errors import UserError
 from normrnn.extras import import_extra
-from normrnn.files import following_no_link, utf8_name
+from normrnn.files import utf8_name, write_whole
+from normrnn.runs import records
 from normrnn.runs.records import Row, read_rows
 
-Callback = Callable[[Row], None]
-"""Called with every row of metrics.jsonl, after it was written."""
+Callback = Callable[[Row], None]  # called with every row of metrics.jsonl, after it was written
 
 
 class Display:
@@ -107,12 +108,11 @@ class CSV:
     def close(self) -> None:
         """Write the file."""
         rows = read_rows(self.run)
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        file = self.run / "metrics.csv"
-        with open(file, "w", newline="", encoding="utf-8", opener=following_no_link) as stream:
-            writer = csv.DictWriter(stream, columns)
-            writer.writeheader()
-            writer.writerows(rows)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+        write_whole(self.run / records.CSV, text.getvalue().encode())
 
 
 LOGS: dict[str, type[TensorBoard | CSV]] = {"tensorboard": TensorBoard, "csv": CSV}

@@ -15,23 +15,19 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from normrnn import processes
+from normrnn.config import jsonio
 from normrnn.config.base import Config, OptimizerConfig
 from normrnn.config.jsonio import to_dict
 from normrnn.config.registry import task_of
 from normrnn.engine.callbacks import LOGS, Callback, Display, require_tensorboard
 from normrnn.engine.model import Loss, Sums, derived_seed
-from normrnn.engine.ranks import (
-    current,
-    device_of_rank,
-    distributed,
-    share_statistics,
-    together,
-)
+from normrnn.engine.ranks import device_of_rank, distributed_loss, process_group, share_statistics
 from normrnn.engine.task import StatisticsKind, Task, Tensors, better_kind
 from normrnn.errors import UsageError, UserError
 from normrnn.ops.native.library import library
 from normrnn.runs.environment import named_device, record, set_threads
-from normrnn.runs.records import CONFIG, DIVERGED, Note, Row, changed_fields
+from normrnn.runs.records import CONFIG, DIVERGED, Note, Row
 from normrnn.runs.store import RunDirectory
 
 
@@ -43,8 +39,7 @@ class Interrupt:
     """While entered, SIGINT and SIGTERM set `requested`; a second one ends the process at once."""
 
     requested = False
-    at_once = False
-    """Whether a request raises Interrupted immediately: while nothing is written."""
+    at_once = False  # whether a request raises Interrupted immediately: while nothing is written
 
     def __enter__(self) -> Self:
         self._before: dict[int, Any] = {}  # a signal may come before both handlers are set
@@ -69,6 +64,8 @@ class Interrupt:
 class Diverged(UserError):  # noqa: N818  a result, in a search
     """The loss or its gradient is not a finite number."""
 
+    code = processes.DIVERGED
+
 
 def train(
     config: Config, out: Path, callbacks: Sequence[Callback] = (), logs: Sequence[str] = ()
@@ -84,13 +81,19 @@ def train(
     run = RunDirectory(out)
     device = device_of_rank(named_device(config.device))
     with ExitStack() as stack:
-        ranks = stack.enter_context(together(device))
+        ranks = stack.enter_context(process_group(device))
         say: Callable[[str], None] = print if ranks.first else lambda _: None
         task = task_of(config).open(config)
+        if config.data_sha256 not in ("", task.sha256):
+            raise UserError(f"{task.where} is not the data of this config: the data has changed")
         config = replace(task.completed(config), data=task.where, shared_initialisation=True)
+        checkpoint = None
         if ranks.first:
             stack.enter_context(run.locked())
-        sha256, checkpoint = ranks.from_first(lambda: (task.sha256, _checkpoint(config, run)))
+            checkpoint = run.read_checkpoint()
+            if run.has(CONFIG):
+                refuse_changes(run.config(), config, out)
+        sha256, checkpoint = ranks.from_first(lambda: (task.sha256, checkpoint))
         if sha256 != task.sha256:
             raise UserError(f"process {ranks.rank} finds other data in {task.where} than the first")
 
@@ -103,6 +106,8 @@ def train(
             open_logs()
             return
         say(f"data: {task.source}")
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         set_threads(config.threads)
         torch.manual_seed(config.seed)
         trainer = Trainer(config, task.build(device), run, stack.enter_context(Interrupt()))
@@ -119,46 +124,29 @@ def train(
         say(ends)
 
 
-def _checkpoint(config: Config, run: RunDirectory) -> dict[str, Any] | None:
-    """Return the checkpoint to resume from, if any."""
-    if not run.has(CONFIG):
-        return None
-    checkpoint = run.read_checkpoint()
-    refuse_changes(run.config(), config, run.path)
-    return checkpoint
-
-
 def refuse_changes(old: Config, new: Config, out: Path) -> None:
     """Raise UsageError if the run in `out` cannot be resumed with the new config."""
-    new = replace(new, shared_initialisation=old.shared_initialisation)
-    changed = changed_fields(to_dict(old), to_dict(new))
-    if not changed and new.epochs < old.epochs:
-        changed = f"epochs was {old.epochs}, is now {new.epochs}"
-    if changed:
-        raise UsageError(f"{out} holds a run with other settings ({changed}): use another --out")
+    same = {"data": old.data, "shared_initialisation": old.shared_initialisation}
+    new = replace(new, **same, epochs=min(old.epochs, new.epochs))
+    jsonio.refuse_changes(to_dict(old), to_dict(new), out)
 
 
 class Trainer:
     """Train a task to its last epoch and write the run directory; callbacks get every row."""
 
     def __init__(self, config: Config, task: Task, run: RunDirectory, interrupt: Interrupt) -> None:
-        self.config = config
-        self.task = task
-        self.run_directory = run
-        self.interrupt = interrupt
+        self.config, self.task, self.run_directory = config, task, run
+        self.interrupt, self.ranks, self.device = interrupt, task.ranks, task.device
         self.callbacks: list[Callback] = []
-        self.device = next(task.model.parameters()).device
-        self.ranks = current()
         keeps = config.normalisation.keeps_statistics
         self._pools = self.ranks.size > 1 and config.train.sync_statistics and keeps
         self._loss = self._shared_loss() if self.ranks.size > 1 else task.loss
-        self._stops = False
-        """Whether some rank was asked to stop."""
+        self._stops = False  # whether some rank was asked to stop
         self.parameters = [p for p in task.model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.parameters)
         self.progress = Note(to_dict(config))
+        # Running statistics of the best model, which may be saved with recalibrated ones.
         self.best_running: Tensors = {}
-        """Running statistics of the best model, which may be saved with recalibrated ones."""
         self.sums = Sums()
 
     def run(self) -> None:
@@ -173,8 +161,8 @@ class Trainer:
         self.save(finished=True)
 
     def begin(self, checkpoint: dict[str, Any] | None) -> None:
-        """Load the checkpoint, if any, and write the files of the run; say how the machine of a
-        resumed one differs."""
+        """Load the checkpoint, if any, and write the files of the run; print why a resumed one is
+        not bit-exact."""
         run, processes = self.run_directory, self.ranks.size
         if checkpoint:
             self.load(checkpoint)
@@ -185,13 +173,14 @@ class Trainer:
         else:
             run.metrics.truncate()
         (run.path / DIVERGED).unlink(missing_ok=True)
-        run.write_config(self.config)
-        others = [] if record(run, processes, self.device.type) else ["other kernels"]
-        if checkpoint and (before := checkpoint["processes"]) != processes:
-            others.append(f"{before} process{'es' * (before > 1)}, now {processes},")
-        if checkpoint and others:
-            had = " and ".join(others)
-            print(f"{run.path} had {had} so far: it resumes to float tolerance, not bit-exactly")
+        text = json.dumps(to_dict(self.config), indent=2, allow_nan=False)
+        run.write(CONFIG, f"{text}\n".encode())
+        same_kernels = record(run, processes, self.device.type)
+        changes = [] if same_kernels else ["different kernels than before"]
+        if checkpoint and checkpoint["processes"] != processes:
+            changes.append(f"{processes} instead of {checkpoint['processes']} processes")
+        if checkpoint and changes:
+            print(f"{', '.join(changes)}: resume is not bit-exact")
 
     def load(self, checkpoint: dict[str, Any]) -> None:
         """Resume from a checkpoint."""
@@ -326,7 +315,8 @@ class Trainer:
         """Evaluate the selected model, and save it with the kind of statistics that is better on
         validation data. The checkpoint keeps the running ones, for a run that is extended."""
         model = copy.deepcopy(self.task.model)
-        self.run_directory.fill(model, {**self.run_directory.read_model()[0], **self.best_running})
+        weights, _ = self.run_directory.read_model()
+        self.run_directory.load_weights(model, {**weights, **self.best_running})
         with self._evaluating(model):
             models = self.task.population(model)
             rows = self.task.test(models)
@@ -392,7 +382,7 @@ class Trainer:
                 f" {self.ranks.size} processes"
             )
         share_statistics(task.model, self._pools)
-        return distributed(task.model, task.loss, self._pools or not norm.keeps_statistics)
+        return distributed_loss(task.model, task.loss, self._pools or not norm.keeps_statistics)
 
 
 def learning_rate(config: OptimizerConfig, epoch: int) -> float:

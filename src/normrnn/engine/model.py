@@ -19,43 +19,32 @@ from normrnn.ops.layout import Steps
 from normrnn.ops.regularise import locked_dropout
 from normrnn.runs.records import Row
 
-State = tuple[Tensor, ...]
-"""What flows from batch to batch, each tensor (layers, B, H)."""
-CHUNK_ROWS = 2048
-"""Rows of logits in memory at once."""
+State = tuple[Tensor, ...]  # what flows from batch to batch, each (layers, B, H)
+CHUNK_ROWS = 2048  # rows of logits in memory at once
 
 
 @dataclass(frozen=True)
 class Loss:
     """The loss of a batch, on the device: reading its value would wait for the device."""
 
-    total: Tensor
-    """Summed over the targets."""
-    errors: Tensor | None = None
-    """Number of wrong classes, where they are counted."""
+    total: Tensor  # summed over the targets
+    errors: Tensor | None = None  # number of wrong classes, where they are counted
+    # Differentiated instead of `total`, which the task divides by the number of targets or
+    # sequences, as the objective: the same loss in other units.
     objective: Any = None
-    """What is differentiated instead of `total`: the same loss in other units. The task divides it,
-    or the total, by the number of targets or sequences."""
-    state: State | None = None
-    """The state after the batch, of a network that carries one."""
-    count: int = 0
-    """Targets, on all ranks; set by the task."""
+    state: State | None = None  # after the batch, of a network that carries one
+    count: int = 0  # targets, on all ranks; set by the task
 
 
 @dataclass
 class Sums:
     """Sums over batches; those of a train row are part of the checkpoint."""
 
-    total: float = 0.0
-    """Of the losses, over all targets."""
-    count: int = 0
-    """Targets."""
-    errors: int | None = None
-    """Wrong predictions, where they are counted."""
-    figures: float = 0.0
-    """Of the batches' figures, where the measure shows their mean."""
-    batches: int = 0
-    """Batches in `figures` and `grad_norm`."""
+    total: float = 0.0  # sum of the losses over all targets
+    count: int = 0  # targets
+    errors: int | None = None  # wrong predictions, where they are counted
+    figures: float = 0.0  # sum of what the measure's `batch_mean` computes
+    batches: int = 0  # batches in `figures` and `grad_norm`
     grad_norm: float = 0.0
 
     def add(
@@ -162,8 +151,7 @@ def nats_and_errors(
     return nats, errors
 
 
-Sequences = Tensor | PackedSequence
-"""(T, B, I) of equal lengths, or packed, longest first."""
+Sequences = Tensor | PackedSequence  # (T, B, I) of equal lengths, or packed, longest first
 Generators = Callable[[str], torch.Generator]
 
 
@@ -253,10 +241,8 @@ class SequenceModel(nn.Module):
     `options` are arguments of the layers: norm, gamma, eps, peephole, zoneout, ...
     """
 
-    mean: Tensor
-    """Mean (I,) of the features."""
-    scale: Tensor
-    """Factors (I,) of the features without their mean."""
+    mean: Tensor  # (I,) of the features
+    scale: Tensor  # factors (I,) of the features without their mean
     counts_errors = True
 
     def __init__(
@@ -278,19 +264,13 @@ class SequenceModel(nn.Module):
             options.pop("peephole", None)
         if not norms.get(norm).takes_time_steps:
             options.pop("time_steps", None)
+        options |= {"norm": norm, "bidirectional": bidirectional, "dropout_kind": dropout_kind}
+        options["dropout"] = dropout if layers > 1 else 0.0  # torch warns about one layer
+        kinds = {"lstm": LSTM, "rnn": RNN, "gru": GRU, "ligru": LiGRU}
         # The numbers that torch draws for a layer depend on its norm; `glorot` draws all again.
         with torch.random.fork_rng([]):
             self.dropout = Dropout(dropout, dropout_kind)
-            self.rnn = {"lstm": LSTM, "rnn": RNN, "gru": GRU, "ligru": LiGRU}[cell](
-                inputs,
-                hidden,
-                layers,
-                dropout=dropout if layers > 1 else 0.0,  # torch warns about one layer
-                dropout_kind=dropout_kind,
-                bidirectional=bidirectional,
-                norm=norm,
-                **options,
-            )
+            self.rnn = kinds[cell](inputs, hidden, layers, **options)
             self.decoder = nn.Linear((1 + bidirectional) * hidden, outputs)
 
     def glorot(self) -> None:

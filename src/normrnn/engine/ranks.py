@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from normrnn.errors import UserError
 from normrnn.nn.base import Normalised
 from normrnn.nn.batchnorm import Normaliser
 from normrnn.processes import STORE, rank_and_size
 from normrnn.runs.store import load_torch_file
 
 T = TypeVar("T")
-_LONGEST = timedelta(days=7)
-"""Time that the others wait while the first evaluates."""
+_LONGEST = timedelta(days=7)  # that the others wait while the first evaluates
 _LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket", re.IGNORECASE)
 
 
@@ -61,13 +61,13 @@ class Ranks:
         dist.all_reduce(sums)
         return sums.tolist()
 
-    def joined(self, part: Tensor, count: int) -> Tensor:
+    def gather_states(self, share: Tensor, count: int) -> Tensor:
         """Return the states (layers, B, H) of all `count` streams, from every rank's share."""
-        whole = part.new_zeros(part.shape[0], count, *part.shape[2:])
-        whole[:, self.share(count)] = part
+        states = share.new_zeros(share.shape[0], count, *share.shape[2:])
+        states[:, self.share(count)] = share
         if self.size > 1:
-            dist.all_reduce(whole)
-        return whole.cpu()
+            dist.all_reduce(states)
+        return states.cpu()
 
     def from_first(self, work: Callable[[], T]) -> T:
         """Run `work` on the first rank only; return its result on all: tensors and plain values,
@@ -95,10 +95,10 @@ def current() -> Ranks:
 
 
 @contextmanager
-def together(device: torch.device) -> Iterator[Ranks]:
+def process_group(device: torch.device) -> Iterator[Ranks]:
     """Form the process group of the processes that were started together, for the block.
 
-    When one of them ends before, the others exit in silence: that one says why.
+    When one of them fails inside, the others exit with code 1; the failed rank prints the error.
     """
     rank, size = rank_and_size()
     if size == 1:
@@ -112,14 +112,17 @@ def together(device: torch.device) -> Iterator[Ranks]:
             store = _torchrun_store(rank, size)
         group = {"store": store, "rank": rank, "world_size": size}
         dist.init_process_group(backend, timeout=_LONGEST, **group)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"process {rank} of {size} cannot join the others: {reason}") from None
+    try:
         yield current()
     except RuntimeError as error:
         if _LOST.search(str(error)):
             raise SystemExit(1) from None
         raise
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        dist.destroy_process_group()
 
 
 def _torchrun_store(rank: int, size: int) -> dist.Store:
@@ -179,7 +182,7 @@ class _Losses(nn.Module):
         return self._loss(epoch, index)
 
 
-def distributed(
+def distributed_loss(
     model: nn.Module, loss: Callable[[int, int], T], same_statistics: bool
 ) -> Callable[[int, int], T]:
     """Return `loss` with gradients averaged over ranks.

@@ -33,8 +33,7 @@ StatisticsKind = Literal["running", "recalibrated", "batch"]
 without dropout; each batch's own, as the authors' code validated."""
 Models = Mapping[StatisticsKind, Any]
 """A network with its running statistics, and a copy with recalibrated ones."""
-BEST_VALID = "best_valid"
-"""Split of the rows that the selected model gets on validation data at the end of a run."""
+BEST_VALID = "best_valid"  # split of the selected model's rows on validation data at the end
 Split = str
 """"train", "valid" and "test", and "train_eval": training data that is scored in eval mode."""
 
@@ -43,15 +42,11 @@ Split = str
 class Batch:
     """Sequences of a batch, or this rank's share of them."""
 
-    inputs: Any
-    """None where the rank has no sequence of the batch."""
+    inputs: Any  # None where the rank has no sequence of the batch
     targets: Any
-    count: int
-    """Targets, on all ranks."""
-    sequences: int
-    """Sequences or streams, on all ranks."""
-    is_full: bool = True
-    """False for a remainder, which is left out of means over batches."""
+    count: int  # targets, on all ranks
+    sequences: int  # sequences or streams, on all ranks
+    is_full: bool = True  # False for a remainder, which is left out of means over batches
 
 
 class Task:
@@ -62,22 +57,14 @@ class Task:
     the model nor a random number generator.
     """
 
-    splits: Sequence[Split] = ("valid",)
-    """Held-out splits; rows of the first select the model."""
-    has_train_eval = False
-    """Whether a split "train_eval" is scored at every validation."""
-    validates_all_statistics = False
-    """Whether validations use recalibrated and batch statistics too."""
-    per_step = True
-    """Whether every step of a sequence has a target, or every sequence one."""
-    carries_state = False
-    """Whether a batch starts from the state after the batch before it."""
-    pool = 1
-    """Training batches drawn together and sorted by length."""
-    calibration_batches = 50
-    """Training batches behind recalibrated statistics."""
-    lengths: Mapping[str, Sequence[int]]
-    """Length of every sequence, by split."""
+    splits: Sequence[Split] = ("valid",)  # held out; rows of the first select the model
+    has_train_eval = False  # whether a split "train_eval" is scored at every validation
+    validates_all_statistics = False  # whether validations use recalibrated and batch ones too
+    per_step = True  # whether every step of a sequence has a target, or every sequence one
+    carries_state = False  # whether a batch starts from the state after the batch before it
+    pool = 1  # training batches drawn together and sorted by length
+    calibration_batches = 50  # training batches behind recalibrated statistics
+    lengths: Mapping[str, Sequence[int]]  # of every sequence, by split
     model: Any
 
     def __init__(self, config: Any, sha256: str, where: str = "", source: str = "") -> None:
@@ -88,12 +75,10 @@ class Task:
         self.sha256 = sha256
         self.where = where or config.data
         self.source = source or self.where
-        self.settings: dict[str, Any] = {}
-        """Fields of the config that the data determines."""
+        self.settings: dict[str, Any] = {}  # fields of the config that the data determines
+        # What a network needs beside its weights: entries of the header of its file.
         self.metadata: dict[str, str] = {}
-        """What a network needs beside its weights: entries of the header of its file."""
-        self.sizes: dict[str, Any] = {}
-        """Arguments of `network` that the data determines."""
+        self.sizes: dict[str, Any] = {}  # arguments of `network` that the data determines
         self.device = torch.device("cpu")
         self.ranks = current()
         self.state: State | None = None
@@ -103,10 +88,11 @@ class Task:
 
     network: Any
     """Called with the config and `sizes`; makes a network. That has `loss(inputs, targets) -> Loss`
-    (with a third argument, the state, if it carries one)."""
+    (with a third argument, the state, if it carries one). It may have `features(inputs, state) ->
+    (rows, state)`, all before its head, which then recalibrates statistics in less time."""
 
+    # Entries of `sizes` that are the length of a tensor of the network, and its name.
     size_tensors: ClassVar[Mapping[str, str]] = {}
-    """Entries of `sizes` that are the length of a tensor of the network, and its name."""
 
     @classmethod
     def saved_sizes(cls, weights: Tensors, metadata: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG003
@@ -150,7 +136,7 @@ class Task:
         """Return the best model of a run, in eval mode."""
         config, (weights, metadata) = run.config(), run.read_model()
         model = built(partial(cls.network, config, **cls.saved_sizes(weights, metadata)))
-        run.fill(model, weights)
+        run.load_weights(model, weights)
         return model.to(device).eval()
 
     def completed(self, config: Config) -> Config:
@@ -226,17 +212,15 @@ class Task:
     def state_dict(self) -> dict[str, Any]:
         """Return what flows between batches, of all ranks."""
         batch = self.config.train.batch
-        joined = self.state and tuple(self.ranks.joined(s, batch) for s in self.state)
-        return {"state": joined}
+        gather = self.ranks.gather_states
+        return {"state": self.state and tuple(gather(s, batch) for s in self.state)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from `state_dict`; ValueError if it does not fit."""
         state = saved["state"]
         if state is not None:
             batch = self.config.train.batch
-            rnn = self.model.rnn
-            shape = (rnn.num_layers, batch, rnn.hidden_size)
-            if [s.shape for s in state] != [shape] * (1 + (rnn.mode == "LSTM")):
+            if any(s.dim() != 3 or s.shape[1] != batch for s in state):
                 raise ValueError("its state has another size")
             share = self.ranks.share(batch)
             state = tuple(s[:, share].to(self.device).contiguous() for s in state)
@@ -250,7 +234,7 @@ class Task:
         model: Any,
         split: Split,
         kind: StatisticsKind = "running",
-        keys: Iterable[Any] | None = None,
+        keys: Iterable | None = None,
     ) -> Row:
         """Score a split, or some batches of it, in eval mode, with the model's statistics, or each
         batch's own if `kind` is "batch"; a row of metrics.jsonl and evaluation.json."""
@@ -316,11 +300,9 @@ class Task:
         return {"running": model, "recalibrated": recalibrated}
 
     def validate(self) -> tuple[list[Row], float]:
-        """Return the rows of a validation, and the loss with running statistics, which selects the
-        model."""
+        """Return the rows of a validation, and the loss that selects the model."""
         every = self.validates_all_statistics
-        models: Models = {"running": self.model}
-        models = self.population(self.model) if every else models
+        models: Models = self.population(self.model) if every else {"running": self.model}
         rows = list(self.rows(models, self.splits[0], batch_statistics=every))
         loss = rows[0]["loss"]
         if self.has_train_eval:

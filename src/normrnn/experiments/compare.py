@@ -144,7 +144,7 @@ def _run_recipe(
         raise
     for job in jobs:
         if job.code == DIVERGED:
-            runner.say(f"{job.label} diverged: {job.last_words()}")
+            runner.say(f"{job.label} diverged: {job.failure_reason()}")
     return [job.out for job in jobs], studies
 
 

@@ -24,17 +24,17 @@ from normrnn.config.registry import KIND, import_path
 from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError, notice
 from normrnn.experiments.jobs import Job, Progress, run_jobs, start_worker
-from normrnn.files import exclusive, read_json, write_whole
-from normrnn.norms import BASELINE, layer_argument
+from normrnn.files import read_json, write_whole
+from normrnn.norms import BASELINE
 from normrnn.runs.records import (
     CONFIG,
     DIVERGED,
     LARGEST,
-    LOCK,
     METRICS,
     MetricsFile,
     Note,
     Row,
+    locked,
     read_note,
     write_note,
 )
@@ -133,11 +133,7 @@ class FunctionJob(Job):
 
     def run(self, train: TrainFunction) -> None:
         """Call the function in this process and store what it logs."""
-        from normrnn.runs.store import BusyError
-
-        self.out.mkdir(parents=True, exist_ok=True)
-        busy = BusyError(f"another process is training in {self.out}")
-        with exclusive(self.out / LOCK, busy):
+        with locked(self.out):
             self.look()
             if self.ended is not None:  # by another process, just now
                 return
@@ -145,7 +141,8 @@ class FunctionJob(Job):
             write_whole(self.out / CONFIG, json.dumps(self.config).encode())
             log = RunLog(self.out, call["higher_is_better"])
             self._write_note(log)
-            train(layer_argument(call["norm"]), call["seed"], log, **call["settings"])
+            norm = None if call["norm"] == BASELINE else call["norm"]
+            train(norm, call["seed"], log, **call["settings"])
             if not log.calls:
                 raise UserError(f"{call['recipe']} returned without calling log(step=…)")
             self._write_note(log, finished=log.calls)

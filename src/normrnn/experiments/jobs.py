@@ -12,13 +12,13 @@ from typing import Any
 
 from normrnn.config.base import Config
 from normrnn.config.jsonio import to_dict
-from normrnn.config.registry import handed_over, task_of
+from normrnn.config.registry import child_imports, task_of
 from normrnn.console import PlainConsole
 from normrnn.engine.callbacks import describe, duration, require_tensorboard
 from normrnn.errors import UsageError, UserError
 from normrnn.extras import install_command
 from normrnn.files import is_held
-from normrnn.processes import BUSY, DIVERGED, Child, ended_politely, stop, usable_cores
+from normrnn.processes import BUSY, DIVERGED, Child, sigterm_as_interrupt, stop, usable_cores
 from normrnn.reporting.pictures import why_no_pictures
 from normrnn.reporting.result import Result
 from normrnn.reporting.runs import examine, find
@@ -53,9 +53,9 @@ class Job:
         """Return whether it reached its end; one that was stopped or failed did not."""
         return self.code in (0, DIVERGED)
 
-    def last_words(self) -> str:
+    def failure_reason(self) -> str:
         """Return why it ended."""
-        return self.reason if self.child is None else self.child.last_words()
+        return self.reason if self.child is None else self.child.failure_reason()
 
     def look(self) -> None:
         """Mark a run that has ended; UsageError if another run is in its directory."""
@@ -81,7 +81,7 @@ def start_worker(
 
     It gets the import paths that this process was given.
     """
-    text = json.dumps({**order, "imports": handed_over()}).encode()
+    text = json.dumps({**order, "imports": child_imports}).encode()
     module, arguments = WORKER, [str(out), *options]
     if processes > 1:
         module, arguments = LAUNCHER, [str(processes), WORKER, *arguments]
@@ -185,7 +185,7 @@ def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: f
     if waiting and console.is_terminal and not progress.notebook:
         status = console.status("training")
         progress.update = status.update
-    with ended_politely(), status or nullcontext():
+    with sigterm_as_interrupt(), status or nullcontext():
         try:
             while any(job.code is None for job in jobs):
                 for job in waiting[:]:
@@ -204,13 +204,13 @@ def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: f
                     elif job.code is not None and not job.has_ended and job not in failed:
                         failed.append(job)
                         if any(one.code is None for one in jobs):  # else it is raised below
-                            text = f"{job.label} failed: {job.last_words()}"
+                            text = f"{job.label} failed: {job.failure_reason()}"
                             console.print(f"{text}; the other runs continue", soft_wrap=True)
                 progress.show()
         finally:
             stop([job.child for job in jobs if job.child is not None])
     for job in failed:
-        raise UserError(f"{job.out} failed: {job.last_words()}")
+        raise UserError(f"{job.out} failed: {job.failure_reason()}")
 
 
 class Progress:

@@ -128,7 +128,7 @@ def _result(job: RunJob) -> dict[str, Any]:
     row = run.best()
     spent = {"updates": run.updates, "seconds": run.seconds}
     if job.code or row is None:
-        return {"diverged": True, "loss": None, "reason": job.last_words(), **spent}
+        return {"diverged": True, "loss": None, "reason": job.failure_reason(), **spent}
     train = epoch_averages(run.rows)[-1]["loss"]
     return {"diverged": False, "loss": row["loss"], "train": train, **spent}
 

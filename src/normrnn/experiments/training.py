@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,15 @@ from normrnn.config.registry import (
     with_settings,
 )
 from normrnn.config.registry import use as use_name
-from normrnn.errors import UsageError
+from normrnn.errors import UsageError, UserError
+from normrnn.files import sealed_json
 from normrnn.processes import rank_and_size
+from normrnn.runs.records import EVALUATION, finite_rows
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from normrnn.engine.task import Models, Task
     from normrnn.reporting.runs import Run
 
 Recipe = str | Config | type[Config] | Callable[[], Config]
@@ -131,13 +135,44 @@ def evaluate(
         use: The recipe or normalisation of a user's own that the run was trained with.
         path: Directory of the module that `use` names.
     """
-    from normrnn.engine.evaluate import evaluate as evaluate_run
-    from normrnn.engine.evaluate import keep as write_evaluation
+    from normrnn.runs.environment import named_device
+    from normrnn.runs.store import RunDirectory
 
     import_names(use, path)
-    result = evaluate_run(Path(run), str(data), device, one_stream)
-    if keep and result["same_data"]:
-        write_evaluation(Path(run), result)
+    directory, torch_device = RunDirectory(Path(run)), named_device(device)
+    config = directory.config()
+    kind: type[Task] = task_of(config)
+    model = kind.load(directory, torch_device)
+    saved = directory.model_metadata
+    task = kind.open(replace(config, data=str(data) or config.data), model)
+    task.device = torch_device
+    # A model saved with recalibrated statistics does not have the running ones.
+    is_recalibrated = saved.get("statistics") == "recalibrated"
+    models: Models = {"recalibrated": model} if is_recalibrated else task.population(model)
+    rows = [row for split in task.splits for row in task.rows(models, split)]
+    if task.has_train_eval:
+        rows.append(task.score(model, "train_eval", next(iter(models))))
+    rows += task.extra_rows(models) if one_stream else []
+    finite = finite_rows(rows)
+    if not finite:
+        raise UserError(f"the model of {run} gives no finite loss on {task.where}")
+    notes = [
+        f"{row['split']} with {row['statistics']} statistics left out: its loss is {row['loss']}"
+        for row in rows
+        if row not in finite
+    ]
+    same, norm = task.sha256 == config.data_sha256, config.normalisation
+    if norm.looks_ahead and config.predicts_inputs:
+        notes.append("no batch statistics: they include the later inputs that are predicted")
+    if norm.keeps_statistics and "recalibrated" not in models:
+        notes.append(f"no recalibrated statistics: {task.where} has no training batch for them")
+    elif not same and len(models) > 1:
+        notes.append(f"recalibrated statistics are of {task.where}, not of the training data")
+    result: dict[str, Any] = {name: getattr(config, name) for name in ("recipe", "norm", "seed")}
+    result |= {"model_sha256": saved["sha256"], "data_sha256": task.sha256, "same_data": same}
+    result |= {"rows": finite, "notes": notes}
+    if keep and same:
+        directory.write(EVALUATION, sealed_json(result))
     return result
 
 

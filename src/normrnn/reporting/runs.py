@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from normrnn import files
-from normrnn.config.base import settled
+from normrnn.config.base import normalise_gamma
 from normrnn.config.jsonio import flat, to_dict
 from normrnn.config.measure import Measure
 from normrnn.config.registry import KIND, config_class, with_values
@@ -56,7 +56,7 @@ class Run:
         """The config with dotted names; missing fields have the recipe's defaults."""
         known = self.recipe in RECIPES
         defaults = to_dict(type(recipe(self.recipe))(recipe=self.recipe)) if known else {}
-        return settled({**flat(defaults), **flat(self.config)})
+        return normalise_gamma({**flat(defaults), **flat(self.config)})
 
     @property
     def measure(self) -> Measure:

@@ -13,44 +13,46 @@ import math
 import os
 import secrets
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from normrnn import files
 from normrnn.config.jsonio import differences, from_dict
-from normrnn.errors import UserError
-from normrnn.files import (
-    BLANK,
-    ROWS,
-    following_no_link,
-    is_sealed,
-    open_regular,
-    read_regular,
-    sealed,
-    write_whole,
-)
+from normrnn.errors import BusyError, UsageError, UserError
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
-MODEL = "model.safetensors"
-"""The best on validation."""
-CHECKPOINT = "checkpoint.pt"
-"""Everything needed to resume."""
-ENVIRONMENT = "environment.json"
-"""Versions and machine."""
-EVALUATION = "evaluation.json"
-"""From `normrnn evaluate`."""
-DIVERGED = "diverged.txt"
-"""The error of a run whose loss was not finite; removed when it resumes."""
+MODEL = "model.safetensors"  # the best on validation
+CHECKPOINT = "checkpoint.pt"  # everything needed to resume
+ENVIRONMENT = "environment.json"  # versions and machine
+EVALUATION = "evaluation.json"  # from `normrnn evaluate`
+DIVERGED = "diverged.txt"  # the error of a run whose loss was not finite; removed when it resumes
+CSV = "metrics.csv"
 LOCK = ".lock"
-LOG = "log.txt"
-"""Output of a run that `compare` or `search` started."""
+_LOCKED = {CONFIG, METRICS, MODEL, CHECKPOINT, ENVIRONMENT, DIVERGED, CSV}  # written under it
+LOG = "log.txt"  # output of a run that `compare` or `search` started
 
-_START = b'{"sha256": "'
+_END, _END_SIZE = b"PK\x05\x06", 22  # of the archive: its last record, before the comment
+_SIZE = 2  # bytes of the comment's length, at the end of that record
 _LONGEST = 1 << 16
-_SIZE = 2  # bytes of the comment's length, between archive and comment
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a run directory and hold its lock; BusyError if another process trains there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "a file is in the way" if folder.exists() else error.strerror
+        raise UsageError(f"{folder} cannot be created: {reason}") from None
+    busy = BusyError(f"another process is training in {folder}")
+    with files.exclusive(folder / LOCK, busy):
+        files.remove_leftovers(folder, _LOCKED)
+        yield
 
 
 @dataclass
@@ -58,32 +60,26 @@ class Note:
     """State of a run when its checkpoint was written; the trainer keeps it while it trains."""
 
     config: dict[str, Any]
-    run: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Random id."""
-    epoch: int = 0
-    """Finished epochs; metrics.jsonl counts the current one from 1."""
-    index: int = 0
-    """Updates done in this epoch."""
+    run: str = field(default_factory=lambda: secrets.token_hex(16))  # a random id
+    epoch: int = 0  # finished epochs; metrics.jsonl counts the current one from 1
+    index: int = 0  # updates done in this epoch
     updates: int = 0
-    seconds: float = 0.0
-    """Time spent in updates, without evaluation and checkpoints."""
-    validation_due: bool = False
-    """Whether the last update ended a segment that is not validated yet."""
-    finished: int = 0
-    """Epochs of a finished run, else 0."""
+    seconds: float = 0.0  # spent in updates, without evaluation and checkpoints
+    validation_due: bool = False  # whether the last update ended a segment not validated yet
+    finished: int = 0  # epochs of a finished run, else 0
     best_loss: float = math.inf
     best_epoch: int = 0
-    best_updates: int = 0
-    """Update of the best model."""
-    model_sha256: str = ""
-    """Checksum of the best model, as it was written last."""
-    metrics_bytes: int = 0
-    """Size of metrics.jsonl."""
+    best_updates: int = 0  # update of the best model
+    model_sha256: str = ""  # of the best model, as it was written last
+    metrics_bytes: int = 0  # size of metrics.jsonl
     metrics_sha256: str = ""
-    resume_bytes: int = 0
-    """Its size before the test rows, which a run with more epochs removes."""
-    archive_sha256: str = ""
-    """Hash of the checkpoint without its note."""
+    resume_bytes: int = 0  # its size before the test rows, which a run with more epochs removes
+    archive_sha256: str = ""  # of the checkpoint without its note
+
+    def __post_init__(self) -> None:
+        size, limit = len(json.dumps(self.config)), _LONGEST - 1024  # for the other fields
+        if size > limit:
+            raise UserError(f"the settings have {size:,} bytes; at most {limit:,} can be recorded")
 
     def owns(self, model: Mapping[str, Any]) -> bool:
         """Whether a header of model.safetensors is of this run and update.
@@ -110,7 +106,7 @@ def append_note(archive: io.BytesIO, note: Note) -> None:
     archive.seek(-_SIZE, os.SEEK_END)
     archive.truncate()
     values = asdict(replace(note, archive_sha256=_hash(archive.getbuffer())))
-    comment = sealed(json.dumps({"sha256": BLANK, **values}))
+    comment = files.sealed(json.dumps({"sha256": files.BLANK, **values}))
     archive.write(len(comment).to_bytes(_SIZE, "little") + comment)
 
 
@@ -119,7 +115,7 @@ def write_note(folder: Path, note: Note) -> None:
     archive = io.BytesIO()
     zipfile.ZipFile(archive, "w").close()
     append_note(archive, note)
-    write_whole(folder / CHECKPOINT, archive.getbuffer())
+    files.write_whole(folder / CHECKPOINT, archive.getbuffer())
 
 
 def note_of(content: bytes, path: Path) -> Note:
@@ -134,8 +130,8 @@ def read_note(folder: Path) -> Note | None:
     """Return the note of the checkpoint; None if there is none, or if it is damaged."""
     path = folder / CHECKPOINT
     try:
-        with open_regular(path) as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - _LONGEST, 0))
+        with files.open_regular(path) as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - _LONGEST - _END_SIZE, 0))
             return _parse_note(file.read(), path)[0]
     except (OSError, UserError):
         return None
@@ -143,9 +139,9 @@ def read_note(folder: Path) -> Note | None:
 
 def _parse_note(content: bytes, path: Path) -> tuple[Note, int]:
     """Return the note at the end of a file, and its size."""
-    comment = content[max(content.rfind(_START), 0) :]
+    comment = content[content.rfind(_END) + _END_SIZE :]
     try:
-        values = json.loads(comment) if is_sealed(comment, path) else {}
+        values = json.loads(comment) if files.is_sealed(comment, path) else {}
         del values["sha256"]
         return from_dict(Note, values), len(comment)
     except (ValueError, KeyError, RecursionError):
@@ -164,13 +160,10 @@ def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return changed.get("recipe") or ", ".join(changed.values())
 
 
-Row = dict[str, Any]
-"""One line of metrics.jsonl."""
-LARGEST = 1e300
-"""Beyond it sums overflow; NaN is not below it either."""
+Row = dict[str, Any]  # one line of metrics.jsonl
+LARGEST = 1e300  # beyond it sums overflow; NaN is not below it either
 _REQUIRED = {"split", "updates", "epoch", "loss", "count", "seconds"}
-_OTHERS = {"split": str, "statistics": str, "saved": bool}
-"""Fields that are not numbers."""
+_OTHERS = {"split": str, "statistics": str, "saved": bool}  # fields that are not numbers
 
 
 class MetricsFile:
@@ -188,7 +181,7 @@ class MetricsFile:
         """Append a row and flush it to the disk, so that no checkpoint knows more than the file."""
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
         try:
-            with open(self.path, "ab", opener=following_no_link) as file:
+            with open(self.path, "ab", opener=files.following_no_link) as file:
                 file.write(line)
                 if flush:
                     file.flush()
@@ -200,36 +193,33 @@ class MetricsFile:
 
     def resume(self, note: Note) -> None:
         """Continue after the rows of the checkpoint without test rows; `truncate` drops the others.
-        UserError if they are not what was written."""
-        content = read_regular(self.path, ROWS) if self.path.exists() else b""
+        UserError if their checksum is wrong."""
+        content = files.read_regular(self.path, files.ROWS) if self.path.exists() else b""
         if not note.covers(content):
-            raise UserError(f"{self.path} is damaged: its rows are not what was written")
+            raise UserError(f"{self.path} is damaged: checksum mismatch with {CHECKPOINT}")
         self.size = note.resume_bytes
         self._digest = hashlib.sha256(content[: self.size])
 
     def truncate(self) -> None:
         """Drop rows newer than the checkpoint, and an incomplete last line."""
         if self.path.exists():
-            with open(self.path, "r+b", opener=following_no_link) as file:
+            with open(self.path, "r+b", opener=files.following_no_link) as file:
                 file.truncate(self.size)
 
 
 class Metrics(NamedTuple):
     """The rows of a run that is read."""
 
-    rows: list[Row]
-    """Up to the first invalid one."""
-    problem: str
-    """Of the first invalid one."""
-    verified: bool
-    """Whether the checkpoint has their hash."""
+    rows: list[Row]  # up to the first invalid one
+    problem: str  # of the first invalid one
+    verified: bool  # whether the checkpoint has their hash
 
 
 def read_metrics(folder: Path) -> Metrics:
     """Read the complete rows of a run, finished or training; none if there is no file yet."""
     note = read_note(folder)  # before the rows: a running training appends first
     try:
-        content = read_regular(folder / METRICS, ROWS)
+        content = files.read_regular(folder / METRICS, files.ROWS)
     except FileNotFoundError:
         content = b""
     except OSError as error:
@@ -237,18 +227,19 @@ def read_metrics(folder: Path) -> Metrics:
     if note is not None and not note.covers(content):
         if read_note(folder) != note:  # a training has replaced both meanwhile
             return read_metrics(folder)
-        return Metrics([], f"{METRICS} is not what was written", verified=False)
+        return Metrics([], f"{METRICS}: checksum mismatch with {CHECKPOINT}", verified=False)
     return Metrics(*_parse(content), verified=note is not None)
 
 
 def read_rows(folder: Path) -> list[Row]:
     """Return the complete rows of a run; UserError if they are damaged."""
     path = folder / METRICS
-    return list(_rows(folder, path.stat().st_mtime_ns if path.exists() else 0))
+    state = path.stat() if path.exists() else None
+    return list(_rows(folder, state and (state.st_mtime_ns, state.st_size)))
 
 
 @lru_cache(maxsize=1000)
-def _rows(folder: Path, changed: int) -> list[Row]:  # noqa: ARG001
+def _rows(folder: Path, changed: tuple[int, int] | None) -> list[Row]:  # noqa: ARG001
     """Read again only what changed: several runs are watched while they train."""
     rows, problem, _ = read_metrics(folder)
     if problem:

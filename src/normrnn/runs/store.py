@@ -22,41 +22,14 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
+from normrnn import files
 from normrnn.config.base import Config
-from normrnn.config.jsonio import to_dict
 from normrnn.config.registry import plain_values, read_config
 from normrnn.errors import UsageError, UserError
-from normrnn.files import (
-    BLANK,
-    SETTINGS,
-    exclusive,
-    is_sealed,
-    largest_tensors,
-    read_regular,
-    remove_leftovers,
-    seal,
-    write_whole,
-)
-from normrnn.runs.records import (
-    CHECKPOINT,
-    CONFIG,
-    ENVIRONMENT,
-    LOCK,
-    METRICS,
-    MODEL,
-    MetricsFile,
-    Note,
-    append_note,
-    changed_fields,
-    note_of,
-    read_note,
-)
+from normrnn.runs import records
+from normrnn.runs.records import CHECKPOINT, CONFIG, METRICS, MODEL, Note, read_note
 
 C = TypeVar("C", bound=Config)
-
-
-class BusyError(UserError):
-    """Another process trains in this directory."""
 
 
 class RunDirectory:
@@ -64,26 +37,17 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metrics = MetricsFile(path / METRICS)
+        self.metrics = records.MetricsFile(path / METRICS)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the directory and hold its lock; BusyError if another process trains there.
-
-        UsageError if it has results that could not be resumed: they are not overwritten.
-        """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = "a file is in the way" if self.path.exists() else error.strerror
-            raise UsageError(f"{self.path} cannot be created: {reason}") from None
+        """Make the directory and hold its lock, as `records.locked`; UsageError if it has results
+        that could not be resumed: they are not overwritten."""
         needs = {METRICS: CONFIG, CHECKPOINT: CONFIG, MODEL: CHECKPOINT}
         for name, needed in needs.items():
             if self.has(name) and not self.has(needed):
                 raise UsageError(f"{self.path} has a {name} but no {needed}: not overwriting it")
-        busy = BusyError(f"another process is training in {self.path}")
-        with exclusive(self.path / LOCK, busy):
-            remove_leftovers(self.path, CONFIG, MODEL, CHECKPOINT, ENVIRONMENT)
+        with records.locked(self.path):
             yield
 
     def has(self, name: str) -> bool:
@@ -92,29 +56,23 @@ class RunDirectory:
 
     def write(self, name: str, content: bytes | bytearray | memoryview) -> None:
         """Replace a file atomically."""
-        write_whole(self.path / name, content)
+        files.write_whole(self.path / name, content)
 
     def read(self, name: str) -> bytes:
         """Return the content of a required file."""
         try:
-            limit = largest_tensors() if name in (MODEL, CHECKPOINT) else SETTINGS
-            return read_regular(self.path / name, limit)
+            return files.read_regular(self.path / name, files.largest_tensors())
         except FileNotFoundError:
             raise UserError(f"{self.path} is not a run directory: no {name}") from None
         except OSError as error:
             raise UserError(f"{self.path / name} cannot be read: {error.strerror}") from None
 
-    def write_config(self, config: Config) -> None:
-        """Save the config."""
-        text = json.dumps(to_dict(config), indent=2, allow_nan=False)
-        self.write(CONFIG, f"{text}\n".encode())
-
-    def values(self) -> Any:
+    def values(self) -> dict[str, Any]:
         """Return the content of config.json."""
         try:
-            return json.loads(self.read(CONFIG))
-        except (ValueError, RecursionError):
-            raise UserError(f"{self.path / CONFIG} is damaged: not JSON") from None
+            return files.read_json(self.path / CONFIG)[0]
+        except FileNotFoundError:
+            raise UserError(f"{self.path} is not a run directory: no {CONFIG}") from None
 
     def config(self, kind: type[C] = Config) -> C:
         """Return the run's config; UserError if it is of another task."""
@@ -138,7 +96,7 @@ class RunDirectory:
         content = self.read(MODEL)
         end = 8 + int.from_bytes(content[:8], "little")
         try:
-            if not is_sealed(content, path):
+            if not files.is_sealed(content, path):
                 raise UserError(f"{path} is damaged: its checksum is missing")
             tensors = tensors_from_bytes(content)
             metadata = json.loads(content[8:end]).get("__metadata__", {})
@@ -154,14 +112,15 @@ class RunDirectory:
             )
         if isinstance(config, Mapping):
             self._check_config(config, MODEL)
+        self.model_metadata = metadata
         return tensors, metadata
 
     @cached_property
     def model_metadata(self) -> dict[str, str]:
-        """The metadata of the best model, empty if there is none."""
+        """The metadata of the best model when it was read last; empty if there is none."""
         return self.read_model()[1] if self.has(MODEL) else {}
 
-    def fill(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
+    def load_weights(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
         """Load weights into a network; UserError if they do not fit."""
         try:
             model.load_state_dict(weights)
@@ -174,7 +133,7 @@ class RunDirectory:
         # In memory first: torch's own writer reports a full disk as an internal error.
         buffer = io.BytesIO()
         torch.save(payload, buffer)
-        append_note(buffer, note)
+        records.append_note(buffer, note)
         self.write(CHECKPOINT, buffer.getbuffer())
 
     def read_checkpoint(self) -> dict[str, Any] | None:
@@ -184,7 +143,7 @@ class RunDirectory:
         if not self.has(CHECKPOINT):
             return None
         content = self.read(CHECKPOINT)
-        note = note_of(content, path)
+        note = records.note_of(content, path)
         try:
             checkpoint = {**load_torch_file(io.BytesIO(content)), "note": asdict(note)}
         except (TorchFileError, TypeError) as error:
@@ -194,7 +153,8 @@ class RunDirectory:
 
     def _check_config(self, written: Any, what: str) -> None:
         """Raise UserError if config.json was changed since `what` was written."""
-        if changed := changed_fields(plain_values(written), plain_values(self.values())):
+        old, new = plain_values(written), plain_values(self.values())
+        if changed := records.changed_fields(old, new):
             raise UserError(
                 f"{self.path / CONFIG} was changed since {what} was written: {changed}; restore it"
             )
@@ -204,9 +164,11 @@ def sealed_tensors(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> tuple[bytearray, str]:
     """Return a safetensors file with its checksum, and the checksum."""
-    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    content = bytearray(tensors_to_bytes(contiguous, {**metadata, "sha256": BLANK}))
-    return content, seal(content)
+    # The format has no tensors that share memory, as tied weights do.
+    dense = torch.contiguous_format
+    copies = {name: t.detach().cpu().clone(memory_format=dense) for name, t in tensors.items()}
+    content = bytearray(tensors_to_bytes(copies, {**metadata, "sha256": files.BLANK}))
+    return content, files.seal(content)
 
 
 # The only call of `torch.load`: for files of `torch.save` that may come from anybody.
@@ -217,8 +179,7 @@ def sealed_tensors(
 _GLOBALS = re.compile(
     r"collections OrderedDict|torch [A-Za-z0-9]+Storage|torch\._utils _rebuild_tensor_v2"
 )
-_NAMES = ("GLOBAL", "STACK_GLOBAL", "INST")
-"""Opcodes that import; torch.save writes only the first."""
+_NAMES = ("GLOBAL", "STACK_GLOBAL", "INST")  # opcodes that import; torch.save writes the first
 
 
 class TorchFileError(Exception):

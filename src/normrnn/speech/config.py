@@ -65,17 +65,13 @@ class SpeechConfig(Config):
 
     noun: ClassVar[str] = "an acoustic model"
     task: ClassVar[str] = "normrnn.speech.task:SpeechTask"
+    is_ragged: ClassVar[bool] = True
     measured: ClassVar[tuple[str, ...]] = ("data_sha256", "evaluation.test_speakers")
     data: str = ""
     """Directory that `normrnn prepare librispeech` or `normrnn prepare kaldi` made."""
     model: AcousticConfig = field(default_factory=AcousticConfig)
     train: UtteranceConfig = field(default_factory=UtteranceConfig)
     evaluation: SpeechEvaluationConfig = field(default_factory=SpeechEvaluationConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # An epoch's last batch may have fewer frames than features.
-        self._check_shrinkage(self.model.shrinkage)
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:  # noqa: ARG003

@@ -20,7 +20,7 @@ _DELTAS = np.array([-0.2, -0.1, 0.0, 0.1, 0.2])
 
 def read_sound(path: Path) -> NDArray[np.int16]:
     """Read a FLAC file at 16 kHz, channels averaged; Unusable, with the reason, for others."""
-    soundfile = import_extra("soundfile")
+    soundfile = import_extra("soundfile", "speech")
     try:
         with open_regular(path) as raw, soundfile.SoundFile(raw) as file:
             if file.format != "FLAC" or file.samplerate != SAMPLE_RATE:
@@ -44,7 +44,7 @@ def read_sound(path: Path) -> NDArray[np.int16]:
 
 def fbank(samples: NDArray[np.int16]) -> NDArray[np.float32]:
     """(T, 41): log energy, then 40 log-mel bands; 25 ms every 10 ms, only whole frames."""
-    knf = import_extra("kaldi_native_fbank")
+    knf = import_extra("kaldi_native_fbank", "speech")
     options = knf.FbankOptions()
     options.frame_opts.samp_freq = SAMPLE_RATE
     options.frame_opts.frame_shift_ms = FRAME_SHIFT * 1000

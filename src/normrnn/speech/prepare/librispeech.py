@@ -6,6 +6,7 @@ import re
 import struct
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normrnn.errors import UserError
-from normrnn.extras import import_extra, versions
+from normrnn.extras import import_extra
 from normrnn.files import ROWS, read_regular, read_text
 from normrnn.speech.archive import Unusable
 from normrnn.speech.prepare.features import SAMPLE_RATE, add_deltas, fbank, read_sound
@@ -35,7 +36,9 @@ def librispeech_job(
     dev_fraction: float,
 ) -> Job:
     """Return the preparation of a directory, with labels from forced alignment."""
-    made_with = versions("kaldi_native_fbank", "soundfile", "pocketsphinx")
+    packages = ("kaldi_native_fbank", "soundfile", "pocketsphinx")
+    for name in packages:
+        import_extra(name, "speech")
     if lexicon:
         read_lexicon(lexicon)  # refused before work begins
     utterances = split_speakers(find_utterances(directory), dev_speakers, dev_fraction)
@@ -44,7 +47,7 @@ def librispeech_job(
         "targets": targets,
         "data": fingerprint(utterances),
         "lexicon": hashlib.sha256(read_regular(lexicon, ROWS)).hexdigest() if lexicon else None,
-        **made_with,
+        **{name: metadata.version(name) for name in packages},
     }
     work = partial(align_words, targets=targets, lexicon=lexicon)
     return Job(settings, utterances, work, acoustic_model().classes(targets))
@@ -115,7 +118,7 @@ class Model(NamedTuple):
 @cache
 def acoustic_model() -> Model:
     """Read phones and numbers of states from the model's definition file."""
-    pocketsphinx = import_extra("pocketsphinx")
+    pocketsphinx = import_extra("pocketsphinx", "speech")
     path = Path(pocketsphinx.get_model_path("en-us/en-us")) / "mdef"
     raw = path.read_bytes()
     if raw[:4] != b"BMDF":
@@ -155,7 +158,7 @@ def align(
     words = text.lower().split()
     if not words or "\0" in text:  # C code would loop on a zero byte
         raise Unusable("its transcript is empty, or has a zero byte")
-    pocketsphinx = import_extra("pocketsphinx")
+    pocketsphinx = import_extra("pocketsphinx", "speech")
     # bestpath would search a lattice instead of following the given words.
     decoder = pocketsphinx.Decoder(lm=None, samprate=SAMPLE_RATE, bestpath=False, loglevel="FATAL")
     _add_words(decoder, words, lexicon)
