@@ -76,4 +76,4 @@ def own_directory(tmp_path: Path) -> Iterator[Path]:
         del norms._TABLE[name]
     for name in set(registry.recipes()) - before[3]:
         del registry.recipes()[name]
-    registry._imported.clear()
+    registry.child_imports.clear()

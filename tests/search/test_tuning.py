@@ -87,8 +87,6 @@ def test_an_arm_that_never_trains_is_an_error(config: Config, tmp_path: Path) ->
     space = {"optimizer.lr": [1.0, 2.0]}
 
     class Runner:
-        say = print
-
         def train(self, jobs: Sequence[RunJob]) -> None:
             for job in jobs:
                 job.out.mkdir(parents=True)

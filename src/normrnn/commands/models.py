@@ -97,7 +97,7 @@ def sample(
     Args:
         run: Run directory.
         tokens: Words or characters to draw.
-        temperature: Below 1: nearer to the likeliest words; above: wilder.
+        temperature: Below 1: nearer to the likeliest words; above 1: more random.
         prompt: Text to continue.
         seed: The same seed gives the same text.
     """

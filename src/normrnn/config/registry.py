@@ -7,7 +7,7 @@ its task; its `task` names the class with the other half, imported when a networ
 What is named ``my_module:recipe`` is imported only if the user gives that name on the command line
 or as an argument: from the directory that the user gives, or from where Python finds installed
 packages. Nothing here is called with a name that was read from a file. Child processes get the
-names and locations from their parent (`handed_over`, `receive`).
+names and locations from their parent (`child_imports`, `import_from_parent`).
 """
 
 import contextlib
@@ -35,8 +35,8 @@ KIND = "function"
 Recipe = TypeVar("Recipe", bound=Callable[[], Config])
 _RECIPES: dict[str, Callable[[], Config]] = {}
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
-_imported: dict[str, str] = {}
-"""Import path -> directory that its module was found in."""
+child_imports: dict[str, str] = {}
+"""What child processes import too: import path -> directory that its module was found in."""
 
 
 def register(make: Recipe, name: str | None = None) -> Recipe:
@@ -207,7 +207,7 @@ def find(name: str, path: str | Path | None = None) -> Any:
     root = _root(sys.modules[module_name.partition(".")[0]])
     if directory is not None and not root.samefile(directory):
         raise UsageError(f"module {module_name!r} is already imported from {root}, not {path}")
-    _imported[name] = str(root)
+    child_imports[name] = str(root)
     return thing
 
 
@@ -229,12 +229,16 @@ def import_path(thing: Any) -> str:
 
 
 def is_recipe(thing: Any) -> bool:
-    """Whether an object is a config class, or a function that needs no arguments."""
+    """Whether an object is a config class, or a function that needs no arguments and, unlike a
+    training function, takes no `log`."""
     if isinstance(thing, type):
         return issubclass(thing, Config)
-    return callable(thing) and all(
+    if not callable(thing):
+        return False
+    parameters = inspect.signature(thing).parameters
+    return "log" not in parameters and all(
         p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        for p in inspect.signature(thing).parameters.values()
+        for p in parameters.values()
     )
 
 
@@ -270,13 +274,8 @@ def use_norms(names: Any, path: str | Path | None = None) -> Any:
     return [use(one, path) if is_import_path(one) else one for one in names]
 
 
-def handed_over() -> dict[str, str]:
-    """Return what a child process has to import: import path -> directory."""
-    return dict(_imported)
-
-
-def receive(imports: Mapping[str, str]) -> None:
-    """Import and register in a child process what its parent handed over."""
+def import_from_parent(imports: Mapping[str, str]) -> None:
+    """Import and register in a child process the `child_imports` of its parent."""
     for name, path in imports.items():
         thing = find(name, path)
         if isinstance(thing, norms.Norm) or is_recipe(thing):

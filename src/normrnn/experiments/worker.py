@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from normrnn.cli import guarded
-from normrnn.config.registry import find, read_config, receive
+from normrnn.config.registry import find, import_from_parent, read_config
 from normrnn.engine.loop import Diverged
 from normrnn.experiments.functions import FunctionJob
 from normrnn.experiments.training import train_until_stopped
@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> int:
     130 if it was asked to stop."""
     stop_with_parent()
     order = json.load(sys.stdin)
-    receive(order["imports"])
+    import_from_parent(order["imports"])
     out = Path(arguments[0])
     try:
         if "call" in order:

@@ -122,8 +122,7 @@ def runs_table(group: Group) -> Table:
 
 
 def _best_train(run: Run) -> float | None:
-    """The best training loss; None where it is that of a language model whose statistics include
-    the words to predict."""
+    """The best training loss; None where the statistics include the inputs to predict."""
     if run.normalisation.looks_ahead and config_class(run.config).predicts_inputs:
         return None
     done = (row for row in epoch_averages(run.rows) if row["epoch"] <= run.epochs_done)
@@ -136,7 +135,7 @@ def _lowest(run: Run, key: str, kind: str | None = None) -> float | None:
 
 
 def _rate(run: Run) -> float | None:
-    """Tokens or frames per second in training."""
+    """Targets per second in training."""
     rows = run.split("train")
     seconds = rows[-1]["seconds"] if rows else 0
     return sum(row["count"] for row in rows) / seconds if seconds > 0 else None
