@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
+from rich.console import Console
 from tyro.conf import Positional, arg
 
 from normrnn.commands.options import RunArgument
-from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError
 
 
@@ -37,7 +37,7 @@ def evaluate(
 
     set_threads(threads)
     result = training.evaluate(run, data, device=device, one_stream=one_stream, keep=False)
-    show(result, RunDirectory(run).config(), PlainConsole())
+    show(result, RunDirectory(run).config(), Console(color_system=None, markup=False))
     if result["same_data"]:
         keep(run, result)
     else:

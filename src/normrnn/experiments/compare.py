@@ -34,7 +34,6 @@ from normrnn.reporting.study import RecordedStudy
 from normrnn.verdicts.verdict import Settings
 
 DEFAULT_NORMS = ("none", "sequence")
-Norms = str | Sequence[str | None]
 
 
 def compare(
@@ -42,7 +41,7 @@ def compare(
     *,
     x: Any = None,
     y: Any = None,
-    norms: Norms = DEFAULT_NORMS,
+    norms: str | Sequence[str | None] = DEFAULT_NORMS,
     seeds: int = 1,
     data: str | Path | None = None,
     out: str | Path | None = None,
@@ -100,7 +99,7 @@ def compare(
         raise UsageError("compare needs a recipe, a function, or x and y")
     check_counts(seeds=seeds, workers=workers, processes=processes)
     Settings(target=target)  # UsageError before anything is trained
-    train, is_kept = resolve(what or "arrays", path), out is not None
+    train = resolve(what or "arrays", path)
     name, studies = train.recipe if isinstance(train, Config) else "", []
     with ExitStack() as cleanup:
         if out is None and (arrays or not name):
@@ -126,38 +125,34 @@ def compare(
             source = runner.data.source
             say(f"data: {source.removeprefix(f'{config.data}: ') if arrays else source}")
             jobs = plan(config, names, seeds, out)
-            runs, studies = [job.out for job in jobs], _run(jobs, names, out, tuning, runner)
+            runs, studies = [job.out for job in jobs], _train(jobs, tuning, runner)
         else:
             options = {"processes": processes > 1, "tune": tune, "tensorboard": tensorboard}
             if wrong := [name for name, value in {**options, "csv": csv}.items() if value]:
                 raise UsageError(f"{wrong[0]} is for recipes, not for a function")
             settings |= {} if data is None else {"data": data}
             check_out(out)
-            kinds = (higher_is_better, settings, is_kept)
-            name, runs = run_functions(train, chosen, seeds, out, workers, *kinds)
+            calls = (train, chosen, seeds, out, workers, higher_is_better, settings)
+            name, runs = run_functions(*calls)
         result = write_result(runs, f"normrnn compare {name}", out, studies, target)
         weakref.finalize(result, cleanup.pop_all().close)
     return result
 
 
-def _run(
-    jobs: list[RunJob],
-    norms: Sequence[str],
-    out: Path,
-    tuning: tuple[Config, Space] | None,
-    runner: Runner,
+def _train(
+    jobs: list[RunJob], tuning: tuple[Config, Space] | None, runner: Runner
 ) -> list[RecordedStudy]:
     """Tune, if asked to, and train every run; return the study of the tuning."""
     studies = []
     try:
         if tuning is not None:
-            tuned, study = tune_setting(*tuning, norms, out, jobs, runner)
+            tuned, study = tune_setting(*tuning, jobs, runner)
             studies.append(study)
             for job in jobs:
                 job.config = with_settings(job.config, tuned[job.config.norm])
         runner.train(jobs)
     except KeyboardInterrupt:
-        say(f"stopped; the same command resumes from the checkpoints in {out}")
+        say(f"stopped; the same command resumes from the checkpoints in {jobs[0].out.parent}")
         raise
     for job in jobs:
         if job.code == DIVERGED:

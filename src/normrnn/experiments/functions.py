@@ -28,9 +28,7 @@ from normrnn.norms import BASELINE, layer_argument
 from normrnn.runs import records
 from normrnn.runs.records import CONFIG, LOCK, METRICS
 
-TrainFunction = Callable[..., Any]
-LONGEST = 100
-"""Characters of a list, as JSON, that is recorded as it is; of a longer one, the hash."""
+LONGEST = 100  # characters of a list, as JSON; of a longer one the hash is recorded
 
 
 class RunLog:
@@ -92,8 +90,8 @@ class FunctionJob(Job):
     """One call of a training function."""
 
     call: Mapping[str, Any]
-    """Its import path, or its name where it has none, as `recipe`; and `norm`, `seed`,
-    `higher_is_better` and `settings`."""
+    """The function's import path or name as `recipe`, `norm`, `seed`, `higher_is_better` and
+    `settings`."""
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -120,7 +118,7 @@ class FunctionJob(Job):
         except (TypeError, ValueError) as error:
             raise UsageError(f"settings for workers must be plain values: {error}") from None
 
-    def run(self, train: TrainFunction) -> None:
+    def run(self, train: Callable[..., Any]) -> None:
         """Call the function in this process and store what it logs."""
         from normrnn.runs.store import BusyError
 
@@ -185,19 +183,15 @@ def _describe(value: Any, by_name: list[str]) -> Any:
 
 
 def run_functions(
-    train: TrainFunction,
+    train: Callable[..., Any],
     norms: str | Sequence[str | None],
     seeds: int,
     out: Path,
     workers: int | None,
     higher_is_better: bool,
     settings: Mapping[str, Any],
-    is_kept: bool = True,
 ) -> tuple[str, list[Path]]:
-    """Call the function with every norm and seed; return its name and the run directories.
-
-    `is_kept`: whether `out` outlives the result, so that the call may be repeated.
-    """
+    """Call the function with every norm and seed; return its name and the run directories."""
     if isinstance(train, partial) and not train.args:
         train, settings = train.func, {**train.keywords, **settings}
     several = map(str.strip, norms.split(",")) if isinstance(norms, str) else norms
@@ -212,13 +206,6 @@ def run_functions(
         inspect.signature(train).bind(None, 1, None, **settings)
     except TypeError as error:
         raise UsageError(f"cannot call {train!r} as train(norm, seed, log): {error}") from None
-    for key, value in settings.items() if is_kept else ():
-        _describe(value, by_name := [])
-        if by_name:
-            notice(
-                f"{key} is recorded as {by_name[0]} only: if it changes, use another out=, or"
-                " finished runs are not repeated"
-            )
     name = f"{train.__module__}:{getattr(train, '__qualname__', type(train).__name__)}"
     shared = {"recipe": name if workers is None else import_path(train), "settings": settings}
     shared["higher_is_better"] = higher_is_better
@@ -233,6 +220,13 @@ def run_functions(
     ]
     for job in jobs:
         job.mark_if_ended()
+    for key, value in settings.items() if any(job.has_ended for job in jobs) else ():
+        _describe(value, by_name := [])
+        if by_name:
+            notice(
+                f"{key} is recorded as {by_name[0]} only: if it has changed, use another out=;"
+                " finished runs are not repeated"
+            )
     if workers is not None:
         run_jobs(jobs, workers, interval=0.1)
     else:

@@ -140,20 +140,23 @@ def plan(config: Config, norms: Sequence[str], seeds: int, out: Path) -> list[Ru
     ]
 
 
+@dataclass
 class Runner:
     """Trains runs of one experiment, several at a time."""
 
-    def __init__(
-        self, config: Config, workers: int | None, processes: int, logs: Sequence[str] = ()
-    ) -> None:
+    config: Config
+    workers: int | None
+    processes: int
+    logs: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
         """Open the data, so that what is missing is reported before any run starts."""
         from normrnn.runs.environment import named_device
 
-        if "tensorboard" in logs:
+        if "tensorboard" in self.logs:
             require_tensorboard()
-        named_device(config.device)
-        self.workers, self.processes, self.logs = workers, processes, logs
-        self.data = task_of(config).open(config)
+        named_device(self.config.device)
+        self.data = task_of(self.config).open(self.config)
 
     def train(self, jobs: Sequence[RunJob]) -> None:
         """Run jobs to their end; UsageError, before any starts, if one was begun differently."""
@@ -209,8 +212,8 @@ class Progress:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.jobs, self.notebook = jobs, _notebook_line()
+        # Rows of each run that were printed, or belong to a run that had ended before.
         self.printed = [len(read_rows(job.out)) * job.has_ended for job in jobs]
-        """Rows of each run that were printed, or belong to a run that had ended before."""
         self.done = sum(job.has_ended for job in jobs)
         self.before, self.start = sum(job.share_done() for job in jobs), time.monotonic()
 

@@ -280,19 +280,15 @@ def plan_tuning(config: Config, tune: str | Mapping[str, Any]) -> tuple[Config, 
 
 
 def tune_setting(
-    config: Config,
-    space: Space,
-    norms: Sequence[str],
-    out: Path,
-    compared: Sequence[RunJob],
-    runner: Runner,
+    config: Config, space: Space, compared: Sequence[RunJob], runner: Runner
 ) -> tuple[dict[str, dict[str, Any]], RecordedStudy]:
     """Return the best setting of each norm, and all that was tried, also written as a study.
 
     `config` and `space` are those of `plan_tuning`. UsageError, before anything is tuned, if a run
     to compare was begun without this tuning.
     """
-    (field,) = space
+    (field,), out = space, compared[0].out.parent
+    norms = list(dict.fromkeys(job.config.norm for job in compared))
     begun = [job.out for job in compared if (job.out / CONFIG).exists()]
     before = read_study(out / TUNING).about.get("space")
     if begun and not (isinstance(before, dict) and field in before):
@@ -324,19 +320,15 @@ def summarise(
     """Return in words what was tried, what that cost, and what was chosen; `tried` and `compared`
     are the epochs of each."""
     ((field, values),) = study.about["space"].items()
-    is_number = all(type(value) in (int, float) for value in values)
-    ends = (min(values), max(values)) if is_number else ()
-    picked = ", ".join(
-        f"{norm} {s[field]}{' (at the edge of what was tried)' if s[field] in ends else ''}"
-        for norm, s in chosen.items()
+    ends = (min(values), max(values)) if {*map(type, values)} <= {int, float} else ()
+    edge = " (at the edge of what was tried)"
+    picked = ", ".join(f"{n} {s[field]}{edge * (s[field] in ends)}" for n, s in chosen.items())
+    early = (
+        f" Chosen after {tried} of {compared} epochs: a value that leads early, as a high learning"
+        " rate often does, may not lead at the end."
     )
-    text = (
+    return (
         f"{field} was tuned for each norm on validation data, with one seed that is not compared:"
         f" values {', '.join(map(str, values))}; epochs: {tried}; {study.budget}. Chosen: {picked}."
+        f"{early * (tried < compared)}"
     )
-    if tried < compared:
-        text += (
-            f" Chosen after {tried} of {compared} epochs: a value that leads early, as a high"
-            " learning rate often does, may not lead at the end."
-        )
-    return text

@@ -74,8 +74,8 @@ def _section(group: Group, verdict: Verdict) -> dict[str, Any]:
         "about": [summary(group.recipe) if group.recipe in RECIPES else "Unknown recipe."],
         "picture": address(partial(draw, group=group)) if has_values else "",
         "caption": "Validation: mean over seeds, lowest to highest seed",
-        "tables": [runs_table(group)],
-        "settings": [_settings([run for arm in group.arms for run in arm.runs])],
+        "table": runs_table(group),
+        "settings": _settings([run for arm in group.arms for run in arm.runs]),
     }
 
 
@@ -91,8 +91,8 @@ def _study(study: RecordedStudy) -> dict[str, Any]:
         "about": [study.budget, study.said],
         "picture": address(picture) if trials and has_rates else "",
         "caption": "Validation loss against learning rate",
-        "tables": [_trials_table(trials)],
-        "settings": [Table("Plan of the search", ["setting", "value"], rows)],
+        "table": _trials_table(trials),
+        "settings": Table("Plan of the search", ["setting", "value"], rows),
     }
 
 
