@@ -169,7 +169,7 @@ def test_the_check_itself_sees_imports(tmp_path: Path) -> None:
         "import normrnn; normrnn.__version__; dir(normrnn)",
         "from normrnn.cli import main",
         "import normrnn.recipes",
-        "import normrnn.commands.gradients, normrnn.reporting.study",
+        "import normrnn.commands.models, normrnn.reporting.study",
         "import normrnn; normrnn.reporting.load; normrnn.reporting.figure; normrnn.compare",
         "import normrnn.reporting.page, normrnn.commands.report, normrnn.reporting.result",
         "from normrnn.commands import training, about, prepare, models",

@@ -38,7 +38,7 @@ _MODULES = {  # of commands whose modules have another name
     **dict.fromkeys(("train", "compare", "search"), "training"),
     **dict.fromkeys(("doctor", "info", "recipes"), "about"),
     "verdict": "report",
-    **dict.fromkeys(("evaluate", "score", "sample", "posteriors", "export"), "models"),
+    **dict.fromkeys(("evaluate", "score", "sample", "posteriors", "export", "gradients"), "models"),
 }
 
 

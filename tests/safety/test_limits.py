@@ -22,6 +22,7 @@ import torch
 
 from normrnn.cli import guarded
 from normrnn.errors import UserError
+from normrnn.experiments.jobs import say
 from normrnn.files import read_json
 from normrnn.runs.records import Note, append_note, read_metrics
 from normrnn.runs.store import RunDirectory, TorchFileError, load_torch_file
@@ -149,6 +150,8 @@ def test_whatever_a_command_prints_is_escaped(capsys: pytest.CaptureFixture[str]
 
     assert guarded(command, []) == 1
     assert capsys.readouterr() == (f"{ESCAPED}\n", f"{ESCAPED}\nnormrnn: {ESCAPED}\n")
+    say(STEERING)  # the progress of `normrnn.compare`, where no command runs
+    assert capsys.readouterr().out == f"{ESCAPED}\n"
 
 
 def kaldi(folder: Path, *more: str | Path) -> list[str | Path]:

@@ -24,11 +24,10 @@ from normrnn.recipes import RECIPES, summary
 from normrnn.terminal import below
 
 T = TypeVar("T")
-IMPORTS = (
+IMPORTS = (  # in the help of commands that import
     "MODULE:NAME is a user-defined recipe or norm. --path DIR says where its module is; --use"
     " MODULE:NAME imports what a run was trained with."
 )
-"""A part of the help of commands that import."""
 
 Directory = Annotated[Path | None, arg(metavar="DIR")]
 RunArgument = Annotated[Positional[Path], arg(metavar="RUN")]
@@ -108,12 +107,7 @@ def parse(
     problem = io.StringIO()  # not a terminal: printed below without colours, and escaped
     try:
         with redirect_stderr(problem), redirect_stdout(below(sys.stdout)):  # help has colours
-            call = tyro.cli(
-                parsed,
-                args=words,
-                prog=f"normrnn {command}",
-                description=text,
-            )
+            call = tyro.cli(parsed, args=words, prog=f"normrnn {command}", description=text)
     except SystemExit:
         print(problem.getvalue(), end="", file=sys.stderr)
         raise

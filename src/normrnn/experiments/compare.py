@@ -109,8 +109,8 @@ def compare(
         if isinstance(train, Config):
             if higher_is_better:
                 raise UsageError("higher_is_better is for functions: a recipe knows its measure")
-            given = {} if data is None else {"data": str(data)}
-            config = with_settings(train, {**given, **settings})
+            settings |= {} if data is None else {"data": str(data)}
+            config = with_settings(train, settings)
             if arrays:
                 file = write_arrays(arrays, config.arrays, out)  # type: ignore[attr-defined]
                 config = replace(config, data=str(file))

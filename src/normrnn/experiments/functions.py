@@ -89,9 +89,7 @@ class RunLog:
 class FunctionJob(Job):
     """One call of a training function."""
 
-    call: Mapping[str, Any]
-    """The function's import path or name as `recipe`, `norm`, `seed`, `higher_is_better` and
-    `settings`."""
+    call: Mapping[str, Any]  # its `recipe` is the import path, or the name, of the function
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -102,9 +102,8 @@ class RunJob(Job):
             run = examine(self.out)
         except UserError:
             return  # the process that resumes it says what is wrong
-        if run.problem or run.notices or not run.verified or run.training:
-            return
-        if run.config.get("epochs") != self.config.epochs:
+        is_sound = run.verified and not (run.problem or run.notices or run.training)
+        if not is_sound or run.config.get("epochs") != self.config.epochs:
             return
         if run.diverged:
             self.ended, self.reason = DIVERGED, run.diverged
@@ -254,8 +253,7 @@ def check_counts(**counts: int | None) -> None:
 
 
 def check_out(out: Path) -> None:
-    """Raise UserError if a file is in the place of the directory, or another one in that of its
-    report."""
+    """Raise UserError if a file is in the place of the directory or of its report."""
     from normrnn.reporting.page import refuse_other
 
     if any(path.is_file() for path in (out, *out.parents)):

@@ -30,14 +30,12 @@ from normrnn.reporting.runs import load
 from normrnn.reporting.study import SAID, TRIALS, RecordedStudy, best, lines, read_study, write
 from normrnn.runs.records import CONFIG, epoch_averages
 
-Space = Mapping[str, Any]
-"""Dotted field -> a list of values, or {"low", "high"}, with "log" if wished."""
+Space = Mapping[str, Any]  # dotted field -> a list of values, or {"low", "high"}, perhaps "log"
 TUNING, CONFIRM = "tuning", "confirm"
 SEED_OFFSET = 1_000_000  # of the seeds of tuning, from those of the comparison
 _NOT_SHARED = ("data", "device", "threads", "norm")  # may differ where commands share a study
 _NOT_VARIED = ("recipe", "data_sha256", "seed", "epochs", "train.epoch_tokens", *_NOT_SHARED)
-Trial = tuple[dict[str, Any], list[RunJob]]
-"""A setting, and its runs, one per normalisation."""
+Trial = tuple[dict[str, Any], list[RunJob]]  # a setting, and its runs, one per normalisation
 
 
 def read_space(file: Path | None, config: Config) -> Space:

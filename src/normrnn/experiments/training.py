@@ -72,11 +72,9 @@ def resolve(what: Any, path: str | Path | None = None) -> Config | Callable[...,
     thing = registry.find(what, path) if is_path else what
     if callable(thing) and not registry.is_recipe(thing):
         return thing
-    if is_path or callable(thing):
-        return registry.recipe(registry.use(what, path))
-    if isinstance(what, str):
-        return registry.recipe(what)
-    raise UsageError(f"expected a recipe or its name, not {what!r}")
+    if not isinstance(what, str) and not callable(what):
+        raise UsageError(f"expected a recipe or its name, not {what!r}")
+    return registry.recipe(registry.use(what, path) if is_path or callable(what) else what)
 
 
 def default_directory(name: str, *more: object) -> Path:
@@ -90,12 +88,11 @@ def default_directory(name: str, *more: object) -> Path:
 
 def train_until_stopped(config: Config, out: Path, logs: Sequence[str]) -> int:
     """Train or resume a run; return the exit code: 130 if it was asked to stop."""
-    from normrnn.engine.loop import Interrupted
-    from normrnn.engine.loop import train as train_config
+    from normrnn.engine import loop
 
     try:
-        train_config(config, out, logs=logs)
-    except Interrupted:
+        loop.train(config, out, logs=logs)
+    except loop.Interrupted:
         if rank_and_size()[0] == 0:
             text = f"stopped; the same command resumes from the checkpoint in {out}"
             print(text, file=sys.stderr, flush=True)

@@ -112,8 +112,8 @@ def runs_table(group: Group) -> Table:
         for run in arm.runs:
             row = [f"{arm.name}, seed {run.seed}", run.progress + ", running" * run.training]
             row.append(shown.text(_best_train(run)))
-            row += [shown.text(_lowest(run, "loss", kind)) for kind in kinds]
-            row += [_number(_lowest(run, key), 3)] * errors
+            row += [shown.text((run.best(kind) or {}).get("loss")) for kind in kinds]
+            row += [_number((run.best(None, key) or {}).get(key), 3)] * errors
             tests = run.split("test", run.saved_statistics) or run.split("test")
             row += [shown.text(tests[-1]["loss"] if tests else None)] * tested
             rows.append([*row, _number(_rate(run), 0), f"{run.seconds:,.0f}"])
@@ -127,11 +127,6 @@ def _best_train(run: Run) -> float | None:
         return None
     done = (row for row in epoch_averages(run.rows) if row["epoch"] <= run.epochs_done)
     return min((row["loss"] for row in done), default=None)
-
-
-def _lowest(run: Run, key: str, kind: str | None = None) -> float | None:
-    row = run.best(kind, key)
-    return None if row is None else row[key]
 
 
 def _rate(run: Run) -> float | None:
@@ -171,8 +166,8 @@ def _settings(runs: Sequence[Run]) -> Table:
     names = dict.fromkeys(name for run in runs for name in run.settings if name != "data")
     rows = [[name, _values(run.settings.get(name) for run in runs)] for name in names]
     rows.append(["data", _values(map(data_name, runs))])
-    places = [place for run in runs for place in run.environments]
-    rows += [[fact, _values(place.get(fact) for place in places)] for fact in _FACTS if places]
+    machines = [machine for run in runs for machine in run.environments]
+    rows += [[fact, _values(one.get(fact) for one in machines)] for fact in _FACTS if machines]
     title = "Settings, versions and machine; several values where runs differ"
     return Table(title, ["setting", "value"], rows)
 
