@@ -23,9 +23,6 @@ from normrnn.runs.records import CONFIG, LOCK, LOG, Row, read_note, read_rows
 from normrnn.terminal import printable
 from normrnn.verdicts.verdict import Settings
 
-WORKER = "normrnn.experiments.worker"
-LAUNCHER = "normrnn.processes"
-
 
 def say(text: str) -> None:
     """Print text at once, its control characters escaped also where no command runs."""
@@ -69,9 +66,9 @@ class Job:
         """Start the worker on an order, which must be plain values; its output goes to the run's
         log. It gets the import paths that this process was given."""
         text = json.dumps({**order, "imports": child_imports}).encode()
-        module, arguments = WORKER, [str(self.out), *self.logs]
+        module, arguments = "normrnn.experiments.worker", [str(self.out), *self.logs]
         if self.processes > 1:
-            module, arguments = LAUNCHER, [str(self.processes), WORKER, *arguments]
+            module, arguments = "normrnn.processes", [str(self.processes), module, *arguments]
         self.child = Child(module, arguments, text, self.out / LOG, threads)
 
     def describe(self, rows: Sequence[Row]) -> list[str]:
