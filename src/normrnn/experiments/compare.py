@@ -13,16 +13,8 @@ from normrnn.arrays.read import KEYS, write_arrays
 from normrnn.config.base import Config, checked_norms
 from normrnn.config.registry import use_norms, with_settings
 from normrnn.errors import UsageError
+from normrnn.experiments import jobs
 from normrnn.experiments.functions import run_functions
-from normrnn.experiments.jobs import (
-    RunJob,
-    Runner,
-    check_counts,
-    check_out,
-    plan,
-    say,
-    write_result,
-)
 from normrnn.experiments.search import Space, plan_tuning, tune_setting
 from normrnn.experiments.training import Recipe, default_directory, resolve
 from normrnn.files import expanded
@@ -97,7 +89,7 @@ def compare(
         raise UsageError("compare takes arrays, or a recipe or function and its data, not both")
     if what is None and not arrays:
         raise UsageError("compare needs a recipe, a function, or x and y")
-    check_counts(seeds=seeds, workers=workers, processes=processes)
+    jobs.check_counts(seeds=seeds, workers=workers, processes=processes)
     Settings(target=target)  # UsageError before anything is trained
     train = resolve(what or "arrays", path)
     name, studies = train.recipe if isinstance(train, Config) else "", []
@@ -117,44 +109,44 @@ def compare(
             usual = usual_norms(config) if norms is DEFAULT_NORMS else chosen
             names = checked_norms(usual, "--norms")
             tuning = plan_tuning(config, tune) if tune else None
-            check_out(out)
+            jobs.check_out(out)
             logs = ["tensorboard"] * tensorboard + ["csv"] * csv
-            runner = Runner(replace(config, norm=names[-1]), workers, processes, logs)
+            runner = jobs.Runner(replace(config, norm=names[-1]), workers, processes, logs)
             if omitted := why_no_pictures():  # said now, not after hours of training
-                say(omitted)
+                jobs.say(omitted)
             source = runner.data.source
-            say(f"data: {source.removeprefix(f'{config.data}: ') if arrays else source}")
-            jobs = plan(config, names, seeds, out)
-            runs, studies = [job.out for job in jobs], _train(jobs, tuning, runner)
+            jobs.say(f"data: {source.removeprefix(f'{config.data}: ') if arrays else source}")
+            planned = jobs.plan(config, names, seeds, out)
+            runs, studies = [job.out for job in planned], _train(planned, tuning, runner)
         else:
             options = {"processes": processes > 1, "tune": tune, "tensorboard": tensorboard}
             if wrong := [name for name, value in {**options, "csv": csv}.items() if value]:
                 raise UsageError(f"{wrong[0]} is for recipes, not for a function")
             settings |= {} if data is None else {"data": data}
-            check_out(out)
+            jobs.check_out(out)
             calls = (train, chosen, seeds, out, workers, higher_is_better, settings)
             name, runs = run_functions(*calls)
-        result = write_result(runs, f"normrnn compare {name}", out, studies, target)
+        result = jobs.write_result(runs, f"normrnn compare {name}", out, studies, target)
         weakref.finalize(result, cleanup.pop_all().close)
     return result
 
 
 def _train(
-    jobs: list[RunJob], tuning: tuple[Config, Space] | None, runner: Runner
+    runs: list[jobs.RunJob], tuning: tuple[Config, Space] | None, runner: jobs.Runner
 ) -> list[RecordedStudy]:
     """Tune, if asked to, and train every run; return the study of the tuning."""
     studies = []
     try:
         if tuning is not None:
-            tuned, study = tune_setting(*tuning, jobs, runner)
+            tuned, study = tune_setting(*tuning, runs, runner)
             studies.append(study)
-            for job in jobs:
+            for job in runs:
                 job.config = with_settings(job.config, tuned[job.config.norm])
-        runner.train(jobs)
+        runner.train(runs)
     except KeyboardInterrupt:
-        say(f"stopped; the same command resumes from the checkpoints in {jobs[0].out.parent}")
+        jobs.say(f"stopped; the same command resumes from the checkpoints in {runs[0].out.parent}")
         raise
-    for job in jobs:
+    for job in runs:
         if job.code == DIVERGED:
-            say(f"{job.label} diverged: {job.failure_reason()}")
+            jobs.say(f"{job.label} diverged: {job.failure_reason()}")
     return studies

@@ -260,7 +260,7 @@ def plan_tuning(config: Config, tune: str | Mapping[str, Any]) -> tuple[Config, 
     if len(given) != 1:
         raise UsageError(f"tune names one setting, not {', '.join(given) or 'none'}")
     ((field, values),) = given.items()
-    now = flat(to_dict(config)).get(field)
+    now: Any = flat(to_dict(config)).get(field)
     tried = []
     for value in values or [now]:
         with suppress(ValueError, TypeError):  # not text, or text that is no JSON
