@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -102,19 +103,11 @@ def test_a_value_that_is_not_finite_is_a_divergence() -> None:
     assert result.to_dict()["diverged"] == {"none": [1, 2], "sequence": [2, 2]}
 
 
-class Frame:
+def frame(value: str) -> MagicMock:
     """What is used of a DataFrame, here of one column: no pandas is installed."""
-
-    columns, to_dict = ("a",), None
-
-    def __init__(self, value: str) -> None:
-        self.value = value
-
-    def __getitem__(self, _: str) -> "Frame":
-        return self
-
-    def to_numpy(self) -> np.ndarray:
-        return np.array([self.value], object)
+    made = MagicMock(columns=["a"], index=None)
+    made["a"].to_numpy.return_value = np.array([value], object)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -123,7 +116,7 @@ class Frame:
         lambda last: torch.tensor([0.0] * 5000 + [last]),
         lambda last: [*range(30_000), last],
         lambda last: np.array([f"a{last}", None, np.array([last])], object),
-        lambda last: Frame(f"b{last}"),
+        lambda last: frame(f"b{last}"),
     ],
 )
 def test_settings_are_recorded_by_their_content(
