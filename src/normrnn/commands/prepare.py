@@ -29,7 +29,8 @@ PTB_SHA256 = {
     "ptb.valid.txt": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
     "ptb.test.txt": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
 }
-_SECONDS = 5.0  # between lines of progress
+_SECONDS = 5.0
+"""Between lines of progress."""
 
 
 def prepare(arguments: list[str]) -> int:

@@ -35,8 +35,7 @@ KIND = "function"
 Recipe = TypeVar("Recipe", bound=Callable[[], Config])
 _RECIPES: dict[str, Callable[[], Config]] = {}
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
-child_imports: dict[str, str] = {}
-"""What child processes import too: import path -> directory that its module was found in."""
+child_imports: dict[str, str] = {}  # import path -> directory that its module was found in
 
 
 def register(make: Recipe, name: str | None = None) -> Recipe:
@@ -275,7 +274,7 @@ def use_norms(names: Any, path: str | Path | None = None) -> Any:
 
 
 def import_from_parent(imports: Mapping[str, str]) -> None:
-    """Import and register in a child process the `child_imports` of its parent."""
+    """Import and register in a child process what its parent had in `child_imports`."""
     for name, path in imports.items():
         thing = find(name, path)
         if isinstance(thing, norms.Norm) or is_recipe(thing):
