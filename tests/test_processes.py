@@ -24,7 +24,7 @@ def test_a_comparison_starts_as_many_processes_as_it_may(
     assert usable_cores() == 3
     limits: list[int] = []
 
-    def record(_jobs: object, limit: int, _console: object) -> None:
+    def record(_jobs: object, limit: int) -> None:
         limits.append(limit)
         raise InterruptedError
 

@@ -34,13 +34,12 @@ COMMANDS = {
     "doctor": "what is installed, in use and missing on this machine",
     "info": "describe a run, an export or one of their files",
 }
-_MODULES = {
+_MODULES = {  # of commands whose modules have another name
     **dict.fromkeys(("train", "compare", "search"), "training"),
     **dict.fromkeys(("doctor", "info", "recipes"), "about"),
     "verdict": "report",
-    **dict.fromkeys(("evaluate", "score", "sample", "posteriors", "export"), "models"),
+    **dict.fromkeys(("evaluate", "score", "sample", "posteriors", "export", "gradients"), "models"),
 }
-"""Command -> its module, where that has another name."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Control characters escaped in everything that is printed.
 
-Names and texts come from untrusted files. `cli.guarded` installs the streams; `PlainConsole` (rich)
-and tyro's help write terminal codes of their own and use the stream below.
+Names and texts come from untrusted files. `cli.guarded` installs the streams; tyro's help writes
+terminal codes of its own and uses the stream below.
 """
 
 import contextlib

@@ -16,9 +16,7 @@ import pytest
 import normrnn
 from normrnn.config.base import checked_norms
 from normrnn.config.jsonio import to_dict
-from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError
-from normrnn.experiments.compare import check_report
 from normrnn.experiments.jobs import Progress, RunJob, plan, run_jobs
 from normrnn.extras import install_command
 from normrnn.recipes import read_config, recipe
@@ -33,11 +31,8 @@ SMALL = ["--model.hidden", "8", "--train.batch", "8", "--train.steps", "5", "--e
 def test_plan_has_one_arm_per_norm_and_seed(tiny: LanguageConfig, tmp_path: Path) -> None:
     arms = plan(replace(tiny, seed=3), ["none", "frame"], 2, tmp_path)
     assert [arm.out.name for arm in arms] == ["none-3", "frame-3", "none-4", "frame-4"]
-    assert all(arm.config.threads == 1 for arm in arms)
     assert [(arm.config.norm, arm.config.seed) for arm in arms[1:3]] == [("frame", 3), ("none", 4)]
     assert arms[1].label == "frame, seed 3"
-    (one,) = plan(replace(tiny, threads=2), ["none"], 1, tmp_path)
-    assert one.config.threads == 2
 
 
 def test_compare_from_the_command_line_and_once_more(
@@ -101,17 +96,6 @@ def test_a_comparison_without_matplotlib_has_no_pictures(
     assert cli("report", out)[1].count(install_command("report")) == 1
 
 
-def test_a_comparison_without_jinja2_has_no_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "normrnn.reporting.page", raising=False)
-    result = normrnn.compare(lambda norm, seed, log: log(1, valid=seed), out=tmp_path)  # noqa: ARG005
-    assert len(result.runs) == 2
-    assert not (tmp_path / "report.html").exists()
-    assert install_command("report") in check_report(tmp_path)
-
-
 @pytest.mark.parametrize("command", ["compare", "search"])
 def test_what_is_missing_is_said_before_any_run(
     cli: Cli, text_dir: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
@@ -150,13 +134,13 @@ def test_norms_in_every_spelling(tmp_path: Path) -> None:
 def test_arms_run_in_any_thread(tiny: LanguageConfig, tmp_path: Path) -> None:
     """A notebook or a server may call from another than the first; one that fails is named."""
     job, failing = (RunJob(tmp_path / f"{n}-1", replace(tiny, epochs=1)) for n in ("a", "b"))
-    thread = threading.Thread(target=run_jobs, args=([job], 1, PlainConsole(), 0.05))
+    thread = threading.Thread(target=run_jobs, args=([job], 1, 0.05))
     thread.start()
     thread.join()
     assert job.code == 0
     (Path(tiny.data) / "valid.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"b-1 failed: .*valid\.txt: .*not UTF-8"):
-        run_jobs([failing], 1, PlainConsole(), interval=0.05)
+        run_jobs([failing], 1, interval=0.05)
 
 
 class Sleeper:
@@ -208,7 +192,7 @@ def test_never_more_processes_than_jobs(
 
     monkeypatch.setattr(RunJob, "start", start)
     arms = plan(tiny, ["none", "frame"], 3, tmp_path)
-    run_jobs(arms, 2, PlainConsole(), interval=0.001)
+    run_jobs(arms, 2, interval=0.001)
     assert most == 2
     assert [arm.code for arm in arms] == [0] * 6
 
@@ -219,16 +203,13 @@ def test_runs_done_and_time_left(
     arms = plan(replace(tiny, epochs=4), ["none", "frame"], 3, tmp_path)
     arms[0].ended = 0  # earlier: says nothing about the speed
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
-    progress, status = Progress(arms, PlainConsole()), PlainConsole().status("")
-    progress.update = status.update
-    progress.show()
-    assert status.status == "1 of 6 runs done"
+    progress = Progress(arms)
+    progress.show()  # nothing new: prints nothing
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     arms[1].out.mkdir()
     row = {"split": "train", "epoch": 3, "updates": 1, "loss": 1.0, "count": 1, "seconds": 1.0}
     (arms[1].out / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     progress.show()
-    assert status.status == "1 of 6 runs done, about 0:15:00 left"
     for arm in arms[1:]:
         arm.ended = 0
         progress.show()
@@ -240,7 +221,7 @@ def test_runs_done_and_time_left(
     display = SimpleNamespace(display=lambda *_, **__: line)
     module = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=0), display=display)
     monkeypatch.setitem(sys.modules, "IPython", module)
-    Progress([replace(arms[0], ended=None), *arms[1:]], PlainConsole()).show()
+    Progress([replace(arms[0], ended=None), *arms[1:]]).show()
     assert (lines, capsys.readouterr().out) == (["5 of 6 runs done"], "")
 
 

@@ -44,7 +44,7 @@ halved = Norm(
 )
 
 
-def train(norm, seed, log, slope=1.0):
+def train(norm=None, seed=1, log=print, slope=1.0):
     """Values fall with the step; those of norm "sequence" are lower by 1."""
     for step in range(0, 50, 10):
         value = 10 + seed / 10 - slope * step / 10 - (norm == "sequence")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,18 +104,18 @@ def test_torchrun(own_directory: Path, tmp_path: Path) -> None:
     assert rows_of(tmp_path / "r")[-1]["split"] == "test"
 
 
-def test_from_python(own_directory: Path, tmp_path: Path) -> None:
+def test_from_python(own_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     rows: list[dict] = []
-    run = normrnn.train(
-        "own_module:small", path=own_directory, out=tmp_path / "run", log=rows.append
-    )
+    run = normrnn.train("own_module:small", path=own_directory, out="~/run", log=rows.append)
     assert [row["updates"] for row in rows] == [row["updates"] for row in run.rows]
     result = normrnn.evaluate(run.path)
     assert result["recipe"] == "own_module:small"
-    model = normrnn.load(run)
-    assert sum(p.numel() for p in model.parameters())
-    other = recipe("own_module:small")
+    assert sum(p.numel() for p in normrnn.load("~/run").parameters())
+    other = replace(recipe("own_module:small"), norm="sequence")
     assert other.recipe == "own_module:small"
+    assert normrnn.train(other, out=tmp_path / "a").norm == "sequence"
+    assert normrnn.train(other, norm=None, out=tmp_path / "b").norm == "none"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,9 +30,12 @@ def _no_calls() -> None:
     CALLS.clear()
 
 
-def test_every_norm_and_seed_is_called_once_and_stored(tmp_path: Path) -> None:
+def test_every_norm_and_seed_is_called_once_and_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     out = tmp_path / "out"
-    result = normrnn.compare(falling, norms=(None, "layer"), seeds=3, out=out, target=3.5)
+    result = normrnn.compare(falling, norms=(None, "layer"), seeds=3, out="~/out", target=3.5)
     assert CALLS[:2] == [(None, 1), ("layer", 1)]
     assert len(CALLS) == 6
     quality = result.to_dict()["variants"]["layer"]["quality"]
@@ -45,7 +50,7 @@ def test_every_norm_and_seed_is_called_once_and_stored(tmp_path: Path) -> None:
     assert len(repr(result)) < 200
     assert "<pre>" in result._repr_html_()
     assert result.plot().axes[0].lines
-    result.save(tmp_path / "report.html")
+    result.save("~/report.html")
     for file in (out / "report.html", tmp_path / "report.html"):
         assert "to validation 3.5" in file.read_text()
 
@@ -98,18 +103,38 @@ def test_a_value_that_is_not_finite_is_a_divergence() -> None:
     assert result.to_dict()["diverged"] == {"none": [1, 2], "sequence": [2, 2]}
 
 
-def test_settings_that_are_arrays_and_objects_are_told_apart(tmp_path: Path) -> None:
+def frame(value: str) -> MagicMock:
+    """What is used of a DataFrame, here of one column: no pandas is installed."""
+    made = MagicMock(columns=["a"], index=None)
+    made["a"].to_numpy.return_value = np.array([value], object)
+    return made
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        lambda last: torch.tensor([0.0] * 5000 + [last]),
+        lambda last: [*range(30_000), last],
+        lambda last: np.array([f"a{last}", None, np.array([last])], object),
+        lambda last: frame(f"b{last}"),
+    ],
+)
+def test_settings_are_recorded_by_their_content(
+    table: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def reads(norm: Any, seed: int, log: RunLog, table: Any, other: Any) -> None:  # noqa: ARG001
         CALLS.append((norm, seed))
-        log(step=1, valid=float(table.sum()))
+        log(step=1, valid=1.0)
 
-    table = torch.zeros(5000)
+    given: Any = {"norms": "none", "out": tmp_path, "other": np.array([object()])}
     for _ in range(2):
-        normrnn.compare(reads, norms="none", out=tmp_path, table=table, other=[object()])
+        normrnn.compare(reads, table=table(1), **given)
     assert len(CALLS) == 1
-    table[2500] = 1
+    assert (tmp_path / "none-1/config.json").stat().st_size < 1000
+    assert "other is recorded as builtins.object only" in caplog.text
+    assert "table" not in caplog.text
     with pytest.raises(UsageError, match="table was"):
-        normrnn.compare(reads, norms="none", out=tmp_path, table=table, other=[object()])
+        normrnn.compare(reads, table=table(2), **given)
 
 
 def test_what_a_function_may_not_do(tmp_path: Path) -> None:
@@ -127,7 +152,8 @@ def test_what_a_function_may_not_do(tmp_path: Path) -> None:
         normrnn.compare(lambda norm, seed, log: None, out=tmp_path / "a")  # noqa: ARG005
     with pytest.raises(UsageError, match="arguments"):
         normrnn.compare(lambda train: None)  # noqa: ARG005
-    for option in ({"tune": "optimizer.lr"}, {"processes": 2}, {"csv": True}, {"norms": ()}):
+    wrong = ({"tune": "optimizer.lr"}, {"processes": 2}, {"csv": True}, {"norms": ()})
+    for option in (*wrong, {"norms": None}):
         with pytest.raises(UsageError, match=next(iter(option))):
             normrnn.compare(falling, **option)  # type: ignore[arg-type]
     for wrong in ({"target": math.nan}, {"seeds": "three"}):
@@ -135,6 +161,8 @@ def test_what_a_function_may_not_do(tmp_path: Path) -> None:
             normrnn.compare(falling, **wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"'val'.* valid"):
         normrnn.compare(lambda norm, seed, log: log(step=1, val=1.0))  # noqa: ARG005
+    with pytest.raises(UsageError, match=r"lr .* nan"):
+        normrnn.compare(lambda norm, seed, log: log(step=1, lr=math.nan))  # noqa: ARG005
     assert not CALLS
     with pytest.raises(UsageError, match="local"):
         normrnn.compare(backwards, workers=2, out=tmp_path / "b")

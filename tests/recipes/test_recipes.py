@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from normrnn import recipes
-from normrnn.recipes import RECIPES, recipe, summary
+from normrnn.recipes import RECIPES, recipe
 from normrnn.text.config import LanguageConfig
 
 PAPER = {

@@ -10,7 +10,7 @@ import pytest
 from normrnn import verdict
 from normrnn.config.base import Config
 from normrnn.errors import UserError
-from normrnn.experiments.jobs import RunJob
+from normrnn.experiments.jobs import RunJob, plan
 from normrnn.experiments.search import SEED_OFFSET, plan_tuning, summarise, tune_setting
 from normrnn.processes import DIVERGED
 from normrnn.recipes import recipe
@@ -87,8 +87,6 @@ def test_an_arm_that_never_trains_is_an_error(config: Config, tmp_path: Path) ->
     space = {"optimizer.lr": [1.0, 2.0]}
 
     class Runner:
-        say = print
-
         def train(self, jobs: Sequence[RunJob]) -> None:
             for job in jobs:
                 job.out.mkdir(parents=True)
@@ -96,7 +94,7 @@ def test_an_arm_that_never_trains_is_an_error(config: Config, tmp_path: Path) ->
                 job.ended, job.reason = DIVERGED, "the loss is nan at update 3"
 
     with pytest.raises(UserError, match=r"no value of optimizer\.lr trained with norm none"):
-        tune_setting(config, space, ("none",), tmp_path, [], Runner())  # type: ignore[arg-type]
+        tune_setting(config, space, plan(config, ["none"], 1, tmp_path), Runner())  # type: ignore[arg-type]
     (first, _) = read_study(tmp_path / "tuning").trials
     assert first["arms"]["none"]["reason"] == "the loss is nan at update 3"
 

@@ -16,18 +16,18 @@ from typing import Annotated, Any, TypeVar
 import tyro
 from tyro.conf import Positional, arg
 
-from normrnn.config.registry import find, is_import_path, is_recipe, use, use_norms
+from normrnn.config.base import Config
+from normrnn.config.registry import is_import_path, use, use_norms
 from normrnn.errors import UsageError
-from normrnn.experiments.training import import_names
-from normrnn.recipes import RECIPES, recipe, summary
+from normrnn.experiments.training import import_names, resolve
+from normrnn.recipes import RECIPES, summary
 from normrnn.terminal import below
 
 T = TypeVar("T")
-IMPORTS = (
-    "MODULE:NAME is a recipe or norm of your own. --path DIR says where its module is; --use"
+IMPORTS = (  # in the help of commands that import
+    "MODULE:NAME is a user-defined recipe or norm. --path DIR says where its module is; --use"
     " MODULE:NAME imports what a run was trained with."
 )
-"""A part of the help of commands that import."""
 
 Directory = Annotated[Path | None, arg(metavar="DIR")]
 RunArgument = Annotated[Positional[Path], arg(metavar="RUN")]
@@ -37,8 +37,8 @@ def split_recipe(command: str, arguments: list[str], runs: str = "") -> tuple[An
     """Return the config of the recipe named first, and the remaining arguments.
 
     Of a command that takes run directories, `runs` is a line of help on that, and the config may be
-    that of a run. For `compare` the first argument may also be the import path of a training
-    function, which is returned as it is.
+    that of a run. For `compare` the first argument may also name a training function, which is
+    returned.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         usage = f"usage: normrnn {command} RECIPE [OPTIONS]"
@@ -52,16 +52,14 @@ def split_recipe(command: str, arguments: list[str], runs: str = "") -> tuple[An
         raise SystemExit(0)
     name, *rest = arguments
     rest, path = import_named(rest)
-    if is_import_path(name):
-        found = find(name, path)
-        if command == "compare" and callable(found) and not is_recipe(found):
-            return name, rest
-        use(name, path)
-    elif runs and name not in RECIPES and Path(name).is_dir():
+    if runs and not is_import_path(name) and name not in RECIPES and Path(name).is_dir():
         from normrnn.runs.store import RunDirectory
 
         return RunDirectory(Path(name)).config(), rest
-    return recipe(name), rest
+    found = resolve(name, path)
+    if command != "compare" and not isinstance(found, Config):
+        use(name, path)  # raises
+    return found, rest
 
 
 def entry(name: str) -> str:
@@ -109,12 +107,7 @@ def parse(
     problem = io.StringIO()  # not a terminal: printed below without colours, and escaped
     try:
         with redirect_stderr(problem), redirect_stdout(below(sys.stdout)):  # help has colours
-            call = tyro.cli(
-                parsed,
-                args=words,
-                prog=f"normrnn {command}",
-                description=text,
-            )
+            call = tyro.cli(parsed, args=words, prog=f"normrnn {command}", description=text)
     except SystemExit:
         print(problem.getvalue(), end="", file=sys.stderr)
         raise

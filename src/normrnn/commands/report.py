@@ -6,7 +6,6 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError, notice
 
 
@@ -48,9 +47,6 @@ def verdict(
         print("\n\n".join(one.details() if details else str(one) for one in found))
 
 
-FILE = "report.html"
-
-
 def report(
     runs: Annotated[Positional[list[Path]], arg(metavar="RUN...")],
     out: Annotated[Path | None, arg(metavar="FILE", aliases=["-o"])] = None,
@@ -65,29 +61,25 @@ def report(
         out: The report; report.html in the directory given, or in the current one if several
             are given.
         details: Print the secondary figures too.
-        target: A validation value to reach (perplexity, nats, FCE), instead of one that
-            every run reaches.
+        target: A validation value to reach, instead of one that every run reaches.
     """
-    from normrnn.reporting.pictures import why_no_pictures
-    from normrnn.reporting.result import Result
+    from normrnn.reporting.result import REPORT, Result, report_line
     from normrnn.reporting.runs import find
     from normrnn.reporting.study import find_studies, lines
     from normrnn.verdicts.verdict import Settings
 
     if not runs:
         raise UsageError("report needs at least one run directory")
-    path = out or (runs[0] / FILE if len(runs) == 1 else Path(FILE))
+    path = out or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
     studies, places = find_studies(runs)
     result = Result(*find(places), studies=studies, settings=Settings(target=target))
     if not studies and not result.runs:
         raise UserError("; ".join(result.problems))
     for problem in result.problems:
         notice(problem)
-    console = PlainConsole(soft_wrap=True)
     for study in studies:
-        console.print("\n".join([f"{study.title}:", *lines(study.trials)]))
+        print("\n".join([f"{study.title}:", *lines(study.trials)]))
     for verdict in result.verdicts:
-        console.print(verdict.details() if details else str(verdict))
+        print(verdict.details() if details else verdict)
     result.save(path)
-    omitted = why_no_pictures()
-    console.print(f"report: {path}{f' ({omitted})' if omitted else ''}")
+    print(report_line(path))

@@ -10,14 +10,13 @@ from tyro.conf import arg
 from normrnn import norms as table
 from normrnn.commands.options import Directory, parse, split_recipe
 from normrnn.config.base import Config
-from normrnn.console import PlainConsole
 from normrnn.errors import UsageError
 from normrnn.experiments.compare import compare as run_comparison
-from normrnn.experiments.jobs import report_line
 from normrnn.experiments.search import search as run_search
-from normrnn.experiments.training import default_directory, log_names, train_until_stopped
+from normrnn.experiments.training import default_directory, train_until_stopped
 from normrnn.processes import rank_and_size
 from normrnn.recipes import usual_norms
+from normrnn.reporting.result import REPORT, report_line
 
 
 def train(arguments: list[str]) -> int:
@@ -42,7 +41,8 @@ def train(arguments: list[str]) -> int:
             tensorboard: Also write the rows for TensorBoard, in the run directory.
             csv: Also write the rows to metrics.csv in the run directory.
         """
-        return replace(config, norm=norm), out, log_names(tensorboard, csv)
+        logs = ["tensorboard"] * tensorboard + ["csv"] * csv
+        return replace(config, norm=norm), out, logs
 
     config, out, logs = parse(options, f"train {arguments[0]}", rest, imports=True)
     out = out or default_directory(config.recipe, config.norm, config.seed)
@@ -64,7 +64,7 @@ def compare(arguments: list[str]) -> int:
         raise
     out = given.pop("out") or default_directory(arguments[0])
     result = run_comparison(given.pop("what", default), out=out, **given)
-    PlainConsole(soft_wrap=True).print(f"{result}\n{report_line(out)}")
+    print(f"{result}\n{report_line(out / REPORT)}")
     return 0
 
 
@@ -94,8 +94,7 @@ def _recipe_options(default: Config) -> Any:
             out: Holds one run directory per run, and report.html; runs/RECIPE unless given.
             tensorboard: Also write the rows for TensorBoard, in the run directories.
             csv: Also write the rows to metrics.csv in the run directories.
-            target: A validation value to reach (perplexity, nats, FCE), instead of one that
-                every run reaches.
+            target: A validation value to reach, instead of one that every run reaches.
             tune: A setting to tune for each norm, on validation, before the seeds run, as in
                 optimizer.lr; without it all norms have the same settings.
             tune_values: What to try; a third of it, itself and three times itself unless given.

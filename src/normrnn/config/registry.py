@@ -227,12 +227,16 @@ def import_path(thing: Any) -> str:
 
 
 def is_recipe(thing: Any) -> bool:
-    """Whether an object is a config class, or a function that needs no arguments."""
+    """Whether an object is a config class, or a function that needs no arguments and, unlike a
+    training function, takes no `log`."""
     if isinstance(thing, type):
         return issubclass(thing, Config)
-    return callable(thing) and all(
+    if not callable(thing):
+        return False
+    parameters = inspect.signature(thing).parameters
+    return "log" not in parameters and all(
         p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        for p in inspect.signature(thing).parameters.values()
+        for p in parameters.values()
     )
 
 

@@ -3,27 +3,29 @@
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from normrnn.arrays.read import KEYS, write_arrays
 from normrnn.config.base import Config, checked_norms
-from normrnn.config.registry import find, is_import_path, is_recipe, use_norms, with_settings
+from normrnn.config.registry import use_norms, with_settings
 from normrnn.errors import UsageError
+from normrnn.experiments import jobs
 from normrnn.experiments.functions import run_functions
-from normrnn.experiments.jobs import Runner, check_counts, check_report, conclude, plan
 from normrnn.experiments.search import Space, plan_tuning, tune_setting
-from normrnn.experiments.training import Recipe, configured, default_directory, log_names
+from normrnn.experiments.training import Recipe, default_directory, resolve
+from normrnn.files import expanded
 from normrnn.processes import DIVERGED
 from normrnn.recipes import usual_norms
+from normrnn.reporting.pictures import why_no_pictures
 from normrnn.reporting.result import Result
 from normrnn.reporting.study import RecordedStudy
 from normrnn.verdicts.verdict import Settings
 
 DEFAULT_NORMS = ("none", "sequence")
-Norms = str | Sequence[str | None]
 
 
 def compare(
@@ -31,7 +33,7 @@ def compare(
     *,
     x: Any = None,
     y: Any = None,
-    norms: Norms = DEFAULT_NORMS,
+    norms: str | Sequence[str | None] = DEFAULT_NORMS,
     seeds: int = 1,
     data: str | Path | None = None,
     out: str | Path | None = None,
@@ -78,6 +80,8 @@ def compare(
     Returns:
         A result to `print`, with `runs`, `plot()`, `save(path)` and `to_dict()`.
     """
+    if not isinstance(norms, Iterable):
+        raise UsageError(f"norms takes a list or a comma-separated string, not {norms!r}")
     chosen = norms if norms is DEFAULT_NORMS else use_norms(norms, path)
     arrays = {name: settings.pop(name) for name in KEYS & settings.keys()} | {"x": x, "y": y}
     arrays = {name: value for name, value in arrays.items() if value is not None}
@@ -85,78 +89,64 @@ def compare(
         raise UsageError("compare takes arrays, or a recipe or function and its data, not both")
     if what is None and not arrays:
         raise UsageError("compare needs a recipe, a function, or x and y")
-    check_counts(seeds=seeds, workers=workers, processes=processes)
+    jobs.check_counts(seeds=seeds, workers=workers, processes=processes)
     Settings(target=target)  # UsageError before anything is trained
-    train = _function(what, path)
-    folder = TemporaryFolder() if out is None and (arrays or train is not None) else None
-    if train is not None:
-        recipe_only = {"processes": processes > 1, "tune": tune, "tensorboard": tensorboard}
-        if given := [name for name, value in {**recipe_only, "csv": csv}.items() if value]:
-            raise UsageError(f"{given[0]} is for recipes, not for a function")
-        if data is not None:
-            settings["data"] = data
-        place, studies = folder.path if folder else Path(str(out)), []
-        check_report(place)
-        kinds = (higher_is_better, settings, folder is None)
-        name, runs = run_functions(train, chosen, seeds, place, workers, *kinds)
-    else:
-        if higher_is_better:
-            raise UsageError("higher_is_better is for functions: a recipe knows its measure")
-        config = configured(what or "arrays", data, settings, path)
-        name = config.recipe
-        place = folder.path if folder else Path(out or default_directory(name))
-        if arrays:
-            file = write_arrays(arrays, config.arrays, place)  # type: ignore[attr-defined]
-            config = replace(config, data=str(file))
-        names = checked_norms(usual_norms(config) if norms is DEFAULT_NORMS else chosen, "--norms")
-        tuning = plan_tuning(config, tune) if tune else None
-        omitted = check_report(place)
-        logs = log_names(tensorboard, csv)
-        runner = Runner(replace(config, norm=names[-1]), workers, processes, logs)
-        if omitted:  # said now, not after hours of training
-            runner.say(omitted)
-        source = runner.data.source
-        runner.say(f"data: {source.removeprefix(f'{config.data}: ') if arrays else source}")
-        runs, studies = _run_recipe(config, names, seeds, place, tuning, runner)
-    return conclude(runs, f"normrnn compare {name}", place, studies, target, folder)
+    train = resolve(what or "arrays", path)
+    name, studies = train.recipe if isinstance(train, Config) else "", []
+    with ExitStack() as cleanup:
+        if out is None and (arrays or not name):
+            out = tempfile.mkdtemp(prefix="normrnn-")
+            cleanup.callback(shutil.rmtree, out, ignore_errors=True)
+        out = expanded(out or default_directory(name))
+        if isinstance(train, Config):
+            if higher_is_better:
+                raise UsageError("higher_is_better is for functions: a recipe knows its measure")
+            settings |= {} if data is None else {"data": str(data)}
+            config = with_settings(train, settings)
+            if arrays:
+                file = write_arrays(arrays, config.arrays, out)  # type: ignore[attr-defined]
+                config = replace(config, data=str(file))
+            usual = usual_norms(config) if norms is DEFAULT_NORMS else chosen
+            names = checked_norms(usual, "--norms")
+            tuning = plan_tuning(config, tune) if tune else None
+            jobs.check_out(out)
+            logs = ["tensorboard"] * tensorboard + ["csv"] * csv
+            runner = jobs.Runner(replace(config, norm=names[-1]), workers, processes, logs)
+            if omitted := why_no_pictures():  # said now, not after hours of training
+                jobs.say(omitted)
+            source = runner.data.source
+            jobs.say(f"data: {source.removeprefix(f'{config.data}: ') if arrays else source}")
+            planned = jobs.plan(config, names, seeds, out)
+            runs, studies = [job.out for job in planned], _train(planned, tuning, runner)
+        else:
+            options = {"processes": processes > 1, "tune": tune, "tensorboard": tensorboard}
+            if wrong := [name for name, value in {**options, "csv": csv}.items() if value]:
+                raise UsageError(f"{wrong[0]} is for recipes, not for a function")
+            settings |= {} if data is None else {"data": data}
+            jobs.check_out(out)
+            calls = (train, chosen, seeds, out, workers, higher_is_better, settings)
+            name, runs = run_functions(*calls)
+        result = jobs.write_result(runs, f"normrnn compare {name}", out, studies, target)
+        weakref.finalize(result, cleanup.pop_all().close)
+    return result
 
 
-def _run_recipe(
-    config: Config,
-    norms: Sequence[str],
-    seeds: int,
-    out: Path,
-    tuning: tuple[Config, Space] | None,
-    runner: Runner,
-) -> tuple[list[Path], list[RecordedStudy]]:
-    """Tune, if asked to, and train every norm with every seed; return the run directories and the
-    study of the tuning."""
-    jobs, studies = plan(config, norms, seeds, out), []
+def _train(
+    runs: list[jobs.RunJob], tuning: tuple[Config, Space] | None, runner: jobs.Runner
+) -> list[RecordedStudy]:
+    """Tune, if asked to, and train every run; return the study of the tuning."""
+    studies = []
     try:
         if tuning is not None:
-            tuned, study = tune_setting(*tuning, norms, out, jobs, runner)
+            tuned, study = tune_setting(*tuning, runs, runner)
             studies.append(study)
-            for job in jobs:
+            for job in runs:
                 job.config = with_settings(job.config, tuned[job.config.norm])
-        runner.train(jobs)
+        runner.train(runs)
     except KeyboardInterrupt:
-        runner.say(f"stopped; the same command resumes from the checkpoints in {out}")
+        jobs.say(f"stopped; the same command resumes from the checkpoints in {runs[0].out.parent}")
         raise
-    for job in jobs:
+    for job in runs:
         if job.code == DIVERGED:
-            runner.say(f"{job.label} diverged: {job.failure_reason()}")
-    return [job.out for job in jobs], studies
-
-
-def _function(what: Any, path: str | Path | None) -> Callable[..., Any] | None:
-    """Return the training function that is named or given; None for a recipe."""
-    found: Any = find(what, path) if is_import_path(what) else what
-    return found if callable(found) and not is_recipe(found) else None
-
-
-class TemporaryFolder:
-    """A directory that is removed when this object is."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="normrnn-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+            jobs.say(f"{job.label} diverged: {job.failure_reason()}")
+    return studies

@@ -21,25 +21,14 @@ import numpy as np
 
 from normrnn.config.jsonio import differences
 from normrnn.config.registry import KIND, import_path
-from normrnn.console import PlainConsole
 from normrnn.errors import UsageError, UserError, notice
-from normrnn.experiments.jobs import Job, Progress, run_jobs, start_worker
+from normrnn.experiments.jobs import Job, Progress, run_jobs
 from normrnn.files import read_json, write_whole
 from normrnn.norms import BASELINE
-from normrnn.runs.records import (
-    CONFIG,
-    DIVERGED,
-    LARGEST,
-    METRICS,
-    MetricsFile,
-    Note,
-    Row,
-    locked,
-    read_note,
-    write_note,
-)
+from normrnn.runs import records
+from normrnn.runs.records import CONFIG, METRICS
 
-TrainFunction = Callable[..., Any]
+LONGEST = 100  # characters of a list, as JSON; of a longer one the hash is recorded
 
 
 class RunLog:
@@ -49,9 +38,9 @@ class RunLog:
         self.directory, self.sign = directory, -1.0 if higher_is_better else 1.0
         self.calls, self.last_step, self._started = 0, 0, time.monotonic()
         self._not_finite: dict[str, str] = {}
-        (directory / DIVERGED).unlink(missing_ok=True)
+        (directory / records.DIVERGED).unlink(missing_ok=True)
         write_whole(directory / METRICS, b"")
-        self.file = MetricsFile(directory / METRICS)
+        self.file = records.MetricsFile(directory / METRICS)
 
     def __call__(
         self,
@@ -71,6 +60,8 @@ class RunLog:
             raise ValueError(
                 f"steps are whole numbers that do not decrease: {step} after {self.last_step}"
             )
+        if lr is not None and not abs(lr) < records.LARGEST:
+            raise UsageError(f"lr must be a finite number, not {lr}")
         self.calls, self.last_step = self.calls + 1, int(step)
         seconds = time.monotonic() - self._started
         for split, given in {"train": train, "valid": valid, "test": test}.items():
@@ -78,7 +69,7 @@ class RunLog:
                 continue
             value = float(given.detach() if hasattr(given, "detach") else given)
             self._not_finite.pop(split, None)
-            if not abs(value) < LARGEST:
+            if not abs(value) < records.LARGEST:
                 self._not_finite[split] = f"{split} is {value} at step {step}\n"
                 continue
             row = {"updates": self.last_step, "epoch": self.calls, "split": split}
@@ -87,7 +78,7 @@ class RunLog:
             # Not flushed to the disk: a call that is killed starts again.
             self.file.append(row if lr is None else {**row, "lr": float(lr)}, flush=False)
         reasons = "".join(self._not_finite.get(split, "") for split in ("valid", "test"))
-        diverged = self.directory / DIVERGED
+        diverged = self.directory / records.DIVERGED
         if reasons:
             write_whole(diverged, reasons.encode())
         else:
@@ -98,17 +89,15 @@ class RunLog:
 class FunctionJob(Job):
     """One call of a training function."""
 
-    call: Mapping[str, Any]
-    """Its import path, or its name where it has none, as `recipe`; and `norm`, `seed`,
-    `higher_is_better` and `settings`."""
+    call: Mapping[str, Any]  # its `recipe` is the import path, or the name, of the function
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """Return config.json."""
-        settings = {name: _describe(value) for name, value in self.call["settings"].items()}
+        settings = {name: _describe(value, []) for name, value in self.call["settings"].items()}
         return {**self.call, "kind": KIND, "settings": settings}
 
-    def look(self) -> None:
+    def mark_if_ended(self) -> None:
         """Mark a run that has ended; UsageError if another run is in its directory."""
         if not (self.out / CONFIG).exists():
             return
@@ -117,24 +106,20 @@ class FunctionJob(Job):
             raise UsageError(
                 f"{self.out} holds a run with other settings ({changed}): use another --out"
             )
-        if (note := read_note(self.out)) and note.finished:
+        if (note := records.read_note(self.out)) and note.finished:
             self.ended = 0
 
     def start(self) -> None:
         """Call the function in a process of its own."""
         try:
-            self.child = start_worker({"call": self.call}, self.out)
+            self.start_worker({"call": self.call})
         except (TypeError, ValueError) as error:
             raise UsageError(f"settings for workers must be plain values: {error}") from None
 
-    def describe(self, row: Row) -> str:
-        """Return a row of its metrics as text."""
-        return f"step {row['updates']}  {row['split']} {row['value']:.5g}"
-
-    def run(self, train: TrainFunction) -> None:
+    def run(self, train: Callable[..., Any]) -> None:
         """Call the function in this process and store what it logs."""
-        with locked(self.out):
-            self.look()
+        with records.locked(self.out):
+            self.mark_if_ended()
             if self.ended is not None:  # by another process, just now
                 return
             call = self.call
@@ -150,63 +135,61 @@ class FunctionJob(Job):
 
     def _write_note(self, log: RunLog, finished: int = 0) -> None:
         file = log.file
-        note = Note(self.config, finished=finished, epoch=log.calls, updates=log.last_step)
+        note = records.Note(self.config, finished=finished, epoch=log.calls, updates=log.last_step)
         note.metrics_bytes, note.metrics_sha256 = file.size, file.sha256
-        write_note(self.out, note)
+        records.write_note(self.out, note)
 
 
-def _describe(value: Any) -> Any:
-    """Return a setting for config.json: plain values as they are, arrays and tensors as their hash,
-    functions and classes by name, other objects by their type."""
+def _describe(value: Any, by_name: list[str]) -> Any:
+    """Return a setting for config.json: plain values as they are, long lists, arrays, tensors and
+    DataFrames as the hash of their content, functions and classes by name, other objects by type.
+
+    Types and lambdas, whose names do not say when they change, are appended to `by_name`.
+    """
     if isinstance(value, bool | int | float | str | None):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _describe(one) for name, one in value.items()}
+        return {str(name): _describe(one, by_name) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        parts = [_describe(one) for one in value]
-        is_flat = not any(isinstance(part, dict | list) for part in parts)
-        return parts if is_flat else json.dumps(parts)
+        parts = [_describe(one, by_name) for one in value]
+        text = json.dumps(parts)
+        if len(text) > LONGEST:
+            return hashlib.sha256(text.encode()).hexdigest()
+        return text if any(isinstance(part, dict | list) for part in parts) else parts
     if isinstance(value, partial):
-        return {"function": _describe(value.func), "given": _describe([value.args, value.keywords])}
+        return _describe({"function": value.func, "given": [value.args, value.keywords]}, by_name)
     if isinstance(value, PurePath):
         return str(value)
-    if hasattr(value, "__array__"):
+    is_named = hasattr(value, "__qualname__")
+    if not is_named and hasattr(value, "columns") and hasattr(value, "to_dict"):  # a DataFrame
+        columns = [[name, value[name].to_numpy()] for name in value.columns]
+        return _describe([*columns, getattr(value, "index", None)], by_name)
+    if not is_named and hasattr(value, "__array__"):
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-        shape = f"{array.dtype} {array.shape} ".encode()
-        return hashlib.sha256(shape + array.tobytes()).hexdigest()
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def _check_recorded(settings: Mapping[str, Any]) -> None:
-    """Warn of settings whose changes would not be noticed when the call is repeated."""
-    for name, value in settings.items():
-        described = _describe(value)
-        by_type = f"{type(value).__module__}.{type(value).__qualname__}"
-        if described == by_type or "<lambda>" in str(described):
-            notice(
-                f"{name} is recorded as {described} only: if it changes, use another out=, or"
-                " finished runs are not repeated"
-            )
+        content = array.tobytes()
+        if array.dtype.hasobject:  # its bytes are addresses
+            content = json.dumps(_describe(array.tolist(), by_name)).encode()
+        return hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + content).hexdigest()
+    kind = value if is_named else type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if not is_named or "<lambda>" in name:
+        by_name.append(name)
+    return name
 
 
 def run_functions(
-    train: TrainFunction,
+    train: Callable[..., Any],
     norms: str | Sequence[str | None],
     seeds: int,
     out: Path,
     workers: int | None,
     higher_is_better: bool,
     settings: Mapping[str, Any],
-    is_kept: bool = True,
 ) -> tuple[str, list[Path]]:
-    """Call the function with every norm and seed; return its name and the run directories.
-
-    `is_kept`: whether `out` outlives the result, so that the call may be repeated.
-    """
+    """Call the function with every norm and seed; return its name and the run directories."""
     if isinstance(train, partial) and not train.args:
         train, settings = train.func, {**train.keywords, **settings}
-    several = [n.strip() for n in norms.split(",")] if isinstance(norms, str) else norms
+    several = map(str.strip, norms.split(",")) if isinstance(norms, str) else norms
     names = list(dict.fromkeys(BASELINE if n in (None, "None", "") else n for n in several))
     if not names:
         raise UsageError("norms needs at least one value")
@@ -218,8 +201,6 @@ def run_functions(
         inspect.signature(train).bind(None, 1, None, **settings)
     except TypeError as error:
         raise UsageError(f"cannot call {train!r} as train(norm, seed, log): {error}") from None
-    if is_kept:
-        _check_recorded(settings)
     name = f"{train.__module__}:{getattr(train, '__qualname__', type(train).__name__)}"
     shared = {"recipe": name if workers is None else import_path(train), "settings": settings}
     shared["higher_is_better"] = higher_is_better
@@ -233,11 +214,18 @@ def run_functions(
         for norm in names
     ]
     for job in jobs:
-        job.look()
+        job.mark_if_ended()
+    for key, value in settings.items() if any(job.has_ended for job in jobs) else ():
+        _describe(value, by_name := [])
+        if by_name:
+            notice(
+                f"{key} is recorded as {by_name[0]} only: if it has changed, use another out=;"
+                " finished runs are not repeated"
+            )
     if workers is not None:
-        run_jobs(jobs, workers, PlainConsole(), interval=0.1)
+        run_jobs(jobs, workers, interval=0.1)
     else:
-        progress = Progress(jobs, PlainConsole())
+        progress = Progress(jobs)
         for job in jobs:
             if job.code is None:
                 job.run(train)

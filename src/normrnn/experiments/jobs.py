@@ -4,8 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -13,22 +12,21 @@ from typing import Any
 from normrnn.config.base import Config
 from normrnn.config.jsonio import to_dict
 from normrnn.config.registry import child_imports, task_of
-from normrnn.console import PlainConsole
 from normrnn.engine.callbacks import describe, duration, require_tensorboard
 from normrnn.errors import UsageError, UserError
-from normrnn.extras import install_command
 from normrnn.files import is_held
 from normrnn.processes import BUSY, DIVERGED, Child, sigterm_as_interrupt, stop, usable_cores
-from normrnn.reporting.pictures import why_no_pictures
-from normrnn.reporting.result import Result
+from normrnn.reporting.result import REPORT, Result
 from normrnn.reporting.runs import examine, find
 from normrnn.reporting.study import RecordedStudy
 from normrnn.runs.records import CONFIG, LOCK, LOG, Row, read_note, read_rows
+from normrnn.terminal import printable
 from normrnn.verdicts.verdict import Settings
 
-REPORT = "report.html"
-WORKER = "normrnn.experiments.worker"
-LAUNCHER = "normrnn.processes"
+
+def say(text: str) -> None:
+    """Print text at once, its control characters escaped also where no command runs."""
+    print(printable(text), flush=True)
 
 
 @dataclass
@@ -36,12 +34,13 @@ class Job:
     """A run to train in a process of its own, and what became of it."""
 
     out: Path
-    label: str = field(default="", kw_only=True)
-    child: Child | None = field(default=None, kw_only=True)
-    ended: int | None = field(default=None, kw_only=True)
-    """The exit code of a run that ended elsewhere or earlier: no process is started for it."""
-    reason: str = field(default="", kw_only=True)
-    """Why such a run diverged."""
+    _: KW_ONLY
+    label: str = ""
+    logs: Sequence[str] = ()
+    processes: int = 1  # that train it together
+    child: Child | None = None
+    ended: int | None = None  # exit code of a run that ended elsewhere or earlier: not started
+    reason: str = ""  # why such a run diverged
 
     @property
     def code(self) -> int | None:
@@ -57,35 +56,29 @@ class Job:
         """Return why it ended."""
         return self.reason if self.child is None else self.child.failure_reason()
 
-    def look(self) -> None:
+    def mark_if_ended(self) -> None:
         """Mark a run that has ended; UsageError if another run is in its directory."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """Start or resume it in a process of its own."""
-        raise NotImplementedError
 
-    def describe(self, row: Row) -> str:
-        """Return a row of its metrics as text."""
-        raise NotImplementedError
+    def start_worker(self, order: Mapping[str, Any], threads: int = 1) -> None:
+        """Start the worker on an order, which must be plain values; its output goes to the run's
+        log. It gets the import paths that this process was given."""
+        text = json.dumps({**order, "imports": child_imports}).encode()
+        module, arguments = "normrnn.experiments.worker", [str(self.out), *self.logs]
+        if self.processes > 1:
+            module, arguments = "normrnn.processes", [str(self.processes), module, *arguments]
+        self.child = Child(module, arguments, text, self.out / LOG, threads)
 
+    def describe(self, rows: Sequence[Row]) -> list[str]:
+        """Return new rows of its metrics as text: the last of each split."""
+        last = {row["split"]: row for row in rows}
+        return [f"step {r['updates']}  {r['split']} {r['value']:.5g}" for r in last.values()]
 
-def start_worker(
-    order: Mapping[str, Any],
-    out: Path,
-    options: Sequence[str] = (),
-    processes: int = 1,
-    threads: int = 1,
-) -> Child:
-    """Start the worker on an order, which must be plain values; its output goes to the run's log.
-
-    It gets the import paths that this process was given.
-    """
-    text = json.dumps({**order, "imports": child_imports}).encode()
-    module, arguments = WORKER, [str(out), *options]
-    if processes > 1:
-        module, arguments = LAUNCHER, [str(processes), WORKER, *arguments]
-    return Child(module, arguments, text, out / LOG, threads)
+    def share_done(self) -> float:
+        """Return the share of its work that is done."""
+        return float(self.has_ended)
 
 
 @dataclass
@@ -93,11 +86,8 @@ class RunJob(Job):
     """A run of a recipe."""
 
     config: Config
-    logs: Sequence[str] = ()
-    processes: int = 1
-    """Processes that train it together."""
 
-    def look(self) -> None:
+    def mark_if_ended(self) -> None:
         """Mark a run that has ended; UsageError if another run is in its directory."""
         from normrnn.engine.loop import refuse_changes
         from normrnn.runs.store import RunDirectory
@@ -109,9 +99,8 @@ class RunJob(Job):
             run = examine(self.out)
         except UserError:
             return  # the process that resumes it says what is wrong
-        if run.problem or run.notices or not run.verified or run.training:
-            return
-        if run.config.get("epochs") != self.config.epochs:
+        is_sound = run.verified and not (run.problem or run.notices or run.training)
+        if not is_sound or run.config.get("epochs") != self.config.epochs:
             return
         if run.diverged:
             self.ended, self.reason = DIVERGED, run.diverged
@@ -120,14 +109,18 @@ class RunJob(Job):
 
     def start(self) -> None:
         """Start or resume the run."""
-        order, threads = {"config": to_dict(self.config)}, self.config.threads or 1
-        self.child = start_worker(order, self.out, self.logs, self.processes, threads)
+        self.start_worker({"config": to_dict(self.config)}, self.config.threads or 1)
 
-    def describe(self, row: Row) -> str:
-        """Return a row of its metrics as text."""
+    def describe(self, rows: Sequence[Row]) -> list[str]:
+        """Return new rows of its metrics as text."""
         config = self.config
-        keeps = config.normalisation.keeps_statistics
-        return describe(row, config.epochs, config.loss_measure, keeps)
+        measure, keeps = config.loss_measure, config.normalisation.keeps_statistics
+        return [describe(row, config.epochs, measure, keeps) for row in rows]
+
+    def share_done(self) -> float:
+        """Return the share of its epochs that are done."""
+        rows = [] if self.has_ended else read_rows(self.out)
+        return (rows[-1]["epoch"] - 1) / self.config.epochs if rows else float(self.has_ended)
 
 
 def plan(config: Config, norms: Sequence[str], seeds: int, out: Path) -> list[RunJob]:
@@ -135,7 +128,7 @@ def plan(config: Config, norms: Sequence[str], seeds: int, out: Path) -> list[Ru
     return [
         RunJob(
             out / f"{norm}-{seed}",
-            replace(config, norm=norm, seed=seed, threads=config.threads or 1),
+            replace(config, norm=norm, seed=seed),
             label=f"{norm}, seed {seed}",
         )
         for seed in range(config.seed, config.seed + seeds)
@@ -143,37 +136,36 @@ def plan(config: Config, norms: Sequence[str], seeds: int, out: Path) -> list[Ru
     ]
 
 
+@dataclass
 class Runner:
     """Trains runs of one experiment, several at a time."""
 
-    def __init__(
-        self, config: Config, workers: int | None, processes: int, logs: Sequence[str] = ()
-    ) -> None:
+    config: Config
+    workers: int | None
+    processes: int
+    logs: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
         """Open the data, so that what is missing is reported before any run starts."""
         from normrnn.runs.environment import named_device
 
-        if "tensorboard" in logs:
+        if "tensorboard" in self.logs:
             require_tensorboard()
-        named_device(config.device)
-        self.workers, self.processes, self.logs = workers, processes, logs
-        self.console = PlainConsole()
-        self.data = task_of(config).open(config)
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        self.console.print(text, soft_wrap=True)
+        named_device(self.config.device)
+        self.data = task_of(self.config).open(self.config)
 
     def train(self, jobs: Sequence[RunJob]) -> None:
         """Run jobs to their end; UsageError, before any starts, if one was begun differently."""
         for job in jobs:
-            job.config = self.data.completed(job.config)
+            completed = self.data.completed(job.config)
+            job.config = replace(completed, threads=completed.threads or 1)
             job.processes, job.logs = self.processes, self.logs
-            job.look()
+            job.mark_if_ended()
         cores = self.processes * max(job.config.threads for job in jobs)
-        run_jobs(jobs, self.workers or max(1, usable_cores() // cores), self.console)
+        run_jobs(jobs, self.workers or max(1, usable_cores() // cores))
 
 
-def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: float = 0.5) -> None:
+def run_jobs(jobs: Sequence[Job], limit: int, interval: float = 0.5) -> None:
     """Run all jobs, at most `limit` at a time, and show their progress.
 
     A run that another command trains is waited for. UserError that names the first job that
@@ -181,19 +173,16 @@ def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: f
     """
     waiting = [job for job in jobs if job.code is None]
     failed: list[Job] = []
-    progress, status = Progress(jobs, console), None
-    if waiting and console.is_terminal and not progress.notebook:
-        status = console.status("training")
-        progress.update = status.update
-    with sigterm_as_interrupt(), status or nullcontext():
+    progress = Progress(jobs)
+    with sigterm_as_interrupt():
         try:
             while any(job.code is None for job in jobs):
                 for job in waiting[:]:
-                    is_full = sum(one.child is not None and one.code is None for one in jobs)
-                    if is_full >= limit or is_held(job.out / LOCK):
+                    running = sum(one.child is not None and one.code is None for one in jobs)
+                    if running >= limit or is_held(job.out / LOCK):
                         continue
                     waiting.remove(job)
-                    job.look()
+                    job.mark_if_ended()
                     if job.code is None:
                         job.start()
                 time.sleep(interval)
@@ -204,8 +193,8 @@ def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: f
                     elif job.code is not None and not job.has_ended and job not in failed:
                         failed.append(job)
                         if any(one.code is None for one in jobs):  # else it is raised below
-                            text = f"{job.label} failed: {job.failure_reason()}"
-                            console.print(f"{text}; the other runs continue", soft_wrap=True)
+                            reason = job.failure_reason()
+                            say(f"{job.label} failed: {reason}; the other runs continue")
                 progress.show()
         finally:
             stop([job.child for job in jobs if job.child is not None])
@@ -214,42 +203,34 @@ def run_jobs(jobs: Sequence[Job], limit: int, console: PlainConsole, interval: f
 
 
 class Progress:
-    """Prints validations and tests of runs as they come, how many are done and the time left."""
+    """Prints validations and tests of runs as they come, how many are done and the time left; in a
+    notebook only the latter, in one line."""
 
-    def __init__(self, jobs: Sequence[Job], console: PlainConsole) -> None:
-        self.jobs, self.console, self.notebook = jobs, console, _notebook_line()
-        self.update = self.notebook
-        """Shows the progress in place of what it showed last; a notebook shows nothing else."""
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs, self.notebook = jobs, _notebook_line()
+        # Rows of each run that were printed, or belong to a run that had ended before.
+        self.printed = [len(read_rows(job.out)) * job.has_ended for job in jobs]
         self.done = sum(job.has_ended for job in jobs)
-        rows = [read_rows(job.out) for job in jobs]
-        self.seen = [len(r) * job.has_ended for job, r in zip(jobs, rows, strict=True)]
-        """Rows of each run that were printed, or belong to a run that had ended before."""
-        self.shares = [_share_done(job, r) for job, r in zip(jobs, rows, strict=True)]
-        self.before, self.start = sum(self.shares), time.monotonic()
+        self.before, self.start = sum(job.share_done() for job in jobs), time.monotonic()
 
     def show(self) -> None:
-        """Print what is new: of what a function logged, the last of each split."""
+        """Print what is new."""
         for number, job in enumerate(self.jobs):
             rows = read_rows(job.out)
-            new = [row for row in rows[self.seen[number] :] if row["split"] != "train"]
-            self.seen[number], self.shares[number] = len(rows), _share_done(job, rows)
-            last = {row["split"]: row for row in new}
-            for row in new:
-                if isinstance(job, RunJob) or row is last[row["split"]]:
-                    self._say(f"{job.label}: {job.describe(row)}")
+            new = [row for row in rows[self.printed[number] :] if row["split"] != "train"]
+            self.printed[number] = len(rows)
+            for line in job.describe(new) if not self.notebook else ():
+                say(f"{job.label}: {line}")
         before, self.done = self.done, sum(job.has_ended for job in self.jobs)
-        text, gain = f"{self.done} of {len(self.jobs)} runs done", sum(self.shares) - self.before
-        if gain > 0 and self.done < len(self.jobs):
-            rate = gain / (time.monotonic() - self.start)
-            text += f", about {duration((len(self.jobs) - sum(self.shares)) / rate)} left"
-        if self.update:
-            self.update(text)
-        if self.done > before:
-            self._say(text)
-
-    def _say(self, text: str) -> None:
-        if not self.notebook:
-            self.console.print(text, soft_wrap=True)
+        share = sum(job.share_done() for job in self.jobs)
+        text = f"{self.done} of {len(self.jobs)} runs done"
+        if self.before < share and self.done < len(self.jobs):
+            each = (time.monotonic() - self.start) / (share - self.before)
+            text += f", about {duration((len(self.jobs) - share) * each)} left"
+        if self.notebook:
+            self.notebook(text)
+        elif self.done > before:
+            say(text)
 
 
 def _notebook_line() -> Callable[[str], None] | None:
@@ -261,13 +242,6 @@ def _notebook_line() -> Callable[[str], None] | None:
     return lambda text: line.update({"text/plain": text}, raw=True)
 
 
-def _share_done(job: Job, rows: Sequence[Row]) -> float:
-    """Return the share of a run's work that is done, in whole epochs."""
-    if isinstance(job, RunJob) and rows and not job.has_ended:
-        return (rows[-1]["epoch"] - 1) / job.config.epochs
-    return float(job.has_ended)
-
-
 def check_counts(**counts: int | None) -> None:
     """Raise UsageError for an option that is not a whole number of at least 1."""
     for name, count in counts.items():
@@ -275,37 +249,23 @@ def check_counts(**counts: int | None) -> None:
             raise UsageError(f"--{name} must be a whole number of at least 1, not {count!r}")
 
 
-def check_report(out: Path) -> str:
-    """Return what the report in `out` will lack, and how to get it; empty if nothing.
+def check_out(out: Path) -> None:
+    """Raise UserError if a file is in the place of the directory or of its report."""
+    from normrnn.reporting.page import refuse_other
 
-    UserError if another file is in its place, or in that of a directory.
-    """
     if any(path.is_file() for path in (out, *out.parents)):
         raise UsageError(f"{out} cannot be created: a file is in the way")
-    try:
-        from normrnn.reporting.page import refuse_other
-    except ImportError as error:
-        return f"no {REPORT} ({error}): {install_command('report')}"
     refuse_other(out / REPORT)
-    return why_no_pictures()
 
 
-def report_line(out: Path) -> str:
-    """Return where the report is, and what it lacks."""
-    path, omitted = out / REPORT, check_report(out)
-    return f"report: {path}{f' ({omitted})' if omitted else ''}" if path.exists() else omitted
-
-
-def conclude(
+def write_result(
     directories: Sequence[Path],
     title: str,
     out: Path,
     studies: Sequence[RecordedStudy] = (),
     target: float | None = None,
-    folder: object = None,
 ) -> Result:
-    """Read the runs, judge them and write OUT/report.html, if Jinja2 is installed."""
-    result = Result(*find(directories), title, studies, Settings(target=target), folder)
-    with suppress(ImportError):
-        result.save(out / REPORT)
+    """Read the runs, judge them and write OUT/report.html."""
+    result = Result(*find(directories), title, studies, Settings(target=target))
+    result.save(out / REPORT)
     return result

@@ -11,6 +11,7 @@ dotted config fields with values or ranges:
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -20,25 +21,21 @@ from normrnn.config.base import LARGEST_FLOAT, Config, checked_norms
 from normrnn.config.jsonio import differences, flat, to_dict
 from normrnn.config.registry import with_settings
 from normrnn.errors import UsageError, UserError
-from normrnn.experiments.jobs import RunJob, Runner, check_counts, conclude, plan, report_line
+from normrnn.experiments.jobs import RunJob, Runner, check_counts, plan, say, write_result
 from normrnn.experiments.training import default_directory
 from normrnn.files import read_json
 from normrnn.recipes import SPACES
-from normrnn.reporting.result import Group, group_verdict
+from normrnn.reporting.result import REPORT, Group, group_verdict, report_line
 from normrnn.reporting.runs import load
 from normrnn.reporting.study import SUMMARY, TRIALS, RecordedStudy, best, lines, read_study, write
 from normrnn.runs.records import CONFIG, epoch_averages
 
-Space = Mapping[str, Any]
-"""Dotted field -> a list of values, or {"low", "high"}, with "log" if wished."""
+Space = Mapping[str, Any]  # dotted field -> a list of values, or {"low", "high"}, perhaps "log"
 TUNING, CONFIRM = "tuning", "confirm"
-SEED_OFFSET = 1_000_000
-"""Seeds of tuning are this far from those of the comparison."""
-_NOT_SHARED = ("data", "device", "threads", "norm")
-"""Settings that commands which share a study may differ in."""
+SEED_OFFSET = 1_000_000  # of the seeds of tuning, from those of the comparison
+_NOT_SHARED = ("data", "device", "threads", "norm")  # may differ where commands share a study
 _NOT_VARIED = ("recipe", "data_sha256", "seed", "epochs", "train.epoch_tokens", *_NOT_SHARED)
-Trial = tuple[dict[str, Any], list[RunJob]]
-"""A setting, and its runs, one per normalisation."""
+Trial = tuple[dict[str, Any], list[RunJob]]  # a setting, and its runs, one per normalisation
 
 
 def read_space(file: Path | None, config: Config) -> Space:
@@ -138,7 +135,7 @@ def plan_trials(
 ) -> list[Trial]:
     """Return a trial per setting, its runs in `out`/NUMBER/NORM; UsageError for a setting that the
     config does not take with every norm."""
-    config, trials = replace(config, threads=config.threads or 1), []
+    trials = []
     for number, setting in enumerate(settings):
         jobs = []
         for norm in norms:
@@ -147,8 +144,8 @@ def plan_trials(
             except UserError as error:
                 text = ", ".join(f"{name} {value!r}" for name, value in setting.items())
                 raise UsageError(f"the space has {text}: with norm {norm}, {error}") from None
-            place = out / f"{number:04d}" / norm
-            jobs.append(RunJob(place, chosen, label=f"{norm}, trial {number}"))
+            run = out / f"{number:04d}" / norm
+            jobs.append(RunJob(run, chosen, label=f"{norm}, trial {number}"))
         trials.append((setting, jobs))
     return trials
 
@@ -206,12 +203,12 @@ def search(
         study = replace(study, trials=_rows(drawn) or study.trials)
         write(study)
         if study.trials:
-            runner.say("\n".join(lines(study.trials)))
-            _report(study, runner)
-        runner.say(f"{len(study.trials)} of {count} trials are done")
+            say("\n".join(lines(study.trials)))
+            _report(study)
+        say(f"{len(study.trials)} of {count} trials are done")
     if confirm:
         _confirm(study, config, norms, confirm, runner)
-        _report(study, runner)
+        _report(study)
 
 
 def _open_study(out: Path, about: dict[str, Any]) -> RecordedStudy:
@@ -229,10 +226,10 @@ def _open_study(out: Path, about: dict[str, Any]) -> RecordedStudy:
     return RecordedStudy(out, study.trials, about)
 
 
-def _report(study: RecordedStudy, runner: Runner) -> None:
+def _report(study: RecordedStudy) -> None:
     runs = [*study.runs(), *sorted((study.path / CONFIRM).glob("*"))]
-    conclude(runs, f"normrnn search {study.recipe}", study.path, [study])
-    runner.say(report_line(study.path))
+    write_result(runs, f"normrnn search {study.recipe}", study.path, [study])
+    say(report_line(study.path / REPORT))
 
 
 def _confirm(
@@ -246,9 +243,9 @@ def _confirm(
             raise UserError(f"nothing to confirm: no setting trained with norm {norm}")
         chosen = replace(with_settings(config, top["settings"]), seed=config.seed + 1)
         jobs += plan(chosen, (norm,), seeds, study.path / CONFIRM)
-    runner.say(f"confirming with {seeds} fresh seeds: {len(jobs)} runs")
+    say(f"confirming with {seeds} fresh seeds: {len(jobs)} runs")
     runner.train(jobs)
-    runner.say(str(group_verdict(Group(config.recipe, "", [load(job.out) for job in jobs]))))
+    say(str(group_verdict(Group(config.recipe, "", [load(job.out) for job in jobs]))))
 
 
 def plan_tuning(config: Config, tune: str | Mapping[str, Any]) -> tuple[Config, Space]:
@@ -263,8 +260,12 @@ def plan_tuning(config: Config, tune: str | Mapping[str, Any]) -> tuple[Config, 
     if len(given) != 1:
         raise UsageError(f"tune names one setting, not {', '.join(given) or 'none'}")
     ((field, values),) = given.items()
-    now = flat(to_dict(config)).get(field)
-    tried = [_from_text(value) for value in values] or [now]
+    now: Any = flat(to_dict(config)).get(field)
+    tried = []
+    for value in values or [now]:
+        with suppress(ValueError, TypeError):  # not text, or text that is no JSON
+            value = json.loads(value)
+        tried.append(value)
     if not values and type(now) is float:
         tried = [float(f"{now * factor:.3g}") for factor in (1 / 3, 1, 3)]
     check_space({field: tried}, config)
@@ -276,27 +277,16 @@ def plan_tuning(config: Config, tune: str | Mapping[str, Any]) -> tuple[Config, 
     return config, {field: list(dict.fromkeys(typed))}
 
 
-def _from_text(value: Any) -> Any:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
 def tune_setting(
-    config: Config,
-    space: Space,
-    norms: Sequence[str],
-    out: Path,
-    compared: Sequence[RunJob],
-    runner: Runner,
+    config: Config, space: Space, compared: Sequence[RunJob], runner: Runner
 ) -> tuple[dict[str, dict[str, Any]], RecordedStudy]:
     """Return the best setting of each norm, and all that was tried, also written as a study.
 
     `config` and `space` are those of `plan_tuning`. UsageError, before anything is tuned, if a run
     to compare was begun without this tuning.
     """
-    (field,) = space
+    (field,), out = space, compared[0].out.parent
+    norms = list(dict.fromkeys(job.config.norm for job in compared))
     begun = [job.out for job in compared if (job.out / CONFIG).exists()]
     before = read_study(out / TUNING).about.get("space")
     if begun and not (isinstance(before, dict) and field in before):
@@ -305,7 +295,7 @@ def tune_setting(
             " chosen: use another --out"
         )
     trials = plan_trials(grid(space), config, norms, out / TUNING / "runs")
-    runner.say(f"tuning {field}: {len(norms) * len(trials)} runs, epochs: {config.epochs}")
+    say(f"tuning {field}: {len(norms) * len(trials)} runs, epochs: {config.epochs}")
     runner.train([job for _, jobs in trials for job in jobs])
     about = _about(TUNING, trials[0][1][0].config, space, norms, "grid")
     study = RecordedStudy(out / TUNING, _rows(trials), {**about, "trials": len(trials)})
@@ -318,7 +308,7 @@ def tune_setting(
         chosen[norm] = top["settings"]
     study.about[SUMMARY] = summarise(study, chosen, config.epochs, compared[0].config.epochs)
     write(study)
-    runner.say(study.summary)
+    say(study.summary)
     return chosen, study
 
 
@@ -328,19 +318,15 @@ def summarise(
     """Return in words what was tried, what that cost, and what was chosen; `tried` and `compared`
     are the epochs of each."""
     ((field, values),) = study.about["space"].items()
-    is_number = all(type(value) in (int, float) for value in values)
-    ends = (min(values), max(values)) if is_number else ()
-    picked = ", ".join(
-        f"{norm} {s[field]}{' (at the edge of what was tried)' if s[field] in ends else ''}"
-        for norm, s in chosen.items()
+    ends = (min(values), max(values)) if {*map(type, values)} <= {int, float} else ()
+    edge = " (at the edge of what was tried)"
+    picked = ", ".join(f"{n} {s[field]}{edge * (s[field] in ends)}" for n, s in chosen.items())
+    early = (
+        f" Chosen after {tried} of {compared} epochs: a value that leads early, as a high learning"
+        " rate often does, may not lead at the end."
     )
-    text = (
+    return (
         f"{field} was tuned for each norm on validation data, with one seed that is not compared:"
         f" values {', '.join(map(str, values))}; epochs: {tried}; {study.budget}. Chosen: {picked}."
+        f"{early * (tried < compared)}"
     )
-    if tried < compared:
-        text += (
-            f" Chosen after {tried} of {compared} epochs: a value that leads early, as a high"
-            " learning rate often does, may not lead at the end."
-        )
-    return text

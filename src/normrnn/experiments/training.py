@@ -1,23 +1,17 @@
 """One run: train it, evaluate it, draw text from it, load it."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
+from normrnn.config import registry
 from normrnn.config.base import Config
-from normrnn.config.registry import (
-    is_import_path,
-    is_recipe,
-    recipe,
-    task_of,
-    use_norms,
-    with_settings,
-)
-from normrnn.config.registry import use as use_name
+from normrnn.config.registry import task_of, with_settings
 from normrnn.errors import UsageError, UserError
-from normrnn.files import sealed_json
+from normrnn.files import expanded, sealed_json
 from normrnn.processes import rank_and_size
 from normrnn.runs.records import EVALUATION, finite_rows
 
@@ -34,7 +28,7 @@ Recipe = str | Config | type[Config] | Callable[[], Config]
 def train(
     what: Recipe,
     *,
-    norm: str | None = None,
+    norm: str | EllipsisType | None = ...,
     data: str | Path | None = None,
     out: str | Path | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
@@ -47,7 +41,8 @@ def train(
 
     Args:
         what: A recipe's name, import path (`module:name`), config class, or function.
-        norm: Normalisation of the recurrent layers; None is the baseline.
+        norm: Normalisation of the recurrent layers, the recipe's unless given; None is the
+            baseline.
         data: What to train on.
         out: Run directory; runs/RECIPE-NORM-SEED unless given.
         log: Called with every row of metrics.jsonl, a dict.
@@ -59,30 +54,30 @@ def train(
     from normrnn.engine.loop import train as train_config
     from normrnn.reporting.runs import load
 
-    (chosen,) = use_norms([norm], path)
-    config = configured(what, data, {**settings, "norm": chosen}, path)
-    place = Path(out or default_directory(config.recipe, config.norm, config.seed))
-    train_config(config, place, [log] if log else [], log_names(tensorboard, csv))
-    return load(place)
-
-
-def configured(
-    what: Recipe,
-    data: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    path: str | Path | None = None,
-) -> Config:
-    """Return the config of a recipe with settings as keyword arguments give them."""
-    if isinstance(what, Config):
-        config = what
-    elif is_import_path(what) or is_recipe(what):
-        config = recipe(use_name(what, path))
-    elif isinstance(what, str):
-        config = recipe(what)
-    else:
+    config = resolve(what, path)
+    if not isinstance(config, Config):
         raise UsageError(f"expected a recipe or its name, not {what!r}")
-    given = {} if data is None else {"data": str(data)}
-    return with_settings(config, {**given, **(settings or {})})
+    given: dict[str, Any] = {} if data is None else {"data": str(data)}
+    if norm is not ...:
+        (given["norm"],) = registry.use_norms([norm], path)
+    config = with_settings(config, {**given, **settings})
+    out = expanded(out or default_directory(config.recipe, config.norm, config.seed))
+    logs = ["tensorboard"] * tensorboard + ["csv"] * csv
+    train_config(config, out, [log] if log else [], logs)
+    return load(out)
+
+
+def resolve(what: Any, path: str | Path | None = None) -> Config | Callable[..., Any]:
+    """Return the config of a recipe, or the training function, that is given or named."""
+    if isinstance(what, Config):
+        return what
+    is_path = registry.is_import_path(what)
+    thing = registry.find(what, path) if is_path else what
+    if callable(thing) and not registry.is_recipe(thing):
+        return thing
+    if not isinstance(what, str) and not callable(what):
+        raise UsageError(f"expected a recipe or its name, not {what!r}")
+    return registry.recipe(registry.use(what, path) if is_path or callable(what) else what)
 
 
 def default_directory(name: str, *more: object) -> Path:
@@ -94,19 +89,13 @@ def default_directory(name: str, *more: object) -> Path:
     return Path("runs", "-".join(map(str, (name.replace(":", "."), *more))))
 
 
-def log_names(tensorboard: bool, csv: bool) -> list[str]:
-    """Return the names of the logs that were asked for."""
-    return ["tensorboard"] * tensorboard + ["csv"] * csv
-
-
 def train_until_stopped(config: Config, out: Path, logs: Sequence[str]) -> int:
     """Train or resume a run; return the exit code: 130 if it was asked to stop."""
-    from normrnn.engine.loop import Interrupted
-    from normrnn.engine.loop import train as train_config
+    from normrnn.engine import loop
 
     try:
-        train_config(config, out, logs=logs)
-    except Interrupted:
+        loop.train(config, out, logs=logs)
+    except loop.Interrupted:
         if rank_and_size()[0] == 0:
             text = f"stopped; the same command resumes from the checkpoint in {out}"
             print(text, file=sys.stderr, flush=True)
@@ -139,7 +128,7 @@ def evaluate(
     from normrnn.runs.store import RunDirectory
 
     import_names(use, path)
-    directory, torch_device = RunDirectory(Path(run)), named_device(device)
+    directory, torch_device = RunDirectory(expanded(run)), named_device(device)
     config = directory.config()
     kind: type[Task] = task_of(config)
     model = kind.load(directory, torch_device)
@@ -196,7 +185,7 @@ def load(
     from normrnn.runs.store import RunDirectory
 
     import_names(use, path)
-    directory = RunDirectory(Path(run) if isinstance(run, str | Path) else run.path)
+    directory = RunDirectory(expanded(run) if isinstance(run, str | Path) else run.path)
     return task_of(directory.config()).load(directory, named_device(device))
 
 
@@ -219,7 +208,7 @@ def sample(
         raise UsageError(f"temperature must be positive, not {temperature}")
     if seed is not None and not 0 <= seed < 2**32:
         raise UsageError(f"seed must lie in [0, 2**32), not {seed}")
-    reader = Reader.of_run(run, overlap=True)
+    reader = Reader.of_run(expanded(run), overlap=True)
     vocabulary = reader.model.vocabulary
     generator = torch.Generator()
     if seed is None:
@@ -235,4 +224,4 @@ def import_names(names: str | Recipe | None, path: str | Path | None) -> None:
     """Import what a run of a user's own needs: import paths, comma-separated, or a recipe."""
     if names and not isinstance(names, Config):
         for name in names.split(",") if isinstance(names, str) else [names]:
-            use_name(name, path)
+            registry.use(name, path)

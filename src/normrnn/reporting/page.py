@@ -74,8 +74,8 @@ def _section(group: Group, verdict: Verdict) -> dict[str, Any]:
         "about": [summary(group.recipe) if group.recipe in RECIPES else "Unknown recipe."],
         "picture": svg_data_uri(partial(draw, group=group)) if has_values else "",
         "caption": "Validation: mean over seeds, lowest to highest seed",
-        "tables": [runs_table(group)],
-        "settings": [_settings([run for arm in group.arms for run in arm.runs])],
+        "table": runs_table(group),
+        "settings": _settings([run for arm in group.arms for run in arm.runs]),
     }
 
 
@@ -91,8 +91,8 @@ def _study(study: RecordedStudy) -> dict[str, Any]:
         "about": [study.budget, study.summary],
         "picture": svg_data_uri(picture) if trials and has_rates else "",
         "caption": "Validation loss against learning rate",
-        "tables": [_trials_table(trials)],
-        "settings": [Table("Plan of the search", ["setting", "value"], rows)],
+        "table": _trials_table(trials),
+        "settings": Table("Plan of the search", ["setting", "value"], rows),
     }
 
 
@@ -112,8 +112,8 @@ def runs_table(group: Group) -> Table:
         for run in arm.runs:
             row = [f"{arm.name}, seed {run.seed}", run.progress + ", running" * run.training]
             row.append(shown.text(_best_train(run)))
-            row += [shown.text(_lowest(run, "loss", kind)) for kind in kinds]
-            row += [_number(_lowest(run, key), 3)] * errors
+            row += [shown.text((run.best(kind) or {}).get("loss")) for kind in kinds]
+            row += [_number((run.best(None, key) or {}).get(key), 3)] * errors
             tests = run.split("test", run.saved_statistics) or run.split("test")
             row += [shown.text(tests[-1]["loss"] if tests else None)] * tested
             rows.append([*row, _number(_rate(run), 0), f"{run.seconds:,.0f}"])
@@ -122,21 +122,15 @@ def runs_table(group: Group) -> Table:
 
 
 def _best_train(run: Run) -> float | None:
-    """The best training loss; None where it is that of a language model whose statistics include
-    the words to predict."""
+    """The best training loss; None where the statistics include the inputs to predict."""
     if run.normalisation.looks_ahead and config_class(run.config).predicts_inputs:
         return None
     done = (row for row in epoch_averages(run.rows) if row["epoch"] <= run.epochs_done)
     return min((row["loss"] for row in done), default=None)
 
 
-def _lowest(run: Run, key: str, kind: str | None = None) -> float | None:
-    row = run.best(kind, key)
-    return None if row is None else row[key]
-
-
 def _rate(run: Run) -> float | None:
-    """Tokens or frames per second in training."""
+    """Targets per second in training."""
     rows = run.split("train")
     seconds = rows[-1]["seconds"] if rows else 0
     return sum(row["count"] for row in rows) / seconds if seconds > 0 else None
@@ -172,8 +166,8 @@ def _settings(runs: Sequence[Run]) -> Table:
     names = dict.fromkeys(name for run in runs for name in run.settings if name != "data")
     rows = [[name, _values(run.settings.get(name) for run in runs)] for name in names]
     rows.append(["data", _values(map(data_name, runs))])
-    places = [place for run in runs for place in run.environments]
-    rows += [[fact, _values(place.get(fact) for place in places)] for fact in _FACTS if places]
+    machines = [machine for run in runs for machine in run.environments]
+    rows += [[fact, _values(one.get(fact) for one in machines)] for fact in _FACTS if machines]
     title = "Settings, versions and machine; several values where runs differ"
     return Table(title, ["setting", "value"], rows)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normrnn.errors import UsageError, UserError
-from normrnn.files import write_whole
+from normrnn.files import expanded, write_whole
 from normrnn.reporting.groups import Group, groups
+from normrnn.reporting.pictures import why_no_pictures
 from normrnn.reporting.runs import Row, Run, load_all
 from normrnn.verdicts.result import Verdict, verdict_of
 from normrnn.verdicts.rows import BASELINE, PlainRun, Point, read_rows
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from normrnn.reporting.study import RecordedStudy
 
-LONG_ENOUGH = 30.0
-"""Seconds that a run must take for its speed to be compared."""
+REPORT = "report.html"
+LONG_ENOUGH = 30.0  # seconds that a run must take for its speed to be compared
 
 
 def verdict(
@@ -69,14 +70,10 @@ class Result:
     """Runs and verdicts, one per experiment. `print` it for the answer."""
 
     runs: Sequence[Run]
-    problems: Sequence[str] = ()
-    """What could not be read."""
+    problems: Sequence[str] = ()  # what could not be read
     title: str = "normrnn report"
-    studies: "Sequence[RecordedStudy]" = ()
-    """Searches, or the study that chose a tuned setting."""
+    studies: "Sequence[RecordedStudy]" = ()  # searches, or the study that chose a tuned setting
     settings: Settings = field(default_factory=Settings)
-    folder: Any = None
-    """A temporary directory that holds the runs, removed with the result."""
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -101,7 +98,7 @@ class Result:
         return figure(self.runs)
 
     def page(self) -> str:
-        """Return the HTML report; Jinja2 is needed."""
+        """Return the HTML report."""
         from normrnn.reporting.page import page
 
         compared = list(zip(self.groups, self.verdicts, strict=True))
@@ -111,7 +108,7 @@ class Result:
         """Write the HTML report; refuse to overwrite anything but a report."""
         from normrnn.reporting.page import refuse_other
 
-        path = Path(path)
+        path = expanded(path)
         refuse_other(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,6 +129,12 @@ class Result:
 
     def _repr_html_(self) -> str:
         return "".join(verdict._repr_html_() for verdict in self.verdicts)
+
+
+def report_line(path: Path) -> str:
+    """Return where the report is, and why it has no pictures."""
+    omitted = why_no_pictures()
+    return f"report: {path}{f' ({omitted})' if omitted else ''}"
 
 
 def group_verdict(group: Group, settings: Settings | None = None, title: str = "") -> Verdict:
@@ -170,8 +173,8 @@ def _are_paired(runs: Sequence[Run]) -> bool:
 def have_comparable_seconds(runs: Sequence[Run]) -> bool:
     """Whether all ran on the same machine, device and software, long enough to be timed, and at a
     steady rate: seconds per update of one norm within a quarter of each other."""
-    places = [(run.environments, run.settings.get("device")) for run in runs]
-    same = all(place == places[0] and place[0] for place in places)
+    machines = [(run.environments, run.settings.get("device")) for run in runs]
+    same = all(machine == machines[0] and machine[0] for machine in machines)
     if not same or any(run.seconds < LONG_ENOUGH or not run.updates for run in runs):
         return False
     rates: dict[str, list[float]] = {}
