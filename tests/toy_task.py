@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normrnn
-from normrnn.config.base import Config
-from normrnn.config.measure import Measure, bits
+from normrnn.config.base import Config, Measure, bits
 from normrnn.engine.task import Loss, Task
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normrnn.config.base import Config
-from normrnn.config.measure import NATS, Measure
+from normrnn.config.base import NATS, Config, Measure
 from normrnn.engine.callbacks import Display, describe
 from normrnn.engine.loop import Interrupted
 from normrnn.errors import UserError

@@ -25,13 +25,18 @@ def falling(norm: str | None, seed: int, log: RunLog) -> None:
         log(step=step, train=value, valid=value, test=value + 1)
 
 
+def accuracy(norm: str | None, seed: int, log: RunLog, gain: float) -> None:
+    for step in (1, 2, 3):
+        log(step, valid=0.5 + 0.01 * seed + 0.1 * step + gain * (norm is not None))
+
+
 @pytest.fixture(autouse=True)
 def _no_calls() -> None:
     CALLS.clear()
 
 
 def test_every_norm_and_seed_is_called_once_and_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     out = tmp_path / "out"
@@ -54,9 +59,11 @@ def test_every_norm_and_seed_is_called_once_and_stored(
     for file in (out / "report.html", tmp_path / "report.html"):
         assert "to validation 3.5" in file.read_text()
 
-    # Ended calls are skipped; new seeds are added.
+    # Ended calls are skipped; new seeds are added. A change of the code is reported.
+    monkeypatch.setattr("inspect.getsource", lambda _: "other code")
     again = normrnn.compare(falling, norms=(None, "layer"), seeds=4, out=out)
     assert CALLS[6:] == [(None, 4), ("layer", 4)]
+    assert f"has changed since runs in {out} ended" in caplog.text
     assert len(again.runs) == 8
     assert normrnn.verdict(out).variants["layer"].quality.seeds == 4  # type: ignore[union-attr]
 
@@ -79,10 +86,6 @@ def test_a_call_that_was_stopped_is_not_finished_and_is_repeated(tmp_path: Path)
 
 
 def test_higher_is_better_and_further_arguments(tmp_path: Path) -> None:
-    def accuracy(norm: str | None, seed: int, log: RunLog, gain: float) -> None:
-        for step in (1, 2, 3):
-            log(step, valid=0.5 + 0.01 * seed + 0.1 * step + gain * (norm is not None))
-
     result = normrnn.compare(accuracy, seeds=3, higher_is_better=True, gain=0.05, out=tmp_path)
     values = result.to_dict()
     assert values["higher_is_better"] is True
@@ -164,6 +167,8 @@ def test_what_a_function_may_not_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"lr .* nan"):
         normrnn.compare(lambda norm, seed, log: log(step=1, lr=math.nan))  # noqa: ARG005
     assert not CALLS
+    with pytest.raises(UsageError, match=r"gain is \(1, 2\)"):
+        normrnn.compare(accuracy, workers=2, out=tmp_path / "c", gain=(1, 2))
     with pytest.raises(UsageError, match="local"):
         normrnn.compare(backwards, workers=2, out=tmp_path / "b")
     backwards.__module__ = "__main__"
@@ -228,8 +233,8 @@ def test_an_error_in_another_process_is_named(
 ) -> None:
     call = ["compare", "own_module:broken", "--path", own_directory, "--out", tmp_path / "out"]
     code, _, error = cli(*call, "--workers", "2")
-    assert code == 1
-    assert "sequence-1" in error
-    assert "no more data" in error
+    assert (code, "sequence-1" in error, "no more data" in error) == (1, True, True)
+    code, _, error = cli(*call, "--norms", "layer")
+    assert (code, "sys.exit(3)" in error) == (1, True)
     code, _, error = cli(*call, "--steps", "30")
     assert (code, "--steps" in error, "normrnn.compare(" in error) == (2, True, True)

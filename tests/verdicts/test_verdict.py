@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 import normrnn
 from normrnn.cli import main
 from normrnn.errors import UsageError, UserError
-from normrnn.verdicts.rows import Point, crossing
+from normrnn.verdicts.result import verdict_of
+from normrnn.verdicts.rows import Point, crossing, read_rows
 from normrnn.verdicts.verdict import paired_interval, rank_sum_p, t_quantile, welch_interval
 from tests.reporting.made_runs import make_run
 
@@ -176,6 +178,15 @@ CLOSE = [[8, 6, 4.0], [8, 6, 4.01], [8, 6, 3.99]]
 )
 def test_answers(a: Any, b: Any, options: dict[str, Any], answer: str) -> None:
     assert figure(rows(a=a, b=b), **options)["answer"] == answer
+
+
+def test_unfinished_runs_settle_nothing_and_validations_with_a_test_value_select() -> None:
+    runs = read_rows(rows(a=CLOSE, b=shifted(-1, CLOSE)))
+    found = verdict_of([replace(run, complete=run.seed > 1) for run in runs]).variants["b"]
+    assert found.to_dict()["quality"]["answer"] == "not settled"
+    valid = [Point(1, 5.0), Point(2, 3.0), Point(3, 4.0), Point(4, 6.0)]
+    tests = [Point(3, 7.0), Point(4, 9.0)]  # none at the best validation
+    assert replace(runs[0], splits={"valid": valid, "test": tests}).selected_test_value() == 7.0
 
 
 def test_higher_is_better_mirrors_all_figures() -> None:

@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import Suppress
 
 from normrnn.config import base
-from normrnn.config.base import LoopConfig, OptimizerConfig
-from normrnn.config.measure import Measure
+from normrnn.config.base import LoopConfig, Measure, OptimizerConfig
 from normrnn.errors import UsageError
 
 CLASSES = Measure(

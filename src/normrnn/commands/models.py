@@ -95,7 +95,7 @@ def score(
         file: UTF-8 text; - is standard input, line by line as they come, --lines implied.
         lines: Also print, for each line, its perplexity, tokens and text, tab-separated.
     """
-    from normrnn.config.measure import bits
+    from normrnn.config.base import bits
     from normrnn.files import open_regular
     from normrnn.text.config import perplexity
     from normrnn.text.corpus import UNKNOWN, text_lines

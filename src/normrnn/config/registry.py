@@ -24,9 +24,8 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from normrnn import norms
-from normrnn.config.base import Config
+from normrnn.config.base import Config, Measure
 from normrnn.config.jsonio import flat, from_dict, to_dict
-from normrnn.config.measure import Measure
 from normrnn.errors import UsageError, UserError
 from normrnn.files import expanded
 
@@ -78,7 +77,8 @@ def read_config(values: Mapping[str, Any]) -> Config:
     if not isinstance(name, str) or name not in recipes():
         if values.get("kind") == KIND:
             raise UserError(f"a run of the training function {name} has no model of this program")
-        hint = ": name it with --use" if isinstance(name, str) and ":" in name else ""
+        is_path = is_import_path(name)
+        hint = f": name it with --use {name} --path DIR (use=, path= in Python)" if is_path else ""
         raise UserError(f"config has a recipe {repr(name)[:60]} that is not known here{hint}")
     if "norm" in values and values["norm"] is None:
         values = {**values, "norm": norms.BASELINE}
@@ -103,20 +103,25 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     changed = {name: value for name, value in to_dict(config).items() if name != "shown"}
     fields = flat(changed)
     for name, value in flat(settings).items():
-        found = [name] if name in fields else [f for f in fields if f.endswith(f".{name}")]
-        if len(found) > 1:
-            raise UsageError(f"setting {name!r} is one of {' and '.join(found)}")
-        if parts := [field for field in fields if field.startswith(f"{name}.")]:
-            raise UsageError(f"{name!r} is not one setting: it has {', '.join(parts)}")
-        if not found:
-            hint = did_you_mean(name, [*fields, *(field.rpartition(".")[2] for field in fields)])
-            raise UsageError(f"{config.recipe} has no setting {name!r}{hint}")
-        *parts, last = found[0].split(".")
+        *parts, last = full_name(name, fields, config.recipe).split(".")
         functools.reduce(dict.__getitem__, parts, changed)[last] = value
     try:
         return read_config(changed)
     except UserError as error:
         raise UsageError(str(error)) from None
+
+
+def full_name(name: str, fields: Iterable[str], recipe: str) -> str:
+    """Return the field of a config that a setting names; UsageError if it is not one."""
+    found = [name] if name in fields else [f for f in fields if f.endswith(f".{name}")]
+    if len(found) > 1:
+        raise UsageError(f"setting {name!r} is one of {' and '.join(found)}")
+    if parts := [field for field in fields if field.startswith(f"{name}.")]:
+        raise UsageError(f"{name!r} is not one setting: it has {', '.join(parts)}")
+    if not found:
+        hint = did_you_mean(name, [*fields, *(field.rpartition(".")[2] for field in fields)])
+        raise UsageError(f"{recipe} has no setting {name!r}{hint}")
+    return found[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +228,7 @@ def import_path(thing: Any) -> str:
     with contextlib.suppress(UserError):
         if module != "__main__" and find(path) is thing:
             return path
-    raise UsageError(f"cannot import {path} elsewhere: put it at the top level of a module")
+    raise UsageError(f"cannot import {path} elsewhere: put it at the top level of a file module.py")
 
 
 def is_recipe(thing: Any) -> bool:
@@ -256,7 +261,7 @@ def use(what: Any, path: str | Path | None = None) -> str:
     if not is_recipe(thing):
         raise UsageError(
             f"{name} is {type(thing).__name__}; expected a function without arguments that returns"
-            " a config, a config class, or a normrnn.norms.Norm"
+            " a config, a config class, or a normrnn.norms.Norm; a training function is for compare"
         )
     make = functools.partial(thing, recipe=name) if isinstance(thing, type) else thing
     if not isinstance(config := make(), Config):

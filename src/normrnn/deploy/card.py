@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from normrnn.config.base import Measure
 from normrnn.config.jsonio import flat
-from normrnn.config.measure import Measure
 from normrnn.config.registry import KIND, config_class, plain_values, with_values
 from normrnn.errors import UserError
 from normrnn.files import open_regular

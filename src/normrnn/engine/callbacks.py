@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from normrnn.config.base import Config
-from normrnn.config.measure import Measure
+from normrnn.config.base import Config, Measure
 from normrnn.errors import UserError
 from normrnn.extras import import_extra
 from normrnn.files import utf8_name, write_whole

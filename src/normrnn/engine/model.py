@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normrnn import norms
-from normrnn.config.measure import Measure
+from normrnn.config.base import Measure
 from normrnn.nn import GRU, LSTM, RNN, LiGRU
 from normrnn.nn.base import Normalised
 from normrnn.ops.layout import Steps

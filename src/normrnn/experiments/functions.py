@@ -11,6 +11,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path, PurePath
@@ -22,7 +23,7 @@ import numpy as np
 from normrnn.config.jsonio import differences
 from normrnn.config.registry import KIND, import_path
 from normrnn.errors import UsageError, UserError, notice
-from normrnn.experiments.jobs import Job, Progress, run_jobs
+from normrnn.experiments.jobs import Job, Progress, run_jobs, say
 from normrnn.files import read_json, write_whole
 from normrnn.norms import BASELINE
 from normrnn.runs import records
@@ -102,19 +103,27 @@ class FunctionJob(Job):
         if not (self.out / CONFIG).exists():
             return
         found, _ = read_json(self.out / CONFIG)
-        if changed := ", ".join(differences(found, self.config).values()):
+        changes = differences(found, self.config)
+        is_other_code = changes.pop("code_sha256", "")
+        if changed := ", ".join(changes.values()):
             raise UsageError(
                 f"{self.out} holds a run with other settings ({changed}): use another --out"
             )
         if (note := records.read_note(self.out)) and note.finished:
             self.ended = 0
+            if is_other_code:
+                name, out = self.call["recipe"], self.out.parent
+                notice(f"{name} has changed since runs in {out} ended; they are not repeated")
 
     def start(self) -> None:
         """Call the function in a process of its own."""
         try:
+            for name, value in self.call["settings"].items():
+                if json.loads(json.dumps(value)) != value:  # as a tuple, which would be a list
+                    raise ValueError(f"{name} is {value!r:.60}")
             self.start_worker({"call": self.call})
         except (TypeError, ValueError) as error:
-            raise UsageError(f"settings for workers must be plain values: {error}") from None
+            raise UsageError(f"settings for workers must be values of JSON: {error}") from None
 
     def run(self, train: Callable[..., Any]) -> None:
         """Call the function in this process and store what it logs."""
@@ -203,7 +212,10 @@ def run_functions(
         raise UsageError(f"cannot call {train!r} as train(norm, seed, log): {error}") from None
     name = f"{train.__module__}:{getattr(train, '__qualname__', type(train).__name__)}"
     shared = {"recipe": name if workers is None else import_path(train), "settings": settings}
-    shared["higher_is_better"] = higher_is_better
+    shared |= {"higher_is_better": higher_is_better, "code_sha256": ""}
+    with suppress(OSError, TypeError):  # no source, as of an object
+        code = inspect.getsource(train).encode()
+        shared["code_sha256"] = hashlib.sha256(code).hexdigest()
     jobs = [
         FunctionJob(
             out / f"{quote(norm, safe='')}-{seed}",
@@ -222,12 +234,16 @@ def run_functions(
                 f"{key} is recorded as {by_name[0]} only: if it has changed, use another out=;"
                 " finished runs are not repeated"
             )
-    if workers is not None:
-        run_jobs(jobs, workers, interval=0.1)
-    else:
-        progress = Progress(jobs)
-        for job in jobs:
-            if job.code is None:
-                job.run(train)
-                progress.show()
+    try:
+        if workers is not None:
+            run_jobs(jobs, workers, interval=0.1)
+        else:
+            progress = Progress(jobs)
+            for job in jobs:
+                if job.code is None:
+                    job.run(train)
+                    progress.show()
+    except KeyboardInterrupt:
+        say(f"stopped; the same call repeats what has not ended in {out}")
+        raise
     return shared["recipe"], [job.out for job in jobs]

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from normrnn.config.base import LARGEST_FLOAT, Config, checked_norms
 from normrnn.config.jsonio import differences, flat, to_dict
-from normrnn.config.registry import with_settings
+from normrnn.config.registry import full_name, with_settings
 from normrnn.errors import UsageError, UserError
 from normrnn.experiments.jobs import RunJob, Runner, check_counts, plan, say, write_result
 from normrnn.experiments.training import default_directory
@@ -227,7 +227,7 @@ def _open_study(out: Path, about: dict[str, Any]) -> RecordedStudy:
 
 
 def _report(study: RecordedStudy) -> None:
-    runs = [*study.runs(), *sorted((study.path / CONFIRM).glob("*"))]
+    runs = study.runs()
     write_result(runs, f"normrnn search {study.recipe}", study.path, [study])
     say(report_line(study.path / REPORT))
 
@@ -260,7 +260,9 @@ def plan_tuning(config: Config, tune: str | Mapping[str, Any]) -> tuple[Config, 
     if len(given) != 1:
         raise UsageError(f"tune names one setting, not {', '.join(given) or 'none'}")
     ((field, values),) = given.items()
-    now: Any = flat(to_dict(config)).get(field)
+    fields = flat(to_dict(config))
+    field = full_name(field, fields, config.recipe)
+    now = fields[field]
     tried = []
     for value in values or [now]:
         with suppress(ValueError, TypeError):  # not text, or text that is no JSON

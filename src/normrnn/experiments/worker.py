@@ -6,6 +6,7 @@ from pathlib import Path
 
 from normrnn.cli import guarded
 from normrnn.config.registry import find, import_from_parent, read_config
+from normrnn.errors import UserError
 from normrnn.experiments.functions import FunctionJob
 from normrnn.experiments.training import train_until_stopped
 from normrnn.processes import stop_with_parent
@@ -19,7 +20,11 @@ def run(arguments: list[str]) -> int:
     import_from_parent(order["imports"])
     out = Path(arguments[0])
     if "call" in order:
-        FunctionJob(out, order["call"]).run(find(order["call"]["recipe"]))
+        name = order["call"]["recipe"]
+        try:
+            FunctionJob(out, order["call"]).run(find(name))
+        except SystemExit as error:
+            raise UserError(f"{name} called sys.exit({error.code})") from None
         return 0
     return train_until_stopped(read_config(order["config"]), out, arguments[1:])
 

@@ -1,7 +1,4 @@
-"""Tables, curves and HTML from run directories; nothing here imports torch.
-
-`load(directory)` reads a run as plain data, `figure(runs)` draws validation against updates.
-"""
+"""Run directories as plain data, curves and verdicts; nothing here imports torch."""
 
 from normrnn.reporting.pictures import figure
 from normrnn.reporting.result import Result

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from normrnn.config.base import SHOWN, Measure
 from normrnn.config.jsonio import flat, to_dict
-from normrnn.config.measure import SHOWN, Measure
 from normrnn.config.registry import config_class
 from normrnn.errors import notice
 from normrnn.recipes import PAPER, RECIPES, recipe
@@ -15,7 +15,13 @@ _NAMES = "gamma eps momentum time_steps cell_norm count_padding shrinkage freeze
 _NORMALISER = [f"model.{name}" for name in _NAMES.split()]
 """Settings that distinguish arms only with a normaliser."""
 _IGNORED = ["threads", "device", "data", "epochs", "train.log_every", "train.checkpoint_every"]
-_IGNORED += ["norm", "seed", "shared_initialisation", *(f"shown.{name}" for name in SHOWN)]
+_IGNORED += [
+    "norm",
+    "seed",
+    "code_sha256",
+    "shared_initialisation",
+    *(f"shown.{name}" for name in SHOWN),
+]
 """Settings that change no curve, or that arms have in the place of a name."""
 Settings = tuple[tuple[str, str], ...]
 Key = tuple[str, Settings]  # recipe and settings

@@ -116,7 +116,9 @@ def runs_table(group: Group) -> Table:
             row += [_number((run.best(None, key) or {}).get(key), 3)] * errors
             tests = run.split("test", run.saved_statistics) or run.split("test")
             row += [shown.text(tests[-1]["loss"] if tests else None)] * tested
-            rows.append([*row, _number(_rate(run), 0), f"{run.seconds:,.0f}"])
+            count, seconds = sum(r["count"] for r in run.split("train")), run.seconds
+            rate = count / seconds if count and seconds > 0 else None
+            rows.append([*row, _number(rate, 0), f"{seconds:,.0f}"])
     note = "Best epoch of each column. Train: running average in training mode."
     return Table(f"Every run: {shown.long}", head, rows, note)
 
@@ -127,13 +129,6 @@ def _best_train(run: Run) -> float | None:
         return None
     done = (row for row in epoch_averages(run.rows) if row["epoch"] <= run.epochs_done)
     return min((row["loss"] for row in done), default=None)
-
-
-def _rate(run: Run) -> float | None:
-    """Targets per second in training."""
-    rows = run.split("train")
-    seconds = rows[-1]["seconds"] if rows else 0
-    return sum(row["count"] for row in rows) / seconds if seconds > 0 else None
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from normrnn.config.measure import Measure
+from normrnn.config.base import Measure
 from normrnn.errors import UserError
 from normrnn.extras import install_command
 from normrnn.reporting.groups import Group, groups

@@ -147,8 +147,10 @@ def group_verdict(group: Group, settings: Settings | None = None, title: str = "
     )
     found = verdict_of(plain_runs(group), settings, measure.name, title)
     unfinished = [run.label for run in group.runs if not run.finished and not run.diverged]
-    note = [f"not finished: {'; '.join(unfinished)}"] if unfinished else []
-    return replace(found, notes=[*found.notes, *note])
+    notes = [f"not finished: {'; '.join(unfinished)}"] if unfinished else []
+    if len(epochs := {run.config.get("epochs") for run in group.runs}) > 1:
+        notes.append(f"trained for different numbers of epochs: {', '.join(map(str, epochs))}")
+    return replace(found, notes=[*found.notes, *notes])
 
 
 def plain_runs(group: Group) -> list[PlainRun]:
@@ -198,4 +200,5 @@ def _plain(run: Run, variant: str, timed: bool, tested: bool) -> PlainRun:
     splits = {name: list(map(point, some)) for name, some in rows.items() if some}
     selected = (next(reversed(tests.values()), None) if tested else run.best()) or {}
     key, _ = measure.error_rate or ("", "")
-    return PlainRun(variant, run.seed, splits, bool(run.diverged), selected.get(key))
+    complete = run.finished or bool(run.diverged)
+    return PlainRun(variant, run.seed, splits, bool(run.diverged), selected.get(key), complete)

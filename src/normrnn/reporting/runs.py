@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from normrnn import files
-from normrnn.config.base import normalise_gamma
+from normrnn.config.base import Measure, normalise_gamma
 from normrnn.config.jsonio import flat, to_dict
-from normrnn.config.measure import Measure
 from normrnn.config.registry import KIND, config_class, with_values
 from normrnn.errors import UserError, notice
 from normrnn.norms import Norm, get_or_unknown

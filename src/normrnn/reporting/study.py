@@ -10,8 +10,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from normrnn import files
+from normrnn.config.base import Measure
 from normrnn.config.jsonio import flat
-from normrnn.config.measure import Measure
 from normrnn.config.registry import config_class
 from normrnn.errors import UserError, notice
 from normrnn.reporting.groups import short
@@ -80,7 +80,8 @@ class RecordedStudy:
 
     def runs(self) -> list[Path]:
         """List the run directories beside the trials and of the best trials."""
-        found = sorted(p.parent for p in self.path.glob("*/config.json"))
+        places = ("*/config.json", "confirm/*/config.json")
+        found = [p.parent for place in places for p in sorted(self.path.glob(place))]
         tops = [best(self.trials, arm) for arm in arms_of(self.trials)]
         for number in dict.fromkeys(t["trial"] for t in tops if t is not None):
             found += sorted(p.parent for p in self.path.glob(f"trials/{number:04d}/*/config.json"))

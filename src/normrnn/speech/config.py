@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from normrnn.config.base import Config, Count, Layers, LayersConfig, LoopConfig, Positive
-from normrnn.config.measure import Measure
+from normrnn.config.base import Config, Count, Layers, LayersConfig, LoopConfig, Measure, Positive
 
 FRAMES = Measure(
     name="FCE",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from normrnn.config import base
-from normrnn.config.measure import Measure, bits
+from normrnn.config.base import Measure, bits
 
 PERPLEXITY_LIMIT = 50.0
 """Perplexities are capped at e^50 (5e21): one diverging batch must not give an infinite mean."""

@@ -42,6 +42,7 @@ class PlainRun:
     diverged: bool = False  # whether it ended with NaN or infinite values, or the run says so
     error_rate: float | None = None
     """On test data, or at the best validation where runs have no test values."""
+    complete: bool = True  # whether it is not still to be trained
 
     def points(self, split: str) -> list[Point]:
         """The finite values of a split."""
@@ -57,10 +58,11 @@ class PlainRun:
         return min((point.value for point in self.points("valid")), default=None)
 
     def selected_test_value(self) -> float | None:
-        """The test value at the step of the best validation, else the last test value."""
-        best = min(self.points("valid"), key=lambda point: point.value, default=None)
-        at_best = [p.value for p in self.points("test") if best is not None and p.step == best.step]
-        return at_best[-1] if at_best else self.last("test")
+        """The test value at the best of the validations that have one, else the last test value."""
+        tests = {point.step: point.value for point in self.points("test")}
+        both = [point for point in self.points("valid") if point.step in tests]
+        best = min(both, key=lambda point: point.value, default=None)
+        return self.last("test") if best is None else tests[best.step]
 
     def gap(self) -> float | None:
         """Validation minus training value, both in eval mode, at the last step that has both."""

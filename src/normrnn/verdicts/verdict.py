@@ -153,6 +153,9 @@ class Comparison:
             return None
         margin = self.settings.margin * abs(mean(finite or [0.0]))
         figure = self._figure(label, first, second, (-margin, margin))
+        is_complete = all(run.complete for run in (*self.baseline, *self.other))
+        if not is_complete and figure.answer != "one seed":
+            figure = replace(figure, answer="not settled")
         if not self.settings.higher_is_better:
             return figure
         interval = None if figure.interval is None else (-figure.interval[1], -figure.interval[0])
