@@ -1,18 +1,15 @@
 """A prepared directory of made-up speech: the features tell the label, with noise."""
 
+from contextlib import redirect_stderr
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from normrnn.config.base import OptimizerConfig
-from normrnn.speech.config import (
-    AcousticConfig,
-    SpeechConfig,
-    SpeechEvaluationConfig,
-    UtteranceConfig,
-)
+from normrnn.speech import config
 from normrnn.speech.prepare.job import Job, Utterance
 from normrnn.speech.prepare.preparation import prepare
 
@@ -38,7 +35,8 @@ def write_speech(path: Path, seed: int = 0, change: float = 0.0) -> None:
             utterances.append(Utterance(key, f"s{number % 4}", "", split=split))
     utterances.sort(key=lambda u: u.key)
     job = Job({}, utterances, lambda u: prepared[u.key], CLASSES)
-    prepare(job, path, 1)
+    with redirect_stderr(StringIO()):  # its progress
+        prepare(job, path, 1)
 
 
 @pytest.fixture
@@ -50,28 +48,28 @@ def speech_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tiny_speech(speech_dir: Path) -> SpeechConfig:
+def tiny_speech(speech_dir: Path) -> config.SpeechConfig:
     """A complete config on it."""
     return tiny_speech_config(speech_dir)
 
 
-def tiny_speech_config(data: Path) -> SpeechConfig:
+def tiny_speech_config(data: Path) -> config.SpeechConfig:
     """A complete config: pieces of at most 15 frames, two validations an epoch."""
-    return SpeechConfig(
+    return config.SpeechConfig(
         recipe="librispeech-mini",
         data=str(data),
         epochs=2,
         norm="sequence",
-        model=AcousticConfig(hidden=5, layers=2),
+        model=config.AcousticConfig(hidden=5, layers=2),
         optimizer=OptimizerConfig(lr=0.02, momentum=0.9),
-        train=UtteranceConfig(
+        train=config.UtteranceConfig(
             batch=4, segments=2, log_every=2, checkpoint_every=3, piece_frames=15, pool=2
         ),
-        evaluation=SpeechEvaluationConfig(train_utterances=3, recalibrate_batches=3),
+        evaluation=config.SpeechEvaluationConfig(train_utterances=3, recalibrate_batches=3),
     )
 
 
 @pytest.fixture
-def tiny_baseline(tiny_speech: SpeechConfig) -> SpeechConfig:
+def tiny_baseline(tiny_speech: config.SpeechConfig) -> config.SpeechConfig:
     """The same without normalisation."""
     return replace(tiny_speech, norm="none")

@@ -214,8 +214,8 @@ def test_runs_done_and_time_left(
         arm.ended = 0
         progress.show()
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "2 of 6 runs done, about 0:06:40 left"
-    assert (len(shown), shown[-1]) == (5, "6 of 6 runs done")
+    assert shown[1] == "2 of 6 runs done, about 0:06:40 left"
+    assert (len(shown), shown[-1]) == (6, "6 of 6 runs done")
     lines: list[str] = []  # of a notebook, which shows the last
     line = SimpleNamespace(update=lambda data, **_: lines.append(data["text/plain"]))
     display = SimpleNamespace(display=lambda *_, **__: line)

@@ -355,7 +355,7 @@ def test_a_users_own_model_traced(tmp_path: Path) -> None:
     model = tagger()
     x = torch.randn(2, 5, 3)
     for form in ("onnx", "program"):
-        with pytest.raises(ValueError, match="give example="):
+        with pytest.raises(ValueError, match="example="):
             normrnn.export(model, tmp_path / form, form)
     file = normrnn.export(model, tmp_path / "own", "onnx", example=(x,))
     for B, T in SIZES:

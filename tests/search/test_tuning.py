@@ -40,6 +40,7 @@ def test_what_is_tried_unless_said(config: Config) -> None:
         ("optimizer.name", ("sgd", "adam"), ["sgd", "adam"]),
     ):
         assert plan_tuning(config, {field: values})[1][field] == read
+    assert plan_tuning(config, "lr")[1].keys() == {"optimizer.lr"}
     with pytest.raises(UserError, match="one setting"):
         plan_tuning(config, {"optimizer.lr": (), "train.batch": ()})
 
@@ -47,7 +48,7 @@ def test_what_is_tried_unless_said(config: Config) -> None:
 @pytest.mark.parametrize(
     ("field", "values", "said"),
     [
-        ("optimizer.rate", "", "optimizer.rate, which is not a field of ptb-small"),
+        ("optimizer.rate", "", "optimizer.rate"),
         ("train.batch", "", "--tune train.batch needs --tune-values with at least 2 values: 32,"),
         ("optimizer.momentum", "", "needs --tune-values"),  # 0: three times it is the same
         ("optimizer.lr", "1", "at least 2 values"),

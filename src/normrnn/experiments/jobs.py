@@ -212,7 +212,7 @@ class Progress:
         self.printed = [len(read_rows(job.out)) * job.has_ended for job in jobs]
         self.done = sum(job.has_ended for job in jobs)
         self.before, self.start = sum(job.share_done() for job in jobs), time.monotonic()
-        if self.done:
+        if self.done and not self.notebook:
             say(f"{self.done} of {len(jobs)} runs have ended before and are not repeated")
 
     def show(self) -> None:
