@@ -19,6 +19,7 @@ from tools import padding
 LOWER, HIGHER = "better", "worse"
 SPEECH, WORDS, TEXT = "librispeech-mini-small", "ptb-small-authors", "quickstart-norms"
 REGULARISERS, CHAR = "quickstart-regularisers", "ptb-char-runs"
+CONVERGED, SCHEDULE = "regularised-converged", "compressed-schedule"
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,12 @@ QUESTIONS = (
     ("small text, locked dropout: frame-wise", REGULARISERS, "frame", "dropout 0.3"),
     ("small text, zoneout: frame-wise", REGULARISERS, "frame", "zoneout_h 0.1"),
     ("small text, weight drop: frame-wise", REGULARISERS, "frame", "weight_drop 0.3"),
+    ("three times the epochs, locked dropout: frame-wise", CONVERGED, "frame", "dropout 0.3"),
+    ("three times the epochs, zoneout: frame-wise", CONVERGED, "frame", "zoneout_h 0.1"),
+    ("three times the epochs, weight drop: frame-wise", CONVERGED, "frame", "weight_drop 0.3"),
+    ("words, 3 epochs, rate drops after 2: frame-wise", SCHEDULE, "frame", "decay_after 2"),
+    ("words, 4 epochs, rate drops after 3: frame-wise", SCHEDULE, "frame", "decay_after 3"),
+    ("words, 5 epochs, rate drops after 4: frame-wise", SCHEDULE, "frame", "decay_after 4"),
 )
 STATISTICS = (
     ("words: batch instead of running", WORDS, "frame", "", "batch"),
@@ -154,13 +161,11 @@ Link = Callable[[str], str]
 
 def find_group(root: Path, experiment: str, setting: str = "") -> Group | None:
     """The runs of a recipe as it is, or of one setting of a study."""
-    study = root / "results/studies" / experiment
-    runs = [
-        load(p.parent)
-        for p in sorted((study if study.is_dir() else root / "results").glob("*/config.json"))
-    ]
+    folders = [root / "results/studies" / experiment, root / "studies" / experiment]
+    study = next((folder for folder in folders if folder.is_dir()), None)
+    runs = [load(p.parent) for p in sorted((study or root / "results").glob("*/config.json"))]
     for group in groups(runs):
-        own = study.is_dir() or (group.recipe, group.variant) == (experiment, "")
+        own = study is not None or (group.recipe, group.variant) == (experiment, "")
         if own and setting in group.title:
             return group
     return None
