@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,19 +63,20 @@ def commands() -> None:
     """A comparison without pictures, and an install command for every extra that is missing."""
     assert importlib.util.find_spec("matplotlib") is None
     text = " ".join(said("compare", "quickstart", "--out", "runs").split())
-    assert "pip install matplotlib" in text
-    assert "baseline" in text
+    assert re.search("pip install .*matplotlib", text)
+    assert "frame, 1 seed:" in text
     run = "runs/frame-1"
     assert said("sample", run, "--tokens", "20", "--seed", "1").strip()
-    assert "pip install onnx" in said("export", run, "-o", "out", "--format", "onnx", code=1)
+    text = said("export", run, "-o", "out", "--format", "onnx", code=1)
+    assert re.search("pip install .*onnx", text)
     assert "How to load" in (said("export", run, "-o", "plain") and said("info", "plain"))
-    assert "pip install matplotlib" in said("report", "runs")
+    assert re.search("pip install .*matplotlib", said("report", "runs"))
     speaker = Path("sound", "1", "2")
     speaker.mkdir(parents=True)
     (speaker / "1-2.trans.txt").write_text("1-2-0000 A WORD\n")
     (speaker / "1-2-0000.flac").write_bytes(b"no sound")
     speech = said("prepare", "librispeech", "sound", "--out", "prepared", code=1)
-    assert "pip install kaldi-native-fbank" in speech, speech
+    assert re.search("pip install .*kaldi-native-fbank", speech), speech
     print("commands: compared as text, sampled, exported; extras are asked for by name")
 
 
