@@ -61,9 +61,13 @@ def test_targets_per_step(kind: type) -> None:
 
 def test_labels_may_be_words_and_classes_keep_their_shares(tmp_path: Path) -> None:
     words = np.array([b"rare", b"often", b"often", b"often"] * 10)
-    found = prepare({"x": PIECES, "y": words}, ArraysConfig(valid=0.2, test=0.2))
+    found, other = (
+        prepare({"x": PIECES, "y": y}, ArraysConfig(valid=0.2, test=0.2))
+        for y in (words, words == b"rare")
+    )
     assert found.labels is not None
     assert found.labels.tolist() == ["often", "rare"]
+    assert other.sha256 != found.sha256
     shares = {split: np.bincount(v.targets).tolist() for split, v in found.splits.items()}
     assert shares == {"train": [18, 6], "valid": [6, 2], "test": [6, 2]}
     file = write_arrays({"x": PIECES, "y": words}, ArraysConfig(), tmp_path)

@@ -246,7 +246,7 @@ def test_arms_stop_with_their_comparison_and_save(
     process.send_signal(number)
     shown, _ = process.communicate(timeout=60)
     assert process.returncode == code
-    assert (b"resumes from the checkpoints" in shown) == (code == 130)
+    assert (b"the same command resumes" in shown) == (code == 130)
     while not all("stopped; the same" in (run / "log.txt").read_text() for run in runs):
         assert time.monotonic() < deadline, "the arms outlive their parent"
         time.sleep(0.1)

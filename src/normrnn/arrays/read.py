@@ -155,7 +155,8 @@ def _prepare(parts: Mapping[str, Any], options: ArraysConfig, where: str) -> Arr
     labels = None if is_float else np.unique(train.targets)
     if labels is not None and labels.dtype.kind == "i" and labels[0] == -100:
         raise ValueError("y has the label -100: targets cannot be left out; leave out the steps")
-    if labels is not None and not per_step and len(labels) > max(20, len(train.targets) / 2):
+    most = math.inf if per_step else max(20, len(train.targets) / 2)
+    if labels is not None and labels.dtype.kind in "iu" and len(labels) > most:
         raise ValueError(
             f"y has {len(labels)} labels in {len(train.targets)} training sequences; if they are"
             " values, not classes, give them as floats"
@@ -163,6 +164,8 @@ def _prepare(parts: Mapping[str, Any], options: ArraysConfig, where: str) -> Arr
     if labels is not None and len(labels) < 2:
         raise ValueError(f"the training targets have one class only, {labels[0].item()!r}")
     digest = hashlib.sha256()
+    if labels is not None and labels.tolist() != [*range(len(labels))]:
+        digest.update(repr(labels.tolist()).encode())
     for name, one in sorted(splits.items()):
         shapes = [(v.rows.shape[1:], v.targets.shape[1:]) for v in (one, train)]
         is_same = shapes[0] == shapes[1] and (one.targets.dtype.kind == "f") == is_float

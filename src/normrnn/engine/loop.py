@@ -85,7 +85,7 @@ def train(
         say: Callable[[str], None] = print if ranks.first else lambda _: None
         task = task_of(config).open(config)
         if config.data_sha256 not in ("", task.sha256):
-            raise UserError(f"{task.where} is not the data of this config: the data has changed")
+            raise UsageError(f"{task.where} is not the data of this config: the data has changed")
         config = replace(task.completed(config), data=task.where, shared_initialisation=True)
         checkpoint = None
         if ranks.first:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,10 @@ def compare(
         if out is None and (arrays or not name):
             out = tempfile.mkdtemp(prefix="normrnn-")
             cleanup.callback(shutil.rmtree, out, ignore_errors=True)
-        out = expanded(out or default_directory(name))
+        else:
+            out = expanded(out or default_directory(name))
+            cleanup.push(partial(_explain_resume, out))
+        out = Path(out)
         if isinstance(train, Config):
             if higher_is_better:
                 raise UsageError("higher_is_better is for functions: a recipe knows its measure")
@@ -131,21 +135,23 @@ def compare(
     return result
 
 
+def _explain_resume(out: Path, kind: type[BaseException] | None, *_: object) -> None:
+    """Say how to continue where Ctrl-C ends a comparison whose directory stays."""
+    if kind is not None and issubclass(kind, KeyboardInterrupt):
+        jobs.say(f"stopped; the same command resumes what has not ended in {out}")
+
+
 def _train(
     runs: list[jobs.RunJob], tuning: tuple[Config, Space] | None, runner: jobs.Runner
 ) -> list[RecordedStudy]:
     """Tune, if asked to, and train every run; return the study of the tuning."""
     studies = []
-    try:
-        if tuning is not None:
-            tuned, study = tune_setting(*tuning, runs, runner)
-            studies.append(study)
-            for job in runs:
-                job.config = with_settings(job.config, tuned[job.config.norm])
-        runner.train(runs)
-    except KeyboardInterrupt:
-        jobs.say(f"stopped; the same command resumes from the checkpoints in {runs[0].out.parent}")
-        raise
+    if tuning is not None:
+        tuned, study = tune_setting(*tuning, runs, runner)
+        studies.append(study)
+        for job in runs:
+            job.config = with_settings(job.config, tuned[job.config.norm])
+    runner.train(runs)
     for job in runs:
         if job.code == DIVERGED:
             jobs.say(f"{job.label} diverged: {job.failure_reason()}")

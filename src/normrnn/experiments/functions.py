@@ -23,7 +23,7 @@ import numpy as np
 from normrnn.config.jsonio import differences
 from normrnn.config.registry import KIND, import_path
 from normrnn.errors import UsageError, UserError, notice
-from normrnn.experiments.jobs import Job, Progress, run_jobs, say
+from normrnn.experiments.jobs import Job, Progress, run_jobs
 from normrnn.files import read_json, write_whole
 from normrnn.norms import BASELINE
 from normrnn.runs import records
@@ -61,7 +61,7 @@ class RunLog:
             raise ValueError(
                 f"steps are whole numbers that do not decrease: {step} after {self.last_step}"
             )
-        if lr is not None and not abs(lr) < records.LARGEST:
+        if lr is not None and not abs(lr := float(lr)) < records.LARGEST:
             raise UsageError(f"lr must be a finite number, not {lr}")
         self.calls, self.last_step = self.calls + 1, int(step)
         seconds = time.monotonic() - self._started
@@ -104,7 +104,7 @@ class FunctionJob(Job):
             return
         found, _ = read_json(self.out / CONFIG)
         changes = differences(found, self.config)
-        is_other_code = changes.pop("code_sha256", "")
+        is_other_code = changes.pop("code_sha256", "") and found.get("code_sha256")
         if changed := ", ".join(changes.values()):
             raise UsageError(
                 f"{self.out} holds a run with other settings ({changed}): use another --out"
@@ -234,16 +234,12 @@ def run_functions(
                 f"{key} is recorded as {by_name[0]} only: if it has changed, use another out=;"
                 " finished runs are not repeated"
             )
-    try:
-        if workers is not None:
-            run_jobs(jobs, workers, interval=0.1)
-        else:
-            progress = Progress(jobs)
-            for job in jobs:
-                if job.code is None:
-                    job.run(train)
-                    progress.show()
-    except KeyboardInterrupt:
-        say(f"stopped; the same call repeats what has not ended in {out}")
-        raise
+    if workers is not None:
+        run_jobs(jobs, workers, interval=0.1)
+    else:
+        progress = Progress(jobs)
+        for job in jobs:
+            if job.code is None:
+                job.run(train)
+                progress.show()
     return shared["recipe"], [job.out for job in jobs]

@@ -79,7 +79,7 @@ RECIPES = recipes()
 
 def summary(name: str) -> str:
     """What the recipe reproduces: the first line of its docstring, and the paper's figures."""
-    first = (RECIPES[name].__doc__ or "").strip().splitlines()[0]
+    first = (RECIPES[name].__doc__ or "").strip().partition("\n")[0]
     figures = PAPER[name].words if name in PAPER else ""
     return f"{first.rstrip('.')} ({figures})." if figures else first
 

@@ -15,13 +15,8 @@ _NAMES = "gamma eps momentum time_steps cell_norm count_padding shrinkage freeze
 _NORMALISER = [f"model.{name}" for name in _NAMES.split()]
 """Settings that distinguish arms only with a normaliser."""
 _IGNORED = ["threads", "device", "data", "epochs", "train.log_every", "train.checkpoint_every"]
-_IGNORED += [
-    "norm",
-    "seed",
-    "code_sha256",
-    "shared_initialisation",
-    *(f"shown.{name}" for name in SHOWN),
-]
+_IGNORED += ["norm", "seed", "code_sha256", "shared_initialisation"]
+_IGNORED += [f"shown.{name}" for name in SHOWN]
 """Settings that change no curve, or that arms have in the place of a name."""
 Settings = tuple[tuple[str, str], ...]
 Key = tuple[str, Settings]  # recipe and settings
