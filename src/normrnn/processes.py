@@ -20,7 +20,7 @@ from typing import IO
 from normrnn.errors import BusyError, UserError
 from normrnn.files import following_no_link, open_regular
 
-# Exit codes of a run whose loss is no longer finite, and of one that another process trains.
+# Exit codes: the loss is not finite; another process trains the run.
 DIVERGED, BUSY = 3, BusyError.code
 # Environment variables: the file through which the processes of a run find each other, and the
 # process to end with.

@@ -265,7 +265,7 @@ def plan_tuning(config: Config, tune: str | Mapping[str, Any]) -> tuple[Config, 
     now = fields[field]
     tried = []
     for value in values or [now]:
-        with suppress(ValueError, TypeError):  # not text, or text that is no JSON
+        with suppress(ValueError, TypeError):  # not text, or not JSON
             value = json.loads(value)
         tried.append(value)
     if not values and type(now) is float:
