@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from normrnn.engine.loop import Interrupted
-from normrnn.errors import UserError
+from normrnn.errors import UsageError, UserError
 from normrnn.text.config import LanguageConfig
 from tests.tiny_runs import note_of, rows_of, run_tiny
 
@@ -111,3 +111,23 @@ def test_moved_data_is_the_same_data_changed_data_is_not(
         with pytest.raises(UserError, match="data has changed"):
             run_tiny(settings, out)
     assert not (tmp_path / "new").exists()
+
+
+def test_streams_that_begin_elsewhere_in_each_epoch(
+    tiny_frame: LanguageConfig, whole: Path, tmp_path: Path
+) -> None:
+    config = replace(tiny_frame, train=replace(tiny_frame.train, shift_streams=True))
+    run_tiny(config, tmp_path / "shifted")
+    losses = [
+        [r["loss"] for r in rows_of(out) if r["split"] == "train"]
+        for out in (whole, tmp_path / "shifted")
+    ]
+    assert len(losses[0]) == len(losses[1])
+    assert losses[0] != losses[1]
+    epoch = rows_of(whole)[-1]["updates"] // 3
+    with pytest.raises(Interrupted):
+        run_tiny(config, tmp_path / "stopped", epoch + 3)
+    run_tiny(config, tmp_path / "stopped")
+    _same(tmp_path / "shifted", tmp_path / "stopped")
+    with pytest.raises(UsageError, match="shift_streams"):
+        replace(config, train=replace(config.train, reading="sequences"))

@@ -41,6 +41,37 @@ def test_streams(data: st.DataObject, batch: int, steps: int, size: int) -> None
         assert torch.equal(shares[-1][0] - shares[-1][0, :1], own)
 
 
+@given(st.data(), st.integers(1, 9), st.integers(1, 7), st.integers(1, 3))
+def test_shifted_streams(data: st.DataObject, batch: int, steps: int, size: int) -> None:
+    """Every stream reads its own part once, from another place in each epoch."""
+    n = data.draw(st.integers(batch + 1, 80))
+    length = (n - 1) // batch
+    fixed, shifted = stream_windows(n, batch, steps), stream_windows(n, batch, steps, seed=3)
+    assert [w.length for w in shifted] == [w.length for w in fixed]
+    ids, columns = torch.arange(n), []
+    for window in shifted:
+        inputs, targets = window.read(ids)
+        assert torch.equal(targets, inputs + 1)
+        shares = [window.read(ids, Ranks(rank, size))[0] for rank in range(size)]
+        assert torch.equal(torch.cat(shares, 1), inputs)
+        columns += [inputs] if inputs.shape[1] == batch else []
+    streams = torch.cat(columns)[:length]
+    whole = torch.cat([w.read(ids)[0] for w in fixed if len(w) == batch])[:length]
+    for stream, part in zip(streams.T, whole.T, strict=True):
+        assert torch.equal(stream.roll(-int(stream.argmin())), stream.sort().values)
+        assert torch.equal(stream.sort().values, part)
+
+
+def test_shifted_streams_meet_other_streams() -> None:
+    """The tokens of a mini-batch differ from epoch to epoch, and are the same for a seed."""
+    n, epochs = 32 * 100 + 1, []
+    for seed in (1, 2, 1):
+        first = stream_windows(n, 32, 10, seed)[0].read(torch.arange(n))[0]
+        epochs.append((first[0] % 100).tolist())
+    assert epochs[0] == epochs[2] != epochs[1]
+    assert len(set(epochs[0])) > 16
+
+
 @given(st.integers(2, 80), st.integers(1, 9), st.integers(1, 7))
 def test_sequences(n: int, batch: int, steps: int) -> None:
     for inputs, _ in read(sequences(n, batch, steps), n):

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from normrnn.config import base
 from normrnn.config.base import Measure, bits
+from normrnn.errors import UsageError
 
 PERPLEXITY_LIMIT = 50.0
 """Perplexities are capped at e^50 (5e21): one diverging batch must not give an infinite mean."""
@@ -87,6 +88,9 @@ class TrainConfig(base.LoopConfig):
     """Time steps of a window or sequence: how far gradients flow back."""
     epoch_tokens: base.Count = 0
     """An epoch ends after this many tokens, rounded down to whole updates. 0: with the text."""
+    shift_streams: bool = False
+    """Begin every stream at another place of its part of the text in each epoch, so that
+    mini-batches differ between epochs."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,11 @@ class LanguageConfig(base.Config):
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.train.shift_streams and self.train.reading != "streams":
+            raise UsageError("train.shift_streams is for train.reading streams")
 
     @classmethod
     def measure(cls, settings: Mapping[str, Any]) -> Measure:

@@ -137,6 +137,9 @@ class Window:
     length: int
     streams: int
     """Rows that ranks share: a rank keeps its streams where only the first ones have a window."""
+    ends: Tensor | None = None
+    """Where a stream ends (B,) and continues `period` tokens before."""
+    period: int = 0
 
     def __len__(self) -> int:
         """Return the number of rows, B."""
@@ -144,12 +147,16 @@ class Window:
 
     def read(self, ids: Tensor, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
         """Return the tokens and those that follow them, both (T, B), of this rank's share."""
-        at = self.starts[ranks.share(self.streams)] + torch.arange(self.length)[:, None]
+        share = ranks.share(self.streams)
+        at = self.starts[share] + torch.arange(self.length)[:, None]
+        if self.ends is not None:
+            at = torch.where(at < self.ends[share], at, at - self.period)
         return ids[at].long(), ids[at + 1].long()
 
 
-def stream_windows(tokens: int, batch: int, steps: int) -> list[Window]:
-    """Return the windows of a text of N tokens as B contiguous streams.
+def stream_windows(tokens: int, batch: int, steps: int, seed: int | None = None) -> list[Window]:
+    """Return the windows of a text of N tokens as B contiguous streams; with a `seed`, which
+    determines where in its part of the text each stream begins.
 
     The N - 1 positions rarely divide by B: the first r = (N - 1) mod B streams are one position
     longer, which is a last window of one step.
@@ -160,8 +167,13 @@ def stream_windows(tokens: int, batch: int, steps: int) -> list[Window]:
     length, longer = divmod(tokens - 1, batch)
     b = torch.arange(batch)
     starts = b * length + b.clamp(max=longer)
-    begins = range(0, length, steps)
-    windows = [Window(starts + at, min(steps, length - at), batch) for at in begins]
+    parts = [(at, min(steps, length - at)) for at in range(0, length, steps)]
+    if seed is None:
+        windows = [Window(starts + at, size, batch) for at, size in parts]
+    else:
+        first = torch.randint(length, (batch,), generator=torch.Generator().manual_seed(seed))
+        shared = batch, starts + length, length
+        windows = [Window(starts + (first + at) % length, size, *shared) for at, size in parts]
     if longer:
         windows.append(Window(starts[:longer] + length, 1, batch))
     return windows
@@ -255,9 +267,10 @@ class LanguageTask(Task):
         return batch if split == "train" else min(batch, max(1, len(self.texts[split]) - 1))
 
     def windows(self, split: Split, seed: int | None = None) -> list[Window]:
-        """Return the windows of a text; sequences in an order that a seed determines."""
+        """Return the windows of a text; a seed determines where streams begin, or the order of
+        sequences."""
         sizes = len(self.texts[split]), self.rows_at_once(split), self.config.train.steps
-        windows = stream_windows(*sizes) if self.carries_state else sequences(*sizes, seed)
+        windows = (stream_windows if self.carries_state else sequences)(*sizes, seed)
         return windows if split != "train" else [w for w in windows if len(w) == sizes[1]]
 
     def batches(self, split: Split, epoch: int = 0) -> Sequence[Window]:
@@ -266,7 +279,7 @@ class LanguageTask(Task):
             return self._windows[split]
         train = self.config.train
         every = self._windows["train"]
-        if not self.carries_state:
+        if train.shift_streams or not self.carries_state:
             every = self.windows("train", self.config.seed * 1_000_003 + epoch)
         tokens = train.epoch_tokens
         return every[: max(1, tokens // (train.batch * train.steps))] if tokens else every
