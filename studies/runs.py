@@ -72,6 +72,15 @@ def large_scaled_down() -> Iterator[Run]:
             yield "large-scaled-down", "", "ptb-large", norm, seed, options
 
 
+def mini_batches() -> Iterator[Run]:
+    """Other mini-batches in every epoch. Those with the same ones are the five epochs of
+    `compressed-schedule`."""
+    options = "--data DATA/ptb --train.shift-streams"
+    for seed in SEEDS[:3]:
+        for norm in ("none", "frame"):
+            yield "mini-batches", "", "ptb-small-authors", norm, seed, options
+
+
 def main(data: str) -> None:
     studies = (
         compressed_schedule,
@@ -79,6 +88,7 @@ def main(data: str) -> None:
         permuted_mnist,
         depth,
         large_scaled_down,
+        mini_batches,
     )
     for study in studies:
         for name, suffix, recipe, norm, seed, options in study():

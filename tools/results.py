@@ -22,6 +22,7 @@ from normrnn.reporting.study import TRIALS, read_study
 from normrnn.verdicts.result import Verdict
 from tools import padding
 from tools.claims import claims_table, describe, questions_table, statistics_table
+from tools.studies import markdown
 from tools.tables import as_markdown, gradients_table, rows_to_markdown, study_summary, with_title
 
 ROOT = Path(__file__).parent.parent
@@ -119,7 +120,7 @@ def page(root: Path, name: str, parts: Sequence[Group]) -> str:
         lines.append((directory / "NOTES.md").read_text(encoding="utf-8").strip())
     if directory is not None and (directory / "README.md").exists():
         lines[0], text = (directory / "README.md").read_text(encoding="utf-8").split("\n", 1)
-        lines.append(text.strip())
+        lines += [text.strip(), *markdown(root, name)]
         lines += [f"![Validation of {name}]({name}.png)"] if parts else []
     if directory is not None and (directory / TRIALS).exists():
         study = read_study(directory)
