@@ -51,6 +51,42 @@ def test_values_and_gradients_are_those_of_torch(
         torch.testing.assert_close(actual, grad / 3)
 
 
+@pytest.mark.parametrize("sizes", [(17, 5, 11), (1, 1, 2), (70, 33, 500), (640, 200, 1000)])
+@pytest.mark.parametrize("strided", [False, True])
+def test_float32_against_float64(
+    sizes: tuple[int, int, int], strided: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another library than in float64; also rows that are not contiguous."""
+    monkeypatch.setattr(fused, "CHUNK_ROWS", 300)
+    *parameters, targets = case(*sizes)
+    rows, weight, bias = (value.detach().float() for value in parameters)
+    if strided:
+        rows, weight = rows.T.contiguous().T, weight.repeat(1, 2)[:, : sizes[1]]
+    given = rows, weight, bias = [value.requires_grad_() for value in (rows, weight, bias)]
+    nats, errors = nats_and_errors(rows, weight, bias, targets)
+    wanted = expected(rows, weight, bias, targets)
+    assert errors == wanted[1]
+    found = [nats, *torch.autograd.grad(nats, given)]
+    with torch.no_grad():
+        found.append(nats_and_errors(rows, weight, bias, targets)[0])
+    for actual, value in zip(found, (wanted[0], *wanted[2:], wanted[0]), strict=True):
+        scale = float(value.abs().max())
+        torch.testing.assert_close(actual.double(), value, rtol=1e-5, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_no_rows(grad: bool) -> None:
+    """As a process has that gets none of a batch."""
+    weight, bias = torch.ones(3, 2, requires_grad=True), torch.zeros(3, requires_grad=True)
+    with torch.set_grad_enabled(grad):
+        nats, errors = nats_and_errors(
+            torch.ones(0, 2), weight, bias, torch.zeros(0, dtype=torch.long)
+        )
+    assert (nats, errors) == (0, 0)
+    if grad:
+        assert torch.autograd.grad(nats, weight)[0].eq(0).all()
+
+
 def test_differentiating_twice() -> None:
     """Also where the softmax's weight is part of what it is given, as a tied embedding is."""
     *given, targets = case(6, 2, 4)

@@ -80,11 +80,23 @@ class Sums:
         return {**row, **{key: convert(loss) for key, convert in measure.columns.items()}}
 
 
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return a bᵀ + bias of (N, K) and (M, K).
+
+    On a CPU in float32 by oneDNN, which torch itself uses for convolutions and lower precision
+    only; its own choice takes up to twice the time on AMD processors (benchmarks/NOTES.md).
+    """
+    on_cpu = a.device.type == "cpu" and a.dtype == b.dtype == torch.float32
+    if on_cpu and torch.backends.mkldnn.is_available() and a.numel() and b.numel():
+        return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+    return F.linear(a, b, bias)
+
+
 def _classify(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
     """Return nats and errors of a chunk, summed over its rows, and the gradients of rows, weight
     and bias; logits and probabilities share one buffer."""
     index = targets[:, None]
-    z = torch.addmm(bias, rows, weight.T)
+    z = _product(rows, weight, bias)
     errors = (z.argmax(1) != targets).sum()
     top = z.amax(1, keepdim=True)
     true = z.gather(1, index)
@@ -92,7 +104,7 @@ def _classify(rows: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tu
     nats = (total.log() + top - true).sum()
     z.div_(total)
     z.scatter_add_(1, index, z.new_full((1, 1), -1.0).expand_as(index))
-    return nats, errors, z @ weight, z.T @ rows, z.sum(0)
+    return nats, errors, _product(z, weight.T), _product(z.T, rows.T), z.sum(0)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -144,7 +156,7 @@ def nats_and_errors(
         return _LinearCrossEntropy.apply(rows, weight, bias, targets)
     nats, errors = rows.new_zeros(()), targets.new_zeros(())
     for some, right in zip(rows.split(CHUNK_ROWS), targets.split(CHUNK_ROWS), strict=True):
-        logits = F.linear(some, weight, bias)
+        logits = _product(some, weight, bias)
         nats += F.cross_entropy(logits, right, reduction="sum")
         if count_errors:
             errors += (logits.argmax(1) != right).sum()
