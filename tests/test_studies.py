@@ -8,7 +8,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from tools.studies import TABLES, markdown
+from tools.studies import CURVES, TABLES, markdown
 
 T_975 = {2: 4.302653}  # quantile of the t distribution by degrees of freedom
 SEEDS = (1, 2, 3)
@@ -143,6 +143,26 @@ def test_permuted_mnist_names_gamma(tmp_path: Path) -> None:
     assert numbers(rows["none"][1]) == [28.0]  # error rates of 29, 28 and 27 %
     assert numbers(rows["recurrent, γ 1.0"][1]) == [15.0]
     assert rows["recurrent, γ 0.1"][-1] == "20.0"
+
+
+def test_curves_of_every_norm_and_kind_of_statistics(tmp_path: Path) -> None:
+    for seed in SEEDS:
+        for norm, more in (("none", 0.0), ("frame", -0.1)):
+            for epochs in (3, 5):
+                losses = {"valid": 4.0, "test": 5.0 + more - epochs / 10}
+                write_run(tmp_path, "compressed-schedule", norm, seed, losses, epochs=epochs)
+            kinds = ("running", "batch") if norm == "frame" else ("running",)
+            losses = {f"valid {kind}": 4.0 + seed for kind in kinds} | {"test": 4.0}
+            write_run(tmp_path, "large-scaled-down", norm, seed, losses, recipe="ptb-large")
+    found = CURVES["compressed-schedule"](tmp_path)
+    # These runs have the same number of updates.
+    assert sorted(found.values["frame"][100]) == pytest.approx(3 * [exp(4.4)] + 3 * [exp(4.6)])
+    assert list(found.values) == ["none", "frame"]
+    large = CURVES["large-scaled-down"](tmp_path)
+    assert sorted(large.values) == ["frame, batch", "frame, running", "none"]
+    assert sorted(large.values["frame, batch"][5]) == pytest.approx([exp(4 + s) for s in SEEDS])
+    (axes,) = large.draw().axes
+    assert [line.get_label() for line in axes.lines] == list(large.values)
 
 
 @pytest.mark.parametrize("name", ["unknown", *TABLES])

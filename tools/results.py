@@ -22,7 +22,7 @@ from normrnn.reporting.study import TRIALS, read_study
 from normrnn.verdicts.result import Verdict
 from tools import padding
 from tools.claims import claims_table, describe, questions_table, statistics_table
-from tools.studies import markdown
+from tools.studies import CURVES, markdown
 from tools.tables import as_markdown, gradients_table, rows_to_markdown, study_summary, with_title
 
 ROOT = Path(__file__).parent.parent
@@ -121,7 +121,7 @@ def page(root: Path, name: str, parts: Sequence[Group]) -> str:
     if directory is not None and (directory / "README.md").exists():
         lines[0], text = (directory / "README.md").read_text(encoding="utf-8").split("\n", 1)
         lines += [text.strip(), *markdown(root, name)]
-        lines += [f"![Validation of {name}]({name}.png)"] if parts else []
+        lines += [f"![Figure of {name}]({name}.png)"] if parts else []
     if directory is not None and (directory / TRIALS).exists():
         study = read_study(directory)
         if study.problem:
@@ -230,7 +230,9 @@ def write(root: Path) -> None:
     for name, text in texts(root).items():
         (root / name).write_text(text, encoding="utf-8")
     for name, runs in pictures(root).items():
-        figure(runs).savefig(root / name, dpi=80)
+        curves = CURVES.get(Path(name).stem)
+        picture = figure(runs) if curves is None else curves(root).draw()
+        picture.savefig(root / name, dpi=80)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,22 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import TYPE_CHECKING
 
 from normrnn.reporting.page import DASH, Table
+from normrnn.reporting.pictures import COLOURS, new_figure
 from normrnn.reporting.runs import Row, Run, load_all
+from normrnn.verdicts import verdict
 from normrnn.verdicts.result import cells, verdict_of
 from normrnn.verdicts.rows import PlainRun, Point
-from normrnn.verdicts.verdict import Figure, Settings
+from normrnn.verdicts.verdict import Settings
 from tools.tables import with_title
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parent.parent
 Values = Mapping[str, Mapping[int, float]]  # variant -> seed -> value
@@ -52,7 +59,9 @@ def perplexity(rows: Sequence[Row], run: Run) -> float:
     return run.measure.convert(rows[-1]["loss"])
 
 
-def compared(values: Values, baseline: str, margin: float = 0.01) -> dict[str, Figure | None]:
+def compared(
+    values: Values, baseline: str, margin: float = 0.01
+) -> dict[str, verdict.Figure | None]:
     """Every variant against the baseline, seed by seed; None without seeds in common."""
     runs = [
         PlainRun(name, seed, {"valid": [Point(1, value)]})
@@ -249,6 +258,74 @@ TABLES: dict[str, Callable[[Path], list[Table]]] = {
     "large-scaled-down": large,
     "mini-batches": mini_batches,
 }
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Values of several seeds by label and position on the x axis."""
+
+    x: str
+    y: str
+    values: dict[str, dict[float, list[float]]]
+
+    def draw(self) -> "Figure":
+        """Draw means, with a band from the lowest to the highest seed."""
+        picture = new_figure(figsize=(6.4, 4.1), layout="constrained")
+        axes = picture.subplots()
+        for colour, (label, line) in zip(COLOURS, self.values.items(), strict=False):
+            x, mark = sorted(line), "o" if len(line) < 10 else ""
+            middle = [mean(line[at]) for at in x]
+            axes.plot(x, middle, mark, ls="-", color=colour, label=label, linewidth=1.7)
+            low, high = [min(line[at]) for at in x], [max(line[at]) for at in x]
+            axes.fill_between(x, low, high, color=colour, alpha=0.3, linewidth=0)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_xlabel(self.x)
+        axes.set_ylabel(self.y)
+        axes.grid(color="#bbbbbb", linewidth=0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=8, framealpha=0)
+        return picture
+
+
+def final_values(
+    root: Path, name: str, x: Callable[[Run], float]
+) -> dict[str, dict[float, list[float]]]:
+    """Norm -> position -> test values of the saved models."""
+    found: dict[str, dict[float, list[float]]] = {"none": {}}
+    for run in read(root, name):
+        found.setdefault(run.norm, {}).setdefault(x(run), []).append(on_test_set(run, "loss"))
+    return found
+
+
+def schedule_curves(root: Path) -> Curves:
+    """Test perplexity against the updates of the whole run."""
+    found = final_values(root, "compressed-schedule", lambda run: run.updates)
+    return Curves("updates of the whole run: 3, 4 and 5 epochs", "test perplexity", found)
+
+
+def depth_curves(root: Path) -> Curves:
+    """Test FCE against the number of layers."""
+    found = final_values(root, "depth", lambda run: run.settings["model.layers"])
+    return Curves("layers", "test FCE", found)
+
+
+def large_curves(root: Path) -> Curves:
+    """Validation after each epoch with each kind of statistics."""
+    found: dict[str, dict[float, list[float]]] = {"none": {}}
+    for run in read(root, "large-scaled-down"):
+        for row in run.split("valid"):
+            label = run.norm if run.norm == "none" else f"{run.norm}, {row['statistics']}"
+            line = found.setdefault(label, {})
+            line.setdefault(row["epoch"], []).append(run.measure.convert(row["loss"]))
+    return Curves("epochs", "validation perplexity", found)
+
+
+CURVES: dict[str, Callable[[Path], Curves]] = {
+    "compressed-schedule": schedule_curves,
+    "depth": depth_curves,
+    "large-scaled-down": large_curves,
+}
+"""Pictures of studies that are not validation against updates."""
 
 
 def markdown(root: Path, name: str) -> list[str]:
