@@ -66,7 +66,8 @@ def depth() -> Iterator[Run]:
 
 def large_scaled_down() -> Iterator[Run]:
     """The large network with 400 cells on a sixth of the text."""
-    options = "--data DATA/ptb --model.hidden 400 --train.epoch-tokens 154931"
+    size = "--model.hidden 400 --train.epoch-tokens 154931"
+    options = f"--data DATA/ptb {size} --evaluation.train-tokens 10000"
     for seed in SEEDS[:3]:
         for norm in ("none", "frame"):
             yield "large-scaled-down", "", "ptb-large", norm, seed, options
