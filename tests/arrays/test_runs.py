@@ -13,6 +13,7 @@ from normrnn.cli import main
 from normrnn.errors import UserError
 from normrnn.reporting.groups import groups
 from normrnn.reporting.page import runs_table
+from normrnn.reporting.runs import load as load_run
 from tests.tiny_runs import rows_of
 
 
@@ -102,3 +103,22 @@ def test_adding_with_recurrent_norm_and_gamma(tmp_path: Path) -> None:
     assert isinstance(model, ArrayModel)
     assert model.rnn.get_buffer("norm_l0.running_mean").shape[0] == 10
     assert model.values
+
+
+@pytest.mark.parametrize(
+    ("norm", "kind"),
+    [("recurrent", "recalibrated"), ("hidden", "recalibrated"), ("frame", "running")],
+)
+def test_statistics_that_select_the_model(norm: str, kind: str, tmp_path: Path) -> None:
+    """Recalibrated ones inside a recurrence, where running ones are too noisy."""
+    command(
+        *("train", "adding", "--norm", norm, "--epochs", "2", "--model.hidden", "4"),
+        *("--arrays.sequences", "60", "--arrays.steps", "10", "--out", tmp_path / "r"),
+    )
+    rows = rows_of(tmp_path / "r")
+    for split in ("valid", "train_eval"):
+        assert {row["statistics"] for row in rows if row["split"] == split} == {kind}
+    best = min((row for row in rows if row["split"] == "valid"), key=lambda row: row["loss"])
+    scored = [r for r in rows if r["split"] == "best_valid" and r["statistics"] == kind]
+    assert scored[0]["loss"] == pytest.approx(best["loss"], rel=1e-5)
+    assert load_run(tmp_path / "r").selected_by == kind

@@ -96,6 +96,24 @@ class TestConstantSteps:
             layer(x)
             normrnn.recalibrate(layer, [x])
 
+    @pytest.mark.parametrize("norm", ["recurrent", "recurrent-shared"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_a_second_pass_changes_little(self, norm: str, dtype: torch.dtype) -> None:
+        """What is recurrent is measured with the constant steps that eval mode will have."""
+        torch.manual_seed(3)
+        layer = build("lstm", norm, dtype=dtype)
+        x = torch.randn(6, 3200, 3, dtype=dtype)
+        x[2::2] = torch.tensor([1.0, -2.0, 0.5])
+        for normaliser in layer.normalisers():
+            normaliser.reset_running_stats()
+        with torch.no_grad():
+            normrnn.recalibrate(layer, x.split(16, 1))
+            once = layer.eval()(x)[0]
+            normrnn.recalibrate(layer, x.split(16, 1))
+            difference = (layer(x)[0] - once).square().mean().sqrt()
+        # Not 0: the first batches know less of the others.
+        assert float(difference) < 0.05 * float(once.std())
+
 
 FORMS = ["dense", "unbatched", "packed", "padded"]
 

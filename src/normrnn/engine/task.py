@@ -300,13 +300,23 @@ class Task:
         return {"running": model, "recalibrated": recalibrated}
 
     def validate(self) -> tuple[list[Row], float]:
-        """Return the rows of a validation, and the loss that selects the model."""
-        every = self.validates_all_statistics
-        models: Models = self.population(self.model) if every else {"running": self.model}
+        """Return the rows of a validation, and the loss that selects the model.
+
+        Inside a recurrence errors of statistics add up over the steps, and running ones are noisy:
+        there recalibrated ones select, unless the task validates all kinds.
+        """
+        norm, every = self.config.normalisation, self.validates_all_statistics
+        recalibrates = norm.keeps_statistics and norm.acts == "step"
+        models: Models = {"running": self.model}
+        if every or recalibrates:
+            models = self.population(self.model)
+        if "recalibrated" in models and not every:
+            models = {"recalibrated": models["recalibrated"]}
         rows = list(self.rows(models, self.splits[0], batch_statistics=every))
         loss = rows[0]["loss"]
         if self.has_train_eval:
-            rows.append(self.score(self.model, "train_eval"))
+            kind, model = next(iter(models.items()))
+            rows.append(self.score(model, "train_eval", kind))
         return finite_rows(rows), loss
 
     def test(self, models: Models) -> list[Row]:

@@ -234,7 +234,7 @@ class Normaliser(StatisticalNorm):
         mean = var = None
         batch, per_step = resolved.mode.batch, self.per_step
         if not batch or per_step or steps.has_single_row(per_step):
-            mean, var = self.test_statistics(steps.time) or (None, None)
+            mean, var = self.given_statistics(resolved.mode, steps.time) or (None, None)
         kind, none = "step" if self.inside else "input", None
         static = kind, self.eps, per_step, batch, False
         return Norm(*static, self.weight, self.bias, none, none, none, mean, var)
@@ -264,16 +264,40 @@ class Normaliser(StatisticalNorm):
         fold = fold_sums if self.inside else fold_input
         return fold(weights, self.weight, self.bias, given, self.eps)
 
-    def test_statistics(self, steps: int) -> Given | None:
-        """Return mean and variance (1, C), or (steps, C) with slots; None if there are none."""
+    def test_statistics(self, steps: int, population: Population | None = None) -> Given | None:
+        """Return mean and variance (1, C), or (steps, C) with slots; None if there are none. Those
+        of a ``population`` come first, where it has some."""
         if self.running_mean is None:
             return None
-        mean, var = self._buffers_of_statistics()
+        mean, var, tracked = self._merged(population)
         if self.time_steps is None:
             return mean[None], var[None]
-        assert self.num_batches_tracked is not None
-        slots = slots_for(self.num_batches_tracked, steps)
+        slots = slots_for(tracked, steps)
         return mean[slots], var[slots]
+
+    def given_statistics(self, mode: Mode, steps: int) -> Given | None:
+        """Return what normalises steps without variance of their own.
+
+        While a population is gathered, it is that population as far as it is known: statistics
+        inside the recurrence depend on these steps, and must be those that eval mode will see.
+        """
+        is_shared = mode.population is not None and mode.population.shared
+        fits = is_shared == (self.time_steps is None)
+        return self.test_statistics(steps, mode.population if mode.batch and fits else None)
+
+    def _merged(self, population: Population | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return running means, variances and counts, replaced where a population has its own."""
+        (mean, var), tracked = self._buffers_of_statistics(), self.num_batches_tracked
+        assert tracked is not None
+        if population is None or not population.batches:
+            return mean, var, tracked
+        enough = population.enough.to(mean.device)
+        mean, var = (
+            torch.where(enough.view_as(old), new.to(old).reshape(old.shape), old)
+            for old, new in ((mean, population.mean), (var, population.var))
+        )
+        seen = enough.any(1).view_as(tracked)
+        return mean, var, torch.where(seen, population.batches, tracked)
 
     def _buffers_of_statistics(self) -> Given:
         """Return all running means and variances, each (…, C)."""
@@ -308,13 +332,10 @@ class Normaliser(StatisticalNorm):
     def adopt(self, population: Population) -> None:
         if self.running_mean is None or not population.batches:
             return
-        with self._changing() as (mean, var, tracked):
-            enough = population.enough.to(mean.device)
-            for buffer, value in ((mean, population.mean), (var, population.var)):
-                value = value.to(buffer).reshape(buffer.shape)
-                buffer.copy_(torch.where(enough.view_as(buffer), value, buffer))
-            seen = enough.any(1).view_as(tracked)
-            tracked.copy_(torch.where(seen, population.batches, tracked))
+        merged = self._merged(population)
+        with self._changing() as buffers:
+            for buffer, value in zip(buffers, merged, strict=True):
+                buffer.copy_(value)
 
     @contextmanager
     def _changing(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -12,7 +12,7 @@ from normrnn.nn.normaliser import GateNorm, Resolved
 from normrnn.ops.call import Norm, Weights
 from normrnn.ops.fold import fold_recurrent
 from normrnn.ops.layout import Steps
-from normrnn.ops.running import slots_for, store_, update_running_
+from normrnn.ops.running import Population, slots_for, store_, update_running_
 from normrnn.ops.statistics import Given, Statistics
 
 
@@ -88,26 +88,23 @@ class RecurrentNormaliser(TransitionsNorm, Normaliser):
         self.reset_running_stats()
 
     def norm(self, resolved: Resolved, steps: Steps) -> Norm:
-        mean, var = self.test_statistics(steps.time) or (None, None)
+        mean, var = self.given_statistics(resolved.mode, steps.time) or (None, None)
         vectors = self.weight, self.bias, self.gamma_hh, self.weight_c, self.bias_c
         return Norm(
             "recurrent", self.eps, True, resolved.mode.batch, self.cell_norm, *vectors, mean, var
         )
 
-    def test_statistics(self, steps: int) -> Given | None:
-        given = super().test_statistics(steps)
+    def test_statistics(self, steps: int, population: Population | None = None) -> Given | None:
+        given = super().test_statistics(steps, population)
         if given is None or self.time_steps is None:
             return given
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
         # One count is for all parts, and a step with equal inputs updates W_h h and c alone.
-        changed = (self.running_mean != 0) | (self.running_var != 1)
-        slots = slots_for(self.num_batches_tracked * changed.any(1), steps)
-        inputs = self.running_mean[slots], self.running_var[slots]
+        mean, var, tracked = self._merged(population)
+        mean, var = mean[:, : self.channels], var[:, : self.channels]
+        slots = slots_for(tracked * ((mean != 0) | (var != 1)).any(1), steps)
         mean, var = (
-            torch.cat([of_input, every[:, self.channels :]], 1)
-            for of_input, every in zip(inputs, given, strict=True)
+            torch.cat([of_input[slots], every[:, self.channels :]], 1)
+            for of_input, every in zip((mean, var), given, strict=True)
         )
         return mean, var
 
