@@ -35,7 +35,8 @@ def recalibrate(
 ) -> nn.Module:
     """Replace running statistics by population statistics from one pass over ``batches``.
 
-    Dropout is off and every normaliser uses the batch's statistics, pooled by row count. After
+    Dropout is off and every normaliser uses the batch's statistics, pooled by row count; a time
+    step whose rows of W_x x are all equal uses those of the batches so far. After
     training with dropout p it is needed: the variance of W_x x was about 1/(1 − p) times that of
     test time.
 
