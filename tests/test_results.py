@@ -156,6 +156,20 @@ def test_collect_keeps_other_runs(project: Path, tmp_path: Path) -> None:
     assert {row["epoch"] for row in rows} == {1, 2}
 
 
+def test_a_run_without_rows_is_collected(project: Path, tmp_path: Path) -> None:
+    """It diverged in its first update."""
+    run = make_run(tmp_path, "ptb-small", "frame")
+    (run / "metrics.jsonl").unlink()
+    (run / "diverged.txt").write_text("the gradient is nan at update 1\n")
+    here = project / "studies" / "broken"
+    target = collect(run, here=here)
+    for norm, seed in (("none", 1), ("none", 2)):
+        collect(make_run(tmp_path, "ptb-small", norm, seed), here=here)
+    assert (target / "metrics.jsonl").read_text() == ""
+    page = texts(project)[f"{PAGES}/broken.md"]
+    assert "frame: 1 of 1 runs diverged" in page
+
+
 def write_study(directory: Path, trials: list[dict[str, Any]]) -> Path:
     directory.mkdir(exist_ok=True)
     lines = [json.dumps(trial) + "\n" for trial in trials]

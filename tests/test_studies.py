@@ -137,7 +137,13 @@ def test_permuted_mnist_names_gamma(tmp_path: Path) -> None:
             config = {"recipe": "permuted-mnist", "model": model}
             losses = {"valid": loss, "test": loss}
             write_run(tmp_path, "permuted-mnist", norm, seed, losses, **config)
+    config = {"recipe": "permuted-mnist", "model": {"gamma": 2.0}}
+    write_run(tmp_path, "permuted-mnist", "recurrent", 1, {}, **config)
+    for path in tmp_path.rglob("config.json"):
+        if "2.0" in path.read_text():
+            (path.parent / "diverged.txt").write_text("the gradient is nan at update 1\n")
     (table,) = TABLES["permuted-mnist"](tmp_path)
+    assert "γ 2.0: 1 " in table.note
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows.keys() == {"none", "recurrent, γ 0.1", "recurrent, γ 1.0"}
     assert numbers(rows["none"][1]) == [28.0]  # error rates of 29, 28 and 27 %

@@ -83,7 +83,9 @@ def _rows(found: Path, trial: int) -> dict[str, list[Row]]:
 
 
 def whole_lines(file: Path) -> list[str]:
-    """Without a torn last one."""
+    """Without a torn last one; none of a run that diverged in its first update."""
+    if not file.exists():
+        return []
     lines = file.read_text(encoding="utf-8").splitlines(True)
     return [line for line in lines if line[-1] == "\n"]
 

@@ -29,10 +29,11 @@ Values = Mapping[str, Mapping[int, float]]  # variant -> seed -> value
 INTERVALS = "Paired 95 % intervals, simultaneous over the rows."
 
 
-def read(root: Path, name: str) -> list[Run]:
-    """The finished runs of a study."""
+def read(root: Path, name: str, *, diverged: bool = False) -> list[Run]:
+    """The finished runs of a study, or those that diverged."""
     place = root / "studies" / name
-    return [run for run in load_all(place) if run.finished] if any(place.glob("*/*.json")) else []
+    runs = load_all(place) if any(place.glob("*/*.json")) else []
+    return [run for run in runs if (run.diverged if diverged else run.finished)]
 
 
 def arms(runs: Iterable[Run], label: Callable[[Run], str]) -> dict[str, dict[int, Run]]:
@@ -119,7 +120,9 @@ def permuted_mnist(root: Path) -> list[Table]:
             row.append(f"{mean(errors):.1f}" if errors else DASH)
     head = ["network", "seeds", "test error, %", "against none", "answer"]
     head += [f"validation error after epoch {epoch}" for epoch in (1, 3, 5)]
-    return [Table("Wrong digits", head, rows, INTERVALS)]
+    failed = arms(read(root, "permuted-mnist", diverged=True), name)
+    lost = [f"{arm}: {len(seeds)} runs diverged." for arm, seeds in failed.items()]
+    return [Table("Wrong digits", head, rows, " ".join([INTERVALS, *lost]))]
 
 
 def _errors(run: Run, epoch: int) -> list[float]:
