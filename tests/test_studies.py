@@ -135,7 +135,9 @@ def test_permuted_mnist_names_gamma(tmp_path: Path) -> None:
         for seed in SEEDS:
             loss = 3.0 - 0.5 * len(model) - (norm == "recurrent") - seed / 10 * (norm == "none")
             config = {"recipe": "permuted-mnist", "model": model}
-            losses = {"valid": loss, "test": loss}
+            kinds = {"test": loss + 1, "test recalibrated": loss} if model else {"test": loss}
+            kinds |= {"valid": loss + 1, "valid recalibrated": loss} if model else {}
+            losses = {"valid": loss, **kinds}
             write_run(tmp_path, "permuted-mnist", norm, seed, losses, **config)
     config = {"recipe": "permuted-mnist", "model": {"gamma": 2.0}}
     write_run(tmp_path, "permuted-mnist", "recurrent", 1, {}, **config)
@@ -149,6 +151,7 @@ def test_permuted_mnist_names_gamma(tmp_path: Path) -> None:
     assert numbers(rows["none"][1]) == [28.0]  # error rates of 29, 28 and 27 %
     assert numbers(rows["recurrent, γ 1.0"][1]) == [15.0]
     assert rows["recurrent, γ 0.1"][-1] == "20.0"
+    assert (rows["none"][4], rows["recurrent, γ 1.0"][4]) == ("–", "25.0")
 
 
 def test_curves_of_every_norm_and_kind_of_statistics(tmp_path: Path) -> None:

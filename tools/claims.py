@@ -20,6 +20,7 @@ LOWER, HIGHER = "better", "worse"
 SPEECH, WORDS, TEXT = "librispeech-mini-small", "ptb-small-authors", "quickstart-norms"
 REGULARISERS, CHAR = "quickstart-regularisers", "ptb-char-runs"
 CONVERGED, SCHEDULE = "regularised-converged", "compressed-schedule"
+PIXELS = "permuted-mnist"
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,9 @@ QUESTIONS = (
     ("words, 3 epochs, rate drops after 2: frame-wise", SCHEDULE, "frame", "decay_after 2"),
     ("words, 4 epochs, rate drops after 3: frame-wise", SCHEDULE, "frame", "decay_after 3"),
     ("words, 5 epochs, rate drops after 4: frame-wise", SCHEDULE, "frame", "decay_after 4"),
+    ("permuted pixels: sequence-wise", PIXELS, "sequence", ""),
+    ("permuted pixels: layer", PIXELS, "layer", ""),
+    ("permuted pixels: both transitions, γ 0.1", PIXELS, "recurrent (gamma 0.1)", ""),
 )
 STATISTICS = (
     ("words: batch instead of running", WORDS, "frame", "", "batch"),
@@ -184,7 +188,8 @@ def find_figure(group: Group | None, norm: str, name: str) -> Figure | None:
         verdict = verdict_of([run for run in plain if run.splits["valid"]])
         return verdict.variants[norm].quality if norm in verdict.variants else None
     variants = group_verdict(group).variants
-    one = next((v for k, v in variants.items() if k.split(" (")[0] == norm), None)
+    same = (v for k, v in variants.items() if k.split(" (")[0] == norm)
+    one = variants.get(norm) or next(same, None)
     if one is None:
         return None
     return {**one.primary, **one.details}.get(name)

@@ -115,10 +115,24 @@ def permuted_mnist(root: Path) -> list[Table]:
         return []
     rows = against(values(runs, lambda run: 100 * on_test_set(run, "error")), "none")
     for row in rows:
+        running = [
+            100 * test["error"]
+            for run in runs[row[0]].values()
+            for test in run.split("test", "running")
+            if run.normalisation.keeps_statistics
+        ]
+        row.append(f"{mean(running):.1f}" if running else DASH)
         for epoch in (1, 3, 5):
             errors = [e for run in runs[row[0]].values() for e in _errors(run, epoch)]
             row.append(f"{mean(errors):.1f}" if errors else DASH)
-    head = ["network", "seeds", "test error, %", "against none", "answer"]
+    head = [
+        "network",
+        "seeds",
+        "test error, %",
+        "against none",
+        "answer",
+        "with running statistics",
+    ]
     head += [f"validation error after epoch {epoch}" for epoch in (1, 3, 5)]
     failed = arms(read(root, "permuted-mnist", diverged=True), name)
     lost = [f"{arm}: {len(seeds)} runs diverged." for arm, seeds in failed.items()]
